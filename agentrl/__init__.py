@@ -1,0 +1,31 @@
+"""agentrl: train LLM agents to reason with sandboxed tools.
+
+Importing this imports no torch. The built-in environments are registered with Gymnasium.
+"""
+
+from agentrl.checker import Report, check_env
+from agentrl.env import Episode, ToolEnv
+from agentrl.registry import list_envs, make, register, register_builtin
+from agentrl.tasks import GeneratedTasks, TaskList, TaskSet
+from agentrl.tools import ToolError, tool
+from agentrl.types import Message, Task
+
+__all__ = [
+    "Episode",
+    "GeneratedTasks",
+    "Message",
+    "Report",
+    "Task",
+    "TaskList",
+    "TaskSet",
+    "ToolEnv",
+    "ToolError",
+    "check_env",
+    "list_envs",
+    "make",
+    "register",
+    "tool",
+]
+__version__ = "0.1.0"
+
+register_builtin()

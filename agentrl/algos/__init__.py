@@ -1,0 +1,196 @@
+"""The table of algorithms: an algorithm is an advantage function and a loss function, each chosen by name.
+
+A special case is a call with other arguments: ``grpo`` is ``group_mean`` with ``std=True``. Shapes: ``S`` sampled
+tokens of all rows end to end, ``R`` rows, ``starts`` [R+1] the offset of each row, ``group`` [R].
+
+Example:
+    >>> credit = advantage("otb", rewards, energy, starts, group, tail="carry")
+    >>> loss("ctpo", logp, old_logp, credit, starts, power=0.5).loss.backward()
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from agentrl.algos import advantages as _advantages
+from agentrl.algos import losses as _losses
+from agentrl.algos.losses import LossOut
+from agentrl.errors import ConfigError, UnknownNameError, nearest
+
+__all__ = ["ADVANTAGES", "LOSSES", "Algorithm", "LossOut", "advantage", "check_options", "loss", "needs_energy"]
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm(Generic[_Result]):
+    """One line of the table."""
+
+    function: Callable[..., _Result]
+    """The function that computes it."""
+    options: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Options that differ from the function's own defaults; the caller's come on top."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the function's positional arguments, in order."""
+        return self._names(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+    @property
+    def known_options(self) -> tuple[str, ...]:
+        """Names of the options that the function takes."""
+        return self._names(inspect.Parameter.KEYWORD_ONLY)
+
+    def _names(self, kind: object) -> tuple[str, ...]:
+        parameters = inspect.signature(self.function).parameters.values()
+        return tuple(parameter.name for parameter in parameters if parameter.kind is kind)
+
+
+ADVANTAGES: Mapping[str, Algorithm[Tensor]] = MappingProxyType({
+    "otb": Algorithm(function=_advantages.otb),
+    "otb_loo": Algorithm(function=_advantages.otb, options={"leave_one_out": True}),
+    "group_mean": Algorithm(function=_advantages.group_mean),
+    "grpo": Algorithm(function=_advantages.group_mean, options={"std": True}),
+    "rloo": Algorithm(function=_advantages.rloo),
+    "opo": Algorithm(function=_advantages.opo),
+    "ogb": Algorithm(function=_advantages.ogb),
+    "reinforce_pp": Algorithm(function=_advantages.reinforce_pp),
+})  # fmt: skip
+"""Every advantage estimator by its name in a config."""
+
+LOSSES: Mapping[str, Algorithm[LossOut]] = MappingProxyType({
+    "ctpo": Algorithm(function=_losses.ctpo),
+    "ppo_clip": Algorithm(function=_losses.ppo_clip),
+    "dapo": Algorithm(function=_losses.ppo_clip, options={"clip_high": 0.28, "aggregate": "token_mean"}),
+    "gspo": Algorithm(function=_losses.gspo),
+    "gspo_token": Algorithm(function=_losses.gspo, options={"token_form": True}),
+    "cispo": Algorithm(function=_losses.cispo),
+    "reinforce": Algorithm(function=_losses.reinforce),
+})  # fmt: skip
+"""Every loss by its name in a config."""
+
+
+def advantage(
+    name: str, rewards: Tensor, energy: Tensor | None, starts: Tensor, group: Tensor, **options: object
+) -> Tensor:
+    """Credit every sampled token of a step, whole groups together.
+
+    Args:
+        name: A name of ``ADVANTAGES``.
+        rewards: Reward of each token, 0 except on a turn's last one [S].
+        energy: Token energy [S]; None will do where ``needs_energy(name)`` is false.
+        starts: Offset of each row [R+1].
+        group: Task instance of each row [R].
+        options: Keyword options of the estimator.
+
+    Returns:
+        The advantage of each token [S].
+
+    Raises:
+        UnknownNameError: an estimator that does not exist.
+        ConfigError: an option that it does not take.
+        ValueError: the energy is missing, or what the estimator itself raises.
+    """
+    entry = _entry("advantage", ADVANTAGES, name, options)
+    given = {"rewards": rewards, "energy": energy, "starts": starts, "group": group}
+    if energy is None and needs_energy(name):
+        raise ValueError(f"advantage {name!r} needs the energy of each token")
+    return entry.function(*(given[argument] for argument in entry.inputs), **{**entry.options, **options})
+
+
+def loss(
+    name: str, logp: Tensor, old_logp: Tensor, advantages: Tensor, starts: Tensor, **options: object
+) -> LossOut:  # fmt: skip
+    """Compute the policy loss of a pack of rows.
+
+    Args:
+        name: A name of ``LOSSES``.
+        logp: Log-prob of each token under the policy being optimised [S], in nats.
+        old_logp: Log-prob at the start of the batch [S], in nats.
+        advantages: Advantage of each token [S].
+        starts: Offset of each row [R+1].
+        options: Keyword options of the loss.
+
+    Returns:
+        The loss and its metrics.
+
+    Raises:
+        UnknownNameError: a loss that does not exist.
+        ConfigError: an option that it does not take, or a value out of range.
+        ValueError: shapes that do not fit, or numbers that are not finite.
+    """
+    entry = _entry("loss", LOSSES, name, options)
+    return entry.function(logp, old_logp, advantages, starts, **{**entry.options, **options})
+
+
+def needs_energy(name: str) -> bool:
+    """Whether an advantage estimator reads token energies, and so needs Σπ² of every token.
+
+    Args:
+        name: A name of ``ADVANTAGES``.
+
+    Returns:
+        True where it does.
+
+    Raises:
+        UnknownNameError: an estimator that does not exist.
+    """
+    return "energy" in _entry("advantage", ADVANTAGES, name, {}).inputs
+
+
+def check_options(kind: Literal["advantage", "loss"], name: str, options: Mapping[str, object]) -> None:
+    """Try a config's choice on a single token, so that a wrong one shows before anything has been sampled.
+
+    Args:
+        kind: Which part of the table.
+        name: A name of that part.
+        options: The options as the config gives them, without tensors.
+
+    Raises:
+        UnknownNameError: a name or a kind that does not exist.
+        ConfigError: an unknown option, or a value out of range or of the wrong type.
+    """
+    one, starts = torch.zeros(1), torch.tensor([0, 1])
+    try:
+        if kind == "advantage":
+            advantage(name, one, one, starts, starts[:1], **options)
+        else:
+            loss(name, one, one, one, starts, **options)
+    except (TypeError, AttributeError) as error:
+        raise ConfigError(f"an option of {kind} {name!r} has a value of the wrong type: {error}") from error
+
+
+def _entry(
+    kind: str, table: Mapping[str, Algorithm[_Result]], name: str, options: Mapping[str, object]
+) -> Algorithm[_Result]:  # fmt: skip
+    if name not in table:
+        raise UnknownNameError(kind, name, table)
+    entry = table[name]
+    for option in options:
+        if option not in entry.known_options:
+            raise ConfigError(f"{kind} {name!r} has no option {option!r}; {nearest(option, entry.known_options)}")
+    return entry
+
+
+def aggregation(name: str, options: Mapping[str, object]) -> str:
+    """How a loss adds up its tokens, once the caller's options are laid over the table's.
+
+    Args:
+        name: A name of ``LOSSES``.
+        options: The options as the config gives them.
+
+    Returns:
+        The value of its option ``aggregate``.
+
+    Raises:
+        UnknownNameError: a loss that does not exist.
+        ConfigError: an option that it does not take.
+    """
+    entry = _entry("loss", LOSSES, name, options)
+    default = inspect.signature(entry.function).parameters["aggregate"].default
+    return str({"aggregate": default, **entry.options, **options}["aggregate"])

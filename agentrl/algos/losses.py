@@ -1,0 +1,380 @@
+"""Policy losses on sampled tokens: CTPO, and what it is compared with.
+
+Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows (one episode each), ``starts`` [R+1] the offset of each
+row. ``t`` = 1, 2, … counts the sampled tokens of an episode through all its turns. Log-probs are in nats, at the
+sampling temperature. All losses share their first four arguments and three options: ``weights`` multiplies each
+token's loss, ``aggregate`` says how tokens become one number (``aggregate.coefficients``), ``max_tokens`` goes with one
+of the aggregations.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from agentrl.algos.aggregate import AGGREGATES, Aggregate, Carry, coefficients, episode_ordinal, pack_shares
+from agentrl.algos.ratios import behaviour_weights, cumulative_log_ratio, token_log_ratio
+from agentrl.algos.rows import Rows, check_tokens
+from agentrl.errors import ConfigError
+
+__all__ = [
+    "AGGREGATES",
+    "Aggregate",
+    "Carry",
+    "LossOut",
+    "behaviour_weights",
+    "cispo",
+    "ctpo",
+    "cumulative_log_ratio",
+    "gspo",
+    "pack_shares",
+    "ppo_clip",
+    "reinforce",
+]
+
+MAX_LOG_RATIO = 10.0
+"""No ratio that a loss multiplies by exceeds e^10."""
+
+
+class LossOut(NamedTuple):
+    """What a loss function returns."""
+
+    loss: Tensor
+    """The aggregated loss, a scalar that gradients flow from."""
+    metrics: dict[str, Tensor]
+    """Detached scalars over the sampled tokens: ``clip_fraction`` (tokens whose gradient is cut), ``ratio_mean``,
+    ``log_ratio_abs_max`` (of a single token), and for CTPO ``S_mean`` and ``S_std``."""
+
+
+def ctpo(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    starts: Tensor,
+    *,
+    clip_low: float = 0.025,
+    clip_high: float = 0.05,
+    clip_dual: float | None = 0.05,
+    power: float = 0.5,
+    weights: Tensor | None = None,
+    aggregate: Aggregate = "seq_mean_token_mean",
+    max_tokens: int | None = None,
+    carry: Carry | None = None,
+) -> LossOut:
+    """CTPO: the cumulative ratio c_t = exp(Σ_{j≤t} d_j) in a window that widens with t^power.
+
+    The prefix is detached: ∂loss_t/∂logp_t = −A_t·c_t, and no other token's log-prob has a part in loss_t. A token with
+    A > 0 is trained iff S_t ≤ clip_high·t^p, one with A < 0 iff −clip_low·t^p ≤ S_t ≤ clip_dual·t^p.
+
+    Args:
+        logp: Log-prob of each token under the policy being optimised [S].
+        old_logp: Log-prob at the start of the batch [S].
+        advantages: Advantage of each token [S].
+        starts: Offset of each row [R+1].
+        clip_low: Lower half-width of the window at t = 1, in nats.
+        clip_high: Upper half-width at t = 1, in nats.
+        clip_dual: Where the loss of a negative advantage stops growing at t = 1, in nats; None: nowhere.
+        power: Exponent p; 0 for a window of fixed width.
+        weights: Factor of each token's loss [S], as ``behaviour_weights`` gives it.
+        aggregate: How the tokens' losses become one.
+        max_tokens: The constant length of ``token_sum_const``.
+        carry: What rows bring along that go on with an episode of earlier rows.
+
+    Returns:
+        The loss and its metrics.
+
+    Raises:
+        ValueError: shapes that do not fit, or numbers that are not finite.
+        ConfigError: a setting out of its range.
+        UnknownNameError: an aggregation that does not exist.
+
+    Source: arXiv 2605.07331.
+    """
+    dual = math.inf if clip_dual is None else clip_dual
+    _check_widths(clip_low=clip_low, clip_high=clip_high, clip_dual=dual, power=power)
+    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
+    total = cumulative_log_ratio(logp, old_logp, starts, carry=carry)
+    width = episode_ordinal(tokens.rows, carry).to(total.dtype) ** power
+    bounds = _Bounds(low=-clip_low * width, high=clip_high * width, dual=dual * width)
+    metrics = {"S_mean": total.mean(), "S_std": total.std(correction=0)} if total.numel() else {}
+    out = _clipped(tokens, total, tokens.grad_only, bounds, coefficients(aggregate, tokens.rows, max_tokens, carry))
+    return LossOut(out.loss, out.metrics | metrics)
+
+
+def ppo_clip(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    starts: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    clip_dual: float | None = None,
+    weights: Tensor | None = None,
+    aggregate: Aggregate = "seq_mean_token_mean",
+    max_tokens: int | None = None,
+) -> LossOut:
+    """PPO's clipped surrogate per token: max(−A·r, −A·clip(r, 1 − low, 1 + high)), r = exp(logp − old).
+
+    DAPO is this with ``clip_high=.28, aggregate="token_mean"``; the dual clip with ``clip_dual=3``.
+
+    Args:
+        logp: Log-prob of each token under the policy being optimised [S].
+        old_logp: Log-prob at the start of the batch [S].
+        advantages: Advantage of each token [S].
+        starts: Offset of each row [R+1].
+        clip_low: How far below 1 the ratio counts, at most 1.
+        clip_high: How far above 1 the ratio counts.
+        clip_dual: The ratio where the loss of a negative advantage stops growing, above 1; None: nowhere.
+        weights: Factor of each token's loss [S].
+        aggregate: How the tokens' losses become one.
+        max_tokens: The constant length of ``token_sum_const``.
+
+    Returns:
+        The loss and its metrics.
+
+    Raises:
+        ValueError: shapes that do not fit, or numbers that are not finite.
+        ConfigError: a setting out of its range.
+        UnknownNameError: an aggregation that does not exist.
+
+    Source: arXiv 1707.06347, as in GRPO (2402.03300); clip-higher 2503.14476; dual clip 1912.09729.
+    """
+    dual = math.inf if clip_dual is None else clip_dual
+    if not dual > 1:
+        raise ConfigError(f"clip_dual of ppo_clip is a ratio and must be above 1, but is {dual}")
+    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
+    low, high = _log_window("ppo_clip", clip_low, clip_high)
+    bounds = _Bounds.flat(low, high, math.log(dual), tokens.log_ratio)
+    factors = coefficients(aggregate, tokens.rows, max_tokens)
+    return _clipped(tokens, tokens.log_ratio, tokens.grad_only, bounds, factors)
+
+
+def gspo(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    starts: Tensor,
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+    token_form: bool = False,
+    weights: Tensor | None = None,
+    aggregate: Aggregate = "seq_mean_token_mean",
+    max_tokens: int | None = None,
+) -> LossOut:
+    """GSPO: PPO's clip on the row's length-normalised ratio s = exp(mean_j d_j).
+
+    Args:
+        logp: Log-prob of each token under the policy being optimised [S].
+        old_logp: Log-prob at the start of the batch [S].
+        advantages: Advantage of each token [S].
+        starts: Offset of each row [R+1].
+        clip_low: How far below 1 the ratio counts, at most 1.
+        clip_high: How far above 1 the ratio counts.
+        token_form: Let each token's gradient flow through its own log-prob only, with the row's ratio as value
+            (GSPO-token), rather than through the mean over the row. One gradient where the row has one advantage.
+        weights: Factor of each token's loss [S].
+        aggregate: How the tokens' losses become one.
+        max_tokens: The constant length of ``token_sum_const``.
+
+    Returns:
+        The loss and its metrics.
+
+    Raises:
+        ValueError: shapes that do not fit, or numbers that are not finite.
+        ConfigError: a setting out of its range.
+        UnknownNameError: an aggregation that does not exist.
+
+    Source: arXiv 2507.18071.
+    """
+    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
+    rows = tokens.rows
+    mean = (rows.sum(tokens.log_ratio) / rows.lengths)[rows.row].to(tokens.log_ratio)
+    flow = tokens.grad_only
+    if not token_form:
+        flow = (rows.sum(flow) / rows.lengths)[rows.row].to(mean)
+    low, high = _log_window("gspo", clip_low, clip_high)
+    bounds = _Bounds.flat(low, high, math.inf, mean)
+    return _clipped(tokens, mean, flow, bounds, coefficients(aggregate, rows, max_tokens))
+
+
+def cispo(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    starts: Tensor,
+    *,
+    clip_low: float = 1.0,
+    clip_high: float = 4.0,
+    weights: Tensor | None = None,
+    aggregate: Aggregate = "seq_mean_token_mean",
+    max_tokens: int | None = None,
+) -> LossOut:
+    """CISPO: −sg(clip(r, 1 − low, 1 + high))·A·logp; the ratio is held, but no token's gradient is cut.
+
+    Its paper sets no lower bound, hence ``clip_low=1``, and does not state the upper one: a ratio of 5 is our choice.
+
+    Args:
+        logp: Log-prob of each token under the policy being optimised [S].
+        old_logp: Log-prob at the start of the batch [S].
+        advantages: Advantage of each token [S].
+        starts: Offset of each row [R+1].
+        clip_low: How far below 1 the ratio counts, at most 1.
+        clip_high: How far above 1 the ratio counts.
+        weights: Factor of each token's loss [S].
+        aggregate: How the tokens' losses become one.
+        max_tokens: The constant length of ``token_sum_const``.
+
+    Returns:
+        The loss and its metrics; ``clip_fraction`` counts the ratios that were held.
+
+    Raises:
+        ValueError: shapes that do not fit, or numbers that are not finite.
+        ConfigError: a setting out of its range.
+        UnknownNameError: an aggregation that does not exist.
+
+    Source: arXiv 2506.13585.
+    """
+    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
+    low, high = _log_window("cispo", clip_low, clip_high)
+    ratio = tokens.log_ratio.clamp(low, min(high, MAX_LOG_RATIO)).exp()
+    held = (tokens.log_ratio < low) | (tokens.log_ratio > high)
+    surrogate = -ratio * tokens.advantages * logp
+    factors = coefficients(aggregate, tokens.rows, max_tokens)
+    return _out(tokens, tokens.log_ratio, surrogate, held, factors)
+
+
+def reinforce(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    starts: Tensor,
+    *,
+    cap: float = 5.0,
+    weights: Tensor | None = None,
+    aggregate: Aggregate = "seq_mean_token_mean",
+    max_tokens: int | None = None,
+) -> LossOut:
+    """REINFORCE with a truncated weight: −sg(min(r, cap))·A·logp, r = exp(logp − old).
+
+    Args:
+        logp: Log-prob of each token under the policy being optimised [S].
+        old_logp: Log-prob at the start of the batch [S].
+        advantages: Advantage of each token [S].
+        starts: Offset of each row [R+1].
+        cap: The largest ratio, at least 1.
+        weights: Factor of each token's loss [S].
+        aggregate: How the tokens' losses become one.
+        max_tokens: The constant length of ``token_sum_const``.
+
+    Returns:
+        The loss and its metrics; ``clip_fraction`` counts the ratios that were held.
+
+    Raises:
+        ValueError: shapes that do not fit, or numbers that are not finite.
+        ConfigError: a setting out of its range.
+        UnknownNameError: an aggregation that does not exist.
+    """
+    if not cap >= 1:
+        raise ConfigError(f"cap of reinforce must be at least 1, but is {cap}")
+    keep = cap - 1.0
+    return cispo(
+        logp, old_logp, advantages, starts, clip_high=keep, weights=weights, aggregate=aggregate, max_tokens=max_tokens
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokens:
+    """The checked inputs of a loss, at least float32, everything but ``grad_only`` detached."""
+
+    rows: Rows
+    """The rows of the tokens."""
+    advantages: Tensor
+    """Advantage of each token [S]."""
+    weights: Tensor | None
+    """Factor of each token's loss [S]."""
+    log_ratio: Tensor
+    """The log ratio θ/old of each token, clamped to ±20 [S]."""
+    grad_only: Tensor
+    """Zeros that carry the gradient of the log-prob: logp less its detached self [S]."""
+
+    @classmethod
+    def of(
+        cls, logp: Tensor, old_logp: Tensor, advantages: Tensor, starts: Tensor, weights: Tensor | None
+    ) -> "_Tokens":
+        check_tokens("logp", logp, logp)
+        check_tokens("old_logp", old_logp, logp)
+        check_tokens("advantages", advantages, logp)
+        if weights is not None:
+            check_tokens("weights", weights, logp, least=0.0)
+        log_ratio = token_log_ratio(logp, old_logp)
+        return cls(
+            rows=Rows.of(starts, logp),
+            advantages=advantages.detach().to(log_ratio),
+            weights=None if weights is None else weights.detach().to(log_ratio),
+            log_ratio=log_ratio,
+            grad_only=(logp - logp.detach()).to(log_ratio),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bounds:
+    """Where the log ratio of each token stops to count [S]."""
+
+    low: Tensor
+    """Lower bound, for negative advantages."""
+    high: Tensor
+    """Upper bound, for positive advantages."""
+    dual: Tensor
+    """Upper bound for negative advantages: the dual clip."""
+
+    @classmethod
+    def flat(cls, low: float, high: float, dual: float, like: Tensor) -> "_Bounds":
+        full = torch.full_like
+        return cls(low=full(like, low), high=full(like, high), dual=full(like, dual))
+
+
+def _clipped(tokens: _Tokens, log_ratio: Tensor, flow: Tensor, bounds: _Bounds, factors: Tensor) -> LossOut:
+    """The clipped surrogate of the detached ``log_ratio`` [S], whose gradient goes through the zeros ``flow`` [S].
+
+    max(−A·r, −A·clip(r)), with min(·, −A·r_dual) where A < 0, is −A·exp of the log ratio held below ``high`` where
+    A ≥ 0 and within [low, dual] where A < 0.
+    """
+    negative = tokens.advantages < 0
+    floor = torch.where(negative, bounds.low, -math.inf)
+    ceiling = torch.where(negative, bounds.dual, bounds.high).clamp(max=MAX_LOG_RATIO)
+    cut = (log_ratio < floor) | (log_ratio > ceiling)
+    surrogate = -tokens.advantages * (log_ratio + flow).clamp(floor, ceiling).exp()
+    return _out(tokens, log_ratio, surrogate, cut, factors)
+
+
+def _out(tokens: _Tokens, log_ratio: Tensor, surrogate: Tensor, cut: Tensor, factors: Tensor) -> LossOut:
+    """Aggregate the tokens' losses; no metrics where there are no tokens, since no number would be true."""
+    factors = factors.to(surrogate)
+    loss = (surrogate * (factors if tokens.weights is None else factors * tokens.weights)).sum()
+    if log_ratio.numel() == 0:
+        return LossOut(loss, {})
+    metrics = {
+        "clip_fraction": cut.to(log_ratio.dtype).mean(),
+        "ratio_mean": log_ratio.clamp(max=MAX_LOG_RATIO).exp().mean(),
+        "log_ratio_abs_max": tokens.log_ratio.abs().max(),
+    }
+    return LossOut(loss, metrics)
+
+
+def _check_widths(**widths: float) -> None:
+    for name, value in widths.items():
+        if not value >= 0:
+            raise ConfigError(f"{name} of ctpo must not be negative, but is {value}")
+
+
+def _log_window(loss: str, clip_low: float, clip_high: float) -> tuple[float, float]:
+    """The window [1 − low, 1 + high] of a ratio, as bounds of its logarithm."""
+    if not 0 <= clip_low <= 1:
+        raise ConfigError(f"clip_low of {loss} must lie between 0 and 1, but is {clip_low}")
+    if not clip_high >= 0:
+        raise ConfigError(f"clip_high of {loss} must not be negative, but is {clip_high}")
+    return math.log1p(-clip_low) if clip_low < 1 else -math.inf, math.log1p(clip_high)

@@ -1,0 +1,129 @@
+"""From a config to the parts of a run: model, tokenizer, renderer, engine, collectors."""
+
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from agentrl.config import Config
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.env import ToolEnv
+from agentrl.errors import ConfigError, UsageError
+from agentrl.policy import load_model
+from agentrl.registry import make
+from agentrl.render import Renderer
+from agentrl.rng import derive_seed
+from agentrl.rollout import Collector, Limits
+from agentrl.tiny import make_model, make_tokenizer
+from agentrl.types import Task
+
+_TOKENIZER_TASKS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is made of."""
+
+    model: PreTrainedModel
+    """The policy that is trained."""
+    tokenizer: PreTrainedTokenizerBase
+    """Its tokenizer."""
+    renderer: Renderer
+    """Writes messages for that tokenizer."""
+    engine: TransformersEngine
+    """Samples from a copy of the model."""
+
+
+def assemble(config: Config, path: str | Path | None = None) -> Parts:
+    """Make model, tokenizer, renderer and engine.
+
+    Args:
+        config: the run's settings.
+        path: where the model is loaded from instead of ``config.model.path``.
+
+    Raises:
+        UsageError: the model or its tokenizer can't be loaded.
+        RenderError: the tokenizer's chat template can't be extended.
+        ConfigError: there is no such device.
+    """
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    source = path or config.model.path
+    tokenizer = _load_tokenizer(source) if source else make_tokenizer(_texts(config))
+    renderer = Renderer(tokenizer)
+    device = _device(config.model.device)
+    if source:
+        model = load_model(source, dtype=getattr(torch, config.model.dtype), device=device)
+    else:
+        tiny = config.model
+        seed = derive_seed(config.run.seed, "weights")
+        model = make_model(tokenizer, hidden=tiny.hidden, layers=tiny.layers, heads=tiny.heads, seed=seed)
+        model = model.to(device, getattr(torch, tiny.dtype))
+    longest = config.rollout.episode_tokens + config.rollout.turn_tokens
+    engine = TransformersEngine(copy.deepcopy(model), slots=config.rollout.concurrency, max_length=longest)
+    return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=engine)
+
+
+def make_collector(config: Config, renderer: Renderer, *, split: str) -> Collector:
+    """A collector of episodes of one split.
+
+    Raises:
+        UnknownNameError: there is no such environment or split.
+        ConfigError: the environment does not take one of ``env.args``.
+    """
+    rollout = config.rollout
+    return Collector(
+        config.env.id,
+        {**config.env.args, "split": split},
+        renderer,
+        limits=Limits(episode_tokens=rollout.episode_tokens, turn_tokens=rollout.turn_tokens),
+        concurrency=rollout.concurrency,
+        max_fault_rate=rollout.max_fault_rate,
+    )
+
+
+def pick_tasks(env: ToolEnv, count: int, *, first: int = 0) -> Sequence[Task]:
+    """Tasks ``first`` to ``first + count`` of the environment's split, from the start again where it ends."""
+    size = env.task_set.size
+    return [env.task_set[index if size is None else index % size] for index in range(first, first + count)]
+
+
+def _texts(config: Config) -> Iterator[str]:
+    env = make(config.env.id, **config.env.args)
+    env.reset(seed=0)
+    opening = [message["content"] for message in env.episode.messages]
+    for task in itertools.islice(env.task_set, _TOKENIZER_TASKS):
+        yield "\n".join(["system\nuser\nassistant\ntool", *opening, task.prompt, *_gold(env, task)])
+
+
+def _gold(env: ToolEnv, task: Task) -> Sequence[str]:
+    try:
+        return env.gold(task)
+    except NotImplementedError as error:
+        raise ConfigError(
+            f"the tiny model learns from gold episodes, and {type(env).__name__} has no gold player: set model.path"
+        ) from error
+
+
+def _load_tokenizer(source: str | Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"no tokenizer can be loaded from {str(source)!r}: give model.path a folder that holds a model, or its "
+            f"name on the Hugging Face hub ({reason})"
+        ) from error
+
+
+def _device(name: str) -> str:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"there is no device {name!r} here: {str(error).splitlines()[0]}") from error
+    return name

@@ -1,0 +1,192 @@
+"""``collate``: the one place that lays rows end to end, shifts, and drops what was not sampled.
+
+Algorithms see tensors in *sampled coordinates* only: S sampled tokens of all rows, laid end to end, with row offsets.
+No algorithm ever sees a mask, a pad or a tool token.
+
+Legend: R rows (one episode each), T packed model-input tokens, S sampled tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import TrajectoryError
+from agentrl.types import Group, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A pack for one forward pass of the model.
+
+    Example:
+        Rows ``p p p s s t s`` and ``p p s`` (p prompt, s sampled, t tool)::
+
+            tokens     = [p p p s s t s | p p s]     T = 10
+            positions  = [0 1 2 3 4 5 6 | 0 1 2]
+            row_starts = [0, 7, 10]
+            sampled    = [3, 4, 6, 9]                S = 4
+            starts     = [0, 3, 4]
+    """
+
+    tokens: Tensor
+    """Token ids, rows laid end to end, int64 [T]."""
+    positions: Tensor
+    """Position of each token within its row, int64 [T]."""
+    row_starts: Tensor
+    """Offsets of the rows in ``tokens``, int64 [R+1]."""
+    sampled: Tensor
+    """Index into T of each sampled token, int64 [S]; the model predicts it from the hidden state at ``sampled - 1``."""
+    starts: Tensor
+    """Offsets of the rows in sampled coordinates, int64 [R+1]."""
+    group: Tensor
+    """Which group each row belongs to, counted over all groups given to ``collate``, int64 [R]."""
+    rewards: Tensor
+    """Zero except on the last sampled token of a turn, float32 [S]."""
+    sampler_logp: Tensor
+    """Log-prob of each sampled token as the engine reported it, float32 [S]."""
+    row: Tensor
+    """Which episode each row is, counted over all groups given to ``collate``, int64 [R]."""
+    index: Tensor
+    """Where each sampled token stands in the sampled coordinates of all episodes given to ``collate``, int64 [S]."""
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on another device."""
+        names = Batch.__dataclass_fields__
+        return replace(self, **{name: _field(self, name).to(device) for name in names})
+
+    def split(self, max_tokens: int, rows: Sequence[int] | None = None) -> list["Batch"]:
+        """Cut into packs of whole rows, in order.
+
+        Args:
+            max_tokens: most tokens of a pack.
+            rows: which rows, in which order; all of them by default.
+
+        Raises:
+            TrajectoryError: a row alone is longer than ``max_tokens``.
+        """
+        lengths = self.row_starts.diff().tolist()
+        packs: list[list[int]] = []
+        room = 0
+        for row in range(len(self)) if rows is None else rows:
+            if lengths[row] > max_tokens:
+                raise TrajectoryError(
+                    f"an episode of {lengths[row]} tokens does not fit into max_tokens={max_tokens}: raise it, or "
+                    "lower the token budget of an episode"
+                )
+            if not packs or lengths[row] > room:
+                packs.append([])
+                room = max_tokens
+            packs[-1].append(row)
+            room -= lengths[row]
+        return [self._select(torch.tensor(pack)) for pack in packs]
+
+    def _select(self, rows: Tensor) -> "Batch":
+        tokens, row_starts = _gather_rows(self.row_starts, rows)
+        sampled, starts = _gather_rows(self.starts, rows)
+        shift = row_starts[:-1] - self.row_starts[rows]
+        counts = starts.diff()
+        return Batch(
+            tokens=self.tokens[tokens],
+            positions=self.positions[tokens],
+            row_starts=row_starts,
+            sampled=self.sampled[sampled] + torch.repeat_interleave(shift, counts),
+            starts=starts,
+            group=self.group[rows],
+            rewards=self.rewards[sampled],
+            sampler_logp=self.sampler_logp[sampled],
+            row=self.row[rows],
+            index=self.index[sampled],
+        )
+
+
+def collate(groups: Sequence[Group], *, max_tokens: int) -> list[Batch]:
+    """Turn groups into packs of at most ``max_tokens`` tokens.
+
+    Concatenated, the packs' sampled coordinates are those of all episodes in order.
+
+    Args:
+        groups: the groups of one training step.
+        max_tokens: most model-input tokens of a pack.
+
+    Raises:
+        TrajectoryError: there is no group, or one episode alone is longer than ``max_tokens``.
+    """
+    return whole(groups).split(max_tokens)
+
+
+def whole(groups: Sequence[Group]) -> Batch:
+    """All episodes of ``groups`` in one batch, whatever their size.
+
+    Raises:
+        TrajectoryError: there is no group.
+    """
+    if not groups:
+        raise TrajectoryError("there is no group to make a batch of")
+    rows = [(number, trajectory) for number, group in enumerate(groups) for trajectory in group]
+    lengths = [len(trajectory.token_ids) for _, trajectory in rows]
+    counts = [trajectory.n_sampled for _, trajectory in rows]
+    row_starts, starts = _offsets(lengths), _offsets(counts)
+    total = int(row_starts[-1])
+    sampled = [
+        offset + place
+        for (_, trajectory), offset in zip(rows, row_starts.tolist(), strict=False)
+        for place in _sampled_places(trajectory)
+    ]
+    policy = [segment for _, trajectory in rows for segment in trajectory.sampled]
+    return Batch(
+        tokens=torch.tensor([token for _, trajectory in rows for token in trajectory.token_ids]),
+        positions=torch.arange(total) - torch.repeat_interleave(row_starts[:-1], row_starts.diff()),
+        row_starts=row_starts,
+        sampled=torch.tensor(sampled, dtype=torch.int64),
+        starts=starts,
+        group=torch.tensor([number for number, _ in rows]),
+        rewards=torch.tensor([r for _, trajectory in rows for r in _rewards(trajectory)], dtype=torch.float32),
+        sampler_logp=torch.tensor([lp for segment in policy for lp in segment.logprobs or ()], dtype=torch.float32),
+        row=torch.arange(len(rows)),
+        index=torch.arange(len(sampled)),
+    )
+
+
+def _sampled_places(trajectory: Trajectory) -> list[int]:
+    places: list[int] = []
+    position = 0
+    for segment in trajectory.segments:
+        if segment.trained:
+            places.extend(range(position, position + len(segment.token_ids)))
+        position += len(segment.token_ids)
+    return places
+
+
+def _rewards(trajectory: Trajectory) -> list[float]:
+    """Each turn's reward on its last sampled token; that of a turn without tokens on the token before it."""
+    rewards = [0.0] * trajectory.n_sampled
+    end = 0
+    for segment, reward in zip(trajectory.sampled, trajectory.rewards, strict=True):
+        end += len(segment.token_ids)
+        if reward and end == 0:
+            raise TrajectoryError(f"episode of task {trajectory.task_id!r} has a reward before its first sampled token")
+        if reward:
+            rewards[end - 1] += reward
+    return rewards
+
+
+def _offsets(lengths: Sequence[int]) -> Tensor:
+    return torch.nn.functional.pad(torch.tensor(lengths, dtype=torch.int64).cumsum(0), (1, 0))
+
+
+def _gather_rows(starts: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices of all items of ``rows``, laid end to end, and the offsets of the rows among them."""
+    counts = starts.diff()[rows]
+    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    within = torch.arange(int(offsets[-1])) - torch.repeat_interleave(offsets[:-1], counts)
+    return torch.repeat_interleave(starts[rows], counts) + within, offsets
+
+
+def _field(batch: Batch, name: str) -> Tensor:
+    value: Tensor = object.__getattribute__(batch, name)
+    return value

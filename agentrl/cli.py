@@ -1,0 +1,224 @@
+"""The command line: ``agentrl train | sft | eval | list | report``.
+
+Results go to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 what was
+asked for is not there, 130 interrupted.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agentrl.errors import AgentRLError, ConfigError, UsageError
+
+_TRAIN = """examples:
+  agentrl train --preset quickstart
+  agentrl train my.toml --name second-try --set optim.lr=1e-4 --set algo.advantage=group_mean
+  agentrl train --resume runs/second-try
+"""
+_SFT = """examples:
+  agentrl sft --preset quickstart --name warm
+  agentrl sft my.toml --set sft.steps=200
+"""
+_EVAL = """examples:
+  agentrl eval runs/quickstart
+  agentrl eval runs/quickstart --greedy --tasks 500 --out episodes.jsonl
+  agentrl eval runs/quickstart/checkpoints/step-000000 --attempts 8
+  agentrl eval path/to/model --preset quickstart --set rollout.turn_tokens=512
+"""
+_LIST = """examples:
+  agentrl list
+  agentrl list --json
+"""
+_REPORT = """examples:
+  agentrl report runs/quickstart
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments without the program's name; the process's own by default.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+        return arguments.run(arguments)
+    except UsageError as error:
+        print(f"agentrl: {error}", file=sys.stderr)
+        return 2
+    except AgentRLError as error:
+        print(f"agentrl: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers", "rich", "safetensors", "tokenizers"):
+            raise
+        print(f"agentrl: {error.name} is not installed: pip install 'agentrl[train]'", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("agentrl: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agentrl",
+        description="Train LLM agents to reason with sandboxed tools.",
+        epilog="examples:\n  agentrl train --preset quickstart\n  agentrl eval runs/quickstart\n  agentrl list\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="command", required=True)
+    train = _command(commands, "train", _train, "train an agent; makes a run folder", _TRAIN)
+    _config_arguments(train)
+    train.add_argument("--resume", metavar="RUN", type=Path, help="go on with a run folder from its last checkpoint")
+    sft = _command(commands, "sft", _sft, "the warm start alone: learn oracle episodes", _SFT)
+    _config_arguments(sft)
+    _eval_arguments(_command(commands, "eval", _eval, "evaluate a run, a checkpoint or a model", _EVAL))
+    listing = _command(commands, "list", _list, "list environments, presets and algorithms", _LIST)
+    listing.add_argument("--json", action="store_true", help="write JSON")
+    report = _command(commands, "report", _report, "write a run's report.html anew", _REPORT)
+    report.add_argument("path", metavar="RUN", type=Path, help="a run folder")
+    return parser
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    text: str,
+    examples: str,
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def _config_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("config", nargs="?", type=Path, help="a TOML file of settings")
+    command.add_argument("--preset", help="begin with a preset; 'agentrl list' names them")
+    command.add_argument("--name", help="name of the run; one that is taken is an error")
+    command.add_argument("--seed", type=int, help="seeds weights, tasks and sampling")
+    _set_argument(command)
+
+
+def _set_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a setting"
+    )
+
+
+def _eval_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("path", help="a run folder, a checkpoint in one, or a model's folder or name")
+    command.add_argument("--config", type=Path, help="settings for a model that is in no run folder")
+    command.add_argument("--preset", help="preset for a model that is in no run folder")
+    command.add_argument("--split", help="which tasks (default: the run's eval.split)")
+    command.add_argument("--tasks", type=int, help="how many tasks (default: the run's eval.tasks)")
+    command.add_argument("--attempts", type=int, help="episodes per task, for pass@k")
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--greedy", action="store_true", help="take the most probable token")
+    how.add_argument("--temperature", type=float, help="sample at this temperature")
+    command.add_argument("--seed", type=int, default=0, help="of sampling (default: 0)")
+    command.add_argument("--out", type=Path, help="write the episodes here: .jsonl or .jsonl.zst")
+    command.add_argument("--json", action="store_true", help="write the result as JSON")
+    _set_argument(command)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from agentrl import pipeline
+    from agentrl.display import Display
+
+    if arguments.resume is None:
+        return _new_run(arguments, sft_only=False)
+    if arguments.config or arguments.preset or arguments.overrides or arguments.name or arguments.seed is not None:
+        raise ConfigError("--resume goes on with the run's own settings: leave the other options out")
+    print(pipeline.resume(arguments.resume, Display()))
+    return 0
+
+
+def _sft(arguments: argparse.Namespace) -> int:
+    return _new_run(arguments, sft_only=True)
+
+
+def _new_run(arguments: argparse.Namespace, *, sft_only: bool) -> int:
+    from agentrl.config import load_config
+
+    if arguments.config is None and arguments.preset is None:
+        raise ConfigError("say what to do: give a TOML file, or --preset quickstart")
+    overrides = list(arguments.overrides)
+    if arguments.name is not None:
+        overrides.append(f'run.name="{arguments.name}"')
+    if arguments.seed is not None:
+        overrides.append(f"run.seed={arguments.seed}")
+    config = load_config(preset=arguments.preset, path=arguments.config, overrides=overrides)
+    from agentrl import pipeline
+    from agentrl.display import Display
+
+    print(pipeline.train(config, Display(), numbered=arguments.name is None, sft_only=sft_only))
+    return 0
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from agentrl import evaluation
+    from agentrl.display import Display
+
+    request = evaluation.Request(
+        path=arguments.path,
+        config=arguments.config,
+        preset=arguments.preset,
+        overrides=tuple(_eval_overrides(arguments)),
+        seed=arguments.seed,
+        out=arguments.out,
+    )
+    display = Display()
+    result = evaluation.run(request, display)
+    if arguments.json:
+        print(json.dumps(result.row()))
+    else:
+        display.evaluation(str(arguments.path), result)
+    return 0
+
+
+def _eval_overrides(arguments: argparse.Namespace) -> list[str]:
+    chosen = {
+        "split": None if arguments.split is None else f'"{arguments.split}"',
+        "tasks": arguments.tasks,
+        "attempts": arguments.attempts,
+        "temperature": 0.0 if arguments.greedy else arguments.temperature,
+    }
+    return [*arguments.overrides, *(f"eval.{key}={value}" for key, value in chosen.items() if value is not None)]
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from agentrl.config import presets
+    from agentrl.registry import list_envs
+
+    found = {"environments": list_envs(), "presets": list(presets())}
+    if arguments.json:
+        print(json.dumps(found))
+        return 0
+    for kind, names in found.items():
+        print(f"{kind}:")
+        for name in names:
+            print(f"  {name}")
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from agentrl.viewer import write_report
+
+    print(write_report(arguments.path).resolve())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

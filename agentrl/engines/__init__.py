@@ -1,0 +1,1 @@
+"""Engines sample tokens: ``transformers`` (embedded) and ``scripted`` (tests, oracles)."""

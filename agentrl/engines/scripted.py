@@ -1,0 +1,38 @@
+"""An engine that says what it was told to: for tests, oracles and the warm start."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from agentrl.engines.base import Completion, Sampling
+from agentrl.errors import InfrastructureError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ScriptedEngine:
+    """Plays the turns of one episode, in order, each with log-prob 0: a policy that could do nothing else.
+
+    Args:
+        turns: token ids of each turn, the stop token included.
+    """
+
+    def __init__(self, turns: Sequence[Sequence[int]]) -> None:
+        self._turns = [tuple(turn) for turn in turns]
+        self._version = 0
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        """The next turn of the script, cut at ``sampling.max_tokens``.
+
+        Raises:
+            InfrastructureError: the script is at its end.
+        """
+        if not self._turns:
+            raise InfrastructureError("the script has no more turns, but the episode goes on")
+        turn = self._turns.pop(0)[: sampling.max_tokens]
+        finish = "stop" if turn and turn[-1] in sampling.stop_ids else "length"
+        return Completion(token_ids=turn, logprobs=(0.0,) * len(turn), finish=finish, version=self._version)
+
+    def load_weights(self, named_tensors: "Iterable[tuple[str, Tensor]]", version: int) -> None:
+        """There are no weights; only the version is taken."""
+        self._version = version

@@ -1,0 +1,226 @@
+"""The environment contract: Gymnasium's reset and step, over chat messages.
+
+To write an environment, subclass :class:`ToolEnv`, give ``tasks`` and ``reward``, and list ``tools``. Optional are
+``gold`` (a perfect player), ``respond`` (say more after a tool's answer) and ``turn_reward``.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import gymnasium
+
+from agentrl.dialects import get_dialect
+from agentrl.errors import ConfigError, EnvContractError, UnknownNameError
+from agentrl.spaces import Messages, Unicode
+from agentrl.tasks import TaskSet
+from agentrl.tools import Tool, ToolError
+from agentrl.types import Message, Task, ToolCall, ToolRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What happened so far, for ``reward`` and ``respond`` to read."""
+
+    task: Task
+    """The task being played."""
+    messages: tuple[Message, ...]
+    """The whole conversation, the assistant's turns included."""
+    tool_runs: tuple[ToolRun, ...] = ()
+    """One entry per tool call, in order."""
+    turns: int = 0
+    """How often the assistant has spoken."""
+    parts: Mapping[str, float] | None = None
+    """The parts of the final reward, once the episode is over."""
+
+    @property
+    def final(self) -> str:
+        """The assistant's last text; empty before its first turn."""
+        texts = [message["content"] for message in self.messages if message["role"] == "assistant"]
+        return texts[-1] if texts else ""
+
+
+class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
+    """An environment whose observations are new chat messages and whose actions are the assistant's raw text.
+
+    A text with tool calls runs them and returns their results; one without is the final answer and ends the episode.
+    Malformed calls, unknown tools, bad arguments and errors inside a tool are observations, never the end.
+
+    Args:
+        split: which tasks ``reset`` draws from.
+        dialect: how tool calls are written.
+        max_turns: how often the assistant may speak before the episode is truncated.
+
+    Raises:
+        UnknownNameError: there is no such dialect or split.
+        ConfigError: ``max_turns`` is less than 1.
+    """
+
+    splits: ClassVar[tuple[str, ...]] = ("train", "test")
+    instructions: ClassVar[str] = ""
+    """What the system message says before it describes the tools."""
+    reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0}
+    """The weight of each part that ``reward`` names."""
+
+    def __init__(self, *, split: str = "train", dialect: str = "fence", max_turns: int = 8) -> None:
+        if split not in self.splits:
+            raise UnknownNameError("split", split, self.splits)
+        if max_turns < 1:
+            raise ConfigError(f"max_turns is {max_turns}: an agent needs at least one turn")
+        self.split = split
+        self.dialect = get_dialect(dialect)
+        self.max_turns = max_turns
+        self.tools: Sequence[Tool] = ()
+        self.observation_space = Messages()
+        self.action_space = Unicode()
+        self._tasks: TaskSet | None = None
+        self._episode: Episode | None = None
+
+    def tasks(self, split: str) -> TaskSet:
+        """The tasks of ``split``; called once per instance."""
+        raise NotImplementedError
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        """Grade a finished episode: named parts, weighted by ``reward_weights``."""
+        raise NotImplementedError
+
+    def turn_reward(self, episode: Episode) -> float:
+        """A reward for the turn just taken; none by default."""
+        return 0.0
+
+    def respond(self, episode: Episode) -> tuple[Message, ...]:
+        """Messages that follow the tool results of a turn; none by default."""
+        return ()
+
+    def gold(self, task: Task) -> Sequence[str]:
+        """The turns of a perfect player.
+
+        Raises:
+            NotImplementedError: this environment has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no gold player")
+
+    @property
+    def best_return(self) -> float:
+        """The most that the weighted parts can add up to, each part being at most 1."""
+        return sum(weight for weight in self.reward_weights.values() if weight > 0)
+
+    @property
+    def task_set(self) -> TaskSet:
+        """The tasks of this instance's split."""
+        if self._tasks is None:
+            self._tasks = self.tasks(self.split)
+        return self._tasks
+
+    @property
+    def episode(self) -> Episode:
+        """The episode being played.
+
+        Raises:
+            EnvContractError: ``reset`` was not called yet.
+        """
+        if self._episode is None:
+            raise EnvContractError("call reset before step")
+        return self._episode
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[tuple[Message, ...], dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: seeds this instance's ``np_random``.
+            options: ``{"task": id}`` asks for a task; without it one is drawn at random.
+
+        Returns:
+            The system and user messages, and an info dict with the task's id.
+
+        Raises:
+            UnknownNameError: the split has no such task.
+        """
+        super().reset(seed=seed)
+        task = self._choose(options or {})
+        # Drawn whether or not a tool needs it, so that an environment's own draws do not depend on its tools.
+        tool_seed = int(self.np_random.integers(2**31))
+        for tool in self.tools:
+            tool.open(tool_seed)
+        system = "\n".join(part for part in (self.instructions, self.dialect.instructions(self.tools)) if part)
+        opening = (Message(role="system", content=system),) if system else ()
+        messages = (*opening, Message(role="user", content=task.prompt))
+        self._episode = Episode(task=task, messages=messages)
+        return messages, {"task_id": task.id}
+
+    def step(self, action: str) -> tuple[tuple[Message, ...], float, bool, bool, dict[str, Any]]:
+        """Take the assistant's turn.
+
+        Args:
+            action: the assistant's text, exactly as sampled.
+
+        Returns:
+            New messages, the turn's reward, terminated, truncated, and an info dict.
+
+        Raises:
+            EnvContractError: there is no episode, or it is over.
+            InfrastructureError: what a tool runs on failed; the episode says nothing about the agent.
+        """
+        episode = self.episode
+        if episode.parts is not None:
+            raise EnvContractError("the episode is over: call reset")
+        calls = self.dialect.parse(action)
+        answers = [self._answer(call) for call in calls]
+        results = tuple(message for message, _ in answers)
+        episode = replace(
+            episode,
+            messages=(*episode.messages, Message(role="assistant", content=action), *results),
+            tool_runs=(*episode.tool_runs, *(run for _, run in answers)),
+            turns=episode.turns + 1,
+        )
+        terminated = not calls
+        truncated = not terminated and episode.turns >= self.max_turns
+        extra = () if terminated else self.respond(episode)
+        episode = replace(episode, messages=(*episode.messages, *extra))
+        reward = float(self.turn_reward(episode))
+        if terminated or truncated:
+            parts = self._graded(episode)
+            reward += sum(self.reward_weights[name] * value for name, value in parts.items())
+            episode = replace(episode, parts=parts)
+        self._episode = episode
+        return (*results, *extra), reward, terminated, truncated, {"parts": dict(episode.parts or {})}
+
+    def close(self) -> None:
+        """Give back whatever the tools hold. Safe to call twice."""
+        for tool in self.tools:
+            tool.close()
+
+    def _choose(self, options: Mapping[str, Any]) -> Task:
+        if unknown := set(options) - {"task"}:
+            raise UnknownNameError("reset option", sorted(unknown)[0], ["task"])
+        if "task" in options:
+            return self.task_set.find(str(options["task"]))
+        size = self.task_set.size
+        return self.task_set[int(self.np_random.integers(2**31 if size is None else size))]
+
+    def _graded(self, episode: Episode) -> Mapping[str, float]:
+        parts = {name: float(value) for name, value in self.reward(episode).items()}
+        if unknown := set(parts) - set(self.reward_weights):
+            raise EnvContractError(f"reward part {sorted(unknown)[0]!r} has no weight in reward_weights")
+        return parts
+
+    def _answer(self, call: ToolCall) -> tuple[Message, ToolRun]:
+        began = time.perf_counter()
+        try:
+            content, ok = self._run(call), True
+        except ToolError as error:
+            content, ok = str(error), False
+        message = Message(role="tool", content=content, name=call.name, tool_call_id=call.id)
+        return message, ToolRun(name=call.name, ok=ok, wall_s=time.perf_counter() - began)
+
+    def _run(self, call: ToolCall) -> str:
+        if call.error:
+            raise ToolError(call.error)
+        for tool in self.tools:
+            if tool.name == call.name:
+                return tool.call(call.arguments)
+        names = ", ".join(tool.name for tool in self.tools)
+        raise ToolError(f"there is no tool {call.name!r}; the tools are: {names}")

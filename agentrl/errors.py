@@ -1,0 +1,78 @@
+"""The exception tree.
+
+::
+
+    AgentRLError
+    ├── UsageError                 the user asked for something that is not there; exit code 2
+    │   ├── ConfigError            an unknown or invalid setting
+    │   ├── UnknownNameError       an environment, preset, dialect, algorithm … that does not exist
+    │   └── RunFolderError         the run folder can't be written, is in use, or holds another run
+    ├── EnvContractError           an environment broke its contract
+    ├── RenderError                a chat template can't be extended without changing earlier tokens
+    ├── TrajectoryError            tokens, log-probs and rewards that do not fit together
+    ├── InvariantError             training would be wrong: engine and trainer disagree, a ratio is not 1 …
+    └── InfrastructureError        a sandbox, engine or server failed; never a reward
+        └── FaultRateError         too many infrastructure faults to go on
+
+Sandbox faults have a branch of their own (``agentrl.sandboxes.SandboxError``), since that package stands alone; the
+environments turn them into ``InfrastructureError``.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class AgentRLError(Exception):
+    """Base of every exception that agentrl raises on purpose."""
+
+
+class UsageError(AgentRLError):
+    """What the user asked for can't be done as asked; the message says what to do."""
+
+
+class ConfigError(UsageError):
+    """A setting is unknown or its value is invalid."""
+
+
+class UnknownNameError(UsageError):
+    """A name that is not there; the message names the nearest one that is."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"no {kind} is called {name!r}; {nearest(name, known)}")
+
+
+class RunFolderError(UsageError):
+    """A run folder can't be used as asked."""
+
+
+class EnvContractError(AgentRLError):
+    """An environment broke the contract of ``ToolEnv``."""
+
+
+class RenderError(AgentRLError):
+    """A chat template that can't be rendered append-only."""
+
+
+class TrajectoryError(AgentRLError, ValueError):
+    """Tokens, log-probs and rewards that do not fit together."""
+
+
+class InvariantError(AgentRLError):
+    """A check that protects training failed."""
+
+
+class InfrastructureError(AgentRLError):
+    """Something around the episode failed: a sandbox, an engine, a server. Never the agent's fault, never a reward."""
+
+
+class FaultRateError(InfrastructureError):
+    """More episodes were lost to infrastructure faults than the run allows."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say in half a sentence which of ``known`` the user may have meant."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"choose one of {', '.join(names)}" if names else "there are none yet"

@@ -1,0 +1,143 @@
+"""Evaluation: episodes on held-out tasks, and a table with confidence intervals.
+
+An episode *succeeds* when its return reaches the most that the environment's reward weights allow.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from agentrl.assemble import pick_tasks
+from agentrl.config import EvalSettings
+from agentrl.engines.base import Engine, Sampling
+from agentrl.rng import derive_seed
+from agentrl.rollout import Collector, EpisodeSpec
+from agentrl.types import Group, Trajectory, flatten
+
+_Z = 1.959964
+"""Two-sided 95% quantile of the normal distribution."""
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What an agent did on held-out tasks."""
+
+    tasks: int
+    """How many tasks."""
+    attempts: int
+    """Episodes per task."""
+    success: float
+    """Share of episodes that succeeded, averaged over tasks."""
+    low: float
+    """Lower end of its 95% confidence interval."""
+    high: float
+    """Upper end of it."""
+    pass_at: dict[int, float]
+    """k to the chance that at least one of k attempts succeeds, estimated without bias from all attempts."""
+    reward_mean: float
+    """Mean return."""
+    turns_mean: float
+    """Mean number of the assistant's turns."""
+    tool_calls_mean: float
+    """Mean number of tool calls per episode."""
+    tool_errors_mean: float
+    """Mean number of tool calls per episode that did not answer."""
+    truncated: int
+    """Episodes cut off by a limit of turns or tokens."""
+    lost: int
+    """Tasks left out because of infrastructure faults."""
+
+    def row(self) -> dict[str, object]:
+        """Plain data, for one line of JSON."""
+        return asdict(self) | {"pass_at": {str(k): value for k, value in self.pass_at.items()}}
+
+
+async def evaluate(
+    collector: Collector,
+    engine: Engine,
+    settings: EvalSettings,
+    *,
+    seed: int,
+    turn_tokens: int,
+    on_episode: Callable[[Trajectory], None] = lambda _: None,
+) -> tuple[Evaluation, list[Trajectory]]:
+    """Play the first ``settings.tasks`` tasks of the collector's split, ``settings.attempts`` times each.
+
+    Args:
+        collector: plays the split.
+        engine: samples.
+        settings: tasks, attempts and temperature.
+        seed: of sampling; the same seed plays the same episodes.
+        turn_tokens: most sampled tokens of a turn.
+        on_episode: called with each finished episode.
+
+    Raises:
+        FaultRateError: too many tasks were lost to infrastructure faults.
+    """
+    env = collector.env
+    size = env.task_set.size
+    tasks = pick_tasks(env, settings.tasks if size is None else min(size, settings.tasks))
+    specs = [
+        [
+            EpisodeSpec(task_id=task.id, seed=derive_seed(seed, "eval", task.id, attempt))
+            for attempt in range(settings.attempts)
+        ]
+        for task in tasks
+    ]
+    sampling = Sampling(temperature=settings.temperature, max_tokens=turn_tokens)
+    collected = await collector.collect(specs, lambda *_: engine, sampling, on_episode=on_episode)
+    table = summarise(collected.groups, best_return=env.best_return, lost=collected.lost)
+    return table, flatten(collected.groups)
+
+
+def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> Evaluation:
+    """The table of ``groups``, one per task, all with the same number of attempts."""
+    episodes = flatten(groups)
+    count, attempts = len(episodes), len(groups[0])
+    wins = [sum(trajectory.ret >= best_return - _SLACK for trajectory in group) for group in groups]
+    success = sum(wins) / count
+    low, high = interval([won / attempts for won in wins], binary=attempts == 1)
+    runs = [run for trajectory in episodes for run in trajectory.tool_runs]
+    ks = [2**power for power in range(attempts.bit_length()) if 2**power <= attempts]
+    return Evaluation(
+        tasks=len(groups),
+        attempts=attempts,
+        success=success,
+        low=low,
+        high=high,
+        pass_at={k: sum(pass_at_k(attempts, won, k) for won in wins) / len(groups) for k in sorted({*ks, attempts})},
+        reward_mean=sum(trajectory.ret for trajectory in episodes) / count,
+        turns_mean=sum(len(trajectory.sampled) for trajectory in episodes) / count,
+        tool_calls_mean=len(runs) / count,
+        tool_errors_mean=sum(not run.ok for run in runs) / count,
+        truncated=sum(trajectory.stop.truncated for trajectory in episodes),
+        lost=lost,
+    )
+
+
+def pass_at_k(attempts: int, wins: int, k: int) -> float:
+    """Chance that at least one of ``k`` attempts succeeds, without bias: 1 - C(n-c, k)/C(n, k).
+
+    Chen et al., Evaluating Large Language Models Trained on Code (arXiv 2107.03374), equation 1.
+    """
+    return 1.0 - math.comb(attempts - wins, k) / math.comb(attempts, k)
+
+
+def interval(rates: Sequence[float], *, binary: bool) -> tuple[float, float]:
+    """95% confidence interval of the mean of ``rates``, one per task.
+
+    Args:
+        rates: share of successes of each task.
+        binary: each rate is 0 or 1: Wilson's interval (1927); otherwise the normal one over tasks, so that several
+            attempts at one task do not count as independent.
+    """
+    n = len(rates)
+    mean = sum(rates) / n
+    if binary:
+        centre = (mean + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+        half = _Z * math.sqrt(mean * (1 - mean) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
+    else:
+        spread = sum((rate - mean) ** 2 for rate in rates) / max(n - 1, 1)
+        centre, half = mean, _Z * math.sqrt(spread / n)
+    return max(0.0, centre - half), min(1.0, centre + half)

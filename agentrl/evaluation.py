@@ -1,0 +1,100 @@
+"""``agentrl eval``: find out what to evaluate and with which settings, and do it."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.assemble import assemble, make_collector
+from agentrl.config import Config, load_config, with_overrides
+from agentrl.display import Display
+from agentrl.errors import RunFolderError, UsageError
+from agentrl.evaluate import Evaluation, evaluate
+from agentrl.records import write_episodes
+from agentrl.runfolder import checkpoints, read_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to evaluate."""
+
+    path: str
+    """A run folder, a checkpoint in one, or a model's folder or name."""
+    config: Path | None = None
+    """Settings for a model that is in no run folder."""
+    preset: str | None = None
+    """Preset for a model that is in no run folder."""
+    overrides: tuple[str, ...] = ()
+    """``section.key=value`` each."""
+    seed: int = 0
+    """Of sampling."""
+    out: Path | None = None
+    """Where episodes are written."""
+
+
+def run(request: Request, display: Display) -> Evaluation:
+    """Evaluate what ``request`` names.
+
+    Raises:
+        UsageError: it is not there, or the episodes can't be written.
+    """
+    config, model = resolve(request)
+    _check_writable(request.out)
+    parts = assemble(config, model)
+    collector = make_collector(config, parts.renderer, split=config.eval.split)
+    try:
+        with display.phase("evaluating", config.eval.tasks * config.eval.attempts) as bar:
+            result, episodes = asyncio.run(
+                evaluate(
+                    collector,
+                    parts.engine,
+                    config.eval,
+                    seed=request.seed,
+                    turn_tokens=config.rollout.turn_tokens,
+                    on_episode=lambda _: bar.advance("episodes"),
+                )
+            )
+    finally:
+        collector.close()
+    if request.out is not None:
+        write_episodes(request.out, episodes, parts.tokenizer)
+    return result
+
+
+def resolve(request: Request) -> tuple[Config, str]:
+    """The settings, and where the model is.
+
+    Raises:
+        UsageError: there is no run, checkpoint or model, or a run has no checkpoint yet.
+    """
+    path = Path(request.path)
+    for run_path in (path, path.parent.parent):
+        if (run_path / "config.toml").is_file():
+            if request.config or request.preset:
+                raise UsageError(f"{request.path!r} has its own settings: use --set instead of --config and --preset")
+            config = with_overrides(read_config(run_path), request.overrides)
+            if run_path != path:
+                return config, str(path)
+            saved = checkpoints(run_path)
+            if not saved:
+                raise RunFolderError(f"the run {str(path)!r} has no checkpoint yet")
+            return config, str(saved[-1])
+    if request.config is None and request.preset is None:
+        if path.exists() or "/" not in request.path or request.path.startswith((".", "/", "runs/")):
+            read_config(path)  # names the nearest run
+        raise UsageError(f"{request.path!r} is in no run folder: say with --config or --preset how to evaluate it")
+    return load_config(preset=request.preset, path=request.config, overrides=request.overrides), request.path
+
+
+def _check_writable(out: Path | None) -> None:
+    if out is None:
+        return
+    if not out.name.endswith((".jsonl", ".jsonl.zst")):
+        raise UsageError(f"--out {str(out)!r} must end in .jsonl or .jsonl.zst")
+    try:
+        existed = out.exists()
+        with out.open("ab"):
+            pass
+        if not existed:
+            out.unlink()
+    except OSError as error:
+        raise UsageError(f"--out {str(out)!r} can't be written: {error.strerror}") from error

@@ -1,0 +1,58 @@
+"""The model as the trainer sees it: a batch in, statistics of its sampled tokens out.
+
+The forward pass stops at the last hidden state, and only the positions that predict a sampled token meet the
+vocabulary: prompt, template and tool tokens have no logits, so they can have no gradient there.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from agentrl.algos.head import TokenStats, token_stats
+from agentrl.attention import NAME, PackedRows
+from agentrl.batch import Batch
+from agentrl.errors import UsageError
+
+
+def load_model(path: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+    """Load a causal language model from a folder or by its name on the Hugging Face hub.
+
+    Raises:
+        UsageError: there is no model at ``path``.
+    """
+    try:
+        AutoConfig.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=NAME)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"no model can be loaded from {str(path)!r}: {str(error).splitlines()[0]}") from error
+    return model.to(device)
+
+
+def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """The hidden states that predict the batch's sampled tokens [S, d]."""
+    out = model.base_model(
+        input_ids=batch.tokens[None],
+        position_ids=batch.positions[None],
+        use_cache=False,
+        agentrl_plan=PackedRows(batch.row_starts),
+    )
+    return out.last_hidden_state[0].index_select(0, batch.sampled - 1)
+
+
+def score(model: PreTrainedModel, batch: Batch, *, temperature: float) -> TokenStats:
+    """Log-prob, entropy and Σπ² of every sampled token, under the distribution it was sampled from.
+
+    Args:
+        model: loaded by :func:`load_model`.
+        batch: rows of any number [T tokens, S of them sampled].
+        temperature: the sampling temperature.
+
+    Returns:
+        Three float32 tensors [S]; log-prob and entropy carry gradients where grad mode is on.
+    """
+    head = model.get_output_embeddings()
+    return token_stats(
+        hidden_states(model, batch), head.weight, batch.tokens[batch.sampled], temperature=temperature, bias=head.bias
+    )

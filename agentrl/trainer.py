@@ -1,0 +1,258 @@
+"""One training step: collect → score → credit → update → sync.
+
+Legend: S sampled tokens of all rows of the step, laid end to end.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from agentrl import algos
+from agentrl.algos.aggregate import pack_shares
+from agentrl.algos.head import token_energy
+from agentrl.algos.ratios import behaviour_weights
+from agentrl.assemble import Parts, pick_tasks
+from agentrl.batch import Batch, whole
+from agentrl.config import Config
+from agentrl.engines.base import Sampling
+from agentrl.errors import ConfigError
+from agentrl.invariants import (
+    check_agreement,
+    check_first_ratio,
+    check_tools_are_called,
+    check_trained_tokens,
+    refuse_biased_sampling,
+)
+from agentrl.policy import score
+from agentrl.rng import derive_seed
+from agentrl.rollout import Collected, Collector, EpisodeSpec
+from agentrl.types import Trajectory, flatten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """All rows of a step with what the algorithms read; every tensor is [S]."""
+
+    batch: Batch
+    """The rows, in the order of the episodes."""
+    old_logp: Tensor
+    """The trainer's log-prob of each token before any update, in nats."""
+    entropy: Tensor
+    """Of the distribution that each token was sampled from, in nats."""
+    energy: Tensor
+    """Token energy ‖onehot(y) - π‖² (OTB, arXiv 2602.07078)."""
+    advantages: Tensor
+    """Credit of each token; zero until it is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step leaves behind."""
+
+    trajectories: Sequence[Trajectory]
+    """Its episodes, in order."""
+    advantages: Sequence[Sequence[float]]
+    """For each episode, one advantage per sampled token."""
+    metrics: dict[str, float]
+    """One row of ``metrics.jsonl``."""
+
+
+@dataclass(slots=True)
+class _Stopwatch:
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[f"seconds_{name}"] = time.perf_counter() - began
+
+
+class Trainer:
+    """Trains a policy on one environment.
+
+    Args:
+        config: the run's settings.
+        parts: model, renderer and engine.
+        collector: plays the training split.
+
+    Raises:
+        ConfigError: sampling would bias every ratio, or an option of the algorithm is invalid.
+        UnknownNameError: there is no such advantage or loss.
+    """
+
+    def __init__(self, config: Config, parts: Parts, collector: Collector) -> None:
+        self.config = config
+        self._parts = parts
+        self._collector = collector
+        self._dtype = next(parts.model.parameters()).dtype
+        self.optimizer = torch.optim.AdamW(
+            parts.model.parameters(),
+            lr=config.optim.lr,
+            betas=config.optim.betas,
+            weight_decay=config.optim.weight_decay,
+        )
+        self._checked = False
+
+    async def step(self, number: int, on_episode: Callable[[Trajectory], None] = lambda _: None) -> StepResult:
+        """Do step ``number``, counting from 1.
+
+        Raises:
+            InvariantError: engine, record and trainer do not fit together.
+            FaultRateError: too many groups were lost to infrastructure faults.
+        """
+        watch = _Stopwatch()
+        with watch.phase("generate"):
+            collected = await self._collect(number, on_episode)
+        with watch.phase("score"):
+            scored = self._score(collected)
+        with watch.phase("credit"):
+            scored = self._credit(scored)
+        with watch.phase("update"):
+            learned = self._update(scored, number)
+        with watch.phase("sync"):
+            self._parts.engine.load_weights(self._parts.model.named_parameters(), number)
+        metrics = {**_summary(number, collected, scored), **learned, **watch.seconds}
+        advantages = [part.tolist() for part in scored.advantages.split(scored.batch.starts.diff().tolist())]
+        return StepResult(trajectories=flatten(collected.groups), advantages=advantages, metrics=metrics)
+
+    async def _collect(self, number: int, on_episode: Callable[[Trajectory], None]) -> Collected:
+        """Play ``rollout.group_size`` episodes of each of ``rollout.tasks`` tasks."""
+        rollout = self.config.rollout
+        tasks = pick_tasks(self._collector.env, rollout.tasks, first=(number - 1) * rollout.tasks)
+        seed = self.config.run.seed
+        specs = [
+            [
+                EpisodeSpec(task_id=task.id, seed=derive_seed(seed, "episode", number, place, member))
+                for member in range(rollout.group_size)
+            ]
+            for place, task in enumerate(tasks)
+        ]
+        sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
+        return await self._collector.collect(specs, lambda *_: self._parts.engine, sampling, on_episode=on_episode)
+
+    def _score(self, collected: Collected) -> Scored:
+        """Log-prob, entropy and energy of every sampled token under the weights that sampled it."""
+        batch = whole(collected.groups)
+        check_trained_tokens(collected.groups, batch.tokens, batch.sampled)
+        with torch.no_grad():
+            stats = [self._stats(pack) for pack in self._packs(batch, range(len(batch)))]
+        logp, entropy, sum_sq = (torch.cat(part).cpu() for part in zip(*stats, strict=True))
+        check_agreement(logp, batch.sampler_logp, self._dtype)
+        if not self._checked:
+            check_tools_are_called(collected.groups, self._collector.env)
+        energy = token_energy(logp, sum_sq)
+        return Scored(batch=batch, old_logp=logp, entropy=entropy, energy=energy, advantages=torch.zeros_like(logp))
+
+    def _credit(self, scored: Scored) -> Scored:
+        """Advantages over all rows of the step, whole groups together."""
+        algo, batch = self.config.algo, scored.batch
+        advantages = algos.advantage(
+            algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **algo.advantage_options
+        )
+        return replace(scored, advantages=advantages)
+
+    def _update(self, scored: Scored, number: int) -> dict[str, float]:
+        """``optim.epochs`` passes of ``optim.minibatches`` updates each; the mean of their metrics."""
+        optim, algo = self.config.optim, self.config.algo
+        weights = behaviour_weights(
+            scored.old_logp,
+            scored.batch.sampler_logp,
+            scored.batch.starts,
+            kind=algo.correction,
+            cap=algo.correction_cap,
+        )
+        rows = torch.nonzero(scored.batch.starts.diff() > 0)[:, 0]
+        collected: list[dict[str, float]] = []
+        for epoch in range(optim.epochs):
+            generator = torch.Generator().manual_seed(derive_seed(self.config.run.seed, "rows", number, epoch))
+            shuffled = rows[torch.randperm(len(rows), generator=generator)]
+            for minibatch in shuffled.tensor_split(optim.minibatches):
+                if len(minibatch):
+                    collected.append(self._update_once(scored, minibatch.tolist(), weights))
+        names = collected[0] if collected else {}
+        return {name: sum(row[name] for row in collected) / len(collected) for name in names}
+
+    def _update_once(self, scored: Scored, rows: Sequence[int], weights: Tensor) -> dict[str, float]:
+        """One gradient step on ``rows``, their gradients accumulated over packs."""
+        algo, model = self.config.algo, self._parts.model
+        packs = self._packs(scored.batch, rows)
+        shares = pack_shares(algos.aggregation(algo.loss, algo.loss_options), [pack.starts for pack in packs])
+        metrics: dict[str, float] = {}
+        for pack, share in zip(packs, shares, strict=True):
+            logp = self._stats(pack)[0].cpu()
+            old_logp = scored.old_logp[pack.index]
+            if not self._checked:
+                check_first_ratio(logp.detach(), old_logp, self._dtype)
+            out = algos.loss(
+                algo.loss,
+                logp,
+                old_logp,
+                scored.advantages[pack.index],
+                pack.starts,
+                weights=weights[pack.index],
+                **algo.loss_options,
+            )
+            (share * out.loss).backward()
+            for name, value in {"loss": out.loss.detach(), **out.metrics}.items():
+                metrics[name] = metrics.get(name, 0.0) + share * float(value)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self.config.optim.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._checked = True
+        return metrics | {"grad_norm": float(norm)}
+
+    def _packs(self, batch: Batch, rows: Sequence[int]) -> list[Batch]:
+        return batch.split(self.config.optim.max_tokens, rows)
+
+    def _stats(self, pack: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        stats = score(self._parts.model, pack.to(self._parts.model.device), temperature=self.config.rollout.temperature)
+        return stats.logp, stats.entropy, stats.sum_sq
+
+
+def check_training_config(config: Config) -> None:
+    """Refuse what training can't do, before anything is loaded or written.
+
+    Raises:
+        ConfigError: sampling would bias every ratio, or an option of the algorithm is invalid.
+        UnknownNameError: there is no such advantage or loss.
+    """
+    refuse_biased_sampling(config.rollout)
+    algos.check_options("advantage", config.algo.advantage, config.algo.advantage_options)
+    algos.check_options("loss", config.algo.loss, config.algo.loss_options)
+    if config.optim.max_tokens < config.rollout.episode_tokens:
+        raise ConfigError(
+            f"optim.max_tokens={config.optim.max_tokens} can't hold an episode of rollout.episode_tokens="
+            f"{config.rollout.episode_tokens}: raise the one or lower the other"
+        )
+
+
+def _summary(number: int, collected: Collected, scored: Scored) -> dict[str, float]:
+    """What the episodes of a step looked like."""
+    episodes = flatten(collected.groups)
+    count = len(episodes)
+    runs = [run for trajectory in episodes for run in trajectory.tool_runs]
+    clock = collected.clock
+    return {
+        "step": number,
+        "episodes": count,
+        "reward_mean": sum(trajectory.ret for trajectory in episodes) / count,
+        "turns_mean": sum(len(trajectory.sampled) for trajectory in episodes) / count,
+        "sampled_tokens": len(scored.old_logp),
+        "tokens": len(scored.batch.tokens),
+        "tool_calls": len(runs),
+        "tool_errors": sum(not run.ok for run in runs),
+        "truncated": sum(trajectory.stop.truncated for trajectory in episodes),
+        "faults": collected.faults,
+        "groups_lost": collected.lost,
+        "entropy": float(scored.entropy.mean()),
+        "energy": float(scored.energy.mean()),
+        "advantage_abs": float(scored.advantages.abs().mean()),
+        "logp_diff_max": float((scored.old_logp - scored.batch.sampler_logp).abs().max()),
+        "seconds_tools_summed": clock.tools,
+        "seconds_engine_summed": clock.engine,
+    }

@@ -1,0 +1,101 @@
+"""Where a value lies on paper: scales, round tick values, and the drawn axes of a chart.
+
+Legend: data coordinates are steps and values; paper coordinates are SVG units from the top left corner.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agentrl.viewer.text import brief, escape
+
+Point: TypeAlias = tuple[float, float]
+"""A step and a value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """The drawing area of a chart: which data range lies where on paper."""
+
+    width: float
+    """Width of the whole drawing, in SVG units."""
+    height: float
+    """Height of the whole drawing, in SVG units."""
+    margin: tuple[float, float, float, float]
+    """Room for labels at the top, right, bottom and left, in SVG units."""
+    steps: tuple[float, float]
+    """The range of steps, from left to right."""
+    values: tuple[float, float]
+    """The range of values, from bottom to top."""
+
+    def x(self, step: float) -> float:
+        """The paper coordinate of a step."""
+        _, right, _, left = self.margin
+        return left + _share(step, self.steps) * (self.width - left - right)
+
+    def y(self, value: float) -> float:
+        """The paper coordinate of a value."""
+        top, _, bottom, _ = self.margin
+        return self.height - bottom - _share(value, self.values) * (self.height - top - bottom)
+
+    def path(self, points: Iterable[Point]) -> str:
+        """The ``d`` of a line through ``points``."""
+        return "M" + "L".join(f"{self.x(step):.1f} {self.y(value):.1f}" for step, value in points)
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Round values from ``low`` or just above to ``high`` or just below, about so many; 1, 2 or 5 times a power of ten apart.
+
+    Example:
+        >>> ticks(0, 1, 5)
+        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    apart = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.ceil(low / apart - 1e-9), math.floor(high / apart + 1e-9)
+    digits = max(0, 1 - math.floor(math.log10(apart)))
+    return [round(at * apart, digits) for at in range(first, last + 1)]
+
+
+def span(values: Sequence[float], *, zero: bool = False) -> tuple[float, float]:
+    """The range of ``values``, never empty; with ``zero`` it reaches down or up to zero."""
+    low, high = min(values), max(values)
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    room = max(abs(low), abs(high), 1e-9)
+    if high - low < 1e-6 * room:
+        return low - (0 if zero else room / 2), high + room / 2
+    return low, high
+
+
+def draw_axes(frame: Frame, *, about: tuple[int, int], label: Callable[[float], str] = brief) -> str:
+    """Grid lines, tick labels and the two axes, as SVG.
+
+    Args:
+        frame: the drawing area.
+        about: how many ticks to aim for, of steps and of values.
+        label: writes a value; steps are written by ``brief``.
+    """
+    left, right = frame.x(frame.steps[0]), frame.x(frame.steps[1])
+    bottom = frame.y(frame.values[0])
+    parts: list[str] = []
+    for value in ticks(*frame.values, about[1]):
+        y = frame.y(value)
+        parts.append(f'<line class="grid" x1="{left:.1f}" x2="{right:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{left - 7:.1f}" y="{y:.1f}" dy=".34em">{escape(label(value))}</text>')
+    for step in _whole(ticks(*frame.steps, about[0])):
+        x = frame.x(step)
+        parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom:.1f}" y2="{bottom + 4:.1f}"/>')
+        parts.append(f'<text class="tick step" x="{x:.1f}" y="{bottom + 7:.1f}" dy=".9em">{escape(brief(step))}</text>')
+    parts.append(f'<path class="axis" d="M{left:.1f} {bottom:.1f}H{right:.1f}"/>')
+    return "".join(parts)
+
+
+def _whole(steps: list[float]) -> list[float]:
+    return [step for step in steps if step == int(step)]
+
+
+def _share(value: float, of: tuple[float, float]) -> float:
+    return (value - of[0]) / (of[1] - of[0])

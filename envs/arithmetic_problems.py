@@ -1,0 +1,177 @@
+"""Which arithmetic problems there are: five levels, made from (split, level, index), with disjoint splits.
+
+A problem belongs to the split that the hash of its expression names, whatever its wording and level: what training
+asks for in words, no test asks for in digits, and ``a * b`` is the same problem as ``b * a``.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Expression = int | tuple[str, "Expression", "Expression"]
+"""A number, or an operator (one of ``+ - *``) and its two operands."""
+
+TEST_SHARE = 8
+"""One problem in this many belongs to the test split."""
+_OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A problem of one step or several; all but the first stay hidden until the one before is solved."""
+
+    expression: Expression
+    """The whole calculation, which decides the split."""
+    prompts: tuple[str, ...]
+    """What the user says at each step [n]."""
+    sums: tuple[str, ...]
+    """The calculation of each step, given the value of the one before [n]."""
+    values: tuple[int, ...]
+    """The value of each step; the last is the answer [n]."""
+
+
+def make_problem(split: str, level: int, index: int) -> Problem:
+    """The problem number ``index`` of a level, the same one on every machine.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        level: 1 to 5.
+        index: from 0, without end.
+    """
+    rng = random.Random(_hash(f"{split} {level} {index}"))
+    draw = LEVELS[level]
+    while True:
+        problem = draw(rng)
+        if split_of(problem.expression) == split:
+            return problem
+
+
+def split_of(expression: Expression) -> str:
+    """The one split that ``expression`` belongs to."""
+    return "train" if _hash(canonical(expression)) % TEST_SHARE else "test"
+
+
+def canonical(expression: Expression) -> str:
+    """The text that an expression shares with its commutative twins and with nothing else."""
+    if isinstance(expression, int):
+        return str(expression)
+    operator, left, right = expression[0], canonical(expression[1]), canonical(expression[2])
+    if operator != "-" and left > right:
+        left, right = right, left
+    return f"({left}{operator}{right})"
+
+
+def evaluate(expression: Expression) -> int:
+    """The value of ``expression``."""
+    if isinstance(expression, int):
+        return expression
+    return _OPERATIONS[expression[0]](evaluate(expression[1]), evaluate(expression[2]))
+
+
+def write(expression: Expression, gap: str = "") -> str:
+    """``expression`` as Python, with ``gap`` around its operators and no parentheses but the needed ones."""
+    if isinstance(expression, int):
+        return str(expression)
+    operator, left, right = expression
+    # a - (b - c) needs its parentheses, (a - b) - c does not.
+    first = _operand(left, "*" if operator == "*" else "", gap)
+    return f"{first}{gap}{operator}{gap}{_operand(right, operator, gap)}"
+
+
+def _operand(expression: Expression, outer: str, gap: str) -> str:
+    text = write(expression, gap)
+    loose = not isinstance(expression, int) and expression[0] != "*"
+    return f"({text})" if loose and outer in ("*", "-") else text
+
+
+def _hash(text: str) -> int:
+    # Python's own hash differs from process to process.
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _one_step(expression: Expression, prompt: str) -> Problem:
+    return Problem(expression=expression, prompts=(prompt,), sums=(write(expression),), values=(evaluate(expression),))
+
+
+def _pair(rng: random.Random) -> Expression:
+    if rng.random() < 0.5:
+        return ("*", rng.randrange(100, 1000), rng.randrange(12, 1000))
+    return ("+", rng.randrange(1000, 10000), rng.randrange(1000, 10000))
+
+
+def _simple(rng: random.Random) -> Problem:
+    expression = _pair(rng)
+    return _one_step(expression, f"Compute {write(expression, ' ')}.")
+
+
+def _nested(rng: random.Random) -> Problem:
+    a, b, c = rng.randrange(100, 1000), rng.randrange(12, 1000), rng.randrange(12, 100)
+    shapes: tuple[Expression, ...] = (
+        ("*", ("+", a, b), c),
+        ("*", c, ("+", a, b)),
+        ("+", ("*", a, c), b),
+        ("-", ("*", a, c), b),
+    )
+    expression = shapes[rng.randrange(len(shapes))]
+    return _one_step(expression, f"Compute {write(expression, ' ')}.")
+
+
+_Shape = Callable[[int, int, int], Expression]
+_STORIES: tuple[tuple[str, _Shape], ...] = (
+    ("A box holds {a} pens. How many pens are in {b} boxes?", lambda a, b, c: ("*", a, b)),
+    ("A book has {a} pages with {b} words each. How many words?", lambda a, b, c: ("*", a, b)),
+    ("Ann has {a} coins and finds {c} more. How many now?", lambda a, b, c: ("+", a, c)),
+    (
+        "A farm picks {a} apples on each of {b} days and eats {c}. How many are left?",
+        lambda a, b, c: ("-", ("*", a, b), c),
+    ),
+    ("{b} buses bring {a} people each, and {c} walk. How many come?", lambda a, b, c: ("+", ("*", a, b), c)),
+    (
+        "A shop sells {a} red and {c} blue caps at {b} coins each. How many coins?",
+        lambda a, b, c: ("*", ("+", a, c), b),
+    ),
+)
+
+
+def _story(rng: random.Random) -> Problem:
+    a, b, c = rng.randrange(112, 1000), rng.randrange(12, 100), rng.randrange(101, 1000)
+    text, shape = _STORIES[rng.randrange(len(_STORIES))]
+    return _one_step(shape(a, b, c), text.format(a=a, b=b, c=c))
+
+
+_NEXT: tuple[tuple[str, str, int, int], ...] = (
+    ("*", "multiply the result by {}.", 12, 100),
+    ("-", "subtract {} from the result.", 1000, 5000),
+    ("+", "add {} to the result.", 1000, 10000),
+)
+"""Operator, wording, and the range of the number, for every step but the first; no result falls below 0."""
+
+
+def _staged(rng: random.Random, steps: int) -> Problem:
+    expression: Expression = ("*", rng.randrange(100, 1000), rng.randrange(101, 1000))
+    values = [evaluate(expression)]
+    prompts = [f"Step 1: compute {write(expression, ' ')} with the tool."]
+    sums = [write(expression)]
+    for step in range(2, steps + 1):
+        operator, wording, low, high = _NEXT[rng.randrange(len(_NEXT))]
+        number = rng.randrange(low, high)
+        prompts.append(f"{'Last step' if step == steps else f'Step {step}'}: {wording.format(number)}")
+        sums.append(f"{values[-1]}{operator}{number}")
+        expression = (operator, expression, number)
+        values.append(_OPERATIONS[operator](values[-1], number))
+    return Problem(expression=expression, prompts=tuple(prompts), sums=tuple(sums), values=tuple(values))
+
+
+LEVELS: Mapping[int, Callable[[random.Random], Problem]] = {
+    1: _simple,
+    2: _nested,
+    3: _story,
+    4: lambda rng: _staged(rng, 2),
+    5: lambda rng: _staged(rng, 3),
+}
+"""How a problem of each level is drawn."""

@@ -1,0 +1,227 @@
+"""What a sandbox is, whichever back end runs it: limits, results, the two abstract classes and the errors.
+
+::
+
+    SandboxError                the infrastructure failed: never the program's fault, never a reward
+    └── SandboxUnavailable      this machine can't isolate programs this way; the message names the way out
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Self
+
+Status = Literal["ok", "error", "exit", "timeout", "memory", "output_limit", "killed", "crash"]
+State = Literal["kept", "rolled_back", "lost"]
+Files = Mapping[str, str | bytes]
+
+MIB = 1 << 20
+
+
+class SandboxError(Exception):
+    """The sandbox itself failed; the program is not to blame and the run says nothing about it."""
+
+
+class SandboxUnavailable(SandboxError):
+    """This machine can't run the back end that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one session may use; a cell that goes beyond is stopped.
+
+    Raises:
+        ValueError: A limit is not positive.
+    """
+
+    cpu_s: float = 5.0
+    """CPU seconds of one cell, of all its processes; ``run(timeout=...)`` replaces it."""
+    wall_factor: float = 3.0
+    """Wall seconds allowed for each CPU second: the backstop against sleeping and waiting."""
+    memory_bytes: int = 512 * MIB
+    """Resident memory of all processes of a session together, and address space that one process may add [bytes]."""
+    processes: int = 48
+    """Processes and threads of a session at any instant."""
+    open_files: int = 128
+    """Descriptors of one process."""
+    file_bytes: int = 32 * MIB
+    """Largest file a program may write [bytes]."""
+    tmp_bytes: int = 64 * MIB
+    """Size of ``/tmp`` [bytes]."""
+    tmp_inodes: int = 4096
+    """Files and directories in ``/tmp``."""
+    shm_bytes: int = 16 * MIB
+    """Size of ``/dev/shm`` [bytes]."""
+    output_kept_bytes: int = 64 << 10
+    """Kept of each of stdout and stderr: the head and the tail [bytes]."""
+    output_kill_bytes: int = 16 * MIB
+    """Output of one cell after which it is stopped [bytes]."""
+    value_chars: int = 20_000
+    """Kept of the repr of the last expression [characters]."""
+    traceback_chars: int = 8_000
+    """Kept of a traceback [characters]."""
+    code_bytes: int = MIB
+    """Longest source of one cell [bytes]."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value: float = object.__getattribute__(self, name)
+            if not value > 0:
+                raise ValueError(f"Limits.{name} must be positive, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What became of one cell."""
+
+    status: Status
+    """``ok``; ``error`` an exception; ``exit`` the program ended itself; ``timeout``; ``memory`` the limit or an
+    uncaught ``MemoryError``; ``output_limit``; ``killed`` by a signal; ``crash`` its worker died twice."""
+    stdout: str = ""
+    """Standard output, head and tail where it is longer than the limit."""
+    stderr: str = ""
+    """Standard error, cut in the same way."""
+    value: str | None = None
+    """The repr of the last expression, as in a REPL; ``None`` where it is ``None`` or there is none."""
+    exc_type: str | None = None
+    """Class name of the uncaught exception."""
+    traceback: str | None = None
+    """The traceback, cut to the program's own frames."""
+    exit_code: int | None = None
+    """Exit status where the program ended itself."""
+    signal: int | None = None
+    """Number of the signal that ended the program."""
+    wall_s: float = 0.0
+    """Seconds from the cell's start to its end."""
+    cpu_s: float = 0.0
+    """CPU seconds of all of the cell's processes."""
+    queue_s: float = 0.0
+    """Seconds spent waiting for a free core and for a fresh session, before the cell's clock started."""
+    max_rss: int = 0
+    """Largest resident memory seen, summed over the processes [bytes]; shared pages count once per process."""
+    truncated: bool = False
+    """Something of stdout, stderr, value or traceback was cut."""
+    state: State = "kept"
+    """The session's variables afterwards: ``kept``; ``rolled_back`` to before the cell; ``lost``: the interpreter is a
+    fresh one. Files are kept in every case. A one-shot run has nothing to keep and says ``lost``."""
+    attempts: int = 1
+    """Workers it took: 2 where the first died while the program ran."""
+    backend: str = ""
+    """The back end that ran it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One piece of code as it is sent to a session."""
+
+    code: str
+    """Python source."""
+    timeout: float | None = None
+    """CPU seconds; ``None`` takes ``Limits.cpu_s``."""
+    transaction: bool = True
+    """Roll the variables back when the cell does not end by itself."""
+    stdin: str = ""
+    """Text the program finds on standard input."""
+    files: Files = field(default_factory=dict[str, str | bytes])
+    """Files to write into the working folder first."""
+    final: bool = False
+    """The session ends with this cell: ``ok`` also needs exit status 0."""
+
+
+class Session(ABC):
+    """A Python interpreter in a sandbox that keeps its variables and its ``/tmp`` between calls.
+
+    One call at a time: calls from several threads wait for each other.
+    """
+
+    @abstractmethod
+    def run(self, code: str, timeout: float | None = None, transaction: bool = True) -> Result:
+        """Run one cell.
+
+        Args:
+            code: Python source; the repr of a last expression becomes ``Result.value``.
+            timeout: CPU seconds; the wall clock allows ``Limits.wall_factor`` times as much.
+            transaction: Roll the variables back when the cell times out, exits or is killed. An exception is an
+                ordinary end: what the cell did before it is kept, as in a notebook. Files are never rolled back.
+
+        Raises:
+            SandboxError: The sandbox failed; the session can't be used any more.
+            ValueError: The code is longer than the limit, or the timeout is not positive.
+        """
+
+    @abstractmethod
+    def replay(self) -> "Session":
+        """Run the cells of this session whose effects were kept again, in a fresh session with the same seed.
+
+        Raises:
+            SandboxError: The sandbox failed.
+        """
+
+    @abstractmethod
+    def read_file(self, path: str, max_bytes: int = MIB) -> bytes:
+        """Read the first ``max_bytes`` bytes of a file as the program sees it.
+
+        Raises:
+            OSError: There is no such file, or the program may not read it.
+            SandboxError: The sandbox failed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every process of the session, without waiting for it. Closing twice is allowed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Sandbox(ABC):
+    """Runs programs that nobody has read; safe to share between threads."""
+
+    backend: str
+    """Name of the back end."""
+    limits: Limits
+    """What each session may use."""
+
+    @abstractmethod
+    def run(
+        self, code: str, *, timeout: float | None = None, stdin: str = "", files: Files | None = None, seed: int = 0
+    ) -> Result:
+        """Run one program in a fresh session.
+
+        Args:
+            code: Python source.
+            timeout: CPU seconds; ``None`` takes ``Limits.cpu_s``.
+            stdin: Text on standard input.
+            files: Relative paths and contents of files to write into the working folder first.
+            seed: Seed of ``random`` and ``numpy.random``.
+
+        Raises:
+            SandboxError: The sandbox failed.
+            ValueError: The code is longer than the limit, or the timeout is not positive.
+        """
+
+    @abstractmethod
+    def session(self, seed: int = 0) -> Session:
+        """Open a session; close it, or use it in a ``with`` statement.
+
+        Raises:
+            SandboxError: The sandbox failed or is closed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every session and wait until no process is left. Closing twice is allowed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,119 @@
+"""From the host process into the namespaces: the first stage of a local sandbox.
+
+Started as a process of its own with an empty environment. Real root builds the file system while it is root and then
+becomes an ordinary user, for whom the kernel's limits hold; an ordinary user does both in a user namespace. What is
+executed then, inside, is the zygote.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Final, TypedDict
+
+from agentrl.sandboxes import kernel, rootfs, wire
+
+ROOT_BECOMES: Final = 64_999
+"""The user and group that real root turns into."""
+INSIDE: Final = 1000
+"""The user and group that programs see."""
+BOOT: Final = (
+    "import sys,types;m=types.ModuleType('agentrl');m.__path__=[{folder!r}];sys.modules['agentrl']=m;"
+    "from agentrl.sandboxes.{module} import main;main()"
+)
+"""Starts one of our modules without running the package's own ``__init__``."""
+
+
+class Orders(TypedDict):
+    """What the zygote is told: nothing about the host, since every program can read it."""
+
+    control: int
+    """Descriptor of the socket to the host."""
+    life: int
+    """Descriptor that becomes readable when the host process has ended."""
+    limits: dict[str, float]
+    """``Limits`` as a dictionary."""
+    preload: list[str]
+    """Modules to import before the first session."""
+
+
+class Config(TypedDict):
+    """What the launcher is told; plain data, so that it can travel as JSON."""
+
+    plan: rootfs.Plan
+    """The file system."""
+    orders: Orders
+    """What goes on to the zygote."""
+
+
+def environment(plan: rootfs.Plan) -> dict[str, str]:
+    """Give the environment variables of the zygote and of every program."""
+    folders = [os.path.dirname(plan["python"]), "/usr/local/bin", "/usr/bin", "/bin"]
+    threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
+    fixed = {
+        "PATH": ":".join(dict.fromkeys(folders)),
+        "HOME": "/tmp",
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",
+        "PYTHONUTF8": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": rootfs.SITE,
+    }
+    libraries = {"LD_LIBRARY_PATH": plan["libraries"]} if plan["libraries"] else {}
+    return {**fixed, **threads, **libraries}
+
+
+def _enter(plan: rootfs.Plan) -> None:
+    if os.geteuid() == 0:
+        kernel.unshare(kernel.NEWNS)
+        rootfs.build(plan)
+        os.setgroups([])
+        os.setresgid(ROOT_BECOMES, ROOT_BECOMES, ROOT_BECOMES)
+        os.setresuid(ROOT_BECOMES, ROOT_BECOMES, ROOT_BECOMES)
+        # Changing the user made /proc/self root's, and with it the map that is to be written.
+        kernel.set_dumpable(True)
+        _fresh_namespaces()
+    else:
+        _fresh_namespaces()
+        rootfs.build(plan)
+
+
+def _fresh_namespaces() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.NEW_ALL)
+    kernel.write_maps(INSIDE, uid, gid)
+
+
+def _become_zygote(config: Config) -> None:
+    kernel.die_with_parent()
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    orders = config["orders"]
+    for descriptor in (orders["control"], orders["life"]):
+        os.set_inheritable(descriptor, True)
+    python = config["plan"]["python"]
+    boot = BOOT.format(folder=rootfs.RUNNER, module="zygote")
+    arguments = [python, "-s", "-S", "-P", "-c", boot, json.dumps(orders)]
+    os.execve(python, arguments, environment(config["plan"]))
+
+
+def main() -> None:
+    """Build the sandbox, start the zygote as pid 1 inside it and wait for its end."""
+    config: Config = json.loads(sys.argv[1])
+    control = socket.socket(fileno=os.dup(config["orders"]["control"]))
+    child = 0
+    try:
+        _enter(config["plan"])
+        child = os.fork()
+        if child == 0:
+            _become_zygote(config)
+    except OSError as error:
+        control.sendall(wire.pack({"t": "fault", "why": str(error), "errno": error.errno}))
+        os._exit(1)
+    control.close()
+    os.close(config["orders"]["control"])
+    os.close(config["orders"]["life"])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.waitpid(child, 0)
+    os._exit(0)

@@ -1,0 +1,362 @@
+"""What pid 1 of a session does: it takes orders from the host, hands cells to the program and watches over it.
+
+It owns the program's clock, its memory and its end, and believes nothing that comes back but its form.
+"""
+
+import os
+import secrets
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from agentrl.sandboxes import kernel, processes, program, wire
+from agentrl.sandboxes.base import Limits
+from agentrl.sandboxes.launcher import INSIDE
+
+_POLL_MS: Final = 20
+_CHUNKS: Final = 16
+_SETTLE_S: Final = 3.0
+_STARTUP_S: Final = 20.0
+_TEXT_LIMIT: Final = wire.MAX_CLAIM
+_STATUSES: Final = ("ok", "error", "exit", "memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inheritance:
+    """What the zygote leaves to a session."""
+
+    channel: int
+    """Socket to the host."""
+    out: int
+    """Pipe to the host for standard output."""
+    err: int
+    """Pipe to the host for standard error."""
+    limits: Limits
+    """What the session may use."""
+    seccomp: bytes
+    """The program's filter."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """The cell, or other order, that the program is busy with."""
+
+    order: wire.Message
+    token: str
+    started: float = field(default_factory=time.monotonic)
+    cpu_before: float = 0.0
+    clock_before: float = 0.0
+    rss: int = 0
+    next_pss: float = 0.0
+    claim: wire.Message | None = None
+    reason: str | None = None
+    poisoned: bool = False
+
+
+class Overseer:
+    """The state of one session: starting, idle, running a cell, or copying itself."""
+
+    def __init__(self, channel: socket.socket, start: Inheritance, proc: int) -> None:
+        self._channel = channel
+        self._start = start
+        self._proc = proc
+        self._orders = wire.Frames(wire.MAX_ORDER)
+        self._outside, self._inside = socket.socketpair()
+        self._outside.setblocking(False)
+        self._claims = wire.Frames(wire.MAX_CLAIM)
+        self._outbox = b""
+        self._phase = "starting"
+        self._phase_until = 0.0
+        self._announced = False
+        self._waiting: wire.Message | None = None
+        self._cell: _Running | None = None
+        self._snapshot = 0
+        self._pristine = True
+        self._alone = True
+        self._lost = False
+        self._frozen = False
+        self._pid = self._pidfd = -1
+        self._spawn()
+
+    def serve(self) -> None:
+        """Wait for the host, the program and the clock."""
+        while True:
+            poll = select.poll()
+            poll.register(self._channel, select.POLLIN)
+            poll.register(self._outside, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+            poll.register(self._pidfd, select.POLLIN)
+            pidfd = self._pidfd
+            ready = dict(poll.poll(None if self._phase == "idle" else _POLL_MS))
+            if self._channel.fileno() in ready:
+                self._hear_host()
+            if self._outside.fileno() in ready:
+                self._hear_program()
+            if pidfd in ready and pidfd == self._pidfd:
+                self._program_ended()
+            if self._phase != "idle":
+                self._watch()
+
+    def _spawn(self) -> None:
+        self._enter("starting", _STARTUP_S)
+        start = program.Start(
+            channel=self._inside.fileno(),
+            out=self._start.out,
+            err=self._start.err,
+            proc=self._proc,
+            inside=INSIDE,
+            limits=self._start.limits,
+            seccomp=self._start.seccomp,
+        )
+        pid = kernel.clone(0)
+        if pid == 0:
+            program.main(start)
+        self._adopt(pid)
+        self._pristine, self._frozen = True, False
+
+    def _adopt(self, pid: int) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        self._pid, self._pidfd = pid, os.pidfd_open(pid)
+
+    def _enter(self, phase: str, seconds: float = 0.0) -> None:
+        self._phase, self._phase_until = phase, time.monotonic() + seconds
+
+    def _hear_host(self) -> None:
+        data = self._channel.recv(1 << 18)
+        if not data:
+            os._exit(0)
+        for order in self._orders.feed(data):
+            if order["t"] == "kill":
+                if self._cell is not None:
+                    self._stop(wire.text(order, "reason", 100) or "killed")
+            else:
+                self._waiting = order
+                self._begin()
+
+    def _send(self, order: wire.Message) -> None:
+        self._outbox += wire.pack(order)
+        self._push()
+
+    def _push(self) -> None:
+        try:
+            self._outbox = self._outbox[self._outside.send(self._outbox) :]
+        except BlockingIOError:
+            return
+
+    def _begin(self) -> None:
+        """Start the waiting order, as soon as the program is idle and has a copy of itself where one is wanted."""
+        order = self._waiting
+        if order is None or self._phase != "idle":
+            return
+        transaction = bool(order["transaction"])
+        if self._frozen:
+            processes.signal_all(signal.SIGCONT, self._snapshot)
+            self._frozen = False
+        if transaction and not self._pristine and not self._snapshot and self._alone:
+            self._copy()
+            return
+        if not transaction:
+            self._drop_snapshot()
+        self._waiting = None
+        self._enter("running")
+        self._cell = cell = _Running(order=order, token=secrets.token_hex(8))
+        cell.cpu_before, cell.clock_before = processes.usage().cpu_s, processes.cpu_clock(self._pid)
+        fresh = {"seed": order["seed"] if self._pristine else None}
+        self._send({**order, **fresh, "token": cell.token})
+
+    def _copy(self) -> None:
+        self._enter("copying", _SETTLE_S)
+        self._send({"t": "snapshot"})
+
+    def _hear_program(self) -> None:
+        if self._outbox:
+            self._push()
+        for _ in range(_CHUNKS):
+            try:
+                data = self._outside.recv(1 << 18)
+            except BlockingIOError:
+                return
+            if self._cell is not None and self._cell.poisoned:
+                continue
+            try:
+                for claim in self._claims.feed(data):
+                    self._weigh(claim)
+            except wire.WireError:
+                self._poison()
+
+    def _poison(self) -> None:
+        """Stop listening to a program that does not keep to the form: only its end or the clock can end the cell."""
+        self._claims = wire.Frames(wire.MAX_CLAIM)
+        if self._cell is not None:
+            self._cell.poisoned, self._cell.claim = True, None
+        else:
+            self._lose()
+
+    def _weigh(self, claim: wire.Message) -> None:
+        kind = claim.get("t")
+        if kind == "up" and self._phase == "starting":
+            self._enter("idle")
+            if not self._announced:
+                self._announced = True
+                self._channel.sendall(wire.pack({"t": "up"}))
+            self._begin()
+        elif kind == "snapshot" and self._phase == "copying":
+            self._copied(wire.number(claim, "pid") or 0)
+        elif kind == "done" and self._cell is not None and claim.get("token") == self._cell.token:
+            self._done(self._cell, claim)
+        elif kind == "read" and self._cell is not None and self._cell.order["t"] == "read":
+            answer = {"data": wire.text(claim, "data", _TEXT_LIMIT), "errno": wire.number(claim, "errno")}
+            self._answer({**self._measured(self._cell), "status": "ok", "state": "kept", **answer})
+            self._settle()
+        else:
+            raise wire.WireError("out of turn")
+
+    def _copied(self, pid: int) -> None:
+        self._drop_snapshot()
+        if pid > 1 and pid != self._pid and processes.wait_until_stopped(pid):
+            self._snapshot = pid
+        self._alone = self._snapshot != 0
+        self._settle()
+
+    def _settle(self) -> None:
+        """Stop what the cell left running, so that it costs nothing while nobody waits for it."""
+        self._enter("idle")
+        others = len(processes.living(self._snapshot)) > 1
+        if self._waiting is None and (others or processes.threads(self._pid) > 1):
+            processes.stop_all(self._snapshot)
+            self._frozen = True
+        self._begin()
+
+    def _drop_snapshot(self) -> None:
+        if self._snapshot:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self._snapshot, signal.SIGKILL)
+                os.waitpid(self._snapshot, 0)
+            self._snapshot = 0
+
+    def _done(self, cell: _Running, claim: wire.Message) -> None:
+        checked: wire.Message = {
+            "status": claim.get("status"),
+            "value": wire.text(claim, "value", _TEXT_LIMIT),
+            "exc_type": wire.text(claim, "exc_type", 200),
+            "traceback": wire.text(claim, "traceback", _TEXT_LIMIT),
+            "exit_code": wire.number(claim, "exit_code"),
+        }
+        if checked["status"] not in _STATUSES or cell.claim is not None:
+            raise wire.WireError("no such status")
+        if cell.order["final"]:
+            cell.claim = checked  # believed when the exit status agrees
+            return
+        state = "lost" if self._lost else "kept"
+        self._lost, self._pristine, self._alone = False, False, True
+        self._answer({**self._measured(cell), **checked, "state": state})
+        if cell.order["transaction"]:
+            self._copy()
+        else:
+            self._settle()
+
+    def _measured(self, cell: _Running) -> wire.Message:
+        wall, now = time.monotonic() - cell.started, processes.usage()
+        precise = processes.cpu_clock(self._pid) - cell.clock_before
+        cpu = max(now.cpu_s - cell.cpu_before, precise, 0.0)
+        return {"t": "done", "wall": wall, "cpu": cpu, "rss": max(cell.rss, now.rss), "signal": None}
+
+    def _answer(self, answer: wire.Message) -> None:
+        self._cell = None
+        blank = {"value": None, "exc_type": None, "traceback": None, "exit_code": None}
+        self._channel.sendall(wire.pack({**blank, **answer}))
+
+    def _watch(self) -> None:
+        now, cell = time.monotonic(), self._cell
+        if cell is None:
+            if now > self._phase_until:
+                self._lose()
+            return
+        processes.reap_orphans({self._pid, self._snapshot})
+        used = processes.usage()
+        cell.rss = max(cell.rss, used.rss)
+        limit = self._start.limits.memory_bytes
+        late = now - cell.started > wire.real(cell.order, "wall")
+        if late or used.cpu_s - cell.cpu_before > wire.real(cell.order, "cpu"):
+            self._stop("timeout")
+        elif used.rss > limit and now >= cell.next_pss:
+            if processes.proportional_bytes(used.rss) > limit:
+                self._stop("memory")
+            # Exact figures cost milliseconds for each process: spend at most a fifth of the time on them.
+            cell.next_pss = time.monotonic() + 4 * (time.monotonic() - now)
+
+    def _stop(self, reason: str) -> None:
+        if self._cell is not None and self._cell.reason is None:
+            self._cell.reason, self._cell.poisoned = reason, True
+            os.kill(self._pid, signal.SIGKILL)
+            self._program_ended()
+
+    def _program_ended(self) -> None:
+        cell = self._cell
+        # What it said before it ended still counts, so look once more.
+        self._hear_program()
+        _, status, spent = os.wait4(self._pid, 0)
+        if self._phase == "starting":
+            raise OSError(f"the program process ended with status {status} before it was confined")
+        if cell is None or cell is not self._cell:
+            self._lost = self._recover(lost=self._phase != "idle") == "lost"
+            return
+        cell.rss = max(cell.rss, spent.ru_maxrss << 10)
+        ended = self._measured(cell)
+        outcome = _outcome(cell, status)
+        state = self._recover(lost=self._lost or not cell.order["transaction"], final=bool(cell.order["final"]))
+        if not cell.order["final"]:
+            ended["cpu"] = max(processes.usage().cpu_s - cell.cpu_before, 0.0)
+        self._answer({**ended, **outcome, "state": state})
+
+    def _recover(self, *, lost: bool, final: bool = False) -> str:
+        """Give the session an interpreter again: the copy from before the cell, or a fresh one."""
+        keep = 0 if lost else self._snapshot
+        if not processes.end_all(keep):
+            raise OSError("processes of the program can't be killed")
+        usable = keep > 0 and processes.is_stopped(keep)
+        if not usable:
+            self._drop_snapshot()
+        self._snapshot, self._outbox, self._cell, self._lost = 0, b"", None, False
+        self._drain()
+        if usable:
+            self._adopt(keep)
+            os.kill(keep, signal.SIGCONT)
+            self._frozen, self._alone = False, True
+            self._enter("idle")
+            return "rolled_back"
+        state = "rolled_back" if self._pristine and not lost else "lost"
+        if not final:
+            self._spawn()
+        return state
+
+    def _drain(self) -> None:
+        self._claims = wire.Frames(wire.MAX_CLAIM)
+        try:
+            while self._outside.recv(1 << 18):
+                pass
+        except BlockingIOError:
+            return
+
+    def _lose(self) -> None:
+        """Start over with a program that does not even answer between cells; the next result says so."""
+        if self._phase == "starting":
+            raise OSError("the program process did not start")
+        processes.end_all()
+        self._recover(lost=True)
+        self._lost = True
+
+
+def _outcome(cell: _Running, status: int) -> wire.Message:
+    code = os.waitstatus_to_exitcode(status)
+    if cell.reason is not None:
+        return {"status": cell.reason}
+    if cell.claim is not None and code == 0:
+        return cell.claim
+    if code < 0:
+        return {"status": "killed", "signal": -code}
+    return {"status": "exit", "exit_code": code}

@@ -1,0 +1,292 @@
+"""The process that runs what nobody has read: it gives up every right, then runs one cell after the other.
+
+Nothing here is trusted: a program can reach all of it. What it says to pid 1 is a claim.
+"""
+
+import ast
+import base64
+import builtins
+import errno
+import fcntl
+import io
+import linecache
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import traceback
+import types
+from dataclasses import dataclass
+from typing import Final, TextIO, cast
+
+from agentrl.sandboxes import kernel, seccomp, wire
+from agentrl.sandboxes.base import Limits
+
+HOME: Final = "/tmp"
+_CHANNEL: Final = 3
+_OUT: Final = 4
+_ERR: Final = 5
+_HIGH: Final = 1000
+_CPU_CEILING_S: Final = 3600
+_CHAIN: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a program process is made from."""
+
+    channel: int
+    """Socket to pid 1."""
+    out: int
+    """Where standard output goes."""
+    err: int
+    """Where standard error goes."""
+    proc: int
+    """Folder descriptor of a ``/proc`` that can be written to."""
+    inside: int
+    """User and group of the program."""
+    limits: Limits
+    """What it may use."""
+    seccomp: bytes
+    """The filter."""
+
+
+def main(start: Start) -> None:
+    """Give up every right, report, and run cells; never returns."""
+    code = 1
+    try:
+        _confine(start)
+        _Program(start.limits).serve()
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    finally:
+        os._exit(code)
+
+
+def _confine(start: Start) -> None:
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    proc = f"/proc/self/fd/{start.proc}/self"
+    kernel.set_dumpable(True)
+    with open(f"{proc}/oom_score_adj", "w") as file:
+        file.write("1000")
+    kernel.unshare(kernel.NEWUSER)
+    kernel.write_maps(start.inside, start.inside, start.inside, proc)
+    _move_descriptors(start)
+    os.chdir(HOME)
+    _limit(start.limits)
+    kernel.drop_privileges()
+    seccomp.install(start.seccomp)
+
+
+def _move_descriptors(start: Start) -> None:
+    # First above every target, so that no dup2 closes a descriptor that is still to be moved.
+    for descriptor, target in ((start.channel, _CHANNEL), (start.out, _OUT), (start.err, _ERR)):
+        fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH + target)
+    for target in (_CHANNEL, _OUT, _ERR):
+        os.dup2(_HIGH + target, target, inheritable=False)
+    os.closerange(_ERR + 1, 1 << 20)
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    os.dup2(_OUT, 1)
+    os.dup2(_ERR, 2)
+    os.closerange(_ERR + 1, 64)
+
+
+def _limit(limits: Limits) -> None:
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    for kind, value in (
+        (resource.RLIMIT_AS, size + limits.memory_bytes),
+        (resource.RLIMIT_NPROC, limits.processes),
+        (resource.RLIMIT_FSIZE, limits.file_bytes),
+        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_CPU, _CPU_CEILING_S),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_RTPRIO, 0),
+    ):
+        resource.setrlimit(kind, (value, value))
+
+
+class _Program:
+    """Runs what pid 1 orders."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._channel = socket.socket(fileno=_CHANNEL)
+        self._module = types.ModuleType("__main__")
+        self._globals = self._module.__dict__
+        self._globals["__builtins__"] = builtins
+        sys.modules["__main__"] = self._module
+        self._cells = 0
+        self._recursion = sys.getrecursionlimit()
+        self._streams: list[TextIO] = [_writer(1), _writer(2)]
+        self._pid = os.getpid()
+
+    def serve(self) -> None:
+        frames = wire.Frames(wire.MAX_ORDER)
+        self._tell({"t": "up"})
+        while (order := wire.receive(self._channel, frames)) is not None:
+            self._pid = os.getpid()
+            if order["t"] == "snapshot":
+                self._snapshot()
+            elif order["t"] == "read":
+                self._tell(_read(cast(str, order["path"]), cast(int, order["offset"]), cast(int, order["max"])))
+            elif self._run(order):
+                return
+
+    def _tell(self, claim: wire.Message) -> None:
+        self._channel.sendall(wire.pack(claim))
+
+    def _snapshot(self) -> None:
+        # A fork keeps one thread only, so a process with more can't be copied truly.
+        pid = 0
+        if len(os.listdir("/proc/self/task")) == 1:
+            try:
+                pid = kernel.clone(kernel.CLONE_PARENT)
+            except OSError:
+                pid = 0
+            else:
+                if pid == 0:
+                    os.setpgid(0, 0)
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                    return
+        self._tell({"t": "snapshot", "pid": pid})
+
+    def _run(self, order: wire.Message) -> bool:
+        self._cells += 1
+        token, claim = order["token"], self._execute(order)
+        self._flush()
+        if os.getpid() != self._pid:
+            os._exit(0)  # a child that the cell forked came out at its end
+        self._tell({"t": "done", "token": token, **claim})
+        return bool(order["final"])
+
+    def _prepare(self, order: wire.Message) -> None:
+        os.dup2(_OUT, 1)
+        os.dup2(_ERR, 2)
+        self._streams = [
+            _writer(number) if stream.closed else stream for number, stream in enumerate(self._streams, start=1)
+        ]
+        sys.stdout, sys.stderr = self._streams
+        sys.stdin = io.TextIOWrapper(_input(cast(str, order["stdin"])), encoding="utf-8")
+        sys.setrecursionlimit(self._recursion)
+        for name, content in cast(dict[str, str], order["files"]).items():
+            os.makedirs(os.path.dirname(os.path.join(HOME, name)), exist_ok=True)
+            with open(os.path.join(HOME, name), "wb") as file:
+                file.write(base64.b64decode(content))
+        if order["seed"] is not None:
+            _seed(cast(int, order["seed"]))
+
+    def _flush(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (ValueError, OSError, AttributeError):
+                continue  # the program closed or replaced it: what it held is lost, as in a plain interpreter
+
+    def _execute(self, order: wire.Message) -> wire.Message:
+        name = f"<cell {self._cells}>"
+        try:
+            self._prepare(order)
+            value = _evaluate(cast(str, order["code"]), name, self._globals)
+            shown = None if value is None else repr(value)
+            if shown is not None and not isinstance(shown, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                shown = None
+        except SystemExit as error:
+            return _claim("exit", exit_code=_exit_code(error))
+        except BaseException as error:
+            kind = "memory" if isinstance(error, MemoryError) else "error"
+            report = _report(error)
+            name = type(error).__name__
+            error.__traceback__ = None
+            return _claim(kind, exc_type=name[:200], trace=wire.cut(report, self._limits.traceback_chars))
+        return _claim("ok", value=None if shown is None else wire.cut(shown, self._limits.value_chars))
+
+
+def _claim(
+    status: str,
+    *,
+    value: str | None = None,
+    exc_type: str | None = None,
+    trace: str | None = None,
+    exit_code: int | None = None,
+) -> wire.Message:
+    return {"status": status, "value": value, "exc_type": exc_type, "traceback": trace, "exit_code": exit_code}
+
+
+def _writer(descriptor: int) -> TextIO:
+    return open(descriptor, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _input(text: str) -> io.BufferedReader:
+    if text:
+        descriptor = os.open(HOME, os.O_TMPFILE | os.O_RDWR)
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(text.encode("utf-8", "surrogatepass"))
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    else:
+        descriptor = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(descriptor, 0)
+    os.close(descriptor)
+    return open(0, "rb", closefd=False)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % (1 << 32))
+
+
+def _evaluate(code: str, name: str, scope: dict[str, object]) -> object:
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    tree = ast.parse(code, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), scope)
+    if last is None:
+        return None
+    return eval(compile(ast.Expression(cast(ast.Expr, last).value), name, "eval"), scope)
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _report(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
+        trace = trace.tb_next
+    _shorten_chain(error)
+    # Looked up when it is needed: a program that breaks it breaks its own report.
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _shorten_chain(error: BaseException) -> None:
+    current: BaseException | None = error
+    for _ in range(_CHAIN):
+        if current is None:
+            return
+        current = current.__cause__ or current.__context__
+    if current is not None:
+        current.__cause__ = current.__context__ = None
+
+
+def _read(path: str, offset: int, size: int) -> wire.Message:
+    try:
+        with open(os.path.join(HOME, path), "rb") as file:
+            file.seek(offset)
+            data = file.read(size)
+    except OSError as error:
+        return {"t": "read", "data": None, "errno": error.errno or errno.EIO}
+    return {"t": "read", "data": base64.b64encode(data).decode(), "errno": None}

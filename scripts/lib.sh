@@ -1,0 +1,86 @@
+# What the scripts share: find Python, make the virtual environment, install agentrl into it. To be sourced by bash.
+
+ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+VENV="$ROOT/.venv"
+# There while pip is at work: a run that finds it knows that the last one was interrupted.
+INSTALLING="$VENV/.agentrl-installing"
+
+say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
+
+die() {
+  printf '%s\n' "$*" >&2
+  exit 1
+}
+
+# Print the path of a Python that is new enough and can make virtual environments; $PYTHON is tried first.
+find_python() {
+  local candidate path
+  for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3; do
+    # A version manager's stand-in exists for versions that are not switched on: only running it tells.
+    path=$("$candidate" -c 'import sys; print(sys.executable if sys.version_info >= (3, 11) else "")' 2>/dev/null) || continue
+    [[ -n $path ]] || continue
+    "$path" -c 'import ensurepip, venv' 2>/dev/null ||
+      die "$path can't make virtual environments yet; install the missing part with: apt-get install ${path##*/}-venv"
+    printf '%s\n' "$path"
+    return
+  done
+  die "agentrl needs Python 3.11 or newer, and none was found; install it with: apt-get install python3 python3-venv"
+}
+
+# What an installation depends on: the two files, and where the repository lies (installed scripts name that path).
+fingerprint() {
+  { cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" && printf '%s\n' "$ROOT"; } | sha256sum | cut -d ' ' -f 1
+}
+
+# Succeed when .venv can be built upon: made here, by a Python that still works, with no installation cut off halfway,
+# and with the packages in place that its stamps speak of.
+sound() {
+  local stamp python="$VENV/bin/python"
+  [[ ! -e $INSTALLING ]] || return 1
+  # Its answer counts, not its exit status: a file cut short to nothing exits with 0.
+  [[ $("$python" -c 'import sys; print(sys.version_info >= (3, 11) and sys.prefix)') == "$VENV" ]] || return 1
+  # A folder that was moved keeps the old path in its scripts.
+  grep -qF "$VENV/bin/" "$VENV/bin/pip" && "$python" -m pip --version || return 1
+  for stamp in "$VENV"/.agentrl-*; do
+    [[ -e $stamp ]] || continue
+    "$python" -c 'import agentrl, sys, importlib.util as u; sys.exit(not (u.find_spec("torch") and u.find_spec("rich")))'
+    return
+  done
+}
+
+# Succeed when the given extra is installed as pyproject.toml and constraints.txt want it; the dev extra contains train.
+installed() {
+  local extra wanted
+  sound >/dev/null 2>&1 || return 1
+  wanted=$(fingerprint)
+  for extra in "$1" dev; do
+    [[ -f $VENV/.agentrl-$extra && $(<"$VENV/.agentrl-$extra") == "$wanted" ]] && return
+  done
+  return 1
+}
+
+# Make .venv unless a sound one is there.
+make_venv() {
+  local python
+  sound >/dev/null 2>&1 && return
+  python=$(find_python)
+  say "Making a virtual environment in $VENV with $python"
+  "$python" -m venv --clear "$VENV" || die "Making $VENV failed: the lines above say why."
+}
+
+# Bring .venv up to date with the given extra: train or dev.
+install_extra() {
+  (
+    # Two scripts started at once take turns; the lock goes with this subshell.
+    flock 9
+    installed "$1" && exit
+    make_venv
+    say "Installing agentrl and its '$1' extra into .venv (only when they change; PyTorch is large: 1 to 15 minutes)"
+    touch "$INSTALLING"
+    cd -- "$ROOT"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$1]" ||
+      die "Installing failed: the lines above say why. Run this again to start over."
+    fingerprint >"$VENV/.agentrl-$1"
+    rm "$INSTALLING"
+  ) 9<"$ROOT"
+}

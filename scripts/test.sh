@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Run the tests in a virtual environment that is made when it is missing.
+set -euo pipefail
+source -- "$(dirname -- "${BASH_SOURCE[0]}")/lib.sh"
+
+usage() {
+  cat <<USAGE
+Usage: scripts/test.sh [OPTION of pytest ...]
+
+Installs agentrl and its tools into .venv (once) and runs the tests from the repository's root. For example:
+
+  scripts/test.sh                     everything that this machine can run
+  scripts/test.sh -m "not slow"       without what takes more than ten seconds
+  scripts/test.sh tests/test_env.py   one file
+
+With AGENTRL_CI=1 a test that would be skipped fails.
+
+  -h, --help   show this page and stop
+USAGE
+}
+
+main() {
+  case "${1:-}" in -h | --help) usage && return ;; esac
+  install_extra dev
+  cd -- "$ROOT"
+  "$VENV/bin/python" -m pytest "$@"
+}
+
+main "$@"

@@ -1,0 +1,165 @@
+"""Slow, independent references: Python floats and loops, written from the formulas, sharing nothing with the package.
+
+A batch is a list of rows, a row a list of numbers; ``flat`` and ``starts_of`` turn rows into the package's layout.
+"""
+
+import math
+
+
+def flat(rows):
+    return [value for row in rows for value in row]
+
+
+def starts_of(rows):
+    starts = [0]
+    for row in rows:
+        starts.append(starts[-1] + len(row))
+    return starts
+
+
+def cut(values, lengths):
+    rows, at = [], 0
+    for length in lengths:
+        rows.append(list(values[at : at + length]))
+        at += length
+    return rows
+
+
+def realized(energy, weights, kind):
+    rows = []
+    for i, row in enumerate(energy):
+        total, out = 0.0, []
+        for t, w in enumerate(row):
+            w = w * weights[i][t] ** 2 if weights else w
+            total += w
+            out.append({"cumulative": total, "instantaneous": w, "uniform": 1.0}[kind])
+        rows.append(out)
+    return rows
+
+
+def otb(rewards, energy, group, *, kind="cumulative", leave_one_out=False, tail="zero", weights=None):
+    energies = realized(energy, weights, kind)
+    to_go = [[math.fsum(row[t:]) for t in range(len(row))] for row in rewards]
+    result = []
+    for i, row in enumerate(rewards):
+        members = [j for j in range(len(rewards)) if group[j] == group[i] and rewards[j]]
+        out = []
+        for t in range(len(row)):
+            if tail == "carry":
+                pairs = {
+                    j: (energies[j][t], to_go[j][t]) if t < len(rewards[j]) else (energies[j][-1], to_go[j][0])
+                    for j in members
+                }
+            else:
+                pairs = {j: (energies[j][t], to_go[j][t]) for j in members if t < len(rewards[j])}
+            if len(members) == 1:
+                baseline = 0.0
+            elif len(pairs) == 1:
+                baseline = to_go[i][t] if tail == "own" else 0.0
+            else:
+                kept = [pair for j, pair in pairs.items() if not (leave_one_out and j == i)]
+                baseline = math.fsum(w * g for w, g in kept) / (math.fsum(w for w, _ in kept) + 1e-8)
+            out.append(to_go[i][t] - baseline)
+        result.append(out)
+    return result
+
+
+def per_row(name, rewards, energy, group):
+    """The estimators with one advantage per row: group_mean, grpo, rloo, opo, ogb, reinforce_pp."""
+    returns = [math.fsum(row) for row in rewards]
+    tokens = [r for row, r in zip(rewards, returns, strict=True) for _ in row]
+    result = []
+    for i, row in enumerate(rewards):
+        members = [j for j in range(len(rewards)) if group[j] == group[i] and rewards[j]]
+        values = [returns[j] for j in members]
+        alone = len(members) < 2
+        if name == "reinforce_pp":
+            mean = math.fsum(tokens) / max(len(tokens), 1)
+            std = math.sqrt(math.fsum((r - mean) ** 2 for r in tokens) / max(len(tokens), 1))
+            value = (returns[i] - mean) / (std + 1e-8)
+        elif alone:
+            value = returns[i]
+        elif name in ("group_mean", "grpo"):
+            mean = math.fsum(values) / len(values)
+            std = math.sqrt(math.fsum((r - mean) ** 2 for r in values) / (len(values) - 1))
+            value = (returns[i] - mean) / (1.0 if name == "group_mean" else std + 1e-6)
+        elif name == "rloo":
+            others = [returns[j] for j in members if j != i]
+            value = returns[i] - math.fsum(others) / max(len(others), 1)
+        else:
+            weight = [len(rewards[j]) if name == "opo" else math.fsum(energy[j]) for j in members]
+            eps = 0.0 if name == "opo" else 1e-8
+            value = returns[i] - math.fsum(w * r for w, r in zip(weight, values, strict=True)) / (
+                math.fsum(weight) + eps
+            )
+        result.append([value] * len(row))
+    return result
+
+
+def aggregate(losses, kind, max_tokens=None):
+    rows = [row for row in losses if row]
+    if not rows:
+        return 0.0
+    if kind == "seq_mean_token_mean":
+        return math.fsum(math.fsum(row) / len(row) for row in rows) / len(rows)
+    if kind == "token_mean":
+        return math.fsum(flat(rows)) / len(flat(rows))
+    if kind == "seq_mean_token_sum":
+        return math.fsum(flat(rows)) / len(rows)
+    return math.fsum(flat(rows)) / (len(rows) * max_tokens)
+
+
+def clip(value, low, high):
+    return max(low, min(value, high))
+
+
+def surrogate(advantage, log_ratio, low, high, dual):
+    """The written objective, with its max and min; and its derivative by log_ratio."""
+    log_ratio = min(log_ratio, 10.0)
+    plain, clipped = -advantage * math.exp(log_ratio), -advantage * math.exp(clip(log_ratio, low, high))
+    loss, slope = (plain, plain) if plain >= clipped else (clipped, 0.0)
+    if advantage < 0 and dual is not None and loss > -advantage * math.exp(dual):
+        loss, slope = -advantage * math.exp(dual), 0.0
+    return loss, slope
+
+
+def ctpo(steps, advantages, *, low=0.025, high=0.05, dual=0.05, power=0.5):
+    """Loss and derivative by logp of each token, from d = logp − old of each row."""
+    losses, slopes = [], []
+    for row, credit in zip(steps, advantages, strict=True):
+        total, loss_row, slope_row = 0.0, [], []
+        for t, (d, a) in enumerate(zip(row, credit, strict=True), start=1):
+            total += clip(d, -20.0, 20.0)
+            scale = t**power
+            loss, slope = surrogate(a, total, -low * scale, high * scale, None if dual is None else dual * scale)
+            loss_row.append(loss)
+            slope_row.append(slope)
+        losses.append(loss_row)
+        slopes.append(slope_row)
+    return losses, slopes
+
+
+def ppo(steps, advantages, *, low, high, dual=None):
+    floor = math.log(1 - low) if low < 1 else -math.inf
+    log_dual = None if dual is None else math.log(dual)
+    pairs = [
+        [surrogate(a, d, floor, math.log(1 + high), log_dual) for d, a in zip(row, credit, strict=True)]
+        for row, credit in zip(steps, advantages, strict=True)
+    ]
+    return [[loss for loss, _ in row] for row in pairs], [[slope for _, slope in row] for row in pairs]
+
+
+def padded_ctpo_loss(steps, advantages, mask):
+    """CTPO as a padded trainer writes it: rectangles with a mask, tool tokens of ratio 1, defaults, row means."""
+    row_means = []
+    for row, credit, keep in zip(steps, advantages, mask, strict=True):
+        total, seen, loss = 0.0, 0, 0.0
+        for d, a, sampled in zip(row, credit, keep, strict=True):
+            if not sampled:
+                continue
+            total, seen = total + d, seen + 1
+            scale = math.sqrt(seen)
+            loss += surrogate(a, total, -0.025 * scale, 0.05 * scale, 0.05 * scale)[0]
+        if seen:
+            row_means.append(loss / seen)
+    return math.fsum(row_means) / len(row_means)

@@ -1,0 +1,320 @@
+import math
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl import algos
+from agentrl.algos.advantages import group_mean, ogb, opo, otb, reinforce_pp, rloo
+from agentrl.algos.rows import Rows
+from agentrl.errors import ConfigError, UnknownNameError
+
+PER_ROW = ("group_mean", "grpo", "rloo", "opo", "ogb", "reinforce_pp")
+
+
+def tensors(rows, group):
+    lengths = torch.tensor([len(row) for row in rows])
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return torch.tensor([value for row in rows for value in row]), starts, torch.tensor(group)
+
+
+@st.composite
+def batches(draw):
+    """Ragged rows in interleaved groups: (rewards, energy, weights, group), the first three as lists of rows."""
+    lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=9))
+    group = [draw(st.sampled_from([3, -1, 40])) for _ in lengths]
+    number = st.sampled_from([0.0, 0.0, 1.0, -0.5, 0.25])
+    energy = st.sampled_from([0.0, 1e-3, 0.02, 0.4, 0.9, 1.9])
+    weight = st.sampled_from([0.0, 0.5, 1.0, 1.5])
+    rows = [[draw(st.tuples(number, energy, weight)) for _ in range(length)] for length in lengths]
+    return *([[token[k] for token in row] for row in rows] for k in range(3)), group
+
+
+def test_hand_worked_pair():
+    rewards, starts, group = tensors([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], [0, 0])
+    energy = torch.tensor([0.02, 0.40, 0.06, 0.24, 0.68, 0.90])
+    expected = torch.tensor([0.923077, 0.686567, 0.791304, -0.076923, -0.313433, -0.208696])
+    torch.testing.assert_close(otb(rewards, energy, starts, group), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("tail", "last"), [("zero", 1.0), ("own", 0.0), ("carry", 1.0 - 0.48 / (0.48 + 0.92))])
+def test_hand_worked_ragged_tail(tail, last):
+    rewards, starts, group = tensors([[0.0, 0.0, 1.0], [0.0, 0.0]], [5, 5])
+    energy = torch.tensor([0.02, 0.40, 0.06, 0.24, 0.68])
+    expected = torch.tensor([0.923077, 0.686567, last, -0.076923, -0.313433])
+    torch.testing.assert_close(otb(rewards, energy, starts, group, tail=tail), expected, atol=1e-6, rtol=0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    batches(),
+    st.sampled_from(["cumulative", "instantaneous", "uniform"]),
+    st.booleans(),
+    st.sampled_from(["zero", "own", "carry"]),
+    st.booleans(),
+)
+def test_otb_is_the_slow_loop(reference, batch, kind, leave_one_out, tail, weighted):
+    rewards, energy, weights, group = batch
+    flat_rewards, starts, groups = tensors(rewards, group)
+    got = otb(
+        flat_rewards,
+        tensors(energy, group)[0],
+        starts,
+        groups,
+        energy_kind=kind,
+        leave_one_out=leave_one_out,
+        tail=tail,
+        weights=tensors(weights, group)[0] if weighted else None,
+    )
+    expected = reference.otb(
+        rewards,
+        energy,
+        group,
+        kind=kind,
+        leave_one_out=leave_one_out,
+        tail=tail,
+        weights=weights if weighted else None,
+    )
+    torch.testing.assert_close(got, torch.tensor(reference.flat(expected)), atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=80, deadline=None)
+@given(batches(), st.sampled_from(PER_ROW))
+def test_per_row_estimators_are_the_slow_loop(reference, batch, name):
+    rewards, energy, _, group = batch
+    flat_rewards, starts, groups = tensors(rewards, group)
+    got = algos.advantage(name, flat_rewards, tensors(energy, group)[0], starts, groups)
+    expected = torch.tensor(reference.flat(reference.per_row(name, rewards, energy, group)))
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def random_batch(lengths, group, *, least_energy=0.05):
+    """Rewards, energies, starts and groups in float64, so that invariants show to the last digits."""
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.tensor(lengths).cumsum(0)])
+    rewards = torch.zeros(sum(lengths), dtype=torch.float64)
+    for end, length in zip(starts[1:].tolist(), lengths, strict=True):
+        if length:
+            rewards[end - 1] = torch.randn(())
+            rewards[end - 1 - length // 2] += torch.randn(())
+    energy = least_energy + torch.rand(sum(lengths), dtype=torch.float64)
+    return rewards, energy, starts, torch.tensor(group)
+
+
+RAGGED = ([5, 3, 0, 4, 5, 1, 6, 2], [0, 1, 0, 0, 1, 0, 1, 2])
+
+
+def test_energy_weighted_advantages_cancel_wherever_two_rows_live():
+    rewards, energy, starts, group = random_batch(*RAGGED)
+    rows = Rows.of(starts, rewards)
+    weighted = rows.prefix_sum(energy) * otb(rewards, energy, starts, group)
+    for g in (0, 1):
+        for t in range(1, 7):
+            here = (group[rows.row] == g) & (rows.ordinal == t)
+            if here.sum() >= 2:
+                assert abs(float(weighted[here].sum())) < 1e-6
+
+
+def test_adding_a_constant_to_every_return_changes_nothing_where_two_rows_live():
+    rewards, energy, starts, group = random_batch([4, 4, 4, 4], [0, 1, 0, 1])
+    shifted = rewards.clone()
+    shifted[starts[1:] - 1] += 7.0
+    torch.testing.assert_close(
+        otb(shifted, energy, starts, group), otb(rewards, energy, starts, group), atol=1e-5, rtol=0
+    )
+
+
+def test_scaling_the_energy_changes_nothing():
+    rewards, energy, starts, group = random_batch(*RAGGED)
+    torch.testing.assert_close(
+        otb(rewards, energy * 0.01, starts, group), otb(rewards, energy, starts, group), atol=1e-4, rtol=0
+    )
+
+
+def test_permuting_rows_permutes_the_result_and_groups_never_mix():
+    rewards, energy, starts, group = random_batch(*RAGGED)
+    whole = otb(rewards, energy, starts, group)
+    for order in ([7, 6, 5, 4, 3, 2, 1, 0], [1, 4, 6], [0, 2, 3, 5]):
+        pick = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in order])
+        lengths = torch.tensor([0] + [int(starts[i + 1] - starts[i]) for i in order])
+        part = otb(rewards[pick], energy[pick], lengths.cumsum(0), group[order])
+        torch.testing.assert_close(part, whole[pick], atol=1e-12, rtol=0)
+
+
+def test_uniform_energy_and_equal_lengths_are_the_group_mean():
+    rewards, energy, starts, group = random_batch([4] * 6, [0, 1, 0, 1, 1, 9])
+    rewards = torch.zeros_like(rewards).index_fill(0, starts[[1, 2, 5]] - 1, 1.0)
+    uniform = otb(rewards, energy, starts, group, energy_kind="uniform")
+    torch.testing.assert_close(uniform, group_mean(rewards, starts, group), atol=1e-6, rtol=0)
+
+
+def test_self_inclusive_is_leave_one_out_less_the_rows_own_share():
+    rewards, energy, starts, group = random_batch([4] * 5, [0] * 5)
+    rows = Rows.of(starts, rewards)
+    realized = rows.prefix_sum(energy)
+    total = torch.zeros(5, dtype=torch.float64).index_add(0, rows.ordinal, realized)[rows.ordinal]
+    expected = (1 - realized / total) * otb(rewards, energy, starts, group, leave_one_out=True)
+    torch.testing.assert_close(otb(rewards, energy, starts, group), expected, atol=1e-6, rtol=0)
+
+
+def test_group_of_one_and_rows_without_tokens():
+    rewards, energy, starts, group = random_batch([3, 0, 0], [0, 0, 4])
+    for tail in ("zero", "own", "carry"):
+        torch.testing.assert_close(
+            otb(rewards, energy, starts, group, tail=tail), rewards.flip(0).cumsum(0).flip(0), atol=1e-12, rtol=0
+        )
+    for name in ("group_mean", "grpo", "rloo", "opo", "ogb"):
+        got = algos.advantage(name, rewards, energy, starts, group)
+        torch.testing.assert_close(got, rewards.sum().expand(3), atol=1e-12, rtol=0)
+
+
+def test_zero_energy_has_no_baseline():
+    rewards, starts, group = tensors([[1.0], [0.0]], [0, 0])
+    assert otb(rewards, torch.zeros(2), starts, group).tolist() == [1.0, 0.0]
+
+
+def test_no_tokens_at_all():
+    rewards, starts, group = tensors([[], []], [0, 0])
+    for name in algos.ADVANTAGES:
+        assert algos.advantage(name, rewards, rewards, starts, group).shape == (0,)
+
+
+def test_turn_rewards_are_credited_to_go():
+    rewards, starts, group = tensors([[0.0, 0.5, 0.0, 1.0]], [0])
+    assert otb(rewards, torch.ones(4), starts, group).tolist() == [1.5, 1.5, 1.0, 1.0]
+    assert group_mean(rewards, starts, group).tolist() == [1.5] * 4
+
+
+def test_whitening_has_mean_0_and_std_1_over_tokens():
+    rewards, _, starts, group = random_batch(*RAGGED)
+    white = reinforce_pp(rewards, starts, group)
+    assert abs(float(white.mean())) < 1e-9
+    assert math.isclose(float(white.std(correction=0)), 1.0, abs_tol=1e-6)
+
+
+def test_hand_worked_per_row_estimators():
+    rewards, starts, group = tensors([[0.0, 1.0], [0.0, 0.0, 0.0], [0.0]], [0, 0, 0])
+    energy = torch.tensor([0.5, 0.5, 1.0, 1.0, 1.0, 1.0])
+    pick = starts[:-1]
+    assert group_mean(rewards, starts, group)[pick].tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    std = math.sqrt((4 / 9 + 1 / 9 + 1 / 9) / 2) + 1e-6
+    assert group_mean(rewards, starts, group, std=True)[pick].tolist() == pytest.approx(
+        [2 / 3 / std, -1 / 3 / std, -1 / 3 / std]
+    )
+    assert rloo(rewards, starts, group)[pick].tolist() == pytest.approx([1.0, -0.5, -0.5])
+    assert opo(rewards, starts, group)[pick].tolist() == pytest.approx([1 - 2 / 6, -2 / 6, -2 / 6])
+    assert ogb(rewards, energy, starts, group)[pick].tolist() == pytest.approx([1 - 1 / 5, -1 / 5, -1 / 5])
+
+
+def test_an_energy_near_zero_survives_a_huge_batch_before_it():
+    long = torch.full((200_000,), 1.9)
+    energy = torch.cat([long, torch.tensor([1e-6, 3e-6])])
+    starts = torch.tensor([0, 200_000, 200_001, 200_002])
+    rewards = torch.cat([torch.zeros(200_000), torch.tensor([1.0, 0.0])])
+    baseline = 1e-6 / (4e-6 + 1e-8)
+    got = otb(rewards, energy, starts, torch.tensor([0, 1, 1]))[-2:]
+    torch.testing.assert_close(got, torch.tensor([1 - baseline, -baseline]), atol=1e-6, rtol=0)
+
+
+def test_float32_is_as_good_as_float64_over_long_rows():
+    lengths = [8000, 7000, 0, 6000, 8000]
+    rewards, energy, starts, group = random_batch(lengths, [0] * 5)
+    single = otb(rewards.float(), energy.float(), starts, group)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), otb(rewards, energy, starts, group), atol=1e-5, rtol=1e-6)
+
+
+def test_bfloat16_rewards_come_back_as_float32():
+    rewards, starts, group = tensors([[0.0, 1.0], [0.0]], [0, 0])
+    assert otb(rewards.bfloat16(), torch.ones(3), starts, group).dtype == torch.float32
+
+
+def test_an_episode_cut_into_neighbouring_rows_is_credited_whole_by_its_own_offsets():
+    rewards, energy, starts, group = random_batch([3, 4, 7], [0, 0, 0])
+    joined = otb(rewards, energy, starts[[0, 2, 3]], group[[0, 2]])
+    assert not torch.allclose(joined, otb(rewards, energy, starts, group))
+    assert joined.shape == rewards.shape
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"starts": torch.tensor([0, 2])},
+        {"starts": torch.tensor([1, 2, 4])},
+        {"starts": torch.tensor([0, 5, 4])},
+        {"starts": torch.tensor([0.0, 2.0, 4.0])},
+        {"starts": torch.tensor([0, 3, 1, 4])},
+        {"group": torch.tensor([0])},
+        {"group": torch.tensor([0.0, 1.0])},
+        {"energy": torch.ones(3)},
+        {"energy": -torch.ones(4)},
+        {"energy": torch.ones(4, dtype=torch.int64)},
+        {"energy": torch.tensor([1.0, float("nan"), 1.0, 1.0])},
+        {"rewards": torch.tensor([1.0, float("inf"), 1.0, 1.0])},
+        {"rewards": torch.full((4,), float("inf"))},
+        {"weights": torch.tensor([1.0, 1.0, -1.0, 1.0])},
+        {"weights": torch.ones(2, 2)},
+    ],
+)
+def test_wrong_inputs_are_refused(change):
+    good = {
+        "rewards": torch.zeros(4),
+        "energy": torch.ones(4),
+        "starts": torch.tensor([0, 2, 4]),
+        "group": torch.tensor([0, 0]),
+    }
+    otb(**good)
+    with pytest.raises(ValueError, match=next(iter(change))):
+        otb(**good | change)
+
+
+def test_unknown_kinds_are_named():
+    args = (torch.zeros(1), torch.ones(1), torch.tensor([0, 1]), torch.tensor([0]))
+    with pytest.raises(UnknownNameError, match="cumulative"):
+        otb(*args, energy_kind="cumulativ")
+    with pytest.raises(UnknownNameError, match="zero"):
+        otb(*args, tail="zer")
+
+
+def test_the_table_of_advantages():
+    rewards, energy, starts, group = random_batch(*RAGGED)
+    assert set(algos.ADVANTAGES) == {"otb", "otb_loo", *PER_ROW}
+    torch.testing.assert_close(
+        algos.advantage("otb_loo", rewards, energy, starts, group),
+        otb(rewards, energy, starts, group, leave_one_out=True),
+    )
+    assert [name for name in algos.ADVANTAGES if algos.needs_energy(name)] == ["otb", "otb_loo", "ogb"]
+    algos.advantage("grpo", rewards, None, starts, group)
+    with pytest.raises(ValueError, match="needs the energy"):
+        algos.advantage("otb", rewards, None, starts, group)
+    with pytest.raises(UnknownNameError, match="did you mean 'otb'"):
+        algos.advantage("otbb", rewards, energy, starts, group)
+    with pytest.raises(ConfigError, match="did you mean 'tail'"):
+        algos.advantage("otb", rewards, energy, starts, group, tial="own")
+
+
+def test_a_config_is_checked_before_anything_is_sampled():
+    algos.check_options("advantage", "otb", {"tail": "carry"})
+    with pytest.raises(UnknownNameError, match="tail"):
+        algos.check_options("advantage", "otb", {"tail": "carried"})
+    with pytest.raises(ConfigError, match="clip_low"):
+        algos.check_options("loss", "ctpo", {"clip_low": -1.0})
+    with pytest.raises(ConfigError, match="wrong type"):
+        algos.check_options("loss", "ctpo", {"clip_low": "wide"})
+    with pytest.raises(ConfigError, match="max_tokens"):
+        algos.check_options("loss", "ctpo", {"aggregate": "token_sum_const"})
+
+
+@pytest.mark.slow
+def test_four_million_tokens_take_under_a_second():
+    lengths = torch.randint(0, 1900, (4096,))
+    lengths[-1] = 4_000_000 - lengths[:-1].sum()
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    rewards, energy, group = torch.zeros(4_000_000), torch.rand(4_000_000), torch.arange(4096) % 512
+    seconds = []
+    while len(seconds) < 6 and min(seconds, default=1.0) >= 1.0:  # a busy machine gets several tries
+        begin = time.perf_counter()
+        otb(rewards, energy, starts, group)
+        seconds.append(time.perf_counter() - begin)
+    assert min(seconds) < 1.0

@@ -1,0 +1,318 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.algos import head
+from agentrl.algos.head import TokenStats, token_energy, token_stats
+
+
+def reference(hidden, weight, targets, *, temperature=1.0, bias=None, softcap=None):
+    """The same three vectors from whole float64 logits."""
+    logits = hidden.double() @ weight.double().T
+    if bias is not None:
+        logits = logits + bias.double()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    log_probs = (logits / temperature).log_softmax(1)
+    probs = log_probs.exp()
+    return TokenStats(
+        log_probs.gather(1, targets[:, None])[:, 0], -(probs * log_probs).sum(1), probs.square().sum(1)
+    )  # fmt: skip
+
+
+def inputs(tokens, vocabulary, width, *, dtype=torch.float32, scale=1.0):
+    hidden = torch.randn(tokens, width, dtype=torch.float64).to(dtype)
+    weight = (scale * torch.randn(vocabulary, width, dtype=torch.float64)).to(dtype)
+    return hidden, weight, torch.randint(0, vocabulary, (tokens,))
+
+
+def assert_stats_close(got, expected, atol):
+    for mine, true in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine.double(), true.double(), atol=atol, rtol=0)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Tiles of 5 vocabulary entries and 2 tokens a block: every loop runs several times."""
+    monkeypatch.setitem(head._TILE, "cpu", 5)
+    monkeypatch.setitem(head._BLOCK_ELEMENTS, "cpu", 10)
+
+
+SETTINGS = [
+    {},
+    {"temperature": 0.7},
+    {"bias": True},
+    {"softcap": 2.0},
+    {"temperature": 1.3, "bias": True, "softcap": 3.0},
+]
+
+
+def with_bias(options, vocabulary, dtype=torch.float64):
+    return options | ({"bias": torch.randn(vocabulary, dtype=dtype)} if "bias" in options else {})
+
+
+@pytest.mark.parametrize("options", SETTINGS)
+@pytest.mark.parametrize("vocabulary", [1, 4, 5, 13])
+def test_tiles_and_chunks_are_the_whole_softmax(small_blocks, options, vocabulary):
+    hidden, weight, targets = inputs(7, vocabulary, 3, dtype=torch.float64, scale=3.0)
+    options = with_bias(options, vocabulary)
+    assert_stats_close(
+        token_stats(hidden, weight, targets, **options), reference(hidden, weight, targets, **options), 1e-12
+    )
+
+
+@pytest.mark.parametrize("options", SETTINGS)
+@pytest.mark.parametrize("tiled", [True, False])
+def test_gradients_of_logp_and_entropy(request, options, tiled):
+    if tiled:
+        request.getfixturevalue("small_blocks")
+    hidden, weight, targets = inputs(5, 11, 3, dtype=torch.float64)
+    options = with_bias(options, 11)
+    leaves = [tensor.requires_grad_() for tensor in (hidden, weight, options.get("bias")) if tensor is not None]
+
+    def outputs(*values):
+        rest = options | ({"bias": values[2]} if len(values) == 3 else {})
+        stats = token_stats(values[0], values[1], targets, **rest)
+        return stats.logp, stats.entropy
+
+    assert torch.autograd.gradcheck(outputs, leaves)
+
+
+@pytest.mark.parametrize("use", ["logp", "entropy", "both"])
+def test_gradients_are_those_of_the_whole_softmax(small_blocks, use):
+    hidden, weight, targets = (tensor for tensor in inputs(9, 17, 4, dtype=torch.float64))
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    factors = torch.randn(2, 9, dtype=torch.float64)
+
+    def gradients(stats):
+        parts = {"logp": factors[0] * stats.logp, "entropy": factors[1] * stats.entropy}
+        return torch.autograd.grad(sum(parts.values() if use == "both" else [parts[use]]).sum(), (hidden, weight))
+
+    for mine, true in zip(
+        gradients(token_stats(hidden, weight, targets)), gradients(reference(hidden, weight, targets)), strict=True
+    ):
+        torch.testing.assert_close(mine, true)
+
+
+@pytest.mark.parametrize("vocabulary", [512, 20_000])
+@pytest.mark.parametrize("scale", [0.05, 0.5, 2.0])
+def test_float32_is_within_1e_5_of_float64(vocabulary, scale):
+    hidden, weight, targets = inputs(64, vocabulary, 16, scale=scale)
+    stats = token_stats(hidden, weight, targets)
+    assert all(part.dtype == torch.float32 for part in stats)
+    # The logits themselves are rounded to float32; the head must add nothing to that.
+    logits = hidden @ weight.T
+    exact = reference(logits, torch.eye(vocabulary), targets) if vocabulary < 1000 else None
+    log_probs = logits.double().log_softmax(1)
+    assert_stats_close(
+        stats,
+        exact
+        or TokenStats(
+            log_probs.gather(1, targets[:, None])[:, 0],
+            -(log_probs.exp() * log_probs).sum(1),
+            log_probs.exp().square().sum(1),
+        ),
+        1e-5,
+    )
+
+
+def test_log_probs_are_never_above_zero_and_entropies_never_below():
+    hidden = torch.randn(400, 8) * torch.logspace(-2, 3, 400)[:, None]
+    weight = torch.randn(300, 8)
+    targets = (hidden @ weight.T).argmax(1)
+    stats = token_stats(hidden, weight, targets, temperature=0.6)
+    assert float(stats.logp.max()) <= 0.0
+    assert float(stats.entropy.min()) >= 0.0
+    assert float(stats.sum_sq.min()) > 0.0 and float(stats.sum_sq.max()) <= 1.0
+    assert all(bool(part.isfinite().all()) for part in stats)
+
+
+def test_huge_logits_do_not_overflow(small_blocks):
+    weight = torch.tensor([[-1e4], [1e4], [0.0], [9990.0], [0.0], [0.0], [1e4 - 1.0]])
+    stats = token_stats(torch.ones(2, 1), weight, torch.tensor([1, 6]))
+    p = 1 / (1 + math.exp(-1.0) + math.exp(-10.0))
+    assert stats.logp.tolist() == pytest.approx([math.log(p), math.log(p) - 1.0], abs=1e-5)
+    assert stats.sum_sq.tolist() == pytest.approx([p * p * (1 + math.exp(-2.0))] * 2, abs=1e-5)
+
+
+def test_uniform_distribution_by_hand(small_blocks):
+    stats = token_stats(torch.zeros(3, 2), torch.randn(8, 2), torch.tensor([0, 4, 7]))
+    assert stats.logp.tolist() == pytest.approx([-math.log(8)] * 3)
+    assert stats.entropy.tolist() == pytest.approx([math.log(8)] * 3)
+    assert stats.sum_sq.tolist() == pytest.approx([1 / 8] * 3)
+    assert token_energy(stats.logp, stats.sum_sq).tolist() == pytest.approx([1 - 1 / 8] * 3)
+
+
+def test_bfloat16_inputs_are_multiplied_with_wide_sums():
+    hidden, weight, targets = inputs(32, 600, 24, dtype=torch.bfloat16)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    stats = token_stats(hidden, weight, targets)
+    assert stats.logp.dtype == torch.float32
+    assert_stats_close(stats, reference(hidden, weight, targets), 1e-4)
+    (stats.logp.sum() + stats.entropy.sum()).backward()
+    wide = hidden.detach().double().requires_grad_()
+    wide_weight = weight.detach().double().requires_grad_()
+    exact = reference(wide, wide_weight, targets)
+    (exact.logp.sum() + exact.entropy.sum()).backward()
+    assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(hidden.grad.double(), wide.grad, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(weight.grad.double(), wide_weight.grad, atol=1e-2, rtol=1e-2)
+
+
+def test_mixed_types_give_each_input_a_gradient_of_its_own_type():
+    hidden, weight, targets = inputs(4, 9, 3)
+    hidden = hidden.bfloat16().requires_grad_()
+    bias = torch.zeros(9, dtype=torch.float64, requires_grad=True)
+    token_stats(hidden, weight.requires_grad_(), targets, bias=bias).logp.sum().backward()
+    assert (hidden.grad.dtype, weight.grad.dtype, bias.grad.dtype) == (torch.bfloat16, torch.float32, torch.float64)
+
+
+def test_autocast_does_not_narrow_the_logits():
+    hidden, weight, targets = inputs(16, 100, 8)
+    plain = token_stats(hidden, weight, targets)
+    hidden.requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = token_stats(hidden, weight, targets)
+        cast.logp.sum().backward()
+    torch.testing.assert_close(cast.logp, plain.logp)
+    mine, hidden.grad = hidden.grad, None
+    token_stats(hidden, weight, targets).logp.sum().backward()
+    torch.testing.assert_close(mine, hidden.grad)
+
+
+def test_only_what_is_wanted_gets_a_gradient():
+    hidden, weight, targets = inputs(4, 9, 3)
+    hidden.requires_grad_()
+    stats = token_stats(hidden, weight, targets)
+    assert stats.logp.requires_grad and stats.entropy.requires_grad and not stats.sum_sq.requires_grad
+    stats.logp.sum().backward()
+    assert hidden.grad is not None and weight.grad is None
+    assert not token_stats(hidden.detach(), weight, targets).logp.requires_grad
+    frozen = token_stats(hidden.detach(), weight.requires_grad_(), targets)
+    frozen.entropy.sum().backward()
+    assert weight.grad is not None
+
+
+def test_a_second_derivative_is_refused():
+    hidden, weight, targets = inputs(2, 5, 3)
+    loss = token_stats(hidden.requires_grad_(), weight, targets).logp.square().sum()
+    (first,) = torch.autograd.grad(loss, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_no_tokens():
+    hidden, weight, targets = inputs(0, 9, 3)
+    stats = token_stats(hidden.requires_grad_(), weight.requires_grad_(), targets)
+    assert all(part.shape == (0,) for part in stats)
+    stats.logp.sum().backward()
+    assert weight.grad.abs().sum() == 0
+
+
+def test_blocks_never_reach_tokens_times_vocabulary(monkeypatch):
+    largest = []
+    original = head._Form.logits
+
+    def watch(form, products):
+        largest.append(products.numel())
+        return original(form, products)
+
+    monkeypatch.setattr(head._Form, "logits", watch)
+    hidden, weight, targets = inputs(1500, 20_000, 4)
+    token_stats(hidden.requires_grad_(), weight, targets).logp.sum().backward()
+    assert max(largest) <= head._BLOCK_ELEMENTS["cpu"] < 1500 * 20_000
+    assert sum(largest) == 2 * 1500 * 20_000
+
+
+def test_a_small_vocabulary_is_one_tile_and_one_block(monkeypatch):
+    hidden, weight, targets = inputs(4096, 512, 8)
+    run = head._Run(hidden=hidden, weight=weight, bias=None, targets=targets, form=None)
+    assert len(list(run.tiles())) == len(list(run.chunks())) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": torch.zeros(3, 5)}, "do not fit"),
+        ({"hidden": torch.zeros(3)}, "do not fit"),
+        ({"weight": torch.zeros(0, 4)}, "do not fit"),
+        ({"weight": torch.zeros(6, 4, dtype=torch.int64)}, "floating point"),
+        ({"targets": torch.tensor([0, 1])}, "one token id per hidden state"),
+        ({"targets": torch.zeros(3)}, "one token id per hidden state"),
+        ({"targets": torch.tensor([0, 1, 6])}, "outside the vocabulary"),
+        ({"targets": torch.tensor([0, -1, 5])}, "outside the vocabulary"),
+        ({"bias": torch.zeros(5)}, "bias"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"softcap": -1.0}, "softcap"),
+    ],
+)
+def test_wrong_inputs_are_refused(change, message):
+    good = {"hidden": torch.zeros(3, 4), "weight": torch.zeros(6, 4), "targets": torch.tensor([0, 1, 5])}
+    token_stats(**good)
+    with pytest.raises(ValueError, match=message):
+        token_stats(**good | change)
+
+
+# Energy
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(-30, 30), min_size=1, max_size=8), st.integers(0, 7))
+def test_energy_is_the_squared_distance(scores, pick):
+    logits = torch.tensor(scores, dtype=torch.float64)
+    probs, y = logits.softmax(0), pick % len(scores)
+    onehot = torch.zeros_like(probs).index_fill(0, torch.tensor([y]), 1.0)
+    exact = float((onehot - probs).square().sum())
+    log_probs = logits.log_softmax(0)
+    got = float(token_energy(log_probs[y : y + 1].float(), probs.square().sum()[None].float()))
+    assert got == pytest.approx(exact, abs=1e-6)
+    assert 0.0 <= got < 2.0 + 1e-6
+
+
+@pytest.mark.parametrize("missed", [1e-2, 1e-4, 1e-6])
+@pytest.mark.parametrize("wrong", [-2e-7, 0.0, 2e-7])
+def test_energy_of_a_nearly_certain_token_survives_rounding(missed, wrong):
+    exact = missed**2 + missed**2 / 2
+    logp = torch.tensor([math.log1p(-missed)])
+    sum_sq = torch.tensor([(1 - missed) ** 2 + missed**2 / 2 + wrong])
+    got = token_energy(logp, sum_sq).item()
+    assert missed**2 * (1 - 1e-5) <= got <= 2 * missed**2 * (1 + 1e-5)
+    if missed == 1e-2:
+        assert got == pytest.approx(exact, rel=1e-2)
+
+
+def test_energy_is_never_negative_where_the_short_formula_is():
+    logp = -torch.logspace(-9, -3, 2000)
+    sum_sq = (2 * logp.double()).exp().float()
+    short = 1 - 2 * logp.exp() + sum_sq
+    assert float(short.min()) < 0.0
+    assert float(token_energy(logp, sum_sq).min()) > 0.0
+
+
+def test_energy_of_a_certain_and_of_an_impossible_token():
+    got = token_energy(torch.tensor([0.0, -80.0]), torch.tensor([1.0, 1.0]))
+    assert got.tolist() == pytest.approx([0.0, 2.0])
+
+
+def test_energy_is_detached_and_checked():
+    logp = torch.tensor([-0.5, -0.1], requires_grad=True)
+    assert not token_energy(logp, torch.tensor([0.5, 0.9])).requires_grad
+    assert token_energy(torch.tensor([], dtype=torch.bfloat16), torch.tensor([])).dtype == torch.float32
+    with pytest.raises(ValueError, match="one shape"):
+        token_energy(logp, torch.tensor([0.5]))
+    with pytest.raises(ValueError, match="at most 0"):
+        token_energy(torch.tensor([0.1]), torch.tensor([0.5]))
+
+
+def test_energy_from_hidden_states_is_the_energy_of_the_softmax():
+    hidden, weight, targets = inputs(200, 50, 6)
+    stats = token_stats(hidden, weight, targets)
+    probs = (hidden.double() @ weight.double().T).softmax(1)
+    exact = (torch.nn.functional.one_hot(targets, 50) - probs).square().sum(1)
+    torch.testing.assert_close(token_energy(stats.logp, stats.sum_sq).double(), exact, atol=1e-6, rtol=1e-3)

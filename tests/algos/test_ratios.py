@@ -1,0 +1,107 @@
+import math
+
+import pytest
+import torch
+
+from agentrl.algos.losses import Carry, behaviour_weights, cumulative_log_ratio
+from agentrl.algos.ratios import token_log_ratio
+from agentrl.algos.rows import Rows, check_tokens
+from agentrl.errors import ConfigError, UnknownNameError
+
+STARTS = torch.tensor([0, 3, 3, 5])
+STEPS = torch.tensor([0.5, 2.0, -1.0, -0.25, 0.125])
+
+
+def weights(kind, **options):
+    sampler = torch.full((5,), -2.0)
+    return behaviour_weights(sampler + STEPS, sampler, STARTS, kind=kind, **options)
+
+
+def test_rows_know_their_tokens():
+    rows = Rows.of(STARTS, STEPS)
+    assert rows.lengths.tolist() == [3, 0, 2]
+    assert rows.row.tolist() == [0, 0, 0, 2, 2]
+    assert rows.ordinal.tolist() == [1, 2, 3, 1, 2]
+    assert rows.sum(STEPS).tolist() == [1.5, 0.0, -0.125]
+    assert rows.prefix_sum(STEPS).tolist() == [0.5, 2.5, 1.5, -0.25, -0.125]
+    assert rows.suffix_sum(STEPS).tolist() == [1.5, 1.0, -1.0, -0.125, 0.125]
+
+
+def test_rows_without_rows():
+    rows = Rows.of(torch.tensor([0]), torch.empty(0))
+    assert rows.prefix_sum(torch.empty(0)).shape == (0,)
+    assert rows.sum(torch.empty(0)).shape == (0,)
+
+
+def test_prefix_sums_are_exact_to_the_row_however_large_the_rows_before():
+    values = torch.cat([torch.full((100_000,), 1e6, dtype=torch.float64), torch.full((3,), 1e-12, dtype=torch.float64)])
+    got = Rows.of(torch.tensor([0, 100_000, 100_003]), values).prefix_sum(values)[-3:]
+    torch.testing.assert_close(got, torch.tensor([1e-12, 2e-12, 3e-12], dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_starts_may_be_narrow_integers():
+    assert Rows.of(STARTS.int(), STEPS).row.tolist() == [0, 0, 0, 2, 2]
+    with pytest.raises(ValueError, match="starts must be integer offsets"):
+        Rows.of(torch.empty(0, dtype=torch.int64), STEPS)
+    with pytest.raises(ValueError, match="starts must be integer offsets"):
+        Rows.of(STARTS[None], STEPS)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_refused(bad):
+    with pytest.raises(ValueError, match="x must be finite"):
+        check_tokens("x", torch.tensor([0.0, bad]), torch.zeros(2))
+    with pytest.raises(ValueError, match="x must be finite"):
+        check_tokens("x", torch.tensor([bad, bad]), torch.zeros(2))
+
+
+def test_one_broken_log_prob_is_held_at_twenty():
+    assert token_log_ratio(torch.tensor([-1.0, -90.0]), torch.tensor([-90.0, -1.0])).tolist() == [20.0, -20.0]
+
+
+def test_cumulative_log_ratio_carries_on():
+    old = torch.zeros(5)
+    carry = Carry(log_ratio=torch.tensor([1.0, 7.0, -1.0]), tokens=torch.tensor([4, 0, 2]))
+    assert cumulative_log_ratio(STEPS, old, STARTS).tolist() == [0.5, 2.5, 1.5, -0.25, -0.125]
+    assert cumulative_log_ratio(STEPS, old, STARTS, carry=carry).tolist() == [1.5, 3.5, 2.5, -1.25, -1.125]
+
+
+def test_behaviour_weights_by_hand():
+    sequence = [math.exp(1.5)] * 3 + [math.exp(-0.125)] * 2
+    prefix = [math.exp(0.5), 5.0, math.exp(1.5), math.exp(-0.25), math.exp(-0.125)]
+    token = [math.exp(0.5), 5.0, math.exp(-1.0), math.exp(-0.25), math.exp(0.125)]
+    assert weights("sequence").tolist() == pytest.approx(sequence, rel=1e-6)
+    assert weights("prefix").tolist() == pytest.approx(prefix, rel=1e-6)
+    assert weights("token").tolist() == pytest.approx(token, rel=1e-6)
+    assert weights("none").tolist() == [1.0] * 5
+    assert weights("sequence", cap=2.0).tolist() == pytest.approx([2.0] * 3 + sequence[3:], rel=1e-6)
+
+
+def test_the_prefix_weight_is_truncated_after_the_product():
+    # Truncating factors would give 5 · e^-1 at the third token, not the true product e^1.5.
+    assert float(weights("prefix")[2]) == pytest.approx(math.exp(1.5))
+
+
+def test_behaviour_weights_of_a_long_row_stay_finite():
+    old, sampler = torch.zeros(4000), torch.full((4000,), -1.0)
+    for kind in ("sequence", "prefix", "token"):
+        got = behaviour_weights(old, sampler, torch.tensor([0, 4000]), kind=kind)
+        assert bool(got.isfinite().all()) and float(got.max()) <= 5.0 + 1e-6
+
+
+def test_behaviour_weights_are_one_where_old_is_the_sampler_and_carry_no_gradient():
+    old = torch.randn(5, requires_grad=True)
+    for kind in ("sequence", "prefix", "token", "none"):
+        got = behaviour_weights(old, old.detach(), STARTS, kind=kind)
+        assert got.tolist() == [1.0] * 5
+        assert not got.requires_grad
+
+
+def test_behaviour_weights_are_checked():
+    with pytest.raises(UnknownNameError, match="sequence"):
+        weights("sequenc")
+    for cap in (0.0, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="cap"):
+            weights("token", cap=cap)
+    with pytest.raises(ValueError, match="sampler_logp"):
+        behaviour_weights(STEPS, STEPS[:2], STARTS, kind="none")

@@ -1,0 +1,149 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agentrl.sandboxes import Sandbox, SandboxError, SandboxUnavailable, open_sandbox
+
+HOST = """
+import sys, time
+from agentrl.sandboxes import open_sandbox
+sandbox = open_sandbox()
+session = sandbox.session()
+session.run("import subprocess\\nsubprocess.Popen(['sleep', '600'])")
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process below ``pid`` that is not a zombie."""
+    parents: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if fields[0] != "Z":
+            parents[int(name)] = int(fields[1])
+    found, fresh = set[int](), {pid}
+    while fresh:
+        fresh = {child for child, parent in parents.items() if parent in fresh} - found
+        found |= fresh
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if os.path.exists(f"/proc/{pid}") and pid in descendants(1) | descendants(os.getpid())}
+
+
+@pytest.fixture
+def own(sandbox: Sandbox) -> Iterator[Sandbox]:
+    """A sandbox that a test may break; asks for the shared one only to be skipped with it."""
+    with open_sandbox("local") as opened:
+        yield opened
+
+
+def test_close_leaves_no_process_and_no_descriptor_behind(sandbox: Sandbox) -> None:
+    before, descriptors = descendants(os.getpid()), len(os.listdir("/proc/self/fd"))
+    with open_sandbox("local") as opened:
+        session = opened.session()
+        session.run("import os, time\nfor _ in range(3):\n    if os.fork() == 0: time.sleep(600)")
+        opened.run("1")
+        made = descendants(os.getpid()) - before
+        assert len(made) >= 6
+    assert not alive(made)
+    session.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    with pytest.raises(SandboxError, match="closed"):
+        opened.run("1")
+
+
+def test_session_close_ends_its_processes_soon(own: Sandbox) -> None:
+    own.run("1")
+    before = descendants(os.getpid())
+    session = own.session()
+    session.run("import os, time\nif os.fork() == 0: time.sleep(600)")
+    made = descendants(os.getpid()) - before
+    started = time.monotonic()
+    session.close()
+    assert time.monotonic() - started < 0.05
+    while alive(made):
+        assert time.monotonic() - started < 5
+        time.sleep(0.01)
+
+
+def test_everything_dies_with_the_host(own: Sandbox) -> None:
+    root = Path(__file__).parents[2]
+    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True, cwd=root)
+    with host:
+        assert host.stdout is not None and host.stdout.readline() == "up\n"
+        made = descendants(host.pid)
+        assert len(made) >= 4
+        host.kill()
+    until = time.monotonic() + 5
+    while any(os.path.exists(f"/proc/{pid}") for pid in made):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_ctrl_c_does_not_reach_the_sandbox(own: Sandbox) -> None:
+    groups = {os.getpgid(pid) for pid in descendants(os.getpid())}
+    assert os.getpgid(0) not in groups or len(groups) > 1
+    for pid in descendants(os.getpid()):
+        if b"launcher" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGINT)
+    assert own.run("1 + 1").value == "2"
+
+
+def zygotes() -> list[int]:
+    found = descendants(os.getpid())
+    return [pid for pid in found if b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes() and is_first(pid)]
+
+
+def is_first(pid: int) -> bool:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("NSpid"))
+    return line.split()[-1] == "1" and len(line.split()) == 3
+
+
+def test_a_dead_zygote_is_an_infrastructure_fault_and_is_replaced(own: Sandbox) -> None:
+    with own.session() as session:
+        session.run("x = 1")
+        known = set(zygotes())
+        mine = max(known)
+        os.kill(mine, signal.SIGKILL)
+        with pytest.raises(SandboxError):
+            session.run("x")
+    assert own.run("1 + 1").value == "2"
+    assert set(zygotes()) - known
+
+
+def test_backends_that_are_not_there_say_so() -> None:
+    with pytest.raises(SandboxUnavailable, match="docker"):
+        open_sandbox("docker")
+    with pytest.raises(SandboxUnavailable, match="runtime='runsc'"):
+        open_sandbox(runtime="runsc")
+    with pytest.raises(ValueError, match="no back end is called 'magic'"):
+        open_sandbox("magic")  # pyright: ignore
+
+
+def test_unavailable_names_the_obstacle(sandbox: Sandbox) -> None:
+    """Inside a user namespace that allows no further ones, the message says which setting is in the way."""
+    code = (
+        "from agentrl.sandboxes import *\n"
+        "try: open_sandbox()\n"
+        "except SandboxUnavailable as error: print(error)"
+    )
+    shell = f'echo 0 > /proc/sys/user/max_user_namespaces && exec "{sys.executable}" -c "$CODE"'
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", shell],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "CODE": code},
+    )
+    assert "max_user_namespaces is 0" in done.stdout, done.stdout + done.stderr

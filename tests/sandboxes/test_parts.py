@@ -1,0 +1,177 @@
+"""The parts that need no namespaces: messages, output capture, the system call filter, the plan of the file system."""
+
+import json
+import socket
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+from agentrl.sandboxes import Limits, rootfs, seccomp, wire
+from agentrl.sandboxes.capture import Capture
+from agentrl.sandboxes.launcher import environment
+from hypothesis import given
+from hypothesis import strategies as st
+
+JSON = st.dictionaries(st.text(), st.none() | st.integers(-(10**18), 10**18) | st.text(), max_size=4)
+
+
+@given(st.lists(JSON, max_size=4), st.integers(1, 50))
+def test_messages_survive_any_cutting(messages: list[dict[str, object]], step: int) -> None:
+    stream = b"".join(map(wire.pack, messages))
+    frames, found = wire.Frames(1 << 20), list[wire.Message]()
+    for start in range(0, len(stream), step):
+        found += frames.feed(stream[start : start + step])
+    assert found == messages
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">I", 101) + b"{}",
+        b"\xff" * 8,
+        struct.pack(">I", 2) + b"[]",
+        struct.pack(">I", 2) + b"{]",
+        struct.pack(">I", 1) + b"\xff",
+        struct.pack(">I", 100) + b"[" * 100,
+    ],
+)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(wire.WireError):
+        wire.Frames(100).feed(data)
+
+
+def test_deep_nesting_is_refused_not_a_crash() -> None:
+    body = b'{"a":' + b"[" * 200_000
+    with pytest.raises(wire.WireError):
+        wire.Frames(wire.MAX_CLAIM).feed(struct.pack(">I", len(body)) + body)
+
+
+def test_fields_are_taken_strictly() -> None:
+    claim: wire.Message = {"s": "x\ud800", "n": 3, "none": None, "flag": True, "huge": 1 << 64, "list": []}
+    assert wire.text(claim, "s", 10) == "x\\ud800"
+    assert (wire.text(claim, "none", 10), wire.number(claim, "none"), wire.number(claim, "n")) == (None, None, 3)
+    for key in ("n", "list", "missing"):
+        with pytest.raises(wire.WireError):
+            wire.text(claim, key, 10)
+    for key in ("s", "flag", "huge", "missing"):
+        with pytest.raises(wire.WireError):
+            wire.number(claim, key)
+    with pytest.raises(wire.WireError):
+        wire.text({"s": "x" * 11}, "s", 10)
+    with pytest.raises(wire.WireError):
+        wire.real({"s": "1"}, "s")
+
+
+def test_receive_sees_the_end_and_refuses_two_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(wire.pack({"a": 1}))
+        assert wire.receive(ours, wire.Frames(100)) == {"a": 1}
+        theirs.sendall(wire.pack({"a": 1}) * 2)
+        with pytest.raises(wire.WireError, match="more than one"):
+            wire.receive(ours, wire.Frames(100))
+        theirs.close()
+        assert wire.receive(ours, wire.Frames(100)) is None
+
+
+@given(st.lists(st.binary(max_size=40), max_size=12), st.integers(2, 60))
+def test_capture_keeps_head_and_tail(pieces: list[bytes], limit: int) -> None:
+    capture, whole = Capture(limit), b"".join(pieces)
+    for piece in pieces:
+        capture.add(piece)
+    assert capture.size == len(whole)
+    assert capture.truncated == (len(whole) > limit)
+    if not capture.truncated:
+        assert capture.text() == whole.decode("utf-8", "replace")
+    else:
+        head, tail = whole[: limit // 2], whole[len(whole) - (limit - limit // 2) :]
+        assert capture.text().startswith(head.decode("utf-8", "replace"))
+        assert capture.text().endswith(tail.decode("utf-8", "replace"))
+        assert f"[{len(whole) - limit} bytes cut]" in capture.text()
+
+
+def test_cut_keeps_short_texts_whole() -> None:
+    assert wire.cut("abc", 3) == "abc"
+    assert wire.cut("abcdefgh", 4) == "ab\n… [4 characters cut] …\ngh"
+
+
+def run_filter(program: bytes, arch: int, number: int, *arguments: int) -> int:
+    """A slow reference of the kernel's BPF machine, for the instructions that the filter uses."""
+    data = struct.pack("<IIQ6Q", number, arch, 0, *arguments, *[0] * (6 - len(arguments)))
+    code = list(struct.iter_unpack("=HBBI", program))
+    accumulator = at = 0
+    while True:
+        operation, if_true, if_false, operand = code[at]
+        at += 1
+        if operation == 0x20:
+            accumulator = int(struct.unpack_from("<I", data, operand)[0])
+        elif operation == 0x06:
+            return int(operand)
+        else:
+            tests = {0x15: accumulator == operand, 0x35: accumulator >= operand, 0x25: accumulator > operand}
+            at += if_true if {**tests, 0x45: bool(accumulator & operand)}[operation] else if_false
+
+
+ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x50001, 0x50000 | 38
+
+
+@pytest.mark.parametrize(
+    ("machine", "call", "verdict"),
+    [
+        ("x86_64", (0,), ALLOW),  # read
+        ("x86_64", (231,), ALLOW),  # exit_group
+        ("x86_64", (101,), EPERM),  # ptrace
+        ("x86_64", (165,), EPERM),  # mount
+        ("x86_64", (272, 0x10000000), EPERM),  # unshare
+        ("x86_64", (319,), EPERM),  # memfd_create
+        ("x86_64", (425,), EPERM),  # io_uring_setup
+        ("x86_64", (435,), ENOSYS),  # clone3
+        ("x86_64", (9999,), ENOSYS),
+        ("x86_64", (0x40000000 + 39,), ENOSYS),  # an x32 call
+        ("x86_64", (56, 17), ALLOW),  # clone as fork does
+        ("x86_64", (56, 0x8000 | 17), ALLOW),  # CLONE_PARENT
+        ("x86_64", (56, 0x10000000 | 17), EPERM),  # CLONE_NEWUSER
+        ("x86_64", (41, 1), ALLOW),  # socket of family unix
+        ("x86_64", (41, 2), ALLOW),
+        ("x86_64", (41, 40), EPERM),  # vsock
+        ("x86_64", (41, 17), EPERM),  # packet
+        ("x86_64", (16, 0, 0x5401), ALLOW),  # ioctl TCGETS
+        ("x86_64", (16, 0, 0x5412), EPERM),  # TIOCSTI
+        ("x86_64", (62, 5), ALLOW),  # kill
+        ("x86_64", (62, 0xFFFFFFFF), EPERM),  # kill(-1)
+        ("x86_64", (62, 0xFFFFFFFFFFFFFFFF), EPERM),
+        ("aarch64", (63,), ALLOW),  # read
+        ("aarch64", (117,), EPERM),  # ptrace
+        ("aarch64", (220, 0x10000000), EPERM),  # clone
+        ("aarch64", (198, 40), EPERM),  # socket
+        ("aarch64", (435,), ENOSYS),
+    ],
+)
+def test_filter(machine: str, call: tuple[int, ...], verdict: int) -> None:
+    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    program = seccomp.program(machine)
+    assert len(program) // 8 < 4096
+    assert run_filter(program, arch, *call) == verdict
+    assert run_filter(program, 0x40000003, *call) == KILL  # the 32-bit calls of i386
+
+
+def test_plan_names_little_of_the_host(tmp_path: Path) -> None:
+    plan = rootfs.plan(str(tmp_path))
+    places = {place for _, place in plan["binds"]}
+    assert not {place for place in places if place.startswith(("/home", "/root", "/var", "/etc/p"))}
+    assert json.loads(json.dumps(plan))["python"] == plan["python"]
+    masked = [Path(folder).name for folder in plan["masks"]]
+    assert set(masked) <= {"site-packages", "dist-packages"}
+    assert Path(sys.executable).exists() and plan["python"].startswith(("/opt/python/", "/usr/"))
+
+
+def test_environment_is_fixed(tmp_path: Path) -> None:
+    made = environment(rootfs.plan(str(tmp_path)))
+    assert made["PYTHONHASHSEED"] == "0" and made["HOME"] == "/tmp" and made["OMP_NUM_THREADS"] == "1"
+
+
+def test_limits_have_the_documented_defaults() -> None:
+    limits = Limits()
+    assert (limits.cpu_s, limits.wall_factor, limits.memory_bytes) == (5.0, 3.0, 512 << 20)
+    assert (limits.processes, limits.open_files, limits.file_bytes) == (48, 128, 32 << 20)

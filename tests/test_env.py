@@ -1,0 +1,225 @@
+"""ToolEnv: reset and step, what ends an episode and what does not."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from agentrl.env import Episode, ToolEnv
+from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, UnknownNameError
+from agentrl.tasks import TaskList
+from agentrl.tools import FunctionTool, ToolError
+from agentrl.types import Message, Task
+
+
+class CountingTool(FunctionTool):
+    """Upper-cases code, and remembers how it was opened and closed."""
+
+    def __init__(self) -> None:
+        super().__init__(python)
+        self.seeds: list[int] = []
+        self.closed = 0
+
+    def open(self, seed: int) -> None:
+        self.seeds.append(seed)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def python(code: str) -> str:
+    """Upper-case."""
+    if code == "fail":
+        raise ToolError("that failed")
+    if code == "bug":
+        raise KeyError("code")
+    if code == "down":
+        raise InfrastructureError("gone")
+    return code.upper()
+
+
+class Shout(ToolEnv):
+    instructions = "Shout."
+    reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0, "short": 0.5}
+
+    def __init__(self, *, tools: Sequence[FunctionTool] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.tools = (CountingTool(),) if tools is None else tools
+
+    def tasks(self, split: str) -> TaskList:
+        return TaskList([Task(id=f"{split}:{word}", prompt=word, answer=word.upper()) for word in ("ah", "oh", "eh")])
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        return {"correct": episode.final == episode.task.answer, "short": len(episode.final) < 5}
+
+    def turn_reward(self, episode: Episode) -> float:
+        return 0.25
+
+    def respond(self, episode: Episode) -> tuple[Message, ...]:
+        return (Message(role="user", content="Again."),) if episode.turns == 2 else ()
+
+
+def call(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+@pytest.fixture
+def env() -> Shout:
+    made = Shout(max_turns=4)
+    made.reset(seed=0, options={"task": "train:oh"})
+    return made
+
+
+def counting(env: Shout) -> CountingTool:
+    found = env.tools[0]
+    assert isinstance(found, CountingTool)
+    return found
+
+
+def test_an_episode_from_first_to_last(env: Shout) -> None:
+    first, info = env.reset(options={"task": "train:ah"})
+    assert [message["role"] for message in first] == ["system", "user"]
+    assert first[0]["content"].startswith("Shout.\nTo use python")
+    assert info == {"task_id": "train:ah"}
+    result: Message = {"role": "tool", "content": "AH", "name": "python", "tool_call_id": "call_0"}
+    assert env.step(call("ah")) == ((result,), 0.25, False, False, {"parts": {}})
+    again: Message = {"role": "user", "content": "Again."}
+    assert env.step(call("ah"))[0] == (result, again)
+    assert env.step("AH") == ((), 1.75, True, False, {"parts": {"correct": 1.0, "short": 1.0}})
+    assert [message["role"] for message in env.episode.messages] == (
+        ["system", "user", "assistant", "tool", "assistant", "tool", "user", "assistant"]
+    )
+    assert [run.ok for run in env.episode.tool_runs] == [True, True]
+    assert env.episode.final == "AH"
+
+
+def test_running_out_of_turns_truncates_and_grades() -> None:
+    env = Shout(max_turns=1)
+    env.reset(seed=0)
+    _, reward, terminated, truncated, info = env.step(call("x"))
+    assert (reward, terminated, truncated) == (0.25, False, True)
+    assert info["parts"] == {"correct": 0.0, "short": 0.0}
+
+
+def test_the_last_turn_may_still_answer() -> None:
+    env = Shout(max_turns=1)
+    env.reset(seed=0, options={"task": "train:oh"})
+    assert env.step("OH")[1:4] == (1.75, True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (call("fail"), "that failed"),
+        (call("bug"), "KeyError: 'code'"),
+        ("```python\nah", "not closed"),
+        ("```python\nah\n``", "not closed"),
+    ],
+)
+def test_what_goes_wrong_in_a_call_is_told(env: Shout, text: str, told: str) -> None:
+    messages, reward, terminated, truncated, _ = env.step(text)
+    assert told in messages[0]["content"]
+    assert (reward, terminated, truncated) == (0.25, False, False)
+    assert not env.episode.tool_runs[-1].ok
+
+
+def test_a_tool_that_is_not_there() -> None:
+    env = Shout(tools=[])
+    env.reset(seed=0)
+    messages, _, terminated, _, _ = env.step(call("x"))
+    assert "there is no tool 'python'" in messages[0]["content"]
+    assert not terminated
+
+
+@pytest.mark.parametrize("text", ["", " ", "\x00", "```", "```ruby\nputs 1\n```", "🙂" * 1000])
+def test_a_text_without_a_call_ends_the_episode(env: Shout, text: str) -> None:
+    messages, _, terminated, truncated, _ = env.step(text)
+    assert (messages, terminated, truncated) == ((), True, False)
+
+
+def test_several_calls_in_one_turn(env: Shout) -> None:
+    messages, *_ = env.step(f"{call('a')}\n{call('fail')}\n{call('b')}")
+    assert [message["content"] for message in messages] == ["A", "that failed", "B"]
+    assert [message["tool_call_id"] for message in messages] == ["call_0", "call_1", "call_2"]  # type: ignore[typeddict-item]
+    assert env.episode.turns == 1
+
+
+def test_an_infrastructure_fault_is_no_turn(env: Shout) -> None:
+    before = env.episode
+    with pytest.raises(InfrastructureError):
+        env.step(call("down"))
+    assert env.episode == before
+
+
+def test_steps_out_of_order_are_refused(env: Shout) -> None:
+    with pytest.raises(EnvContractError, match="call reset before"):
+        Shout().step("")
+    env.step("OH")
+    with pytest.raises(EnvContractError, match="over"):
+        env.step("OH")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"split": "trian"}, UnknownNameError), ({"dialect": "fense"}, UnknownNameError), ({"max_turns": 0}, ConfigError)],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Shout(**options)
+
+
+@pytest.mark.parametrize("options", [{"task": "train:uh"}, {"task": "test:oh"}, {"tsak": "train:oh"}])
+def test_wrong_reset_options_are_refused(env: Shout, options: dict[str, Any]) -> None:
+    with pytest.raises(UnknownNameError, match="task"):
+        env.reset(options=options)
+
+
+def test_seeds_choose_tasks_and_only_when_given() -> None:
+    one, other = Shout(), Shout()
+    drawn = [one.reset(seed=5 if turn == 0 else None)[1] for turn in range(20)]
+    assert drawn == [other.reset(seed=5 if turn == 0 else None)[1] for turn in range(20)]
+    assert len({info["task_id"] for info in drawn}) == 3
+    assert counting(one).seeds == counting(other).seeds
+    assert len(set(counting(one).seeds)) == 20
+
+
+def test_splits_have_their_own_tasks() -> None:
+    assert Shout(split="test").reset(seed=0)[1]["task_id"].startswith("test:")
+
+
+def test_an_unweighted_part_is_an_error(env: Shout) -> None:
+    env.reward_weights = {"correct": 1.0}  # type: ignore[misc]
+    with pytest.raises(EnvContractError, match="'short' has no weight"):
+        env.step("OH")
+
+
+def test_closing_reaches_the_tools(env: Shout) -> None:
+    env.close()
+    env.close()
+    assert counting(env).closed == 2
+
+
+def test_an_environment_may_be_bare() -> None:
+    class Bare(ToolEnv):
+        pass
+
+    env = Bare()
+    for method in (lambda: env.tasks("train"), lambda: env.reset(seed=0), lambda: env.gold(Task(id="", prompt=""))):
+        with pytest.raises(NotImplementedError):
+            method()
+    with pytest.raises(NotImplementedError):
+        env.reward(Episode(task=Task(id="", prompt=""), messages=()))
+
+
+def test_an_episode_without_a_turn_has_no_final_text() -> None:
+    assert Episode(task=Task(id="", prompt=""), messages=({"role": "user", "content": "hi"},)).final == ""
+
+
+def test_gymnasiums_own_checker_is_content() -> None:
+    gymnasium.register("test/Shout-v0", entry_point=Shout)
+    try:
+        check_env(gymnasium.make("test/Shout-v0").unwrapped)
+    finally:
+        del gymnasium.registry["test/Shout-v0"]

@@ -1,0 +1,385 @@
+"""The house rules, each a function from a source tree to the sentences that say where the tree breaks it.
+
+Every rule runs on this repository and, to prove that it can fail, on a small tree that breaks it.
+"""
+
+import ast
+import io
+import os
+import tokenize
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Literal, get_args
+
+import pytest
+from pydantic import BaseModel
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_FILE, MAX_FUNCTION, MAX_SETTINGS, MIN_TEST_RATIO = 400, 60, 60, 0.8
+
+FLOORS = {
+    0: {"types", "errors", "sandboxes"},
+    1: {"spaces", "env", "tasks", "tools", "dialects", "render", "registry", "checker", "python_tool", "grading"},
+    2: {"envs"},
+    3: {"engines", "rollout", "config", "attention", "rng"},
+    4: {"batch", "algos", "diagnostics", "policy"},
+    5: {"trainer", "sft", "checkpoint", "metrics", "evaluate", "compare", "replay", "viewer"}
+    | {"runfolder", "records", "report", "tiny", "display"},
+    6: {"cli", "__init__", "__main__"},
+}
+FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+# What a floor may not import although it lies below: environments are reached by id, algorithms see tensors only.
+BARRED = {3: {"envs"}, 4: {"envs", "env", "engines", "rollout"}}
+ALONE = {"sandboxes"}
+"""Rooms that import nothing else of ours."""
+TORCH_FREE = FLOORS[0] | FLOORS[1] | FLOORS[2] | {"config", "__init__"}
+"""Rooms that import torch nowhere, not even inside a function."""
+LIGHT = TORCH_FREE | {"cli", "__main__"}
+"""Rooms that can be imported on the base install."""
+EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "vllm", "docker", "rich"}
+"""Top-level modules that the base install lacks."""
+# Written in two halves, so that this file does not break its own rule.
+FOREIGN = ("/wo" + "rk/", "../sha" + "red")
+UNREAD = {"__pycache__", "build", "dist", "runs", ".git", ".venv", ".hypothesis", ".pytest_cache", ".ruff_cache"}
+"""What git ignores, and git's own folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """One import statement, resolved to the module that it loads."""
+
+    target: str
+    line: int
+    when: Literal["module", "typing", "function"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A Python file of the tree."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+    imports: tuple[Import, ...]
+
+    @property
+    def room(self) -> str:
+        """The module's or folder's name right under ``agentrl``."""
+        return room_of(self.name)
+
+    def at(self, line: int) -> str:
+        """Name the place for a message."""
+        return f"{self.path}:{line}"
+
+
+def room_of(name: str) -> str:
+    return name.split(".")[1] if "." in name else "__init__"
+
+
+def files_under(folder: Path) -> Iterator[Path]:
+    for top, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if name not in UNREAD and not name.endswith(".egg-info"))
+        yield from (Path(top) / name for name in sorted(names))
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def load(root: Path) -> dict[str, Module]:
+    """Parse every Python file; envs and sandboxes are reached through their links in ``agentrl``."""
+    folders = [root / name for name in ("agentrl", "scripts", "tests")]
+    paths = {module_name(p, root): p for folder in folders for p in files_under(folder) if p.suffix == ".py"}
+    modules: dict[str, Module] = {}
+    for name, path in paths.items():
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        package = name if path.stem == "__init__" else name.rpartition(".")[0]
+        imports = tuple(find_imports(tree, package, set(paths)))
+        modules[name] = Module(name=name, path=path.relative_to(root), text=text, tree=tree, imports=imports)
+    return modules
+
+
+def find_imports(node: ast.AST, package: str, known: set[str], when: str = "module") -> Iterator[Import]:
+    """Walk down, noting whether an import runs with the module, inside a function, or for type checkers only."""
+    for child in ast.iter_child_nodes(node):
+        inner = when
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            inner = "function"
+        elif when == "module" and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            inner = "typing"
+        for target in targets(child, package, known):
+            yield Import(target=target, line=child.lineno, when=inner)  # pyright: ignore
+        yield from find_imports(child, package, known, inner)
+
+
+def targets(node: ast.AST, package: str, known: set[str]) -> Iterator[str]:
+    match node:
+        case ast.Import(names=names):
+            yield from (alias.name for alias in names)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+            base = ".".join([*above, *([module] if module else [])])
+            for alias in names:
+                inside = f"{base}.{alias.name}"
+                yield inside if inside in known else base
+        case ast.Call(func=ast.Attribute(attr="import_module") | ast.Name(id="import_module"), args=[first, *_]):
+            if isinstance(first, ast.Constant):
+                yield str(first.value)
+
+
+def ours(modules: Mapping[str, Module]) -> Iterator[Module]:
+    return (module for name, module in modules.items() if name.split(".")[0] == "agentrl")
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def code_lines(module: Module) -> int:
+    """Lines that hold code: no blank lines, no comments, no docstrings."""
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+        if token.type not in skipped:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def rule_floor(root: Path) -> Iterator[str]:
+    """Every room has a floor, and imports only go down."""
+    for module in ours(load(root)):
+        if module.room not in FLOOR_OF:
+            yield f"{module.path} is a new room: give it a floor in tests/test_house.py"
+            continue
+        floor = FLOOR_OF[module.room]
+        for found in module.imports:
+            if found.target.split(".")[0] != "agentrl" or (other := room_of(found.target)) == module.room:
+                continue
+            if other not in FLOOR_OF:
+                yield f"{module.at(found.line)} imports {found.target}, which has no floor: give it a floor"
+            elif FLOOR_OF[other] > floor:
+                yield f"{module.at(found.line)} is on floor {floor} and imports {found.target} from {FLOOR_OF[other]}"
+            elif other in BARRED.get(floor, set()):
+                yield f"{module.at(found.line)} is on floor {floor}, which may not import {other}"
+            elif module.room in ALONE:
+                yield f"{module.at(found.line)}: {module.room} imports nothing else of ours, but this does"
+
+
+def rule_cycles(root: Path) -> Iterator[str]:
+    """No module needs itself to be imported; imports for type checkers count as well."""
+    modules = load(root)
+    graph = {
+        module.name: {found.target for found in module.imports if found.when != "function" and found.target in modules}
+        for module in ours(modules)
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield "import cycle: " + " <- ".join(error.args[1])
+
+
+def rule_torch_free(root: Path) -> Iterator[str]:
+    """The lower floors never name torch, and importing what the base install offers loads no extra."""
+    modules = load(root)
+    for module in ours(modules):
+        for found in module.imports:
+            if module.room in TORCH_FREE and found.target.split(".")[0] == "torch":
+                yield f"{module.at(found.line)} imports torch, but {module.room} works without it"
+        if module.room in LIGHT:
+            yield from (f"importing {module.name} loads an extra: {way}" for way in ways_to_extras(module, modules))
+
+
+def ways_to_extras(start: Module, modules: Mapping[str, Module]) -> Iterator[str]:
+    stack, seen = [(start, start.name)], {start.name}
+    while stack:
+        module, way = stack.pop()
+        for found in module.imports:
+            step = f"{way} -> {found.target}"
+            if found.when == "module" and found.target.split(".")[0] in EXTRAS:
+                yield f"{step} ({module.at(found.line)})"
+            elif found.when == "module" and found.target in modules and found.target not in seen:
+                seen.add(found.target)
+                stack.append((modules[found.target], step))
+
+
+def rule_file_length(root: Path) -> Iterator[str]:
+    """A file answers one question."""
+    for module in load(root).values():
+        if (lines := len(module.text.splitlines())) > MAX_FILE:
+            yield f"{module.path} has {lines} lines; the house allows {MAX_FILE}: split it by question"
+
+
+def rule_function_length(root: Path) -> Iterator[str]:
+    """A function is one step."""
+    for module in load(root).values():
+        for node in functions(module.tree):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > MAX_FUNCTION:
+                yield f"{module.at(node.lineno)}: {node.name} has {lines} lines; the house allows {MAX_FUNCTION}"
+
+
+def rule_one_name(root: Path) -> Iterator[str]:
+    """Environments and sandboxes have one module name each."""
+    for module in load(root).values():
+        for found in module.imports:
+            if found.target.split(".")[0] in ("envs", "sandboxes"):
+                yield f"{module.at(found.line)} imports {found.target}: import agentrl.{found.target}"
+
+
+def rule_docstrings(root: Path) -> Iterator[str]:
+    """Every public module says what it is for."""
+    for name, module in load(root).items():
+        private = module.path.stem.startswith("_") and module.path.stem != "__init__"
+        if name.split(".")[0] != "tests" and not private and not ast.get_docstring(module.tree):
+            yield f"{module.path} has no docstring: say in one sentence which question it answers"
+
+
+def rule_tests(root: Path) -> Iterator[str]:
+    """There is nearly as much test code as code."""
+    modules = load(root)
+    code = sum(code_lines(module) for module in ours(modules))
+    tests = sum(code_lines(module) for name, module in modules.items() if name.split(".")[0] == "tests")
+    if tests < MIN_TEST_RATIO * code:
+        yield f"{tests} test lines for {code} code lines: the house wants at least {MIN_TEST_RATIO} x as many"
+
+
+def rule_own_paths(root: Path) -> Iterator[str]:
+    """No file names a place that a clone does not have."""
+    for path in files_under(root):
+        where = path.relative_to(root)
+        if where.parts[0] in UNREAD:  # a linked work tree has a file called .git
+            continue
+        content = path.read_bytes()
+        for foreign in FOREIGN:
+            if foreign.encode() in content:
+                yield f"{where} mentions {foreign}, which only one machine has"
+
+
+Rule = Callable[[Path], Iterator[str]]
+RULES: list[Rule] = [
+    *(rule_floor, rule_cycles, rule_torch_free, rule_file_length, rule_function_length),
+    *(rule_one_name, rule_docstrings, rule_tests, rule_own_paths),
+]
+LONG = "def f():\n" + "    x = 1\n" * MAX_FUNCTION
+BREAKS: list[tuple[Rule, dict[str, str], str]] = [
+    (rule_floor, {"agentrl/attic.py": ""}, "give it a floor"),
+    (rule_floor, {"agentrl/env.py": "import agentrl.attic"}, "give it a floor"),
+    (rule_floor, {"agentrl/env.py": "import agentrl.trainer"}, "env.py:1 is on floor 1 and imports agentrl.trainer"),
+    (rule_floor, {"agentrl/env.py": "from agentrl import trainer", "agentrl/trainer.py": ""}, "agentrl.trainer"),
+    (rule_floor, {"agentrl/env.py": "from agentrl import make"}, "imports agentrl from 6"),
+    (rule_floor, {"agentrl/env.py": "def f():\n    from agentrl.cli import main"}, "env.py:2"),
+    (rule_floor, {"agentrl/env.py": "if TYPE_CHECKING:\n    import agentrl.cli"}, "env.py:2"),
+    (rule_floor, {"agentrl/env.py": "import_module('agentrl.cli')"}, "imports agentrl.cli"),
+    (rule_floor, {"agentrl/envs/a.py": "from ..engines import base", "agentrl/engines/base.py": ""}, "engines.base"),
+    (rule_floor, {"agentrl/rollout.py": "import agentrl.envs.math"}, "may not import envs"),
+    (rule_floor, {"agentrl/batch.py": "from agentrl.env import ToolEnv"}, "may not import env"),
+    (rule_floor, {"agentrl/sandboxes/base.py": "from agentrl.types import Task"}, "imports nothing else of ours"),
+    (rule_cycles, {"agentrl/a.py": "import agentrl.b", "agentrl/b.py": "from agentrl import a"}, "import cycle"),
+    (rule_cycles, {"agentrl/e/__init__.py": "from .m import x", "agentrl/e/m.py": "from . import y"}, "agentrl.e.m"),
+    (rule_torch_free, {"agentrl/env.py": "def f():\n    import torch.nn"}, "env.py:2 imports torch"),
+    (rule_torch_free, {"agentrl/config.py": "if TYPE_CHECKING:\n    import torch"}, "config works without it"),
+    (rule_torch_free, {"agentrl/envs/math.py": "from transformers import AutoTokenizer"}, "loads an extra"),
+    (rule_torch_free, {"agentrl/cli.py": "import agentrl.tiny", "agentrl/tiny.py": "import torch"}, "tiny -> torch"),
+    (rule_file_length, {"scripts/long.py": "x = 1\n" * (MAX_FILE + 1)}, "has 401 lines"),
+    (rule_file_length, {"agentrl/envs/long.py": "\n" * (MAX_FILE + 1)}, "has 401 lines"),
+    (rule_function_length, {"tests/test_long.py": LONG}, "f has 61 lines"),
+    (rule_function_length, {"agentrl/a.py": "class A:\n    async " + LONG.replace("\n", "\n    ")}, "a.py:2: f has 61"),
+    (rule_one_name, {"tests/test_envs.py": "import envs.math"}, "import agentrl.envs.math"),
+    (rule_one_name, {"agentrl/a.py": "def f():\n    from sandboxes import base"}, "import agentrl.sandboxes"),
+    (rule_docstrings, {"agentrl/a.py": "x = 1"}, "has no docstring"),
+    (rule_docstrings, {"agentrl/__init__.py": "x = 1"}, "has no docstring"),
+    (rule_tests, {"agentrl/a.py": "x = 1\n" * 10, "tests/test_a.py": "x = 1\n" * 7}, "7 test lines for 10 code lines"),
+    (rule_tests, {"agentrl/a.py": "x = 1\n" * 2, "tests/test_a.py": '"""\nLong."""\n\n# note\nx = 1'}, "1 test lines"),
+    (rule_own_paths, {"docs/guide.md": f"cd {FOREIGN[0]}main"}, "docs/guide.md mentions"),
+    (rule_own_paths, {".ci/run": f"ls {FOREIGN[1]}"}, ".ci/run mentions"),
+]
+KEEPS: list[tuple[Rule, dict[str, str]]] = [
+    (rule_floor, {"agentrl/trainer.py": "from agentrl import batch", "agentrl/batch.py": "import agentrl.types"}),
+    (rule_cycles, {"agentrl/a.py": "def f():\n    import agentrl.b", "agentrl/b.py": "import agentrl.a"}),
+    (rule_torch_free, {"agentrl/render.py": "def f():\n    import transformers", "agentrl/batch.py": "import torch"}),
+    (rule_docstrings, {"agentrl/_kernels.py": "x = 1", "tests/test_a.py": "x = 1"}),
+    (rule_tests, {"agentrl/a.py": "x = 1\n" * 10, "tests/test_a.py": "x = 1\n" * 8}),
+    (rule_own_paths, {"README.md": "a network/path and work/ of others", ".git": FOREIGN[0]}),
+]
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_house_keeps(rule: Rule) -> None:
+    broken = list(rule(ROOT))
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(("rule", "files", "message"), BREAKS)
+def test_rule_can_fail(tmp_path: Path, rule: Rule, files: dict[str, str], message: str) -> None:
+    assert any(message in sentence for sentence in rule(plant(tmp_path, files)))
+
+
+@pytest.mark.parametrize(("rule", "files"), KEEPS)
+def test_rule_lets_good_code_pass(tmp_path: Path, rule: Rule, files: dict[str, str]) -> None:
+    assert list(rule(plant(tmp_path, files))) == []
+
+
+def test_every_rule_is_proven_to_fail() -> None:
+    assert {rule for rule, _, _ in BREAKS} == set(RULES)
+
+
+def test_links_are_followed_under_one_name(tmp_path: Path) -> None:
+    plant(tmp_path, {"envs/math.py": "import torch", "agentrl/types.py": ""})
+    (tmp_path / "agentrl" / "envs").symlink_to("../envs")
+    assert set(load(tmp_path)) == {"agentrl.types", "agentrl.envs.math"}
+    assert any("imports torch" in sentence for sentence in rule_torch_free(tmp_path))
+
+
+def test_type_checker_reads_the_linked_folders_too() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pyright"]
+    links = {path.relative_to(ROOT).as_posix() for path in (ROOT / "agentrl").iterdir() if path.is_symlink()}
+    assert {"agentrl", *links} <= set(settings["include"]) and settings["typeCheckingMode"] == "strict"
+
+
+def leaves(model: type[BaseModel]) -> list[str]:
+    """Names of the settings in ``model``; a field that holds models counts by their fields."""
+    names: list[str] = []
+    for name, field in model.model_fields.items():
+        inner = [kind for kind in (field.annotation, *get_args(field.annotation)) if is_model(kind)]
+        names += [f"{name}.{leaf}" for kind in inner for leaf in leaves(kind)] if inner else [name]
+    return names
+
+
+def is_model(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def test_leaves_counts_nested_and_optional_models() -> None:
+    class Inner(BaseModel):
+        a: int = 0
+        b: list[int] = []
+
+    class Outer(BaseModel):
+        inner: Inner
+        maybe: Inner | None = None
+        c: float = 0.0
+
+    assert leaves(Outer) == ["inner.a", "inner.b", "maybe.a", "maybe.b", "c"]
+
+
+def test_settings_stay_few() -> None:
+    from agentrl.config import Config
+
+    assert len(leaves(Config)) < MAX_SETTINGS, leaves(Config)

@@ -1,0 +1,157 @@
+"""What a user installs: the wheel and the sdist hold the same package, and the base install is small and complete."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_DISTRIBUTIONS = 14
+HEAVY = ("torch", "transformers", "vllm", "docker")
+
+
+def run(command: Sequence[str | Path], cwd: Path) -> str:
+    """Run a command outside the repository's influence and return what it printed; its failure is the test's."""
+    env = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
+    }
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def build(kind: str, source: Path, out: Path) -> Path:
+    """Build a wheel or an sdist of ``source``."""
+    run([sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "--outdir", out, source], cwd=out.parent)
+    (built,) = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel") / "out")
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("sdist", ROOT, tmp_path_factory.mktemp("sdist") / "out")
+
+
+@pytest.fixture(scope="module")
+def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (root,) = folder.iterdir()
+    return root
+
+
+@pytest.fixture(scope="module")
+def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a fresh environment with the base install."""
+    venv = tmp_path_factory.mktemp("base") / "venv"
+    run([sys.executable, "-m", "venv", venv], cwd=venv.parent)
+    run([venv / "bin" / "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel], cwd=venv.parent)
+    return venv / "bin"
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        assert len(names) == len(set(names)), "a file is in the wheel twice"
+        return {name: archive.read(name) for name in names}
+
+
+def package_files() -> dict[str, bytes]:
+    """The package as it lies in the repository, envs and sandboxes through their links."""
+    found: dict[str, bytes] = {}
+    for top, folders, names in os.walk(ROOT / "agentrl", followlinks=True):
+        folders[:] = [folder for folder in folders if folder != "__pycache__"]
+        for name in names:
+            path = Path(top) / name
+            found[path.relative_to(ROOT).as_posix()] = path.read_bytes()
+    return found
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    shipped = contents(wheel)
+    own = {name for name in shipped if name.split("/")[0].endswith(".dist-info")}
+    assert {name: text for name, text in shipped.items() if name not in own} == package_files()
+    assert any(name.endswith("/licenses/LICENSE") for name in own)
+
+
+def test_wheel_has_every_module_under_one_name(wheel: Path) -> None:
+    modules = [name for name in contents(wheel) if name.endswith(".py")]
+    assert {name.split("/")[0] for name in modules} == {"agentrl"}
+    for folder in ("envs", "sandboxes"):
+        homes = {name.partition(f"/{folder}/")[0] for name in modules if f"/{folder}/" in name}
+        assert homes == {"agentrl"}
+        assert f"agentrl/{folder}/__init__.py" in modules
+
+
+def test_wheel_ships_types_and_presets_but_no_tests(wheel: Path) -> None:
+    names = set(contents(wheel))
+    assert "agentrl/py.typed" in names
+    assert any(name.startswith("agentrl/presets/") and name.endswith(".toml") for name in names)
+    assert not [name for name in names if "test_" in name or "conftest" in name or name.endswith(".pyc")]
+
+
+def test_sdist_makes_the_same_wheel(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
+    assert contents(build("wheel", unpacked, tmp_path / "out")) == contents(wheel)
+
+
+def test_sdist_holds_the_tests_scripts_and_licence(unpacked: Path) -> None:
+    wanted = ["LICENSE", "README.md", "CONTRIBUTING.md", "constraints.txt", "tests/test_house.py", "scripts/lib.sh"]
+    assert [name for name in wanted if not (unpacked / name).is_file()] == []
+    assert not [path for path in unpacked.rglob("*") if path.is_symlink()]
+    assert not (unpacked / "envs").exists(), "the sdist holds the environments under agentrl only"
+
+
+def test_import_loads_no_extra(tmp_path: Path) -> None:
+    code = "import agentrl, json, sys; print(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(run([sys.executable, "-c", code], cwd=tmp_path))
+    assert "agentrl" in loaded
+    assert not set(loaded) & {*HEAVY, "tokenizers", "rich", "pytest"}
+
+
+@pytest.mark.slow
+def test_base_install_is_small(base: Path) -> None:
+    listed = json.loads(run([base / "python", "-m", "pip", "list", "--format=json"], cwd=base))
+    names = sorted({package["name"] for package in listed} - {"pip", "setuptools"})
+    assert "agentrl" in names
+    assert len(names) <= MAX_DISTRIBUTIONS, names
+
+
+PLAY_ALL = """
+import importlib.util, json, sys
+import agentrl
+from agentrl.registry import list_envs
+assert not [name for name in sys.argv[1:] if importlib.util.find_spec(name)]
+played = {}
+for env_id in list_envs():
+    env = agentrl.make(env_id)
+    messages, _ = env.reset(seed=0)
+    played[env_id] = len(messages)
+    env.close()
+print(json.dumps(played))
+"""
+
+
+@pytest.mark.slow
+def test_every_environment_resets_on_the_base_install(base: Path, tmp_path: Path) -> None:
+    played = json.loads(run([base / "python", "-W", "error", "-c", PLAY_ALL, *HEAVY], cwd=tmp_path))
+    assert played and all(played.values()), played
+
+
+@pytest.mark.slow
+def test_command_line_explains_itself_on_the_base_install(base: Path, tmp_path: Path) -> None:
+    shown = run([base / "agentrl", "--help"], cwd=tmp_path)
+    for command in ("train", "eval", "list", "check-env"):
+        assert command in shown
+    assert "Traceback" not in shown

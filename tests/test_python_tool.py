@@ -1,0 +1,142 @@
+"""The python tool: what the model reads back, and what lives how long."""
+
+import os
+from collections.abc import Generator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl import python_tool
+from agentrl.errors import InfrastructureError
+from agentrl.python_tool import PythonTool, close_shared_sandbox, cut_middle, shared_sandbox
+from agentrl.tools import ToolError
+
+
+@pytest.fixture
+def python() -> Generator[PythonTool]:
+    tool = PythonTool(timeout=2.0, max_chars=300)
+    tool.open(0)
+    yield tool
+    tool.close()
+
+
+def run(tool: PythonTool, code: str) -> str:
+    return tool.call({"code": code})
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("print(482 * 73)", "35186"),
+        ("482 * 73", "35186"),
+        ("print('a')\n'b'", "a\n'b'"),
+        ("x = 1", "(no output)"),
+        ("", "(no output)"),
+        ("print('é漢🙂')", "é漢🙂"),
+    ],
+)
+def test_what_a_repl_would_show(python: PythonTool, code: str, shown: str) -> None:
+    assert run(python, code) == shown
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("print('before')\n1 / 0", "before\n"),
+        ("def (", "SyntaxError"),
+        ("import sys; sys.exit(3)", "exit code 3"),
+    ],
+)
+def test_what_goes_wrong_is_told(python: PythonTool, code: str, told: str) -> None:
+    with pytest.raises(ToolError) as caught:
+        run(python, code)
+    assert told in str(caught.value)
+
+
+def test_code_that_never_ends_is_stopped() -> None:
+    tool = PythonTool(timeout=0.3)
+    tool.open(0)
+    with pytest.raises(ToolError, match=r"longer than 0\.3 s"):
+        run(tool, "while True: pass")
+    tool.close()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"code": 3}, {"code": "1", "more": 2}, {"source": "1"}])
+def test_wrong_arguments_are_told(python: PythonTool, arguments: dict[str, object]) -> None:
+    with pytest.raises(ToolError, match="one argument, code"):
+        python.call(arguments)
+
+
+def test_state_lives_as_long_as_the_episode(python: PythonTool) -> None:
+    run(python, "x = 41")
+    assert run(python, "x + 1") == "42"
+    python.open(0)
+    with pytest.raises(ToolError, match="NameError"):
+        run(python, "x")
+
+
+def test_chance_follows_the_seed(python: PythonTool) -> None:
+    drawn: list[str] = []
+    for seed in (1, 1, 2, 2**40 + 1):
+        python.open(seed)
+        drawn.append(run(python, "import random; random.random()"))
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_two_tools_share_a_sandbox_and_no_state(python: PythonTool) -> None:
+    other = PythonTool()
+    other.open(0)
+    run(python, "y = 1")
+    with pytest.raises(ToolError, match="NameError"):
+        run(other, "y")
+    other.close()
+    assert run(python, "y") == "1"
+
+
+def test_long_output_is_cut_in_the_middle(python: PythonTool) -> None:
+    shown = run(python, "print('a' * 5000 + 'z' * 5000)")
+    assert len(shown) <= 300
+    assert shown.startswith("aaa")
+    assert shown.endswith("zzz")
+    assert "characters left out" in shown
+
+
+@given(st.text(max_size=400), st.integers(60, 300))
+def test_what_is_cut_is_counted(text: str, limit: int) -> None:
+    cut = cut_middle(text, limit)
+    if len(text) <= limit:
+        assert cut == text
+    else:
+        head, rest = cut.split("\n… ", 1) if text.count("\n… ") == 0 else ("", "")
+        note, tail = rest.split(" characters left out …\n", 1) if rest else ("0", "")
+        assert len(cut) <= limit
+        assert not rest or int(note) == len(text) - len(head) - len(tail)
+
+
+def test_a_closed_sandbox_is_an_infrastructure_fault(python: PythonTool) -> None:
+    run(python, "1")
+    close_shared_sandbox()
+    with pytest.raises(InfrastructureError, match="sandbox failed"):
+        run(python, "1")
+    assert run(python, "1") == "1"  # the next call gets a new session of a new sandbox
+
+
+def test_nothing_is_opened_before_the_first_call() -> None:
+    close_shared_sandbox()
+    tool = PythonTool()
+    tool.open(0)
+    tool.close()
+    assert not python_tool._shared
+
+
+def test_the_sandbox_is_shared_within_the_process() -> None:
+    assert shared_sandbox() is shared_sandbox()
+    assert list(python_tool._shared) == [os.getpid()]
+
+
+def test_the_tool_describes_itself(python: PythonTool) -> None:
+    assert python.name == "python"
+    assert python.description
+    assert python.parameters["required"] == ["code"]

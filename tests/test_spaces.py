@@ -1,0 +1,75 @@
+"""Spaces for text: what belongs to them, and that samples do."""
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.spaces import Messages, Unicode
+
+HELLO = {"role": "user", "content": "hello"}
+
+
+@given(st.text(max_size=50))
+def test_every_text_that_can_be_encoded_is_in(text: str) -> None:
+    assert Unicode().contains(text)
+    assert Messages().contains(({"role": "assistant", "content": text},))
+
+
+@pytest.mark.parametrize("other", ["\ud800", b"bytes", 3, None, ["text"], "toolong"])
+def test_what_is_no_text_is_out(other: object) -> None:
+    assert not Unicode(max_length=6).contains(other)
+
+
+@pytest.mark.parametrize(
+    "messages", [(), (HELLO,), ({"role": "tool", "content": "", "name": "p", "tool_call_id": "c"},)]
+)
+def test_messages_are_in(messages: object) -> None:
+    assert messages in Messages()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [HELLO],
+        (None,),
+        ({"role": "robot", "content": ""},),
+        ({"role": "user"},),
+        ({"role": "user", "content": None},),
+        ({"role": "user", "content": "\udfff"},),
+        ({"role": "user", "content": "", "name": 3},),
+        ({"role": "user", "content": "", "mood": "good"},),
+    ],
+)
+def test_other_things_are_no_messages(other: object) -> None:
+    assert other not in Messages()
+
+
+@pytest.mark.parametrize("space", [Unicode(), Unicode(max_length=3), Messages(), Messages(max_length=5)])
+def test_samples_are_in_and_follow_the_seed(space: Any) -> None:
+    space.seed(3)
+    first = [space.sample() for _ in range(50)]
+    assert all(space.contains(sample) for sample in first)
+    assert len({str(sample) for sample in first}) > 10
+    space.seed(3)
+    assert [space.sample() for _ in range(50)] == first
+
+
+def test_a_seed_given_at_once_counts() -> None:
+    assert Messages(seed=1).sample() == Messages(seed=1).sample()
+
+
+@pytest.mark.parametrize("kind", [Unicode, Messages])
+def test_spaces_are_equal_by_length(kind: Any) -> None:
+    assert kind(5) == kind(5) == copy.deepcopy(kind(5))
+    assert hash(kind(5)) == hash(kind(5))
+    assert kind(5) != kind(6)
+    assert kind(5) != "space"
+    assert repr(kind(5)) == f"{kind.__name__}(max_length=5)"
+    assert not kind(5).is_np_flattenable
+
+
+def test_a_message_space_is_no_text_space() -> None:
+    assert Messages() != Unicode()

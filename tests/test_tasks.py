@@ -1,0 +1,54 @@
+"""Sets of tasks by index and by id."""
+
+import itertools
+
+import pytest
+
+from agentrl.errors import EnvContractError, UnknownNameError
+from agentrl.tasks import GeneratedTasks, TaskList
+from agentrl.types import Task
+
+TASKS = [Task(id=name, prompt=f"Say {name}.") for name in ("a", "b", "c")]
+
+
+def squares() -> GeneratedTasks:
+    return GeneratedTasks("square", lambda index: Task(id="", prompt=f"{index}^2", answer=str(index**2)))
+
+
+def test_a_list_by_index_and_by_id() -> None:
+    tasks = TaskList(TASKS)
+    assert tasks.size == 3
+    assert list(tasks) == TASKS
+    assert tasks[1] == tasks.find("b") == TASKS[1]
+
+
+def test_a_list_says_which_id_is_near() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'alpha'"):
+        TaskList([Task(id="alpha", prompt="")]).find("alhpa")
+
+
+@pytest.mark.parametrize(("tasks", "message"), [([], "at least one"), ([TASKS[0], TASKS[0]], "share an id")])
+def test_a_wrong_list_is_refused(tasks: list[Task], message: str) -> None:
+    with pytest.raises(EnvContractError, match=message):
+        TaskList(tasks)
+
+
+def test_a_generated_set_has_no_end() -> None:
+    tasks = squares()
+    assert tasks.size is None
+    assert [task.answer for task in itertools.islice(tasks, 4)] == ["0", "1", "4", "9"]
+    assert tasks[10**17].id == f"square:{10**17}"
+
+
+@pytest.mark.parametrize("index", [0, 7, 2**31])
+def test_ids_lead_back(index: int) -> None:
+    tasks = squares()
+    assert tasks.find(tasks[index].id) == tasks[index]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "7", "circle:7", "square:", "square:-1", "square:x", "square:²", "square:" + "9" * 40]
+)
+def test_other_ids_are_unknown(name: str) -> None:
+    with pytest.raises(UnknownNameError, match="square:0"):
+        squares().find(name)

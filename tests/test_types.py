@@ -1,0 +1,121 @@
+"""Segments, trajectories and groups: records that can't be wrong."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import TrajectoryError
+from agentrl.types import Group, Segment, Stop, Task, ToolCall, ToolRun, Trajectory, flatten
+
+PROMPT = Segment("prompt", (1, 2, 3))
+TURN = Segment("policy", (4, 5), (-0.5, -1.0), 0)
+RESULT = Segment("tool", (6,))
+
+
+def trajectory(**changes: Any) -> Trajectory:
+    fields: dict[str, Any] = {
+        "task_id": "t:0",
+        "seed": 0,
+        "segments": (PROMPT, TURN, RESULT, TURN),
+        "rewards": (0.0, 1.0),
+        "stop": Stop.TERMINATED,
+    }
+    return Trajectory(**{**fields, **changes})
+
+
+def test_trained_means_sampled_by_the_policy() -> None:
+    assert [segment.trained for segment in (PROMPT, TURN, RESULT, Segment("template", ()))] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_segment_holds_tuples_whatever_it_was_given() -> None:
+    given_lists: Any = [4, 5], [-0.5, -1.0]
+    assert Segment("policy", *given_lists, 3) == Segment("policy", (4, 5), (-0.5, -1.0), 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("prompt", (1,), (-1.0,)), "was not sampled"),
+        (("tool", (1,), None, 0), "was not sampled"),
+        (("policy", (1,)), "needs the log-probs"),
+        (("policy", (1,), (-1.0,)), "version"),
+        (("policy", (1, 2), (-1.0,), 0), "2 sampled tokens came with 1"),
+        (("policy", (1,), (0.1,), 0), "no log-prob"),
+        (("policy", (1,), (math.nan,), 0), "no log-prob"),
+        (("policy", (1,), (-math.inf,), 0), "no log-prob"),
+        (("robot", (1,)), "unknown segment source 'robot'"),
+    ],
+)
+def test_a_wrong_segment_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(TrajectoryError, match=message):
+        Segment(*arguments)
+
+
+def test_what_a_trajectory_derives() -> None:
+    episode = trajectory()
+    assert episode.sampled == (TURN, TURN)
+    assert episode.token_ids == (1, 2, 3, 4, 5, 6, 4, 5)
+    assert episode.n_sampled == 4
+    assert episode.ret == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"segments": ()}, "does not begin with a prompt"),
+        ({"segments": (TURN,)}, "does not begin with a prompt"),
+        ({"rewards": (1.0,)}, "2 policy segments came with 1 rewards"),
+        ({"rewards": (0.0, math.nan)}, "not finite"),
+    ],
+)
+def test_a_wrong_trajectory_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrajectoryError, match=message):
+        trajectory(**changes)
+
+
+@given(rewards=st.lists(st.floats(-1e6, 1e6), max_size=20))
+def test_the_return_is_the_exact_sum(rewards: list[float]) -> None:
+    episode = trajectory(segments=(PROMPT, *[TURN] * len(rewards)), rewards=tuple(rewards))
+    assert episode.ret == math.fsum(rewards)
+    assert episode.n_sampled == 2 * len(rewards)
+
+
+def test_a_group_holds_one_task_from_one_prompt() -> None:
+    group = Group((trajectory(), trajectory(seed=1)))
+    assert (group.task_id, len(group), [member.seed for member in group]) == ("t:0", 2, [0, 1])
+    assert flatten([group, group]) == [*group, *group]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ((), "at least one"),
+        ((trajectory(), trajectory(task_id="t:1")), "one task, not 't:0' and 't:1'"),
+        ((trajectory(), trajectory(segments=(Segment("prompt", (9,)), TURN, TURN))), "different prompts"),
+    ],
+)
+def test_a_wrong_group_is_refused(members: tuple[Trajectory, ...], message: str) -> None:
+    with pytest.raises(TrajectoryError, match=message):
+        Group(members)
+
+
+def test_records_are_frozen() -> None:
+    records: list[Any] = [PROMPT, trajectory(), Task(id="a", prompt="b"), ToolRun(name="python", ok=True, wall_s=0.1)]
+    for record in [*records, ToolCall(name="python", arguments={})]:
+        field = dataclasses.fields(record)[0].name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(record, field, None)
+
+
+@pytest.mark.parametrize("stop", Stop)
+def test_only_an_end_is_no_truncation(stop: Stop) -> None:
+    assert stop.truncated == (stop is not Stop.TERMINATED)
