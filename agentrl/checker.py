@@ -142,6 +142,8 @@ def _subject(env: ToolEnv, count: int) -> _Subject | Finding:
         tasks = tuple(itertools.islice(env.task_set, count))
     except Exception as error:  # an environment under check may raise anything
         return Finding(code="ARL-E000", message=f"making its tasks raised {error!r}.")
+    if not tasks:
+        return Finding(code="ARL-E000", message=f"its split {env.split!r} has no task.")
     spec = env.spec
 
     def again() -> ToolEnv:
@@ -170,7 +172,11 @@ def _guarded(check: Callable[[_Subject], Iterator[Finding]], subject: _Subject) 
 def _skipped(subject: _Subject) -> Iterator[str]:
     if subject.again is None:
         yield "whether instances share state: the instance was not built by make, so there is no second one."
-    if _gold(subject.env, subject.tasks[0]) is None:
+    try:
+        lacking = _gold(subject.env, subject.tasks[0]) is None
+    except Exception:  # whatever it raised was found when gold was played
+        lacking = False
+    if lacking:
         yield "whether the maximum can be reached: there is no gold player."
 
 

@@ -5,10 +5,10 @@ Each line holds the whole trajectory, the text of each token, and the advantages
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import zstandard
 
@@ -16,6 +16,9 @@ from agentrl.errors import TrajectoryError
 from agentrl.types import Segment, Stop, ToolRun, Trajectory
 
 SCHEMA = 1
+T = TypeVar("T")
+_UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, RecursionError, zstandard.ZstdError)
+"""What a damaged or hostile line can raise while it is read."""
 
 
 class Pieces(Protocol):
@@ -28,7 +31,11 @@ class Pieces(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One line of an episodes file."""
+    """One line of an episodes file.
+
+    Raises:
+        TrajectoryError: there is not one text per token.
+    """
 
     trajectory: Trajectory
     """The episode."""
@@ -36,6 +43,10 @@ class Record:
     """The text of each token, per segment."""
     advantages: tuple[float, ...] | None = None
     """One advantage per sampled token, over all policy segments end to end [S]; None where there was no training."""
+
+    def __post_init__(self) -> None:
+        if [len(texts) for texts in self.pieces] != [len(segment.token_ids) for segment in self.trajectory.segments]:
+            raise TrajectoryError(f"episode of task {self.trajectory.task_id!r} has not one text per token")
 
 
 def write_episodes(
@@ -66,15 +77,34 @@ def read_episodes(path: Path) -> Iterator[Record]:
     """The records of an episodes file, one at a time.
 
     Raises:
-        TrajectoryError: a line is not an episode of a schema that this version reads; the message names the line.
+        TrajectoryError: a line is not an episode of a schema that this version reads, or the stream is damaged or cut
+            off; the message names the line.
     """
-    with path.open("rb") as raw:
-        stream: Any = zstandard.ZstdDecompressor().stream_reader(raw) if path.suffix == ".zst" else raw
-        for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8"), start=1):
-            try:
-                yield _from_json(json.loads(line))
-            except (KeyError, TypeError, ValueError) as error:
-                raise TrajectoryError(f"line {number} of {path} is no episode: {error!r}") from error
+    number = 1
+    try:
+        with path.open("rb") as raw:
+            for line in _lines(_unpacked(raw) if path.suffix == ".zst" else raw):
+                yield _from_json(json.loads(line.decode("utf-8")))
+                number += 1
+    except _UNREADABLE as error:
+        raise TrajectoryError(f"line {number} of {path} is no episode: {error!r}") from error
+
+
+def _unpacked(raw: BinaryIO) -> Iterator[bytes]:
+    stream = zstandard.ZstdDecompressor().decompressobj()
+    while chunk := raw.read(1 << 16):
+        yield stream.decompress(chunk)
+    if not stream.eof:
+        raise ValueError("the stream was cut off")
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
 
 
 def _to_json(trajectory: Trajectory, tokenizer: Pieces, advantages: Sequence[float] | None) -> dict[str, object]:
@@ -106,27 +136,38 @@ def _from_json(row: dict[str, Any]) -> Record:
     if row["schema"] != SCHEMA:
         raise ValueError(f"schema {row['schema']!r}, expected {SCHEMA}")
     segments = [
-        Segment(one["source"], tuple(one["token_ids"]), _tuple(one.get("logprobs")), one.get("version"))
+        Segment(
+            one["source"],
+            tuple(_typed(int, token) for token in one["token_ids"]),
+            _tuple(one.get("logprobs")),
+            one.get("version"),
+        )
         for one in row["segments"]
     ]
-    advantages = [a for one in row["segments"] for a in one.get("advantages", ())]
+    advantages = [float(a) for one in row["segments"] for a in one.get("advantages", ())]
     trajectory = Trajectory(
-        task_id=row["task_id"],
-        seed=row["seed"],
+        task_id=_typed(str, row["task_id"]),
+        seed=_typed(int, row["seed"]),
         segments=tuple(segments),
         rewards=tuple(row["rewards"]),
         stop=Stop(row["stop"]),
         messages=tuple(row["messages"]),
-        parts=row["parts"],
+        parts=_typed(dict, row["parts"]),
         tool_runs=tuple(ToolRun(**run) for run in row["tool_runs"]),
     )
     known = len(advantages) == trajectory.n_sampled > 0
     return Record(
         trajectory=trajectory,
-        pieces=tuple(tuple(one["pieces"]) for one in row["segments"]),
+        pieces=tuple(tuple(_typed(str, piece) for piece in one["pieces"]) for one in row["segments"]),
         advantages=tuple(advantages) if known else None,
     )
 
 
 def _tuple(values: list[float] | None) -> tuple[float, ...] | None:
     return None if values is None else tuple(values)
+
+
+def _typed(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} where {kind.__name__} belongs")
+    return value

@@ -143,4 +143,6 @@ def _explain(why: str) -> str:
             "an outer sandbox or container forbids namespaces by seccomp: start it with "
             f"`--security-opt seccomp=unconfined --security-opt systempaths=unconfined` ({why})"
         )
+    if why.startswith("mount(proc"):
+        return f"an outer container masks parts of /proc: start it with `--security-opt systempaths=unconfined` ({why})"
     return f"the local sandbox could not be set up: {why}"

@@ -5,7 +5,7 @@ import signal
 import socket
 from typing import NoReturn
 
-from agentrl.sandboxes import kernel, wire
+from agentrl.sandboxes import kernel, rootfs, wire
 from agentrl.sandboxes.launcher import INSIDE
 from agentrl.sandboxes.overseer import Inheritance, Overseer
 
@@ -41,5 +41,7 @@ def _prepare(start: Inheritance) -> int:
     kernel.set_mount_attributes("/proc", kernel.ATTR_RDONLY, recursive=False)
     kernel.mount("tmpfs", "/tmp", "tmpfs", safe, f"size={limits.tmp_bytes},nr_inodes={limits.tmp_inodes},mode=1777")
     kernel.mount("tmpfs", "/dev/shm", "tmpfs", safe, f"size={limits.shm_bytes},nr_inodes=256,mode=1777")
+    # Everything of ours is loaded: programs need not see our source, nor the paths that its bytecode names.
+    kernel.mount("none", rootfs.RUNNER, "tmpfs", kernel.MS_RDONLY | safe, "size=4k,mode=755")
     kernel.set_dumpable(False)
     return writable

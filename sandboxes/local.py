@@ -17,7 +17,7 @@ from agentrl.sandboxes.host import Zygote
 
 _BACKSTOP_S: Final = 5.0
 _UP_S: Final = 60.0
-_READ_CPU_S: Final = 2.0
+_READ_S: Final = 2.0
 _CHUNK: Final = 1 << 18
 _MAX_READ: Final = 512 << 10
 
@@ -165,7 +165,7 @@ class LocalSession(Session):
 
     def read_file(self, path: str, max_bytes: int = MIB) -> bytes:
         """Read the first ``max_bytes`` bytes of a file; see :meth:`Session.read_file`."""
-        order: wire.Message = {"t": "read", "path": path, "cpu": _READ_CPU_S, "wall": _READ_CPU_S * 3}
+        order: wire.Message = {"t": "read", "path": path, "cpu": _READ_S, "wall": _READ_S}
         data = b""
         with self._lock:
             while len(data) < max_bytes:

@@ -164,7 +164,7 @@ class Overseer:
         self._waiting = None
         self._enter("running")
         self._cell = cell = _Running(order=order, token=secrets.token_hex(8))
-        cell.cpu_before, cell.clock_before = processes.usage().cpu_s, processes.cpu_clock(self._pid)
+        cell.cpu_before, cell.clock_before = processes.usage(self._snapshot).cpu_s, processes.cpu_clock(self._pid)
         fresh = {"seed": order["seed"] if self._pristine else None}
         self._send({**order, **fresh, "token": cell.token})
 
@@ -260,7 +260,7 @@ class Overseer:
             self._settle()
 
     def _measured(self, cell: _Running) -> wire.Message:
-        wall, now = time.monotonic() - cell.started, processes.usage()
+        wall, now = time.monotonic() - cell.started, processes.usage(self._snapshot)
         precise = processes.cpu_clock(self._pid) - cell.clock_before
         cpu = max(now.cpu_s - cell.cpu_before, precise, 0.0)
         return {"t": "done", "wall": wall, "cpu": cpu, "rss": max(cell.rss, now.rss), "signal": None}
@@ -277,14 +277,14 @@ class Overseer:
                 self._lose()
             return
         processes.reap_orphans({self._pid, self._snapshot})
-        used = processes.usage()
+        used = processes.usage(self._snapshot)
         cell.rss = max(cell.rss, used.rss)
         limit = self._start.limits.memory_bytes
         late = now - cell.started > wire.real(cell.order, "wall")
         if late or used.cpu_s - cell.cpu_before > wire.real(cell.order, "cpu"):
             self._stop("timeout")
         elif used.rss > limit and now >= cell.next_pss:
-            if processes.proportional_bytes(used.rss) > limit:
+            if processes.proportional_bytes(self._snapshot, used.rss) > limit:
                 self._stop("memory")
             # Exact figures cost milliseconds for each process: spend at most a fifth of the time on them.
             cell.next_pss = time.monotonic() + 4 * (time.monotonic() - now)

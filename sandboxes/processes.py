@@ -11,6 +11,7 @@ from typing import Final
 _TICK: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _PATIENCE: Final = 5.0
+_STOP_PATIENCE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +31,11 @@ def living(keep: int = 0) -> list[int]:
     return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid not in (1, keep)]
 
 
-def usage() -> Usage:
-    """Add up what the session uses now."""
+def usage(keep: int = 0) -> Usage:
+    """Add up what the session uses now, without the process ``keep``."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     ticks = pages = count = 0
-    for pid in living():
+    for pid in living(keep):
         # A process that ended since it was listed.
         with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat", "rb") as file:
             # The name in parentheses is the program's own choice and may contain anything.
@@ -45,14 +46,15 @@ def usage() -> Usage:
     return Usage(cpu_s=ended.ru_utime + ended.ru_stime + ticks / _TICK, rss=pages * _PAGE, count=count)
 
 
-def proportional_bytes(otherwise: int) -> int:
+def proportional_bytes(keep: int, otherwise: int) -> int:
     """Add up resident memory with shared pages divided among their users.
 
     Args:
+        keep: A process to leave out, or 0.
         otherwise: What to assume where a process forbids to look.
     """
     total = 0
-    for pid in living():
+    for pid in living(keep):
         try:
             with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
                 total += sum(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:"))
@@ -139,7 +141,7 @@ def wait_until_stopped(pid: int) -> bool:
     Returns:
         Whether it is a child of ours, alive and stopped.
     """
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _STOP_PATIENCE
     try:
         while time.monotonic() < until:
             found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)

@@ -203,10 +203,8 @@ class _Program:
             return _claim("exit", exit_code=_exit_code(error))
         except BaseException as error:
             kind = "memory" if isinstance(error, MemoryError) else "error"
-            report = _report(error)
-            name = type(error).__name__
-            error.__traceback__ = None
-            return _claim(kind, exc_type=name[:200], trace=wire.cut(report, self._limits.traceback_chars))
+            report = wire.cut(_report(error), self._limits.traceback_chars)
+            return _claim(kind, exc_type=type(error).__name__[:200], trace=report)
         return _claim("ok", value=None if shown is None else wire.cut(shown, self._limits.value_chars))
 
 
@@ -268,8 +266,11 @@ def _report(error: BaseException) -> str:
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<cell "):
         trace = trace.tb_next
     _shorten_chain(error)
-    # Looked up when it is needed: a program that breaks it breaks its own report.
-    return "".join(traceback.format_exception(type(error), error, trace))
+    try:
+        # Looked up when it is needed: a program that breaks it breaks its own report.
+        return "".join(traceback.format_exception(type(error), error, trace))
+    except Exception as failure:
+        return f"(an exception that can't be shown: {type(failure).__name__})"
 
 
 def _shorten_chain(error: BaseException) -> None:

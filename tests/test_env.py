@@ -142,7 +142,7 @@ def test_a_text_without_a_call_ends_the_episode(env: Shout, text: str) -> None:
 def test_several_calls_in_one_turn(env: Shout) -> None:
     messages, *_ = env.step(f"{call('a')}\n{call('fail')}\n{call('b')}")
     assert [message["content"] for message in messages] == ["A", "that failed", "B"]
-    assert [message["tool_call_id"] for message in messages] == ["call_0", "call_1", "call_2"]  # type: ignore[typeddict-item]
+    assert [message["tool_call_id"] for message in messages] == ["call_0", "call_1", "call_2"]
     assert env.episode.turns == 1
 
 
@@ -190,7 +190,7 @@ def test_splits_have_their_own_tasks() -> None:
 
 
 def test_an_unweighted_part_is_an_error(env: Shout) -> None:
-    env.reward_weights = {"correct": 1.0}  # type: ignore[misc]
+    env.reward_weights = {"correct": 1.0}
     with pytest.raises(EnvContractError, match="'short' has no weight"):
         env.step("OH")
 

@@ -97,10 +97,10 @@ def test_parameters_may_have_names_that_pydantic_uses() -> None:
         return f"{copy} {json} {_x} {model_fields}"
 
     assert save.call({"copy": True, "json": "{}", "_x": 5}) == "True {} 5 4"
-    assert set(save.parameters["properties"]) == {"copy", "json", "_x", "model_fields"}  # type: ignore[call-overload]
+    assert set(save.parameters["properties"]) == {"copy", "json", "_x", "model_fields"}
 
 
-def untyped(a) -> str:  # type: ignore[no-untyped-def]
+def untyped(a) -> str:
     return str(a)
 
 

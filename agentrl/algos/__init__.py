@@ -19,10 +19,21 @@ from torch import Tensor
 
 from agentrl.algos import advantages as _advantages
 from agentrl.algos import losses as _losses
+from agentrl.algos.aggregate import AGGREGATES, Aggregate
 from agentrl.algos.losses import LossOut
 from agentrl.errors import ConfigError, UnknownNameError, nearest
 
-__all__ = ["ADVANTAGES", "LOSSES", "Algorithm", "LossOut", "advantage", "check_options", "loss", "needs_energy"]
+__all__ = [
+    "ADVANTAGES",
+    "LOSSES",
+    "Algorithm",
+    "LossOut",
+    "advantage",
+    "aggregation",
+    "check_options",
+    "loss",
+    "needs_energy",
+]
 
 _Result = TypeVar("_Result")
 
@@ -143,6 +154,29 @@ def needs_energy(name: str) -> bool:
     return "energy" in _entry("advantage", ADVANTAGES, name, {}).inputs
 
 
+def aggregation(name: str, options: Mapping[str, object]) -> Aggregate:
+    """Name the aggregation that ``loss(name, …, **options)`` will use, as ``aggregate.pack_shares`` wants it.
+
+    Args:
+        name: A name of ``LOSSES``.
+        options: The options that the loss will be called with.
+
+    Returns:
+        One of ``aggregate.AGGREGATES``.
+
+    Raises:
+        UnknownNameError: a loss or an aggregation that does not exist.
+        ConfigError: an option that the loss does not take.
+    """
+    entry = _entry("loss", LOSSES, name, options)
+    default = inspect.signature(entry.function).parameters["aggregate"].default
+    chosen = {"aggregate": default, **entry.options, **options}["aggregate"]
+    for known in AGGREGATES:
+        if known == chosen:
+            return known
+    raise UnknownNameError("aggregation", str(chosen), AGGREGATES)
+
+
 def check_options(kind: Literal["advantage", "loss"], name: str, options: Mapping[str, object]) -> None:
     """Try a config's choice on a single token, so that a wrong one shows before anything has been sampled.
 
@@ -175,22 +209,3 @@ def _entry(
         if option not in entry.known_options:
             raise ConfigError(f"{kind} {name!r} has no option {option!r}; {nearest(option, entry.known_options)}")
     return entry
-
-
-def aggregation(name: str, options: Mapping[str, object]) -> str:
-    """How a loss adds up its tokens, once the caller's options are laid over the table's.
-
-    Args:
-        name: A name of ``LOSSES``.
-        options: The options as the config gives them.
-
-    Returns:
-        The value of its option ``aggregate``.
-
-    Raises:
-        UnknownNameError: a loss that does not exist.
-        ConfigError: an option that it does not take.
-    """
-    entry = _entry("loss", LOSSES, name, options)
-    default = inspect.signature(entry.function).parameters["aggregate"].default
-    return str({"aggregate": default, **entry.options, **options}["aggregate"])

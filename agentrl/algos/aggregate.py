@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError, UnknownNameError
 
 Aggregate = Literal["seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "token_sum_const"]
 
-AGGREGATES = ("seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "token_sum_const")
+AGGREGATES: tuple[Aggregate, ...] = ("seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "token_sum_const")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.rng import uniforms
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Request:
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -129,14 +129,15 @@ class TransformersEngine:
             if not request.done.done():
                 request.done.set_exception(InfrastructureError(f"the engine failed: {error!r}"))
 
+    @torch.inference_mode()
     def _admit(self) -> None:
         """Give waiting requests a slot: the one that holds most of their tokens, else the longest idle one."""
-        waiting = [request for request in self._waiting if not request.done.done()]
+        self._waiting = [request for request in self._waiting if not request.done.done()]
         idle = [index for index, slot in enumerate(self._slots) if slot.request is None]
-        self._waiting = []
-        for request in waiting:
-            if not idle or self._prompt_under_way(request.prompt):
-                self._waiting.append(request)
+        for request in list(self._waiting):
+            if not idle:
+                return
+            if self._prompt_under_way(request.prompt):
                 continue
             own = [index for index in idle if _begins_with(request.prompt, self._slots[index].cached)]
             best = max(own, key=lambda index: len(self._slots[index].cached)) if own else idle[0]
@@ -146,6 +147,7 @@ class TransformersEngine:
             idle.remove(best)
             slot = self._slots[best]
             slot.request, slot.new = request, list(request.prompt[len(slot.cached) :])
+            self._waiting.remove(request)
 
     def _prompt_under_way(self, prompt: tuple[int, ...]) -> bool:
         """Whether the next step computes this very prompt: group members wait for it and then copy."""

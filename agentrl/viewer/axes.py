@@ -45,29 +45,31 @@ class Frame:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round values from ``low`` or just above to ``high`` or just below, about so many; 1, 2 or 5 times a power of ten apart.
+    """Round values within ``low`` to ``high``, about so many: 1, 2 or 5 times a power of ten apart.
 
     Example:
         >>> ticks(0, 1, 5)
         [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """
-    rough = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(rough))
-    apart = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    apart = _apart(low, high, about)
     first, last = math.ceil(low / apart - 1e-9), math.floor(high / apart + 1e-9)
     digits = max(0, 1 - math.floor(math.log10(apart)))
     return [round(at * apart, digits) for at in range(first, last + 1)]
 
 
-def span(values: Sequence[float], *, zero: bool = False) -> tuple[float, float]:
-    """The range of ``values``, never empty; with ``zero`` it reaches down or up to zero."""
+def span(values: Sequence[float]) -> tuple[float, float]:
+    """The range of ``values``, never empty."""
     low, high = min(values), max(values)
-    if zero:
-        low, high = min(low, 0.0), max(high, 0.0)
     room = max(abs(low), abs(high), 1e-9)
-    if high - low < 1e-6 * room:
-        return low - (0 if zero else room / 2), high + room / 2
-    return low, high
+    return (low, high) if high - low > 1e-6 * room else (low - room / 2, high + room / 2)
+
+
+def value_range(values: Sequence[float], about: int) -> tuple[float, float]:
+    """The range of a value axis with ``about`` ticks: it reaches to zero and ends, at both ends, on a tick."""
+    low, high = span([0.0, *values])
+    apart = _apart(low, high, about)
+    low, high = math.floor(low / apart + 1e-9) * apart, math.ceil(high / apart - 1e-9) * apart
+    return (low, high) if any(values) else (0.0, 1.0)
 
 
 def draw_axes(frame: Frame, *, about: tuple[int, int], label: Callable[[float], str] = brief) -> str:
@@ -89,12 +91,19 @@ def draw_axes(frame: Frame, *, about: tuple[int, int], label: Callable[[float], 
         x = frame.x(step)
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom:.1f}" y2="{bottom + 4:.1f}"/>')
         parts.append(f'<text class="tick step" x="{x:.1f}" y="{bottom + 7:.1f}" dy=".9em">{escape(brief(step))}</text>')
+    parts.append(f'<text class="tick" x="{left - 18:.1f}" y="{bottom + 7:.1f}" dy=".9em">step</text>')
     parts.append(f'<path class="axis" d="M{left:.1f} {bottom:.1f}H{right:.1f}"/>')
     return "".join(parts)
 
 
 def _whole(steps: list[float]) -> list[float]:
     return [step for step in steps if step == int(step)]
+
+
+def _apart(low: float, high: float, about: int) -> float:
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
 
 
 def _share(value: float, of: tuple[float, float]) -> float:

@@ -1,4 +1,4 @@
-"""Which episodes the report shows: one from the first step and, from the last, one that succeeded and one that failed."""
+"""Which episodes the report shows: one of the first step and, of the last, one that succeeded and one that failed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -92,8 +92,15 @@ def _readable(path: Path, notes: list[str]) -> Iterator[Record]:
 
 
 def _check(record: Record, at: int) -> None:
-    segments = record.trajectory.segments
-    if [len(texts) for texts in record.pieces] != [len(segment.token_ids) for segment in segments]:
+    """What a hand-made file may hold in place of texts, whole numbers and tables, and types alone do not stop."""
+    trajectory = record.trajectory
+    if [len(texts) for texts in record.pieces] != [len(segment.token_ids) for segment in trajectory.segments]:
         raise TrajectoryError(f"episode {at} has not one text per token")
-    if not all(isinstance(piece, str) for texts in record.pieces for piece in texts):
-        raise TrajectoryError(f"episode {at} has a token whose text is no text")
+    expected: list[tuple[type, list[object]]] = [
+        (str, [trajectory.task_id, *(piece for texts in record.pieces for piece in texts)]),
+        (int, [trajectory.seed, *trajectory.token_ids]),
+        (dict, [trajectory.parts]),
+    ]
+    for kind, values in expected:
+        if wrong := [value for value in values if not isinstance(value, kind)]:
+            raise TrajectoryError(f"episode {at} has {wrong[0]!r} where {kind.__name__} belongs")

@@ -13,6 +13,8 @@ from agentrl.viewer.text import number
 Row: TypeAlias = Mapping[str, object]
 """One line of ``metrics.jsonl`` or ``evals.jsonl``; ``step`` is a number, all else may be missing."""
 _MARKS = ("config.toml", "metrics.jsonl", "evals.jsonl", "episodes")
+_LAST_STEP = 1e12
+"""A step beyond this is damage; far beyond it, neighbouring steps are one and the same float."""
 _EPISODES = re.compile(r"(?:[A-Za-z_]+-)?(\d{1,15})\.jsonl(?:\.zst)?")
 
 
@@ -95,7 +97,8 @@ def _read_row(line: bytes) -> Row | None:
     if not isinstance(row, dict):
         return None
     row = cast(Row, row)
-    return row if number(row.get("step")) is not None else None
+    step = number(row.get("step"))
+    return row if step is not None and abs(step) < _LAST_STEP else None
 
 
 def _episode_files(folder: Path) -> tuple[tuple[int, Path], ...]:

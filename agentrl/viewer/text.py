@@ -6,10 +6,9 @@ piled on one letter.
 """
 
 import html
-from datetime import timedelta
 
-_LARGEST = 1e300
-"""Beyond this a number from a file is as good as infinite; integers there may be too long for a float."""
+_LARGEST = 1e200
+"""Beyond this a number from a file is as good as infinite: sums of such overflow, and integers may fit no float."""
 
 
 def visible(text: object) -> str:
@@ -17,7 +16,7 @@ def visible(text: object) -> str:
 
     Example:
         >>> visible("a\x00b\u202e")
-        'a␀bU+202E'
+        'aU+0000bU+202E'
     """
     return "".join(char if char.isprintable() else _sign(char) for char in str(text))
 
@@ -43,41 +42,40 @@ def number(value: object) -> float | None:
 
 def brief(value: float) -> str:
     """A number in few characters, for axes and tables: ``0.0125``, ``1.5M``, ``2e-06``."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for limit, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if abs(value) >= limit:
-            divisor = 1e3 if unit == "k" else limit
-            return f"{value / divisor:.3g}{unit}".replace("-", "\N{MINUS SIGN}", value < 0)
-    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}", value < 0)
+            return _minus(f"{value / divisor:.3g}{unit}")
+    return _minus(f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}")
 
 
 def signed(value: float) -> str:
     """A number with its sign and three decimals."""
-    return f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
+    return _minus(f"{value:+.3f}")
 
 
 def percent(value: float) -> str:
     """A share as a percentage with one decimal."""
-    return f"{100 * value:.1f}%".replace("-", "\N{MINUS SIGN}")
+    return _minus(f"{100 * value:.1f}%")
 
 
 def duration(seconds: float) -> str:
     """A time span in its two largest units: ``1 h 12 min``, ``3 min 20 s``, ``4.1 s``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    if seconds > timedelta.max.total_seconds():
-        return f"{brief(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min"
+    return f"{hours} h {minutes} min" if hours < 1000 else f"{brief(hours)} h"
+
+
+def _minus(digits: str) -> str:
+    return "\N{MINUS SIGN}" + digits[1:] if digits.startswith("-") else digits
 
 
 def _sign(char: str) -> str:
-    code = ord(char)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "\N{SYMBOL FOR DELETE}" if code == 0x7F else f"U+{code:04X}"
+    # The signs that Unicode has for control characters are in few fonts: they would show as boxes, all alike.
+    return f"U+{ord(char):04X}"
 
 
 def _mark(char: str) -> str:

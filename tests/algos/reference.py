@@ -115,12 +115,12 @@ def clip(value, low, high):
 
 def surrogate(advantage, log_ratio, low, high, dual):
     """The written objective, with its max and min; and its derivative by log_ratio."""
-    log_ratio = min(log_ratio, 10.0)
+    capped, log_ratio = log_ratio > 10.0, min(log_ratio, 10.0)
     plain, clipped = -advantage * math.exp(log_ratio), -advantage * math.exp(clip(log_ratio, low, high))
     loss, slope = (plain, plain) if plain >= clipped else (clipped, 0.0)
     if advantage < 0 and dual is not None and loss > -advantage * math.exp(dual):
         loss, slope = -advantage * math.exp(dual), 0.0
-    return loss, slope
+    return loss, 0.0 if capped else slope
 
 
 def ctpo(steps, advantages, *, low=0.025, high=0.05, dual=0.05, power=0.5):

@@ -11,6 +11,8 @@ from agentrl.algos.advantages import group_mean, ogb, opo, otb, reinforce_pp, rl
 from agentrl.algos.rows import Rows
 from agentrl.errors import ConfigError, UnknownNameError
 
+from . import reference
+
 PER_ROW = ("group_mean", "grpo", "rloo", "opo", "ogb", "reinforce_pp")
 
 
@@ -55,7 +57,7 @@ def test_hand_worked_ragged_tail(tail, last):
     st.sampled_from(["zero", "own", "carry"]),
     st.booleans(),
 )
-def test_otb_is_the_slow_loop(reference, batch, kind, leave_one_out, tail, weighted):
+def test_otb_is_the_slow_loop(batch, kind, leave_one_out, tail, weighted):
     rewards, energy, weights, group = batch
     flat_rewards, starts, groups = tensors(rewards, group)
     got = otb(
@@ -82,7 +84,7 @@ def test_otb_is_the_slow_loop(reference, batch, kind, leave_one_out, tail, weigh
 
 @settings(max_examples=80, deadline=None)
 @given(batches(), st.sampled_from(PER_ROW))
-def test_per_row_estimators_are_the_slow_loop(reference, batch, name):
+def test_per_row_estimators_are_the_slow_loop(batch, name):
     rewards, energy, _, group = batch
     flat_rewards, starts, groups = tensors(rewards, group)
     got = algos.advantage(name, flat_rewards, tensors(energy, group)[0], starts, groups)

@@ -110,7 +110,10 @@ def test_problems_are_many_and_the_same_each_time(level: int) -> None:
 
 
 def test_problems_are_the_same_in_every_process() -> None:
-    code = "from agentrl.envs.arithmetic_problems import make_problem as m; print([m('test', i, 5).prompts for i in (1, 3, 5)])"
+    code = (
+        "from agentrl.envs.arithmetic_problems import make_problem\n"
+        "print([make_problem('test', level, 5).prompts for level in (1, 3, 5)])"
+    )
     runs = [
         subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
                        capture_output=True, text=True, check=True).stdout

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from agentrl.sandboxes import Sandbox, SandboxUnavailable, Session, open_sandbox
 
 

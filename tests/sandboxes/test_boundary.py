@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from agentrl.sandboxes import Sandbox
 
 HOST_FILES = ["/etc/passwd", "/etc/shadow", "/etc/hostname", "/root", "/home", "/sys", "/var", "/run", "/mnt", __file__]
@@ -49,6 +50,10 @@ def test_other_installed_packages_are_not_visible(sandbox: Sandbox) -> None:
         assert sandbox.run(f"import {name}").exc_type == "ModuleNotFoundError", name
 
 
+def test_our_own_source_is_not_visible(sandbox: Sandbox) -> None:
+    assert sandbox.run("import os, sys\n(os.listdir('/opt/agentrl'), 'agentrl' in sys.modules)").value == "([], False)"
+
+
 def test_environment_and_arguments_tell_nothing_of_the_host(sandbox: Sandbox) -> None:
     os.environ["AGENTRL_TEST_SECRET"] = "s3cret"
     try:
@@ -70,9 +75,8 @@ try:
     socket.getaddrinfo("example.org", 80)
 except OSError as error:
     print("no name")
-print(socket.if_nameindex() if False else "end")
 """
-    assert sandbox.run(code).stdout == "101\n101\nno name\nend\n"
+    assert sandbox.run(code).stdout == "101\n101\nno name\n"
 
 
 def test_no_rights_are_left(sandbox: Sandbox) -> None:
@@ -89,7 +93,7 @@ def test_only_the_programs_own_processes_are_visible(sandbox: Sandbox) -> None:
 
 
 def test_descriptors_are_the_expected_six(sandbox: Sandbox) -> None:
-    code = "import os\nlen([os.readlink(f'/proc/self/fd/{n}') for n in range(64) if os.path.lexists(f'/proc/self/fd/{n}')])"
+    code = "import os\nsum(os.path.lexists(f'/proc/self/fd/{n}') for n in range(64))"
     assert sandbox.run(code).value == "6"
 
 
@@ -115,7 +119,10 @@ def test_fork_bomb_leaves_room_for_others(sandbox: Sandbox) -> None:
     with sandbox.session() as other:
         other.run("x = 1")
         assert sandbox.run(bomb, timeout=0.5).status == "timeout"
-        assert other.run("import subprocess\nsubprocess.run(['/bin/echo', 'x'], capture_output=True).stdout").status == "ok"
+        assert (
+            other.run("import subprocess\nsubprocess.run(['/bin/echo', 'x'], capture_output=True).stdout").status
+            == "ok"
+        )
 
 
 def test_tmp_and_shm_are_bounded(sandbox: Sandbox) -> None:
@@ -149,7 +156,7 @@ with open_sandbox() as sandbox:
 """
 
 
-def test_works_for_an_ordinary_user(require: object, tmp_path: Path) -> None:
+def test_works_for_an_ordinary_user() -> None:
     package = Path(__file__).parents[2] / "agentrl"
     command = [sys.executable]
     if os.geteuid() == 0:

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from agentrl.sandboxes import Limits, rootfs, seccomp, wire
 from agentrl.sandboxes.capture import Capture
 from agentrl.sandboxes.launcher import environment
-from hypothesis import given
-from hypothesis import strategies as st
 
 JSON = st.dictionaries(st.text(), st.none() | st.integers(-(10**18), 10**18) | st.text(), max_size=4)
 

@@ -2,6 +2,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from agentrl.sandboxes import Sandbox, SandboxError, Session
 
 
@@ -131,7 +132,9 @@ def test_replay_runs_the_kept_cells_again(sandbox: Sandbox) -> None:
 
 def test_sabotage_of_the_result_channel_costs_the_state_only(session: Session) -> None:
     session.run("x = 1")
-    code = "import os, threading\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\xff' * 64)\n    except OSError: pass"
+    code = (
+        "import os, threading\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\xff' * 64)\n    except OSError: pass"
+    )
     result = session.run(code, timeout=0.3)
     assert (result.status, result.state) == ("timeout", "rolled_back")
     assert session.run("x").value == "1"
@@ -172,3 +175,28 @@ def test_one_session_from_many_threads_takes_turns(session: Session) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: session.run("n += 1"), range(24)))
     assert session.run("n").value == "24"
+
+
+def test_the_snapshot_does_not_count_as_the_programs_memory(session: Session) -> None:
+    session.run("x = bytearray(300 << 20)")
+    assert session.run("for i in range(0, len(x), 4096): x[i] = 1\nimport time; time.sleep(0.1)").status == "ok"
+
+
+def test_an_exception_that_can_not_be_shown_is_still_an_error(session: Session) -> None:
+    result = session.run("import traceback\ntraceback.format_exception = 3\n1 / 0")
+    assert (result.status, result.exc_type) == ("error", "ZeroDivisionError")
+    assert result.traceback == "(an exception that can't be shown: TypeError)"
+
+
+def test_a_cell_sees_the_last_cells_children_again_after_transaction_false(session: Session) -> None:
+    session.run("import subprocess\np = subprocess.Popen(['sleep', '600'])", transaction=False)
+    result = session.run("p.poll() is None", transaction=True)
+    assert (result.value, result.state) == ("True", "kept")
+    assert session.run("import os; os._exit(1)").state == "rolled_back"
+
+
+def test_a_program_that_dies_between_cells_loses_its_state_only(session: Session) -> None:
+    session.run("x = 1", transaction=False)
+    session.run("import signal, os\nsignal.signal(signal.SIGALRM, lambda *_: os._exit(1))\nsignal.setitimer(0, 0.05)")
+    threading.Event().wait(0.2)
+    assert session.run("1 + 1").value == "2"

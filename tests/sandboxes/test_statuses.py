@@ -2,6 +2,7 @@ import random
 import time
 
 import pytest
+
 from agentrl.sandboxes import Limits, Sandbox, open_sandbox
 
 
@@ -73,9 +74,13 @@ def test_a_sleep_longer_than_the_cpu_limit_is_fine(sandbox: Sandbox) -> None:
     assert sandbox.run("import time\ntime.sleep(0.4)", timeout=0.2).status == "ok"
 
 
+def forks(count: int, body: str) -> str:
+    """A program whose children run ``body`` while it waits."""
+    return f"import os, time\nfor _ in range({count}):\n    if os.fork() == 0:\n        {body}\ntime.sleep(0.5)"
+
+
 def test_cpu_of_children_counts(sandbox: Sandbox) -> None:
-    code = "import os\nfor _ in range(3):\n    if os.fork() == 0:\n        while True: pass\nimport time; time.sleep(60)"
-    result = sandbox.run(code, timeout=0.5)
+    result = sandbox.run(forks(3, "while True: pass") + "\ntime.sleep(60)", timeout=0.5)
     assert result.status == "timeout" and result.cpu_s >= 0.4
 
 
@@ -85,17 +90,15 @@ def test_memory_error_is_memory(sandbox: Sandbox) -> None:
 
 
 def test_memory_of_all_processes_together_is_limited() -> None:
-    code = "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = b'x' * (30 << 20)\n        time.sleep(9)\ntime.sleep(9)"
     with open_sandbox(limits=Limits(memory_bytes=128 << 20)) as small:
-        result = small.run(code)
+        result = small.run(forks(8, "x = b'x' * (30 << 20); time.sleep(9)") + "\ntime.sleep(9)")
     assert result.status == "memory"
     assert result.max_rss > 128 << 20
 
 
 def test_shared_pages_do_not_count_twice(sandbox: Sandbox) -> None:
-    # Every child maps the whole preloaded interpreter: together far more than the limit, if pages counted per process.
-    code = "import os, time\nfor _ in range(20):\n    if os.fork() == 0:\n        time.sleep(0.3); os._exit(0)\ntime.sleep(0.3)"
-    assert sandbox.run(code).status == "ok"
+    # Every child maps the whole preloaded interpreter: 20 of them pass the limit, if pages counted once for each.
+    assert sandbox.run(forks(20, "time.sleep(0.3); os._exit(0)")).status == "ok"
 
 
 def test_output_flood_is_stopped(sandbox: Sandbox) -> None:

@@ -1,0 +1,37 @@
+"""Ragged inputs for the losses, from rows of log ratios and advantages."""
+
+import torch
+from hypothesis import strategies as st
+
+from agentrl.algos.losses import cispo, ctpo, gspo, ppo_clip, reinforce
+
+LOSSES = (ctpo, ppo_clip, gspo, cispo, reinforce)
+
+
+def case(steps, advantages, *, dtype=torch.float64):
+    """The arguments of a loss from rows of d = logp − old: a leaf logp, old, advantages, starts."""
+    lengths = torch.tensor([0] + [len(row) for row in steps])
+    flat = torch.tensor([d for row in steps for d in row], dtype=dtype)
+    old = -1.0 - torch.arange(flat.numel(), dtype=dtype) % 3
+    credit = torch.tensor([a for row in advantages for a in row], dtype=dtype)
+    return (old + flat).requires_grad_(), old, credit, lengths.cumsum(0)
+
+
+def gradient(out, logp):
+    return torch.autograd.grad(out.loss, logp)[0]
+
+
+def random_case(lengths, *, spread=0.05):
+    steps = [(spread * torch.randn(length, dtype=torch.float64)).tolist() for length in lengths]
+    credit = [torch.randn(length, dtype=torch.float64).tolist() for length in lengths]
+    return steps, credit
+
+
+@st.composite
+def ragged(draw):
+    """Rows of log ratios and advantages, some empty, some advantages 0, some ratios far out of any window."""
+    token = st.tuples(
+        st.sampled_from([0.0, 0.02, -0.03, 0.3, -0.4, 9.0, -25.0]), st.sampled_from([0.0, 1.0, -1.0, 0.3])
+    )
+    rows = draw(st.lists(st.lists(token, max_size=6), min_size=1, max_size=5))
+    return [[d for d, _ in row] for row in rows], [[a for _, a in row] for row in rows]

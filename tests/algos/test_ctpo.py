@@ -1,0 +1,223 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.algos.losses import AGGREGATES, Carry, ctpo, cumulative_log_ratio, pack_shares
+
+from . import reference
+from .cases import case, gradient, ragged, random_case
+
+
+def test_ctpo_hand_worked():
+    logp, old, credit, starts = case([[0.02, 0.045, -0.01, 0.06, -0.20]], [[-1.0] * 5], dtype=torch.float32)
+    out = ctpo(logp, old, credit, starts)
+    assert out.loss.item() == pytest.approx(1.038941, abs=2e-6)
+    assert gradient(out, logp).tolist() == pytest.approx([0.20404, 0.21343, 0.21131, 0, 0], abs=1e-5)
+    assert float(out.metrics["clip_fraction"]) == pytest.approx(0.4)
+
+
+def test_ctpo_two_turns_around_a_tool_token():
+    first, second = [-0.02, -0.01], [-0.018, 0.05]
+
+    def value(*rows):
+        args = case(list(rows), [[-1.0] * len(row) for row in rows])
+        return ctpo(*args, aggregate="token_mean").loss.item()
+
+    assert value(first + second) == pytest.approx(0.977567, abs=1e-6)
+    assert value(first, second) == pytest.approx(0.991331, abs=1e-6)
+
+
+def test_ctpo_counting_the_tool_token_is_another_number():
+    logp, old, credit, starts = case([[-0.02, -0.01, 0.0, -0.018, 0.05]], [[-1.0] * 5])
+    only_sampled = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
+    out = ctpo(logp, old, credit, starts, weights=only_sampled, aggregate="token_mean")
+    assert out.loss.item() * 5 / 4 == pytest.approx(0.976445, abs=1e-6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ragged(), st.sampled_from(AGGREGATES), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([None, 0.05, 0.2]))
+def test_ctpo_is_the_slow_loop(rows, aggregate, power, dual):
+    steps, credit = rows
+    logp, old, advantages, starts = case(steps, credit)
+    out = ctpo(logp, old, advantages, starts, power=power, clip_dual=dual, aggregate=aggregate, max_tokens=7)
+    losses, slopes = reference.ctpo(steps, credit, power=power, dual=dual)
+    assert out.loss.item() == pytest.approx(reference.aggregate(losses, aggregate, 7), rel=1e-5, abs=1e-7)
+    totals = [math.fsum(row[: t + 1]) for row in steps for t in range(len(row))]
+    near_the_edge = any(abs(total - 10.0) < 1e-6 for total in totals)
+    if aggregate == "token_mean" and totals and not near_the_edge:
+        expected = [slope / len(totals) for slope in reference.flat(slopes)]
+        assert gradient(out, logp).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
+def test_ctpo_agrees_with_a_padded_trainer():
+    mask = [[1, 1, 0, 0, 1, 1, 0], [1, 0, 1, 1, 1, 1, 1], [0] * 7]
+    steps = (0.04 * torch.randn(3, 7, dtype=torch.float64)).tolist()
+    credit = torch.randn(3, 7, dtype=torch.float64).tolist()
+    sampled = [[row[k] for k in range(7) if keep[k]] for row, keep in zip(steps, mask, strict=True)]
+    kept = [[row[k] for k in range(7) if keep[k]] for row, keep in zip(credit, mask, strict=True)]
+    junk = [[d if keep else math.nan for d, keep in zip(*pair, strict=True)] for pair in zip(steps, mask, strict=True)]
+    assert ctpo(*case(sampled, kept)).loss.item() == pytest.approx(reference.padded_ctpo_loss(junk, credit, mask))
+
+
+def test_ctpo_gradient_is_the_finite_difference_with_the_prefix_held():
+    steps, credit = random_case([6, 4], spread=0.02)
+    logp, old, advantages, starts = case(steps, credit)
+    before = cumulative_log_ratio(logp, old, starts) - (logp - old).detach()
+
+    def held(values):
+        # The objective as a function of each token's own log-prob, everything before it a constant.
+        carry = Carry(log_ratio=before, tokens=ordinal - 1)
+        singles = torch.arange(values.numel() + 1)
+        return ctpo(values, old, advantages, singles, carry=carry, weights=share, aggregate="token_sum_const",
+                    max_tokens=1).loss * values.numel()  # fmt: skip
+
+    ordinal = torch.tensor([1, 2, 3, 4, 5, 6, 1, 2, 3, 4])
+    share = torch.tensor([1 / 12] * 6 + [1 / 8] * 4, dtype=torch.float64)
+    assert held(logp).item() == pytest.approx(ctpo(logp, old, advantages, starts).loss.item())
+    step, numeric = 1e-6, []
+    for k in range(logp.numel()):
+        nudge = torch.zeros_like(logp).index_fill(0, torch.tensor([k]), step)
+        numeric.append(float(held((logp + nudge).detach()) - held((logp - nudge).detach())) / (2 * step))
+    got = gradient(ctpo(logp, old, advantages, starts), logp)
+    assert got.tolist() == pytest.approx(numeric, abs=1e-6)
+
+
+def test_the_literal_gradient_through_the_prefix_is_another_one():
+    logp, old, credit, starts = case([[0.001, -0.002, 0.003]], [[1.0, 2.0, -0.5]])
+    literal = -(credit * (logp - old).cumsum(0).exp()).mean()
+    out = ctpo(logp, old, credit, starts)
+    assert out.loss.item() == pytest.approx(literal.item())
+    ours, theirs = gradient(out, logp), torch.autograd.grad(literal, logp)[0]
+    terms = (-credit * (logp - old).cumsum(0).exp() / 3).detach()
+    torch.testing.assert_close(ours, terms)
+    torch.testing.assert_close(theirs, terms.flip(0).cumsum(0).flip(0))
+    assert float((ours - theirs).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("advantage", "total", "flows"),
+    [(1, 0.049, True), (1, 0.051, False), (1, -3.0, True), (-1, -0.024, True), (-1, -0.026, False), (-1, 0.051, False)],
+)
+def test_ctpo_trains_a_token_iff_the_rule_says_so(advantage, total, flows):
+    logp, old, credit, starts = case([[total]], [[float(advantage)]])
+    out = ctpo(logp, old, credit, starts)
+    assert (float(gradient(out, logp)) != 0) == flows
+    assert float(out.metrics["clip_fraction"]) == (0 if flows else 1)
+
+
+def test_the_window_widens_with_the_square_root_or_stays():
+    logp, old, credit, starts = case([[0.0] * 15 + [0.19]], [[1.0] * 16])
+    assert float(ctpo(logp, old, credit, starts).metrics["clip_fraction"]) == 0
+    fixed = ctpo(logp, old, credit, starts, power=0)
+    assert float(fixed.metrics["clip_fraction"]) == pytest.approx(1 / 16)
+    assert fixed.loss.item() == pytest.approx(-(15 + math.exp(0.05)) / 16)
+
+
+def test_dual_clip_off_lets_a_negative_advantage_through_and_infinity_is_off():
+    logp, old, credit, starts = case([[1.0]], [[-1.0]])
+    assert ctpo(logp, old, credit, starts).loss.item() == pytest.approx(math.exp(0.05))
+    for off in (None, math.inf):
+        out = ctpo(logp, old, credit, starts, clip_dual=off)
+        assert out.loss.item() == pytest.approx(math.e)
+        assert float(gradient(out, logp)) == pytest.approx(math.e)
+
+
+def test_no_ratio_exceeds_e_to_the_tenth():
+    for d in (12.0, 500.0):
+        logp, old, credit, starts = case([[d, d]], [[-1.0, -1.0]])
+        out = ctpo(logp, old, credit, starts, clip_dual=None)
+        assert out.loss.item() == pytest.approx(math.exp(10))
+        assert gradient(out, logp).tolist() == [0.0, 0.0]
+
+
+def test_a_bfloat16_sum_would_stall():
+    steps = torch.full((8192,), 2e-4)
+    stalled = torch.zeros((), dtype=torch.bfloat16)
+    for step in steps[:2000].bfloat16():
+        stalled = stalled + step
+    assert float(stalled) == 0.0625
+    total = cumulative_log_ratio(steps, torch.zeros(8192), torch.tensor([0, 8192]))
+    assert total.dtype == torch.float32
+    assert float(total[-1]) == pytest.approx(1.6384, abs=1e-5)
+
+
+def test_bfloat16_log_probs_are_widened_before_they_are_subtracted():
+    logp = torch.tensor([-3.0, -1.0], dtype=torch.bfloat16, requires_grad=True)
+    old = torch.tensor([-3.001, -1.0])
+    out = ctpo(logp, old, torch.ones(2), torch.tensor([0, 2]))
+    assert out.loss.dtype == torch.float32
+    assert float(out.metrics["log_ratio_abs_max"]) == pytest.approx(0.001, abs=1e-6)
+    assert gradient(out, logp).dtype == torch.bfloat16
+
+
+def test_ctpo_metrics_are_detached_facts():
+    logp, old, credit, starts = case([[0.1, -0.3], [0.2]], [[1.0, 1.0], [1.0]])
+    metrics = ctpo(logp, old, credit, starts).metrics
+    totals = [0.1, -0.2, 0.2]
+    assert float(metrics["S_mean"]) == pytest.approx(sum(totals) / 3)
+    assert float(metrics["S_std"]) == pytest.approx(float(torch.tensor(totals).std(correction=0)))
+    assert float(metrics["ratio_mean"]) == pytest.approx(sum(math.exp(s) for s in totals) / 3)
+    assert float(metrics["log_ratio_abs_max"]) == pytest.approx(0.3)
+    assert not any(value.requires_grad for value in metrics.values())
+
+
+def test_a_split_episode_is_the_unsplit_one():
+    steps, credit = random_case([9, 4])
+    logp, old, advantages, starts = case(steps, credit)
+    whole = ctpo(logp, old, advantages, starts)
+    total = cumulative_log_ratio(logp, old, starts)
+    carry = Carry(
+        log_ratio=torch.stack([total.new_zeros(()), total[2], total[6], total.new_zeros(())]),
+        tokens=torch.tensor([0, 3, 7, 0]),
+        total=torch.tensor([9, 9, 9, 4]),
+    )
+    cut = torch.tensor([0, 3, 7, 9, 13])
+    split = ctpo(logp, old, advantages, cut, carry=carry)
+    torch.testing.assert_close(split.loss, whole.loss)
+    torch.testing.assert_close(gradient(split, logp), gradient(whole, logp))
+    for aggregate in AGGREGATES:
+        options = {"aggregate": aggregate, "max_tokens": 12}
+        torch.testing.assert_close(
+            ctpo(logp, old, advantages, cut, carry=carry, **options).loss,
+            ctpo(logp, old, advantages, starts, **options).loss,
+        )
+    reset = ctpo(logp, old, advantages, cut)
+    assert abs((reset.loss - whole.loss).item()) > 1e-4
+
+
+def test_packs_of_a_split_episode_add_up():
+    steps, credit = random_case([6])
+    logp, old, advantages, starts = case(steps, credit)
+    total = cumulative_log_ratio(logp, old, starts)
+    first = Carry(log_ratio=torch.zeros(1), tokens=torch.tensor([0]), total=torch.tensor([6]))
+    second = Carry(log_ratio=total[3:4], tokens=torch.tensor([4]), total=torch.tensor([6]))
+    packs = [torch.tensor([0, 4]), torch.tensor([0, 2])]
+    for aggregate in AGGREGATES:
+        options = {"aggregate": aggregate, "max_tokens": 12}
+        shares = pack_shares(aggregate, packs, [first, second])
+        parts = [
+            ctpo(logp[:4], old[:4], advantages[:4], packs[0], carry=first, **options).loss,
+            ctpo(logp[4:], old[4:], advantages[4:], packs[1], carry=second, **options).loss,
+        ]
+        whole = ctpo(logp, old, advantages, starts, **options).loss
+        torch.testing.assert_close(shares[0] * parts[0] + shares[1] * parts[1], whole)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"log_ratio": torch.zeros(2)},
+        {"log_ratio": torch.tensor([math.nan])},
+        {"tokens": torch.tensor([-1])},
+        {"total": torch.tensor([1])},
+        {"tokens": torch.tensor([9]), "total": torch.tensor([8])},
+    ],
+)
+def test_a_carry_that_does_not_fit_is_refused(wrong):
+    logp, old, advantages, starts = case([[0.1, 0.1]], [[1.0, 1.0]])
+    carry = Carry(**{"log_ratio": torch.zeros(1), "tokens": torch.tensor([0])} | wrong)
+    with pytest.raises(ValueError, match=r"carry\."):
+        ctpo(logp, old, advantages, starts, carry=carry)

@@ -1,0 +1,101 @@
+"""What a program finds in its file system, place by place."""
+
+import pytest
+
+from agentrl.sandboxes import Sandbox, Session
+
+VALUES = {
+    "' '.join(sorted(os.listdir('/dev')))": "'fd full null random shm stderr stdin stdout urandom zero'",
+    "os.listdir('/tmp')": "[]",
+    "os.listdir('/dev/shm')": "[]",
+    "' '.join(sorted(n for n in os.listdir('/') if n[:3] not in ('bin', 'sbi', 'lib')))": "'dev etc opt proc tmp usr'",
+    "set(os.listdir('/etc')) <= {'ld.so.cache', 'alternatives'}": "True",
+    "[p for p in os.listdir('/proc') if not p.isdigit() and not p.endswith('self')]": "[]",
+    "open('/dev/null', 'w').write('x')": "1",
+    "len(open('/dev/urandom', 'rb').read(8))": "8",
+    "open('/dev/zero', 'rb').read(2)": "b'\\x00\\x00'",
+    "os.stat('/tmp').st_mode & 0o7777 == 0o1777": "True",
+    "os.access('/usr', os.W_OK), os.access('/', os.W_OK), os.access('/opt', os.W_OK)": "(False, False, False)",
+    "os.getuid(), os.getgid(), os.getgroups() in ([], [65534], [1000])": "(1000, 1000, True)",
+    "os.stat('/tmp').st_uid": "1000",
+    "os.statvfs('/tmp').f_flag & os.ST_NOSUID > 0, os.statvfs('/tmp').f_flag & os.ST_NODEV > 0": "(True, True)",
+    "os.statvfs('/usr').f_flag & os.ST_RDONLY > 0, os.statvfs('/usr').f_flag & os.ST_NOSUID > 0": "(True, True)",
+    "os.statvfs('/proc').f_flag & os.ST_RDONLY > 0": "True",
+    "os.readlink('/proc/1/exe') if os.access('/proc/1/exe', os.R_OK) else 'hidden'": "'hidden'",
+}
+ERRORS = {
+    "open('/usr/bin/env', 'a')": {"OSError", "PermissionError"},
+    "open('/dev/new', 'w')": {"OSError", "PermissionError"},
+    "open('/opt/site/new', 'w')": {"OSError", "PermissionError"},
+    "open('/new', 'w')": {"OSError", "PermissionError"},
+    "open('/proc/1/mem', 'rb')": {"PermissionError"},
+    "open('/proc/1/environ', 'rb')": {"PermissionError"},
+    "os.listdir('/proc/1/fd')": {"PermissionError"},
+    "os.readlink('/proc/1/root')": {"PermissionError"},
+    "open('/proc/1/root/etc/shadow')": {"PermissionError"},
+    "os.readlink('/proc/1/ns/mnt')": {"PermissionError"},
+    "open('/proc/self/uid_map', 'w')": {"OSError", "PermissionError"},
+    "open('/proc/self/oom_score_adj', 'w')": {"OSError", "PermissionError"},
+    "open('/proc/sys/kernel/core_pattern')": {"FileNotFoundError"},
+    "open('/proc/sysrq-trigger')": {"FileNotFoundError"},
+    "open('/proc/kcore')": {"FileNotFoundError"},
+    "open('/proc/kmsg')": {"FileNotFoundError"},
+    "open('/proc/3/stat')": {"FileNotFoundError"},
+    "open('/dev/mem')": {"FileNotFoundError"},
+    "open('/dev/tty')": {"FileNotFoundError"},
+    "open('/dev/kvm')": {"FileNotFoundError"},
+    "os.listdir('/sys')": {"FileNotFoundError"},
+    "os.listdir('/var')": {"FileNotFoundError"},
+    "os.listdir('/boot')": {"FileNotFoundError"},
+    "os.chdir('..') or os.chdir('/tmp/../home')": {"FileNotFoundError"},
+    "os.mknod('/tmp/disk', 0o600 | 0o060000, os.makedev(8, 0))": {"PermissionError"},
+    "os.mknod('/tmp/mem', 0o600 | 0o020000, os.makedev(1, 1))": {"PermissionError"},
+    "os.chroot('/tmp')": {"PermissionError"},
+    "os.chown('/tmp', 0, 0)": {"OSError", "PermissionError"},
+    "os.setuid(0)": {"OSError", "PermissionError"},
+    "os.setgid(0)": {"OSError", "PermissionError"},
+    "os.setgroups([0])": {"PermissionError"},
+    "os.nice(-5)": {"PermissionError"},
+    "os.link('/usr/bin/env', '/tmp/env')": {"OSError", "PermissionError"},
+    "os.symlink('/etc/shadow', '/tmp/s') or open('/tmp/s')": {"FileNotFoundError"},
+    "os.kill(1, 9) or os.kill(99999, 9)": {"ProcessLookupError"},
+    "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))": {"PermissionError"},
+    "resource.setrlimit(resource.RLIMIT_NPROC, (-1, -1))": {"ValueError"},
+    "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))": {"ValueError"},
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))": {"ValueError"},
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))": {"ValueError"},
+    "resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))": {"ValueError"},
+}
+
+
+@pytest.fixture(scope="module")
+def shared(sandbox: Sandbox) -> Session:
+    """One session for all places of this file; the first values need it clean."""
+    return sandbox.session()
+
+
+@pytest.mark.parametrize("expression", VALUES)
+def test_place(shared: Session, expression: str) -> None:
+    result = shared.run(f"import os\n{expression}")
+    assert (result.status, result.value) == ("ok", VALUES[expression]), result
+
+
+@pytest.mark.parametrize("expression", ERRORS)
+def test_way_out_that_is_closed(shared: Session, expression: str) -> None:
+    result = shared.run(f"import os, resource\n{expression}")
+    assert (result.status, result.state) == ("error", "kept")
+    assert result.exc_type in ERRORS[expression], result
+
+
+def test_read_file_follows_no_link_out(session: Session) -> None:
+    session.run("import os\nos.symlink('/etc/shadow', '/tmp/a')\nos.symlink('/proc/1/environ', '/tmp/b')")
+    with pytest.raises(FileNotFoundError):
+        session.read_file("/tmp/a")
+    with pytest.raises(PermissionError):
+        session.read_file("/tmp/b")
+
+
+def test_deep_folders_do_not_hinder_the_end(sandbox: Sandbox) -> None:
+    code = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\nprint('deep')"
+    assert sandbox.run(code).stdout == "deep\n"
+    assert sandbox.run("import os\nos.listdir('/tmp')").value == "[]"

@@ -1,0 +1,151 @@
+"""Each limit, made small, stops exactly what it names."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from agentrl.sandboxes import Limits, Sandbox, open_sandbox
+
+SMALL = Limits(
+    cpu_s=0.3,
+    wall_factor=2.0,
+    memory_bytes=96 << 20,
+    processes=6,
+    open_files=16,
+    file_bytes=1 << 20,
+    tmp_bytes=2 << 20,
+    tmp_inodes=20,
+    shm_bytes=1 << 20,
+    output_kept_bytes=1000,
+    output_kill_bytes=100_000,
+    value_chars=100,
+    traceback_chars=200,
+    code_bytes=10_000,
+)
+
+
+@pytest.fixture(scope="module")
+def small(sandbox: Sandbox) -> Iterator[Sandbox]:
+    """A sandbox with little of everything; asks for the shared one only to be skipped with it."""
+    with open_sandbox("local", limits=SMALL) as opened:
+        yield opened
+
+
+def test_cpu(small: Sandbox) -> None:
+    result = small.run("while True: pass")
+    assert result.status == "timeout" and 0.25 < result.cpu_s < 1
+
+
+def test_a_timeout_replaces_the_cpu_limit(small: Sandbox) -> None:
+    busy = "import time\nuntil = time.process_time() + 0.5\nwhile time.process_time() < until: pass"
+    assert small.run(busy).status == "timeout"
+    assert small.run(busy, timeout=3).status == "ok"
+
+
+def test_wall(small: Sandbox) -> None:
+    result = small.run("import time; time.sleep(60)")
+    assert result.status == "timeout" and 0.6 <= result.wall_s < 2
+
+
+def test_memory(small: Sandbox) -> None:
+    assert small.run("x = bytearray(40 << 20)").status == "ok"
+    assert small.run("x = bytearray(120 << 20)").status == "memory"
+
+
+def test_processes_and_threads(small: Sandbox) -> None:
+    code = """
+import os, time
+made = 0
+try:
+    while True:
+        if os.fork() == 0:
+            time.sleep(5); os._exit(0)
+        made += 1
+except BlockingIOError:
+    print(made)
+"""
+    assert small.run(code).stdout == "5\n"
+    threads = (
+        "import threading\nfor _ in range(9): threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    assert small.run(threads).exc_type == "RuntimeError"
+
+
+def test_ended_children_make_room_again(small: Sandbox) -> None:
+    assert small.run("import os\nfor _ in range(20): os.waitpid(os.fork() or os._exit(0), 0)").status == "ok"
+
+
+def test_orphans_that_ended_make_room_again(small: Sandbox) -> None:
+    code = """
+import os, time
+for _ in range(12):
+    child = os.fork()
+    if child == 0:
+        os.fork()
+        os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(0.04)
+"""
+    assert small.run(code, timeout=3).status == "ok"
+
+
+def test_descriptors(small: Sandbox) -> None:
+    result = small.run("l = []\nwhile True: l.append(open('/dev/null'))")
+    assert result.exc_type == "OSError" and "Too many open files" in (result.traceback or "")
+
+
+def test_file_size(small: Sandbox) -> None:
+    assert small.run("open('/tmp/a', 'wb').write(bytes(1 << 20))").status == "ok"
+    assert small.run("open('/tmp/a', 'wb').write(bytes(1 << 21))").exc_type == "OSError"
+
+
+FILL = """
+import os
+try:
+    for n in range(9):
+        with open(f"{folder}/{{n}}", "wb") as file:
+            file.write(bytes(1 << 19))
+except OSError as error:
+    print(error.strerror)
+sum(os.path.getsize("{folder}/" + name) for name in os.listdir("{folder}"))
+"""
+
+
+@pytest.mark.parametrize(("folder", "most"), [("/tmp", 2 << 20), ("/dev/shm", 1 << 20)])
+def test_folders_fill_up(small: Sandbox, folder: str, most: int) -> None:
+    result = small.run(FILL.format(folder=folder))
+    assert result.stdout == "No space left on device\n"
+    assert most // 2 < int(result.value or 0) <= most
+
+
+def test_number_of_files(small: Sandbox) -> None:
+    result = small.run("for n in range(50): open(f'/tmp/{n}', 'w').close()")
+    assert result.exc_type == "OSError" and "No space left" in (result.traceback or "")
+
+
+def test_output(small: Sandbox) -> None:
+    kept = small.run("print('a' * 5000)")
+    assert kept.status == "ok" and kept.truncated and len(kept.stdout) < 1100
+    assert small.run("import sys\nwhile True: sys.stderr.write('a' * 5000)").status == "output_limit"
+
+
+def test_value_and_traceback(small: Sandbox) -> None:
+    value = small.run("'a' * 5000")
+    assert value.value is not None and len(value.value) < 150 and value.truncated
+    trace = small.run("raise ValueError('a' * 5000)")
+    assert trace.traceback is not None and len(trace.traceback) < 250 and trace.truncated
+
+
+def test_code(small: Sandbox) -> None:
+    assert small.run("#" * 10_000).status == "ok"
+    with pytest.raises(ValueError, match="longer than 10000 bytes"):
+        small.run("#" * 10_001)
+    with pytest.raises(ValueError, match="longer than 10000 bytes"):
+        small.run("é" * 5_001)
+
+
+@pytest.mark.parametrize("name", Limits.__slots__)
+def test_every_limit_must_be_positive(name: str) -> None:
+    for wrong in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match=f"Limits.{name} must be positive"):
+            Limits(**{name: wrong})

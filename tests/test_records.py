@@ -1,0 +1,321 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import TrajectoryError
+from agentrl.records import Record, read_episodes, write_episodes
+from agentrl.types import Segment, Stop, ToolRun, Trajectory
+
+SUFFIXES = (".jsonl", ".jsonl.zst")
+TEXTS = st.text(max_size=8)
+PARTS = st.dictionaries(TEXTS, st.floats(-1, 1), max_size=3)
+
+
+class Signs:
+    """A tokenizer of single characters."""
+
+    def decode(self, token_ids: int | list[int], **_: Any) -> str:
+        assert isinstance(token_ids, list)
+        return "".join(map(chr, token_ids))
+
+
+class Broken(Signs):
+    """Fails at the second episode."""
+
+    def decode(self, token_ids: int | list[int], **_: Any) -> str:
+        if token_ids == [0x7A]:
+            raise KeyError("unknown token")
+        return super().decode(token_ids)
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(map(ord, text))
+
+
+def policy(text: str) -> Segment:
+    return Segment("policy", ids(text), tuple(-0.25 * at for at in range(len(text))), 3)
+
+
+@pytest.fixture
+def episode() -> Trajectory:
+    return Trajectory(
+        task_id="train-1/7",
+        seed=11,
+        segments=(Segment("prompt", ids("2+2?")), policy("call"), Segment("tool", ids("4\n")), policy("4.")),
+        rewards=(0.0, 1.0),
+        stop=Stop.TERMINATED,
+        messages=({"role": "user", "content": "2+2?"}, {"role": "tool", "content": "4\n", "name": "python"}),
+        parts={"correct": 1.0},
+        tool_runs=(ToolRun(name="python", ok=True, wall_s=0.02),),
+    )
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Trajectory:
+    # Halves of surrogate pairs are no text: UTF-8 can't hold them, and no tokenizer gives them.
+    points = st.characters(exclude_categories=("Cs",)).map(ord)
+    segments = [Segment("prompt", tuple(draw(st.lists(points, max_size=5))))]
+    for source in draw(st.lists(st.sampled_from(["policy", "tool", "template"]), max_size=4)):
+        tokens = tuple(draw(st.lists(points, max_size=5)))
+        logprobs = tuple(draw(st.floats(-50, 0)) for _ in tokens)
+        segments.append(Segment("policy", tokens, logprobs, 7) if source == "policy" else Segment(source, tokens))
+    turns = sum(segment.trained for segment in segments)
+    return Trajectory(
+        task_id=draw(TEXTS),
+        seed=draw(st.integers(0, 2**63)),
+        segments=tuple(segments),
+        rewards=tuple(draw(st.floats(-1, 1)) for _ in range(turns)),
+        stop=draw(st.sampled_from(Stop)),
+        messages=tuple({"role": "user", "content": text} for text in draw(st.lists(TEXTS, max_size=2))),
+        parts=draw(PARTS),
+        tool_runs=tuple(ToolRun(name=name, ok=False, wall_s=0.5) for name in draw(st.lists(TEXTS, max_size=2))),
+    )
+
+
+@given(st.lists(episodes(), max_size=4), st.sampled_from(SUFFIXES), st.booleans())
+def test_what_was_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, played: list[Trajectory], suffix: str, trained: bool
+) -> None:
+    path = tmp_path_factory.mktemp("records") / f"step-000001{suffix}"
+    advantages = [[at - 1.5 for at in range(one.n_sampled)] for one in played]
+    write_episodes(path, played, Signs(), advantages if trained else None)
+    records = list(read_episodes(path))
+    assert [record.trajectory for record in records] == played
+    for record, given_ in zip(records, advantages, strict=True):
+        assert record.advantages == (tuple(given_) if trained and given_ else None)
+        assert record.pieces == tuple(tuple(map(chr, one.token_ids)) for one in record.trajectory.segments)
+
+
+def test_a_line_can_be_read_without_this_package(tmp_path: Path, episode: Trajectory) -> None:
+    path = tmp_path / "e.jsonl"
+    write_episodes(path, [episode], Signs(), [[0.5] * 6])
+    row = json.loads(path.read_text(encoding="utf-8"))
+    assert row["schema"] == 1 and row["return"] == 1.0 and row["stop"] == "terminated"
+    assert row["segments"][1] == {
+        "source": "policy",
+        "token_ids": list(ids("call")),
+        "pieces": ["c", "a", "l", "l"],
+        "logprobs": [0.0, -0.25, -0.5, -0.75],
+        "version": 3,
+        "advantages": [0.5] * 4,
+    }
+    assert "logprobs" not in row["segments"][0] and row["messages"][1]["name"] == "python"
+
+
+def test_advantages_are_cut_by_segment(tmp_path: Path, episode: Trajectory) -> None:
+    path = tmp_path / "e.jsonl"
+    write_episodes(path, [episode], Signs(), [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
+    segments = json.loads(path.read_text(encoding="utf-8"))["segments"]
+    assert [one.get("advantages") for one in segments] == [None, [1.0, 2.0, 3.0, 4.0], None, [5.0, 6.0]]
+
+
+def test_zst_is_a_zstandard_stream_of_the_plain_lines(tmp_path: Path, episode: Trajectory) -> None:
+    plain, packed = tmp_path / "e.jsonl", tmp_path / "e.jsonl.zst"
+    for path in (plain, packed):
+        write_episodes(path, [episode] * 100, Signs())
+    assert zstandard.decompress(packed.read_bytes()) == plain.read_bytes()
+    assert packed.stat().st_size < plain.stat().st_size / 10
+
+
+def test_text_that_utf8_can_t_hold_is_replaced_and_ids_are_kept(tmp_path: Path) -> None:
+    one = Trajectory(
+        task_id="t", seed=0, segments=(Segment("prompt", (0xD800, 0x41)),), rewards=(), stop=Stop.TURN_LIMIT
+    )
+    write_episodes(tmp_path / "e.jsonl", [one], Signs())
+    (record,) = read_episodes(tmp_path / "e.jsonl")
+    assert record.trajectory == one and record.pieces == (("?", "A"),)
+
+
+def test_line_breaks_of_any_kind_stay_inside_their_line(tmp_path: Path) -> None:
+    text = "\r\n\x0b\x0c\x1c\x85\u2028\u2029"
+    one = Trajectory(task_id=text, seed=0, segments=(Segment("prompt", ids(text)),), rewards=(), stop=Stop.TERMINATED)
+    for suffix in SUFFIXES:
+        write_episodes(tmp_path / f"e{suffix}", [one, one], Signs())
+        assert [record.trajectory for record in read_episodes(tmp_path / f"e{suffix}")] == [one, one]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, episode: Trajectory, suffix: str) -> None:
+    path = tmp_path / f"e{suffix}"
+    write_episodes(path, [episode], Signs())
+    before = path.read_bytes()
+    unknown = Trajectory(task_id="t", seed=0, segments=(Segment("prompt", ids("z")),), rewards=(), stop=Stop.TERMINATED)
+    with pytest.raises(KeyError):
+        write_episodes(path, [episode, unknown], Broken())
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_replaces_the_old_file_whole(tmp_path: Path, episode: Trajectory) -> None:
+    path = tmp_path / "e.jsonl"
+    write_episodes(path, [episode] * 5, Signs())
+    write_episodes(path, [episode], Signs())
+    assert len(list(read_episodes(path))) == 1 and list(tmp_path.iterdir()) == [path]
+
+
+def test_reading_is_lazy(tmp_path: Path, episode: Trajectory) -> None:
+    path = pack(tmp_path, [line(episode), "no episode"])
+    assert next(read_episodes(path)).trajectory == episode
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(read_episodes(tmp_path / "e.jsonl"))
+
+
+def line(episode: Trajectory, **changes: object) -> str:
+    row: dict[str, object] = {
+        "schema": 1,
+        "task_id": episode.task_id,
+        "seed": episode.seed,
+        "stop": episode.stop.value,
+        "rewards": episode.rewards,
+        "parts": episode.parts,
+        "tool_runs": [{"name": run.name, "ok": run.ok, "wall_s": run.wall_s} for run in episode.tool_runs],
+        "messages": episode.messages,
+        "segments": [segment(one) for one in episode.segments],
+    }
+    return json.dumps(row | changes)
+
+
+def segment(one: Segment, **changes: object) -> dict[str, object]:
+    row = {"source": one.source, "token_ids": one.token_ids, "pieces": [chr(token) for token in one.token_ids]}
+    return row | ({"logprobs": one.logprobs, "version": one.version} if one.trained else {}) | changes
+
+
+def pack(folder: Path, lines: list[str]) -> Path:
+    path = folder / "e.jsonl.zst"
+    path.write_bytes(zstandard.compress("".join(one + "\n" for one in lines).encode()))
+    return path
+
+
+def fails(folder: Path, good: Trajectory, bad: str) -> str:
+    """Read a good line, then the bad one; the message of the error that it must give."""
+    records = read_episodes(pack(folder, [line(good), bad]))
+    assert next(records).trajectory == good
+    with pytest.raises(TrajectoryError) as caught:
+        next(records)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("bad", ["", "null", "3", '"text"', "[]", "{}", '{"schema": 1}', "{'schema': 1}", '{"sch'])
+def test_what_is_no_record_is_named_by_line(tmp_path: Path, episode: Trajectory, bad: str) -> None:
+    assert fails(tmp_path, episode, bad).startswith("line 2 of ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": 2},
+        {"schema": "1"},
+        {"stop": "tired"},
+        {"stop": []},
+        {"rewards": [1.0]},
+        {"rewards": [0.0, math.nan]},
+        {"rewards": [0.0, math.inf]},
+        {"rewards": ["0", "1"]},
+        {"rewards": None},
+        {"segments": None},
+        {"segments": []},
+        {"segments": "prompt"},
+        {"segments": [1]},
+        {"tool_runs": [1]},
+        {"tool_runs": [{"name": "x"}]},
+        {"tool_runs": [{"name": "x", "ok": True, "wall_s": 1.0, "shell": "rm"}]},
+        {"messages": 3},
+    ],
+)
+def test_hostile_fields_are_refused(tmp_path: Path, episode: Trajectory, changes: dict[str, object]) -> None:
+    assert "is no episode" in fails(tmp_path, episode, line(episode, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"source": "user"},
+        {"source": []},
+        {"source": "tool"},
+        {"logprobs": None},
+        {"logprobs": [0.0]},
+        {"logprobs": [0.1] * 4},
+        {"logprobs": [math.nan] * 4},
+        {"logprobs": ["0"] * 4},
+        {"version": None},
+        {"pieces": None},
+        {"advantages": 3},
+    ],
+)
+def test_hostile_segments_are_refused(tmp_path: Path, episode: Trajectory, changes: dict[str, object]) -> None:
+    segments = [segment(one) for one in episode.segments]
+    segments[1] = segment(episode.segments[1], **changes)
+    assert "is no episode" in fails(tmp_path, episode, line(episode, segments=segments))
+
+
+def test_advantages_of_some_tokens_only_are_no_advantages(tmp_path: Path, episode: Trajectory) -> None:
+    segments = [segment(one) for one in episode.segments]
+    segments[1] = segment(episode.segments[1], advantages=[0.5])
+    (record,) = read_episodes(pack(tmp_path, [line(episode, segments=segments)]))
+    assert record == Record(
+        trajectory=episode, pieces=tuple(tuple(map(chr, one.token_ids)) for one in episode.segments)
+    )
+
+
+def test_an_unknown_field_is_for_a_later_version(tmp_path: Path, episode: Trajectory) -> None:
+    (record,) = read_episodes(pack(tmp_path, [line(episode, mood="good")]))
+    assert record.trajectory == episode
+
+
+def test_no_lines_no_records(tmp_path: Path) -> None:
+    for suffix in SUFFIXES:
+        write_episodes(tmp_path / f"e{suffix}", [], Signs())
+        assert list(read_episodes(tmp_path / f"e{suffix}")) == []
+
+
+@pytest.mark.parametrize("content", [b"no zstandard", b"\xff\xfe\x00", b"\x28\xb5\x2f\xfd\x00"])
+def test_a_damaged_stream_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "e.jsonl.zst"
+    path.write_bytes(content)
+    with pytest.raises(TrajectoryError, match="is no episode"):
+        list(read_episodes(path))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_stream_that_was_cut_off_is_refused(tmp_path: Path, episode: Trajectory, share: float) -> None:
+    path = pack(tmp_path, [line(episode)] * 1000)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(TrajectoryError):
+        list(read_episodes(path))
+
+
+def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "e.jsonl").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(TrajectoryError):
+        list(read_episodes(tmp_path / "e.jsonl"))
+
+
+@pytest.mark.parametrize("changes", [{"rewards": [0.0, 10**400]}, {"parts": 3}, {"seed": "x"}, {"task_id": 3}])
+def test_more_hostile_fields_are_refused(tmp_path: Path, episode: Trajectory, changes: dict[str, object]) -> None:
+    assert "is no episode" in fails(tmp_path, episode, line(episode, **changes))
+
+
+@pytest.mark.parametrize("changes", [{"pieces": ["a"]}, {"pieces": [1, 2, 3, 4]}, {"token_ids": "call"}])
+def test_more_hostile_segments_are_refused(tmp_path: Path, episode: Trajectory, changes: dict[str, object]) -> None:
+    segments = [segment(one) for one in episode.segments]
+    segments[1] = segment(episode.segments[1], **changes)
+    assert "is no episode" in fails(tmp_path, episode, line(episode, segments=segments))
+
+
+def test_deep_nesting_is_refused(tmp_path: Path, episode: Trajectory) -> None:
+    assert "is no episode" in fails(tmp_path, episode, "[" * 200_000)
+
+
+def test_plain_files_are_closed_when_reading_stops_early(tmp_path: Path, episode: Trajectory) -> None:
+    write_episodes(tmp_path / "e.jsonl", [episode] * 3, Signs())
+    records = read_episodes(tmp_path / "e.jsonl")
+    next(records)
+    del records  # an unclosed file is a warning, and warnings are errors here
