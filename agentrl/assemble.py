@@ -54,7 +54,7 @@ def assemble(config: Config, path: str | Path | None = None) -> Parts:
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     source = path or config.model.path
-    tokenizer = _load_tokenizer(source) if source else make_tokenizer(_texts(config))
+    tokenizer: Any = _load_tokenizer(source) if source else make_tokenizer(_texts(config))
     renderer = Renderer(tokenizer)
     device = _device(config.model.device)
     if source:
@@ -62,7 +62,7 @@ def assemble(config: Config, path: str | Path | None = None) -> Parts:
     else:
         tiny = config.model
         seed = derive_seed(config.run.seed, "weights")
-        model = make_model(tokenizer, hidden=tiny.hidden, layers=tiny.layers, heads=tiny.heads, seed=seed)
+        model: Any = make_model(tokenizer, hidden=tiny.hidden, layers=tiny.layers, heads=tiny.heads, seed=seed)
         model = model.to(device, getattr(torch, tiny.dtype))
     longest = config.rollout.episode_tokens + config.rollout.turn_tokens
     engine = TransformersEngine(copy.deepcopy(model), slots=config.rollout.concurrency, max_length=longest)

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, UsageError
 
@@ -86,13 +87,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    commands: Any,
     name: str,
     run: Callable[[argparse.Namespace], int],
     text: str,
     examples: str,
 ) -> argparse.ArgumentParser:
-    command = commands.add_parser(
+    command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
         description=text[0].upper() + text[1:] + ".",

@@ -27,7 +27,7 @@ class _Section(pydantic.BaseModel):
 class RunSettings(_Section):
     """Where the run lives and what makes it repeatable."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     """Folder under ``dir`` (runfolder)."""
     dir: str = "runs"
     """Where run folders are kept (runfolder)."""

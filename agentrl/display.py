@@ -1,7 +1,7 @@
 """What a person sees while a run goes on: progress bars in a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -47,7 +47,7 @@ class Display:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
-    def phase(self, name: str, total: int) -> Iterator["Bar"]:
+    def phase(self, name: str, total: int) -> Generator["Bar"]:
         """Show a bar while something long goes on."""
         self._progress.start()
         task = self._progress.add_task(name, total=total, note="")

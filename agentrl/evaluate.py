@@ -6,12 +6,13 @@ An episode *succeeds* when its return reaches the most that the environment's re
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from agentrl.assemble import pick_tasks
 from agentrl.config import EvalSettings
 from agentrl.engines.base import Engine, Sampling
 from agentrl.rng import derive_seed
-from agentrl.rollout import Collector, EpisodeSpec
+from agentrl.rollout import Collector, EpisodeSpec, always
 from agentrl.types import Group, Trajectory, flatten
 
 _Z = 1.959964
@@ -48,7 +49,7 @@ class Evaluation:
     lost: int
     """Tasks left out because of infrastructure faults."""
 
-    def row(self) -> dict[str, object]:
+    def row(self) -> dict[str, Any]:
         """Plain data, for one line of JSON."""
         return asdict(self) | {"pass_at": {str(k): value for k, value in self.pass_at.items()}}
 
@@ -86,7 +87,7 @@ async def evaluate(
         for task in tasks
     ]
     sampling = Sampling(temperature=settings.temperature, max_tokens=turn_tokens)
-    collected = await collector.collect(specs, lambda *_: engine, sampling, on_episode=on_episode)
+    collected = await collector.collect(specs, always(engine), sampling, on_episode=on_episode)
     table = summarise(collected.groups, best_return=env.best_return, lost=collected.lost)
     return table, flatten(collected.groups)
 

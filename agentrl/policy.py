@@ -5,6 +5,7 @@ vocabulary: prompt, template and tool tokens have no logits, so they can have no
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ def load_model(path: str | Path, *, dtype: torch.dtype = torch.float32, device: 
     """
     try:
         AutoConfig.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=NAME)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=NAME)
     except (OSError, ValueError) as error:
         raise UsageError(f"no model can be loaded from {str(path)!r}: {str(error).splitlines()[0]}") from error
     return model.to(device)
@@ -52,7 +53,7 @@ def score(model: PreTrainedModel, batch: Batch, *, temperature: float) -> TokenS
     Returns:
         Three float32 tensors [S]; log-prob and entropy carry gradients where grad mode is on.
     """
-    head = model.get_output_embeddings()
+    head: Any = model.get_output_embeddings()
     return token_stats(
         hidden_states(model, batch), head.weight, batch.tokens[batch.sampled], temperature=temperature, bias=head.bias
     )

@@ -21,6 +21,15 @@ EngineFor = Callable[[ToolEnv, str], Engine]
 """Gives the engine that plays a task; the same one for all, but where a script is played."""
 
 
+def always(engine: Engine) -> EngineFor:
+    """The same engine for every task."""
+
+    def engine_for(_env: ToolEnv, _task_id: str) -> Engine:
+        return engine
+
+    return engine_for
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSpec:
     """What to play."""

@@ -5,6 +5,7 @@ special tokens of its own.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -63,6 +64,7 @@ def make_model(
         heads: query heads; there is one key head for every two of them.
         seed: of the random weights.
     """
+    special: dict[str, Any] = {name: tokenizer.convert_tokens_to_ids(name) for name in (PAD, END)}
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -73,10 +75,11 @@ def make_model(
         head_dim=hidden // heads,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        attn_implementation=NAME,
+        pad_token_id=special[PAD],
+        eos_token_id=special[END],
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen3ForCausalLM(config)
+        model = Qwen3ForCausalLM(config)
+    model.set_attn_implementation(NAME)
+    return model

@@ -4,7 +4,7 @@ Legend: S sampled tokens of all rows of the step, laid end to end.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -29,7 +29,7 @@ from agentrl.invariants import (
 )
 from agentrl.policy import score
 from agentrl.rng import derive_seed
-from agentrl.rollout import Collected, Collector, EpisodeSpec
+from agentrl.rollout import Collected, Collector, EpisodeSpec, always
 from agentrl.types import Trajectory, flatten
 
 
@@ -66,7 +66,7 @@ class _Stopwatch:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Generator[None]:
         began = time.perf_counter()
         yield
         self.seconds[f"seconds_{name}"] = time.perf_counter() - began
@@ -133,7 +133,7 @@ class Trainer:
             for place, task in enumerate(tasks)
         ]
         sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
-        return await self._collector.collect(specs, lambda *_: self._parts.engine, sampling, on_episode=on_episode)
+        return await self._collector.collect(specs, always(self._parts.engine), sampling, on_episode=on_episode)
 
     def _score(self, collected: Collected) -> Scored:
         """Log-prob, entropy and energy of every sampled token under the weights that sampled it."""

@@ -18,8 +18,11 @@ main() {
   case "${1:-}" in -h | --help) usage && return ;; esac
   install_extra train
   cd -- "$ROOT"
-  "$VENV/bin/agentrl" train --preset quickstart "$@"
-  "$VENV/bin/agentrl" eval runs/quickstart --tasks 200
+  # train writes the run's folder to standard output and everything else to standard error.
+  local run
+  run=$("$VENV/bin/agentrl" train --preset quickstart "$@")
+  "$VENV/bin/agentrl" eval "$run" --greedy
+  echo "Open the report in a browser: $ROOT/$run/report.html"
 }
 
 main "$@"

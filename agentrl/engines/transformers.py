@@ -9,6 +9,7 @@ a whole prompt or tool answer for those that join.
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ class TransformersEngine:
     """
 
     def __init__(self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096) -> None:
-        config = model.config
+        config: Any = model.config
         if config._attn_implementation != NAME:
             raise ConfigError(f"load the engine's model with attn_implementation={NAME!r}")
         self._model = model.eval()
@@ -253,8 +254,8 @@ class TransformersEngine:
 
     def _sample(self, hidden: Tensor, active: list[int]) -> tuple[list[int], list[float]]:
         requests = [request for index in active if (request := self._slots[index].request)]
-        head = self._model.get_output_embeddings()
-        logits = head(hidden).float()
+        head: Any = self._model.get_output_embeddings()
+        logits: Tensor = head(hidden).float()
         device = logits.device
         temperature = torch.tensor([request.sampling.temperature for request in requests], device=device)
         greedy = temperature == 0.0
