@@ -15,6 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from agentrl.errors import ConfigError
+
 NAME = "agentrl"
 
 
@@ -186,6 +188,8 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """The form that transformers calls: [1, H, T, D] in, [1, T, H, D] out."""
     plan, scale, window = options["agentrl_plan"], options["scaling"], options.get("sliding_window")
+    if odd := sorted(name for name in ("softcap", "s_aux") if options.get(name) is not None):
+        raise ConfigError(f"the model's attention needs {' and '.join(odd)}, which attention {NAME!r} does not have")
     layer = module.layer_idx
     assert isinstance(plan, PackedRows | SlotPlan) and isinstance(scale, float) and isinstance(layer, int)
     assert window is None or isinstance(window, int)

@@ -114,7 +114,7 @@ def collate(groups: Sequence[Group], *, max_tokens: int) -> list[Batch]:
         max_tokens: most model-input tokens of a pack.
 
     Raises:
-        TrajectoryError: there is no group, or one episode alone is longer than ``max_tokens``.
+        TrajectoryError: there is no group, one episode alone is longer than ``max_tokens``, or what ``whole`` raises.
     """
     return whole(groups).split(max_tokens)
 
@@ -123,7 +123,7 @@ def whole(groups: Sequence[Group]) -> Batch:
     """All episodes of ``groups`` in one batch, whatever their size.
 
     Raises:
-        TrajectoryError: there is no group.
+        TrajectoryError: there is no group, an episode's prompt is empty, or a reward has no token to stand on.
     """
     if not groups:
         raise TrajectoryError("there is no group to make a batch of")
@@ -159,6 +159,8 @@ def _sampled_places(trajectory: Trajectory) -> list[int]:
         if segment.trained:
             places.extend(range(position, position + len(segment.token_ids)))
         position += len(segment.token_ids)
+    if places and places[0] == 0:
+        raise TrajectoryError(f"episode of task {trajectory.task_id!r} has an empty prompt: nothing predicts its turn")
     return places
 
 

@@ -47,7 +47,7 @@ def check_agreement(logp: Tensor, sampler_logp: Tensor, dtype: torch.dtype) -> f
     if not bool(torch.isfinite(logp).all()) or bool((logp > 0).any()):
         raise InvariantError("the trainer computed a log-prob that is above 0 or not finite: the weights are broken")
     largest = float((logp - sampler_logp).abs().max()) if len(logp) else 0.0
-    if largest > _TOLERANCE[dtype]:
+    if not largest <= _TOLERANCE[dtype]:
         raise InvariantError(
             f"engine and trainer disagree by up to {largest:.3g} nats on a token's log-prob (rounding explains "
             f"{_TOLERANCE[dtype]:g}): they do not run the same weights, tokens or temperature"
@@ -62,7 +62,7 @@ def check_first_ratio(logp: Tensor, old_logp: Tensor, dtype: torch.dtype) -> Non
         InvariantError: it is not.
     """
     largest = float((logp - old_logp).abs().max()) if len(logp) else 0.0
-    if largest > _TOLERANCE[dtype]:
+    if not largest <= _TOLERANCE[dtype]:  # NaN fails too
         raise InvariantError(
             f"before any update a token's log ratio is {largest:.3g}, not 0: scoring is not repeatable"
         )

@@ -21,14 +21,27 @@ def load_model(path: str | Path, *, dtype: torch.dtype = torch.float32, device: 
     """Load a causal language model from a folder or by its name on the Hugging Face hub.
 
     Raises:
-        UsageError: there is no model at ``path``.
+        UsageError: there is no model at ``path``, or its logits are more than its head's product with hidden states.
     """
     try:
         AutoConfig.from_pretrained(path)
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=NAME)
     except (OSError, ValueError) as error:
         raise UsageError(f"no model can be loaded from {str(path)!r}: {str(error).splitlines()[0]}") from error
-    return model.to(device)
+    model = model.to(device)
+    _check_head(model)
+    return model
+
+
+@torch.no_grad()
+def _check_head(model: Any) -> None:
+    """Engine and trainer take the head's product for logits; some models scale or cap it."""
+    tokens = torch.arange(2, device=model.device)
+    plan = PackedRows(torch.tensor([0, 2], device=model.device))
+    options = {"input_ids": tokens[None], "position_ids": tokens[None], "use_cache": False, "agentrl_plan": plan}
+    product = model.get_output_embeddings()(model.base_model(**options).last_hidden_state)
+    if not torch.allclose(model(**options).logits, product, atol=1e-2, rtol=1e-2):
+        raise UsageError(f"{type(model).__name__} scales or caps its logits, which agentrl can't do")
 
 
 def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:

@@ -63,8 +63,13 @@ class Renderer:
         return (self._end,)
 
     def prompt(self, messages: Sequence[Message]) -> Segment:
-        """The first prompt, up to where the assistant begins to speak."""
+        """The first prompt, up to where the assistant begins to speak.
+
+        Raises:
+            RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it.
+        """
         pieces = _split(self._template([_marked(message, i) for i, message in enumerate(messages)]))
+        _check_contents(pieces, range(len(messages)))
         ids: list[int] = []
         for piece in pieces:
             ids += self._encode_template(piece) if isinstance(piece, str) else self._encode(messages[piece]["content"])
@@ -79,8 +84,11 @@ class Renderer:
 
         Returns:
             Segments of source ``template``, and ``tool`` or ``prompt`` for the contents.
+
+        Raises:
+            RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it.
         """
-        pieces = self._suffix(tuple((message["role"], message.get("name", "")) for message in messages))
+        pieces = self._suffix(tuple((message["role"], _plain(message.get("name", ""))) for message in messages))
         segments: list[Segment] = []
         template: list[int] = []
         for number, piece in enumerate(pieces):
@@ -109,11 +117,10 @@ class Renderer:
         for number, (role, name) in enumerate(kinds, start=1):
             turns.append(_marked({"role": role, "name": name} if name else {"role": role}, number))
         pieces = _split(self._template(turns))
-        if len(pieces) < 3 or pieces[1] != 0 or [p for p in pieces[2:] if isinstance(p, int)] != [*_after(kinds)]:
-            raise RenderError("the chat template does not write every message's content once, in order, as it is")
-        tail = [tuple(self._encode_template(p)) if isinstance(p, str) else p - 1 for p in pieces[2:]]
-        first = tail[0]
-        if not isinstance(first, tuple) or first[0] != self._end:
+        _check_contents(pieces, range(len(turns) - 1))
+        after = pieces[pieces.index(0) + 1 :]
+        tail = [tuple(self._encode_template(p)) if isinstance(p, str) else p - 1 for p in after]
+        if not tail or not isinstance(tail[0], tuple) or tail[0][:1] != (self._end,):
             raise RenderError(
                 f"the chat template does not end the assistant's turn with the tokenizer's eos_token (id {self._end}): "
                 "set eos_token to the token that ends a turn"
@@ -140,8 +147,14 @@ def _marked(message: Any, number: int) -> dict[str, object]:
     return {**message, "content": _MARK.format(number)}
 
 
-def _after(kinds: Sequence[object]) -> range:
-    return range(1, len(kinds) + 1)
+def _check_contents(pieces: Sequence[str | int], expected: range) -> None:
+    if [piece for piece in pieces if isinstance(piece, int)] != [*expected]:
+        raise RenderError("the chat template does not write every message's content once, in order, as it is")
+
+
+def _plain(name: str) -> str:
+    # A tool's name is the model's own text and lands in the template: it must not bring a control token along.
+    return name if re.fullmatch(r"[\w.-]{0,64}", name) and not _MARKS.search(name) else "unknown"
 
 
 def _split(text: str) -> list[str | int]:

@@ -15,6 +15,7 @@ from agentrl.env import ToolEnv
 from agentrl.errors import FaultRateError, InfrastructureError
 from agentrl.registry import make
 from agentrl.render import Renderer
+from agentrl.rng import derive_seed
 from agentrl.types import Group, Segment, Stop, Trajectory
 
 EngineFor = Callable[[ToolEnv, str], Engine]
@@ -107,7 +108,7 @@ async def play(
             max_tokens=min(room, sampling.max_tokens),
             stop_ids=renderer.stop_ids,
         )
-        completion = await player.timed(engine.generate(tuple(tokens), turn, seed=_turn_seed(spec.seed, len(rewards))))
+        completion = await player.timed(engine.generate(tuple(tokens), turn, seed=derive_seed(spec.seed, len(rewards))))
         segments.append(_policy(completion))
         tokens += completion.token_ids
         messages, reward, terminated, truncated, _ = await player.in_thread(
@@ -130,11 +131,6 @@ async def play(
 
 def _policy(completion: Completion) -> Segment:
     return Segment("policy", completion.token_ids, completion.logprobs, completion.version)
-
-
-def _turn_seed(seed: int, turn: int) -> int:
-    # Odd multiplier: turns of one episode, and the same turn of neighbouring seeds, get seeds far apart.
-    return (seed + (turn + 1) * 0x9E3779B97F4A7C15) % 2**63
 
 
 def _trajectory(
@@ -171,7 +167,14 @@ class Player:
             began = time.perf_counter()
             return function(*args, **kwargs), time.perf_counter() - began
 
-        result, seconds = await asyncio.get_running_loop().run_in_executor(self.threads, timed)
+        call = self.threads.submit(timed)
+        try:
+            result, seconds = await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            # The environment is closed next, so a call that had begun comes to its end first, whatever it gives.
+            if not call.cancelled():
+                await asyncio.gather(asyncio.wrap_future(call), return_exceptions=True)
+            raise
         self.clock.tools += seconds
         return result
 

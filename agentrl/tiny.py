@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.attention import NAME
+from agentrl.errors import ConfigError
 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -63,7 +64,13 @@ def make_model(
         layers: how many.
         heads: query heads; there is one key head for every two of them.
         seed: of the random weights.
+
+    Raises:
+        ConfigError: the width can't be cut into heads of even size, or the heads into pairs.
     """
+    if hidden % (2 * heads) or (heads > 1 and heads % 2):
+        raise ConfigError(f"hidden={hidden} and heads={heads} do not fit: take 1 head or an even number of them, and "
+                          "as width an even multiple of it")  # fmt: skip
     special: dict[str, Any] = {name: tokenizer.convert_tokens_to_ids(name) for name in (PAD, END)}
     config = Qwen3Config(
         vocab_size=len(tokenizer),

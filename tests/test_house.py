@@ -27,7 +27,7 @@ FLOORS = {
     3: {"engines", "rollout", "config", "attention", "rng"},
     4: {"batch", "algos", "diagnostics", "policy"},
     5: {"trainer", "sft", "checkpoint", "metrics", "evaluate", "compare", "replay", "viewer"}
-    | {"runfolder", "records", "report", "tiny", "display"},
+    | {"runfolder", "records", "tiny", "display", "assemble", "invariants", "pipeline", "evaluation"},
     6: {"cli", "__init__", "__main__"},
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}

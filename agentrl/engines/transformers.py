@@ -51,15 +51,18 @@ class TransformersEngine:
         max_length: most tokens of prompt and completion together.
 
     Raises:
-        ConfigError: the model was loaded with another attention implementation.
+        ConfigError: the model was loaded with another attention implementation, or there is no slot.
     """
 
     def __init__(self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096) -> None:
         config: Any = model.config
         if config._attn_implementation != NAME:
             raise ConfigError(f"load the engine's model with attn_implementation={NAME!r}")
+        if slots < 1:
+            raise ConfigError(f"slots is {slots}: an engine needs at least one to generate anything")
         self._model = model.eval()
         self._max_length = max_length
+        self._vocab: int = config.vocab_size
         head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
         self._cache = SlotCache(
             slots, config.num_hidden_layers, config.num_key_value_heads, head_dim, next(model.parameters()).detach()
@@ -76,16 +79,11 @@ class TransformersEngine:
         """Sample a continuation of ``prompt_ids``; see :class:`agentrl.engines.base.Engine`.
 
         Raises:
-            ConfigError: the prompt is empty, or prompt and completion may not fit into ``max_length``.
+            ConfigError: the prompt is empty or not in the vocabulary, prompt and completion may not fit into
+                ``max_length``, or the seed is not in [0, 2⁶³).
             InfrastructureError: the model failed, for example for want of memory.
         """
-        if not prompt_ids:
-            raise ConfigError("the prompt is empty: there is nothing to continue")
-        if len(prompt_ids) + sampling.max_tokens > self._max_length:
-            raise ConfigError(
-                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones exceed the engine's max_length "
-                f"of {self._max_length}"
-            )
+        self._check(prompt_ids, sampling, seed)
         loop = asyncio.get_running_loop()
         request = _Request(prompt=prompt_ids, sampling=sampling, seed=seed, done=loop.create_future())
         self._waiting.append(request)
@@ -93,27 +91,44 @@ class TransformersEngine:
             self._worker = loop.create_task(self._work())
         return await request.done
 
+    def _check(self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int) -> None:
+        """Refuse by itself what would break the step that it shares with others."""
+        if not prompt_ids:
+            raise ConfigError("the prompt is empty: there is nothing to continue")
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self._vocab:
+            raise ConfigError(f"the prompt has tokens outside the model's vocabulary of {self._vocab}")
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"the seed {seed} is not in [0, 2⁶³)")
+        if len(prompt_ids) + sampling.max_tokens > self._max_length:
+            raise ConfigError(
+                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones exceed the engine's max_length "
+                f"of {self._max_length}"
+            )
+
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy new weights in and forget every cached key and value.
 
         Raises:
-            InfrastructureError: requests are still being generated, or a tensor is unknown to the model.
+            InfrastructureError: requests are still being generated, or a tensor is unknown to the model or of another
+                shape.
         """
+        self._drop_cancelled()
         if self._waiting or any(slot.request for slot in self._slots):
             raise InfrastructureError("weights can't change while requests are being generated")
         own = dict(self._model.named_parameters())
-        with torch.no_grad():
-            for name, tensor in named_tensors:
-                if name not in own:
-                    raise InfrastructureError(f"the engine's model has no parameter {name!r}")
-                own[name].copy_(tensor)
         for slot in self._slots:
             slot.cached = []
+        with torch.no_grad():
+            for name, tensor in named_tensors:
+                if name not in own or own[name].shape != tensor.shape:
+                    raise InfrastructureError(f"the engine's model has no parameter {name!r} {list(tensor.shape)}")
+                own[name].copy_(tensor)
         self._version = version
 
     async def _work(self) -> None:
         try:
             while self._waiting or any(slot.request for slot in self._slots):
+                self._drop_cancelled()
                 self._admit()
                 self._step()
                 # Lets finished turns go to their environments and new requests come in.
@@ -130,10 +145,16 @@ class TransformersEngine:
             if not request.done.done():
                 request.done.set_exception(InfrastructureError(f"the engine failed: {error!r}"))
 
+    def _drop_cancelled(self) -> None:
+        """Forget requests whose asker is gone; what their slots have computed stays parked."""
+        self._waiting = [request for request in self._waiting if not request.done.done()]
+        for slot in self._slots:
+            if slot.request and slot.request.done.done():
+                slot.request = None
+
     @torch.inference_mode()
     def _admit(self) -> None:
         """Give waiting requests a slot: the one that holds most of their tokens, else the longest idle one."""
-        self._waiting = [request for request in self._waiting if not request.done.done()]
         idle = [index for index, slot in enumerate(self._slots) if slot.request is None]
         for request in list(self._waiting):
             if not idle:
@@ -156,10 +177,10 @@ class TransformersEngine:
         return any(slot.request is not None and not slot.cached and slot.new == wanted for slot in self._slots)
 
     def _shared_prompt(self, prompt: tuple[int, ...], target: int) -> list[int]:
-        """Copy the keys and values of a prompt that another slot has computed already; what was copied."""
+        """Copy the keys and values of a prompt that some slot has computed already; what was copied."""
         wanted = list(prompt[:-1])
         for index, other in enumerate(self._slots):
-            if index != target and wanted and other.cached[: len(wanted)] == wanted:
+            if wanted and other.cached[: len(wanted)] == wanted:
                 self._cache.copy_prefix(index, target, len(wanted))
                 return wanted
         return []
@@ -185,9 +206,7 @@ class TransformersEngine:
 
     def _finish_if_done(self, slot: _Slot, request: _Request) -> None:
         stopped = request.sampled[-1] in request.sampling.stop_ids
-        if request.done.done():  # cancelled by whoever asked
-            slot.request = None
-        elif stopped or len(request.sampled) == request.sampling.max_tokens:
+        if stopped or len(request.sampled) == request.sampling.max_tokens:
             slot.request = None
             request.done.set_result(
                 Completion(

@@ -1,0 +1,82 @@
+"""Every command and every example of the README, run as written, on a run made small."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# No step of reinforcement learning: a model this small and untaught would be refused for never calling the tool.
+SMALL = ["model.hidden=32", "model.layers=2", "sft.steps=2", "sft.tasks=8", "optim.steps=0", "eval.tasks=4"]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.strip()]
+
+
+def test_the_first_forty_lines_say_what_it_is_and_how_to_begin() -> None:
+    top = "\n".join(README.splitlines()[:40])
+    assert "./scripts/quickstart.sh" in top and "./scripts/test.sh" in top
+    assert "```python" in top and "env.close()\n```" in top
+
+
+def test_every_table_and_link_names_what_is_there() -> None:
+    from agentrl.algos import ADVANTAGES, LOSSES
+
+    row = next(line for line in README.splitlines() if line.startswith("| `otb`"))
+    assert re.findall(r"`(\w+)`", row) == [*ADVANTAGES, *LOSSES]
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_examples_run(code: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert last in ("[] 1.0", "42")
+
+
+@pytest.mark.slow
+def test_commands_run_in_their_order(tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ran: list[str] = []
+    for command in commands():
+        if command[0].startswith("./scripts/"):
+            assert os.access(ROOT / command[0], os.X_OK)
+            command = [str(ROOT / command[0]), "--help"]
+        if "--preset" in command:
+            command = [*command, *(word for setting in SMALL for word in ("--set", setting))]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        ran.append(" ".join(command))
+    assert len(ran) >= 9
+    assert (tmp_path / "runs" / "first" / "report.html").exists()
+    assert (tmp_path / "episodes.jsonl").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("AGENTRL_CI") != "1", reason="takes five minutes: set AGENTRL_CI=1 to run it")
+@pytest.mark.timeout(1500)
+def test_quickstart_teaches_the_tool(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).parent / "agentrl"), "train", "--preset", "quickstart", "--name", "quick"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1400)
+    assert done.returncode == 0, done.stderr
+    evals = [json.loads(line) for line in (tmp_path / "runs" / "quick" / "evals.jsonl").read_text().splitlines()]
+    assert evals[0]["tasks"] == evals[-1]["tasks"] == 200
+    assert evals[0]["success"] <= 0.5, "the warm start left nothing to learn"
+    assert evals[-1]["success"] >= 0.95, "reinforcement learning did not get there"
+    assert evals[-1]["tool_calls_mean"] >= 0.95, "the tool was not used"
