@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
-from agentrl.config import Config
+from agentrl.config import Config, ModelSettings
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, UsageError
@@ -51,6 +52,9 @@ def assemble(config: Config, path: str | Path | None = None) -> Parts:
         RenderError: the tokenizer's chat template can't be extended.
         ConfigError: there is no such device.
     """
+    # Its bars and notes would break into ours.
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     source = path or config.model.path
@@ -60,7 +64,7 @@ def assemble(config: Config, path: str | Path | None = None) -> Parts:
     if source:
         model = load_model(source, dtype=getattr(torch, config.model.dtype), device=device)
     else:
-        tiny = config.model
+        tiny = _checked(config.model)
         seed = derive_seed(config.run.seed, "weights")
         model: Any = make_model(tokenizer, hidden=tiny.hidden, layers=tiny.layers, heads=tiny.heads, seed=seed)
         model = model.to(device, getattr(torch, tiny.dtype))
@@ -98,16 +102,26 @@ def _texts(config: Config) -> Iterator[str]:
     env.reset(seed=0)
     opening = [message["content"] for message in env.episode.messages]
     for task in itertools.islice(env.task_set, _TOKENIZER_TASKS):
-        yield "\n".join(["system\nuser\nassistant\ntool", *opening, task.prompt, *_gold(env, task)])
+        gold = gold_turns(env, task, "the tiny model's vocabulary comes", "set model.path")
+        yield "\n".join(["system\nuser\nassistant\ntool", *opening, task.prompt, *gold])
 
 
-def _gold(env: ToolEnv, task: Task) -> Sequence[str]:
+def gold_turns(env: ToolEnv, task: Task, what: str, remedy: str) -> Sequence[str]:
+    """The turns of the environment's perfect player.
+
+    Args:
+        env: the environment.
+        task: one of its tasks.
+        what: what needs them, such as ``"the warm start learns"``.
+        remedy: how to do without.
+
+    Raises:
+        ConfigError: there is no such player.
+    """
     try:
         return env.gold(task)
     except NotImplementedError as error:
-        raise ConfigError(
-            f"the tiny model learns from gold episodes, and {type(env).__name__} has no gold player: set model.path"
-        ) from error
+        raise ConfigError(f"{what} from gold episodes, and {error}: {remedy}, or give it a gold method") from error
 
 
 def _load_tokenizer(source: str | Path) -> Any:
@@ -119,6 +133,15 @@ def _load_tokenizer(source: str | Path) -> Any:
             f"no tokenizer can be loaded from {str(source)!r}: give model.path a folder that holds a model, or its "
             f"name on the Hugging Face hub ({reason})"
         ) from error
+
+
+def _checked(tiny: ModelSettings) -> ModelSettings:
+    if tiny.hidden % (2 * tiny.heads) or (tiny.heads > 1 and tiny.heads % 2):
+        raise ConfigError(
+            f"a tiny model can't have model.heads={tiny.heads} in model.hidden={tiny.hidden}: use 1 head or an even "
+            "number of them, and a width that is a multiple of twice that"
+        )
+    return tiny
 
 
 def _device(name: str) -> str:

@@ -18,6 +18,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from agentrl.errors import ConfigError
 
 NAME = "agentrl"
+_SIMILAR, _SLACK = 0.75, 16
+"""A row joins a bucket when it is at least this share of its longest row, give or take that many tokens."""
 
 
 class Plan(Protocol):
@@ -35,37 +37,60 @@ class PackedRows:
 
     Args:
         row_starts: int64 [R+1], offsets of the rows in the pack.
+        source: which token of the model's input stands at each place of the rows, int64 [T]: rows that begin alike may
+            name the same tokens, which are then computed once. Without it every place has a token of its own.
     """
 
-    def __init__(self, row_starts: Tensor) -> None:
+    def __init__(self, row_starts: Tensor, source: Tensor | None = None) -> None:
+        device = row_starts.device
+        if source is None:
+            source = torch.arange(int(row_starts[-1]), device=device)
         lengths = row_starts.diff()
-        self._rows, self._longest = len(lengths), int(lengths.max())
-        self._dense = bool((lengths == self._longest).all())
-        within = torch.arange(int(row_starts[-1]), device=row_starts.device)
-        row = torch.repeat_interleave(torch.arange(self._rows, device=row_starts.device), lengths)
-        self._place = row * self._longest + within - row_starts[:-1][row]
+        self._buckets: list[Tensor] = []
+        for bucket in _buckets(lengths.tolist()):
+            rows = torch.tensor(bucket, device=device)
+            within = torch.arange(int(lengths[bucket[0]]), device=device)
+            # Pads, all on the right, repeat the row's first token.
+            within = torch.where(within < lengths[rows][:, None], within, 0)
+            self._buckets.append(source[row_starts[rows][:, None] + within])
+        cells = torch.cat([bucket.flatten() for bucket in self._buckets])
+        # Of the cells that hold a token the first is no pad: its row holds the token further left.
+        first = torch.full((int(source.max()) + 1,), len(cells), device=device)
+        self._cell = first.scatter_reduce_(0, cells, torch.arange(len(cells), device=device), "amin")
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
     ) -> Tensor:
         """Pads on the right for the kernel only: a causal row never sees what follows it."""
-        q, k, v = (self._padded(tensor).transpose(1, 2) for tensor in (query, key, value))
-        mask = None if window is None or window >= self._longest else _band(self._longest, window, query)
-        grouped = q.shape[1] != k.shape[1]
-        if grouped and query.device.type == "cpu":
-            k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
-            grouped = False
-        out = scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
-        )
-        flat = out.transpose(1, 2).reshape(-1, *query.shape[1:])
-        return flat if self._dense else flat[self._place]
+        shares = query.shape[1] // key.shape[1]
+        # enable_gqa has no fast kernel on a CPU.
+        repeats, grouped = (shares, False) if query.device.type == "cpu" else (1, shares > 1)
+        outs: list[Tensor] = []
+        for bucket in self._buckets:
+            q, k, v = (_cells(tensor, bucket) for tensor in (query, key, value))
+            mask = None if window is None or window >= bucket.shape[1] else _band(bucket.shape[1], window, query)
+            if repeats > 1:
+                k, v = (tensor.repeat_interleave(repeats, dim=1) for tensor in (k, v))
+            out = scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+            )
+            outs.append(out.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outs).index_select(0, self._cell)
 
-    def _padded(self, tensor: Tensor) -> Tensor:
-        shape = tensor.shape[1:]
-        if not self._dense:
-            tensor = tensor.new_zeros(self._rows * self._longest, *shape).index_copy(0, self._place, tensor)
-        return tensor.view(self._rows, self._longest, *shape)
+
+def _buckets(lengths: list[int]) -> list[list[int]]:
+    """Rows of similar length together, the longest first: pads cost as much as tokens."""
+    buckets: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        if not buckets or lengths[row] < _SIMILAR * lengths[buckets[-1][0]] - _SLACK:
+            buckets.append([])
+        buckets[-1].append(row)
+    return buckets
+
+
+def _cells(tensor: Tensor, bucket: Tensor) -> Tensor:
+    """The tokens [C, H, D] that a bucket of rows [R, L] holds, as [R, H, L, D]."""
+    return tensor.index_select(0, bucket.flatten()).unflatten(0, bucket.shape).transpose(1, 2)
 
 
 def _band(length: int, window: int, like: Tensor) -> Tensor:

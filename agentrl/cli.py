@@ -6,6 +6,7 @@ asked for is not there, 130 interrupted.
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,19 +51,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser().parse_args(argv)
         return arguments.run(arguments)
     except UsageError as error:
-        print(f"agentrl: {error}", file=sys.stderr)
-        return 2
+        return _fail(error, 2)
     except AgentRLError as error:
-        print(f"agentrl: {error}", file=sys.stderr)
-        return 1
+        return _fail(error, 1)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers", "rich", "safetensors", "tokenizers"):
             raise
-        print(f"agentrl: {error.name} is not installed: pip install 'agentrl[train]'", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("agentrl: interrupted", file=sys.stderr)
-        return 130
+        return _fail(f"{error.name} is not installed: pip install 'agentrl[train]'", 2)
+    except KeyboardInterrupt as error:
+        if argv is None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends here: nothing is left to interrupt
+        return _fail(str(error) or "interrupted", 130)
+
+
+def _fail(reason: object, code: int) -> int:
+    """Give the reason in one line, whatever a library's part of it looks like."""
+    print("agentrl:", *str(reason).split(), file=sys.stderr)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -157,7 +162,7 @@ def _new_run(arguments: argparse.Namespace, *, sft_only: bool) -> int:
         raise ConfigError("say what to do: give a TOML file, or --preset quickstart")
     overrides = list(arguments.overrides)
     if arguments.name is not None:
-        overrides.append(f'run.name="{arguments.name}"')
+        overrides.append(f"run.name={json.dumps(arguments.name)}")
     if arguments.seed is not None:
         overrides.append(f"run.seed={arguments.seed}")
     config = load_config(preset=arguments.preset, path=arguments.config, overrides=overrides)
@@ -191,7 +196,7 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 def _eval_overrides(arguments: argparse.Namespace) -> list[str]:
     chosen = {
-        "split": None if arguments.split is None else f'"{arguments.split}"',
+        "split": None if arguments.split is None else json.dumps(arguments.split),
         "tasks": arguments.tasks,
         "attempts": arguments.attempts,
         "temperature": 0.0 if arguments.greedy else arguments.temperature,
@@ -215,8 +220,11 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
+    from agentrl.runfolder import read_config
     from agentrl.viewer import write_report
 
+    if not arguments.path.is_dir():
+        read_config(arguments.path)  # names the nearest run
     print(write_report(arguments.path).resolve())
     return 0
 

@@ -15,13 +15,14 @@ from pydantic import Field
 from agentrl.errors import ConfigError, UnknownNameError, UsageError, nearest
 
 Value = str | int | float | bool | list[int] | list[str]
+_VALUE_KINDS = "Input should be text, a number, true or false, or a list of whole numbers or of texts"
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class RunSettings(_Section):
@@ -93,7 +94,7 @@ class RolloutSettings(_Section):
     """Most tokens of an episode, prompt and tool output included (rollout)."""
     concurrency: Count = 64
     """Episodes at a time (rollout)."""
-    max_fault_rate: Share = 0.01
+    max_fault_rate: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """Share of groups lost to infrastructure faults above which the run stops (rollout)."""
     top_p: Positive = 1.0
     """Must be 1: a truncated distribution biases every ratio (trainer)."""
@@ -133,7 +134,9 @@ class OptimSettings(_Section):
     """Most tokens of one forward pass (batch)."""
     lr: Positive = 1e-6
     """Learning rate (trainer)."""
-    betas: tuple[Share, Share] = (0.9, 0.95)
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Updates over which the learning rate rises from 0 (trainer)."""
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.95)
     """Of AdamW (trainer)."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Of AdamW (trainer)."""
@@ -287,6 +290,8 @@ def _merged(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parsed(override: str) -> dict[str, Any]:
     key, equals, value = override.partition("=")
+    if not override.isprintable():
+        raise ConfigError(f"{override!r} holds a character that can't be printed")
     if not equals or "." not in key:
         raise ConfigError(f"{override!r} sets nothing: write section.key=value, for example optim.steps=20")
     try:
@@ -300,6 +305,8 @@ def _parsed(override: str) -> dict[str, Any]:
 
 def _explained(item: Mapping[str, Any]) -> str:
     place = [str(part) for part in item["loc"]]
+    if place[1:2] and place[1].rpartition("_")[2] in ("args", "options") and len(place) > 3:
+        return f"setting {'.'.join(place[:3])!r} is {item['input']!r}: {_VALUE_KINDS}"
     if item["type"] == "extra_forbidden":
         return f"unknown setting {'.'.join(place)!r}; {nearest(place[-1], _keys(place[:-1]))}"
     return f"setting {'.'.join(place)!r} is {item['input']!r}: {item['msg']}"

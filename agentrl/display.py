@@ -9,15 +9,24 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from agentrl.evaluate import Evaluation
+
+
+class _NoteColumn(ProgressColumn):
+    """The column that gives way where the terminal is narrow: it is cut, and no other one is."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["note"], no_wrap=True, overflow="ellipsis")
 
 
 class Display:
@@ -32,11 +41,10 @@ class Display:
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            BarColumn(bar_width=10, table_column=Column(no_wrap=True)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            _NoteColumn(),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
@@ -44,7 +52,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Write one line that stays."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def phase(self, name: str, total: int) -> Generator["Bar"]:

@@ -98,7 +98,7 @@ def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> 
     count, attempts = len(episodes), len(groups[0])
     wins = [sum(trajectory.ret >= best_return - _SLACK for trajectory in group) for group in groups]
     success = sum(wins) / count
-    low, high = interval([won / attempts for won in wins], binary=attempts == 1)
+    low, high = interval([won / attempts for won in wins])
     runs = [run for trajectory in episodes for run in trajectory.tool_runs]
     ks = [2**power for power in range(attempts.bit_length()) if 2**power <= attempts]
     return Evaluation(
@@ -125,17 +125,15 @@ def pass_at_k(attempts: int, wins: int, k: int) -> float:
     return 1.0 - math.comb(attempts - wins, k) / math.comb(attempts, k)
 
 
-def interval(rates: Sequence[float], *, binary: bool) -> tuple[float, float]:
-    """95% confidence interval of the mean of ``rates``, one per task.
+def interval(rates: Sequence[float]) -> tuple[float, float]:
+    """95% confidence interval of the mean of ``rates``, one per task: the share of successes in its attempts.
 
-    Args:
-        rates: share of successes of each task.
-        binary: each rate is 0 or 1: Wilson's interval (1927); otherwise the normal one over tasks, so that several
-            attempts at one task do not count as independent.
+    Where every task was won or lost altogether this is Wilson's interval (1927). Otherwise it is the normal one over
+    tasks, so that several attempts at one task do not count as independent.
     """
     n = len(rates)
     mean = sum(rates) / n
-    if binary:
+    if set(rates) <= {0.0, 1.0}:
         centre = (mean + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
         half = _Z * math.sqrt(mean * (1 - mean) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from agentrl.assemble import assemble, make_collector
 from agentrl.config import Config, load_config, with_overrides
 from agentrl.display import Display
-from agentrl.errors import RunFolderError, UsageError
+from agentrl.errors import RunFolderError, UsageError, nearest
 from agentrl.evaluate import Evaluation, evaluate
 from agentrl.records import write_episodes
 from agentrl.runfolder import checkpoints, read_config
@@ -67,19 +67,22 @@ def resolve(request: Request) -> tuple[Config, str]:
         UsageError: there is no run, checkpoint or model, or a run has no checkpoint yet.
     """
     path = Path(request.path)
-    for run_path in (path, path.parent.parent):
-        if (run_path / "config.toml").is_file():
-            if request.config or request.preset:
-                raise UsageError(f"{request.path!r} has its own settings: use --set instead of --config and --preset")
-            config = with_overrides(read_config(run_path), request.overrides)
-            if run_path != path:
-                return config, str(path)
-            saved = checkpoints(run_path)
-            if not saved:
-                raise RunFolderError(f"the run {str(path)!r} has no checkpoint yet")
-            return config, str(saved[-1])
+    checkpoint = path.resolve() if path.resolve().parent.name == "checkpoints" else None
+    run_path = checkpoint.parent.parent if checkpoint else path
+    if (run_path / "config.toml").is_file():
+        if request.config or request.preset:
+            raise UsageError(f"{request.path!r} has its own settings: use --set instead of --config and --preset")
+        config = with_overrides(read_config(run_path), request.overrides)
+        saved = checkpoints(run_path)
+        if not saved:
+            raise RunFolderError(f"the run {str(run_path)!r} has no checkpoint yet")
+        if checkpoint and checkpoint not in saved:
+            names = [one.name for one in saved]
+            raise RunFolderError(f"there is no checkpoint {str(path)!r}; {nearest(checkpoint.name, names)}")
+        return config, str(path if checkpoint else saved[-1])
     if request.config is None and request.preset is None:
-        if path.exists() or "/" not in request.path or request.path.startswith((".", "/", "runs/")):
+        is_model = (path / "config.json").is_file()
+        if not is_model and (path.exists() or "/" not in request.path or request.path.startswith((".", "/", "runs/"))):
             read_config(path)  # names the nearest run
         raise UsageError(f"{request.path!r} is in no run folder: say with --config or --preset how to evaluate it")
     return load_config(preset=request.preset, path=request.config, overrides=request.overrides), request.path

@@ -1,19 +1,22 @@
 """A whole run: warm start, evaluation, training steps, evaluation, report."""
 
 import asyncio
+import signal
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from agentrl.assemble import Parts, assemble, make_collector
+from agentrl.assemble import Parts, assemble, gold_turns, make_collector
 from agentrl.checkpoint import load_optimizer, load_state, save_checkpoint
 from agentrl.config import Config
 from agentrl.display import Display
+from agentrl.errors import ConfigError
 from agentrl.evaluate import evaluate
 from agentrl.records import write_episodes
 from agentrl.registry import make
-from agentrl.runfolder import RunFolder, checkpoints
+from agentrl.runfolder import RunFolder, checkpoints, read_jsonl
 from agentrl.sft import SftStep, oracle_episodes, warm_start
 from agentrl.trainer import StepResult, Trainer, check_training_config
 from agentrl.viewer import write_report
@@ -35,7 +38,9 @@ def train(config: Config, display: Display, *, numbered: bool = False, sft_only:
         UsageError: something the config names is not there; nothing was written.
     """
     check_training_config(config)
-    make(config.env.id, **config.env.args, split=config.eval.split).close()
+    if sft_only and config.sft.steps == 0:
+        raise ConfigError("sft.steps is 0, so there is no warm start: set it, for example sft.steps=200")
+    _check_env(config)
     parts = assemble(config)
     with RunFolder.create(config, numbered=numbered) as folder:
         display.say(f"run folder: {folder.path}")
@@ -60,21 +65,46 @@ def resume(path: Path, display: Display) -> Path:
         return _finish(config, display, folder, parts, last, sft_only=False)
 
 
+def _check_env(config: Config) -> None:
+    for split in ("train", config.eval.split):
+        env = make(config.env.id, **{**config.env.args, "split": split})
+        env.close()
+        if split == "train" and config.sft.steps:
+            gold_turns(env, env.task_set[0], "the warm start learns", "set sft.steps=0")
+
+
 def _finish(
     config: Config, display: Display, folder: RunFolder, parts: Parts, last: Path | None, *, sft_only: bool
 ) -> Path:
-    with ExitStack() as stack:
-        run = _Run(config, display, folder, parts, stack)
+    with ExitStack() as ending, ExitStack() as stack:
+        run: _Run | None = None
         try:
+            run = _Run(config, display, folder, parts, stack)
             asyncio.run(run.go(last, sft_only=sft_only))
         except (KeyboardInterrupt, asyncio.CancelledError):
-            run.save()
-            display.say(f"stopped after step {run.done}; go on with: agentrl train --resume {folder.path}")
-            raise KeyboardInterrupt from None
+            ending.enter_context(_uninterrupted())
+            if run is not None:
+                run.save()
+            saved = checkpoints(folder.path)
+            left = f"stopped, {saved[-1].name} is saved" if saved else "stopped before there was a checkpoint"
+            raise KeyboardInterrupt(f"{left}; go on with: agentrl train --resume {folder.path}") from None
         finally:
             write_report(folder.path)
     display.say(f"report: {(folder.path / 'report.html').resolve()}")
     return folder.path
+
+
+@contextmanager
+def _uninterrupted() -> Generator[None]:
+    """Let another Ctrl-C wait: what is left to do is short, and half of it is of no use."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Run:
@@ -88,18 +118,23 @@ class _Run:
         stack.callback(self._judges.close)
         self._trainer = Trainer(config, parts, self._players)
         self.done = 0
+        self._whole_at: int | None = None
         self._began = time.perf_counter()
 
     async def go(self, last: Path | None, *, sft_only: bool) -> None:
         """Everything from the warm start, or from the checkpoint ``last``, to the end."""
         if last is not None:
-            self.done = int(load_state(last)["step"])
+            state = load_state(last)
             load_optimizer(last, self._trainer.optimizer)
+            self._trainer.updates = int(state["updates"])
             self._sync()
+            self._finished(int(state["step"]))
         else:
             await self._warm_start()
+            self._finished(0)
             self.save()
-            await self._evaluate()
+        # Also where the run was stopped between its checkpoint and its evaluation.
+        await self._evaluate_if_due()
         if not sft_only:
             await self._train()
 
@@ -114,6 +149,7 @@ class _Run:
         with self._display.phase("warm start", sft.steps) as bar:
 
             def told(step: SftStep) -> None:
+                _stop_if_cancelled()
                 bar.advance(f"loss {step.loss:.4f}, oracle episode's likelihood {step.likelihood:.0%}")
 
             steps = warm_start(self._config, self._parts, groups, told)
@@ -127,20 +163,27 @@ class _Run:
                 bar.advance()
             for number in range(self.done + 1, steps + 1):
                 result = await self._trainer.step(number)
-                self.done = number
-                self._record(result)
+                self._record(number, result)
+                self._finished(number)
                 bar.advance(_note(result.metrics))
-                await self._after_step(number, last=number == steps)
+                if self._due(self._config.save.every):
+                    self.save()
+                await self._evaluate_if_due()
 
-    async def _after_step(self, number: int, *, last: bool) -> None:
-        config = self._config
-        if last or (config.save.every and number % config.save.every == 0):
-            self.save()
-        if last or (config.eval.every and number % config.eval.every == 0):
+    def _finished(self, step: int) -> None:
+        """From here until the next update begins, the weights are those of ``step``."""
+        self.done, self._whole_at = step, self._trainer.updates
+
+    def _due(self, every: int) -> bool:
+        return self.done == self._config.optim.steps or (every > 0 and self.done % every == 0)
+
+    async def _evaluate_if_due(self) -> None:
+        if self.done > 0 and not self._due(self._config.eval.every):
+            return
+        if self.done not in {row["step"] for row in read_jsonl(self._folder.path / "evals.jsonl")}:
             await self._evaluate()
 
-    def _record(self, result: StepResult) -> None:
-        number = self.done
+    def _record(self, number: int, result: StepResult) -> None:
         self._folder.append("metrics.jsonl", {**result.metrics, "seconds_run": time.perf_counter() - self._began})
         if number == 1 or number == self._config.optim.steps or number % self._config.save.episodes_every == 0:
             write_episodes(self._folder.episodes(number), result.trajectories, self._parts.tokenizer, result.advantages)
@@ -162,13 +205,15 @@ class _Run:
         self._display.evaluation(f"step {self.done} ({self._elapsed()})", result)
 
     def save(self) -> None:
-        """Write a checkpoint of the last finished step, unless there is one."""
+        """Write a checkpoint of the last finished step, unless there is one or the next update has begun."""
+        if self._whole_at != self._trainer.updates:
+            return
         save_checkpoint(
             self._folder.checkpoint(self.done),
             self._parts.model,
             self._parts.tokenizer,
             optimizer=self._trainer.optimizer,
-            state={"step": self.done},
+            state={"step": self.done, "updates": self._trainer.updates},
         )
 
     def _sync(self) -> None:
@@ -177,6 +222,13 @@ class _Run:
     def _elapsed(self) -> str:
         seconds = int(time.perf_counter() - self._began)
         return f"{seconds // 60}:{seconds % 60:02d} min"
+
+
+def _stop_if_cancelled() -> None:
+    """Ctrl-C cancels the task, which notices only where it awaits something."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _note(metrics: Mapping[str, float]) -> str:

@@ -15,6 +15,7 @@ from agentrl.algos.head import TokenStats, token_stats
 from agentrl.attention import NAME, PackedRows
 from agentrl.batch import Batch
 from agentrl.errors import UsageError
+from agentrl.linear import use_fast_linear
 
 
 def load_model(path: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
@@ -29,6 +30,7 @@ def load_model(path: str | Path, *, dtype: torch.dtype = torch.float32, device: 
     except (OSError, ValueError) as error:
         raise UsageError(f"no model can be loaded from {str(path)!r}: {str(error).splitlines()[0]}") from error
     model = model.to(device)
+    use_fast_linear(model)
     _check_head(model)
     return model
 
@@ -45,14 +47,34 @@ def _check_head(model: Any) -> None:
 
 
 def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """The hidden states that predict the batch's sampled tokens [S, d]."""
+    """The hidden states that predict the batch's sampled tokens [S, d]; a prompt that rows share is computed once."""
+    kept, source = _once(batch)
     out = model.base_model(
-        input_ids=batch.tokens[None],
-        position_ids=batch.positions[None],
+        input_ids=batch.tokens[kept][None],
+        position_ids=batch.positions[kept][None],
         use_cache=False,
-        agentrl_plan=PackedRows(batch.row_starts),
+        agentrl_plan=PackedRows(batch.row_starts, source),
     )
-    return out.last_hidden_state[0].index_select(0, batch.sampled - 1)
+    return out.last_hidden_state[0].index_select(0, source[batch.sampled - 1])
+
+
+def _once(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The places whose tokens must be computed [C], and for every place the one among them that it shares [T].
+
+    A row shares what comes before its first sampled token with the first row of its group, where the two are alike.
+    """
+    begins, place = batch.row_starts[:-1], torch.arange(len(batch.tokens), device=batch.tokens.device)
+    row = torch.repeat_interleave(torch.arange(len(batch), device=place.device), batch.row_starts.diff())
+    # A row without a sampled token shares nothing; it may be the last one, so there must be a place to look up.
+    first = torch.cat([batch.sampled, batch.row_starts[-1:]])[batch.starts[:-1]] - begins
+    prompt = torch.where(batch.starts.diff() > 0, first, 0)
+    leader = (batch.group[:, None] == batch.group).int().argmax(1)
+    alike = batch.positions < torch.minimum(prompt, prompt[leader])[row]
+    twin = torch.where(alike, place + (begins[leader] - begins)[row], place)
+    differ = torch.zeros_like(begins).index_add(0, row, (batch.tokens[twin] != batch.tokens).long())
+    twin = torch.where(differ[row] > 0, place, twin)
+    kept = twin == place
+    return place[kept], (kept.cumsum(0) - 1)[twin]
 
 
 def score(model: PreTrainedModel, batch: Batch, *, temperature: float) -> TokenStats:

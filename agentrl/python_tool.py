@@ -45,9 +45,13 @@ class PythonTool:
         if not isinstance(code, str) or set(arguments) != {"code"}:
             raise ToolError("python takes one argument, code, a string")
         try:
+            first = self._session is None
             if self._session is None:
                 self._session = shared_sandbox().session(seed=self._seed)
-            result = self._session.run(code, timeout=self.timeout)
+            # Before the first call there is no state worth a snapshot: a fresh session is the way back.
+            result = self._session.run(code, timeout=self.timeout, transaction=not first)
+            if result.state == "lost":
+                self.close()
         except SandboxError as error:
             self.close()
             raise InfrastructureError(f"sandbox failed: {error}") from error

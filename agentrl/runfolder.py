@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from agentrl.config import Config, parse_config, read_toml, to_toml
+from agentrl.config import Config, RunSettings, parse_config, read_toml, to_toml
 from agentrl.errors import RunFolderError, nearest
 
 _PACKAGES = ("agentrl", "torch", "transformers", "tokenizers", "gymnasium", "numpy", "sympy")
@@ -40,10 +40,10 @@ class RunFolder:
         """
         path = Path(config.run.dir) / config.run.name
         number = 1
-        while numbered and path.exists():
-            number += 1
-            path = Path(config.run.dir) / f"{config.run.name}-{number}"
         try:
+            while numbered and path.exists():
+                number += 1
+                path = Path(config.run.dir) / f"{config.run.name}-{number}"
             path.mkdir(parents=True)
             (path / "episodes").mkdir()
         except FileExistsError as error:
@@ -71,15 +71,14 @@ class RunFolder:
         with (self.path / file).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
             stream.flush()
+            os.fsync(stream.fileno())
 
     def truncate(self, file: str, *, after: int) -> None:
         """Drop the lines whose step comes after ``after``: a resumed run writes them again."""
         path = self.path / file
         if path.exists():
             kept = [row for row in read_jsonl(path) if row["step"] <= after]
-            temporary = path.with_name(f".{file}.tmp")
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-            temporary.replace(path)
+            _replace(path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def episodes(self, step: int) -> Path:
         """Where the episodes of a step are kept."""
@@ -103,9 +102,8 @@ class RunFolder:
 
     def _write_config(self, config: Config) -> None:
         versions = {"python": platform.python_version()} | _versions()
-        (self.path / "config.toml").write_text(
-            to_toml(config.model_dump(mode="json")) + "\n" + to_toml({"versions": versions}), encoding="utf-8"
-        )
+        text = to_toml(config.model_dump(mode="json")) + "\n" + to_toml({"versions": versions})
+        _replace(self.path / "config.toml", text)
 
 
 def read_config(path: Path) -> Config:
@@ -116,8 +114,8 @@ def read_config(path: Path) -> Config:
     """
     file = path / "config.toml"
     if not file.is_file():
-        siblings = path.parent.iterdir() if path.parent.is_dir() else ()
-        runs = [str(other) for other in siblings if (other / "config.toml").is_file()]
+        folders = {folder for folder in (path.parent, Path(RunSettings().dir)) if folder.is_dir()}
+        runs = {str(other) for folder in folders for other in folder.iterdir() if (other / "config.toml").is_file()}
         raise RunFolderError(f"there is no run in {str(path)!r}; {nearest(str(path), runs)}")
     data = read_toml(file)
     data.pop("versions", None)
@@ -137,7 +135,8 @@ def checkpoints(path: Path) -> list[Path]:
     folder = path / "checkpoints"
     if not folder.is_dir():
         return []
-    return sorted(entry for entry in folder.iterdir() if re.fullmatch(r"step-\d+", entry.name))
+    steps = ((re.fullmatch(r"step-(\d+)", entry.name), entry) for entry in folder.iterdir())
+    return [entry for _, entry in sorted((int(step[1]), entry) for step, entry in steps if step)]
 
 
 def _locked(path: Path) -> IO[str]:
@@ -158,6 +157,13 @@ def _locked(path: Path) -> IO[str]:
     lock.write(str(os.getpid()))
     lock.flush()
     return lock
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that is whole at any instant."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def _versions() -> dict[str, str]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from agentrl.assemble import Parts, pick_tasks
+from agentrl.assemble import Parts, gold_turns, pick_tasks
 from agentrl.batch import Batch, whole
 from agentrl.config import Config
 from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError, InvariantError
+from agentrl.errors import InvariantError
 from agentrl.policy import score
 from agentrl.rng import derive_seed
 from agentrl.rollout import Collector, EpisodeSpec
@@ -51,7 +51,7 @@ async def oracle_episodes(
     """
 
     def script(env: ToolEnv, task_id: str) -> Engine:
-        turns = env.gold(env.task_set.find(task_id))
+        turns = gold_turns(env, env.task_set.find(task_id), "the warm start learns", "set sft.steps=0")
         return ScriptedEngine([parts.renderer.turn(turn) for turn in turns])
 
     env = collector.env
@@ -60,15 +60,12 @@ async def oracle_episodes(
     tasks = pick_tasks(env, count, first=_FIRST_TASK if size is None else 0)
     specs = [[EpisodeSpec(task_id=task.id, seed=place)] for place, task in enumerate(tasks)]
     sampling = Sampling(max_tokens=config.rollout.turn_tokens)
-    try:
-        collected = await collector.collect(specs, script, sampling, on_episode=on_episode)
-    except NotImplementedError as error:
-        raise ConfigError(f"{error}: set sft.steps=0, or add one") from error
+    collected = await collector.collect(specs, script, sampling, on_episode=on_episode)
     worst = min(collected.groups, key=lambda group: group.trajectories[0].ret)
     if worst.trajectories[0].ret < env.best_return:
         raise InvariantError(
             f"the gold player scores {worst.trajectories[0].ret:g} of {env.best_return:g} on task {worst.task_id!r}: "
-            "what it teaches would be wrong"
+            "what it teaches would be wrong (it is, or rollout.turn_tokens or rollout.episode_tokens cut it off)"
         )
     return collected.groups
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, 
 
 from agentrl.attention import NAME
 from agentrl.errors import ConfigError
+from agentrl.linear import use_fast_linear
 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -89,4 +90,5 @@ def make_model(
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     model.set_attn_implementation(NAME)
+    use_fast_linear(model)
     return model

@@ -96,6 +96,8 @@ class Trainer:
             betas=config.optim.betas,
             weight_decay=config.optim.weight_decay,
         )
+        self.updates = 0
+        """Gradient steps begun so far, those before a resumption included; set it when resuming."""
         self._checked = False
 
     async def step(self, number: int, on_episode: Callable[[Trajectory], None] = lambda _: None) -> StepResult:
@@ -138,6 +140,10 @@ class Trainer:
     def _score(self, collected: Collected) -> Scored:
         """Log-prob, entropy and energy of every sampled token under the weights that sampled it."""
         batch = whole(collected.groups)
+        if not len(batch.sampled):
+            raise ConfigError(
+                f"no prompt leaves room for a turn within rollout.episode_tokens={self.config.rollout.episode_tokens}"
+            )
         check_trained_tokens(collected.groups, batch.tokens, batch.sampled)
         with torch.no_grad():
             stats = [self._stats(pack) for pack in self._packs(batch, range(len(batch)))]
@@ -201,6 +207,9 @@ class Trainer:
             for name, value in {"loss": out.loss.detach(), **out.metrics}.items():
                 metrics[name] = metrics.get(name, 0.0) + share * float(value)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self.config.optim.max_grad_norm)
+        self.updates += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.optim.lr * min(1.0, self.updates / max(1, self.config.optim.warmup))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._checked = True

@@ -1,7 +1,12 @@
-"""What every test can rely on: no network for models, few hypothesis examples, and no silent skips where CI runs."""
+"""What every test can rely on: no network for models, few hypothesis examples, and no silent skips where CI runs.
 
+A tiny model and its tokenizer are shared; what needs torch is imported only when a test asks for them.
+"""
+
+import copy
 import os
 from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -54,3 +59,55 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     fail_in_ci(report)
     return report
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The tiny tokenizer, trained on next to nothing: nearly every byte is a token."""
+    from agentrl.tiny import make_tokenizer
+
+    opening = "system\nuser\nassistant\ntool\nTo use python, write ```python code ```."
+    return make_tokenizer([opening, "What is 12 + 30?", "```python\nprint(12 + 30)\n```"] * 4, vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Generator[None]:
+    """PyTorch on one thread: for a tiny model more of them cost more than they do."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def model(tokenizer: Any) -> Any:
+    """A tiny model whose next token depends on all that came before; tests that change it take a copy."""
+    import torch
+
+    from agentrl.tiny import make_model
+
+    made = make_model(tokenizer, hidden=32, layers=2, heads=4, seed=0)
+    with torch.no_grad():
+        for name, weights in made.named_parameters():
+            # As it is initialised every distribution is nearly uniform, and few bugs would show.
+            if weights.ndim == 2:
+                weights.mul_(16.0 if "embed" in name else 6.0)
+    return made.eval()
+
+
+@pytest.fixture(scope="session")
+def reference(model: Any) -> Any:
+    """The same model with the attention that transformers brings along, to compare with."""
+    made = copy.deepcopy(model)
+    made.set_attn_implementation("eager")
+    return made
+
+
+@pytest.fixture
+def make_engine(model: Any) -> Callable[..., Any]:
+    """Makes an engine that samples from a copy of the model."""
+    from agentrl.engines.transformers import TransformersEngine
+
+    return lambda **options: TransformersEngine(copy.deepcopy(model), **options)

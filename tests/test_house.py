@@ -24,7 +24,7 @@ FLOORS = {
     0: {"types", "errors", "sandboxes"},
     1: {"spaces", "env", "tasks", "tools", "dialects", "render", "registry", "checker", "python_tool", "grading"},
     2: {"envs"},
-    3: {"engines", "rollout", "config", "attention", "rng"},
+    3: {"engines", "rollout", "config", "attention", "linear", "rng"},
     4: {"batch", "algos", "diagnostics", "policy"},
     5: {"trainer", "sft", "checkpoint", "metrics", "evaluate", "compare", "replay", "viewer"}
     | {"runfolder", "records", "tiny", "display", "assemble", "invariants", "pipeline", "evaluation"},

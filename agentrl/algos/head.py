@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from agentrl.linear import linear
+
 _BLOCK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
 """Logits held at a time: 16 MiB on a CPU, and on a GPU 256 MiB, to keep it busy."""
 _TILE = {"cpu": 2**13, "cuda": 2**15}
@@ -168,7 +170,7 @@ class _Run:
     def product(self, left: Tensor, right: Tensor) -> Tensor:
         """Matrix product with sums and result in ``dtype``."""
         if left.dtype == self.dtype:
-            return left @ right
+            return linear(left, right.T)
         return torch.mm(left, right, out_dtype=self.dtype)
 
     def in_tile(self, chunk: slice, tile: slice) -> tuple[Tensor, Tensor]:

@@ -158,32 +158,45 @@ def versions(python: Path) -> dict[str, str]:
 
 
 def rate_table(results: dict[str, Played]) -> str:
-    """Tokens per second of both sides, and their ratio."""
-    lines = ["| workload | side | batches | tokens/s (median) | lowest | highest |", "|---|---|---|---|---|---|"]
+    """Tokens per second of both sides, of wall time and of processor time."""
+    lines = [
+        "| workload | side | batches | tokens/s (median) | lowest | highest | tokens/s of processor time |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, played in results.items():
         for side, steps in played.items():
             rates = [step.rate for step in steps]
+            cpu = median(step.cpu_rate for step in steps)
             lines.append(
-                f"| {name} | {side} | {len(steps)} | {median(rates):.0f} | {min(rates):.0f} | {max(rates):.0f} |"
-            )
-    for name, played in results.items():
-        if len(played) == 2:
-            pairs = paired(played)
-            lines.append(
-                f"\n{name}: ours / TRL = **{ratio(played):.2f}** (medians); of neighbouring batches "
-                f"{median(pairs):.2f}, from {min(pairs):.2f} to {max(pairs):.2f}"
+                f"| {name} | {side} | {len(steps)} | {median(rates):.0f} | {min(rates):.0f} | {max(rates):.0f} "
+                f"| {cpu:.0f} |"
             )
     return "\n".join(lines)
 
 
-def ratio(played: Played) -> float:
-    """Our median rate over TRL's."""
-    return median(step.rate for step in played["ours"]) / median(step.rate for step in played["TRL"])
+def ratio_table(results: dict[str, Played]) -> str:
+    """Our rate over TRL's, as :func:`ratios` has it."""
+    lines = [
+        "| workload | ours / TRL | paired | lowest pair | highest pair | processor time |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, played in results.items():
+        if len(played) == 2:
+            lines.append(f"| {name} | " + " | ".join(f"{value:.2f}" for value in ratios(played).values()) + " |")
+    return "\n".join(lines)
 
 
-def paired(played: Played) -> list[float]:
-    """The ratio of each batch of ours to the one that TRL did next."""
-    return [ours.rate / theirs.rate for ours, theirs in zip(played["ours"], played["TRL"], strict=True)]
+def ratios(played: Played) -> dict[str, float]:
+    """Our rate over TRL's: of medians, and of each batch of ours to the one that TRL did next."""
+    ours, theirs = played["ours"], played["TRL"]
+    pairs = [mine.rate / other.rate for mine, other in zip(ours, theirs, strict=True)]
+    return {
+        "median": median(step.rate for step in ours) / median(step.rate for step in theirs),
+        "paired": median(pairs),
+        "lowest": min(pairs),
+        "highest": max(pairs),
+        "cpu": median(step.cpu_rate for step in ours) / median(step.cpu_rate for step in theirs),
+    }
 
 
 def length_table(results: dict[str, Played]) -> str:
@@ -249,13 +262,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         loads = workloads(args, Path(folder))
         results = {load.name: play(load, pythons, warmup=args.warmup, steps=args.steps) for load in loads}
-    print("\n\n".join(table(results) for table in (rate_table, length_table, phase_table)))
+    print("\n\n".join(table(results) for table in (rate_table, ratio_table, length_table, phase_table)))
     args.json.parent.mkdir(parents=True, exist_ok=True)
     report = {
         "machine": {"cpu": platform.processor(), "cores": os.cpu_count(), "threads": args.threads},
         "versions": {name: versions(python) for name, python in pythons.items()},
         "workloads": [asdict(load) for load in loads],
-        "ratios": {name: ratio(played) for name, played in results.items() if len(played) == 2},
+        "ratios": {name: ratios(played) for name, played in results.items() if len(played) == 2},
         "steps": {n: {side: [asdict(s) for s in steps] for side, steps in p.items()} for n, p in results.items()},
     }
     args.json.write_text(json.dumps(report), encoding="utf-8")

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
@@ -65,6 +66,8 @@ class Step:
 
     seconds: float
     """Wall time of everything: generate, score, update."""
+    cpu_seconds: float
+    """Processor time of everything, over all threads: what neighbours on the machine change least."""
     lengths: list[int]
     """Sampled tokens of each episode, no pads."""
     prompt_tokens: int
@@ -76,6 +79,29 @@ class Step:
     def rate(self) -> float:
         """Sampled-and-trained tokens per second."""
         return sum(self.lengths) / self.seconds
+
+    @property
+    def cpu_rate(self) -> float:
+        """Sampled-and-trained tokens per second of processor time."""
+        return sum(self.lengths) / self.cpu_seconds
+
+
+class Stopwatch:
+    """Measures a step: wall time and processor time since it was made."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self._cpu = time.process_time()
+
+    def step(self, lengths: list[int], prompt_tokens: int, phases: dict[str, float]) -> Step:
+        """The step that ends now."""
+        return Step(
+            seconds=time.perf_counter() - self.began,
+            cpu_seconds=time.process_time() - self._cpu,
+            lengths=lengths,
+            prompt_tokens=prompt_tokens,
+            phases=phases,
+        )
 
 
 class Turns:

@@ -2,12 +2,11 @@
 
 import asyncio
 import copy
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from end_to_end_common import Step, Turns, Workload, reward_of, workload_from
+from end_to_end_common import Step, Stopwatch, Turns, Workload, reward_of, workload_from
 from transformers import AutoTokenizer
 
 import agentrl
@@ -104,16 +103,14 @@ def assembled(load: Workload, config: Config) -> Parts:
     )  # fmt: skip
 
 
-def measured(result: StepResult, seconds: float) -> Step:
+def measured(result: StepResult, watch: Stopwatch) -> Step:
     """The step as both sides report it."""
     names = ("generate", "score", "credit", "update", "sync")
-    return Step(
-        seconds=seconds,
-        lengths=[trajectory.n_sampled for trajectory in result.trajectories],
-        prompt_tokens=len(result.trajectories[0].segments[0].token_ids),
-        phases={name: result.metrics[f"seconds_{name}"] for name in names}
-        | {"tools (summed over episodes)": result.metrics["seconds_tools_summed"]},
-    )
+    phases = {name: result.metrics[f"seconds_{name}"] for name in names}
+    # Environments run in threads while the engine goes on, so this is no part of the sum.
+    phases["tools, all episodes"] = result.metrics["seconds_tools_summed"]
+    lengths = [trajectory.n_sampled for trajectory in result.trajectories]
+    return watch.step(lengths, len(result.trajectories[0].segments[0].token_ids), phases)
 
 
 async def train(trainer: Trainer, turns: Turns) -> None:
@@ -121,9 +118,9 @@ async def train(trainer: Trainer, turns: Turns) -> None:
     number = 0
     while turns.mine():
         number += 1
-        began = time.perf_counter()
+        watch = Stopwatch()
         result = await trainer.step(number)
-        turns.report(measured(result, time.perf_counter() - began))
+        turns.report(measured(result, watch))
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import time
 
 import torch
 from datasets import Dataset
-from end_to_end_common import Step, Turns, Workload, reward_of, workload_from
+from end_to_end_common import Stopwatch, Turns, Workload, reward_of, workload_from
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -17,7 +17,7 @@ class Watch(TrainerCallback):
         self._turns = turns
         self._updates = load.updates
         self._prompt_tokens = prompt_tokens
-        self._began = 0.0
+        self._watch = Stopwatch()
         self._generated = 0.0
         self._lengths: list[int] = []
 
@@ -36,17 +36,16 @@ class Watch(TrainerCallback):
         """After the last update of a rollout batch, report and wait."""
         if state.global_step % self._updates:
             return
-        ended = time.perf_counter()
-        phases = {"generate": self._generated - self._began, "score and update": ended - self._generated}
-        seconds = ended - self._began
-        self._turns.report(
-            Step(seconds=seconds, lengths=self._lengths, prompt_tokens=self._prompt_tokens, phases=phases)
-        )
+        phases = {
+            "generate": self._generated - self._watch.began,
+            "score and update": time.perf_counter() - self._generated,
+        }
+        self._turns.report(self._watch.step(self._lengths, self._prompt_tokens, phases))
         self._wait(control)
 
     def _wait(self, control: object) -> None:
         control.should_training_stop = not self._turns.mine()
-        self._began = time.perf_counter()
+        self._watch = Stopwatch()
 
 
 def settings(load: Workload, folder: str) -> GRPOConfig:

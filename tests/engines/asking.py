@@ -1,0 +1,40 @@
+"""Ways to ask an engine, and what a plain forward of the whole row says to its answers."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.engines.base import Completion, Sampling
+from agentrl.engines.transformers import TransformersEngine
+
+MakeEngine = Callable[..., TransformersEngine]
+PROMPT = (5, 90, 17, 44, 201, 33)
+
+
+def ragged(count: int) -> list[tuple[int, ...]]:
+    return [tuple((7 * i + 13 * j) % 250 + 3 for j in range(1 + (5 * i) % 23)) for i in range(count)]
+
+
+def together(*requests: Awaitable[Completion]) -> list[Completion]:
+    async def gather() -> list[Completion]:
+        return list(await asyncio.gather(*requests))
+
+    return asyncio.run(gather())
+
+
+def ask(engine: TransformersEngine, prompt: Sequence[int] = PROMPT, *, seed: int = 0, **sampling: Any) -> Completion:
+    return together(engine.generate(tuple(prompt), Sampling(**{"max_tokens": 8, **sampling}), seed=seed))[0]
+
+
+@torch.no_grad()
+def full_logp(reference: Any, tokens: Sequence[int], temperature: float = 1.0) -> Tensor:
+    """Log-probs of every next token after each of ``tokens`` [n, V], by a plain forward of the whole row."""
+    return torch.log_softmax(reference(torch.tensor([tokens])).logits[0].float() / temperature, dim=-1)
+
+
+def expected_logprobs(reference: Any, prompt: Sequence[int], completion: Completion, temperature: float) -> list[float]:
+    logp = full_logp(reference, [*prompt, *completion.token_ids], temperature)[len(prompt) - 1 : -1]
+    return logp.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0].tolist()

@@ -1,0 +1,33 @@
+"""What may be asked of an engine."""
+
+import dataclasses
+import math
+
+import pytest
+
+from agentrl.engines.base import Completion, Sampling
+from agentrl.errors import ConfigError
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1, 2.0])
+def test_any_temperature_from_0_on_will_do(temperature: float) -> None:
+    assert Sampling(temperature=temperature).temperature == temperature
+
+
+@pytest.mark.parametrize("temperature", [-0.1, -math.inf, math.nan])
+def test_a_temperature_below_0_is_refused(temperature: float) -> None:
+    with pytest.raises(ConfigError, match="temperature is"):
+        Sampling(temperature=temperature)
+
+
+@pytest.mark.parametrize("max_tokens", [0, -1])
+def test_at_least_one_token_is_sampled(max_tokens: int) -> None:
+    with pytest.raises(ConfigError, match="max_tokens is"):
+        Sampling(max_tokens=max_tokens)
+
+
+def test_requests_and_completions_can_not_be_changed() -> None:
+    completion = Completion(token_ids=(1,), logprobs=(-0.5,), finish="stop", version=3)
+    for record, name in ((Sampling(), "temperature"), (completion, "version")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(record, name, 1)

@@ -1,0 +1,166 @@
+"""The embedded engine when something comes between: cancelled requests, new weights, and models that break."""
+
+import asyncio
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentrl.engines.base import Completion, Sampling
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.errors import InfrastructureError
+
+from .asking import PROMPT, MakeEngine, ask, expected_logprobs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_a_cancelled_request_disturbs_nobody(make_engine: MakeEngine) -> None:
+    engine = make_engine(slots=2)
+
+    async def scenario() -> list[Completion]:
+        tasks = [asyncio.create_task(engine.generate((*PROMPT, n), Sampling(max_tokens=20), seed=n)) for n in range(4)]
+        while engine.computed_tokens < 20:
+            await asyncio.sleep(0)
+        tasks[0].cancel()  # under way
+        tasks[3].cancel()  # waiting
+        rest = [await tasks[1], await tasks[2]]
+        assert tasks[0].cancelled() and tasks[3].cancelled()
+        return rest
+
+    for number, completion in zip((1, 2), asyncio.run(scenario()), strict=True):
+        alone = ask(make_engine(), (*PROMPT, number), seed=number, max_tokens=20)
+        assert completion.token_ids == alone.token_ids
+    assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids
+
+
+def test_weights_can_be_loaded_as_soon_as_the_last_request_is_cancelled(make_engine: MakeEngine) -> None:
+    engine = make_engine(slots=1)
+
+    async def scenario() -> None:
+        tasks = [asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=20), seed=n)) for n in range(2)]
+        while engine.computed_tokens < 10:
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        engine.load_weights([], 3)  # before the engine itself has had a turn to notice
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (await engine.generate(PROMPT, Sampling(max_tokens=1), seed=0)).version == 3
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_outlives_an_event_loop_that_was_left_in_the_middle(make_engine: MakeEngine) -> None:
+    engine = make_engine(slots=2)
+
+    async def leave() -> None:
+        async with asyncio.timeout(0.02):
+            await asyncio.gather(*(engine.generate(PROMPT, Sampling(max_tokens=4000), seed=n) for n in range(3)))
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(leave())
+    engine.load_weights([], 1)
+    assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids
+
+
+def new_weights(engine: TransformersEngine) -> list[tuple[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (name, weights + 0.1 * weights.std().nan_to_num() * torch.randn(weights.shape, generator=generator))
+        for name, weights in engine._model.named_parameters()
+    ]
+
+
+def test_new_weights_are_sampled_from_and_nothing_old_is_kept(make_engine: MakeEngine, reference: Any) -> None:
+    engine = make_engine()
+    first = ask(engine, seed=1)
+    weights = new_weights(engine)
+    engine.load_weights(((name, tensor) for name, tensor in weights), 7)
+    changed = copy.deepcopy(reference)
+    assert not changed.load_state_dict(dict(weights), strict=False).unexpected_keys
+    computed, prompt = engine.computed_tokens, (*PROMPT, *first.token_ids, 8)
+    second = ask(engine, prompt, seed=1)
+    assert engine.computed_tokens - computed == len(prompt) + 7, "what the old weights had cached is computed again"
+    assert second.logprobs == pytest.approx(expected_logprobs(changed, prompt, second, 1.0), abs=1e-4)
+    assert second.logprobs != pytest.approx(expected_logprobs(reference, prompt, second, 1.0), abs=1e-2)
+    assert (first.version, second.version) == (0, 7)
+
+
+def test_weights_do_not_change_under_a_request(make_engine: MakeEngine) -> None:
+    engine = make_engine(slots=1)
+
+    async def scenario() -> Completion:
+        tasks = [asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=6), seed=n)) for n in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(InfrastructureError, match="can't change"):
+            engine.load_weights(new_weights(engine), 1)
+        while engine.computed_tokens < 8:
+            await asyncio.sleep(0)
+        with pytest.raises(InfrastructureError, match="can't change"):
+            engine.load_weights(new_weights(engine), 1)
+        return (await asyncio.gather(*tasks))[0]
+
+    assert asyncio.run(scenario()).token_ids == ask(make_engine(), seed=0, max_tokens=6).token_ids
+
+
+@pytest.mark.parametrize("shape", [None, (1,), (3, 3)])
+def test_weights_that_do_not_fit_are_refused(make_engine: MakeEngine, shape: tuple[int, ...] | None) -> None:
+    engine = make_engine()
+    name, right = next(engine._model.named_parameters())
+    wrong = ("no.such", right) if shape is None else (name, torch.ones(shape))
+    first = ask(engine, seed=1)
+    with pytest.raises(InfrastructureError, match="no parameter"):
+        engine.load_weights([(name, right + 0.1), wrong], 1)
+    computed, prompt = engine.computed_tokens, (*PROMPT, *first.token_ids, 8)
+    ask(engine, prompt)
+    assert engine.computed_tokens - computed == len(prompt) + 7, "half of the weights are new: the cache is void"
+
+
+@pytest.mark.parametrize("when", ["at the first step", "in the middle"])
+def test_a_model_that_breaks_fails_every_request_and_the_next_ones_work(make_engine: MakeEngine, when: str) -> None:
+    engine = make_engine(slots=2)
+    steps = 0
+
+    def out_of_memory(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+        if when == "at the first step" or steps == 4:
+            raise MemoryError("no room")
+
+    ask(engine, seed=3)
+    hook = engine._model.base_model.register_forward_pre_hook(out_of_memory)
+
+    async def crowd() -> list[Any]:
+        requests = (engine.generate((*PROMPT, n), Sampling(max_tokens=9), seed=n) for n in range(5))
+        async with asyncio.timeout(20):
+            return await asyncio.gather(*requests, return_exceptions=True)
+
+    failures = asyncio.run(crowd())
+    assert [type(failure) for failure in failures] == [InfrastructureError] * 5
+    assert all("MemoryError('no room')" in str(failure) for failure in failures)
+    hook.remove()
+    engine.load_weights([], 2)
+    assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids
+
+
+class Unsliceable(tuple[int, ...]):
+    """A prompt that breaks when the engine looks for what it has cached of it."""
+
+    def __getitem__(self, _index: Any) -> Any:
+        raise RuntimeError("no slices")
+
+
+def test_a_fault_while_slots_are_given_out_leaves_nobody_waiting(make_engine: MakeEngine) -> None:
+    engine = make_engine(slots=1)
+
+    async def crowd() -> list[Any]:
+        prompts = [PROMPT, Unsliceable(PROMPT), (4, 5)]
+        requests = (engine.generate(prompt, Sampling(max_tokens=5), seed=0) for prompt in prompts)
+        async with asyncio.timeout(20):
+            return await asyncio.gather(*requests, return_exceptions=True)
+
+    failures = asyncio.run(crowd())
+    assert isinstance(failures[1], InfrastructureError) and isinstance(failures[2], InfrastructureError)
+    assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids

@@ -1,0 +1,227 @@
+"""The embedded engine: the right distribution, the same tokens whatever runs beside, and no work done twice."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.engines.base import Completion, Sampling
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.errors import ConfigError
+
+from .asking import PROMPT, MakeEngine, ask, expected_logprobs, full_logp, ragged, together
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_log_probs_are_those_of_a_full_forward(make_engine: MakeEngine, reference: Any, temperature: float) -> None:
+    engine, prompts = make_engine(slots=4), ragged(7)
+    sampling = Sampling(temperature=temperature, max_tokens=12)
+    completions = together(*(engine.generate(prompt, sampling, seed=i) for i, prompt in enumerate(prompts)))
+    for prompt, completion in zip(prompts, completions, strict=True):
+        assert len(completion.token_ids) == len(completion.logprobs) == 12
+        assert completion.logprobs == pytest.approx(
+            expected_logprobs(reference, prompt, completion, temperature), abs=1e-4
+        )
+
+
+def test_greedy_takes_the_most_probable_token(make_engine: MakeEngine, reference: Any) -> None:
+    engine = make_engine()
+    completion = ask(engine, temperature=0.0, seed=1)
+    assert completion == ask(engine, temperature=0.0, seed=2)
+    best = full_logp(reference, [*PROMPT, *completion.token_ids]).argmax(-1).tolist()
+    assert list(completion.token_ids) == best[len(PROMPT) - 1 : -1]
+    assert completion.logprobs == (0.0,) * 8
+
+
+def test_requests_of_other_temperatures_share_a_step(make_engine: MakeEngine) -> None:
+    temperatures = [0.0, 0.5, 1.0, 2.0]
+    engine = make_engine()
+    mixed = together(*(engine.generate(PROMPT, Sampling(temperature=t, max_tokens=8), seed=3) for t in temperatures))
+    alone = [ask(make_engine(), temperature=t, seed=3) for t in temperatures]
+    assert [c.token_ids for c in mixed] == [c.token_ids for c in alone]
+    assert len({c.token_ids for c in mixed}) == 4
+
+
+@pytest.mark.parametrize("slots", [1, 4, 64])
+def test_a_request_gets_the_same_tokens_alone_and_in_a_crowd(make_engine: MakeEngine, slots: int) -> None:
+    prompts = ragged(30)
+    crowd = make_engine(slots=slots)
+    lengths = [Sampling(max_tokens=1 + (3 * i) % 17) for i in range(30)]
+    crowded = together(*(crowd.generate(prompts[i], lengths[i], seed=100 + i) for i in range(30)))
+    for i in range(0, 30, 5):
+        alone = together(make_engine(slots=2).generate(prompts[i], lengths[i], seed=100 + i))[0]
+        assert alone.token_ids == crowded[i].token_ids
+        assert alone.logprobs == pytest.approx(crowded[i].logprobs, abs=1e-4)
+
+
+def test_other_seeds_give_other_tokens(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    turns = together(*(engine.generate(PROMPT, Sampling(max_tokens=8), seed=seed) for seed in range(20)))
+    assert len({turn.token_ids for turn in turns}) == 20
+    assert ask(engine, seed=7).token_ids == turns[7].token_ids != ask(engine, seed=2**63 - 1).token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_tokens_are_as_frequent_as_the_softmax_says(
+    make_engine: MakeEngine, reference: Any, temperature: float
+) -> None:
+    count, engine = 3000, make_engine(slots=300)
+    sampling = Sampling(temperature=temperature, max_tokens=1)
+    turns = together(*(engine.generate(PROMPT, sampling, seed=seed) for seed in range(count)))
+    seen = torch.bincount(torch.tensor([turn.token_ids[0] for turn in turns]), minlength=engine._vocab)
+    expected = count * full_logp(reference, PROMPT, temperature)[-1].exp()
+    common = expected >= 5
+    assert common.sum() > 10
+    seen = torch.cat([seen[common], seen[~common].sum()[None]])
+    expected = torch.cat([expected[common], expected[~common].sum()[None]])
+    chi_square, freedom = float(((seen - expected) ** 2 / expected).sum()), len(seen) - 1
+    assert abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+def test_a_stop_token_ends_a_completion_and_belongs_to_it(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    free = ask(engine, seed=5)
+    stop = free.token_ids[4]
+    end = free.token_ids.index(stop) + 1
+    stopped = ask(engine, seed=5, stop_ids=(299, stop))
+    assert stopped.token_ids == free.token_ids[:end] and stopped.finish == "stop" and free.finish == "length"
+    assert stopped.logprobs == pytest.approx(free.logprobs[:end], abs=1e-4)
+
+
+def test_a_stop_token_at_the_limit_is_a_stop(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    free = ask(engine, seed=5, max_tokens=3)
+    assert ask(engine, seed=5, max_tokens=3, stop_ids=free.token_ids[2:]).finish == "stop"
+    assert ask(engine, seed=5, max_tokens=1).token_ids == free.token_ids[:1]
+
+
+def test_the_next_turn_computes_only_what_is_new(make_engine: MakeEngine, reference: Any) -> None:
+    engine = make_engine(slots=3)
+    tokens, computed, new = list(PROMPT), 0, len(PROMPT)
+    for turn, answer in enumerate([(8, 9, 10), (11,), ()]):
+        completion = ask(engine, tokens, seed=turn)
+        assert engine.computed_tokens - computed == new + 7, "the last sampled token is computed with the next turn"
+        assert completion.logprobs == pytest.approx(expected_logprobs(reference, tokens, completion, 1.0), abs=1e-4)
+        computed, new = engine.computed_tokens, 1 + len(answer)
+        tokens += [*completion.token_ids, *answer]
+
+
+def test_group_members_share_the_work_on_their_prompt(make_engine: MakeEngine, reference: Any) -> None:
+    for slots in (8, 2, 1):
+        engine = make_engine(slots=slots)
+        members = together(*(engine.generate(PROMPT, Sampling(max_tokens=5), seed=seed) for seed in range(6)))
+        assert engine.computed_tokens == len(PROMPT) + 5 * 1 + 6 * 4, "one prompt, and its last token per other member"
+        assert len({member.token_ids for member in members}) == 6
+        for member in members:
+            assert member.logprobs == pytest.approx(expected_logprobs(reference, PROMPT, member, 1.0), abs=1e-4)
+
+
+def test_a_shared_prompt_of_one_token_is_nothing_to_share(make_engine: MakeEngine) -> None:
+    engine = make_engine(slots=2)
+    turns = together(*(engine.generate((5,), Sampling(max_tokens=2), seed=seed) for seed in range(5)))
+    assert [turn.token_ids for turn in turns] == [ask(make_engine(), (5,), seed=s, max_tokens=2).token_ids
+                                                  for s in range(5)]  # fmt: skip
+
+
+def test_rows_that_finished_are_left_behind(make_engine: MakeEngine, reference: Any) -> None:
+    """Only the last of eight goes on for long, so it is moved to the front; all of them stay parked."""
+    engine, prompts = make_engine(slots=8), ragged(8)
+    lengths = [2, 2, 3, 2, 4, 2, 2, 30]
+    turns = together(
+        *(engine.generate(p, Sampling(max_tokens=n), seed=9) for p, n in zip(prompts, lengths, strict=True))
+    )
+    computed = engine.computed_tokens
+    again = [(*prompt, *turn.token_ids, 8) for prompt, turn in zip(prompts, turns, strict=True)]
+    more = together(*(engine.generate(tokens, Sampling(max_tokens=3), seed=9) for tokens in again))
+    assert engine.computed_tokens - computed == 8 * (2 + 2)
+    for prompt, turn in [*zip(prompts, turns, strict=True), *zip(again, more, strict=True)]:
+        assert turn.logprobs == pytest.approx(expected_logprobs(reference, prompt, turn, 1.0), abs=1e-4)
+
+
+def test_conversations_that_outnumber_the_slots_are_computed_again(make_engine: MakeEngine, reference: Any) -> None:
+    engine = make_engine(slots=2)
+
+    async def converse(prompt: tuple[int, ...], seed: int) -> list[tuple[tuple[int, ...], Completion]]:
+        turns: list[tuple[tuple[int, ...], Completion]] = []
+        for turn in range(3):
+            completion = await engine.generate(prompt, Sampling(max_tokens=4), seed=seed + turn)
+            turns.append((prompt, completion))
+            prompt = (*prompt, *completion.token_ids, 20, 21)
+            await asyncio.sleep(0)
+        return turns
+
+    async def all_of_them() -> list[list[tuple[tuple[int, ...], Completion]]]:
+        return await asyncio.gather(*(converse(prompt, 10 * i) for i, prompt in enumerate(ragged(5))))
+
+    for turns in asyncio.run(all_of_them()):
+        for prompt, completion in turns:
+            assert completion.logprobs == pytest.approx(expected_logprobs(reference, prompt, completion, 1.0), abs=1e-4)
+
+
+def test_who_comes_while_all_slots_are_taken_waits(make_engine: MakeEngine) -> None:
+    engine, order = make_engine(slots=2), []
+
+    async def one(number: int) -> None:
+        await engine.generate((*PROMPT, number), Sampling(max_tokens=3), seed=number)
+        order.append(number)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one(number) for number in range(5)))
+
+    asyncio.run(all_of_them())
+    assert [set(order[:2]), set(order[2:4]), set(order[4:])] == [{0, 1}, {2, 3}, {4}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "seed", "message"),
+    [
+        ((), {}, 0, "prompt is empty"),
+        ((1,) * 30, {"max_tokens": 3}, 0, "exceed the engine's max_length of 32"),
+        ((1, 10**6), {"max_tokens": 3}, 0, "outside the model's vocabulary"),
+        ((-1,), {"max_tokens": 3}, 0, "outside the model's vocabulary"),
+        ((1,), {"max_tokens": 3}, 2**63, "seed"),
+        ((1,), {"max_tokens": 3}, -1, "seed"),
+    ],
+)
+def test_a_request_that_can_not_be_met_is_refused_alone(
+    make_engine: MakeEngine, prompt: tuple[int, ...], options: dict[str, Any], seed: int, message: str
+) -> None:
+    engine = make_engine(max_length=32)
+
+    async def both() -> list[Any]:
+        fine = engine.generate(PROMPT, Sampling(max_tokens=2), seed=0)
+        return await asyncio.gather(
+            fine, engine.generate(prompt, Sampling(**options), seed=seed), return_exceptions=True
+        )
+
+    fine, refused = asyncio.run(both())
+    assert isinstance(fine, Completion) and isinstance(refused, ConfigError) and message in str(refused)
+
+
+def test_the_longest_request_that_fits_is_met(make_engine: MakeEngine) -> None:
+    assert len(ask(make_engine(max_length=32), (1,) * 29, max_tokens=3).token_ids) == 3
+
+
+def test_an_engine_needs_our_attention_and_a_slot(reference: Any, make_engine: MakeEngine) -> None:
+    with pytest.raises(ConfigError, match="attn_implementation"):
+        TransformersEngine(reference)
+    with pytest.raises(ConfigError, match="slots is 0"):
+        make_engine(slots=0)
+
+
+def test_a_request_may_come_at_any_time(make_engine: MakeEngine) -> None:
+    """Each of many requests is made a step later than the one before, while others come and go."""
+    engine = make_engine(slots=3)
+
+    async def late(number: int) -> Completion:
+        for _ in range(2 * number):
+            await asyncio.sleep(0)
+        return await engine.generate((*PROMPT, number), Sampling(max_tokens=1 + number % 6), seed=number)
+
+    turns = together(*(late(number) for number in range(15)))
+    for number in range(0, 15, 4):
+        alone = ask(make_engine(), (*PROMPT, number), seed=number, max_tokens=1 + number % 6)
+        assert turns[number].token_ids == alone.token_ids

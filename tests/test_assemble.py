@@ -1,0 +1,116 @@
+"""From settings to parts: the same settings give the same model, and a saved one is taken up as it was."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.assemble import assemble, gold_turns, make_collector, pick_tasks
+from agentrl.checkpoint import save_checkpoint
+from agentrl.config import Config, load_config
+from agentrl.engines.base import Sampling
+from agentrl.env import ToolEnv
+from agentrl.errors import ConfigError, UnknownNameError, UsageError
+from agentrl.registry import make
+
+
+def tiny(*overrides: str) -> Config:
+    small = ["model.hidden=16", "model.layers=1", "model.heads=2", "rollout.concurrency=2", "rollout.turn_tokens=8"]
+    return load_config(overrides=[*small, "rollout.episode_tokens=64", *overrides])
+
+
+def test_same_seed_same_model() -> None:
+    one, same, other = (assemble(tiny(f"run.seed={seed}")) for seed in (1, 1, 2))
+    weights = [dict(parts.model.named_parameters()) for parts in (one, same, other)]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert any(not torch.equal(value, weights[2][name]) for name, value in weights[0].items())
+    assert one.tokenizer.get_vocab() == same.tokenizer.get_vocab()
+    assert one.renderer.tokenizer is one.tokenizer
+
+
+def test_engine_has_weights_of_its_own() -> None:
+    parts = assemble(tiny())
+    before = asyncio.run(parts.engine.generate((5, 6, 7), Sampling(max_tokens=4), seed=1))
+    with torch.no_grad():
+        for weights in parts.model.parameters():
+            weights.zero_()
+    assert asyncio.run(parts.engine.generate((5, 6, 7), Sampling(max_tokens=4), seed=1)) == before
+
+
+def test_saved_model_is_taken_up_quietly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = tiny()
+    parts = assemble(config)
+    save_checkpoint(tmp_path / "it", parts.model, parts.tokenizer, state={})
+    again = [assemble(config, tmp_path / "it"), assemble(tiny(f"model.path={tmp_path / 'it'}"))]
+    for other in again:
+        loaded = dict(other.model.named_parameters())
+        assert all(torch.equal(weights, loaded[name]) for name, weights in parts.model.named_parameters())
+        text = "What is 12 + 30? 3.5 é"
+        assert other.tokenizer(text)["input_ids"] == parts.tokenizer(text)["input_ids"]
+    assert capfd.readouterr() == ("", ""), "no bars and notes of libraries between ours"
+
+
+def test_dtype_and_threads() -> None:
+    before = torch.get_num_threads()
+    parts = assemble(tiny("model.dtype=bfloat16", "run.threads=1"))
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(before)
+    assert {weights.dtype for weights in parts.model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "wanted"),
+    [
+        ("model.device=tpu7", ConfigError, "there is no device 'tpu7' here"),
+        ("model.heads=3", ConfigError, "model.heads=3 in model.hidden=16"),
+        ("model.heads=16", ConfigError, "model.heads=16 in model.hidden=16"),
+        ("model.hidden=15", ConfigError, "model.heads=2 in model.hidden=15"),
+        ("model.path=/no/such/folder", UsageError, "no tokenizer can be loaded from '/no/such/folder'"),
+        ("env.id=agentrl/Arithmetic-v9", UnknownNameError, "did you mean 'agentrl/Arithmetic-v0'?"),
+    ],
+)
+def test_what_can_not_be_assembled(override: str, kind: type[Exception], wanted: str) -> None:
+    with pytest.raises(kind) as caught:
+        assemble(tiny(override))
+    assert wanted in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("hidden", "heads"), [(2, 1), (8, 1), (8, 2), (24, 4), (12, 6)])
+def test_any_allowed_shape_works(hidden: int, heads: int) -> None:
+    parts = assemble(tiny(f"model.hidden={hidden}", f"model.heads={heads}"))
+    done = asyncio.run(parts.engine.generate((5, 6, 7), Sampling(max_tokens=4), seed=1))
+    assert len(done.token_ids) == 4
+
+
+def test_collector_plays_the_split_it_is_asked_for(tokenizer: Any) -> None:
+    from agentrl.render import Renderer
+
+    config = tiny("env.args.split=train", "env.args.level=2")
+    collector = make_collector(config, Renderer(tokenizer), split="test")
+    assert collector.env.split == "test"
+    assert pick_tasks(collector.env, 2, first=3)[0].id == "test-2:3"
+    collector.close()
+    with pytest.raises(UnknownNameError, match="no split is called 'exam'"):
+        make_collector(config, Renderer(tokenizer), split="exam")
+
+
+def test_finite_tasks_begin_again() -> None:
+    from agentrl.tasks import TaskList
+    from agentrl.types import Task
+
+    class Three(ToolEnv):
+        def tasks(self, split: str) -> TaskList:
+            return TaskList([Task(id=str(number), prompt="?") for number in range(3)])
+
+    env = Three()
+    assert [task.id for task in pick_tasks(env, 5, first=2)] == ["2", "0", "1", "2", "0"]
+    with pytest.raises(ConfigError, match="the test learns from gold episodes, and Three has no gold player: do so"):
+        gold_turns(env, env.task_set[0], "the test learns", "do so")
+
+
+def test_gold_turns_are_the_environments_own() -> None:
+    env = make("agentrl/Arithmetic-v0")
+    task = env.task_set[0]
+    assert gold_turns(env, task, "it learns", "do") == env.gold(task)

@@ -1,0 +1,37 @@
+"""The benchmarks run: their help, and our side of a small one; nothing is timed and nothing is installed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "scripts" / "benchmarks"
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=240, cwd="/")
+
+
+def test_help_shows_examples() -> None:
+    shown = run(FOLDER / "end_to_end.py", "--help")
+    assert shown.returncode == 0
+    assert "examples:" in shown.stdout and "--quick --without-trl" in shown.stdout
+
+
+@pytest.mark.slow
+def test_our_side_of_end_to_end_runs(tmp_path: Path) -> None:
+    numbers = tmp_path / "new" / "numbers.json"
+    shown = run(FOLDER / "end_to_end.py", "--quick", "--without-trl", "--threads", "1", "--json", numbers)
+    assert shown.returncode == 0, shown.stderr
+    assert "| ragged | ours | 2 |" in shown.stdout and "| fixed | ours | generate |" in shown.stdout
+    steps = {name: played["ours"] for name, played in json.loads(numbers.read_text())["steps"].items()}
+    assert {length for step in steps["fixed"] for length in step["lengths"]} == {16}
+    ragged = {length for step in steps["ragged"] for length in step["lengths"]}
+    assert len(ragged) > 1 and 5 <= min(ragged) <= max(ragged) == 24
+
+
+def test_a_side_that_fails_says_why() -> None:
+    shown = run(FOLDER / "end_to_end_ours.py", json.dumps({"name": "broken"}))
+    assert shown.returncode != 0 and "Error" in shown.stderr

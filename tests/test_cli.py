@@ -1,0 +1,194 @@
+"""The command line: help with examples, and one sentence with exit code 2 for whatever is not there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.config import load_config
+from agentrl.runfolder import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    files = (path for path in folder.rglob("*") if path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in files}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one sentence that a command says before it ends with exit code 2, leaving everything as it was."""
+    before = everything(Path())
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("agentrl: ") and err.count("\n") == 1 and "Traceback" not in err, err
+    assert everything(Path()) == before
+    return err.removeprefix("agentrl: ").strip()
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "eval", "list", "report"])
+def test_help_has_examples_of_the_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert f"examples:\n  agentrl {command}" in shown
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"\n    {command} " in shown for command in ("train", "sft", "eval", "list", "report"))
+    assert "examples:\n  agentrl train --preset quickstart" in shown
+
+
+@pytest.mark.parametrize("argv", [(), ("trian",), ("train", "--prset", "x"), ("eval",), ("eval", "x", "--tasks", "no")])
+def test_words_that_are_no_command(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert "usage: agentrl" in capsys.readouterr().err
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "agentrl/Arithmetic-v0" in found["environments"] and "quickstart" in found["presets"]
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(f"  {name}" in lines for names in found.values() for name in names)
+
+
+QUICK = ("--preset", "quickstart")
+
+
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        (("train",), "give a TOML file, or --preset quickstart"),
+        (("train", "--preset", "quikstart"), "no preset is called 'quikstart'; did you mean 'quickstart'?"),
+        (("train", "none.toml"), "the config 'none.toml' can't be read: No such file"),
+        (("train", *QUICK, "--set", "optim.stepz=1"), "unknown setting 'optim.stepz'; did you mean 'steps'?"),
+        (("train", *QUICK, "--set", "optim.steps=x"), "setting 'optim.steps' is 'x'"),
+        (("train", *QUICK, "--set", "optim.steps"), "write section.key=value"),
+        (("train", *QUICK, "--set", "env.id=agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
+        (("train", *QUICK, "--set", "env.id=nowhere:a/B-v0"), "needs a module that can't be imported"),
+        (("train", *QUICK, "--set", "env.args.levl=1"), "unexpected keyword argument 'levl'"),
+        (("train", *QUICK, "--set", "env.args.level=9"), "level is 9: choose from 1 to 5"),
+        (("train", *QUICK, "--set", "eval.split=tset"), "no split is called 'tset'; did you mean 'test'?"),
+        (("train", *QUICK, "--set", "env.args.split=tset", "--set", "eval.split=exam"), "no split is called"),
+        (("train", *QUICK, "--set", "algo.loss=ctop"), "no loss is called 'ctop'; did you mean 'ctpo'?"),
+        (("train", *QUICK, "--set", "rollout.top_p=0.9"), "rollout.top_p must be 1.0 in training"),
+        (("train", *QUICK, "--set", "model.path=./no/model"), "no tokenizer can be loaded from './no/model'"),
+        (("train", *QUICK, "--set", "model.path=nobody/nothing"), "no tokenizer can be loaded from 'nobody/nothing'"),
+        (("train", *QUICK, "--set", "model.device=gpu9"), "there is no device 'gpu9' here"),
+        (("train", *QUICK, "--set", "model.heads=3"), "a tiny model can't have model.heads=3"),
+        (("train", *QUICK, "--name", "a/b"), "setting 'run.name' is 'a/b'"),
+        (("train", *QUICK, "--name", 'a"\n'), "setting 'run.name' is"),
+        (("train", *QUICK, "--seed", "-1"), "setting 'run.seed' is -1"),
+        (("train", "--resume", "runs/none"), "there is no run in 'runs/none'; there are none yet"),
+        (("train", "--resume", "runs/none", "--seed", "3"), "leave the other options out"),
+        (("sft", *QUICK, "--set", "sft.steps=0"), "sft.steps is 0, so there is no warm start"),
+        (("eval", "runs/none"), "there is no run in 'runs/none'; there are none yet"),
+        (("eval", "none"), "there is no run in 'none'"),
+        (("eval", "nobody/nothing"), "say with --config or --preset how to evaluate it"),
+        (("eval", "nobody/nothing", *QUICK), "no tokenizer can be loaded from 'nobody/nothing'"),
+        (("eval", "nobody/nothing", *QUICK, "--out", "x.csv"), "must end in .jsonl or .jsonl.zst"),
+        (("eval", "nobody/nothing", *QUICK, "--out", "no/x.jsonl"), "can't be written: No such file"),
+        (("eval", "nobody/nothing", *QUICK, "--tasks", "0"), "setting 'eval.tasks' is 0"),
+        (("eval", "nobody/nothing", *QUICK, "--temperature", "-1"), "setting 'eval.temperature' is -1"),
+        (("report", "runs/none"), "there is no run in 'runs/none'"),
+    ],
+)
+def test_what_is_not_there(argv: tuple[str, ...], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert wanted in refused(capsys, *argv)
+
+
+@pytest.fixture
+def run(here: Path) -> Path:
+    """A run that has ended before its first checkpoint."""
+    RunFolder.create(load_config(preset="quickstart", overrides=["run.name=mine"]), numbered=False).close()
+    return Path("runs/mine")
+
+
+def test_run_that_is_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the run 'runs/mine' has no checkpoint yet" in refused(capsys, "eval", "runs/mine")
+    assert "did you mean 'runs/mine'?" in refused(capsys, "eval", "runs/mime")
+    assert "did you mean 'runs/mine'?" in refused(capsys, "train", "--resume", "runs/mime")
+    assert "did you mean 'runs/mine'?" in refused(capsys, "report", "runs/mime")
+    assert "use --set instead" in refused(capsys, "eval", "runs/mine", "--preset", "quickstart")
+    (run / "checkpoints" / "step-000020").mkdir(parents=True)
+    wrong = "runs/mine/checkpoints/step-000200"
+    assert f"there is no checkpoint '{wrong}'; did you mean 'step-000020'?" in refused(capsys, "eval", wrong)
+    assert "no tokenizer can be loaded" in refused(capsys, "eval", "runs/mine")
+    folder, _ = RunFolder.resume(run)
+    with folder:
+        assert "is in use by process" in refused(capsys, "train", "--resume", "runs/mine")
+
+
+def test_model_folder_needs_settings(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "plain").mkdir()
+    (here / "plain" / "config.json").write_text("{}")
+    (here / "config.toml").write_text("[run]\n")
+    assert "say with --config or --preset" in refused(capsys, "eval", "plain")
+    assert "no tokenizer can be loaded from 'plain'" in refused(capsys, "eval", "plain", *QUICK)
+
+
+SMALL = (
+    "--set",
+    "model.hidden=8",
+    "--set",
+    "model.layers=1",
+    "--set",
+    "model.heads=1",
+    "--set",
+    "rollout.concurrency=1",
+)
+
+
+def test_name_that_is_taken_and_folder_that_can_not_be_made(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "exists already" in refused(capsys, "train", *QUICK, *SMALL, "--name", "mine")
+    Path("file").write_text("")
+    assert "can't be made: Not a directory" in refused(capsys, "train", *QUICK, *SMALL, "--set", "run.dir=file")
+    assert "can't be made: Not a directory" in refused(capsys, "sft", *QUICK, *SMALL, "--set", "run.dir=file/in")
+
+
+@pytest.mark.parametrize("extra", ["torch", "transformers", "rich"])
+@pytest.mark.parametrize("argv", [("train", "--preset", "quickstart"), ("eval", "a/b", "--preset", "quickstart")])
+def test_missing_extra_is_named_with_its_remedy(here: Path, extra: str, argv: tuple[str, ...]) -> None:
+    code = f"""
+import sys
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, *rest):
+        return None if name.split(".")[0] == {extra!r} else self.finder.find_spec(name, *rest)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+sys.meta_path[:] = map(Without, sys.meta_path)
+from agentrl.cli import main
+assert main(["list"]) == 0
+sys.exit(main({list(argv)!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr == f"agentrl: {extra} is not installed: pip install 'agentrl[train]'\n"
+    assert "agentrl/Arithmetic-v0" in done.stdout
+    assert not list(here.iterdir())
+
+
+def test_module_runs_as_a_program_too(here: Path) -> None:
+    command = [sys.executable, "-m", "agentrl.cli", "eval", "runs/none"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "agentrl: there is no run in 'runs/none'; there are none yet\n"

@@ -1,0 +1,153 @@
+"""Settings: what is unknown or wrong is said in one sentence, and what is written can be read again."""
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.config import Config, load_config, parse_config, presets, to_toml, with_overrides
+from agentrl.errors import ConfigError, UnknownNameError, UsageError
+
+
+def one_sentence(error: BaseException) -> str:
+    text = str(error)
+    assert text and "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("[optimm]\nsteps = 3", "unknown setting 'optimm'; did you mean 'optim'?"),
+        ("[optim]\nstep = 3", "unknown setting 'optim.step'; did you mean 'steps'?"),
+        ("[optim]\nzzz = 3", "unknown setting 'optim.zzz'; choose one of betas, "),
+        ("steps = 3", "unknown setting 'steps'; "),
+        ("optim = 3", "setting 'optim' is 3: "),
+        ("[optim]\nsteps = 'three'", "setting 'optim.steps' is 'three': Input should be a valid integer"),
+        ("[optim]\nsteps = '3'", "setting 'optim.steps' is '3': Input should be a valid integer"),
+        ("[optim]\nsteps = true", "setting 'optim.steps' is True: Input should be a valid integer"),
+        ("[optim]\nsteps = 2.5", "setting 'optim.steps' is 2.5: Input should be a valid integer"),
+        ("[optim]\nsteps = -1", "greater than or equal to 0"),
+        ("[optim]\nlr = 0", "greater than 0"),
+        ("[optim]\nlr = inf", "setting 'optim.lr' is inf: Input should be a finite number"),
+        ("[optim]\nlr = nan", "setting 'optim.lr' is nan: Input should be a finite number"),
+        ("[optim]\nbetas = [0.9]", "setting 'optim.betas.1'"),
+        ("[optim]\nbetas = [0.9, 2.0]", "setting 'optim.betas.1' is 2.0"),
+        ("[model]\ndtype = 'float16'", "Input should be 'float32' or 'bfloat16'"),
+        ("[run]\nname = '../elsewhere'", "setting 'run.name' is '../elsewhere'"),
+        ("[run]\nname = 3", "setting 'run.name' is 3: Input should be a valid string"),
+        ("[rollout]\nmax_fault_rate = 1.0", "less than 1"),
+        ("[env.args.level]\ndeep = 1", "setting 'env.args.level' is {'deep': 1}: Input should be text, a number"),
+        ("[env.args]\nday = 2020-01-01", "setting 'env.args.day'"),
+        ("[env]\nargs = 3", "setting 'env.args' is 3"),
+        ("[algo]\nloss_options = {power = [0.5]}", "setting 'algo.loss_options.power' is [0.5]"),
+        ("[optim", "is not TOML: "),
+        ("[optim]\nsteps = 1\nsteps = 2", "is not TOML: "),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, text: str, wanted: str) -> None:
+    path = tmp_path / "it.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path=path)
+    assert wanted in one_sentence(caught.value)
+
+
+def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
+    for path, wanted in ((tmp_path / "none.toml", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(UsageError, match=wanted) as caught:
+            load_config(path=path)
+        assert str(path) in one_sentence(caught.value)
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_config(path=tmp_path / "bytes.toml")
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("optim.steps", "write section.key=value"),
+        ("steps=3", "write section.key=value"),
+        ("", "write section.key=value"),
+        ("=", "write section.key=value"),
+        ("optim.stepz=3", "did you mean 'steps'?"),
+        ("optimm.steps=3", "did you mean 'optim'?"),
+        ("optim.steps=three", "setting 'optim.steps' is 'three'"),
+        ("optim.steps=", "setting 'optim.steps' is ''"),
+        ("optim.steps.more=1", "setting 'optim.steps' is {'more': 1}"),
+        ("optim.=3", "unknown setting 'optim.'"),
+        ("optim.steps=3\n[algo]", "holds a character that can't be printed"),
+        ("model.path=\udcff", "holds a character that can't be printed"),
+    ],
+)
+def test_bad_overrides(override: str, wanted: str) -> None:
+    for attempt in (lambda: load_config(overrides=[override]), lambda: with_overrides(Config(), [override])):
+        with pytest.raises(ConfigError) as caught:
+            attempt()
+        assert wanted in one_sentence(caught.value)
+
+
+def test_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"no preset is called .quikstart.; did you mean .quickstart.\?"):
+        load_config(preset="quikstart")
+
+
+@pytest.mark.parametrize("name", presets())
+def test_presets_parse_and_keep_their_values(name: str) -> None:
+    config = load_config(preset=name)
+    for section, values in tomllib.loads(presets()[name]).items():
+        for key, value in values.items():
+            assert config.model_dump(mode="json")[section][key] == value
+    assert config.run.name == name
+
+
+def test_later_words_win(tmp_path: Path) -> None:
+    path = tmp_path / "it.toml"
+    path.write_text("[optim]\nsteps = 7\nlr = 1\n[env.args]\nlevel = 2\nturns = 3")
+    config = load_config(
+        preset="quickstart",
+        path=path,
+        overrides=["optim.lr=2e-4", "env.args.level=[4, 5]", "env.args.word=plain text", "optim.betas=[0.5, 1]"],
+    )
+    assert (config.optim.steps, config.optim.lr, config.optim.betas) == (7, 2e-4, (0.5, 1.0))
+    args = load_config(preset="quickstart").env.args
+    assert config.env.args == args | {"level": [4, 5], "turns": 3, "word": "plain text"}
+    assert config.model.hidden == load_config(preset="quickstart").model.hidden
+    assert with_overrides(config, ["run.name=other"]).model_dump() == {
+        **config.model_dump(),
+        "run": {**config.model_dump()["run"], "name": "other"},
+    }
+
+
+def test_config_can_not_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Config().optim.steps = 3  # pyright: ignore
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+scalars = st.one_of(texts, st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False))
+values = st.one_of(scalars, st.lists(st.integers(-9, 9)), st.lists(texts), st.dictionaries(texts, scalars, max_size=3))
+
+
+keys = st.sampled_from(["run", "env_args", "a-b", "X1"])
+
+
+@given(st.dictionaries(keys, st.dictionaries(keys, values)))
+def test_toml_round_trip(data: dict[str, dict[str, Any]]) -> None:
+    assert tomllib.loads(to_toml(data)) == data
+
+
+def test_nan_survives_too() -> None:
+    assert math.isnan(tomllib.loads(to_toml({"a": {"b": math.nan}}))["a"]["b"])
+
+
+@given(st.dictionaries(texts, st.one_of(texts, st.booleans(), st.integers(-(2**63), 2**63 - 1)), max_size=4), texts)
+def test_config_round_trip(args: dict[str, Any], path: str) -> None:
+    config = parse_config({"env": {"args": args}, "model": {"path": path}, "optim": {"lr": 3e-7}})
+    again = parse_config(tomllib.loads(to_toml(config.model_dump(mode="json"))))
+    assert again == config
+    assert [type(value) for value in again.env.args.values()] == [type(value) for value in args.values()]

@@ -1,0 +1,120 @@
+"""What is shown: bars in a terminal, plain lines elsewhere, and no line longer than the terminal."""
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from agentrl.display import Bar, Display
+from agentrl.evaluate import Evaluation
+
+RESULT = Evaluation(
+    tasks=200,
+    attempts=4,
+    success=0.925,
+    low=0.88,
+    high=0.954,
+    pass_at={1: 0.925, 4: 0.99},
+    reward_mean=0.9,
+    turns_mean=2.01,
+    tool_calls_mean=1.0,
+    tool_errors_mean=0.015,
+    truncated=3,
+    lost=0,
+)
+
+
+def plain() -> tuple[Display, io.StringIO]:
+    out = io.StringIO()
+    return Display(Console(file=out, width=80)), out
+
+
+def terminal(width: int = 80) -> tuple[Display, io.StringIO]:
+    out = io.StringIO()
+    return Display(Console(file=out, width=width, force_terminal=True, color_system=None)), out
+
+
+def shown(out: io.StringIO) -> list[str]:
+    text = Text.from_ansi(out.getvalue().replace("\r", "\n")).plain
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def test_without_a_terminal_there_are_plain_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bar, "_EVERY_S", 0.0)
+    display, out = plain()
+    with display.phase("training", 3) as bar:
+        bar.advance()
+        bar.advance("reward [0.50]")
+        with display.phase("evaluating", 2) as inner:
+            inner.advance("held-out :smile: tasks")
+        bar.advance("reward 0.75")
+    assert out.getvalue() == (
+        "training 2/3: reward [0.50]\nevaluating 1/2: held-out :smile: tasks\ntraining 3/3: reward 0.75\n"
+    )
+
+
+def test_lines_come_every_ten_seconds_and_are_not_broken() -> None:
+    display, out = plain()
+    with display.phase("training", 1000) as bar:
+        for _ in range(1000):
+            bar.advance("as fast as can be")
+    assert out.getvalue() == ""
+    display.say("a path that can be copied: " + "x" * 200)
+    assert out.getvalue().count("\n") == 1
+
+
+def test_evaluation_in_one_line() -> None:
+    display, out = plain()
+    display.evaluation("step 20", RESULT)
+    assert out.getvalue() == (
+        "step 20: success 92.5% (95% CI 88.0% to 95.4%) on 200 tasks, pass@4 99.0%, 2.01 turns, 1.00 tool calls, "
+        "0.01 tool errors, 3 truncated\n"
+    )
+
+
+def test_phases_nest_in_a_terminal_and_leave_what_was_said() -> None:
+    display, out = terminal()
+    with display.phase("training", 2) as bar:
+        bar.advance("reward 0.50")
+        with display.phase("evaluating after step 1", 4) as inner:
+            inner.advance("held-out tasks")
+            time.sleep(0.15)
+            display.say("step 1: half of them")
+        bar.advance("reward 0.75")
+        time.sleep(0.15)
+    display.say("done")
+    lines = shown(out)
+    assert any("training" in line and "1/2" in line for line in lines)
+    assert any("evaluating after step 1" in line and "1/4" in line for line in lines)
+    assert "step 1: half of them" in lines and lines[-1] == "done"
+    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 1, "the cursor comes back"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_bars_fit_the_terminal(width: int) -> None:
+    display, out = terminal(width)
+    with display.phase("evaluating after step 1000", 2000) as bar:
+        for _ in range(3):
+            bar.advance("reward 0.55, clipped 12.3%, |Δ log-prob| 1e-06")
+        time.sleep(0.15)
+    lines = shown(out)
+    assert lines and all(len(line) <= width for line in lines)
+    assert any("3/2000 reward 0.55, cl" in line for line in lines)
+    assert not any(line.strip().startswith(("clipped", "|Δ")) for line in lines), "one line per bar"
+
+
+def test_error_within_a_phase_gives_the_terminal_back() -> None:
+    display, out = terminal()
+    with pytest.raises(KeyboardInterrupt), display.phase("training", 2), display.phase("evaluating", 2):
+        raise KeyboardInterrupt
+    display.say("after")
+    assert shown(out)[-1] == "after" and out.getvalue().endswith("after\n")
+    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h")
+
+
+def test_table_of_names_and_values() -> None:
+    display, out = plain()
+    display.table("Found", {"python": "3.11", "torch": "missing"})
+    assert "Found" in out.getvalue() and "missing" in out.getvalue()

@@ -1,0 +1,163 @@
+"""Scoring: the statistics of sampled tokens in a ragged pack, against full logits row by row."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GraniteConfig, GraniteForCausalLM
+
+from agentrl.attention import NAME
+from agentrl.batch import Batch, whole
+from agentrl.errors import UsageError
+from agentrl.policy import hidden_states, load_model, score
+from agentrl.types import Group, Segment, Stop, Trajectory
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SHAPES = [[3, 4], [1, 1], [7, 2, 3, 5, 1], [2], [2, 30, 8, 1]]
+"""For each row the lengths of prompt, turn, tool answer, turn …"""
+
+
+def batch_of(shapes: list[list[int]]) -> Batch:
+    groups: list[Group] = []
+    for number, shape in enumerate(shapes):
+        segments = [
+            Segment("policy", tokens, (-1.0,) * len(tokens), 0) if i % 2 else Segment("tool" if i else "prompt", tokens)
+            for i, length in enumerate(shape)
+            for tokens in [tuple((31 * number + 17 * i + 7 * j) % 250 + 3 for j in range(length))]
+        ]
+        rewards = (0.0,) * (len(shape) // 2)
+        episode = Trajectory(
+            task_id=str(number), seed=0, segments=tuple(segments), rewards=rewards, stop=Stop.TERMINATED
+        )
+        groups.append(Group((episode,)))
+    return whole(groups)
+
+
+def full_stats(model: Any, batch: Batch, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-prob, entropy and Σπ² from the whole [n, V] logits of each row by itself."""
+    logp, entropy, sum_sq = [], [], []
+    for row in range(len(batch)):
+        begin, end = batch.row_starts[row : row + 2].tolist()
+        tokens = batch.tokens[begin:end]
+        log_p = torch.log_softmax(model(tokens[None]).logits[0] / temperature, dim=-1)
+        for place in batch.sampled[batch.starts[row] : batch.starts[row + 1]].tolist():
+            before = log_p[place - begin - 1]
+            logp.append(before[batch.tokens[place]])
+            entropy.append(-(before.exp() * before).sum())
+            sum_sq.append(before.exp().square().sum())
+    return torch.stack(logp), torch.stack(entropy), torch.stack(sum_sq)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_a_pack_is_scored_as_its_rows_are(model: Any, reference: Any, temperature: float) -> None:
+    batch = batch_of(SHAPES)
+    with torch.no_grad():
+        got, expected = score(model, batch, temperature=temperature), full_stats(reference, batch, temperature)
+    assert got.logp.shape == batch.sampled.shape
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_are_those_of_the_full_logits(model: Any, reference: Any) -> None:
+    batch, ours, theirs = batch_of(SHAPES), copy.deepcopy(model), copy.deepcopy(reference)
+    weight = torch.linspace(-1, 1, len(batch.sampled))
+    got, expected = score(ours, batch, temperature=1.3), full_stats(theirs, batch, 1.3)
+    (got.logp * weight).sum().add(got.entropy.sum(), alpha=0.1).backward()
+    (expected[0] * weight).sum().add(expected[1].sum(), alpha=0.1).backward()
+    wanted = {name: weights.grad for name, weights in theirs.named_parameters()}
+    for name, weights in ours.named_parameters():
+        torch.testing.assert_close(weights.grad, wanted[name], rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_packing_changes_no_score(model: Any) -> None:
+    batch = batch_of(SHAPES)
+    with torch.no_grad():
+        together = score(model, batch, temperature=1.0).logp
+        for pack in batch.split(45, [4, 2, 0, 1, 3]):
+            torch.testing.assert_close(
+                score(model, pack, temperature=1.0).logp, together[pack.index], rtol=1e-4, atol=1e-4
+            )
+
+
+def shared_prompts(silent_first: bool) -> Batch:
+    """Two groups whose members begin alike, some of them cut off before their first turn."""
+    groups: list[Group] = []
+    for number, turns in enumerate([[5, 3, 9], [2, 2]]):
+        prompt = Segment("prompt", tuple(40 * number + i for i in range(12 + number)))
+        silent = Trajectory(task_id="t", seed=0, segments=(prompt,), rewards=(), stop=Stop.TOKEN_LIMIT)
+        members = [
+            Trajectory(
+                task_id="t", seed=0, segments=(prompt, policy(length, i), Segment("tool", (7, 8)), policy(2, i)),
+                rewards=(0.0, 1.0), stop=Stop.TERMINATED,
+            )
+            for i, length in enumerate(turns)
+        ]  # fmt: skip
+        groups.append(Group((silent, *members, silent) if silent_first else (*members, silent)))
+    return whole(groups)
+
+
+def policy(length: int, shift: int) -> Segment:
+    return Segment("policy", tuple(100 + 9 * shift + i for i in range(length)), (-1.0,) * length, 0)
+
+
+@pytest.mark.parametrize("silent_first", [False, True])
+def test_members_that_begin_alike_are_scored_as_if_alone(model: Any, reference: Any, silent_first: bool) -> None:
+    batch, ours, theirs = shared_prompts(silent_first), copy.deepcopy(model), copy.deepcopy(reference)
+    weight = torch.linspace(-1, 1, len(batch.sampled))
+    for pack in (batch, *batch.split(200, range(len(batch))[::-1])):
+        got, expected = score(ours, pack, temperature=1.0), full_stats(theirs, pack, 1.0)
+        for mine, yours in zip(got, expected, strict=True):
+            torch.testing.assert_close(mine, yours, rtol=1e-4, atol=1e-4)
+        (got.logp * weight[pack.index]).sum().backward()
+        (expected[0] * weight[pack.index]).sum().backward()
+    wanted = {name: weights.grad for name, weights in theirs.named_parameters()}
+    for name, weights in ours.named_parameters():
+        torch.testing.assert_close(weights.grad, wanted[name], rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_prompt_that_members_share_is_computed_once(model: Any) -> None:
+    batch, counts = shared_prompts(silent_first=False), list[int]()
+    hook = model.base_model.embed_tokens.register_forward_hook(lambda _m, given, _o: counts.append(given[0].numel()))
+    hidden_states(model, batch)
+    hook.remove()
+    assert counts == [len(batch.tokens) - 2 * 12 - 1 * 13]
+
+
+def test_only_the_places_before_sampled_tokens_meet_the_vocabulary(model: Any) -> None:
+    batch = batch_of(SHAPES)
+    hidden = hidden_states(model, batch)
+    assert hidden.shape == (len(batch.sampled), model.config.hidden_size)
+    assert len(batch.sampled) == sum(length for shape in SHAPES for length in shape[1::2]) < len(batch.tokens)
+
+
+def test_a_batch_without_a_sampled_token_has_no_scores(model: Any) -> None:
+    assert [len(part) for part in score(model, batch_of([[2], [4]]), temperature=1.0)] == [0, 0, 0]
+
+
+def test_a_model_comes_back_from_its_folder(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.config._attn_implementation == NAME
+    batch = batch_of(SHAPES)
+    with torch.no_grad():
+        assert torch.equal(score(loaded, batch, temperature=1.0).logp, score(model, batch, temperature=1.0).logp)
+    assert load_model(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no model can be loaded from"):
+        load_model(tmp_path / "nothing")
+
+
+def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
+    """The head's product is taken for logits, so its log-probs would be those of another model."""
+    config = GraniteConfig(
+        vocab_size=40, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, logits_scaling=8.0, pad_token_id=0, initializer_range=2.0,
+    )  # fmt: skip
+    GraniteForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="scales or caps its logits"):
+        load_model(tmp_path)

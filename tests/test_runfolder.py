@@ -1,0 +1,147 @@
+"""Run folders: never overwritten, never shared, and readable whatever instant a run was killed at."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import Config, load_config
+from agentrl.errors import ConfigError, RunFolderError
+from agentrl.runfolder import RunFolder, checkpoints, read_config, read_jsonl
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load_config(overrides=[f"run.dir={tmp_path / 'runs'}", "run.name=it", 'env.args.word="a \\"b\\""'])
+
+
+def test_new_folder_holds_config_and_versions(config: Config, tmp_path: Path) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        assert folder.path == tmp_path / "runs" / "it"
+        text = (folder.path / "config.toml").read_text()
+    assert "[versions]" in text and f'"{sys.version.split()[0]}"' in text
+    assert read_config(folder.path) == config
+    assert not [path.name for path in folder.path.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_taken_name_is_an_error_or_gets_a_number(config: Config, tmp_path: Path) -> None:
+    RunFolder.create(config, numbered=False).close()
+    before = (tmp_path / "runs" / "it" / "config.toml").read_bytes()
+    with pytest.raises(RunFolderError, match="exists already: choose another --name, or go on with --resume"):
+        RunFolder.create(config, numbered=False)
+    for number in (2, 3):
+        with RunFolder.create(config, numbered=True) as folder:
+            assert folder.path.name == f"it-{number}"
+    assert (tmp_path / "runs" / "it" / "config.toml").read_bytes() == before
+
+
+def test_folder_that_holds_other_things_is_left_alone(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "it").mkdir(parents=True)
+    (tmp_path / "runs" / "it" / "mine.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="exists already"):
+        RunFolder.create(config, numbered=False)
+    assert [path.name for path in (tmp_path / "runs" / "it").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("place", ["file", "file/deeper"])
+def test_parent_that_is_a_file(tmp_path: Path, place: str, numbered: bool) -> None:
+    (tmp_path / "file").write_text("")
+    config = load_config(overrides=[f"run.dir={tmp_path / place}"])
+    with pytest.raises(RunFolderError, match="can't be made: Not a directory"):
+        RunFolder.create(config, numbered=numbered)
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_name_that_is_too_long(tmp_path: Path, numbered: bool) -> None:
+    config = load_config(overrides=[f"run.dir={tmp_path}", f"run.name={'a' * 300}"])
+    with pytest.raises(RunFolderError, match="can't be made: File name too long"):
+        RunFolder.create(config, numbered=numbered)
+    assert not list(tmp_path.iterdir())
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from agentrl.runfolder import RunFolder
+folder, _ = RunFolder.resume(Path(sys.argv[1]))
+folder.append("metrics.jsonl", {"step": 1})
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_folder_in_use_names_the_process(config: Config) -> None:
+    RunFolder.create(config, numbered=False).close()
+    path = Path(config.run.dir) / "it"
+    command = [sys.executable, "-c", HOLD, str(path)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout and holder.stdout.readline() == "held\n"
+    with pytest.raises(RunFolderError, match=f"is in use by process {holder.pid}: "):
+        RunFolder.resume(path)
+    assert read_jsonl(path / "metrics.jsonl") == [{"step": 1}]
+    holder.kill()  # a lock dies with its process, however it dies
+    holder.communicate()
+    folder, again = RunFolder.resume(path)
+    with folder:
+        assert again == config
+        with pytest.raises(RunFolderError, match=f"is in use by process {os.getpid()}"):
+            RunFolder.resume(path)
+
+
+def test_partial_last_line_is_dropped(config: Config) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        assert read_jsonl(folder.path / "metrics.jsonl") == []
+        for step in range(4):
+            folder.append("metrics.jsonl", {"step": step, "loss": 0.1 * step})
+        rows = read_jsonl(folder.path / "metrics.jsonl")
+        with (folder.path / "metrics.jsonl").open("a") as stream:
+            stream.write('{"step": 4, "lo')
+        assert read_jsonl(folder.path / "metrics.jsonl") == rows
+        folder.truncate("metrics.jsonl", after=2)
+        folder.truncate("evals.jsonl", after=2)
+        folder.append("metrics.jsonl", {"step": 3})
+        assert read_jsonl(folder.path / "metrics.jsonl") == [*rows[:3], {"step": 3}]
+        assert not (folder.path / "evals.jsonl").exists()
+        folder.truncate("metrics.jsonl", after=-1)
+        assert (folder.path / "metrics.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("cut", range(1, 30, 7))
+def test_any_prefix_of_a_file_can_be_read(tmp_path: Path, cut: int) -> None:
+    lines = [json.dumps({"step": step, "text": "é\u2028\n"}) + "\n" for step in range(2)]
+    (tmp_path / "it.jsonl").write_bytes("".join(lines).encode()[:-cut])
+    assert [row["step"] for row in read_jsonl(tmp_path / "it.jsonl")] == [0]
+
+
+def test_no_run_names_the_nearest(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunFolderError, match="there are none yet"):
+        RunFolder.resume(Path("runs/it"))
+    RunFolder.create(config, numbered=False).close()
+    for wrong in ("runs/ti", "it", "runs/it/episodes", "/runs/it"):
+        with pytest.raises(RunFolderError, match=r"(did you mean 'runs/it'|choose one of runs/it)"):
+            RunFolder.resume(Path(wrong))
+    assert not (tmp_path / "it").exists()
+
+
+def test_config_of_a_newer_version_is_refused(config: Config) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        with (folder.path / "config.toml").open("a") as stream:
+            stream.write("[magic]\nwand = 1\n")
+        with pytest.raises(ConfigError, match="unknown setting 'magic'"):
+            read_config(folder.path)
+
+
+def test_checkpoints_are_in_order_of_their_steps(config: Config) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        assert checkpoints(folder.path) == []
+        for step in (20, 3, 1000001, 999999):
+            folder.checkpoint(step).mkdir(parents=True)
+        (folder.path / "checkpoints" / ".step-000030.tmp").mkdir()
+        (folder.path / "checkpoints" / "notes").mkdir()
+        assert checkpoints(folder.path) == [folder.checkpoint(step) for step in (3, 20, 999999, 1000001)]
+        assert folder.episodes(7).name == "step-000007.jsonl.zst"

@@ -1,0 +1,143 @@
+"""Ctrl-C at any moment: exit code 130, a line that tells how to go on, a run that can, and nothing left behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agentrl.runfolder import checkpoints, read_jsonl
+
+from .conftest import Command, Server, Train, state_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """When to interrupt, and the settings that make that moment long enough to be met."""
+
+    ready: Callable[[Path], bool]
+    settings: dict[str, str]
+    pause_s: float = 0.0
+
+
+def lines(path: Path) -> int:
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+MOMENTS = {
+    "making the folder": Moment(ready=lambda run: (run / "config.toml").exists(), settings={}),
+    "oracle episodes": Moment(
+        ready=lambda run: (run / "config.toml").exists(),
+        settings={"sft.steps": "1", "sft.tasks": "4000", "env.id": "agentrl/Arithmetic-v0"},
+        pause_s=1.0,
+    ),
+    "warm start": Moment(
+        ready=lambda run: (run / "config.toml").exists(),
+        settings={"sft.steps": "100000", "sft.tasks": "2", "env.id": "agentrl/Arithmetic-v0"},
+        pause_s=3.0,
+    ),
+    "saving": Moment(ready=lambda run: any(run.glob("checkpoints/.step-*.tmp")), settings={}),
+    "evaluation": Moment(ready=lambda run: bool(checkpoints(run)), settings={"eval.tasks": "4000"}, pause_s=0.3),
+    "training": Moment(
+        ready=lambda run: lines(run / "metrics.jsonl") >= 2, settings={"optim.steps": "4000", "save.every": "0"}
+    ),
+    "later saving": Moment(
+        ready=lambda run: lines(run / "metrics.jsonl") >= 2 and any(run.glob("checkpoints/.step-*.tmp")),
+        settings={"optim.steps": "4000", "save.every": "1"},
+    ),
+}
+
+
+def shorten(run: Path) -> None:
+    """Leave little to do for whoever resumes."""
+    text = (run / "config.toml").read_text()
+    for section, key, value in (("sft", "steps", 2), ("sft", "tasks", 2), ("eval", "tasks", 2)):
+        text = re.sub(rf"(\[{section}\][^\[]*?\b{key} = )\d\d\d+", rf"\g<1>{value}", text)
+    saved = checkpoints(run)
+    steps = int(saved[-1].name.removeprefix("step-")) + 1 if saved else 0
+    (run / "config.toml").write_text(re.sub(r"(\[optim\]\nsteps = )\d+", rf"\g<1>{steps}", text))
+
+
+def check_ended(command: Command, left: set[int], name: str) -> None:
+    assert command.wait() == 130, command.err
+    assert "Traceback" not in command.err and "Exception" not in command.err, command.err
+    assert command.err.splitlines()[-1].startswith("agentrl: stopped"), command.err
+    assert command.err.splitlines()[-1].endswith(f"; go on with: agentrl train --resume runs/{name}")
+    end = time.monotonic() + 5
+    while alive := [pid for pid in left if state_of(pid) not in ("", "Z")]:
+        assert time.monotonic() < end, f"left behind: {alive}"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_interrupted_run_can_go_on(train: Train, server: Server, tmp_path: Path, name: str) -> None:
+    moment = MOMENTS[name]
+    run = tmp_path / "runs" / "r"
+    command = train("r", "optim.steps=3", *(f"{key}={value}" for key, value in moment.settings.items()))
+    command.until(lambda: moment.ready(run))
+    time.sleep(moment.pause_s)
+    left = command.descendants()
+    os.killpg(command.pid, signal.SIGINT)  # as a terminal does: to the sandbox's processes too
+    check_ended(command, left, "r")
+    assert (run / "report.html").exists()
+    rows = read_jsonl(run / "metrics.jsonl")
+    saved = checkpoints(run)
+    if rows:
+        assert saved[-1].name == f"step-{rows[-1]['step']:06d}", "no finished step is lost"
+    shorten(run)
+    resumed = server.start(tmp_path, "train", "--resume", "runs/r")
+    assert resumed.wait() == 0, resumed.err
+    rows = read_jsonl(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.02, 0.2])
+def test_impatience_changes_nothing(train: Train, tmp_path: Path, wait_s: float) -> None:
+    run = tmp_path / "runs" / "r"
+    command = train("r", "optim.steps=4000")
+    command.until(lambda: lines(run / "metrics.jsonl") >= 1)
+    left = command.descendants()
+    for _ in range(5):
+        if command.running:
+            os.killpg(command.pid, signal.SIGINT)
+        time.sleep(wait_s)
+    check_ended(command, left, "r")
+    assert checkpoints(run) and (run / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pause_s", [0.3, 1.0])
+def test_interrupted_imports_leave_nothing(tmp_path: Path, pause_s: float) -> None:
+    # The command line's own module is in: from here on it is agentrl that answers for an interrupt.
+    code = "import sys, agentrl.cli; print('in', flush=True); sys.exit(agentrl.cli.main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "train", "--preset", "quickstart"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout and process.stdout.readline() == "in\n"
+    time.sleep(pause_s)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "agentrl: interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_interrupted_evaluation_ends_quietly(server: Server, warm: Path, tmp_path: Path) -> None:
+    command = server.start(tmp_path, "eval", str(warm), "--tasks", "3000", "--set", "rollout.concurrency=8")
+    command.until(lambda: bool(command.descendants()))
+    time.sleep(0.5)
+    left = command.descendants()
+    os.killpg(command.pid, signal.SIGINT)
+    assert command.wait() == 130
+    assert command.err == "agentrl: interrupted\n"
+    time.sleep(1)
+    assert not [pid for pid in left if state_of(pid) not in ("", "Z")]

@@ -1,0 +1,113 @@
+"""The warm start: it learns the gold player's tokens and nothing else, and refuses what it must not learn."""
+
+import asyncio
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.errors import ConfigError, InvariantError
+from agentrl.evaluate import evaluate
+from agentrl.sft import SftStep, oracle_episodes, warm_start
+from agentrl.types import Group, flatten
+
+from .conftest import Make, Small
+
+TAUGHT = ("env.args.tooled=true", "rollout.turn_tokens=40", "sft.steps=12", "sft.episodes=4", "sft.lr=3e-3")
+
+
+def oracle(run: Small) -> tuple[Group, ...]:
+    return asyncio.run(oracle_episodes(run.config, run.parts, run.players))
+
+
+def test_gold_is_played_in_the_real_environment(small: Make) -> None:
+    run = small(*TAUGHT)
+    groups = oracle(run)
+    assert len(groups) == 6, "each of a finite set's tasks once, however many are asked for"
+    for episode in flatten(groups):
+        assert (episode.ret, len(episode.tool_runs), len(episode.sampled)) == (1.0, 1, 2)
+        word = episode.task_id.removeprefix("train:")
+        said = [run.parts.renderer.text(part.token_ids) for part in episode.sampled]
+        assert said == [f"```python\n{word}\n```", word.upper()]
+        assert {part.token_ids[-1] for part in episode.sampled} == {run.parts.tokenizer.eos_token_id}
+
+
+def test_likelihood_rises_and_only_gold_tokens_are_learned(small: Make, reference: Any) -> None:
+    run = small(*TAUGHT, "sft.episodes=6", "sft.steps=60")
+    groups = oracle(run)
+    steps: list[SftStep] = []
+    assert warm_start(run.config, run.parts, groups, steps.append) == 60
+    assert [one.step for one in steps] == list(range(1, 61))
+    losses: list[torch.Tensor] = []
+    for episode in flatten(groups):
+        tokens = torch.tensor(episode.token_ids)
+        gold = [segment.source == "policy" for segment in episode.segments for _ in segment.token_ids]
+        places = torch.nonzero(torch.tensor(gold))[:, 0]
+        with torch.no_grad():
+            logp = torch.log_softmax(reference(tokens[None]).logits[0], dim=-1)
+        losses.append(-logp[places - 1, tokens[places]])
+    assert steps[0].loss == pytest.approx(float(torch.cat(losses).mean()), rel=1e-4), "the mean over gold tokens"
+    assert steps[-1].loss < 0.1 * steps[0].loss
+    assert steps[-1].likelihood > steps[0].likelihood
+    assert 0.0 <= steps[-1].likelihood <= 1.0
+
+
+def test_it_stops_when_it_is_good_enough(small: Make) -> None:
+    run = small(*TAUGHT, "sft.steps=500", "sft.stop_at=0.05")
+    steps: list[SftStep] = []
+    count = warm_start(run.config, run.parts, oracle(run), steps.append)
+    assert count == len(steps) < 500
+    assert steps[-1].likelihood >= 0.05 > steps[-2].likelihood
+
+
+def test_packs_change_nothing(small: Make) -> None:
+    seen: list[SftStep] = []
+    for budget in (160, 100_000):
+        run = small(*TAUGHT, "sft.steps=3", f"optim.max_tokens={budget}")
+        warm_start(run.config, run.parts, oracle(run), seen.append)
+    for one, other in zip(seen[:3], seen[3:], strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("tooled", ["true", "false"])
+def test_no_gold_player_is_a_mistake_in_the_settings(small: Make, tooled: str) -> None:
+    run = small("env.args.player=none", f"env.args.tooled={tooled}")
+    with pytest.raises(ConfigError, match=r"has no gold player: set sft\.steps=0, or give it a gold method"):
+        oracle(run)
+
+
+def test_gold_that_is_wrong_is_not_taught(small: Make) -> None:
+    with pytest.raises(InvariantError, match="the gold player scores 0 of 1 on task 'train:ab'"):
+        oracle(small(*TAUGHT, "env.args.player=bad"))
+
+
+def test_gold_that_is_cut_off_is_not_taught(small: Make) -> None:
+    with pytest.raises(InvariantError, match=r"rollout\.turn_tokens or rollout\.episode_tokens cut it off"):
+        oracle(small(*TAUGHT, "rollout.turn_tokens=3", "env.args.max_turns=1"))
+
+
+def test_evaluation_depends_on_its_seed_alone(small: Make) -> None:
+    run = small("eval.tasks=5", "eval.attempts=3", split="test")
+
+    def play(seed: int) -> Any:
+        return asyncio.run(evaluate(run.players, run.parts.engine, run.config.eval, seed=seed, turn_tokens=9))
+
+    (one, first), (two, second), (_, third) = play(3), play(3), play(4)
+    assert one == two and (one.tasks, one.attempts) == (5, 3)
+    tokens = [[episode.token_ids for episode in episodes] for episodes in (first, second, third)]
+    assert tokens[0] == tokens[1] != tokens[2]
+    assert [episode.task_id for episode in first[::3]] == [f"test:{word}" for word in ("kl", "ij", "gh", "ef", "cd")]
+    assert len({episode.token_ids for episode in first[:3]}) > 1, "attempts are sampled anew"
+
+
+def test_greedy_evaluation_needs_no_seed(small: Make) -> None:
+    run = small("eval.temperature=0", "eval.tasks=100", split="test")
+    before = copy.deepcopy(run.parts.model.state_dict())
+    plays = [
+        asyncio.run(evaluate(run.players, run.parts.engine, run.config.eval, seed=seed, turn_tokens=9))
+        for seed in (1, 2)
+    ]
+    assert [one.token_ids for one in plays[0][1]] == [one.token_ids for one in plays[1][1]]
+    assert plays[0][0].tasks == 6, "no more tasks than there are"
+    assert all(torch.equal(weights, before[name]) for name, weights in run.parts.model.state_dict().items())

@@ -1,0 +1,124 @@
+"""A whole run: what is in its folder fits together, and a run that was killed ends as one that was not."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentrl.records import read_episodes
+from agentrl.runfolder import checkpoints, read_config, read_jsonl
+
+from .conftest import Server, Train
+
+
+def rows_of(run: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """The rows without the times."""
+    rows = read_jsonl(run / file)
+    return [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows]
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(checkpoints(run)[-1] / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_run_folder_fits_together(train: Train, server: Server, tmp_path: Path) -> None:
+    command = train("one")
+    assert command.wait() == 0, command.err
+    run = tmp_path / "runs" / "one"
+    assert command.out == "runs/one\n"
+    assert "Traceback" not in command.err and "shards" not in command.err
+    rows = read_jsonl(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert [row["step"] for row in read_jsonl(run / "evals.jsonl")] == [0, 2, 4]
+    assert [path.name for path in checkpoints(run)] == ["step-000000", "step-000002", "step-000004"]
+    assert (run / "report.html").stat().st_size > 1000
+    assert all(row["reward_mean"] > 0 and row["grad_norm"] > 0 for row in rows), "it must learn, or nothing is tested"
+    for row in rows:
+        records = list(read_episodes(run / "episodes" / f"step-{row['step']:06d}.jsonl.zst"))
+        assert len(records) == row["episodes"] == 6
+        assert sum(record.trajectory.n_sampled for record in records) == row["sampled_tokens"]
+        assert sum(len(record.trajectory.token_ids) for record in records) == row["tokens"]
+        assert sum(record.trajectory.ret for record in records) == pytest.approx(6 * row["reward_mean"])
+        credit = [abs(one) for record in records for one in record.advantages or ()]
+        assert len(credit) == row["sampled_tokens"]
+        assert sum(credit) / len(credit) == pytest.approx(row["advantage_abs"], abs=1e-6)
+        assert {part.version for record in records for part in record.trajectory.sampled} == {row["step"] - 1}
+        assert row["logp_diff_max"] < 1e-4
+    model = AutoModelForCausalLM.from_pretrained(checkpoints(run)[-1])
+    tokenizer = AutoTokenizer.from_pretrained(checkpoints(run)[-1])
+    assert model.config.vocab_size == len(tokenizer) and tokenizer.chat_template
+
+    shown = server.start(tmp_path, "eval", "runs/one", "--json", "--tasks", "4", "--attempts", "2", "--out", "e.jsonl")
+    assert shown.wait() == 0, shown.err
+    result = json.loads(shown.out)
+    assert (result["tasks"], result["attempts"], set(result["pass_at"])) == (4, 2, {"1", "2"})
+    assert len(list(read_episodes(tmp_path / "e.jsonl"))) == 8
+    again = server.start(tmp_path, "eval", str(checkpoints(run)[-1]), "--json", "--tasks", "4", "--attempts", "2")
+    assert again.wait() == 0, again.err
+    assert json.loads(again.out) == result
+    plain = server.start(
+        tmp_path, "eval", str(checkpoints(run)[-1]), "--preset", "quickstart", "--greedy", "--tasks", "2"
+    )
+    assert plain.wait() == 2 and "use --set instead" in plain.err
+    os.rename(checkpoints(run)[-1], tmp_path / "model")
+    settings = ["--set", "rollout.turn_tokens=24", "--set", "rollout.episode_tokens=128"]
+    plain = server.start(tmp_path, "eval", "model", "--preset", "quickstart", "--greedy", "--tasks", "2", *settings)
+    assert plain.wait() == 0, plain.err
+    assert plain.out == "" and plain.err.startswith("model: success")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [1, 3])
+def test_killed_and_resumed_run_ends_in_the_same_bytes(
+    train: Train, server: Server, tmp_path: Path, lines: int
+) -> None:
+    whole = train("whole")
+    assert whole.wait() == 0, whole.err
+    command = train("killed")
+    metrics = tmp_path / "runs" / "killed" / "metrics.jsonl"
+    command.until(lambda: metrics.exists() and metrics.read_text().count("\n") >= lines)
+    os.kill(command.pid, signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    with metrics.open("a") as stream:
+        stream.write('{"step": 4, "half a')
+    resumed = server.start(tmp_path, "train", "--resume", "runs/killed")
+    assert resumed.wait() == 0, resumed.err
+    one, other = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
+    assert read_config(one).model_dump(exclude={"run"}) == read_config(other).model_dump(exclude={"run"})
+    assert rows_of(one) == rows_of(other)
+    assert rows_of(one, "evals.jsonl") == rows_of(other, "evals.jsonl")
+    before, after = weights_of(one), weights_of(other)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_evaluation_that_was_cut_off_is_made_up_for(train: Train, server: Server, tmp_path: Path) -> None:
+    command = train("cut", "optim.steps=0", "eval.tasks=3000")
+    run = tmp_path / "runs" / "cut"
+    command.until(lambda: bool(checkpoints(run)))
+    os.kill(command.pid, signal.SIGKILL)
+    command.wait()
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace("tasks = 3000", "tasks = 2"))
+    resumed = server.start(tmp_path, "train", "--resume", "runs/cut")
+    assert resumed.wait() == 0, resumed.err
+    assert [(row["step"], row["tasks"]) for row in read_jsonl(run / "evals.jsonl")] == [(0, 2)]
+
+
+def test_side_by_side_episodes_change_no_token(train: Train, tmp_path: Path) -> None:
+    # Which episodes share a forward pass depends on how long tools took, and so does the last bit of a log-prob.
+    commands = [train(name, "rollout.concurrency=6") for name in ("one", "other")]
+    for command in commands:
+        assert command.wait() == 0, command.err
+    one, other = (tmp_path / "runs" / name for name in ("one", "other"))
+    for mine, theirs in zip(rows_of(one), rows_of(other), strict=True):
+        for key in ("sampled_tokens", "tokens", "reward_mean", "tool_calls"):
+            assert mine[key] == theirs[key]
+        assert mine["entropy"] == pytest.approx(theirs["entropy"], abs=1e-4)
+    before, after = weights_of(one), weights_of(other)
+    assert max(float((before[name] - after[name]).abs().max()) for name in before) < 1e-4
