@@ -30,6 +30,7 @@ EXAMPLES = """examples:
   end_to_end.py                            both workloads against TRL (the first time TRL is installed: minutes)
   end_to_end.py --workload ragged          one of them
   end_to_end.py --quick --without-trl      does it still run? seconds
+  end_to_end.py --threads 1                steadier where others use the machine as well
   end_to_end.py --steps 20 --json out.json more batches, and where to write the numbers
 """
 Played = dict[str, list[Step]]
@@ -243,7 +244,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=1, help="batches before those, left out (default 1)")
     parser.add_argument("--group-size", type=int, default=8, help="episodes per prompt (default 8)")
     parser.add_argument("--updates", type=int, default=2, help="optimizer updates per rollout batch (default 2)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of PyTorch, on both sides")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of PyTorch, on both sides (default: all)"
+    )
     parser.add_argument("--quick", action="store_true", help="few and short episodes: a test that all runs, no timing")
     parser.add_argument("--without-trl", action="store_true", help="our side alone; nothing is installed")
     parser.add_argument("--venv", type=Path, default=DEFAULT_VENV, help=f"where TRL lives (default {DEFAULT_VENV})")
