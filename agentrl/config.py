@@ -136,6 +136,8 @@ class OptimSettings(_Section):
     """Learning rate (trainer)."""
     warmup: Annotated[int, Field(ge=0)] = 0
     """Updates over which the learning rate rises from 0 (trainer)."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Whether the learning rate stays, or falls to 0 at the last update (trainer)."""
     betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.95)
     """Of AdamW (trainer)."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0

@@ -17,7 +17,7 @@ from agentrl.algos.head import token_energy
 from agentrl.algos.ratios import behaviour_weights
 from agentrl.assemble import Parts, pick_tasks
 from agentrl.batch import Batch, whole
-from agentrl.config import Config
+from agentrl.config import Config, OptimSettings
 from agentrl.engines.base import Sampling
 from agentrl.errors import ConfigError
 from agentrl.invariants import (
@@ -209,7 +209,7 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self.config.optim.max_grad_norm)
         self.updates += 1
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.optim.lr * min(1.0, self.updates / max(1, self.config.optim.warmup))
+            group["lr"] = learning_rate(self.config.optim, self.updates)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._checked = True
@@ -221,6 +221,15 @@ class Trainer:
     def _stats(self, pack: Batch) -> tuple[Tensor, Tensor, Tensor]:
         stats = score(self._parts.model, pack.to(self._parts.model.device), temperature=self.config.rollout.temperature)
         return stats.logp, stats.entropy, stats.sum_sq
+
+
+def learning_rate(optim: OptimSettings, update: int) -> float:
+    """The rate of an update, counting from 1."""
+    rate = optim.lr * min(1.0, update / max(1, optim.warmup))
+    if optim.schedule == "linear":
+        total = optim.steps * optim.epochs * optim.minibatches
+        rate *= max(0.0, 1 - (update - 1) / total)
+    return rate
 
 
 def check_training_config(config: Config) -> None:

@@ -1,5 +1,4 @@
 import math
-import time
 
 import pytest
 import torch
@@ -306,17 +305,3 @@ def test_a_config_is_checked_before_anything_is_sampled():
         algos.check_options("loss", "ctpo", {"clip_low": "wide"})
     with pytest.raises(ConfigError, match="max_tokens"):
         algos.check_options("loss", "ctpo", {"aggregate": "token_sum_const"})
-
-
-@pytest.mark.slow
-def test_four_million_tokens_take_under_a_second():
-    lengths = torch.randint(0, 1900, (4096,))
-    lengths[-1] = 4_000_000 - lengths[:-1].sum()
-    starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    rewards, energy, group = torch.zeros(4_000_000), torch.rand(4_000_000), torch.arange(4096) % 512
-    seconds = []
-    while len(seconds) < 6 and min(seconds, default=1.0) >= 1.0:  # a busy machine gets several tries
-        begin = time.perf_counter()
-        otb(rewards, energy, starts, group)
-        seconds.append(time.perf_counter() - begin)
-    assert min(seconds) < 1.0
