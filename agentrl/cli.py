@@ -1,4 +1,4 @@
-"""The command line: ``agentrl train | sft | eval | list | report``.
+"""The command line: ``agentrl train | sft | eval | list | check-env | report``.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 what was
 asked for is not there, 130 interrupted.
@@ -9,6 +9,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ _EVAL = """examples:
 _LIST = """examples:
   agentrl list
   agentrl list --json
+"""
+_CHECK = """examples:
+  agentrl check-env agentrl/Arithmetic-v0
+  agentrl check-env my_package:me/Trivia-v0 --json
 """
 _REPORT = """examples:
   agentrl report runs/quickstart
@@ -84,8 +89,11 @@ def _parser() -> argparse.ArgumentParser:
     sft = _command(commands, "sft", _sft, "the warm start alone: learn oracle episodes", _SFT)
     _config_arguments(sft)
     _eval_arguments(_command(commands, "eval", _eval, "evaluate a run, a checkpoint or a model", _EVAL))
-    listing = _command(commands, "list", _list, "list environments, presets and algorithms", _LIST)
+    listing = _command(commands, "list", _list, "list environments and presets", _LIST)
     listing.add_argument("--json", action="store_true", help="write JSON")
+    check = _command(commands, "check-env", _check, "check that an environment keeps its contract", _CHECK)
+    check.add_argument("env", metavar="ID", help="an environment's id; 'agentrl list' names them")
+    check.add_argument("--json", action="store_true", help="write JSON")
     report = _command(commands, "report", _report, "write a run's report.html anew", _REPORT)
     report.add_argument("path", metavar="RUN", type=Path, help="a run folder")
     return parser
@@ -217,6 +225,14 @@ def _list(arguments: argparse.Namespace) -> int:
         for name in names:
             print(f"  {name}")
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from agentrl.checker import check_env
+
+    found = check_env(arguments.env)
+    print(json.dumps({"ok": found.ok, **asdict(found)}) if arguments.json else found)
+    return 0 if found.ok else 1
 
 
 def _report(arguments: argparse.Namespace) -> int:

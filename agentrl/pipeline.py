@@ -4,7 +4,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -80,7 +80,8 @@ def _finish(
         run: _Run | None = None
         try:
             run = _Run(config, display, folder, parts, stack)
-            asyncio.run(run.go(last, sft_only=sft_only))
+            ending.callback(_restore_interrupts())
+            asyncio.run(_until_interrupted(run.go(last, sft_only=sft_only)))
         except (KeyboardInterrupt, asyncio.CancelledError):
             ending.enter_context(_uninterrupted())
             if run is not None:
@@ -92,6 +93,29 @@ def _finish(
             write_report(folder.path)
     display.say(f"report: {(folder.path / 'report.html').resolve()}")
     return folder.path
+
+
+def _restore_interrupts() -> Callable[[], object]:
+    """What sets the handling of Ctrl-C back to what it is now."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    before = signal.getsignal(signal.SIGINT)
+    return lambda: signal.signal(signal.SIGINT, before)
+
+
+async def _until_interrupted(work: Coroutine[object, object, None]) -> None:
+    """Cancel ``work`` at the first Ctrl-C and let further ones wait: asyncio's own way breaks off at the second."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        task.cancel()
+        loop.call_soon_threadsafe(lambda: None)  # wakes the loop from its wait
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, stop)
+    await work
 
 
 @contextmanager

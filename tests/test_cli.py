@@ -34,7 +34,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return err.removeprefix("agentrl: ").strip()
 
 
-@pytest.mark.parametrize("command", ["train", "sft", "eval", "list", "report"])
+@pytest.mark.parametrize("command", ["train", "sft", "eval", "list", "check-env", "report"])
 def test_help_has_examples_of_the_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
@@ -48,7 +48,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out
-    assert all(f"\n    {command} " in shown for command in ("train", "sft", "eval", "list", "report"))
+    assert all(f"\n    {command}" in shown for command in ("train", "sft", "eval", "list", "check-env", "report"))
     assert "examples:\n  agentrl train --preset quickstart" in shown
 
 
@@ -192,3 +192,11 @@ def test_module_runs_as_a_program_too(here: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "agentrl: there is no run in 'runs/none'; there are none yet\n"
+
+
+def test_check_env_reports_and_sets_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-env", "agentrl/Arithmetic-v0"]) == 0
+    assert capsys.readouterr().out == "no findings\n"
+    assert main(["check-env", "agentrl/Arithmetic-v0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "findings": [], "skipped": []}
+    assert "did you mean 'agentrl/Arithmetic-v0'?" in refused(capsys, "check-env", "agentrl/Arithmetik-v0")

@@ -166,7 +166,7 @@ def test_only_sampled_tokens_have_a_gradient_at_the_logits(played: Played, model
     assert torch.count_nonzero(logits.grad[~predicts]) == 0, "prompt, template and tool tokens: exactly zero"
     trained = (logits.grad[batch.sampled - 1] != 0).any(1)
     # Where one member is left of its group and all its reward is behind it, nothing is there to learn.
-    assert torch.equal(trained, advantages != 0) and trained.float().mean() > 0.5
+    assert torch.equal(trained, advantages != 0) and trained.any()
 
 
 def test_the_trainers_own_scoring_gives_that_loss_and_that_gradient(played: Played, model: Any) -> None:

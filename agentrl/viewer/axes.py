@@ -47,6 +47,8 @@ class Frame:
 def ticks(low: float, high: float, about: int) -> list[float]:
     """Round values within ``low`` to ``high``, about so many: 1, 2 or 5 times a power of ten apart.
 
+    Where no round value lies within, there is one tick in the middle.
+
     Example:
         >>> ticks(0, 1, 5)
         [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -54,7 +56,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     apart = _apart(low, high, about)
     first, last = math.ceil(low / apart - 1e-9), math.floor(high / apart + 1e-9)
     digits = max(0, 1 - math.floor(math.log10(apart)))
-    return [round(at * apart, digits) for at in range(first, last + 1)]
+    return [round(at * apart, digits) for at in range(first, last + 1)] or [(low + high) / 2]
 
 
 def span(values: Sequence[float]) -> tuple[float, float]:
