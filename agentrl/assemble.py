@@ -85,7 +85,7 @@ def make_collector(config: Config, renderer: Renderer, *, split: str) -> Collect
         config.env.id,
         {**config.env.args, "split": split},
         renderer,
-        limits=Limits(episode_tokens=rollout.episode_tokens, turn_tokens=rollout.turn_tokens),
+        limits=Limits(episode_tokens=rollout.episode_tokens),
         concurrency=rollout.concurrency,
         max_fault_rate=rollout.max_fault_rate,
     )

@@ -57,8 +57,6 @@ class Limits:
 
     episode_tokens: int
     """Most tokens of an episode, prompt and tool output included."""
-    turn_tokens: int
-    """Most sampled tokens of one turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

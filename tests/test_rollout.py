@@ -147,7 +147,7 @@ def make_collector(renderer: Renderer) -> Generator[Callable[..., Collector]]:
 
     def make(*, tokens: int = 2000, **options: Any) -> Collector:
         env_args = {"max_turns": options.pop("max_turns", 4)}
-        limits = Limits(episode_tokens=tokens, turn_tokens=60)
+        limits = Limits(episode_tokens=tokens)
         made.append(Collector("tests/Sums-v0", env_args, renderer, limits=limits, **options))
         return made[-1]
 

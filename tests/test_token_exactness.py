@@ -81,7 +81,7 @@ def played(tokenizer: Any, model: Any, one_thread: None) -> Played:
         pytest.skip(str(error))
     renderer = Renderer(tokenizer)
     cast = SometimesGold(TransformersEngine(model, slots=4), renderer)
-    limits = Limits(episode_tokens=1500, turn_tokens=20)
+    limits = Limits(episode_tokens=1500)
     collector = Collector("agentrl/Arithmetic-v0", {"level": 4}, renderer, limits=limits, concurrency=1)
     task = collector.env.task_set[0].id
     members = [[EpisodeSpec(task_id=task, seed=seed) for seed in range(GOLD_SEED + 1)]]
