@@ -4,8 +4,8 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Coroutine, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from agentrl.assemble import Parts, assemble, gold_turns, make_collector
@@ -76,14 +76,13 @@ def _check_env(config: Config) -> None:
 def _finish(
     config: Config, display: Display, folder: RunFolder, parts: Parts, last: Path | None, *, sft_only: bool
 ) -> Path:
-    with ExitStack() as ending, ExitStack() as stack:
+    with _Interrupts() as interrupts, ExitStack() as stack:
         run: _Run | None = None
         try:
             run = _Run(config, display, folder, parts, stack)
-            ending.callback(_restore_interrupts())
-            asyncio.run(_until_interrupted(run.go(last, sft_only=sft_only)))
+            asyncio.run(interrupts.cancel(run.go(last, sft_only=sft_only)))
         except (KeyboardInterrupt, asyncio.CancelledError):
-            ending.enter_context(_uninterrupted())
+            interrupts.hold()
             if run is not None:
                 run.save()
             saved = checkpoints(folder.path)
@@ -95,40 +94,39 @@ def _finish(
     return folder.path
 
 
-def _restore_interrupts() -> Callable[[], object]:
-    """What sets the handling of Ctrl-C back to what it is now."""
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
-    before = signal.getsignal(signal.SIGINT)
-    return lambda: signal.signal(signal.SIGINT, before)
+class _Interrupts:
+    """Ctrl-C during a run: the first cancels the work, further ones wait for what is left to do.
 
+    Python can set signals in its main thread only; elsewhere nobody presses Ctrl-C.
+    """
 
-async def _until_interrupted(work: Coroutine[object, object, None]) -> None:
-    """Cancel ``work`` at the first Ctrl-C and let further ones wait: asyncio's own way breaks off at the second."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None
+    def __enter__(self) -> "_Interrupts":
+        self._here = threading.current_thread() is threading.main_thread()
+        self._before = signal.getsignal(signal.SIGINT)
+        return self
 
-    def stop(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        task.cancel()
-        loop.call_soon_threadsafe(lambda: None)  # wakes the loop from its wait
+    def __exit__(self, *_: object) -> None:
+        if self._here:
+            signal.signal(signal.SIGINT, self._before)
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, stop)
-    await work
+    def hold(self) -> None:
+        """Let another Ctrl-C wait: what is left to do is short, and half of it is of no use."""
+        if self._here:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
+    async def cancel(self, work: Coroutine[object, object, None]) -> None:
+        """Cancel ``work`` at the first Ctrl-C: asyncio's own way breaks off at the second."""
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
 
-@contextmanager
-def _uninterrupted() -> Generator[None]:
-    """Let another Ctrl-C wait: what is left to do is short, and half of it is of no use."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+        def stop(*_: object) -> None:
+            self.hold()
+            task.cancel()
+            loop.call_soon_threadsafe(lambda: None)  # wakes the loop from its wait
+
+        if self._here:
+            signal.signal(signal.SIGINT, stop)
+        await work
 
 
 class _Run:

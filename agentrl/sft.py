@@ -75,6 +75,9 @@ def warm_start(
 ) -> int:
     """Train on oracle episodes until ``sft.steps``, or until an episode's likelihood reaches ``sft.stop_at``.
 
+    The learning rate falls to 0 at the last update: a policy that stops half-way with weights still shaking is sure of
+    some mistakes, and what all episodes of a group do alike reinforcement learning can't undo.
+
     Returns:
         The number of updates.
     """
@@ -89,7 +92,7 @@ def warm_start(
             order += torch.randperm(len(batch), generator=generator).tolist()
         rows, order = order[: sft.episodes], order[sft.episodes :]
         for group in optimizer.param_groups:
-            group["lr"] = sft.lr * min(1.0, step / _WARMUP_STEPS)
+            group["lr"] = sft.lr * min(1.0, step / _WARMUP_STEPS) * (1 - (step - 1) / sft.steps)
         nll = _update(config, parts, optimizer, batch.split(config.optim.max_tokens, rows))
         per_episode = nll * float(batch.starts[-1]) / len(batch)
         smooth = per_episode if smooth is None else _SMOOTHING * smooth + (1 - _SMOOTHING) * per_episode

@@ -78,5 +78,5 @@ def test_quickstart_teaches_the_tool(tmp_path: Path) -> None:
     evals = [json.loads(line) for line in (tmp_path / "runs" / "quick" / "evals.jsonl").read_text().splitlines()]
     assert evals[0]["tasks"] == evals[-1]["tasks"] == 200
     assert evals[0]["success"] <= 0.5, "the warm start left nothing to learn"
-    assert evals[-1]["low"] >= evals[0]["high"] + 0.2, "reinforcement learning added little"
+    assert evals[-1]["success"] >= 0.95, "reinforcement learning did not teach the tool"
     assert evals[-1]["tool_calls_mean"] >= 0.95, "the tool was not used"

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -51,6 +52,18 @@ def test_likelihood_rises_and_only_gold_tokens_are_learned(small: Make, referenc
     assert steps[-1].loss < 0.1 * steps[0].loss
     assert steps[-1].likelihood > steps[0].likelihood
     assert 0.0 <= steps[-1].likelihood <= 1.0
+
+
+def test_the_last_updates_are_the_smallest(small: Make) -> None:
+    run = small(*TAUGHT, "sft.steps=40")
+    weights = [torch.nn.utils.parameters_to_vector(run.parts.model.parameters()).detach().clone()]
+
+    def keep(_: SftStep) -> None:
+        weights.append(torch.nn.utils.parameters_to_vector(run.parts.model.parameters()).detach().clone())
+
+    warm_start(run.config, run.parts, oracle(run), keep)
+    moved = [float((after - before).norm()) for before, after in itertools.pairwise(weights)]
+    assert moved[0] < 0.2 * max(moved) and moved[-1] < 0.2 * max(moved), "it warms up and comes to rest"
 
 
 def test_it_stops_when_it_is_good_enough(small: Make) -> None:
