@@ -4,8 +4,9 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from agentrl.assemble import Parts, assemble, gold_turns, make_collector
@@ -80,7 +81,7 @@ def _finish(
         run: _Run | None = None
         try:
             run = _Run(config, display, folder, parts, stack)
-            asyncio.run(interrupts.cancel(run.go(last, sft_only=sft_only)))
+            asyncio.run(interrupts.run(partial(run.go, last, sft_only=sft_only)))
         except (KeyboardInterrupt, asyncio.CancelledError):
             interrupts.hold()
             if run is not None:
@@ -97,12 +98,17 @@ def _finish(
 class _Interrupts:
     """Ctrl-C during a run: the first cancels the work, further ones wait for what is left to do.
 
-    Python can set signals in its main thread only; elsewhere nobody presses Ctrl-C.
+    From the beginning it raises nothing by itself, so that no line is broken off. Python can set signals in its main
+    thread only; elsewhere nobody presses Ctrl-C.
     """
 
     def __enter__(self) -> "_Interrupts":
         self._here = threading.current_thread() is threading.main_thread()
         self._before = signal.getsignal(signal.SIGINT)
+        self._pressed = False
+        self._cancel: Callable[[], object] = lambda: None
+        if self._here:
+            signal.signal(signal.SIGINT, self._press)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,19 +120,24 @@ class _Interrupts:
         if self._here:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    async def cancel(self, work: Coroutine[object, object, None]) -> None:
-        """Cancel ``work`` at the first Ctrl-C: asyncio's own way breaks off at the second."""
+    async def run(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Do ``work`` until the first Ctrl-C: asyncio's own way breaks off at the second."""
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
 
-        def stop(*_: object) -> None:
-            self.hold()
+        def cancel() -> None:
             task.cancel()
             loop.call_soon_threadsafe(lambda: None)  # wakes the loop from its wait
 
-        if self._here:
-            signal.signal(signal.SIGINT, stop)
-        await work
+        self._cancel = cancel
+        if self._pressed:
+            raise asyncio.CancelledError
+        await work()
+
+    def _press(self, *_: object) -> None:
+        self._pressed = True
+        self.hold()
+        self._cancel()
 
 
 class _Run:
