@@ -1,4 +1,4 @@
-"""The command line: ``agentrl train | sft | eval | list | check-env | report``.
+"""The command line: ``agentrl train | sft | eval | list | check-env | report | doctor | sandbox``.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 what was
 asked for is not there, 130 interrupted.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, UsageError
+from agentrl.sandboxes import SandboxError
 
 _TRAIN = """examples:
   agentrl train --preset quickstart
@@ -41,6 +42,14 @@ _CHECK = """examples:
 _REPORT = """examples:
   agentrl report runs/quickstart
 """
+_DOCTOR = """examples:
+  agentrl doctor
+  agentrl doctor --sandbox
+  agentrl doctor --sandbox --json
+"""
+_SANDBOX = """examples:
+  agentrl sandbox build-image
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return arguments.run(arguments)
     except UsageError as error:
         return _fail(error, 2)
-    except AgentRLError as error:
+    except (AgentRLError, SandboxError) as error:
         return _fail(error, 1)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers", "rich", "safetensors", "tokenizers"):
@@ -96,6 +105,13 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="write JSON")
     report = _command(commands, "report", _report, "write a run's report.html anew", _REPORT)
     report.add_argument("path", metavar="RUN", type=Path, help="a run folder")
+    doctor = _command(
+        commands, "doctor", _doctor, "say what works on this machine, and what stands in the way", _DOCTOR
+    )
+    doctor.add_argument("--sandbox", action="store_true", help="look at the sandboxes alone")
+    doctor.add_argument("--json", action="store_true", help="write JSON")
+    sandbox = _command(commands, "sandbox", _sandbox, "prepare the sandboxes of the docker back end", _SANDBOX)
+    sandbox.add_argument("action", choices=["build-image"], help="build the image that the docker back end runs")
     return parser
 
 
@@ -242,6 +258,24 @@ def _report(arguments: argparse.Namespace) -> int:
     if not arguments.path.is_dir():
         read_config(arguments.path)  # names the nearest run
     print(write_report(arguments.path).resolve())
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from agentrl import doctor
+
+    found = doctor.diagnose(sandbox_only=arguments.sandbox, say=lambda text: print(text, file=sys.stderr))
+    if arguments.json:
+        print(json.dumps(found.row()))
+    else:
+        doctor.show(found)
+    return 0 if found.ok else 1
+
+
+def _sandbox(arguments: argparse.Namespace) -> int:
+    from agentrl.sandboxes.docker_image import build_image
+
+    print(build_image())
     return 0
 
 

@@ -11,14 +11,31 @@
 
 from typing import Literal
 
-from agentrl.sandboxes.base import Cell, Files, Limits, Result, Sandbox, SandboxError, SandboxUnavailable, Session
+from agentrl.sandboxes.base import (
+    Cell,
+    Counters,
+    Files,
+    ForkRefused,
+    Health,
+    Limits,
+    Result,
+    Sandbox,
+    SandboxClosed,
+    SandboxError,
+    SandboxUnavailable,
+    Session,
+)
 
 __all__ = [
     "Cell",
+    "Counters",
     "Files",
+    "ForkRefused",
+    "Health",
     "Limits",
     "Result",
     "Sandbox",
+    "SandboxClosed",
     "SandboxError",
     "SandboxUnavailable",
     "Session",
@@ -31,24 +48,43 @@ def open_sandbox(
     *,
     runtime: str | None = None,
     limits: Limits | None = None,
+    ready: int | None = None,
 ) -> Sandbox:
     """Open a sandbox; close it, or use it in a ``with`` statement.
 
     Args:
-        backend: ``local`` isolates with Linux namespaces; ``auto`` takes the best that this machine offers.
-        runtime: Container runtime of the ``docker`` back end, such as ``runsc``.
+        backend: ``local`` isolates with Linux namespaces, ``docker`` with containers; ``auto`` takes the first of them
+            that this machine offers.
+        runtime: Container runtime of the ``docker`` back end, such as ``runsc``; asks for that back end.
         limits: What each session may use.
+        ready: Sessions to keep made in advance; ``None`` lets the back end choose, 0 makes none.
 
     Raises:
         SandboxUnavailable: This machine can't isolate programs that way; the message names the way out.
-        ValueError: There is no such back end.
+        ValueError: There is no such back end, or it has no runtimes, or ``ready`` is negative.
     """
     if backend not in ("auto", "local", "docker"):
         raise ValueError(f"no back end is called {backend!r}; choose auto, local or docker")
-    if backend == "docker":
-        raise SandboxUnavailable("this version has no docker back end yet; use backend='local' or 'auto'")
-    if runtime is not None:
-        raise SandboxUnavailable(f"runtime={runtime!r} belongs to the docker back end, which this version lacks")
+    if runtime is not None and backend == "local":
+        raise ValueError(f"runtime={runtime!r} belongs to the docker back end")
+    limits = limits or Limits()
+    if backend == "docker" or runtime is not None:
+        return _docker(limits, runtime, ready)
     from agentrl.sandboxes.local import LocalSandbox
 
-    return LocalSandbox(limits or Limits())
+    try:
+        return LocalSandbox(limits, ready=ready)
+    except SandboxUnavailable as obstacle:
+        if backend == "local":
+            raise
+        try:
+            return _docker(limits, None, ready)
+        except SandboxUnavailable as other:
+            message = f"no sandbox can be opened here. local: {obstacle}. docker: {other}"
+            raise SandboxUnavailable(message, remedy=obstacle.remedy or other.remedy) from other
+
+
+def _docker(limits: Limits, runtime: str | None, ready: int | None) -> Sandbox:
+    from agentrl.sandboxes.docker import DockerSandbox
+
+    return DockerSandbox(limits, runtime=runtime, ready=ready)

@@ -3,14 +3,16 @@
 ::
 
     SandboxError                the infrastructure failed: never the program's fault, never a reward
-    └── SandboxUnavailable      this machine can't isolate programs this way; the message names the way out
+    ├── SandboxUnavailable      this machine can't isolate programs this way; the message names the way out
+    ├── SandboxClosed           its owner closed it: no fault of anything
+    └── ForkRefused             this session can't be copied as it is now; the session itself goes on
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 Status = Literal["ok", "error", "exit", "timeout", "memory", "output_limit", "killed", "crash"]
 State = Literal["kept", "rolled_back", "lost"]
@@ -24,7 +26,24 @@ class SandboxError(Exception):
 
 
 class SandboxUnavailable(SandboxError):
-    """This machine can't run the back end that was asked for."""
+    """This machine can't run the back end that was asked for.
+
+    Args:
+        message: What stands in the way and how to remove it.
+        remedy: The command that removes it, where there is one.
+    """
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class SandboxClosed(SandboxError):
+    """The session or the sandbox was closed by its owner, before or during the call."""
+
+
+class ForkRefused(SandboxError):
+    """The session can't be copied: the message says what stands in the way. The session itself can go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +148,53 @@ class Cell:
     """The session ends with this cell: ``ok`` also needs exit status 0."""
 
 
+LATENCY_BOUNDS_S: Final = tuple(0.001 * 10 ** (step / 3) for step in range(16))
+"""Upper bounds of the buckets of ``Counters.latency``: three for each power of ten, 1 ms to 100 s [seconds]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What a sandbox has done since it was opened: a copy, which stays as it is."""
+
+    runs: Mapping[Status, int]
+    """Cells and one-shot programs that ended, by status; a status that never came is missing."""
+    faults: int
+    """Calls that raised :class:`SandboxError`, without refused forks and without what its owner closed."""
+    reruns: int
+    """One-shot programs that were run again because their worker died."""
+    queue_s: float
+    """Sum of ``Result.queue_s`` [seconds]."""
+    latency: tuple[int, ...]
+    """Runs by what the caller waited, ``queue_s`` and ``wall_s`` together: bucket i holds those of at most
+    ``LATENCY_BOUNDS_S[i]`` and more than the bound before it; one last bucket holds the rest. [17]"""
+
+    @property
+    def fault_rate(self) -> float:
+        """Faults among all calls, 0 to 1; 0 where there was no call."""
+        calls = self.faults + sum(self.runs.values())
+        return self.faults / calls if calls else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Whether a sandbox can run the next program."""
+
+    ok: bool
+    """It is open and its processes are alive."""
+    backend: str
+    """The back end."""
+    sessions: int
+    """Sessions in use now."""
+    ready: int
+    """Sessions made in advance that wait for a program."""
+    faults: int
+    """``Counters.faults``."""
+    fault_rate: float
+    """``Counters.fault_rate``."""
+    detail: str
+    """What is wrong, or what runs, for people to read."""
+
+
 class Session(ABC):
     """A Python interpreter in a sandbox that keeps its variables and its ``/tmp`` between calls.
 
@@ -159,11 +225,23 @@ class Session(ABC):
         """
 
     @abstractmethod
-    def read_file(self, path: str, max_bytes: int = MIB) -> bytes:
-        """Read the first ``max_bytes`` bytes of a file as the program sees it.
+    def fork(self) -> "Session":
+        """Make a second session that starts as this one is now: its variables and a copy of its ``/tmp``.
+
+        What either does later, the other does not see. Processes that a cell left running stay with this session.
 
         Raises:
-            OSError: There is no such file, or the program may not read it.
+            ForkRefused: The program runs threads, or its ``/tmp`` or its processes leave no room for a copy.
+            SandboxError: The sandbox failed; this session can't be used any more.
+        """
+
+    @abstractmethod
+    def read_file(self, path: str, max_bytes: int = MIB) -> bytes:
+        """Read the first ``max_bytes`` bytes of a regular file as the program sees it.
+
+        Raises:
+            OSError: There is no such file, the program may not read it, its name is a symbolic link (``ELOOP``), or
+                it is no regular file but a folder, pipe, socket or device.
             SandboxError: The sandbox failed.
         """
 
@@ -213,6 +291,14 @@ class Sandbox(ABC):
         Raises:
             SandboxError: The sandbox failed or is closed.
         """
+
+    @abstractmethod
+    def counters(self) -> Counters:
+        """Give what this sandbox has done so far."""
+
+    @abstractmethod
+    def health(self) -> Health:
+        """Say whether this sandbox works, without running a program and without waiting."""
 
     @abstractmethod
     def close(self) -> None:

@@ -4,8 +4,10 @@ Sources: man pages clone(2), unshare(2), mount(2), mount_setattr(2), pivot_root(
 """
 
 import ctypes
+import errno
 import os
 import platform
+import time
 from typing import Final
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -28,6 +30,7 @@ MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 MS_NOEXEC: Final = 8
 MS_BIND: Final = 0x1000
+MS_MOVE: Final = 0x2000
 MS_REC: Final = 0x4000
 MS_PRIVATE: Final = 1 << 18
 _MNT_DETACH: Final = 2
@@ -99,6 +102,57 @@ def clone(flags: int) -> int:
     return _call("clone", flags | _SIGCHLD, 0, 0, *last)
 
 
+def clone_sibling() -> int:
+    """Copy this process, which must have one thread, as a child of its parent.
+
+    Returns:
+        0 in the copy, its process id in the caller.
+
+    Raises:
+        OSError: Too many processes, or descriptors.
+    """
+    caller = os.getpid()
+    reader, writer = os.pipe()
+    try:
+        pid = clone(CLONE_PARENT)
+        if pid == 0:
+            _leave(caller, writer)
+        elif _is_child(pid):
+            # gVisor makes a child: it passes its own child on to pid 1 and ends.
+            pid = int.from_bytes(os.read(reader, 4), "big")
+            if pid == 0:
+                raise OSError(errno.EAGAIN, "clone: the copy could not be copied")
+        return pid
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def _leave(parent: int, writer: int) -> None:
+    """Become no child of ``parent``, where this process is one."""
+    if os.getppid() != parent:
+        return
+    between = os.getpid()
+    try:
+        pid = clone(0)
+    except OSError:
+        pid = -1
+    if pid:
+        os.write(writer, max(pid, 0).to_bytes(4, "big"))
+        os._exit(0)
+    while os.getppid() == between:
+        time.sleep(0.0002)
+
+
+def _is_child(pid: int) -> bool:
+    """Whether this process has such a child; waits until it ends."""
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def write_maps(inside: int, outside_uid: int, outside_gid: int, proc: str = "/proc/self") -> None:
     """Map one user and one group of the parent user namespace into the fresh one that this process is in.
 
@@ -123,6 +177,15 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     packed = [None if part is None else part.encode() for part in (source, target, kind)]
     options = None if data is None else data.encode()
     _checked(_libc.mount(*packed, ctypes.c_ulong(flags), options), f"mount({source} on {target}, {kind})")
+
+
+def unmount(path: str) -> None:
+    """Detach what is mounted on ``path``, at once for those who look and in the end for those who use it.
+
+    Raises:
+        OSError: Nothing is mounted there.
+    """
+    _checked(_libc.umount2(path.encode(), _MNT_DETACH), f"umount2({path})")
 
 
 class _MountAttributes(ctypes.Structure):

@@ -47,11 +47,11 @@ class Config(TypedDict):
     """What goes on to the zygote."""
 
 
-def environment(plan: rootfs.Plan) -> dict[str, str]:
-    """Give the environment variables of the zygote and of every program."""
-    folders = [os.path.dirname(plan["python"]), "/usr/local/bin", "/usr/bin", "/bin"]
+def fixed_environment(python: str) -> dict[str, str]:
+    """Give the environment variables of programs that are the same on every machine, but for the interpreter."""
+    folders = [os.path.dirname(python), "/usr/local/bin", "/usr/bin", "/bin"]
     threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
-    fixed = {
+    return {
         "PATH": ":".join(dict.fromkeys(folders)),
         "HOME": "/tmp",
         "LANG": "C.UTF-8",
@@ -59,9 +59,16 @@ def environment(plan: rootfs.Plan) -> dict[str, str]:
         "PYTHONUTF8": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": rootfs.SITE,
+        # Else each thread reserves 128 MiB of address space, and eight honest threads are beyond the memory limit.
+        "MALLOC_ARENA_MAX": "1",
+        **threads,
     }
+
+
+def environment(plan: rootfs.Plan) -> dict[str, str]:
+    """Give the environment variables of the zygote and of every program."""
     libraries = {"LD_LIBRARY_PATH": plan["libraries"]} if plan["libraries"] else {}
-    return {**fixed, **threads, **libraries}
+    return {**fixed_environment(plan["python"]), **libraries}
 
 
 def _enter(plan: rootfs.Plan) -> None:

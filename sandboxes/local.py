@@ -1,134 +1,128 @@
 """The ``local`` back end: every session in its own Linux namespaces on this machine, no daemon and no root needed."""
 
 import base64
+import importlib.util
 import os
-import select
-import socket
 import threading
 import time
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final, cast
 
 from agentrl.sandboxes import wire
-from agentrl.sandboxes.base import MIB, Cell, Files, Limits, Result, Sandbox, SandboxError, Session, State, Status
+from agentrl.sandboxes.base import (
+    MIB,
+    Cell,
+    Files,
+    ForkRefused,
+    Health,
+    Limits,
+    Result,
+    SandboxClosed,
+    SandboxError,
+    State,
+    Status,
+)
 from agentrl.sandboxes.capture import Capture
-from agentrl.sandboxes.host import Zygote
+from agentrl.sandboxes.pool import Nursery, in_background
+from agentrl.sandboxes.profiles import PRELOADED, Profile, profile_of
+from agentrl.sandboxes.sessions import CellSession, WorkerSandbox
+from agentrl.sandboxes.worker import Worker, WorkerDied
 
-_BACKSTOP_S: Final = 5.0
-_UP_S: Final = 60.0
 _READ_S: Final = 2.0
-_CHUNK: Final = 1 << 18
+_FORK_S: Final = 20.0
 _MAX_READ: Final = 512 << 10
+_NOTE: Final = 64
+_LOOK_S: Final = 0.05
+_READY_PER_CORE: Final = 2
 
 
-class _WorkerDied(SandboxError):
-    """The session's trusted process ended while the program ran."""
-
-
-class LocalSandbox(Sandbox):
-    """Sessions forked from one zygote that has numpy and sympy imported already."""
+class LocalSandbox(WorkerSandbox):
+    """Sessions forked from zygotes, one for each import profile, that have imported what programs will want."""
 
     backend = "local"
 
-    def __init__(self, limits: Limits) -> None:
-        """Start the zygote.
+    def __init__(self, limits: Limits, *, ready: int | None = None) -> None:
+        """Start the plain zygote; the others start when a program first needs them.
+
+        Args:
+            limits: What each session may use.
+            ready: Sessions that each zygote keeps made in advance; ``None`` for two for each core, 0 for none.
 
         Raises:
             SandboxUnavailable: This machine forbids it; the message names the way out.
+            ValueError: ``ready`` is negative.
         """
-        self.limits = limits
-        self._lock = threading.Lock()
-        self._closed = False
-        self._zygote = Zygote(limits)
-        # More running cells than cores only make each other's clocks run out.
-        self.slots = threading.Semaphore(max(2, len(os.sched_getaffinity(0))))
-        """Held while a cell runs."""
+        super().__init__(limits)
+        cores = len(os.sched_getaffinity(0))
+        size = _READY_PER_CORE * cores if ready is None else ready
+        if size < 0:
+            raise ValueError(f"ready must not be negative, not {size}")
+        kinds = {profile: _installed(names) for profile, names in PRELOADED.items()}
+        nurseries = {names: Nursery(limits, names, size) for names in kinds.values()}
+        self._nurseries = {profile: nurseries[names] for profile, names in kinds.items()}
+        self._nurseries["plain"].start()
 
-    def session(self, seed: int = 0) -> "LocalSession":
-        """Open a session; see :meth:`Sandbox.session`."""
-        return LocalSession(self, seed)
+    def preload(self, *profiles: Profile) -> None:
+        """Start zygotes and fill their pools in the background, so that the first program need not wait for them."""
+        for nursery in {self._nurseries[profile] for profile in profiles or tuple(PRELOADED)}:
+            in_background(nursery.start)
 
-    def run(
-        self, code: str, *, timeout: float | None = None, stdin: str = "", files: Files | None = None, seed: int = 0
-    ) -> Result:
-        """Run one program in a fresh session; see :meth:`Sandbox.run`."""
-        cell = Cell(code=code, timeout=timeout, transaction=False, stdin=stdin, files=files or {}, final=True)
-        for attempt in (1, 2):
-            with self.session(seed) as session:
-                try:
-                    return replace(session.execute(cell), attempts=attempt)
-                except _WorkerDied:
-                    # Once may be the machine's fault; twice is the program's.
-                    continue
-        return Result(status="crash", attempts=2, state="lost", backend=self.backend)
+    def open(self, seed: int, *, made_now: bool = False) -> "LocalSession":
+        """Open a session; see :meth:`WorkerSandbox.open`."""
+        return LocalSession(self, seed, made_now=made_now)
 
-    def connect(self, channel: socket.socket, out: int, err: int) -> None:
-        """Have the zygote make a session; a zygote that has died is replaced once.
+    def health(self) -> Health:
+        """Say whether the zygotes live; see :meth:`Sandbox.health`."""
+        counted = self.counters()
+        states = {profile: nursery.state for profile, nursery in self._nurseries.items()}
+        return Health(
+            ok=not self._closed and "dead" not in states.values(),
+            backend=self.backend,
+            sessions=self._sessions,
+            ready=sum(nursery.ready for nursery in set(self._nurseries.values())),
+            faults=counted.faults,
+            fault_rate=counted.fault_rate,
+            detail=", ".join(f"{profile} zygote {state}" for profile, state in states.items()),
+        )
 
-        Raises:
-            SandboxError: The sandbox is closed, or the zygote can't be started again.
-        """
-        with self._lock:
-            if self._closed:
-                raise SandboxError("this sandbox is closed")
-            zygote = self._zygote
-        try:
-            zygote.open(channel, out, err)
-        except SandboxError:
-            self._replace(zygote).open(channel, out, err)
-
-    def _replace(self, dead: Zygote) -> Zygote:
-        with self._lock:
-            if self._closed:
-                raise SandboxError("this sandbox is closed")
-            if self._zygote is dead:
-                dead.close()
-                self._zygote = Zygote(self.limits)
-            return self._zygote
+    def take(self, profile: Profile, *, made_now: bool = False) -> Worker:
+        """Take a session's processes; see :meth:`WorkerSandbox.take`."""
+        return self._nurseries[profile].take(made_now=made_now)
 
     def close(self) -> None:
         """End every session and wait until no process is left."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._zygote.close()
+            self._closed = True
+        for nursery in self._nurseries.values():
+            nursery.close()
 
 
-class LocalSession(Session):
-    """One pid 1 with its program, and the pipes to them."""
+class LocalSession(CellSession):
+    """One pid 1 with its program, asked for when the first cell shows what it needs."""
 
-    def __init__(self, sandbox: LocalSandbox, seed: int) -> None:
-        """Ask for the session's processes; they are awaited with the first cell."""
+    def __init__(
+        self, sandbox: WorkerSandbox, seed: int, *, turn: "threading.Lock | None" = None, made_now: bool = False
+    ) -> None:
+        """Note the seed; ``turn`` is shared by a session and its forks, of which one runs at a time."""
+        self._open = False
+        sandbox.enter()
         self._sandbox = sandbox
         self._seed = seed
-        self._open = self._descriptors = False
+        self._made_now = made_now
+        self._open = True
         self._lock = threading.RLock()
-        self._up = False
+        self._turn = turn or threading.Lock()
+        self._worker: Worker | None = None
         self._log: list[Cell] = []
-        self._frames = wire.Frames(wire.MAX_ORDER)
-        self._channel, theirs = socket.socketpair()
-        self._out, out = os.pipe()
-        self._err, err = os.pipe()
-        self._open = self._descriptors = True
-        try:
-            sandbox.connect(theirs, out, err)
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(out)
-            os.close(err)
-        os.set_blocking(self._out, False)
-        os.set_blocking(self._err, False)
 
     def run(self, code: str, timeout: float | None = None, transaction: bool = True) -> Result:
         """Run one cell; see :meth:`Session.run`."""
-        return self.execute(Cell(code=code, timeout=timeout, transaction=transaction))
+        cell = Cell(code=code, timeout=timeout, transaction=transaction)
+        return self._sandbox.meter.measure(lambda: self.execute(cell))
 
     def execute(self, cell: Cell) -> Result:
-        """Run one cell with all its settings.
+        """Run one cell with all its settings, uncounted.
 
         Raises:
             SandboxError: The sandbox failed.
@@ -144,42 +138,70 @@ class LocalSession(Session):
             **{"t": "run", "code": cell.code, "cpu": cpu, "wall": cpu * limits.wall_factor, "stdin": cell.stdin},
             **{"seed": self._seed, "transaction": cell.transaction, "final": cell.final, "files": _encoded(cell.files)},
         }
-        with self._lock:
-            result = self._exchange(order)
+        with self._held():
+            asked = time.monotonic()
+            worker = self._connect(profile_of(cell.code, cell.files.values()))
+            answer, captures, queue = self._ask(worker, order, asked)
+            result = self._result(answer, captures, queue)
             if result.state == "kept" and not cell.final:
                 self._log.append(cell)
             return result
 
-    def replay(self) -> "LocalSession":
+    def replay(self) -> CellSession:
         """Run this session's cells again; see :meth:`Session.replay`."""
         with self._lock:
             cells = list(self._log)
-        again = LocalSession(self._sandbox, self._seed)
+        again = self._sandbox.open(self._seed)
         try:
             for cell in cells:
-                again.execute(cell)
+                self._sandbox.meter.measure(lambda cell=cell: again.execute(cell))
         except BaseException:
             again.close()
             raise
         return again
 
+    def fork(self) -> CellSession:
+        """Copy this session; see :meth:`Session.fork`."""
+        with self._held():
+            if self._worker is None:
+                return LocalSession(self._sandbox, self._seed)
+            twin = LocalSession(self._sandbox, self._seed, turn=self._turn)
+            try:
+                self._copy_into(twin, self._worker)
+            except BaseException:
+                twin.close()
+                raise
+            return twin
+
+    def _copy_into(self, twin: "LocalSession", worker: Worker) -> None:
+        order: wire.Message = {"t": "fork", "wall": _FORK_S, "transaction": False, "final": False}
+        twin._worker = made = Worker(self._sandbox.limits)
+        try:
+            answer = self._ask(worker, order, time.monotonic(), made.theirs)[0]
+        except SandboxError as error:
+            self._sandbox.meter.fault(error)
+            raise
+        if answer["refused"] is not None:
+            raise ForkRefused(f"this session can't be forked: {answer['refused']}")
+        made.sent(up=True)
+        twin._log = list(self._log)
+
     def read_file(self, path: str, max_bytes: int = MIB) -> bytes:
         """Read the first ``max_bytes`` bytes of a file; see :meth:`Session.read_file`."""
         order: wire.Message = {"t": "read", "path": path, "cpu": _READ_S, "wall": _READ_S}
         data = b""
-        with self._lock:
+        with self._held():
+            worker = self._connect("plain")
             while len(data) < max_bytes:
                 size = min(_MAX_READ, max_bytes - len(data))
                 chunk = {"max": size, "offset": len(data), "seed": self._seed, "transaction": True, "final": False}
-                answer = self._ask({**order, **chunk})[0]
-                number = wire.number(answer, "errno") if "errno" in answer else None
-                if number is not None:
-                    raise OSError(number, os.strerror(number), path)
-                content = wire.text(answer, "data", _CHUNK * 8) if "data" in answer else None
-                if content is None:
-                    raise TimeoutError(f"the program did not hand over {path!r}")
-                piece = base64.b64decode(content)
-                data += piece
+                try:
+                    answer = self._ask(worker, {**order, **chunk}, time.monotonic())[0]
+                except SandboxError as error:
+                    self._sandbox.meter.fault(error)
+                    raise
+                piece = _piece(answer, path)
+                data += piece[:size]
                 if len(piece) < size:
                     break
         return data
@@ -188,38 +210,93 @@ class LocalSession(Session):
         """End every process of the session, without waiting for it."""
         if self._open:
             self._open = False
+            self._sandbox.leave()
             # Wakes a thread that is in a call; it lets go of the descriptors then.
-            with suppress(OSError):
-                self._channel.shutdown(socket.SHUT_RDWR)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._dispose()
-            finally:
-                self._lock.release()
+            if self._worker is not None:
+                self._worker.shut()
+            self._dispose()
 
     def _dispose(self) -> None:
-        if self._descriptors:
-            self._descriptors = False
-            self._channel.close()
-            os.close(self._out)
-            os.close(self._err)
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._worker is not None:
+                    self._worker.dispose()
+            finally:
+                self._lock.release()
 
     def __del__(self) -> None:
         self.close()
 
-    def _exchange(self, order: wire.Message) -> Result:
-        limits, name = self._sandbox.limits, self._sandbox.backend
-        answer, captures, queue = self._ask(order)
-        out, err = captures
+    @contextmanager
+    def _held(self) -> Generator[None]:
+        """Be the one call of this session; a session that is closed meanwhile is let go of afterwards."""
+        with self._lock:
+            if not self._open:
+                raise SandboxClosed("this session is closed")
+            try:
+                yield
+            finally:
+                if not self._open:
+                    self._dispose()
+
+    def _connect(self, profile: Profile) -> Worker:
+        """Give the session's processes; none of the program's code has run where they must be made again."""
+        for last in (False, True):
+            if self._worker is None:
+                self._worker = self._sandbox.take(profile, made_now=self._made_now)
+            try:
+                if not self._open:
+                    raise SandboxClosed("this session was closed during the call")
+                self._worker.await_up()
+                return self._worker
+            except SandboxError as error:
+                self._worker.dispose()
+                if not self._open:
+                    raise SandboxClosed("this session was closed during the call") from error
+                if last:
+                    self.close()
+                    raise
+                self._worker = None
+        raise AssertionError("the loop returns or raises")
+
+    def _ask(
+        self, worker: Worker, order: wire.Message, asked: float, descriptors: tuple[int, ...] = ()
+    ) -> tuple[wire.Message, tuple[Capture, Capture], float]:
+        """Send an order when a core is free and wait for its answer; ``asked`` is when the queueing began."""
+        with self._waiting_for(self._turn), self._waiting_for(self._sandbox.slots):
+            queue = time.monotonic() - asked
+            try:
+                answer, captures = worker.ask(order, descriptors)
+            except WorkerDied as error:
+                was_open = self._open and not self._sandbox.closed
+                self.close()
+                if not was_open:
+                    raise SandboxClosed("this session was closed during the call") from error
+                raise
+        return answer, captures, queue
+
+    @contextmanager
+    def _waiting_for(self, gate: "threading.Lock | threading.Semaphore") -> Generator[None]:
+        # Looks up now and then, so that closing the session wakes a call that waits for others.
+        while not gate.acquire(timeout=_LOOK_S):
+            if not self._open:
+                raise SandboxClosed("this session was closed during the call")
+        try:
+            yield
+        finally:
+            gate.release()
+
+    def _result(self, answer: wire.Message, captures: tuple[Capture, Capture], queue: float) -> Result:
+        limits, (out, err) = self._sandbox.limits, captures
         texts = {key: wire.text(answer, key, wire.MAX_CLAIM) for key in ("value", "exc_type", "traceback")}
         long = len(texts["value"] or "") > limits.value_chars or len(texts["traceback"] or "") > limits.traceback_chars
         return Result(
             status=cast(Status, answer["status"]),
             stdout=out.text(),
             stderr=err.text(),
-            value=texts["value"],
+            value=_bounded(texts["value"], limits.value_chars),
             exc_type=texts["exc_type"],
-            traceback=texts["traceback"],
+            traceback=_bounded(texts["traceback"], limits.traceback_chars),
             exit_code=wire.number(answer, "exit_code"),
             signal=wire.number(answer, "signal"),
             wall_s=wire.real(answer, "wall"),
@@ -228,94 +305,30 @@ class LocalSession(Session):
             max_rss=int(wire.real(answer, "rss")),
             truncated=out.truncated or err.truncated or long,
             state=cast(State, answer["state"]),
-            backend=name,
+            backend=self._sandbox.backend,
         )
 
-    def _ask(self, order: wire.Message) -> tuple[wire.Message, tuple[Capture, Capture], float]:
-        """Send an order when a core is free and wait for its answer, collecting the output meanwhile."""
-        asked = time.monotonic()
-        self._await_up()
-        with self._sandbox.slots:
-            queue = time.monotonic() - asked
-            captures = (
-                Capture(self._sandbox.limits.output_kept_bytes),
-                Capture(self._sandbox.limits.output_kept_bytes),
-            )
-            try:
-                self._channel.sendall(wire.pack(order))
-                answer = self._listen(captures, wire.real(order, "wall") + _BACKSTOP_S)
-            except (OSError, wire.WireError) as error:
-                was_open = self._open
-                self.close()
-                if not was_open:
-                    raise SandboxError("this session was closed during the call") from error
-                raise _WorkerDied(f"the session died while the program ran: {error}") from error
-        return answer, captures, queue
 
-    def _await_up(self) -> None:
-        if not self._open:
-            raise SandboxError("this session is closed")
-        if self._up:
-            return
-        self._channel.settimeout(_UP_S)
-        try:
-            answer = wire.receive(self._channel, self._frames)
-        except (OSError, wire.WireError) as error:
-            self.close()
-            raise SandboxError(f"the session did not start: {error}") from error
-        self._channel.settimeout(None)
-        if answer is None or answer["t"] != "up":
-            self.close()
-            raise SandboxError(f"the session did not start: {answer['why'] if answer else 'its processes ended'}")
-        self._up = True
-
-    def _listen(self, captures: tuple[Capture, Capture], seconds: float) -> wire.Message:
-        pipes = dict(zip((self._out, self._err), captures, strict=True))
-        poll = select.poll()
-        for descriptor in (self._channel.fileno(), *pipes):
-            poll.register(descriptor, select.POLLIN)
-        until, killed = time.monotonic() + seconds, False
-        while (left := until - time.monotonic()) > 0:
-            ready = [descriptor for descriptor, _ in poll.poll(left * 1000)]
-            if self._channel.fileno() in ready and (answer := self._hear()) is not None:
-                self._drain(pipes)
-                return answer
-            for descriptor in ready:
-                if descriptor in pipes and not _take(descriptor, pipes[descriptor]):
-                    poll.unregister(descriptor)
-            if not killed and sum(capture.size for capture in captures) > self._sandbox.limits.output_kill_bytes:
-                killed = True
-                self._channel.sendall(wire.pack({"t": "kill", "reason": "output_limit"}))
-        raise OSError("no answer in time")
-
-    def _hear(self) -> wire.Message | None:
-        data = self._channel.recv(_CHUNK)
-        if not data:
-            raise OSError("its processes ended")
-        for message in self._frames.feed(data):
-            if message["t"] == "fault":
-                raise OSError(str(message["why"]))
-            return message
-        return None
-
-    def _drain(self, pipes: dict[int, Capture]) -> None:
-        # A program left behind may go on writing: take what is there, and no more than a pipe can hold.
-        for descriptor, capture in pipes.items():
-            for _ in range(8):
-                if not _take(descriptor, capture):
-                    break
+def _installed(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if importlib.util.find_spec(name) is not None)
 
 
-def _take(descriptor: int, capture: Capture) -> bool:
-    """Read what is there; whether there may be more."""
-    try:
-        data = os.read(descriptor, _CHUNK)
-    except BlockingIOError:
-        return False
-    capture.add(data)
-    return bool(data)
+def _piece(answer: wire.Message, path: str) -> bytes:
+    """Take what was read out of an answer, or raise what kept the program from reading it."""
+    number = wire.number(answer, "errno") if "errno" in answer else None
+    if number is not None:
+        raise OSError(number, os.strerror(number), path)
+    content = wire.text(answer, "data", wire.MAX_CLAIM) if "data" in answer else None
+    if content is None:
+        raise TimeoutError(f"the program did not hand over {path!r}")
+    return base64.b64decode(content)
 
 
 def _encoded(files: Files) -> dict[str, str]:
     raw = {name: content.encode() if isinstance(content, str) else content for name, content in files.items()}
     return {name: base64.b64encode(content).decode("ascii") for name, content in raw.items()}
+
+
+def _bounded(claimed: str | None, limit: int) -> str | None:
+    """Cut what a program that speaks for itself did not cut; the note of an honest cut comes on top of the limit."""
+    return claimed if claimed is None or len(claimed) <= limit + _NOTE else wire.cut(claimed, limit)

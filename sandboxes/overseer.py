@@ -10,62 +10,41 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
 from agentrl.sandboxes import kernel, processes, program, wire
-from agentrl.sandboxes.base import Limits
-from agentrl.sandboxes.launcher import INSIDE
+from agentrl.sandboxes.cells import Running
+from agentrl.sandboxes.inheritance import Alone, Aside, Channel, Inheritance, Kin
 
-_POLL_MS: Final = 20
+POLL_MS: Final = 20
+"""How often a busy program is looked at [milliseconds]."""
 _CHUNKS: Final = 16
 _SETTLE_S: Final = 3.0
 _STARTUP_S: Final = 20.0
-_TEXT_LIMIT: Final = wire.MAX_CLAIM
-_STATUSES: Final = ("ok", "error", "exit", "memory")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inheritance:
-    """What the zygote leaves to a session."""
-
-    channel: int
-    """Socket to the host."""
-    out: int
-    """Pipe to the host for standard output."""
-    err: int
-    """Pipe to the host for standard error."""
-    limits: Limits
-    """What the session may use."""
-    seccomp: bytes
-    """The program's filter."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Running:
-    """The cell, or other order, that the program is busy with."""
-
-    order: wire.Message
-    token: str
-    started: float = field(default_factory=time.monotonic)
-    cpu_before: float = 0.0
-    clock_before: float = 0.0
-    rss: int = 0
-    next_pss: float = 0.0
-    claim: wire.Message | None = None
-    reason: str | None = None
-    poisoned: bool = False
 
 
 class Overseer:
     """The state of one session: starting, idle, running a cell, or copying itself."""
 
-    def __init__(self, channel: socket.socket, start: Inheritance, proc: int) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        start: Inheritance,
+        proc: int,
+        aside: Aside | None = None,
+        *,
+        kin: Kin | None = None,
+        program: tuple[socket.socket, socket.socket] | None = None,
+    ) -> None:
         self._channel = channel
+        self._aside = aside
+        self._kin = kin or Alone()
+        self.seen: set[object] = set()
+        """Statuses of the cells so far, and ``poisoned`` where the program did not keep to the form."""
         self._start = start
         self._proc = proc
         self._orders = wire.Frames(wire.MAX_ORDER)
-        self._outside, self._inside = socket.socketpair()
+        self._outside, self._inside = program or socket.socketpair()
         self._outside.setblocking(False)
         self._claims = wire.Frames(wire.MAX_CLAIM)
         self._outbox = b""
@@ -73,41 +52,96 @@ class Overseer:
         self._phase_until = 0.0
         self._announced = False
         self._waiting: wire.Message | None = None
-        self._cell: _Running | None = None
+        self._cell: Running | None = None
         self._snapshot = 0
         self._pristine = True
         self._alone = True
         self._lost = False
         self._frozen = False
         self._pid = self._pidfd = -1
-        self._spawn()
 
     def serve(self) -> None:
         """Wait for the host, the program and the clock."""
+        self.spawn()
         while True:
             poll = select.poll()
-            poll.register(self._channel, select.POLLIN)
-            poll.register(self._outside, select.POLLIN | (select.POLLOUT if self._outbox else 0))
-            poll.register(self._pidfd, select.POLLIN)
-            pidfd = self._pidfd
-            ready = dict(poll.poll(None if self._phase == "idle" else _POLL_MS))
-            if self._channel.fileno() in ready:
-                self._hear_host()
-            if self._outside.fileno() in ready:
-                self._hear_program()
-            if pidfd in ready and pidfd == self._pidfd:
-                self._program_ended()
-            if self._phase != "idle":
-                self._watch()
+            self.register(poll)
+            if self._aside is not None:
+                self._aside.register(poll)
+            ready = dict(poll.poll(None if self.idle else POLL_MS))
+            if self._aside is not None:
+                self._aside.move(ready)
+            self.move(ready)
 
-    def _spawn(self) -> None:
+    @property
+    def idle(self) -> bool:
+        """Whether neither the program nor the clock has anything to say before the host does."""
+        return self._phase == "idle"
+
+    def register(self, poll: select.poll) -> None:
+        """Add what to wait for."""
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._outside, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+        poll.register(self._pidfd, select.POLLIN)
+
+    def move(self, ready: dict[int, int]) -> None:
+        """Do what has become possible."""
+        pidfd = self._pidfd
+        if self._channel.fileno() in ready and not self._hear_host():
+            self._kin.leave(self)
+            return
+        if self._outside.fileno() in ready:
+            self._hear_program()
+        if pidfd in ready and pidfd == self._pidfd and processes.has_ended(self._pid):
+            self._program_ended()
+        if not self.idle:
+            self._watch()
+
+    def rest(self) -> frozenset[int]:
+        """Stop every process of the session until its next order, and give which they are."""
+        others = self._kin.spared(self)
+        processes.stop_all(self._spared())
+        self._frozen = True
+        return frozenset(processes.living(others))
+
+    def wake(self) -> None:
+        """See whether the program was killed while it rested, before it gets an order."""
+        if processes.has_ended(self._pid):
+            self._program_ended()
+
+    def adopt(self, pid: int, *, pristine: bool) -> None:
+        """Go on with a stopped copy of another session's program, instead of a program of its own."""
+        self._announced = True
+        self._adopt(pid)
+        self._pristine, self._frozen = pristine, True
+        self._enter("idle")
+
+    def end(self) -> None:
+        """Kill the session's processes and let go of its descriptors."""
+        if not processes.end_all(self._kin.spared(self)):
+            raise OSError("processes of the program can't be killed")
+        self.close()
+
+    def _spared(self) -> frozenset[int]:
+        """Give the processes that are not of the running program: its stopped copy, and the other sessions'."""
+        return self._kin.spared(self) | ({self._snapshot} if self._snapshot else frozenset())
+
+    def close(self) -> None:
+        """Let go of the program; whoever calls ends it."""
+        self._outside.close()
+        self._inside.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+
+    def spawn(self) -> None:
+        """Start a fresh program."""
         self._enter("starting", _STARTUP_S)
         start = program.Start(
             channel=self._inside.fileno(),
             out=self._start.out,
             err=self._start.err,
             proc=self._proc,
-            inside=INSIDE,
+            inside=self._start.inside,
             limits=self._start.limits,
             seccomp=self._start.seccomp,
         )
@@ -120,15 +154,16 @@ class Overseer:
     def _adopt(self, pid: int) -> None:
         if self._pidfd >= 0:
             os.close(self._pidfd)
-        self._pid, self._pidfd = pid, os.pidfd_open(pid)
+        self._pid, self._pidfd = pid, processes.end_notice(pid)
 
     def _enter(self, phase: str, seconds: float = 0.0) -> None:
         self._phase, self._phase_until = phase, time.monotonic() + seconds
 
-    def _hear_host(self) -> None:
+    def _hear_host(self) -> bool:
+        """Take orders; whether the host is still there."""
         data = self._channel.recv(1 << 18)
         if not data:
-            os._exit(0)
+            return False
         for order in self._orders.feed(data):
             if order["t"] == "kill":
                 if self._cell is not None:
@@ -136,6 +171,7 @@ class Overseer:
             else:
                 self._waiting = order
                 self._begin()
+        return True
 
     def _send(self, order: wire.Message) -> None:
         self._outbox += wire.pack(order)
@@ -154,8 +190,13 @@ class Overseer:
             return
         transaction = bool(order["transaction"])
         if self._frozen:
-            processes.signal_all(signal.SIGCONT, self._snapshot)
+            processes.signal_all(signal.SIGCONT, self._spared())
             self._frozen = False
+        if order["t"] == "fork":
+            self._waiting = None
+            self._enter("forking", _SETTLE_S)
+            self._kin.ask_fork(self, self._outside)
+            return
         if transaction and not self._pristine and not self._snapshot and self._alone:
             self._copy()
             return
@@ -163,8 +204,8 @@ class Overseer:
             self._drop_snapshot()
         self._waiting = None
         self._enter("running")
-        self._cell = cell = _Running(order=order, token=secrets.token_hex(8))
-        cell.cpu_before, cell.clock_before = processes.usage(self._snapshot).cpu_s, processes.cpu_clock(self._pid)
+        self._cell = cell = Running(order=order, token=secrets.token_hex(8))
+        cell.cpu_before, cell.clock_before = processes.usage(self._spared()).cpu_s, processes.cpu_clock(self._pid)
         fresh = {"seed": order["seed"] if self._pristine else None}
         self._send({**order, **fresh, "token": cell.token})
 
@@ -191,6 +232,7 @@ class Overseer:
     def _poison(self) -> None:
         """Stop listening to a program that does not keep to the form: only its end or the clock can end the cell."""
         self._claims = wire.Frames(wire.MAX_CLAIM)
+        self.seen.add("poisoned")
         if self._cell is not None:
             self._cell.poisoned, self._cell.claim = True, None
         else:
@@ -206,11 +248,13 @@ class Overseer:
             self._begin()
         elif kind == "snapshot" and self._phase == "copying":
             self._copied(wire.number(claim, "pid") or 0)
+        elif kind == "fork" and self._phase == "forking":
+            self._forked(wire.number(claim, "pid") or 0, wire.text(claim, "why", 200) or "the program refused")
         elif kind == "done" and self._cell is not None and claim.get("token") == self._cell.token:
             self._done(self._cell, claim)
         elif kind == "read" and self._cell is not None and self._cell.order["t"] == "read":
-            answer = {"data": wire.text(claim, "data", _TEXT_LIMIT), "errno": wire.number(claim, "errno")}
-            self._answer({**self._measured(self._cell), "status": "ok", "state": "kept", **answer})
+            answer = {"data": wire.text(claim, "data", wire.MAX_CLAIM), "errno": wire.number(claim, "errno")}
+            self._answer({**self._cell.measure(self._pid, self._spared()), "status": "ok", "state": "kept", **answer})
             self._settle()
         else:
             raise wire.WireError("out of turn")
@@ -222,12 +266,19 @@ class Overseer:
         self._alone = self._snapshot != 0
         self._settle()
 
+    def _forked(self, pid: int, why: str) -> None:
+        refused: str | None = why
+        if pid > 1 and pid not in (self._pid, self._snapshot) and processes.wait_until_stopped(pid):
+            refused = self._kin.fork(self, pid, pristine=self._pristine)
+        self._channel.sendall(wire.pack({"t": "done", "refused": refused}))
+        self._settle()
+
     def _settle(self) -> None:
         """Stop what the cell left running, so that it costs nothing while nobody waits for it."""
         self._enter("idle")
-        others = len(processes.living(self._snapshot)) > 1
+        others = len(processes.living(self._spared())) > 1
         if self._waiting is None and (others or processes.threads(self._pid) > 1):
-            processes.stop_all(self._snapshot)
+            processes.stop_all(self._spared())
             self._frozen = True
         self._begin()
 
@@ -238,35 +289,22 @@ class Overseer:
                 os.waitpid(self._snapshot, 0)
             self._snapshot = 0
 
-    def _done(self, cell: _Running, claim: wire.Message) -> None:
-        checked: wire.Message = {
-            "status": claim.get("status"),
-            "value": wire.text(claim, "value", _TEXT_LIMIT),
-            "exc_type": wire.text(claim, "exc_type", 200),
-            "traceback": wire.text(claim, "traceback", _TEXT_LIMIT),
-            "exit_code": wire.number(claim, "exit_code"),
-        }
-        if checked["status"] not in _STATUSES or cell.claim is not None:
-            raise wire.WireError("no such status")
+    def _done(self, cell: Running, claim: wire.Message) -> None:
+        checked = cell.check(claim)
         if cell.order["final"]:
             cell.claim = checked  # believed when the exit status agrees
             return
         state = "lost" if self._lost else "kept"
         self._lost, self._pristine, self._alone = False, False, True
-        self._answer({**self._measured(cell), **checked, "state": state})
+        self._answer({**cell.measure(self._pid, self._spared()), **checked, "state": state})
         if cell.order["transaction"]:
             self._copy()
         else:
             self._settle()
 
-    def _measured(self, cell: _Running) -> wire.Message:
-        wall, now = time.monotonic() - cell.started, processes.usage(self._snapshot)
-        precise = processes.cpu_clock(self._pid) - cell.clock_before
-        cpu = max(now.cpu_s - cell.cpu_before, precise, 0.0)
-        return {"t": "done", "wall": wall, "cpu": cpu, "rss": max(cell.rss, now.rss), "signal": None}
-
     def _answer(self, answer: wire.Message) -> None:
         self._cell = None
+        self.seen.add(answer["status"])
         blank = {"value": None, "exc_type": None, "traceback": None, "exit_code": None}
         self._channel.sendall(wire.pack({**blank, **answer}))
 
@@ -276,15 +314,15 @@ class Overseer:
             if now > self._phase_until:
                 self._lose()
             return
-        processes.reap_orphans({self._pid, self._snapshot})
-        used = processes.usage(self._snapshot)
+        processes.reap_orphans({self._pid, self._snapshot} | self._kin.spared(self))
+        used = processes.usage(self._spared())
         cell.rss = max(cell.rss, used.rss)
         limit = self._start.limits.memory_bytes
         late = now - cell.started > wire.real(cell.order, "wall")
         if late or used.cpu_s - cell.cpu_before > wire.real(cell.order, "cpu"):
             self._stop("timeout")
         elif used.rss > limit and now >= cell.next_pss:
-            if processes.proportional_bytes(self._snapshot, used.rss) > limit:
+            if processes.proportional_bytes(self._spared(), used.rss) > limit:
                 self._stop("memory")
             # Exact figures cost milliseconds for each process: spend at most a fifth of the time on them.
             cell.next_pss = time.monotonic() + 4 * (time.monotonic() - now)
@@ -299,24 +337,28 @@ class Overseer:
         cell = self._cell
         # What it said before it ended still counts, so look once more.
         self._hear_program()
-        _, status, spent = os.wait4(self._pid, 0)
+        status, spent = processes.ended(self._pid)
         if self._phase == "starting":
             raise OSError(f"the program process ended with status {status} before it was confined")
         if cell is None or cell is not self._cell:
+            forking = self._phase == "forking"
             self._lost = self._recover(lost=self._phase != "idle") == "lost"
+            if forking:
+                self._refuse()
             return
-        cell.rss = max(cell.rss, spent.ru_maxrss << 10)
-        ended = self._measured(cell)
-        outcome = _outcome(cell, status)
+        cell.rss = max(cell.rss, int(spent))
+        ended = cell.measure(self._pid, self._spared())
+        outcome = cell.outcome(status)
         state = self._recover(lost=self._lost or not cell.order["transaction"], final=bool(cell.order["final"]))
         if not cell.order["final"]:
-            ended["cpu"] = max(processes.usage().cpu_s - cell.cpu_before, 0.0)
+            ended["cpu"] = max(processes.usage(self._kin.spared(self)).cpu_s - cell.cpu_before, 0.0)
         self._answer({**ended, **outcome, "state": state})
 
     def _recover(self, *, lost: bool, final: bool = False) -> str:
         """Give the session an interpreter again: the copy from before the cell, or a fresh one."""
         keep = 0 if lost else self._snapshot
-        if not processes.end_all(keep):
+        others = self._kin.spared(self)
+        if not processes.end_all(others | {keep}):
             raise OSError("processes of the program can't be killed")
         usable = keep > 0 and processes.is_stopped(keep)
         if not usable:
@@ -331,7 +373,7 @@ class Overseer:
             return "rolled_back"
         state = "rolled_back" if self._pristine and not lost else "lost"
         if not final:
-            self._spawn()
+            self.spawn()
         return state
 
     def _drain(self) -> None:
@@ -346,17 +388,12 @@ class Overseer:
         """Start over with a program that does not even answer between cells; the next result says so."""
         if self._phase == "starting":
             raise OSError("the program process did not start")
-        processes.end_all()
+        forking = self._phase == "forking"
         self._recover(lost=True)
         self._lost = True
+        if forking:
+            self._refuse()
 
-
-def _outcome(cell: _Running, status: int) -> wire.Message:
-    code = os.waitstatus_to_exitcode(status)
-    if cell.reason is not None:
-        return {"status": cell.reason}
-    if cell.claim is not None and code == 0:
-        return cell.claim
-    if code < 0:
-        return {"status": "killed", "signal": -code}
-    return {"status": "exit", "exit_code": code}
+    def _refuse(self) -> None:
+        # The program that was to be copied has ended, and the one in its place is only starting.
+        self._channel.sendall(wire.pack({"t": "done", "refused": "the program ended instead; its variables are lost"}))

@@ -1,17 +1,22 @@
 """The processes of one session as its pid 1 sees them: what they use, and how to stop, thaw and end them."""
 
+import errno
 import os
 import resource
 import signal
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from types import FrameType
 from typing import Final
 
 _TICK: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _PATIENCE: Final = 5.0
 _STOP_PATIENCE: Final = 1.0
+# Where a container sees its own memory cgroup, of the second and of the first version.
+_OOM_COUNTERS: Final = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +31,13 @@ class Usage:
     """Processes that are alive."""
 
 
-def living(keep: int = 0) -> list[int]:
-    """List every process, zombies as well, but pid 1 and ``keep``."""
-    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid not in (1, keep)]
+def living(keep: Collection[int] = ()) -> list[int]:
+    """List every process, zombies as well, but pid 1 and those in ``keep``."""
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid != 1 and pid not in keep]
 
 
-def usage(keep: int = 0) -> Usage:
-    """Add up what the session uses now, without the process ``keep``."""
+def usage(keep: Collection[int] = ()) -> Usage:
+    """Add up what the session uses now, without the processes in ``keep``."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     ticks = pages = count = 0
     for pid in living(keep):
@@ -46,13 +51,17 @@ def usage(keep: int = 0) -> Usage:
     return Usage(cpu_s=ended.ru_utime + ended.ru_stime + ticks / _TICK, rss=pages * _PAGE, count=count)
 
 
-def proportional_bytes(keep: int, otherwise: int) -> int:
+def proportional_bytes(keep: Collection[int], otherwise: int) -> int:
     """Add up resident memory with shared pages divided among their users.
 
     Args:
-        keep: A process to leave out, or 0.
+        keep: Processes to leave out.
         otherwise: What to assume where a process forbids to look.
     """
+    if not os.path.exists("/proc/self/smaps_rollup"):
+        # gVisor: forks share the pages of the interpreter that they were copied from, so those count once.
+        shared = _resident(1)
+        return shared + sum(max(0, _resident(pid) - shared) for pid in living(keep))
     total = 0
     for pid in living(keep):
         try:
@@ -65,6 +74,14 @@ def proportional_bytes(keep: int, otherwise: int) -> int:
     return total
 
 
+def _resident(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
 def cpu_clock(pid: int) -> float:
     """Read the CPU time of one process to the nanosecond, or 0 where it is gone [seconds]."""
     try:
@@ -73,8 +90,8 @@ def cpu_clock(pid: int) -> float:
         return 0.0
 
 
-def signal_all(number: int, keep: int = 0) -> list[int]:
-    """Send a signal to every process but ``keep`` and return which there were."""
+def signal_all(number: int, keep: Collection[int] = ()) -> list[int]:
+    """Send a signal to every process but those in ``keep`` and return which there were."""
     pids = living(keep)
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -82,15 +99,15 @@ def signal_all(number: int, keep: int = 0) -> list[int]:
     return pids
 
 
-def stop_all(keep: int = 0) -> None:
+def stop_all(keep: Collection[int] = ()) -> None:
     """Stop every process, those as well that are being started meanwhile."""
     seen: set[int] = set()
     while not seen.issuperset(pids := signal_all(signal.SIGSTOP, keep)):
         seen.update(pids)
 
 
-def end_all(keep: int = 0) -> bool:
-    """Kill and reap every process but ``keep``.
+def end_all(keep: Collection[int] = ()) -> bool:
+    """Kill and reap every process but those in ``keep``.
 
     Returns:
         Whether none was left after some seconds.
@@ -102,6 +119,66 @@ def end_all(keep: int = 0) -> bool:
             return False
         time.sleep(0.0002)
     return True
+
+
+class _Children:
+    """Where the kernel has no pidfd, as gVisor's may not: a pipe that becomes readable whenever some child changes."""
+
+    def __init__(self) -> None:
+        self.reader, writer = os.pipe()
+        for descriptor in (self.reader, writer):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        # A signal that is ignored, or left to the kernel, would write nothing.
+        signal.signal(signal.SIGCHLD, _do_nothing)
+
+    def drain(self) -> None:
+        """Make it unreadable until the next change."""
+        with suppress(BlockingIOError):
+            while os.read(self.reader, 512):
+                pass
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal, so that it is written to the pipe."""
+
+
+_children: _Children | None = None
+
+
+def end_notice(pid: int) -> int:
+    """Open a descriptor that becomes readable when a child has ended, and perhaps before: see :func:`has_ended`."""
+    global _children
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+    _children = _children or _Children()
+    return os.dup(_children.reader)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child has ended; its exit status can still be taken."""
+    if _children is not None:
+        _children.drain()
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def ended(pid: int) -> tuple[int, float]:
+    """Take the exit status of a child that has ended; one that was taken already counts as killed.
+
+    Returns:
+        The status as ``os.wait4`` gives it, and the largest resident memory [bytes].
+    """
+    try:
+        _, status, spent = os.wait4(pid, 0)
+    except ChildProcessError:
+        return signal.SIGKILL, 0.0
+    return status, float(spent.ru_maxrss << 10)
 
 
 def reap() -> None:
@@ -151,3 +228,11 @@ def wait_until_stopped(pid: int) -> bool:
     except ChildProcessError:
         return False
     return False
+
+
+def oom_kills() -> int:
+    """Count the processes that the kernel killed as the container was at its limit; 0 where nothing counts them."""
+    for path in _OOM_COUNTERS:
+        with suppress(FileNotFoundError, PermissionError), open(path) as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+    return 0

@@ -6,28 +6,27 @@ Nothing here is trusted: a program can reach all of it. What it says to pid 1 is
 import ast
 import base64
 import builtins
-import errno
 import fcntl
 import io
 import linecache
 import os
-import random
 import resource
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 import types
 from dataclasses import dataclass
 from typing import Final, TextIO, cast
 
-from agentrl.sandboxes import kernel, seccomp, wire
+from agentrl.sandboxes import kernel, reading, seccomp, seeding, wire
 from agentrl.sandboxes.base import Limits
 
-HOME: Final = "/tmp"
 _CHANNEL: Final = 3
 _OUT: Final = 4
 _ERR: Final = 5
+_OURS: Final = (_CHANNEL, _OUT, _ERR)
 _HIGH: Final = 1000
 _CPU_CEILING_S: Final = 3600
 _CHAIN: Final = 20
@@ -45,8 +44,8 @@ class Start:
     """Where standard error goes."""
     proc: int
     """Folder descriptor of a ``/proc`` that can be written to."""
-    inside: int
-    """User and group of the program."""
+    inside: int | None
+    """User and group of the program in a user namespace of its own; ``None`` where it stays in its container's."""
     limits: Limits
     """What it may use."""
     seccomp: bytes
@@ -71,14 +70,16 @@ def _confine(start: Start) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.set_wakeup_fd(-1)
     proc = f"/proc/self/fd/{start.proc}/self"
     kernel.set_dumpable(True)
     with open(f"{proc}/oom_score_adj", "w") as file:
         file.write("1000")
-    kernel.unshare(kernel.NEWUSER)
-    kernel.write_maps(start.inside, start.inside, start.inside, proc)
+    if start.inside is not None:
+        kernel.unshare(kernel.NEWUSER)
+        kernel.write_maps(start.inside, start.inside, start.inside, proc)
     _move_descriptors(start)
-    os.chdir(HOME)
+    os.chdir(reading.HOME)
     _limit(start.limits)
     kernel.drop_privileges()
     seccomp.install(start.seccomp)
@@ -88,7 +89,7 @@ def _move_descriptors(start: Start) -> None:
     # First above every target, so that no dup2 closes a descriptor that is still to be moved.
     for descriptor, target in ((start.channel, _CHANNEL), (start.out, _OUT), (start.err, _ERR)):
         fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH + target)
-    for target in (_CHANNEL, _OUT, _ERR):
+    for target in _OURS:
         os.dup2(_HIGH + target, target, inheritable=False)
     os.closerange(_ERR + 1, 1 << 20)
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
@@ -111,7 +112,9 @@ def _limit(limits: Limits) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_RTPRIO, 0),
     ):
-        resource.setrlimit(kind, (value, value))
+        # gVisor has limits that it can only be started with.
+        if resource.getrlimit(kind) != (value, value):
+            resource.setrlimit(kind, (value, value))
 
 
 class _Program:
@@ -132,12 +135,15 @@ class _Program:
     def serve(self) -> None:
         frames = wire.Frames(wire.MAX_ORDER)
         self._tell({"t": "up"})
-        while (order := wire.receive(self._channel, frames)) is not None:
+        while (received := wire.receive_with(self._channel, frames)) is not None:
+            order, descriptors = received
             self._pid = os.getpid()
             if order["t"] == "snapshot":
                 self._snapshot()
+            elif order["t"] == "fork":
+                self._fork(descriptors)
             elif order["t"] == "read":
-                self._tell(_read(cast(str, order["path"]), cast(int, order["offset"]), cast(int, order["max"])))
+                self._tell(reading.read(cast(str, order["path"]), cast(int, order["offset"]), cast(int, order["max"])))
             elif self._run(order):
                 return
 
@@ -149,7 +155,7 @@ class _Program:
         pid = 0
         if len(os.listdir("/proc/self/task")) == 1:
             try:
-                pid = kernel.clone(kernel.CLONE_PARENT)
+                pid = kernel.clone_sibling()
             except OSError:
                 pid = 0
             else:
@@ -158,6 +164,31 @@ class _Program:
                     os.kill(os.getpid(), signal.SIGSTOP)
                     return
         self._tell({"t": "snapshot", "pid": pid})
+
+    def _fork(self, descriptors: list[int]) -> None:
+        """Make a copy that waits, stopped, for orders over ``descriptors``: channel, standard output and error."""
+        pid, why = 0, "the program runs threads, which a copy would lack"
+        if len(descriptors) != len(_OURS):
+            why = "the program has too many files open"
+        elif len(os.listdir("/proc/self/task")) == 1:
+            folder, files = os.getcwd(), reading.open_files()
+            try:
+                pid = kernel.clone_sibling()
+            except OSError as error:
+                why = f"its program can't be copied: {error.strerror}"
+            else:
+                if pid == 0:
+                    os.setpgid(0, 0)
+                    for descriptor, target in zip(descriptors, _OURS, strict=True):
+                        os.dup2(descriptor, target, inheritable=False)
+                        os.close(descriptor)
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                    # Woken with its own files under the same names.
+                    reading.reopen(folder, files)
+                    return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._tell({"t": "fork", "pid": pid, "why": why})
 
     def _run(self, order: wire.Message) -> bool:
         self._cells += 1
@@ -178,11 +209,11 @@ class _Program:
         sys.stdin = io.TextIOWrapper(_input(cast(str, order["stdin"])), encoding="utf-8")
         sys.setrecursionlimit(self._recursion)
         for name, content in cast(dict[str, str], order["files"]).items():
-            os.makedirs(os.path.dirname(os.path.join(HOME, name)), exist_ok=True)
-            with open(os.path.join(HOME, name), "wb") as file:
+            os.makedirs(os.path.dirname(os.path.join(reading.HOME, name)), exist_ok=True)
+            with open(os.path.join(reading.HOME, name), "wb") as file:
                 file.write(base64.b64decode(content))
         if order["seed"] is not None:
-            _seed(cast(int, order["seed"]))
+            seeding.seed(cast(int, order["seed"]))
 
     def _flush(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -225,21 +256,16 @@ def _writer(descriptor: int) -> TextIO:
 
 def _input(text: str) -> io.BufferedReader:
     if text:
-        descriptor = os.open(HOME, os.O_TMPFILE | os.O_RDWR)
-        with open(descriptor, "wb", closefd=False) as file:
+        with tempfile.TemporaryFile(dir=reading.HOME) as file:
             file.write(text.encode("utf-8", "surrogatepass"))
+            file.flush()
+            descriptor = os.dup(file.fileno())
         os.lseek(descriptor, 0, os.SEEK_SET)
     else:
         descriptor = os.open("/dev/null", os.O_RDONLY)
     os.dup2(descriptor, 0)
     os.close(descriptor)
     return open(0, "rb", closefd=False)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % (1 << 32))
 
 
 def _evaluate(code: str, name: str, scope: dict[str, object]) -> object:
@@ -281,13 +307,3 @@ def _shorten_chain(error: BaseException) -> None:
         current = current.__cause__ or current.__context__
     if current is not None:
         current.__cause__ = current.__context__ = None
-
-
-def _read(path: str, offset: int, size: int) -> wire.Message:
-    try:
-        with open(os.path.join(HOME, path), "rb") as file:
-            file.seek(offset)
-            data = file.read(size)
-    except OSError as error:
-        return {"t": "read", "data": None, "errno": error.errno or errno.EIO}
-    return {"t": "read", "data": base64.b64encode(data).decode(), "errno": None}

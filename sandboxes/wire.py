@@ -17,6 +17,7 @@ MAX_ORDER = 256 << 20
 
 # Captured, so that a program that replaces json.dumps in its own process does not change what we send there.
 _dumps, _loads, _pack, _unpack = json.dumps, json.loads, struct.pack, struct.unpack
+_receive = socket.recv_fds
 
 
 class WireError(Exception):
@@ -74,15 +75,30 @@ def receive(channel: socket.socket, frames: Frames) -> Message | None:
     Raises:
         WireError: What came is not one message.
     """
+    received = receive_with(channel, frames)
+    return None if received is None else received[0]
+
+
+def receive_with(channel: socket.socket, frames: Frames) -> tuple[Message, list[int]] | None:
+    """Wait for one message and the descriptors that come with it, which belong to the caller then.
+
+    Returns:
+        The message and at most three descriptors, or ``None`` where the other side has gone.
+
+    Raises:
+        WireError: What came is not one message.
+    """
+    passed: list[int] = []
     while True:
-        data = channel.recv(1 << 16)
+        data, descriptors, _, _ = _receive(channel, 1 << 16, 3)
+        passed += descriptors
         if not data:
             return None
         messages = frames.feed(data)
         if messages:
             if len(messages) > 1:
                 raise WireError("more than one message at once")
-            return messages[0]
+            return messages[0], passed
 
 
 def text(message: Message, key: str, limit: int) -> str | None:

@@ -16,8 +16,8 @@ from typing import Final
 
 from agentrl.sandboxes import init, kernel, seccomp, wire
 from agentrl.sandboxes.base import Limits
+from agentrl.sandboxes.inheritance import Inheritance
 from agentrl.sandboxes.launcher import Orders
-from agentrl.sandboxes.overseer import Inheritance
 
 STANDARD: Final = """
 abc argparse array ast asyncio base64 bisect calendar cmath collections contextlib copy csv ctypes
@@ -31,7 +31,8 @@ FOLDED: Final = ("numpy.random", "numpy.linalg", "numpy.fft")
 """Parts of numpy that load late and cost milliseconds in every session."""
 
 
-def _preload(names: list[str]) -> list[str]:
+def preload(names: list[str]) -> list[str]:
+    """Import the standard library and these modules and give the names of those that are there."""
     loaded: list[str] = []
     extra = [part for part in FOLDED if "numpy" in names]
     for name in [*STANDARD.split(), *names, *extra]:
@@ -51,7 +52,8 @@ def _preload(names: list[str]) -> list[str]:
     return loaded
 
 
-def _forget_ourselves() -> None:
+def forget_ourselves() -> None:
+    """Take our modules out of ``sys.modules``: a program that imports them must not get ours."""
     for name in [name for name in sys.modules if name.split(".")[0] == "agentrl"]:
         del sys.modules[name]
 
@@ -87,8 +89,8 @@ def main() -> None:
     instructions = seccomp.program(kernel.MACHINE)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
-    loaded = _preload(config["preload"])
-    _forget_ourselves()
+    loaded = preload(config["preload"])
+    forget_ourselves()
     gc.collect()
     gc.freeze()
     kernel.set_dumpable(False)

@@ -4,8 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
+
+from agentrl.sandboxes import SandboxUnavailable, open_sandbox
 
 FOLDER = Path(__file__).resolve().parents[1] / "scripts" / "benchmarks"
 
@@ -18,6 +21,35 @@ def test_help_shows_examples() -> None:
     shown = run(FOLDER / "end_to_end.py", "--help")
     assert shown.returncode == 0
     assert "examples:" in shown.stdout and "--quick --without-trl" in shown.stdout
+
+
+def test_help_of_the_sandboxes_shows_examples() -> None:
+    shown = run(FOLDER / "sandboxes.py", "--help")
+    assert shown.returncode == 0 and "examples:\n  sandboxes.py" in shown.stdout
+
+
+@pytest.mark.slow
+def test_sandboxes_are_measured(tmp_path: Path) -> None:
+    if not can_open("local"):
+        pytest.skip("the local sandbox can't run here")
+    numbers = tmp_path / "new" / "sandboxes.json"
+    shown = run(FOLDER / "sandboxes.py", "--quick", "--only", "local", "--json", numbers)
+    assert shown.returncode == 0, shown.stderr
+    assert "failed:" not in shown.stdout, shown.stdout
+    found = json.loads(numbers.read_text())
+    assert all(0 < second < 10 for row in found["seconds"].values() for second in row)
+    assert len(found["seconds"]["local: warm cell"]) == 30 and found["seconds"]["python3 -c pass"]
+    names = {one["name"] for one in found["measures"]}
+    assert {"local: warm cells", "local: fresh one-shots", "local: next cell after fork bomb"} <= names
+
+
+def can_open(backend: Literal["local", "docker"]) -> bool:
+    """Whether the back end can be opened."""
+    try:
+        open_sandbox(backend).close()
+    except SandboxUnavailable:
+        return False
+    return True
 
 
 @pytest.mark.slow

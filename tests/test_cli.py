@@ -34,7 +34,10 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return err.removeprefix("agentrl: ").strip()
 
 
-@pytest.mark.parametrize("command", ["train", "sft", "eval", "list", "check-env", "report"])
+COMMANDS = ("train", "sft", "eval", "list", "check-env", "report", "doctor", "sandbox")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_examples_of_the_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
@@ -48,7 +51,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     shown = capsys.readouterr().out
-    assert all(f"\n    {command}" in shown for command in ("train", "sft", "eval", "list", "check-env", "report"))
+    assert all(f"\n    {command}" in shown for command in COMMANDS)
     assert "examples:\n  agentrl train --preset quickstart" in shown
 
 

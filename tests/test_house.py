@@ -27,7 +27,7 @@ FLOORS = {
     3: {"engines", "rollout", "config", "attention", "linear", "rng"},
     4: {"batch", "algos", "diagnostics", "policy"},
     5: {"trainer", "sft", "checkpoint", "metrics", "evaluate", "compare", "replay", "viewer"}
-    | {"runfolder", "records", "tiny", "display", "assemble", "invariants", "pipeline", "evaluation"},
+    | {"runfolder", "records", "tiny", "display", "assemble", "invariants", "pipeline", "evaluation", "doctor"},
     6: {"cli", "__init__", "__main__"},
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}

@@ -1,5 +1,7 @@
 """What a program finds in its file system, place by place."""
 
+import errno
+
 import pytest
 
 from agentrl.sandboxes import Sandbox, Session
@@ -87,12 +89,32 @@ def test_way_out_that_is_closed(shared: Session, expression: str) -> None:
     assert result.exc_type in ERRORS[expression], result
 
 
-def test_read_file_follows_no_link_out(session: Session) -> None:
-    session.run("import os\nos.symlink('/etc/shadow', '/tmp/a')\nos.symlink('/proc/1/environ', '/tmp/b')")
-    with pytest.raises(FileNotFoundError):
-        session.read_file("/tmp/a")
-    with pytest.raises(PermissionError):
-        session.read_file("/tmp/b")
+def test_read_file_follows_no_link(session: Session) -> None:
+    code = "import os\nos.symlink('/etc/shadow', 'a')\nos.symlink('/tmp/f', 'b')\nos.mkdir('d')\nos.symlink('d', 'e')"
+    session.run(f"{code}\nfor name in ('f', 'd/f'): open(name, 'w').write('x')")
+    assert session.read_file("d/f") == b"x"
+    for path in ("a", "/tmp/b", "e/f", "/tmp/e/f"):
+        with pytest.raises(OSError) as caught:
+            session.read_file(path)
+        assert caught.value.errno == errno.ELOOP, path
+
+
+def test_read_file_takes_regular_files_only_and_does_not_wait(session: Session) -> None:
+    session.run(
+        "x = 1\nimport os, socket\nos.mkfifo('p')\ns = socket.socket(socket.AF_UNIX)\ns.bind('s')\nos.mkdir('d')"
+    )
+    expected = {"p": errno.EINVAL, "/dev/zero": errno.EINVAL, "s": errno.ENXIO, "d": errno.EISDIR, ".": errno.EISDIR}
+    for path, number in expected.items():
+        with pytest.raises(OSError) as caught:
+            session.read_file(path)
+        assert caught.value.errno == number, path
+    assert session.run("x").value == "1"
+
+
+def test_read_file_is_bounded(session: Session) -> None:
+    session.run("f = open('big', 'wb')\nf.truncate(20 << 20)")
+    assert session.read_file("big", 700_000) == bytes(700_000)
+    assert session.read_file("big", 0) == b""
 
 
 def test_deep_folders_do_not_hinder_the_end(sandbox: Sandbox) -> None:

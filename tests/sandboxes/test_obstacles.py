@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 OPEN = """
 from agentrl.sandboxes import SandboxUnavailable, open_sandbox
 try:
-    open_sandbox()
+    open_sandbox("local")
 except SandboxUnavailable as error:
     print(error)
 else:
@@ -49,7 +49,7 @@ def needs_unshare(require: Callable[[bool, str], None], sandbox: Sandbox) -> Non
 
 def test_no_more_user_namespaces() -> None:
     message = say(OPEN, "echo 0 > /proc/sys/user/max_user_namespaces")
-    assert "max_user_namespaces is 0" in message and "sysctl user.max_user_namespaces=10000" in message
+    assert "max_user_namespaces is 0" in message and "sysctl -w user.max_user_namespaces=10000" in message
 
 
 def test_an_outer_filter() -> None:

@@ -1,0 +1,71 @@
+"""The cell that a program is busy with: how it began, what it used, and what its end means."""
+
+import os
+import signal
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from agentrl.sandboxes import processes, wire
+
+_STATUSES: Final = ("ok", "error", "exit", "memory")
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """The cell, or other order, that the program is busy with."""
+
+    order: wire.Message
+    token: str
+    started: float = field(default_factory=time.monotonic)
+    cpu_before: float = 0.0
+    clock_before: float = 0.0
+    oom_before: int = field(default_factory=processes.oom_kills)
+    rss: int = 0
+    next_pss: float = 0.0
+    claim: wire.Message | None = None
+    reason: str | None = None
+    poisoned: bool = False
+
+    def check(self, claim: wire.Message) -> wire.Message:
+        """Take what the program says of its end.
+
+        Raises:
+            agentrl.sandboxes.wire.WireError: It does not keep to the form, or says it twice.
+        """
+        checked: wire.Message = {
+            "status": claim.get("status"),
+            "value": wire.text(claim, "value", wire.MAX_CLAIM),
+            "exc_type": wire.text(claim, "exc_type", 200),
+            "traceback": wire.text(claim, "traceback", wire.MAX_CLAIM),
+            "exit_code": wire.number(claim, "exit_code"),
+        }
+        if checked["status"] not in _STATUSES or self.claim is not None:
+            raise wire.WireError("no such status")
+        return checked
+
+    def measure(self, pid: int, spared: Collection[int]) -> wire.Message:
+        """Say what was used so far.
+
+        Args:
+            pid: The program.
+            spared: Processes that do not count.
+        """
+        wall, now = time.monotonic() - self.started, processes.usage(spared)
+        precise = processes.cpu_clock(pid) - self.clock_before
+        cpu = max(now.cpu_s - self.cpu_before, precise, 0.0)
+        return {"t": "done", "wall": wall, "cpu": cpu, "rss": max(self.rss, now.rss), "signal": None}
+
+    def outcome(self, status: int) -> wire.Message:
+        """Say what became of a cell whose program ended with an exit status as of ``wait``."""
+        code = os.waitstatus_to_exitcode(status)
+        if self.reason is not None:
+            return {"status": self.reason}
+        if self.claim is not None and code == 0:
+            return self.claim
+        if code == -signal.SIGKILL and processes.oom_kills() > self.oom_before:
+            return {"status": "memory"}
+        if code < 0:
+            return {"status": "killed", "signal": -code}
+        return {"status": "exit", "exit_code": code}

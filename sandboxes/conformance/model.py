@@ -1,0 +1,145 @@
+"""What a conformance case is, and what running one yields."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentrl.sandboxes.base import Result, Sandbox, SandboxError
+
+
+class Violation(Exception):
+    """A sandbox did something else than it promised; the message says what was seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one case."""
+
+    name: str
+    """Name of the case."""
+    group: str
+    """What it belongs to, such as ``memory`` or ``transactions``."""
+    expected: str
+    """What has to happen."""
+    seen: str
+    """What happened instead; empty where it did what it had to."""
+    why: str
+    """What goes wrong elsewhere when this does not hold."""
+    wall_s: float
+    """Seconds it took."""
+    asked: bool = True
+    """Whether this back end makes the promise at all; where not, nothing was run."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was seen that should not be."""
+        return not self.seen
+
+    def __str__(self) -> str:
+        if not self.asked:
+            return f"-    {self.group}/{self.name}: not a promise of this back end"
+        if self.passed:
+            return f"ok   {self.group}/{self.name} ({self.wall_s:.1f} s)"
+        rows = (f"expected: {self.expected}", f"seen: {self.seen}", f"why: {self.why}")
+        return "\n     ".join([f"FAIL {self.group}/{self.name}", *rows])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What became of all cases."""
+
+    outcomes: tuple[Outcome, ...]
+    """One for each case, in the order in which they ran."""
+
+    @property
+    def failures(self) -> tuple[Outcome, ...]:
+        """The cases in which the sandbox did not keep a promise."""
+        return tuple(outcome for outcome in self.outcomes if not outcome.passed)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.failures
+
+    def __str__(self) -> str:
+        asked = sum(outcome.asked for outcome in self.outcomes)
+        total = f"{asked - len(self.failures)} of {asked} held, {len(self.outcomes) - asked} not asked"
+        return "\n".join([*map(str, self.failures), total])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One promise and the program, or the steps, that would show it broken."""
+
+    name: str
+    """Unique among all cases."""
+    group: str
+    """What it belongs to."""
+    expected: str
+    """What has to happen, for the report."""
+    why: str
+    """What goes wrong elsewhere when this does not hold."""
+    play: Callable[[Sandbox], None]
+    """Runs it; raises :class:`Violation` where the sandbox does not hold."""
+    backends: frozenset[str] = frozenset()
+    """The back ends that promise it; empty for all of them."""
+    unbounded: bool = False
+    """The program takes whatever it gets: run it only where the limits are known to hold."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def asked_of(self, sandbox: Sandbox) -> bool:
+        """Whether the sandbox's back end makes this promise."""
+        return not self.backends or sandbox.backend in self.backends
+
+    def run(self, sandbox: Sandbox) -> Outcome:
+        """Run the case; whatever the sandbox does becomes an outcome."""
+        began, seen = time.monotonic(), ""
+        asked = self.asked_of(sandbox)
+        if asked:
+            try:
+                self.play(sandbox)
+            except Violation as violation:
+                seen = str(violation)
+            except SandboxError as error:
+                seen = f"a program must not make the infrastructure fail: {type(error).__name__}: {error}"
+            except Exception as error:  # an author's back end may raise anything; the other cases still count
+                seen = f"the back end raised {type(error).__name__}: {error}"
+        wall = time.monotonic() - began
+        return Outcome(
+            name=self.name,
+            group=self.group,
+            expected=self.expected,
+            seen=seen,
+            why=self.why,
+            wall_s=wall,
+            asked=asked,
+        )
+
+
+def shown(result: Result) -> str:
+    """Describe a result in one short line."""
+    parts = [f"status {result.status}", f"state {result.state}"]
+    for name, value in (
+        ("exc_type", result.exc_type),
+        ("value", result.value),
+        ("stdout", result.stdout),
+        ("stderr", result.stderr),
+        ("exit_code", result.exit_code),
+        ("signal", result.signal),
+    ):
+        if value not in (None, ""):
+            text = repr(value)
+            parts.append(f"{name} {text if len(text) < 160 else f'{text[:70]} … {text[-70:]} ({len(text)})'}")
+    return ", ".join([*parts, f"wall {result.wall_s:.2f} s", f"cpu {result.cpu_s:.2f} s"])
+
+
+def must(holds: bool, seen: str) -> None:
+    """Raise a violation unless something holds.
+
+    Raises:
+        Violation: It does not.
+    """
+    if not holds:
+        raise Violation(seen)

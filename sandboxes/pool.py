@@ -1,0 +1,155 @@
+"""Sessions made in advance: one nursery for each import profile, with its zygote and a few ready sessions.
+
+Asking a zygote for a session does not wait, so that the pool needs no thread of its own: whoever takes a session asks
+for the next one. A ready session has no seed yet and has run nothing; the seed comes with the first order.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from agentrl.sandboxes.base import Limits, SandboxClosed, SandboxError
+from agentrl.sandboxes.host import Zygote
+from agentrl.sandboxes.worker import Worker
+
+
+class Nursery:
+    """A zygote, started when it is first needed, and the sessions that wait for a program; safe from any thread."""
+
+    def __init__(self, limits: Limits, preload: tuple[str, ...], size: int) -> None:
+        """Prepare, start nothing.
+
+        Args:
+            limits: What each session may use.
+            preload: Modules that the zygote imports.
+            size: Sessions to keep ready; 0 makes each when it is asked for.
+        """
+        self._limits, self._preload, self._size = limits, preload, size
+        self._starting = threading.Lock()
+        self._lock = threading.Lock()
+        self._zygote: Zygote | None = None
+        self._ready: deque[Worker] = deque()
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the zygote, unless it runs, and fill the pool.
+
+        Raises:
+            SandboxUnavailable: This machine forbids it; the message names the way out.
+            SandboxClosed: It was closed.
+        """
+        self._running(None)
+        self._refill()
+
+    def take(self, *, made_now: bool = False) -> Worker:
+        """Take a ready session, or have one made.
+
+        Args:
+            made_now: Take none that is ready: when this one comes up, the zygote lived after this call.
+
+        Raises:
+            SandboxError: The nursery is closed, or the zygote can't be started.
+        """
+        worker = None if made_now else self._pop()
+        if worker is None:
+            worker = self._make()
+        self._refill()
+        return worker
+
+    @property
+    def ready(self) -> int:
+        """How many sessions wait for a program."""
+        return len(self._ready)
+
+    @property
+    def state(self) -> str:
+        """``waiting`` for its first use, ``running``, ``dead`` until the next session is taken, or ``closed``."""
+        if self._closed:
+            return "closed"
+        zygote = self._zygote
+        return "waiting" if zygote is None else "running" if zygote.alive() else "dead"
+
+    def close(self) -> None:
+        """End the zygote with every session that it made, and wait for that. Closing twice is allowed."""
+        with self._starting:
+            with self._lock:
+                self._closed = True
+                zygote, self._zygote = self._zygote, None
+                left = list(self._ready)
+                self._ready.clear()
+            for worker in left:
+                worker.dispose()
+            if zygote is not None:
+                zygote.close()
+
+    def _pop(self) -> Worker | None:
+        while True:
+            with self._lock:
+                if not self._ready:
+                    return None
+                worker, zygote = self._ready.popleft(), self._zygote
+            # The sessions of a zygote that has died look alive until the kernel has come round to them.
+            if worker.alive() and zygote is not None and zygote.alive():
+                return worker
+            worker.dispose()
+
+    def _make(self) -> Worker:
+        zygote = self._running(None)
+        try:
+            return self._ask(zygote)
+        except SandboxError:
+            # It has died since: a zygote that has just been started may try once more.
+            return self._ask(self._running(zygote))
+
+    def _ask(self, zygote: Zygote) -> Worker:
+        worker = Worker(self._limits)
+        try:
+            zygote.open(worker.theirs)
+        except BaseException:
+            worker.dispose()
+            raise
+        worker.sent()
+        return worker
+
+    def _running(self, dead: Zygote | None) -> Zygote:
+        """Give the zygote; start it where there is none, or only the one known to be ``dead``."""
+        with self._starting:
+            if self._closed:
+                raise SandboxClosed("this sandbox is closed")
+            if self._zygote is not None and self._zygote is not dead:
+                return self._zygote
+            if self._zygote is not None:
+                self._zygote.close()
+            self._zygote = None
+            self._zygote = Zygote(self._limits, self._preload)
+            return self._zygote
+
+    def _refill(self) -> None:
+        # A zygote that has died is the business of the next caller who needs it, not of this one.
+        with suppress(SandboxError):
+            while self._missing():
+                zygote = self._zygote
+                if zygote is None:
+                    return
+                worker = self._ask(zygote)
+                with self._lock:
+                    keep = not self._closed and len(self._ready) < self._size
+                    if keep:
+                        self._ready.append(worker)
+                if not keep:
+                    worker.dispose()
+
+    def _missing(self) -> bool:
+        with self._lock:
+            return not self._closed and len(self._ready) < self._size
+
+
+def in_background(work: Callable[[], None]) -> None:
+    """Run ``work`` in a thread that no one waits for; what it can't do will be met again by who needs it."""
+
+    def run() -> None:
+        with suppress(SandboxError):
+            work()
+
+    threading.Thread(target=run, name="agentrl-preload", daemon=True).start()

@@ -1,0 +1,94 @@
+"""What back ends share that run each session in a worker of its own: one-shot runs, turns on the cores, counting."""
+
+import os
+import threading
+from abc import abstractmethod
+from dataclasses import replace
+
+from agentrl.sandboxes.base import Cell, Files, Limits, Result, SandboxClosed, Session
+from agentrl.sandboxes.counters import MeteredSandbox
+from agentrl.sandboxes.profiles import Profile
+from agentrl.sandboxes.worker import Worker, WorkerDied
+
+
+class CellSession(Session):
+    """A session that takes cells with all their settings."""
+
+    @abstractmethod
+    def execute(self, cell: Cell) -> Result:
+        """Run one cell with all its settings, uncounted.
+
+        Raises:
+            SandboxError: The sandbox failed.
+            ValueError: The code is longer than the limit, or the timeout is not positive.
+        """
+
+
+class WorkerSandbox(MeteredSandbox):
+    """A sandbox whose sessions each take one worker."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Start nothing."""
+        super().__init__(limits)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._sessions = 0
+        # More running cells than cores only make each other's clocks run out.
+        self.slots = threading.Semaphore(max(2, len(os.sched_getaffinity(0))))
+        """Held while a cell runs."""
+
+    @abstractmethod
+    def open(self, seed: int, *, made_now: bool = False) -> CellSession:
+        """Open a session; ``made_now`` takes no worker that was made in advance."""
+
+    @abstractmethod
+    def take(self, profile: Profile, *, made_now: bool = False) -> Worker:
+        """Take a session's processes, made in advance where there are such and ``made_now`` does not forbid it.
+
+        Raises:
+            SandboxError: The sandbox is closed, or none can be made.
+        """
+
+    def session(self, seed: int = 0) -> CellSession:
+        """Open a session; see :meth:`Sandbox.session`."""
+        return self.open(seed)
+
+    def run(
+        self, code: str, *, timeout: float | None = None, stdin: str = "", files: Files | None = None, seed: int = 0
+    ) -> Result:
+        """Run one program in a fresh session; see :meth:`Sandbox.run`."""
+        cell = Cell(code=code, timeout=timeout, transaction=False, stdin=stdin, files=files or {}, final=True)
+        return self.meter.measure(lambda: self._run(cell, seed))
+
+    def _run(self, cell: Cell, seed: int) -> Result:
+        for attempt in (1, 2):
+            # A second death must be the program's: it gets a session that the first one's cause can't have struck.
+            with self.open(seed, made_now=attempt == 2) as session:
+                try:
+                    return replace(session.execute(cell), attempts=attempt)
+                except WorkerDied:
+                    # Once may be the machine's fault; twice is the program's.
+                    if attempt == 1:
+                        self.meter.rerun()
+        return Result(status="crash", attempts=2, state="lost", backend=self.backend)
+
+    @property
+    def closed(self) -> bool:
+        """Whether its owner has closed it."""
+        return self._closed
+
+    def enter(self) -> None:
+        """Count a session that was opened.
+
+        Raises:
+            SandboxClosed: The sandbox is closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise SandboxClosed("this sandbox is closed")
+            self._sessions += 1
+
+    def leave(self) -> None:
+        """Count a session that was closed."""
+        with self._lock:
+            self._sessions -= 1

@@ -1,0 +1,239 @@
+"""What the benchmark of the sandboxes times: one row for each way of running a program."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, Session
+from agentrl.sandboxes.docker_image import IMAGE, PYTHON_LABEL
+from agentrl.sandboxes.local import LocalSandbox
+
+PYTHON = os.path.realpath(sys.executable)
+"""The interpreter itself: a virtual environment's start is slower, which would flatter every ratio."""
+LIBRARIES = "import numpy, sympy\nint(sympy.Integer(6) * 7)"
+SLEEPY_BOMB = """import os, time
+while True:
+    try: os.fork()
+    except OSError: time.sleep(0.05)"""
+HOSTILE = {
+    "endless loop": (0.1, "while True: pass"),
+    "sleep": (0.1, "import time\ntime.sleep(60)"),
+    "fork bomb": (0.1, "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"),
+    "sleeping fork bomb": (0.1, SLEEPY_BOMB),
+    "memory hog": (5.0, "kept = []\nwhile True: kept.append(b'x' * (8 << 20))"),
+    "thread bomb": (5.0, "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(9,)).start()"),
+    "flood of output": (5.0, "while True: print('x' * 65536)"),
+    "full disk": (5.0, "with open('/tmp/a', 'wb') as file:\n    while True: file.write(b'x' * (1 << 20))"),
+    "os._exit": (5.0, "import os\nos._exit(3)"),
+    "segmentation fault": (5.0, "import ctypes\nctypes.string_at(0)"),
+    "kill itself": (5.0, "import os\nos.kill(os.getpid(), 9)"),
+    "kill everything": (5.0, "import os\nos.kill(-1, 9)"),
+}
+"""Hostile programs by class, with the CPU seconds that each is given."""
+DEADLINE_S = 0.2
+SETTLE_S = 0.06
+"""A pause in which the next session gets ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One way to run a program."""
+
+    name: str
+    """What the table calls it."""
+    sample: Callable[[], float] | None = None
+    """Prepare, run once and give the seconds that count; ``None`` where it can't be had here."""
+    targets: tuple[float, float] | None = None
+    """What the project promises: p50 and p99 [milliseconds]."""
+    each: int = 1
+    """Samples per round: quick rows get more."""
+    rare: int = 1
+    """Take part in one round of this many: slow rows get fewer."""
+    missing: str = "not installed"
+    """Why there are no samples."""
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds that one call takes."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def command(*arguments: str) -> Callable[[], float]:
+    """Time a whole process.
+
+    Raises:
+        subprocess.CalledProcessError: It failed, when it is called.
+    """
+    run = lambda: subprocess.run(arguments, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    return lambda: timed(run)
+
+
+def expected(result: Result, value: str) -> Result:
+    """Give the result back when it is the right one: a wrong one must not be timed as a quick one."""
+    if (result.status, result.value) != ("ok", value):
+        raise SandboxError(f"expected ok and {value}, not {result.status} and {result.value}: {result.traceback}")
+    return result
+
+
+def tool_rows() -> Iterator[Row]:
+    """Time the ways that need nothing of ours."""
+    yield Row(name="python3 -c pass", sample=command(PYTHON, "-c", "pass"), each=2)
+    flags = ("--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--tmpfs", "/tmp")
+    yield _tool_row("bwrap python3 -I -S -c pass", command("bwrap", *flags, PYTHON, "-I", "-S", "-c", "pass"), "bwrap")
+
+
+def docker_tool_rows(container: str, python: str) -> Iterator[Row]:
+    """Time the ways that Docker's own commands offer.
+
+    Args:
+        container: Name of a running container; empty where there is no engine or no image.
+        python: Where the image has its interpreter.
+    """
+    run = ("docker", "run", "--rm", "--network", "none", "--entrypoint", python, IMAGE, "-c", "pass")
+    missing = "" if container else "no engine, or no image"
+    for name, arguments in (
+        ("docker exec … python3 -c pass", ("docker", "exec", container, python, "-c", "pass")),
+        ("docker run … python3 -c pass", run),
+    ):
+        yield _tool_row(name, command(*arguments), "docker", missing)
+
+
+def _tool_row(name: str, sample: Callable[[], float], tool: str, missing: str = "") -> Row:
+    if missing or shutil.which(tool) is None:
+        return Row(name=name, missing=missing or "not installed")
+    try:
+        sample()
+    except subprocess.CalledProcessError as error:
+        return Row(name=name, missing=f"fails here: {error.stderr.decode().strip()[-80:]}")
+    return Row(name=name, sample=sample)
+
+
+class ContainerOfTools:
+    """A container for ``docker exec``; its name is empty where there is no engine or no image."""
+
+    def __init__(self) -> None:
+        self.name = self.python = ""
+        if shutil.which("docker") is None:
+            return
+        form = f'{{{{index .Config.Labels "{PYTHON_LABEL}"}}}}'
+        asked = _said("docker", "image", "inspect", "--format", form, IMAGE)
+        if asked:
+            self.python = asked
+            sleep = ("-c", "import time; time.sleep(86400)")
+            self.name = _said(
+                *("docker", "run", "--rm", "--detach", "--init", "--network", "none"),
+                *("--entrypoint", self.python, IMAGE, *sleep),
+            )
+
+    def close(self) -> None:
+        """Remove it."""
+        if self.name:
+            subprocess.run(["docker", "rm", "--force", self.name], capture_output=True, check=False)
+
+
+def _said(*arguments: str) -> str:
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def one_shot(sandbox: Sandbox) -> float:
+    """Time one program that uses numpy and sympy, on a session that was made in advance."""
+    time.sleep(SETTLE_S)
+    return timed(lambda: expected(sandbox.run(LIBRARIES), "42"))
+
+
+def warm_cell(session: Session, *, transaction: bool) -> float:
+    """Time one cell of a session that has run others."""
+    return timed(lambda: expected(session.run("6 * 7", transaction=transaction), "42"))
+
+
+def fork(session: Session) -> float:
+    """Time a copy of a session until its first cell is done."""
+    copies: list[Session] = []
+
+    def run() -> None:
+        copies.append(session.fork())
+        expected(copies[0].run("x", transaction=False), "[1]")
+
+    seconds = timed(run)
+    copies[0].close()
+    return seconds
+
+
+def fresh(unpooled: Sandbox) -> float:
+    """Time a session that nobody made in advance, until its first cell is done; ``unpooled`` keeps none ready."""
+    with unpooled.session() as session:
+        return timed(lambda: expected(session.run(LIBRARIES, transaction=False), "42"))
+
+
+def verdict_delay(sandbox: Sandbox, code: str) -> float:
+    """Time from the deadline to the verdict, of a program that sleeps: its wall clock decides.
+
+    Raises:
+        SandboxError: It was no timeout, or the CPU time ran out first.
+    """
+    began = time.perf_counter()
+    result = sandbox.run(code, timeout=DEADLINE_S)
+    took = time.perf_counter() - began - result.queue_s
+    deadline = DEADLINE_S * sandbox.limits.wall_factor
+    if result.status != "timeout" or took < deadline:
+        raise SandboxError(f"expected a timeout by the wall clock, not {result.status} after {took:.3f} s")
+    return took - deadline
+
+
+def usable_again(runner: Sandbox | Session, kind: str) -> float:
+    """Time from the verdict of a hostile program to the result of the next one, in the same session if it is one."""
+    timeout, code = HOSTILE[kind]
+    runner.run(code, timeout=timeout)
+    return timed(lambda: expected(runner.run("6 * 7"), "42"))
+
+
+def descendants() -> list[int]:
+    """This process and every one below it."""
+    parents: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+    found, new = set[int](), {os.getpid()}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new} - found
+        found |= new
+    return sorted({os.getpid(), *found})
+
+
+def proportional_bytes() -> int:
+    """Memory of this process and all below it, shared pages divided among their users [bytes].
+
+    Raises:
+        PermissionError: Only root may look into processes that hide themselves.
+    """
+    total = 0
+    for pid in descendants():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+def bytes_per_session(count: int) -> float:
+    """What one more session that waits for its first program costs [bytes].
+
+    Args:
+        count: Sessions that each of the two zygotes keeps ready.
+    """
+    used: list[int] = []
+    for ready in (0, count):
+        with LocalSandbox(Limits(), ready=ready) as sandbox:
+            for code in (LIBRARIES, "6 * 7"):
+                expected(sandbox.run(code), "42")
+            time.sleep(1.0 + 0.02 * count)
+            used.append(proportional_bytes())
+    return (used[1] - used[0]) / (2 * count)

@@ -1,0 +1,239 @@
+"""Shows what each defence of the local sandbox is good for: removes one at a time and runs the programs that test it.
+
+Each mutation of sandbox_mutations.toml is applied to a temporary copy of agentrl/sandboxes, and the conformance cases
+that watch it run against the copy, in a process of its own. A defence that no case misses needs a case; where another
+defence covers it, the file says which.
+
+Exit status: 0 every defence is missed by a case or covered; 1 one is missed by none; 2 the runs mean nothing, because
+a case fails without any mutation or because a mutation no longer fits the code.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1] / "agentrl" / "sandboxes"
+TABLE = Path(__file__).with_suffix(".toml")
+PATIENCE_S = 180.0
+EXAMPLES = """\
+examples:
+  python scripts/sandbox_mutations.py                      every defence, some minutes
+  python scripts/sandbox_mutations.py --only 'rlimit-*'    some of them, by name
+  python scripts/sandbox_mutations.py --all --only token   against every bounded case, not only those that watch it
+  python scripts/sandbox_mutations.py --list               what there is
+"""
+# A variable that must not reach a program; the cases compare the host's environment with the program's.
+CANARY = {"AGENTRL_CANARY": "a variable of the host"}
+WORKER = """
+import json, sys, types
+package = types.ModuleType("agentrl")
+package.__path__ = [sys.argv[1]]
+sys.modules["agentrl"] = package
+from agentrl.sandboxes import SandboxError, open_sandbox
+from agentrl.sandboxes.conformance import cases
+def tell(**what): print(json.dumps(what), flush=True)
+try:
+    sandbox = open_sandbox("local")
+    if sandbox.run("1").value != "1":
+        raise SandboxError("it does not even run 1")
+except SandboxError as error:
+    tell(broken=f"{type(error).__name__}: {error}")
+    sys.exit()
+with sandbox:
+    watched = json.loads(sys.argv[2])
+    for case in cases(watched):
+        if watched is None and case.unbounded:
+            continue
+        tell(name=case.name, seen=case.run(sandbox).seen)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """One replacement in one file."""
+
+    file: str
+    """Path within the package."""
+    old: str
+    """What is there, exactly once."""
+    new: str
+    """What takes its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """One defence and how to remove it."""
+
+    name: str
+    """Short name."""
+    defence: str
+    """What is removed, in words."""
+    watch: tuple[str, ...]
+    """Patterns of the cases that should notice."""
+    patches: tuple[Patch, ...]
+    """How it is removed."""
+    covered_by: str = ""
+    """Which other defence stands in, where no case can notice."""
+    root: bool = False
+    """It is a defence only where real root opens the sandbox."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the cases made of a copy."""
+
+    noticed: dict[str, str]
+    """Name of each case that failed, and what it saw."""
+    held: tuple[str, ...]
+    """Cases that passed."""
+
+
+class Misfit(Exception):
+    """A mutation does not fit the code any more."""
+
+
+def load(table: Path = TABLE) -> tuple[Mutation, ...]:
+    """Read the mutations."""
+    mutations: list[Mutation] = []
+    for row in tomllib.loads(table.read_text(encoding="utf-8"))["mutation"]:
+        patches = tuple(Patch(**patch) for patch in row.pop("patch"))
+        mutations.append(Mutation(watch=tuple(row.pop("watch")), patches=patches, **row))
+    return tuple(mutations)
+
+
+def apply(mutation: Mutation, package: Path) -> None:
+    """Change a copy of the package.
+
+    Raises:
+        Misfit: A patch does not find exactly one place.
+    """
+    for patch in mutation.patches:
+        path = package / patch.file
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if (found := text.count(patch.old)) != 1:
+            raise Misfit(f"{mutation.name}: {patch.file} holds {found} times, not once: {patch.old.strip()!r}")
+        path.write_text(text.replace(patch.old, patch.new), encoding="utf-8")
+
+
+def play(watch: Sequence[str] | None, mutation: Mutation | None = None) -> Seen:
+    """Run cases against a copy of the package, mutated or as it is.
+
+    Args:
+        watch: Patterns of cases; ``None`` for every case whose program is bounded.
+        mutation: What to remove first.
+
+    Raises:
+        Misfit: The mutation does not fit the code.
+    """
+    with tempfile.TemporaryDirectory(prefix="agentrl-mutation-") as folder:
+        package = Path(folder) / "agentrl" / "sandboxes"
+        shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+        if mutation is not None:
+            apply(mutation, package)
+        return _listen([sys.executable, "-B", "-c", WORKER, str(package.parent), json.dumps(watch)], watch is None)
+
+
+def _listen(command: list[str], everything: bool) -> Seen:
+    noticed: dict[str, str] = {}
+    held: list[str] = []
+    patience = PATIENCE_S * (10 if everything else 1)
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=said, stderr=errors, env={**os.environ, **CANARY}, cwd="/") as process:
+            try:
+                process.wait(patience)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                noticed["(hung)"] = f"no end after {patience:.0f} s"
+        said.seek(0)
+        errors.seek(0)
+        for line in said:
+            told = json.loads(line)
+            if "broken" in told:
+                noticed["(does not start)"] = told["broken"]
+            elif told["seen"]:
+                noticed[told["name"]] = told["seen"]
+            else:
+                held.append(told["name"])
+        if process.returncode and not noticed:
+            noticed["(died)"] = errors.read().strip()[-300:]
+    return Seen(noticed=noticed, held=tuple(held))
+
+
+def judge(mutation: Mutation, seen: Seen) -> tuple[bool, str]:
+    """Say whether a defence is accounted for, and by what."""
+    if seen.noticed:
+        return True, ", ".join(sorted(seen.noticed))
+    if mutation.covered_by:
+        return True, f"none; covered by {mutation.covered_by}"
+    return False, "NONE: write a program that misses it"
+
+
+def _baseline(mutations: Sequence[Mutation], everything: bool) -> dict[str, str]:
+    watch = None if everything else sorted({pattern for mutation in mutations for pattern in mutation.watch})
+    print("without any mutation ...", end=" ", flush=True)
+    seen = play(watch)
+    print(f"{len(seen.held)} cases hold, {len(seen.noticed)} fail", flush=True)
+    return seen.noticed
+
+
+def _chosen(only: Sequence[str]) -> list[Mutation]:
+    root = os.geteuid() == 0
+    fits = [m for m in load() if not only or any(fnmatchcase(m.name, pattern) for pattern in only)]
+    for mutation in fits:
+        if mutation.root and not root:
+            print(f"{mutation.name}: left out, a defence only where real root opens the sandbox")
+    return [mutation for mutation in fits if root or not mutation.root]
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a mutation's name, with * and ?")
+    parser.add_argument("--all", action="store_true", help="run every bounded case against each mutation: an hour")
+    parser.add_argument("--list", action="store_true", help="name the mutations and end")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Remove the defences one by one and print who noticed.
+
+    Returns:
+        The exit status that the module's docstring names.
+    """
+    arguments = _arguments(argv)
+    mutations = _chosen(arguments.only)
+    width = max((len(mutation.name) for mutation in mutations), default=0)
+    if arguments.list or not mutations:
+        print("\n".join(f"{m.name:{width}}  {m.defence}" for m in mutations) or "no mutation has such a name")
+        return 0 if mutations else 2
+    if broken := _baseline(mutations, arguments.all):
+        print("\n".join(f"fails without a mutation: {name}: {seen}" for name, seen in broken.items()))
+        return 2
+    missing = 0
+    for number, mutation in enumerate(mutations, start=1):
+        began = time.monotonic()
+        print(f"[{number}/{len(mutations)}] {mutation.name:{width}} {mutation.defence} -> ", end="", flush=True)
+        try:
+            good, who = judge(mutation, play(None if arguments.all else mutation.watch, mutation))
+        except Misfit as misfit:
+            print(f"\n{misfit}")
+            return 2
+        missing += not good
+        print(f"{who} ({time.monotonic() - began:.0f} s)", flush=True)
+    print(f"{len(mutations) - missing} of {len(mutations)} defences are missed by a program or covered by another")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""How containers are hardened: what the engine was told, and what a program finds."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentrl.sandboxes import Limits, Sandbox
+from agentrl.sandboxes.docker_container import Recipe, hardening
+from agentrl.sandboxes.docker_engine import Engine, owner
+from agentrl.sandboxes.docker_image import PYTHON_LABEL, build_image
+
+
+def inspect(engine: Engine) -> dict[str, Any]:
+    (container, *_) = [found.id for found in engine.owned() if found.owner == owner()]
+    return json.loads(subprocess.check_output(["docker", "inspect", container]))[0]
+
+
+def test_what_the_engine_was_told(engine: Engine, own: Callable[..., Sandbox]) -> None:
+    own()
+    found = inspect(engine)
+    host, config = found["HostConfig"], found["Config"]
+    assert (host["NetworkMode"], host["ReadonlyRootfs"], host["Privileged"]) == ("none", True, False)
+    assert (host["CapDrop"], host["CapAdd"], host["SecurityOpt"]) == (["ALL"], None, ["no-new-privileges"])
+    assert (host["IpcMode"], host["PidMode"], host["Binds"], host["Devices"]) == ("private", "", None, None)
+    assert (host["PidsLimit"], host["ShmSize"]) == (64, 16 << 20)
+    assert host["Memory"] == host["MemorySwap"] == (2 * 512 + 64 + 16 + 384) << 20
+    assert host["Tmpfs"]["/tmp"] == "rw,exec,nosuid,nodev,size=67108864,nr_inodes=4096,mode=1777"
+    assert (host["AutoRemove"], host["LogConfig"]["Type"]) == (True, "none")
+    user, _, group = config["User"].partition(":")
+    assert user == group and 20_000 <= int(user) < 60_000
+
+
+def test_gvisor_has_room_for_its_own_threads() -> None:
+    recipe = Recipe(image="", python="", environment={}, runtime="runsc", limits=Limits(), cpus=1)
+    assert hardening(recipe)["pids_limit"] == 1024
+    assert (
+        hardening(Recipe(image="", python="", environment={}, runtime=None, limits=Limits(), cpus=1))["pids_limit"]
+        == 64
+    )
+
+
+PROBES = {
+    "capabilities": ("open('/proc/self/status').read().split('CapEff:')[1].split()[0]", "'0000000000000000'"),
+    "no_new_privs": ("open('/proc/self/status').read().split('NoNewPrivs:')[1].split()[0]", "'1'"),
+    "network": ("[line.split(':')[0].strip() for line in open('/proc/net/dev').readlines()[2:]]", "['lo']"),
+    "root": ("import os\nos.access('/', os.W_OK) or os.access('/opt', os.W_OK) or os.access('/usr', os.W_OK)", "False"),
+    "devices": ("import os\n[d for d in os.listdir('/dev') if d.startswith(('sd', 'vd', 'kmsg', 'mem', 'kvm'))]", "[]"),
+    "hostname": ("import os\nos.uname().nodename", "'sandbox'"),
+    "descriptors": ("import os\nsorted(map(int, os.listdir('/proc/self/fd')))[:6]", "[0, 1, 2, 3, 4, 5]"),
+    "our code": ("import sys\n[m for m in sys.modules if 'agentrl' in m]", "[]"),
+    "home": ("import os\n(os.getcwd(), os.environ['HOME'], 'SECRET' in os.environ)", "('/tmp', '/tmp', False)"),
+}
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_what_a_program_finds(sandbox: Sandbox, runtime: str, name: str) -> None:
+    if (name, runtime) == ("no_new_privs", "runsc"):
+        pytest.xfail("gVisor's /proc/self/status does not have that line")
+    code, value = PROBES[name]
+    result = sandbox.run(code)
+    assert result.value == value, result
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nlibc.unshare(0x10000000)",
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nlibc.syscall(425, 8, 0)",
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nlibc.ptrace(16, 1, 0, 0)",
+    ],
+    ids=["user namespace", "io_uring", "ptrace"],
+)
+def test_our_filter_is_stacked_on_the_engines(sandbox: Sandbox, code: str) -> None:
+    assert sandbox.run(f"{code}").value == "-1"
+
+
+def test_each_container_has_its_own_user(sandbox: Sandbox) -> None:
+    with sandbox.session() as one, sandbox.session() as two:
+        users = [session.run("import os\nos.getuid()").value for session in (one, two)]
+    assert users[0] != users[1] and "0" not in users
+
+
+def test_the_image_is_built_from_this_machines_python(engine: Engine) -> None:
+    build_image("host", tag="agentrl-sandbox:test")
+    try:
+        image = engine.image("agentrl-sandbox:test")
+        assert image.labels[PYTHON_LABEL].startswith("/")
+        script = "import numpy, sympy, ssl, sqlite3, ctypes, zlib, bz2, lzma; print(sympy.factorint(91))"
+        command = [
+            "docker",
+            "run",
+            "--rm",
+            "--network=none",
+            "--user=12345",
+            "agentrl-sandbox:test",
+            "python3",
+            "-c",
+            script,
+        ]
+        assert subprocess.check_output(command, text=True) == "{7: 1, 13: 1}\n"
+    finally:
+        subprocess.run(["docker", "rmi", "agentrl-sandbox:test"], check=True, capture_output=True)

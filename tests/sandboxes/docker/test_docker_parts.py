@@ -1,0 +1,190 @@
+"""The parts that need no engine: framing, the first lines in a container, wiping, and who owns what."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.sandboxes import (
+    SandboxUnavailable,
+    docker_boot,
+    docker_engine,
+    docker_image,
+    link,
+    open_sandbox,
+    runner,
+    wire,
+)
+from agentrl.sandboxes.docker_container import _EngineFrames
+
+KINDS = st.sampled_from([link.CHANNEL, link.OUT, link.ERR, link.RUNNER])
+ROOT = Path(__file__).parents[3]
+
+
+@given(st.lists(st.tuples(KINDS, st.binary(max_size=40))), st.binary(max_size=16), st.integers(1, 9))
+def test_frames_come_out_as_they_went_in(frames: list[tuple[bytes, bytes]], key: bytes, size: int) -> None:
+    stream = b"".join(link.frame(kind, data, key) for kind, data in frames)
+    cutter, found = link.Cutter(key), list[tuple[bytes, bytes]]()
+    for start in range(0, len(stream), size):
+        found += cutter.feed(stream[start : start + size])
+    for kind in (link.CHANNEL, link.OUT, link.ERR, link.RUNNER):
+        expected = b"".join(data for one, data in frames if one == kind)
+        assert b"".join(piece for one, piece in found if one == kind) == expected
+
+
+@pytest.mark.parametrize(
+    "forged", [link.frame(link.CHANNEL, b"x"), b"k" * 16 + b"?" + bytes(4), b"k" * 16 + b"c\xff\xff\xff\xff"]
+)
+def test_a_frame_that_pid_1_did_not_send_is_refused(forged: bytes) -> None:
+    with pytest.raises(wire.WireError):
+        list(link.Cutter(b"k" * 16).feed(forged + bytes(40)))
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(min_size=1, max_size=30))), st.integers(1, 11))
+def test_the_engines_frames_are_undone(frames: list[tuple[int, bytes]], size: int) -> None:
+    stream = b"".join(bytes([kind, 0, 0, 0]) + len(data).to_bytes(4, "big") + data for kind, data in frames)
+    cutter, found = _EngineFrames(), list[tuple[int, bytes]]()
+    for start in range(0, len(stream), size):
+        found += cutter.feed(stream[start : start + size])
+    for kind in (1, 2):
+        assert b"".join(piece for one, piece in found if one == kind) == b"".join(d for one, d in frames if one == kind)
+
+
+def test_the_link_sends_output_before_the_answer_that_came_after_it() -> None:
+    (source, _), (reader, sink) = os.pipe(), os.pipe()
+    ours = link.Link(source, sink)
+    out, err = ours.begin()
+    os.write(out, b"out")
+    os.write(err, b"err")
+    ours.sendall(b"answer")
+    found = list(link.Cutter().feed(os.read(reader, 1000)))
+    assert found == [(link.OUT, b"out"), (link.ERR, b"err"), (link.CHANNEL, b"answer")]
+
+
+def test_the_link_does_not_block_on_a_host_that_reads_nothing() -> None:
+    (source, _), (_, sink) = os.pipe(), os.pipe()
+    ours = link.Link(source, sink)
+    out, _ = ours.begin()
+    os.set_blocking(out, False)
+    for _ in range(200):
+        ours.sendall(b"x" * 10_000)
+        os.write(out, b"y")
+    assert sum(ours.fileno() == source for _ in range(1)) == 1
+
+
+def test_the_link_tells_the_end_of_a_session() -> None:
+    (source, host), (_, sink) = os.pipe(), os.pipe()
+    ours = link.Link(source, sink)
+    os.write(host, link.frame(link.CHANNEL, b"order")[:3])
+    os.write(host, link.frame(link.CHANNEL, b"order")[3:])
+    assert ours.recv(1000) == b"order"
+    os.write(host, link.frame(link.RUNNER, wire.pack({"t": "close"})))
+    with pytest.raises(link.SessionEnded):
+        ours.recv(1000)
+    os.write(
+        host, link.frame(link.RUNNER, wire.pack({"t": "open"})) + link.frame(link.RUNNER, wire.pack({"t": "close"}))
+    )
+    assert [word["t"] for word in ours.hear()] == ["open", "close"]
+
+
+def test_the_first_lines_run_what_they_are_sent() -> None:
+    runner_text = "import agentrl.sandboxes.other as o\ndef main():\n    print(o.x, flush=True)"
+    sources = {"agentrl": "", "agentrl.sandboxes": "", "agentrl.sandboxes.runner": runner_text}
+    sent = wire.pack({**sources, "agentrl.sandboxes.other": "x = 'sent'"})
+    boot = Path(docker_boot.__file__).read_text()
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", boot], input=sent + b"rest", capture_output=True, cwd="/")
+    assert (done.stdout, done.stderr, done.returncode) == (b"sent\n", b"", 0)
+
+
+def test_emptying_a_folder_does_not_trust_its_depth(tmp_path: Path) -> None:
+    top = tmp_path / "tmp"
+    top.mkdir()
+    here = os.open(top, os.O_RDONLY)
+    for number in range(2000):
+        os.mkdir("d", dir_fd=here)
+        os.close(os.open(f"f{number}", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    (top / "d" / "link").symlink_to(tmp_path)
+    (top / "d").chmod(0)
+    assert runner._empty(str(top)) and list(top.iterdir()) == [] and tmp_path.exists()
+
+
+def test_only_pid_1_wipes() -> None:
+    with pytest.raises(RuntimeError, match="for pid 1"):
+        runner.wipe()
+
+
+def test_owners_are_told_apart() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    name = docker_engine.owner(child.pid)
+    assert name != docker_engine.owner() and not docker_engine.is_gone(name)
+    child.kill()
+    child.wait()
+    assert docker_engine.is_gone(name)
+    assert not docker_engine.is_gone("another-boot/1:1:1")
+
+
+@pytest.mark.parametrize(
+    ("host", "why", "remedy"),
+    [("unix:///nowhere.sock", "no Docker engine answers at unix:///nowhere.sock", "sudo systemctl start docker")],
+)
+def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch, host: str, why: str, remedy: str) -> None:
+    pytest.importorskip("docker")
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(SandboxUnavailable, match=why) as caught:
+        open_sandbox("docker")
+    assert caught.value.remedy == remedy
+
+
+def test_a_socket_without_permission_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("docker")
+    path = tmp_path / "docker.sock"
+    script = (
+        "import os, docker\nfrom agentrl.sandboxes import SandboxUnavailable, docker_engine\n"
+        "if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
+        "try: docker_engine.connect()\nexcept SandboxUnavailable as error: print(error, '|', error.remedy)"
+    )
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        path.chmod(0)
+        environment = {**os.environ, "DOCKER_HOST": f"unix://{path}"}
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert "may not use the Docker engine" in done.stdout, (done.stdout, done.stderr)
+    assert done.stdout.strip().endswith("| sudo usermod -aG docker $USER")
+
+
+def test_a_missing_sdk_is_named() -> None:
+    script = (
+        "import sys\nsys.modules['docker'] = None\nfrom agentrl.sandboxes import *\n"
+        "try: open_sandbox('docker')\nexcept SandboxUnavailable as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "the docker back end needs the docker package: `pip install 'agentrl[docker]'`\n"
+
+
+def test_the_dockerfile_pins_what_the_constraints_pin() -> None:
+    text = (docker_image.FOLDER / "Dockerfile").read_text()
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    found = dict(word.split("==") for word in text.split() if "==" in word)
+    assert len(found) == 4 and all(pins[name] == version for name, version in found.items())
+
+
+def test_there_are_two_bases() -> None:
+    with pytest.raises(ValueError, match="no base is called 'moon'"):
+        docker_image.build_image("moon")  # pyright: ignore[reportArgumentType]
+
+
+def test_sources_are_all_there() -> None:
+    from agentrl.sandboxes.docker_container import _sources
+
+    sent = json.loads(_sources()[4:])
+    assert {"agentrl", "agentrl.sandboxes", "agentrl.sandboxes.runner", "agentrl.sandboxes.seccomp"} <= set(sent)

@@ -1,0 +1,155 @@
+"""What a user of the back end sees: one-shot runs, sessions, transactions, replay, forks, files."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from agentrl.sandboxes import ForkRefused, Sandbox, SandboxError, Session
+
+
+def test_one_shot_has_output_value_input_and_files(sandbox: Sandbox) -> None:
+    code = "import helper, sys\nprint(input(), open('d/b.bin', 'rb').read())\nprint('e', file=sys.stderr)\nhelper.x"
+    result = sandbox.run(code, stdin="één\n", files={"helper.py": "x = 5", "d/b.bin": b"\x00\xff"})
+    assert (result.status, result.stdout, result.stderr) == ("ok", "één b'\\x00\\xff'\n", "e\n")
+    assert (result.value, result.backend, result.attempts, result.state) == ("5", "docker", 1, "lost")
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("1 / 0", "error"),
+        ("exit(3)", "exit"),
+        ("import os; os._exit(0)", "exit"),
+        ("while True: pass", "timeout"),
+        ("import time; time.sleep(60)", "timeout"),
+        ("x = bytearray(1 << 30)", "memory"),
+        ("while True: print('x' * 1000)", "output_limit"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed"),
+    ],
+)
+def test_statuses(sandbox: Sandbox, code: str, status: str) -> None:
+    result = sandbox.run(code, timeout=0.6)
+    assert (result.status, result.attempts) == (status, 1)
+    assert sandbox.run("1 + 1").value == "2"
+
+
+def test_killing_everything_is_no_success(sandbox: Sandbox, runtime: str) -> None:
+    result = sandbox.run("import os\nfor pid in range(1, 50):\n    try: os.kill(pid, 9)\n    except OSError: pass")
+    # Pid 1 of a gVisor container can be killed from inside.
+    assert result.status == ("killed" if runtime == "runc" else "crash")
+    assert sandbox.run("1 + 1").value == "2"
+
+
+def test_variables_and_files_are_kept_and_shared_with_nobody(sandbox: Sandbox) -> None:
+    with sandbox.session() as one, sandbox.session() as two:
+        one.run("x = 1\nopen('/tmp/f', 'w').write('hi')")
+        assert one.run("(x, open('/tmp/f').read())").value == "(1, 'hi')"
+        assert two.run("import os\n('x' in globals(), os.listdir('/tmp'))").value == "(False, [])"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("l.append(2)\nwhile True: pass", "timeout"),
+        ("l.append(2)\nimport os\nos._exit(0)", "exit"),
+        ("l.append(2)\nimport os\nos.killpg(0, 9)", "killed"),
+        ("l.append(2)\nwhile True: print('y' * 10000)", "output_limit"),
+    ],
+)
+def test_transactions_roll_back(session: Session, code: str, status: str) -> None:
+    session.run("l = [1]")
+    for _ in range(2):
+        result = session.run(code, timeout=0.6)
+        assert (result.status, result.state) == (status, "rolled_back")
+        assert session.run("l").value == "[1]"
+
+
+def test_without_a_transaction_state_is_lost(session: Session) -> None:
+    session.run("x = 1", transaction=False)
+    assert session.run("import os; os._exit(1)", transaction=False).state == "lost"
+    assert session.run("x").exc_type == "NameError"
+
+
+def test_background_processes_end_with_their_session(sandbox: Sandbox) -> None:
+    with sandbox.session() as session:
+        session.run("import subprocess\np = subprocess.Popen(['/bin/sh', '-c', 'while :; do :; done'])")
+        assert session.run("p.poll() is None").value == "True"
+    code = "import os\n[p for p in os.listdir('/proc') if p.isdigit() and p not in ('1', str(os.getpid()))]"
+    assert {sandbox.run(code).value for _ in range(4)} == {"[]"}
+
+
+def test_replay_and_seeds(sandbox: Sandbox) -> None:
+    with sandbox.session(seed=9) as session:
+        session.run("import random, numpy\nx = (random.random(), float(numpy.random.rand()))")
+        session.run("x = 0\nwhile True: pass", timeout=0.3)
+        with session.replay() as again, sandbox.session(seed=10) as other:
+            assert again.run("x").value == session.run("x").value
+            other.run("import random, numpy\nx = (random.random(), float(numpy.random.rand()))")
+            assert other.run("x").value != session.run("x").value
+
+
+def test_fork_parts_from_its_session(session: Session) -> None:
+    session.run("l = [object()]\nopen('f', 'w').write('hi')\nl")
+    with session.fork() as twin:
+        assert twin.read_file("f") == b"hi"
+        twin.run("l.append(2)\nopen('f', 'w').write('bye')")
+        assert session.run("len(l)").value == "1"
+        assert (session.read_file("f"), twin.read_file("f")) == (b"hi", b"bye")
+
+
+@pytest.mark.parametrize(
+    ("cell", "why"),
+    [("import time\ntime.time_ns()", "depend on time or chance"), ("while True: pass", "can't be run to the same")],
+)
+def test_fork_refuses_what_it_can_not_copy(session: Session, cell: str, why: str) -> None:
+    session.run(cell, timeout=0.3)
+    with pytest.raises(ForkRefused, match=why):
+        session.fork()
+    assert session.run("1 + 1").value == "2"
+
+
+def test_read_file(session: Session) -> None:
+    session.run("open('/tmp/big', 'wb').write(bytes(range(256)) * 4096)")
+    assert session.read_file("/tmp/big") == bytes(range(256)) * 4096
+    assert session.read_file("big", 5) == b"\x00\x01\x02\x03\x04"
+    with pytest.raises(FileNotFoundError):
+        session.read_file("/tmp/none")
+
+
+def test_large_orders_and_outputs_travel(sandbox: Sandbox) -> None:
+    data = bytes(range(256)) * (20 << 12)
+    code = (
+        "import sys\nsys.stdout.write('x' * (1 << 21))\nsys.stderr.write('y' * (1 << 21))\nlen(open('b', 'rb').read())"
+    )
+    result = sandbox.run(code, files={"b": data})
+    assert (result.value, result.truncated) == (str(len(data)), True)
+    assert result.stdout.startswith("xxx") and result.stderr.endswith("yyy")
+
+
+def test_sessions_side_by_side(sandbox: Sandbox) -> None:
+    def episode(number: int) -> list[str | None]:
+        with sandbox.session(seed=number) as session:
+            session.run(f"x = {number}")
+            return [session.run("x += 1\nx").value for _ in range(3)]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(episode, range(8)))
+    assert found == [[str(n + 1), str(n + 2), str(n + 3)] for n in range(8)]
+
+
+def test_a_closed_session_says_so(sandbox: Sandbox) -> None:
+    session = sandbox.session()
+    session.run("1")
+    session.close()
+    session.close()
+    with pytest.raises(SandboxError, match="closed"):
+        session.run("1")
+
+
+def test_a_session_closed_at_once_leaves_its_container_usable(sandbox: Sandbox) -> None:
+    for _ in range(5):
+        session = sandbox.session()
+        with pytest.raises(FileNotFoundError):
+            session.read_file("none")
+        session.close()
+    assert sandbox.run("1 + 1").value == "2"

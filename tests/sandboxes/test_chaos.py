@@ -1,0 +1,107 @@
+"""The sandbox's own processes are killed while programs run; and what the chaos must notice, it does notice."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from agentrl.sandboxes import Result, Sandbox, SandboxError
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def chaos(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import chaos_sandboxes
+
+    return chaos_sandboxes
+
+
+@pytest.mark.slow
+def test_two_hundred_runs_under_fire(sandbox: Sandbox) -> None:
+    command = [sys.executable, SCRIPTS / "chaos_sandboxes.py", "--runs", "200", "--kill-every", "0.5", "--seed", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["violations"]) == (0, [])
+    assert found["counts"]["ok"] > 100 and found["counts"]["killed session"] > 0
+
+
+def test_help_shows_examples() -> None:
+    shown = subprocess.run([sys.executable, SCRIPTS / "chaos_sandboxes.py", "--help"], capture_output=True, text=True)
+    assert shown.returncode == 0 and "examples:\n  chaos_sandboxes.py" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("found", "kills", "wrong"),
+    [
+        (Result(status="ok", value="4"), 0, False),
+        (Result(status="ok", value="5"), 0, True),
+        (Result(status="ok", value="5"), 2, True),
+        (Result(status="timeout"), 0, True),
+        (Result(status="killed"), 1, True),
+        (Result(status="crash", attempts=2), 0, True),
+        (Result(status="crash", attempts=2), 1, True),
+        (Result(status="crash", attempts=2), 2, False),
+        (SandboxError("gone"), 0, True),
+        (SandboxError("gone"), 1, False),
+    ],
+)
+def test_judge(chaos: ModuleType, found: Result | SandboxError, kills: int, wrong: bool) -> None:
+    record, began = chaos.Record(), time.monotonic()
+    record.kills = [began - 100, *(began + 0.01 for _ in range(kills))]
+    record.judge("2 + 2", chaos.Expected(statuses=frozenset({"ok"}), value="4"), found, began)
+    assert bool(record.violations) is wrong
+    assert sum(record.counts.values()) == 1
+
+
+def test_a_fault_is_raised_by_a_session_whose_pid_1_is_killed(chaos: ModuleType, sandbox: Sandbox) -> None:
+    with sandbox.session() as session:
+        session.run("x = 1")
+        before = chaos.first_processes()
+        assert before["zygote"] and before["session"]
+        for pid in before["session"]:
+            chaos.os.kill(pid, 9)
+        with pytest.raises(SandboxError):
+            session.run("x")
+    assert sandbox.run("6 * 7").value == "42"
+
+
+def test_what_is_left_behind_is_told(chaos: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos, "_SETTLE_S", 0.2)
+    monkeypatch.setattr(chaos.tempfile, "tempdir", str(tmp_path))  # others leave files in the machine's folder
+    held = chaos.belongings("local")
+    # The sandbox that all tests share makes and ends processes as it likes.
+    before = {name: held[name] for name in ("descriptors", "temporary files", "mounts")}
+    assert chaos.leftovers(before, "local") == []
+    (tmp_path / "forgotten").touch()
+    with open("/dev/null"):
+        told = chaos.leftovers(before, "local")
+    assert told == ["1 descriptors were left behind", "1 temporary files were left behind"]
+
+
+def test_processes_are_seen(chaos: ModuleType) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert child.pid in chaos.descendants()
+        child.kill()
+    assert child.pid not in chaos.descendants()
+
+
+def test_what_escapes_from_a_thread_is_a_violation(chaos: ModuleType) -> None:
+    record = chaos.Record()
+
+    def fail() -> None:
+        raise KeyError("lost")
+
+    chaos.guarded(record, fail)
+    assert record.violations == ["KeyError came out of the sandbox: 'lost'"]
+
+
+def test_threads_share_the_numbers(chaos: ModuleType) -> None:
+    shared = chaos.Shared(3)
+    assert [next(shared), *shared] == [0, 1, 2]

@@ -1,0 +1,127 @@
+"""What a sandbox counts, and what it says of its health."""
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError
+from agentrl.sandboxes.base import LATENCY_BOUNDS_S, Counters, ForkRefused, SandboxClosed
+from agentrl.sandboxes.counters import Meter
+from agentrl.sandboxes.local import LocalSandbox
+
+
+def test_bounds_are_three_for_each_power_of_ten() -> None:
+    assert (LATENCY_BOUNDS_S[0], len(LATENCY_BOUNDS_S)) == (0.001, 16)
+    assert LATENCY_BOUNDS_S[-1] == pytest.approx(100)
+    assert all(high / low == pytest.approx(10 ** (1 / 3)) for low, high in pairwise(LATENCY_BOUNDS_S))
+
+
+@given(st.lists(st.tuples(st.floats(0, 300), st.floats(0, 300))))
+def test_latency_falls_into_the_bucket_below_its_bound(times: list[tuple[float, float]]) -> None:
+    meter, edges = Meter(), (0.0, *LATENCY_BOUNDS_S, float("inf"))
+    for queue, wall in times:
+        meter.ran(Result(status="ok", queue_s=queue, wall_s=wall))
+    waited = [queue + wall for queue, wall in times]
+    expected = [sum(low < s <= high or s == low == 0.0 for s in waited) for low, high in pairwise(edges)]
+    counted = meter.snapshot()
+    assert counted.latency == tuple(expected)
+    assert counted.queue_s == pytest.approx(sum(queue for queue, _ in times))
+
+
+def test_a_snapshot_stays_as_it_is() -> None:
+    meter = Meter()
+    meter.ran(Result(status="ok"))
+    before = meter.snapshot()
+    meter.ran(Result(status="timeout"))
+    meter.rerun()
+    assert (before.runs, before.reruns) == ({"ok": 1}, 0)
+    assert (meter.snapshot().runs, meter.snapshot().reruns) == ({"ok": 1, "timeout": 1}, 1)
+
+
+def test_fault_rate() -> None:
+    blank = Counters(runs={}, faults=0, reruns=0, queue_s=0.0, latency=(0,) * 17)
+    assert blank.fault_rate == 0.0
+    assert Counters(runs={"ok": 2, "error": 1}, faults=1, reruns=0, queue_s=0.0, latency=()).fault_rate == 0.25
+
+
+@pytest.mark.parametrize(("error", "faults"), [(SandboxError, 1), (SandboxClosed, 0), (ForkRefused, 0)])
+def test_only_faults_are_faults(error: type[SandboxError], faults: int) -> None:
+    def fail() -> Result:
+        raise error("no")
+
+    meter = Meter()
+    with pytest.raises(error):
+        meter.measure(fail)
+    assert meter.snapshot().faults == faults and meter.snapshot().runs == {}
+
+
+def test_counting_from_many_threads_loses_nothing() -> None:
+    meter = Meter()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: meter.measure(lambda: Result(status="ok", queue_s=0.5)), range(400)))
+    assert (meter.snapshot().runs, meter.snapshot().queue_s) == ({"ok": 400}, 200.0)
+
+
+def test_a_sandbox_counts_cells_and_programs(sandbox: Sandbox) -> None:
+    with LocalSandbox(Limits(), ready=0) as own:
+        own.run("1")
+        own.run("1 / 0")
+        with own.session() as session:
+            session.run("x = 1")
+            session.run("while True: pass", timeout=0.1)
+            session.replay().close()
+            assert own.health().sessions == 1
+        counted = own.counters()
+    assert counted.runs == {"ok": 3, "error": 1, "timeout": 1}
+    assert (counted.faults, counted.reruns, sum(counted.latency)) == (0, 0, 5)
+    assert counted.queue_s > 0
+
+
+def test_a_dead_zygote_is_counted_and_seen_until_it_is_replaced(sandbox: Sandbox) -> None:
+    def launchers() -> set[int]:
+        found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent(pid) == os.getpid()]
+        return {pid for pid in found if b"launcher" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+    before = launchers()
+    with LocalSandbox(Limits(), ready=0) as own, own.session() as session:
+        session.run("x = 1")
+        assert own.health().ok and "plain zygote running" in own.health().detail
+        (mine,) = launchers() - before
+        os.kill(mine, signal.SIGKILL)
+        with pytest.raises(SandboxError):
+            for _ in range(500):
+                session.run("x")
+        while own.health().ok:
+            time.sleep(0.01)
+        counted = own.counters()
+        assert "plain zygote dead" in own.health().detail
+        assert (counted.faults, counted.fault_rate) == (1, 1 / (1 + sum(counted.runs.values())))
+        assert own.run("1 + 1").value == "2"
+        assert own.health().ok and own.health().faults == 1
+
+
+def parent(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def test_what_the_owner_closed_is_no_fault(sandbox: Sandbox) -> None:
+    with LocalSandbox(Limits(), ready=0) as own:
+        session = own.session()
+        session.close()
+        with pytest.raises(SandboxClosed):
+            session.run("1")
+    with pytest.raises(SandboxClosed):
+        own.run("1")
+    assert own.counters().faults == 0
+    assert not own.health().ok and own.health().sessions == 0 and "plain zygote closed" in own.health().detail

@@ -1,0 +1,289 @@
+"""A session and its forks: the same past, different futures."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from agentrl.sandboxes import Limits, Sandbox, Session
+from agentrl.sandboxes.base import ForkRefused, SandboxClosed
+from agentrl.sandboxes.local import LocalSandbox
+from agentrl.sandboxes.scratch import copy_tree
+
+
+@pytest.fixture
+def twins(session: Session) -> Iterator[tuple[Session, Session]]:
+    session.run("x = [1]\nopen('/tmp/f', 'w').write('one')\nopen('/dev/shm/s', 'w').write('shm')")
+    with session.fork() as fork:
+        yield session, fork
+
+
+def test_variables_and_files_are_there(twins: tuple[Session, Session]) -> None:
+    for one in twins:
+        assert one.run("(x, open('/tmp/f').read(), open('/dev/shm/s').read())").value == "([1], 'one', 'shm')"
+
+
+def test_both_go_their_own_way(twins: tuple[Session, Session]) -> None:
+    session, fork = twins
+    fork.run("x.append('fork')\nopen('/tmp/f', 'a').write(' fork')\nopen('/tmp/new', 'w').close()")
+    session.run("x.append('session')\nimport os\nos.remove('/tmp/f')\nos.remove('/dev/shm/s')")
+    assert session.run("(x, os.listdir('/tmp'), os.listdir('/dev/shm'))").value == "([1, 'session'], [], [])"
+    look = "import os\n(x, open('/tmp/f').read(), sorted(os.listdir('/tmp')), os.listdir('/dev/shm'))"
+    assert fork.run(look).value == "([1, 'fork'], 'one fork', ['f', 'new'], ['s'])"
+    assert (fork.read_file("f"), fork.read_file("new")) == (b"one fork", b"")
+
+
+def test_output_goes_to_whoever_printed_it(twins: tuple[Session, Session]) -> None:
+    session, fork = twins
+    printing = (
+        "import sys\nprint('out', x)\nprint('err', file=sys.stderr)\nos = __import__('os')\nos.system('echo child')"
+    )
+    for one in (fork, session, fork):
+        result = one.run(printing)
+        assert (sorted(result.stdout.splitlines()), result.stderr) == (["child", "out [1]"], "err\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("x.append(2)\nwhile True: pass", "timeout"),
+        ("x.append(2)\nimport os\nos._exit(3)", "exit"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "killed"),
+        ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", "timeout"),
+        ("while True: print('y' * 10000)", "output_limit"),
+    ],
+)
+def test_an_end_of_one_rolls_back_that_one_only(twins: tuple[Session, Session], code: str, status: str) -> None:
+    for one, other in (twins, twins[::-1]):
+        result = one.run(code, timeout=0.4)
+        assert (result.status, result.state) == (status, "rolled_back")
+        assert other.run("x").value == one.run("x").value == "[1]"
+
+
+def test_fork_of_a_fork_and_the_ancestors_close_first(session: Session) -> None:
+    session.run("x = 1")
+    with session.fork() as child:
+        child.run("x += 1\nopen('/tmp/f', 'w').write('child')")
+        with child.fork() as grandchild:
+            session.close()
+            child.close()
+            assert grandchild.run("x += 1\n(x, open('/tmp/f').read())").value == "(3, 'child')"
+            with grandchild.fork() as last:
+                assert last.run("x").value == "3"
+            assert grandchild.run("x").value == "3"
+
+
+def children(pid: int) -> set[int]:
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.add(int(path.parent.name))
+    return found
+
+
+def test_a_family_ends_with_its_last_member(sandbox: Sandbox) -> None:
+    before = children(os.getpid())
+    with LocalSandbox(Limits(), ready=0) as own:
+        (launcher,) = children(os.getpid()) - before
+        (zygote,) = children(launcher)
+        first = own.session()
+        first.run("1")
+        forks = [first.fork() for _ in range(3)]
+        # One pid 1 for all of them.
+        assert len(children(zygote)) == 1
+        for one in (first, *forks):
+            assert len(children(zygote)) == 1
+            one.close()
+        until = time.monotonic() + 5
+        while children(zygote):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_closed_forks_make_room(session: Session) -> None:
+    session.run("x = 1")
+    for number in range(70):
+        with session.fork() as fork:
+            assert fork.run(f"x += {number}\nx").value == str(1 + number)
+
+
+def test_files_that_are_open_are_the_forks_own(session: Session) -> None:
+    session.run(
+        "f = open('/tmp/f', 'w+')\nf.write('abc')\nf.flush()\nimport os\nos.mkdir('/tmp/d')\nos.chdir('/tmp/d')"
+    )
+    with session.fork() as fork:
+        for one, letter in ((fork, "F"), (session, "S")):
+            one.run(f"f.write('{letter}')\nf.flush()")
+            assert one.run("(open('/tmp/f').read(), os.getcwd())").value == f"('abc{letter}', '/tmp/d')"
+
+
+def test_random_state_is_copied_and_then_apart(sandbox: Sandbox) -> None:
+    with sandbox.session(seed=4) as session, sandbox.session(seed=4) as other:
+        session.run("import random\nrandom.random()")
+        other.run("import random\nrandom.random()")
+        with session.fork() as fork:
+            values = [one.run("random.random()").value for one in (fork, session, other)]
+            assert values[0] == values[1] == values[2]
+
+
+def test_fork_before_the_first_cell_is_a_fresh_session_of_the_same_seed(sandbox: Sandbox) -> None:
+    with sandbox.session(seed=4) as session, session.fork() as fork:
+        draw = "import random\nrandom.random()"
+        assert fork.run(draw).value == session.run(draw).value
+
+
+def test_fork_of_a_rolled_back_first_cell_is_seeded(sandbox: Sandbox) -> None:
+    draw = "import random\nrandom.random()"
+    with sandbox.session(seed=4) as session:
+        session.run("while True: pass", timeout=0.1)
+        with session.fork() as fork:
+            assert fork.run(draw).value == session.run(draw).value == sandbox.run(draw, seed=4).value
+
+
+def test_replay_of_a_fork_runs_the_common_past_too(session: Session) -> None:
+    session.run("x = [1]")
+    with session.fork() as fork:
+        session.run("x.append('session')")
+        fork.run("x.append('fork')")
+        with fork.replay() as again:
+            assert again.run("x").value == "[1, 'fork']"
+
+
+def test_threads_can_not_be_copied(session: Session) -> None:
+    session.run("import threading\nstop = threading.Event()\nt = threading.Thread(target=stop.wait)\nt.start()\nx = 1")
+    with pytest.raises(ForkRefused, match="threads"):
+        session.fork()
+    assert session.run("stop.set()\nt.join()\nx").value == "1"
+    with session.fork() as fork:
+        assert fork.run("x").value == "1"
+
+
+def test_background_processes_stay_with_the_session(session: Session) -> None:
+    session.run("import subprocess\np = subprocess.Popen(['sleep', '600'])")
+    with session.fork() as fork:
+        assert fork.run("import os\nsum(n.isdigit() for n in os.listdir('/proc')) >= 3").value == "True"
+        assert fork.run("import os\nos._exit(0)").state == "rolled_back"
+        assert session.run("p.poll() is None").value == "True"
+
+
+def test_one_that_kills_the_other_is_seen(twins: tuple[Session, Session]) -> None:
+    session, fork = twins
+    code = "import os\nfor n in filter(str.isdigit, os.listdir('/proc')):\n"
+    code += "    if int(n) not in (1, os.getpid()): os.kill(int(n), 9)"
+    assert fork.run(code).status == "ok"
+    result = session.run("x")
+    assert (result.exc_type, result.state) == ("NameError", "lost")
+    assert fork.run("x").value == "[1]"
+
+
+def test_what_rests_can_not_be_woken_by_the_other(twins: tuple[Session, Session]) -> None:
+    session, fork = twins
+    session.run("import subprocess\np = subprocess.Popen(['/bin/sh', '-c', 'while :; do :; done'])")
+    code = """
+import os, signal, time
+for n in filter(str.isdigit, os.listdir('/proc')):
+    if int(n) not in (1, os.getpid()): os.kill(int(n), signal.SIGCONT)
+time.sleep(0.3)
+states = [open(f'/proc/{n}/stat').read().rpartition(')')[2].split()[0] for n in os.listdir('/proc') if n.isdigit()]
+print(sorted(states))
+"""
+    states = fork.run(code).stdout
+    assert states.count("R") == 1 and states.count("T") >= 3, states
+    assert session.run("(x, p.poll())").value == "([1], None)"
+
+
+def test_refused_forks_leave_nothing_open(session: Session) -> None:
+    session.run("import threading\nstop = threading.Event()\nthreading.Thread(target=stop.wait).start()")
+    for _ in range(300):
+        with pytest.raises(ForkRefused):
+            session.fork()
+    session.run("stop.set()\nimport time\ntime.sleep(0.1)")
+    with session.fork() as fork:
+        assert fork.run("1 + 1").value == "2"
+
+
+def test_fork_while_the_other_runs_waits_for_its_turn(twins: tuple[Session, Session]) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    session, fork = twins
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(fork.run, "import time\ntime.sleep(0.3)")
+        time.sleep(0.1)
+        result = session.run("x")
+        assert slow.result().status == "ok"
+    assert result.value == "[1]" and result.queue_s > 0.1 and result.wall_s < 0.15
+
+
+def test_a_closed_session_can_not_be_forked(session: Session) -> None:
+    session.run("x = 1")
+    session.close()
+    with pytest.raises(SandboxClosed, match="closed"):
+        session.fork()
+
+
+def test_files_that_a_program_made_to_hinder_the_copy(session: Session) -> None:
+    code = """
+import os, socket
+os.symlink('/etc/shadow', 'link'); os.symlink('/proc/1', 'pid1'); os.symlink('.', 'loop')
+os.mkfifo('pipe'); s = socket.socket(socket.AF_UNIX); s.bind('socket')
+os.makedirs('closed/inner'); open('closed/inner/f', 'w').write('deep'); os.chmod('closed/inner/f', 0)
+os.chmod('closed/inner', 0); os.chmod('closed', 0)
+open('bad\\udcff\\nname', 'w').write('odd')
+open('sparse', 'wb').truncate(30 << 20); open('end', 'wb').write(b'x' * 5000)
+os.link('end', 'also')
+for _ in range(3000): os.mkdir('d'); os.chdir('d')
+open('bottom', 'w').write('b')
+os.chdir('/tmp')
+"""
+    assert session.run(code).status == "ok"
+    with session.fork() as fork:
+        look = """
+import os
+os.chmod('closed', 0o700); os.chmod('closed/inner', 0o700)
+names = ['link', 'pid1', 'loop', 'pipe', 'closed', 'bad\\udcff\\nname', 'sparse', 'end', 'also', 'd']
+print(sorted(os.listdir('/tmp')) == sorted(names))
+print(os.readlink('link'), os.readlink('pid1'), oct(os.stat('pipe').st_mode), os.stat('closed/inner/f').st_mode & 0o777)
+print(os.stat('sparse').st_size, os.stat('sparse').st_blocks, os.stat('end').st_nlink, os.path.samefile('end', 'also'))
+for _ in range(3000): os.chdir('d')
+print(open('bottom').read())
+"""
+        result = fork.run(look)
+        assert result.stdout.split("\n") == [
+            "True",
+            "/etc/shadow /proc/1 0o10644 0",
+            f"{30 << 20} 0 2 True",
+            "b",
+            "",
+        ], result
+
+
+def test_a_folder_that_is_full_can_be_copied(sandbox: Sandbox) -> None:
+    with LocalSandbox(Limits(tmp_bytes=1 << 20, tmp_inodes=64), ready=0) as small, small.session() as session:
+        session.run("n = 0\ntry:\n    while True: open(f'f{n}', 'wb').write(b'x' * 4096); n += 1\nexcept OSError: pass")
+        with session.fork() as fork:
+            code = "import os\nsum(os.path.getsize(name) for name in os.listdir('.')) >= n * 4096 > 0"
+            assert fork.run(code).value == "True"
+
+
+def test_the_others_files_can_not_be_reached_by_name(twins: tuple[Session, Session]) -> None:
+    assert twins[1].run("import os\nos.listdir('/opt/agentrl')").exc_type == "PermissionError"
+    assert twins[1].run("os.chmod('/opt/agentrl', 0o777)").exc_type in ("OSError", "PermissionError")
+
+
+def test_copy_keeps_what_it_can(tmp_path: Path) -> None:
+    source, target = tmp_path / "a", tmp_path / "b"
+    (source / "x" / "y").mkdir(parents=True)
+    target.mkdir()
+    (source / "x" / "y" / "f").write_bytes(b"0" * 3_000_000)
+    (source / "x" / "link").symlink_to("/nowhere")
+    (source / "g").hardlink_to(source / "x" / "y" / "f")
+    copy_tree(str(source), str(target))
+    assert (target / "x" / "y" / "f").read_bytes() == b"0" * 3_000_000
+    assert (target / "x" / "link").readlink() == Path("/nowhere")
+    assert (target / "g").samefile(target / "x" / "y" / "f") and not (target / "g").samefile(source / "g")
+    assert (target / "g").stat().st_mtime_ns == (source / "g").stat().st_mtime_ns

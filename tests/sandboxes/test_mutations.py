@@ -1,0 +1,139 @@
+"""A few defences are removed for real and missed; the script around them, its table, and its ways to fail."""
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from agentrl.sandboxes import Sandbox
+from agentrl.sandboxes.conformance import cases
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module; a sandbox must be possible here."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import sandbox_mutations
+
+    return sandbox_mutations
+
+
+FAST = {
+    "filter-io-uring": "surface_io_uring",
+    "rlimit-fsize": "file_size_is_bounded",
+    "proc-subset": "proc_shows_processes_only",
+    "network": "host_port_is_out_of_reach",
+    "token": "claim_with_guessed_token",
+    "exit-agrees": "true_claim_then_exit_7",
+    "claim-text": "claim_of_wrong_type",
+    "head-and-tail": "one_big_print",
+    "snapshot": "a_hard_exit_is_rolled_back",
+}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_removed_defence_is_missed(script: ModuleType, sandbox: Sandbox, name: str) -> None:
+    (mutation,) = [mutation for mutation in script.load() if mutation.name == name]
+    assert FAST[name] in script.play(mutation.watch, mutation).noticed
+
+
+def test_without_a_mutation_nothing_is_missed(script: ModuleType, sandbox: Sandbox) -> None:
+    seen = script.play(sorted(FAST.values()))
+    assert seen.noticed == {} and sorted(seen.held) == sorted(FAST.values())
+
+
+def mutate(script: ModuleType, file: str, old: str, new: str, **more: object) -> object:
+    patch = script.Patch(file=file, old=old, new=new)
+    return script.Mutation(**{"name": "m", "defence": "d", "watch": ("works_hello",), "patches": (patch,), **more})
+
+
+def test_a_set_up_that_fails_is_a_fault_and_never_an_exit_of_the_program(script: ModuleType, sandbox: Sandbox) -> None:
+    broken = mutate(script, "program.py", "    os.chdir(reading.HOME)\n", "    os.chdir('/nowhere')\n")
+    seen = script.play(["works_hello"], broken)
+    assert "SandboxError" in seen.noticed["(does not start)"] and seen.held == ()
+
+
+def test_a_copy_that_does_not_even_import_is_noticed(script: ModuleType) -> None:
+    seen = script.play(["works_hello"], mutate(script, "base.py", "MIB = 1 << 20", "MIB = = 1"))
+    assert "SyntaxError" in seen.noticed["(died)"]
+
+
+def test_a_copy_that_hangs_is_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "PATIENCE_S", 0.5)
+    seen = script.play(
+        ["works_hello"], mutate(script, "base.py", "MIB = 1 << 20", "while True: __import__('time').sleep(9)")
+    )
+    assert "no end after" in seen.noticed["(hung)"]
+
+
+def test_every_mutation_fits_the_code(script: ModuleType, tmp_path: Path) -> None:
+    for mutation in script.load():
+        for patch in mutation.patches:
+            text = (script.PACKAGE / patch.file).read_text(encoding="utf-8")
+            assert text.count(patch.old) == 1, f"{mutation.name}: {patch.file} does not hold {patch.old!r} once"
+            assert patch.old != patch.new
+
+
+def test_every_mutation_is_watched_by_cases_that_exist(script: ModuleType) -> None:
+    names = Counter(mutation.name for mutation in script.load())
+    assert len(names) >= 80 and set(names.values()) == {1}
+    for mutation in script.load():
+        assert cases(mutation.watch), mutation.name
+        assert mutation.defence, mutation.name
+
+
+def test_a_patch_that_fits_nowhere_or_twice_is_a_misfit(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
+    for old, found in (("z", 0), ("= 1", 2)):
+        with pytest.raises(script.Misfit, match=f"m: a.py holds {found} times, not once"):
+            script.apply(mutate(script, "a.py", old, ""), tmp_path)
+    script.apply(mutate(script, "a.py", "x = 1", "x = 2"), tmp_path)
+    assert (tmp_path / "a.py").read_text() == "x = 2\ny = 1\n"
+
+
+def test_no_unbounded_program_watches_a_limit(script: ModuleType) -> None:
+    unbounded = {case.name for case in cases() if case.unbounded}
+    for mutation in script.load():
+        assert not unbounded & {case.name for case in cases(mutation.watch)}, mutation.name
+
+
+def test_verdicts_of_the_table(script: ModuleType) -> None:
+    plain, covered = mutate(script, "a", "b", "c"), mutate(script, "a", "b", "c", covered_by="the wall")
+    seen, blind = script.Seen(noticed={"b": "x", "a": "y"}, held=()), script.Seen(noticed={}, held=("c",))
+    assert script.judge(plain, seen) == (True, "a, b")
+    assert script.judge(covered, blind) == (True, "none; covered by the wall")
+    assert script.judge(plain, blind) == (False, "NONE: write a program that misses it")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, SCRIPTS / "sandbox_mutations.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_help_shows_examples() -> None:
+    shown = run("--help")
+    assert shown.returncode == 0 and "--only 'rlimit-*'" in shown.stdout and "some minutes" in shown.stdout
+
+
+def test_list_names_the_defences() -> None:
+    shown = run("--list", "--only", "rlimit-*")
+    assert shown.returncode == 0 and len(shown.stdout.splitlines()) == 9
+    assert "RLIMIT_NPROC" in shown.stdout
+
+
+def test_an_unknown_name_is_said() -> None:
+    shown = run("--only", "nonesuch")
+    assert (shown.returncode, shown.stdout) == (2, "no mutation has such a name\n")
+
+
+def test_one_defence_from_the_command_line(sandbox: Sandbox) -> None:
+    shown = run("--only", "oom-score")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "1 cases hold, 0 fail" in shown.stdout
+    assert "-> oom_killer_takes_the_program_first" in shown.stdout
+    assert "1 of 1 defences are missed by a program" in shown.stdout

@@ -1,0 +1,191 @@
+"""Sessions that are made in advance: they must be fast, and nothing else may tell them from others."""
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from agentrl.sandboxes import Limits, Sandbox, SandboxError
+from agentrl.sandboxes.base import SandboxClosed
+from agentrl.sandboxes.local import LocalSandbox
+from agentrl.sandboxes.pool import Nursery
+
+PSS_BOUND = 8 << 20
+"""What a ready session may cost [bytes]."""
+
+
+def await_ready(own: LocalSandbox, count: int) -> None:
+    until = time.monotonic() + 10
+    while own.health().ready != count:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def inits(zygote_parent: int) -> list[int]:
+    """Pid 1 of each session below a process of ours, and the programs below them."""
+    children: dict[int, list[int]] = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    level = [zygote_parent]
+    while level:
+        level = [child for pid in level for child in children.get(pid, [])]
+        found += level
+    return found
+
+
+@pytest.mark.parametrize("ready", [0, 1, 3])
+def test_the_pool_has_the_size_that_was_asked_for(ready: int) -> None:
+    with LocalSandbox(Limits(), ready=ready) as own:
+        await_ready(own, ready)
+        assert own.run("6 * 7").value == "42"
+        await_ready(own, ready)
+
+
+def test_default_is_two_for_each_core(sandbox: Sandbox) -> None:
+    with LocalSandbox(Limits()) as own:
+        await_ready(own, 2 * len(os.sched_getaffinity(0)))
+    with pytest.raises(ValueError, match="negative"):
+        LocalSandbox(Limits(), ready=-1)
+
+
+def test_ready_sessions_are_seeded_as_they_are_taken() -> None:
+    draw = "import random\nrandom.random()"
+    with LocalSandbox(Limits(), ready=2) as pooled, LocalSandbox(Limits(), ready=0) as fresh:
+        await_ready(pooled, 2)
+        for seed in (1, 2, 1):
+            assert pooled.run(draw, seed=seed).value == fresh.run(draw, seed=seed).value
+        names = "import os, sys\n(os.getpid(), sorted(sys.modules) == sorted(set(sys.modules)), os.listdir('/tmp'))"
+        assert pooled.run(names).value == fresh.run(names).value
+
+
+def test_ready_sessions_share_nothing() -> None:
+    with LocalSandbox(Limits(), ready=2) as own:
+        await_ready(own, 2)
+        with own.session() as one, own.session() as two:
+            one.run("x = 1\nopen('/tmp/f', 'w').close()\nimport math\nmath.pi = 3")
+            assert two.run("import os, math\n('x' in globals(), os.listdir('/tmp'), math.pi > 3.1)").value == (
+                "(False, [], True)"
+            )
+
+
+def test_many_threads_take_at_once() -> None:
+    with LocalSandbox(Limits(), ready=3) as own, ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(lambda n: own.run(f"{n} + 1", seed=n).value, range(48)))
+        assert found == [str(n + 1) for n in range(48)]
+        assert own.counters().runs == {"ok": 48}
+        await_ready(own, 3)
+
+
+def test_closing_while_others_take_raises_and_leaves_nothing() -> None:
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    own = LocalSandbox(Limits(), ready=2)
+
+    def hammer(_: int) -> int:
+        done = 0
+        while True:
+            try:
+                done += own.run("1").status == "ok"
+            except SandboxError:
+                return done
+
+    with ThreadPoolExecutor(6) as pool:
+        running = [pool.submit(hammer, n) for n in range(6)]
+        time.sleep(0.5)
+        own.close()
+        assert sum(one.result(timeout=20) for one in running) > 0
+    with pytest.raises(SandboxClosed):
+        own.run("1")
+    assert own.health().ready == 0
+    assert len(os.listdir("/proc/self/fd")) == descriptors and threading.active_count() == threads
+
+
+def test_dead_ready_sessions_are_not_handed_out() -> None:
+    shared = set(inits(os.getpid()))
+    with LocalSandbox(Limits(), ready=2) as own:
+        await_ready(own, 2)
+        own.run("1")
+        time.sleep(0.3)
+        killed = set[int]()
+        for pid in set(inits(os.getpid())) - shared:
+            try:
+                status = Path(f"/proc/{pid}/status").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # the session of the run above, which has just ended
+            line = next(line for line in status.splitlines() if line.startswith("NSpid"))
+            # Pid 1 of a session: here, in the sandbox, in its own namespace.
+            if len(line.split()) == 4 and line.split()[-1] == "1" and line.split()[-2] != "1":
+                os.kill(pid, 9)
+                killed.add(pid)
+        assert killed
+        while killed & set(inits(os.getpid())):
+            time.sleep(0.02)
+        assert [own.run("1").status for _ in range(4)] == ["ok"] * 4
+        assert own.counters().faults == 0
+
+
+def test_a_ready_session_costs_little_memory() -> None:
+    def total() -> int:
+        found = 0
+        for pid in inits(os.getpid()):
+            try:
+                rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            found += sum(int(line.split()[1]) << 10 for line in rollup.splitlines() if line.startswith("Pss:"))
+        return found
+
+    with LocalSandbox(Limits(), ready=8) as own:
+        await_ready(own, 8)
+        time.sleep(1)
+        with_pool = total()
+    with LocalSandbox(Limits(), ready=0) as own:
+        own.run("1")
+        time.sleep(0.5)
+        without = total()
+    if with_pool == 0:
+        pytest.skip("this user may not look into the sandbox's processes")
+    print(f"PSS of a ready session: {(with_pool - without) / 8 / (1 << 20):.2f} MiB")
+    assert (with_pool - without) / 8 < PSS_BOUND
+
+
+def test_queueing_is_reported_and_not_counted() -> None:
+    with LocalSandbox(Limits(), ready=0) as own, ThreadPoolExecutor(8) as pool:
+        code = "import time\ntime.sleep(0.25)"
+        results = list(pool.map(lambda _: own.run(code, timeout=0.2), range(8)))
+    assert {result.status for result in results} == {"ok"}
+    assert max(result.queue_s for result in results) > 0.3
+    assert max(result.wall_s for result in results) < 0.6
+
+
+def test_closing_wakes_a_call_that_waits_for_a_core() -> None:
+    with LocalSandbox(Limits(), ready=2) as own:
+        for _ in range(64):
+            if not own.slots.acquire(blocking=False):
+                break
+        session = own.session()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(session.run, "1")
+            time.sleep(0.2)
+            session.close()
+            with pytest.raises(SandboxClosed, match="closed during the call"):
+                waiting.result(timeout=2)
+
+
+def test_a_nursery_that_was_closed_says_so() -> None:
+    nursery = Nursery(Limits(), (), 2)
+    assert (nursery.state, nursery.ready) == ("waiting", 0)
+    nursery.close()
+    nursery.close()
+    assert nursery.state == "closed"
+    with pytest.raises(SandboxClosed):
+        nursery.take()
+    with pytest.raises(SandboxClosed):
+        nursery.start()

@@ -1,0 +1,107 @@
+"""Which interpreter a program gets, and that it never matters but for time."""
+
+import pytest
+
+from agentrl.sandboxes import Limits, Sandbox
+from agentrl.sandboxes.local import LocalSandbox
+from agentrl.sandboxes.profiles import Profile, profile_of
+
+
+@pytest.mark.parametrize(
+    ("code", "profile"),
+    [
+        ("", "plain"),
+        ("import math, json\nprint(math.pi)", "plain"),
+        ("import re\nre.compile('x')", "plain"),
+        ("my_numpy_thing = 1\nexecutor = 2\nevaluate = 3", "plain"),
+        ("def broken(:", "plain"),
+        ("import numpy as np", "numpy"),
+        ("from numpy.linalg import inv", "numpy"),
+        ("def f():\n    import pandas", "numpy"),
+        ("import \\\n  scipy", "numpy"),
+        ("import numpy, sympy", "sympy"),
+        ("from sympy import *", "sympy"),
+        ("import mpmath", "sympy"),
+        ("exec(input())", "sympy"),
+        ("__import__('num' + 'py')", "sympy"),
+        ("import importlib\nimportlib.import_module(name)", "sympy"),
+    ],
+)
+def test_words_decide(code: str, profile: Profile) -> None:
+    assert profile_of(code) == profile
+
+
+def test_files_that_come_along_count() -> None:
+    assert profile_of("import helper", ["import numpy", b"\xff"]) == "numpy"
+    assert profile_of("import helper", [b"\xff import sympy"]) == "sympy"
+
+
+def test_a_source_made_to_break_a_parser_is_only_text() -> None:
+    assert profile_of("(" * 500_000 + "numpy") == "numpy"
+    assert profile_of("-" * 1_000_000) == "plain"
+    assert profile_of("\x00\udcff") == "plain"
+
+
+@pytest.mark.parametrize(
+    ("first", "loaded"), [("1", "[]"), ("import numpy", "['numpy']"), ("import sympy", "['numpy', 'sympy']")]
+)
+def test_sessions_have_imported_what_the_first_cell_names(sandbox: Sandbox, first: str, loaded: str) -> None:
+    pytest.importorskip("sympy")
+    with sandbox.session() as session:
+        session.run(first)
+        assert (
+            session.run("import sys\nsorted(n for n in sys.modules if n in ('nump' + 'y', 'symp' + 'y'))").value
+            == loaded
+        )
+
+
+def test_a_later_cell_may_import_what_was_not_foreseen(sandbox: Sandbox) -> None:
+    np = pytest.importorskip("numpy")
+    with sandbox.session(seed=3) as session, sandbox.session(seed=3) as foreseen:
+        assert session.run("x = 1").status == "ok"
+        late = session.run("import numpy as np\n(x, int(np.arange(4).sum()), np.random.rand())", timeout=20)
+        assert late.status == "ok"
+        expected = np.random.RandomState(3).rand()
+        assert late.value == repr((1, 6, expected))
+        assert foreseen.run("import numpy as np\nnp.random.rand()").value == repr(expected)
+
+
+def test_a_late_import_is_seeded_once_and_looks_ordinary(sandbox: Sandbox) -> None:
+    pytest.importorskip("numpy")
+    with sandbox.session(seed=3) as session:
+        session.run("import sys")
+        session.run("import numpy as np\nnp.random.seed(5)", timeout=20)
+        assert session.run("import numpy.random\nnp.random.rand() == np.random.RandomState(5).rand()").value == "True"
+        session.run("spec = np.random.__spec__")
+        code = "(type(spec.loader).__name__, spec.loader is np.random.__loader__, len(sys.meta_path))"
+        assert session.run(code).value == "('SourceFileLoader', True, 3)"
+
+
+def test_zygotes_start_when_they_are_needed() -> None:
+    with LocalSandbox(Limits(), ready=0) as own:
+        assert "plain zygote running, numpy zygote waiting, sympy zygote waiting" in own.health().detail
+        own.run("1")
+        assert "sympy zygote waiting" in own.health().detail
+        own.run("import sympy")
+        assert "numpy zygote waiting, sympy zygote running" in own.health().detail
+
+
+def test_preloading_goes_on_in_the_background() -> None:
+    with LocalSandbox(Limits(), ready=0) as own:
+        own.preload("numpy")
+        assert own.run("1").value == "1"
+        assert own.run("import numpy\nint(numpy.arange(4).sum())").value == "6"
+        own.preload()
+    # Closing waits for what was being started, and leaves nothing behind.
+    assert own.health().detail == "plain zygote closed, numpy zygote closed, sympy zygote closed"
+
+
+def test_replay_chooses_the_same_interpreter_and_random_state(sandbox: Sandbox) -> None:
+    pytest.importorskip("numpy")
+    with sandbox.session(seed=11) as session:
+        session.run("import random, numpy as np\na = random.random(), np.random.rand()")
+        session.run("random.random(); np.random.rand()\nwhile True: pass", timeout=0.2)
+        session.run("b = random.random(), np.random.rand()\n1 / 0")
+        with session.replay() as again, again.replay() as thrice:
+            values = [one.run("(a, b, random.random(), np.random.rand())").value for one in (session, again, thrice)]
+            assert values[0] == values[1] == values[2]
