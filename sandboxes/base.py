@@ -195,7 +195,23 @@ class Health:
     """What is wrong, or what runs, for people to read."""
 
 
-class Session(ABC):
+class Closing(ABC):
+    """What is closed at the end of a ``with`` statement."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything. Closing twice is allowed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Session(Closing):
     """A Python interpreter in a sandbox that keeps its variables and its ``/tmp`` between calls.
 
     One call at a time: calls from several threads wait for each other.
@@ -249,16 +265,8 @@ class Session(ABC):
     def close(self) -> None:
         """End every process of the session, without waiting for it. Closing twice is allowed."""
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Sandbox(ABC):
+class Sandbox(Closing):
     """Runs programs that nobody has read; safe to share between threads."""
 
     backend: str
@@ -303,11 +311,3 @@ class Sandbox(ABC):
     @abstractmethod
     def close(self) -> None:
         """End every session and wait until no process is left. Closing twice is allowed."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

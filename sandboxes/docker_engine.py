@@ -12,10 +12,9 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Final, Self, cast
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-from agentrl.sandboxes.base import SandboxError, SandboxUnavailable
+from agentrl.sandboxes.base import Closing, SandboxError, SandboxUnavailable
 
 if TYPE_CHECKING:
     import docker
@@ -86,7 +85,7 @@ def is_gone(name: str) -> bool:
         return True
 
 
-class Engine:
+class Engine(Closing):
     """A connection to a Docker engine; every method may be called from any thread."""
 
     def __init__(self, client: "docker.APIClient") -> None:
@@ -186,14 +185,6 @@ class Engine:
     def close(self) -> None:
         """Let go of the engine."""
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Stream:

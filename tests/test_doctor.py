@@ -158,7 +158,8 @@ def test_docker_that_no_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.docker
-def test_docker_facts_tell_about_engine_and_gvisor() -> None:
+def test_docker_facts_tell_about_engine_and_gvisor(require: Callable[[bool, str], None]) -> None:
+    require(os.path.exists("/var/run/docker.sock"), "needs a Docker engine")
     facts, runtimes = doctor.docker_facts()
     assert facts["engine"] == "answers" and "image" in facts
     assert facts["gVisor (runsc)"] == ("registered" if "runsc" in runtimes else "not registered")
