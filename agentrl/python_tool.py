@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from agentrl.errors import InfrastructureError
-from agentrl.sandboxes import Result, Sandbox, SandboxError, Session, open_sandbox
+from agentrl.sandboxes import Counters, Result, Sandbox, SandboxError, Session, open_sandbox
 from agentrl.tools import ToolError
 
 
@@ -118,6 +118,13 @@ def shared_sandbox() -> Sandbox:
             _shared[os.getpid()] = open_sandbox()
             atexit.register(close_shared_sandbox)
         return _shared[os.getpid()]
+
+
+def sandbox_counters() -> Counters | None:
+    """What this process's shared sandbox has done so far; ``None`` while there is none."""
+    with _lock:
+        sandbox = _shared.get(os.getpid())
+    return None if sandbox is None else sandbox.counters()
 
 
 def close_shared_sandbox() -> None:

@@ -27,7 +27,9 @@ from agentrl.invariants import (
     check_trained_tokens,
     refuse_biased_sampling,
 )
+from agentrl.metrics import sandbox_metrics
 from agentrl.policy import score
+from agentrl.python_tool import sandbox_counters
 from agentrl.rng import derive_seed
 from agentrl.rollout import Collected, Collector, EpisodeSpec, always
 from agentrl.types import Trajectory, flatten
@@ -108,8 +110,10 @@ class Trainer:
             FaultRateError: too many groups were lost to infrastructure faults.
         """
         watch = _Stopwatch()
+        before = sandbox_counters()
         with watch.phase("generate"):
             collected = await self._collect(number, on_episode)
+        sandbox = sandbox_metrics(before, sandbox_counters())
         with watch.phase("score"):
             scored = self._score(collected)
         with watch.phase("credit"):
@@ -118,7 +122,7 @@ class Trainer:
             learned = self._update(scored, number)
         with watch.phase("sync"):
             self._parts.engine.load_weights(self._parts.model.named_parameters(), number)
-        metrics = {**_summary(number, collected, scored), **learned, **watch.seconds}
+        metrics = {**_summary(number, collected, scored), **sandbox, **learned, **watch.seconds}
         advantages = [part.tolist() for part in scored.advantages.split(scored.batch.starts.diff().tolist())]
         return StepResult(trajectories=flatten(collected.groups), advantages=advantages, metrics=metrics)
 

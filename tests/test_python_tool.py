@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl import python_tool
 from agentrl.errors import InfrastructureError
-from agentrl.python_tool import PythonTool, close_shared_sandbox, cut_middle, shared_sandbox
+from agentrl.python_tool import PythonTool, close_shared_sandbox, cut_middle, sandbox_counters, shared_sandbox
 from agentrl.tools import ToolError
 
 
@@ -140,3 +140,12 @@ def test_the_tool_describes_itself(python: PythonTool) -> None:
     assert python.name == "python"
     assert python.description
     assert python.parameters["required"] == ["code"]
+
+
+def test_counters_are_those_of_the_shared_sandbox(python: PythonTool) -> None:
+    close_shared_sandbox()
+    assert sandbox_counters() is None
+    run(python, "1")
+    counters = sandbox_counters()
+    assert counters is not None
+    assert counters.runs == {"ok": 1}

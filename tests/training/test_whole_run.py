@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import safetensors.torch
@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.records import read_episodes
 from agentrl.runfolder import checkpoints, read_config, read_jsonl
+from agentrl.sandboxes.base import Status
 
 from .conftest import Server, Train
 
@@ -40,6 +41,8 @@ def test_run_folder_fits_together(train: Train, server: Server, tmp_path: Path) 
     assert [path.name for path in checkpoints(run)] == ["step-000000", "step-000002", "step-000004"]
     assert (run / "report.html").stat().st_size > 1000
     assert all(row["reward_mean"] > 0 and row["grad_norm"] > 0 for row in rows), "it must learn, or nothing is tested"
+    programs = [sum(row[f"sandbox_{status}"] for status in get_args(Status)) for row in rows]
+    assert sum(programs) > 0 and all(ran <= row["tool_calls"] for ran, row in zip(programs, rows, strict=True))
     for row in rows:
         records = list(read_episodes(run / "episodes" / f"step-{row['step']:06d}.jsonl.zst"))
         assert len(records) == row["episodes"] == 6

@@ -1,0 +1,40 @@
+"""What a step's metrics say of the sandbox behind the ``python`` tool."""
+
+from itertools import accumulate
+from typing import get_args
+
+from agentrl.sandboxes import Counters
+from agentrl.sandboxes.base import LATENCY_BOUNDS_S, Status
+
+
+def sandbox_metrics(before: Counters | None, after: Counters | None) -> dict[str, float]:
+    """How far the sandbox's counters grew.
+
+    Args:
+        before: the counters at the start of the step; ``None`` where the process had no sandbox yet.
+        after: the same at its end.
+
+    Returns:
+        ``sandbox_<status>`` for each of the eight statuses, ``sandbox_faults`` and ``sandbox_reruns``;
+        ``seconds_sandbox_queue``, summed over the runs; ``seconds_sandbox_p50`` and ``seconds_sandbox_p99``: bounds
+        that so many of the runs kept, queueing included, to a third of a power of ten. Empty without a sandbox.
+    """
+    if after is None:
+        return {}
+    start = before or Counters(runs={}, faults=0, reruns=0, queue_s=0.0, latency=(0,) * len(after.latency))
+    latency = [now - then for now, then in zip(after.latency, start.latency, strict=True)]
+    return {
+        **{f"sandbox_{status}": after.runs.get(status, 0) - start.runs.get(status, 0) for status in get_args(Status)},
+        "sandbox_faults": after.faults - start.faults,
+        "sandbox_reruns": after.reruns - start.reruns,
+        "seconds_sandbox_queue": after.queue_s - start.queue_s,
+        "seconds_sandbox_p50": _bound(latency, 0.5),
+        "seconds_sandbox_p99": _bound(latency, 0.99),
+    }
+
+
+def _bound(latency: list[int], share: float) -> float:
+    """The least bound that this share of the runs kept; 0 without runs, the last bound for what took longer."""
+    wanted = share * sum(latency)
+    bounds = (0.0, *LATENCY_BOUNDS_S, LATENCY_BOUNDS_S[-1])
+    return next(bound for bound, seen in zip(bounds, accumulate([0, *latency]), strict=True) if seen >= wanted)
