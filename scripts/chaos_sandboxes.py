@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from agentrl.sandboxes import Result, Sandbox, SandboxError, open_sandbox
 
 EXAMPLES = """examples:
@@ -210,11 +212,11 @@ def first_processes() -> dict[Literal["zygote", "session"], list[int]]:
     """Every pid 1 below this process: of a sandbox's namespaces, and of the sessions' inside of those."""
     here = len(pids_inside(os.getpid()))
     found: dict[Literal["zygote", "session"], list[int]] = {"zygote": [], "session": []}
-    for pid in descendants():
+    for child in psutil.Process().children(recursive=True):
         with suppress(FileNotFoundError, ProcessLookupError):
-            inside = pids_inside(pid)
+            inside = pids_inside(child.pid)
             if inside[-1] == 1 and len(inside) > here:
-                found["zygote" if len(inside) == here + 1 else "session"].append(pid)
+                found["zygote" if len(inside) == here + 1 else "session"].append(child.pid)
     return found
 
 
@@ -224,23 +226,10 @@ def pids_inside(pid: int) -> list[int]:
     return [int(word) for line in lines if line.startswith("NSpid:") for word in line.split()[1:]]
 
 
-def descendants() -> set[int]:
-    """Every process below this one, zombies as well."""
-    parents: dict[int, int] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-    found, new = set[int](), {os.getpid()}
-    while new:
-        new = {child for child, parent in parents.items() if parent in new} - found
-        found |= new
-    return found
-
-
 def belongings(backend: str) -> dict[str, int]:
     """Count what this process holds; none of it may grow."""
     held = {
-        "processes": len(descendants()),
+        "processes": len(psutil.Process().children(recursive=True)),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),

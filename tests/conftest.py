@@ -5,9 +5,11 @@ A tiny model and its tokenizer are shared; what needs torch is imported only whe
 
 import copy
 import os
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -59,6 +61,23 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     fail_in_ci(report)
     return report
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Iterator[Any]:
+    """The local sandbox, shared: starting one costs half a second. It is at rest, with all its ready sessions made."""
+    from agentrl.sandboxes import SandboxUnavailable, open_sandbox
+
+    try:
+        opened = open_sandbox("local")
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    with opened:
+        before: list[Any] = []
+        while len(before) < opened.health().ready or before != psutil.Process().children(recursive=True):
+            before = psutil.Process().children(recursive=True)
+            time.sleep(0.2)
+        yield opened
 
 
 @pytest.fixture(scope="session")

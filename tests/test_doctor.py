@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,20 +14,10 @@ import pytest
 from agentrl import doctor
 from agentrl.cli import main
 from agentrl.doctor import BackendReport, Check, Diagnosis, examine
-from agentrl.sandboxes import Files, Result, Sandbox, SandboxError, SandboxUnavailable, Session, open_sandbox
+from agentrl.sandboxes import Files, Result, Sandbox, SandboxError, SandboxUnavailable, Session
 from agentrl.sandboxes.base import Counters, Health
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[Sandbox]:
-    try:
-        opened = open_sandbox("local")
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-    with opened:
-        yield opened
 
 
 class Naked(Sandbox):
@@ -93,8 +83,8 @@ def test_back_end_that_breaks_when_it_opens_is_an_obstacle_too() -> None:
 
 
 @pytest.mark.parametrize("name", doctor.CHECKS)
-def test_local_sandbox_passes(name: str, local: Sandbox) -> None:
-    assert doctor.CHECKS[name](local) == ""
+def test_local_sandbox_passes(name: str, sandbox: Sandbox) -> None:
+    assert doctor.CHECKS[name](sandbox) == ""
 
 
 GOOD = BackendReport(name="local", facts={"kernel": "Linux 6"}, checks=(Check(name="runs a program", passed=True),))
@@ -137,7 +127,7 @@ def test_versions_import_nothing() -> None:
     assert modules in ("[]", "['numpy']")  # gymnasium is made of numpy; nothing heavier may come
 
 
-def test_command_tells_what_works(local: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_tells_what_works(sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
@@ -165,7 +155,7 @@ def test_docker_facts_tell_about_engine_and_gvisor(require: Callable[[bool, str]
     assert facts["gVisor (runsc)"] == ("registered" if "runsc" in runtimes else "not registered")
 
 
-def test_command_fails_where_nothing_works(local: Sandbox, require: Callable[[bool, str], None]) -> None:
+def test_command_fails_where_nothing_works(sandbox: Sandbox, require: Callable[[bool, str], None]) -> None:
     require(shutil.which("unshare") is not None, "needs the unshare tool")
     code = "import sys\nfrom agentrl.cli import main\nsys.exit(main(['doctor', '--sandbox', '--json']))"
     shell = f'echo 0 > /proc/sys/user/max_user_namespaces && exec "{sys.executable}" -c "$CODE"'

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 
+import psutil
 import sandboxes_rows as rows
 from sandboxes_rows import Row
 
@@ -191,7 +192,7 @@ def memory(only: str | None) -> Iterator[Measure]:
         name = "local: memory per ready session (PSS)"
         try:
             used = rows.bytes_per_session(8) / 2**20
-        except (PermissionError, SandboxUnavailable) as error:
+        except (psutil.AccessDenied, SandboxUnavailable) as error:
             yield Measure(name=name, value=f"can't be measured: {error}", target="<= 8 MiB", met=None)
         else:
             yield Measure(name=name, value=f"{used:.1f} MiB", target="<= 8 MiB", met=used <= 8)

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, Session
 from agentrl.sandboxes.docker_image import IMAGE, PYTHON_LABEL
@@ -196,30 +197,17 @@ def usable_again(runner: Sandbox | Session, kind: str) -> float:
     return timed(lambda: expected(runner.run("6 * 7"), "42"))
 
 
-def descendants() -> list[int]:
-    """This process and every one below it."""
-    parents: dict[int, int] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-    found, new = set[int](), {os.getpid()}
-    while new:
-        new = {child for child, parent in parents.items() if parent in new} - found
-        found |= new
-    return sorted({os.getpid(), *found})
-
-
 def proportional_bytes() -> int:
     """Memory of this process and all below it, shared pages divided among their users [bytes].
 
     Raises:
-        PermissionError: Only root may look into processes that hide themselves.
+        psutil.AccessDenied: Only root may look into processes that hide themselves.
     """
     total = 0
-    for pid in descendants():
-        with suppress(FileNotFoundError, ProcessLookupError):
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    this = psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_full_info().pss
     return total
 
 

@@ -1,23 +1,28 @@
-"""Sandboxes that the tests of this folder share: starting one costs half a second."""
+"""What the tests of this folder share: a session, and a look at the processes and sessions that a sandbox made."""
 
+import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
-from agentrl.sandboxes import Sandbox, SandboxUnavailable, Session, open_sandbox
-
-
-@pytest.fixture(scope="session")
-def sandbox() -> Iterator[Sandbox]:
-    try:
-        opened = open_sandbox("local")
-    except SandboxUnavailable as error:
-        pytest.skip(str(error))
-    with opened:
-        yield opened
+from agentrl.sandboxes import Sandbox, Session
 
 
 @pytest.fixture
 def session(sandbox: Sandbox) -> Iterator[Session]:
     with sandbox.session() as opened:
         yield opened
+
+
+def below(pid: int) -> set[int]:
+    """Every process below ``pid``; those that have ended count as long as nobody waited for them."""
+    return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+
+
+def await_ready(sandbox: Sandbox, count: int) -> None:
+    """Wait until so many sessions are ready."""
+    until = time.monotonic() + 10
+    while sandbox.health().ready != count:
+        assert time.monotonic() < until
+        time.sleep(0.01)

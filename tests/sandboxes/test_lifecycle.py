@@ -7,12 +7,16 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agentrl.sandboxes import Sandbox, SandboxError, open_sandbox
 from agentrl.sandboxes.base import SandboxClosed
+
+from .conftest import below
 
 HOST = """
 import sys, time
@@ -25,25 +29,14 @@ time.sleep(600)
 """
 
 
-def descendants(pid: int) -> set[int]:
-    """Every process below ``pid`` that is not a zombie."""
-    parents: dict[int, int] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if fields[0] != "Z":
-            parents[int(name)] = int(fields[1])
-    found, fresh = set[int](), {pid}
-    while fresh:
-        fresh = {child for child, parent in parents.items() if parent in fresh} - found
-        found |= fresh
-    return found
-
-
 def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if os.path.exists(f"/proc/{pid}") and pid in descendants(1) | descendants(os.getpid())}
+    """Those that run still; a zombie whose new parent does not look does not."""
+    found = set[int]()
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.add(pid)
+    return found
 
 
 @pytest.fixture
@@ -54,12 +47,12 @@ def own(sandbox: Sandbox) -> Iterator[Sandbox]:
 
 
 def test_close_leaves_no_process_and_no_descriptor_behind(sandbox: Sandbox) -> None:
-    before, descriptors = descendants(os.getpid()), len(os.listdir("/proc/self/fd"))
+    before, descriptors = below(os.getpid()), len(os.listdir("/proc/self/fd"))
     with open_sandbox("local") as opened:
         session = opened.session()
         session.run("import os, time\nfor _ in range(3):\n    if os.fork() == 0: time.sleep(600)")
         opened.run("1")
-        made = descendants(os.getpid()) - before
+        made = below(os.getpid()) - before
         assert len(made) >= 6
     assert not alive(made)
     session.close()
@@ -70,10 +63,10 @@ def test_close_leaves_no_process_and_no_descriptor_behind(sandbox: Sandbox) -> N
 
 def test_session_close_ends_its_processes_soon(own: Sandbox) -> None:
     own.run("1")
-    before = descendants(os.getpid())
+    before = below(os.getpid())
     session = own.session()
     session.run("import os, time\nif os.fork() == 0: time.sleep(600)")
-    made = descendants(os.getpid()) - before
+    made = below(os.getpid()) - before
     started = time.monotonic()
     session.close()
     assert time.monotonic() - started < 0.05
@@ -131,7 +124,7 @@ def test_everything_dies_with_the_host(own: Sandbox) -> None:
     host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True, cwd=root)
     with host:
         assert host.stdout is not None and host.stdout.readline() == "up\n"
-        made = descendants(host.pid)
+        made = below(host.pid)
         assert len(made) >= 4
         host.kill()
     until = time.monotonic() + 5
@@ -141,17 +134,21 @@ def test_everything_dies_with_the_host(own: Sandbox) -> None:
 
 
 def test_ctrl_c_does_not_reach_the_sandbox(own: Sandbox) -> None:
-    groups = {os.getpgid(pid) for pid in descendants(os.getpid())}
+    groups = {os.getpgid(pid) for pid in below(os.getpid())}
     assert os.getpgid(0) not in groups or len(groups) > 1
-    for pid in descendants(os.getpid()):
+    for pid in below(os.getpid()):
         if b"launcher" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGINT)
     assert own.run("1 + 1").value == "2"
 
 
 def zygotes() -> set[int]:
-    found = descendants(os.getpid())
-    return {pid for pid in found if b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes() and is_first(pid)}
+    found = set[int]()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            if "zygote" in " ".join(child.cmdline()) and is_first(child.pid):
+                found.add(child.pid)
+    return found
 
 
 def is_first(pid: int) -> bool:
@@ -166,6 +163,9 @@ def test_a_dead_zygote_is_an_infrastructure_fault_and_is_replaced(sandbox: Sandb
         with own.session() as session:
             session.run("x = 1")
             os.kill(mine, signal.SIGKILL)
+            # Pid 1 of a namespace ends after everything in it.
+            while alive({mine}):
+                time.sleep(0.01)
             with pytest.raises(SandboxError):
                 session.run("x")
         assert own.run("1 + 1").value == "2"

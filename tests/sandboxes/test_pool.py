@@ -4,8 +4,10 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agentrl.sandboxes import Limits, Sandbox, SandboxError
@@ -13,32 +15,10 @@ from agentrl.sandboxes.base import SandboxClosed
 from agentrl.sandboxes.local import LocalSandbox
 from agentrl.sandboxes.pool import Nursery
 
+from .conftest import await_ready, below
+
 PSS_BOUND = 8 << 20
 """What a ready session may cost [bytes]."""
-
-
-def await_ready(own: LocalSandbox, count: int) -> None:
-    until = time.monotonic() + 10
-    while own.health().ready != count:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
-def inits(zygote_parent: int) -> list[int]:
-    """Pid 1 of each session below a process of ours, and the programs below them."""
-    children: dict[int, list[int]] = {}
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        try:
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        children.setdefault(parent, []).append(pid)
-    found: list[int] = []
-    level = [zygote_parent]
-    while level:
-        level = [child for pid in level for child in children.get(pid, [])]
-        found += level
-    return found
 
 
 @pytest.mark.parametrize("ready", [0, 1, 3])
@@ -108,13 +88,13 @@ def test_closing_while_others_take_raises_and_leaves_nothing() -> None:
 
 
 def test_dead_ready_sessions_are_not_handed_out() -> None:
-    shared = set(inits(os.getpid()))
+    shared = below(os.getpid())
     with LocalSandbox(Limits(), ready=2) as own:
         await_ready(own, 2)
         own.run("1")
         time.sleep(0.3)
         killed = set[int]()
-        for pid in set(inits(os.getpid())) - shared:
+        for pid in below(os.getpid()) - shared:
             try:
                 status = Path(f"/proc/{pid}/status").read_text()
             except (FileNotFoundError, ProcessLookupError):
@@ -125,7 +105,7 @@ def test_dead_ready_sessions_are_not_handed_out() -> None:
                 os.kill(pid, 9)
                 killed.add(pid)
         assert killed
-        while killed & set(inits(os.getpid())):
+        while killed & below(os.getpid()):
             time.sleep(0.02)
         assert [own.run("1").status for _ in range(4)] == ["ok"] * 4
         assert own.counters().faults == 0
@@ -134,12 +114,9 @@ def test_dead_ready_sessions_are_not_handed_out() -> None:
 def test_a_ready_session_costs_little_memory() -> None:
     def total() -> int:
         found = 0
-        for pid in inits(os.getpid()):
-            try:
-                rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue
-            found += sum(int(line.split()[1]) << 10 for line in rollup.splitlines() if line.startswith("Pss:"))
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                found += process.memory_full_info().pss
         return found
 
     with LocalSandbox(Limits(), ready=8) as own:
