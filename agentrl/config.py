@@ -77,6 +77,8 @@ class SftSettings(_Section):
     """Learning rate (sft)."""
     stop_at: Share = 1.0
     """Stop once an average oracle episode has this probability under the policy (sft)."""
+    max_grad_norm: Positive = 1.0
+    """Gradients are scaled down to this norm (sft)."""
 
 
 class RolloutSettings(_Section):

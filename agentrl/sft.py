@@ -111,7 +111,7 @@ def _update(config: Config, parts: Parts, optimizer: torch.optim.Optimizer, pack
         loss = -stats.logp.sum() / total
         loss.backward()
         nll += float(loss.detach())
-    torch.nn.utils.clip_grad_norm_(parts.model.parameters(), config.optim.max_grad_norm)
+    torch.nn.utils.clip_grad_norm_(parts.model.parameters(), config.sft.max_grad_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return nll
