@@ -1,10 +1,12 @@
 """What a step's metrics say of the sandbox behind the ``python`` tool."""
 
 from itertools import accumulate
-from typing import get_args
+from typing import Final, get_args
 
 from agentrl.sandboxes import Counters
 from agentrl.sandboxes.base import LATENCY_BOUNDS_S, Status
+
+_UNUSED: Final = Counters(runs={}, faults=0, reruns=0, queue_s=0.0, latency=(0,) * (len(LATENCY_BOUNDS_S) + 1))
 
 
 def sandbox_metrics(before: Counters | None, after: Counters | None) -> dict[str, float]:
@@ -12,22 +14,21 @@ def sandbox_metrics(before: Counters | None, after: Counters | None) -> dict[str
 
     Args:
         before: the counters at the start of the step; ``None`` where the process had no sandbox yet.
-        after: the same at its end.
+        after: the same at its end; ``None`` where no tool has used one.
 
     Returns:
         ``sandbox_<status>`` for each of the eight statuses, ``sandbox_faults`` and ``sandbox_reruns``;
         ``seconds_sandbox_queue``, summed over the runs; ``seconds_sandbox_p50`` and ``seconds_sandbox_p99``: bounds
-        that so many of the runs kept, queueing included, to a third of a power of ten. Empty without a sandbox.
+        that so many of the runs kept, queueing included, to a third of a power of ten.
     """
-    if after is None:
-        return {}
-    start = before or Counters(runs={}, faults=0, reruns=0, queue_s=0.0, latency=(0,) * len(after.latency))
-    latency = [now - then for now, then in zip(after.latency, start.latency, strict=True)]
+    # A process that goes on with a run may not have used a sandbox yet: its rows have the same keys all the same.
+    start, end = before or _UNUSED, after or _UNUSED
+    latency = [now - then for now, then in zip(end.latency, start.latency, strict=True)]
     return {
-        **{f"sandbox_{status}": after.runs.get(status, 0) - start.runs.get(status, 0) for status in get_args(Status)},
-        "sandbox_faults": after.faults - start.faults,
-        "sandbox_reruns": after.reruns - start.reruns,
-        "seconds_sandbox_queue": after.queue_s - start.queue_s,
+        **{f"sandbox_{status}": end.runs.get(status, 0) - start.runs.get(status, 0) for status in get_args(Status)},
+        "sandbox_faults": end.faults - start.faults,
+        "sandbox_reruns": end.reruns - start.reruns,
+        "seconds_sandbox_queue": end.queue_s - start.queue_s,
         "seconds_sandbox_p50": _bound(latency, 0.5),
         "seconds_sandbox_p99": _bound(latency, 0.99),
     }

@@ -17,8 +17,10 @@ def counted(*waits: float, queue_s: float = 0.0) -> Meter:
     return meter
 
 
-def test_without_a_sandbox_there_is_nothing_to_say() -> None:
-    assert sandbox_metrics(None, None) == {}
+def test_without_a_sandbox_there_are_the_same_keys_and_zeros() -> None:
+    nothing = sandbox_metrics(None, None)
+    assert nothing.keys() == sandbox_metrics(None, counted(0.1).snapshot()).keys()
+    assert set(nothing.values()) == {0}
 
 
 def test_a_first_step_counts_from_nothing() -> None:
