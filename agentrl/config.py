@@ -127,7 +127,9 @@ class OptimSettings(_Section):
     """How weights are updated."""
 
     steps: Annotated[int, Field(ge=0)] = 100
-    """Rollout batches (trainer)."""
+    """Most rollout batches (pipeline, trainer)."""
+    max_sampled_tokens: Annotated[int, Field(ge=0)] = 0
+    """Training ends with the batch at which its sampled tokens reach this; 0 is no limit (pipeline, trainer)."""
     minibatches: Count = 2
     """Updates per pass over a rollout batch (trainer)."""
     epochs: Count = 1
@@ -139,7 +141,7 @@ class OptimSettings(_Section):
     warmup: Annotated[int, Field(ge=0)] = 0
     """Updates over which the learning rate rises from 0 (trainer)."""
     schedule: Literal["constant", "linear"] = "constant"
-    """Whether the learning rate stays, or falls to 0 at the last update (trainer)."""
+    """Whether the learning rate stays, or falls to 0 at the last update that steps or tokens allow (trainer)."""
     betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.95)
     """Of AdamW (trainer)."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0

@@ -93,6 +93,11 @@ class Bar:
         self._name, self._total, self._done = name, total, 0
         self._told = time.monotonic()
 
+    def expect(self, total: int) -> None:
+        """From what is done so far, ``total`` is how many there will be."""
+        self._total = total
+        self._progress.update(self._task, total=total)
+
     def advance(self, note: str = "") -> None:
         """One more is done."""
         self._done += 1

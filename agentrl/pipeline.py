@@ -1,6 +1,7 @@
 """A whole run: warm start, evaluation, training steps, evaluation, report."""
 
 import asyncio
+import math
 import signal
 import threading
 import time
@@ -38,10 +39,9 @@ def train(config: Config, display: Display, *, numbered: bool = False, sft_only:
     Raises:
         UsageError: something the config names is not there; nothing was written.
     """
-    check_training_config(config)
+    check_run(config)
     if sft_only and config.sft.steps == 0:
         raise ConfigError("sft.steps is 0, so there is no warm start: set it, for example sft.steps=200")
-    _check_env(config)
     parts = assemble(config)
     with RunFolder.create(config, numbered=numbered) as folder:
         display.say(f"run folder: {folder.path}")
@@ -66,7 +66,14 @@ def resume(path: Path, display: Display) -> Path:
         return _finish(config, display, folder, parts, last, sft_only=False)
 
 
-def _check_env(config: Config) -> None:
+def check_run(config: Config) -> None:
+    """Refuse what a run can't do, before a model is loaded or anything is written.
+
+    Raises:
+        UsageError: an option of the algorithm, the environment or one of its splits is not there; or sampling would
+            bias every ratio; or the warm start has no gold player to learn from.
+    """
+    check_training_config(config)
     for split in ("train", config.eval.split):
         env = make(config.env.id, **{**config.env.args, "split": split})
         env.close()
@@ -160,6 +167,8 @@ class _Run:
             state = load_state(last)
             load_optimizer(last, self._trainer.optimizer)
             self._trainer.updates = int(state["updates"])
+            # A checkpoint that was written before there was a budget of tokens is of a run without one.
+            self._trainer.sampled_tokens = int(state.get("sampled_tokens", 0))
             self._sync()
             self._finished(int(state["step"]))
         else:
@@ -194,10 +203,12 @@ class _Run:
         with self._display.phase("training", steps) as bar:
             for _ in range(self.done):
                 bar.advance()
-            for number in range(self.done + 1, steps + 1):
+            while not self._ended(self.done):
+                number = self.done + 1
                 result = await self._trainer.step(number)
                 self._record(number, result)
                 self._finished(number)
+                bar.expect(self._likely_steps())
                 bar.advance(_note(result.metrics))
                 if self._due(self._config.save.every):
                     self.save()
@@ -207,8 +218,22 @@ class _Run:
         """From here until the next update begins, the weights are those of ``step``."""
         self.done, self._whole_at = step, self._trainer.updates
 
+    def _ended(self, step: int) -> bool:
+        """Whether step ``step``, the last that the trainer did, is the last of training."""
+        optim = self._config.optim
+        return step >= optim.steps or 0 < optim.max_sampled_tokens <= self._trainer.sampled_tokens
+
+    def _likely_steps(self) -> int:
+        """How many steps training will have had, if steps go on to sample as many tokens as they did."""
+        optim = self._config.optim
+        if self._ended(self.done):
+            return self.done
+        if optim.max_sampled_tokens == 0:
+            return optim.steps
+        return min(optim.steps, math.ceil(self.done * optim.max_sampled_tokens / self._trainer.sampled_tokens))
+
     def _due(self, every: int) -> bool:
-        return self.done == self._config.optim.steps or (every > 0 and self.done % every == 0)
+        return self._ended(self.done) or (every > 0 and self.done % every == 0)
 
     async def _evaluate_if_due(self) -> None:
         if self.done > 0 and not self._due(self._config.eval.every):
@@ -218,7 +243,7 @@ class _Run:
 
     def _record(self, number: int, result: StepResult) -> None:
         self._folder.append("metrics.jsonl", {**result.metrics, "seconds_run": time.perf_counter() - self._began})
-        if number == 1 or number == self._config.optim.steps or number % self._config.save.episodes_every == 0:
+        if number == 1 or self._ended(number) or number % self._config.save.episodes_every == 0:
             write_episodes(self._folder.episodes(number), result.trajectories, self._parts.tokenizer, result.advantages)
 
     async def _evaluate(self) -> None:
@@ -246,7 +271,11 @@ class _Run:
             self._parts.model,
             self._parts.tokenizer,
             optimizer=self._trainer.optimizer,
-            state={"step": self.done, "updates": self._trainer.updates},
+            state={
+                "step": self.done,
+                "updates": self._trainer.updates,
+                "sampled_tokens": self._trainer.sampled_tokens,
+            },
         )
 
     def _sync(self) -> None:

@@ -100,6 +100,8 @@ class Trainer:
         )
         self.updates = 0
         """Gradient steps begun so far, those before a resumption included; set it when resuming."""
+        self.sampled_tokens = 0
+        """Tokens sampled in the steps that are done, those before a resumption included; set it when resuming."""
         self._checked = False
 
     async def step(self, number: int, on_episode: Callable[[Trajectory], None] = lambda _: None) -> StepResult:
@@ -120,6 +122,7 @@ class Trainer:
             scored = self._credit(scored)
         with watch.phase("update"):
             learned = self._update(scored, number)
+        self.sampled_tokens += len(scored.old_logp)
         with watch.phase("sync"):
             self._parts.engine.load_weights(self._parts.model.named_parameters(), number)
         metrics = {**_summary(number, collected, scored), **sandbox, **learned, **watch.seconds}
@@ -176,19 +179,37 @@ class Trainer:
             kind=algo.correction,
             cap=algo.correction_cap,
         )
-        rows = torch.nonzero(scored.batch.starts.diff() > 0)[:, 0]
+        minibatches = self._minibatches(scored.batch, number)
         collected: list[dict[str, float]] = []
-        for epoch in range(optim.epochs):
-            generator = torch.Generator().manual_seed(derive_seed(self.config.run.seed, "rows", number, epoch))
-            shuffled = rows[torch.randperm(len(rows), generator=generator)]
-            for minibatch in shuffled.tensor_split(optim.minibatches):
-                if len(minibatch):
-                    collected.append(self._update_once(scored, minibatch.tolist(), weights))
+        for place, minibatch in enumerate(minibatches):
+            spent = self._tokens_spent(len(scored.old_logp), place / len(minibatches))
+            rate = learning_rate(optim, self.updates + 1, spent)
+            collected.append(self._update_once(scored, minibatch, weights, rate))
         names = collected[0] if collected else {}
         return {name: sum(row[name] for row in collected) / len(collected) for name in names}
 
-    def _update_once(self, scored: Scored, rows: Sequence[int], weights: Tensor) -> dict[str, float]:
-        """One gradient step on ``rows``, their gradients accumulated over packs."""
+    def _minibatches(self, batch: Batch, number: int) -> list[list[int]]:
+        """The rows of each update of step ``number``, shuffled anew for every pass, without rows of no token."""
+        rows = torch.nonzero(batch.starts.diff() > 0)[:, 0]
+        minibatches: list[list[int]] = []
+        for epoch in range(self.config.optim.epochs):
+            generator = torch.Generator().manual_seed(derive_seed(self.config.run.seed, "rows", number, epoch))
+            shuffled = rows[torch.randperm(len(rows), generator=generator)]
+            minibatches += [part.tolist() for part in shuffled.tensor_split(self.config.optim.minibatches) if len(part)]
+        return minibatches
+
+    def _tokens_spent(self, new: int, share: float) -> float:
+        """Share of the budget of tokens that is spent once ``share`` of the updates on ``new`` tokens is done.
+
+        What the last step samples beyond the budget counts for nothing, so that its updates still learn.
+        """
+        budget = self.config.optim.max_sampled_tokens
+        if budget == 0:
+            return 0.0
+        return (self.sampled_tokens + share * min(new, budget - self.sampled_tokens)) / budget
+
+    def _update_once(self, scored: Scored, rows: Sequence[int], weights: Tensor, rate: float) -> dict[str, float]:
+        """One gradient step at learning rate ``rate`` on ``rows``, their gradients accumulated over packs."""
         algo, model = self.config.algo, self._parts.model
         packs = self._packs(scored.batch, rows)
         shares = pack_shares(algos.aggregation(algo.loss, algo.loss_options), [pack.starts for pack in packs])
@@ -213,7 +234,7 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self.config.optim.max_grad_norm)
         self.updates += 1
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config.optim, self.updates)
+            group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._checked = True
@@ -227,12 +248,12 @@ class Trainer:
         return stats.logp, stats.entropy, stats.sum_sq
 
 
-def learning_rate(optim: OptimSettings, update: int) -> float:
-    """The rate of an update, counting from 1."""
+def learning_rate(optim: OptimSettings, update: int, spent: float = 0.0) -> float:
+    """The rate of an update, counting from 1, before which ``spent`` of the budget of sampled tokens is gone."""
     rate = optim.lr * min(1.0, update / max(1, optim.warmup))
     if optim.schedule == "linear":
         total = optim.steps * optim.epochs * optim.minibatches
-        rate *= max(0.0, 1 - (update - 1) / total)
+        rate *= max(0.0, 1 - max((update - 1) / total, spent))
     return rate
 
 

@@ -32,6 +32,7 @@ def one_sentence(error: BaseException) -> str:
         ("[optim]\nsteps = true", "setting 'optim.steps' is True: Input should be a valid integer"),
         ("[optim]\nsteps = 2.5", "setting 'optim.steps' is 2.5: Input should be a valid integer"),
         ("[optim]\nsteps = -1", "greater than or equal to 0"),
+        ("[optim]\nmax_sampled_tokens = -1", "greater than or equal to 0"),
         ("[optim]\nlr = 0", "greater than 0"),
         ("[optim]\nlr = inf", "setting 'optim.lr' is inf: Input should be a finite number"),
         ("[optim]\nlr = nan", "setting 'optim.lr' is nan: Input should be a finite number"),

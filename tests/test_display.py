@@ -55,6 +55,17 @@ def test_without_a_terminal_there_are_plain_lines_only(monkeypatch: pytest.Monke
     )
 
 
+def test_total_can_turn_out_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bar, "_EVERY_S", 0.0)
+    display, out = plain()
+    with display.phase("training", 60_000) as bar:
+        for total in (4, 3, 3):
+            bar.expect(total)
+            bar.advance("reward 0.50")
+    counts = [line.split(":")[0] for line in out.getvalue().splitlines()]
+    assert counts == ["training 1/4", "training 2/3", "training 3/3"]
+
+
 def test_lines_come_every_ten_seconds_and_are_not_broken() -> None:
     display, out = plain()
     with display.phase("training", 1000) as bar:

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algos import ADVANTAGES, LOSSES
-from agentrl.config import load_config
+from agentrl.config import load_config, with_overrides
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.trainer import StepResult, Trainer, check_training_config
 from agentrl.types import Trajectory
@@ -156,6 +157,35 @@ def test_learning_rate_rises_with_the_updates(small: Make) -> None:
     trainer.updates = 100
     step(trainer, 2)
     assert rates[3:] == [1e-3] * 3
+
+
+def test_learning_rate_falls_to_zero_with_the_last_update(small: Make) -> None:
+    run = small("optim.schedule=linear", "optim.minibatches=3", "optim.epochs=2", "optim.lr=1e-3")
+    assert rates_of(run, steps=2) == pytest.approx([1e-3 * (12 - update) / 12 for update in range(12)])
+
+
+def test_learning_rate_falls_with_the_budget_of_tokens(small: Make) -> None:
+    first = step(trainer_of(small())[0]).metrics["sampled_tokens"]
+    budget = int(1.5 * first)
+    run = small("optim.schedule=linear", "optim.minibatches=3", "optim.lr=1e-3", f"optim.max_sampled_tokens={budget}")
+    run = replace(run, config=with_overrides(run.config, ["optim.steps=1000"]))
+    # What the second step samples beyond the budget does not count, so that its last update learns too.
+    share = first / budget
+    wanted = [1e-3 * (1 - spent) for spent in (0, share / 3, 2 * share / 3)]
+    wanted += [1e-3 * (1 - share) * (3 - update) / 3 for update in range(3)]
+    assert rates_of(run, steps=2) == pytest.approx(wanted)
+    fewer = replace(run, config=with_overrides(run.config, ["optim.steps=1"]))
+    assert rates_of(fewer, steps=1) == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3]), "whichever limit is nearer"
+
+
+def rates_of(run: Small, steps: int) -> list[float]:
+    """The learning rate of each update."""
+    trainer, _ = trainer_of(run)
+    rates: list[float] = []
+    trainer.optimizer.register_step_pre_hook(lambda *_: rates.append(trainer.optimizer.param_groups[0]["lr"]))
+    sampled = sum(step(trainer, number).metrics["sampled_tokens"] for number in range(1, steps + 1))
+    assert trainer.sampled_tokens == sampled
+    return rates
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
