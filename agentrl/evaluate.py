@@ -134,9 +134,13 @@ def interval(rates: Sequence[float]) -> tuple[float, float]:
     n = len(rates)
     mean = sum(rates) / n
     if set(rates) <= {0.0, 1.0}:
-        centre = (mean + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-        half = _Z * math.sqrt(mean * (1 - mean) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
-    else:
-        spread = sum((rate - mean) ** 2 for rate in rates) / max(n - 1, 1)
-        centre, half = mean, _Z * math.sqrt(spread / n)
+        return wilson(mean, n)
+    half = _Z * math.sqrt(sum((rate - mean) ** 2 for rate in rates) / max(n - 1, 1) / n)
+    return max(0.0, mean - half), min(1.0, mean + half)
+
+
+def wilson(share: float, n: int) -> tuple[float, float]:
+    """95% confidence interval of a chance of which ``share`` was seen in ``n`` independent trials (Wilson, 1927)."""
+    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
     return max(0.0, centre - half), min(1.0, centre + half)

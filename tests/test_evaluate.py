@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.evaluate import interval, pass_at_k, summarise
+from agentrl.evaluate import interval, pass_at_k, summarise, wilson
 from agentrl.types import Group, Segment, Stop, ToolRun, Trajectory
 
 
@@ -32,6 +32,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_win(drawn: tuple[int, int, int
 )
 def test_wilson_interval_is_the_published_one(wins: int, n: int, low: float, high: float) -> None:
     found = interval([1.0] * wins + [0.0] * (n - wins))
+    assert found == wilson(wins / n, n)
     assert found == pytest.approx((low, high), abs=5e-5)
 
 

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import pytest
+import safetensors.torch
 import torch
 
 from agentrl.assemble import Parts, make_collector
@@ -21,6 +22,7 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.env import Episode, ToolEnv
 from agentrl.render import Renderer
 from agentrl.rollout import Collector
+from agentrl.runfolder import checkpoints, read_jsonl
 from agentrl.tasks import TaskList
 from agentrl.tools import tool
 from agentrl.types import Task
@@ -219,12 +221,12 @@ class Server:
         print(json.dumps(order), file=self._process.stdin, flush=True)
         return int(self._process.stdout.readline())
 
-    def start(self, folder: Path, *argv: str) -> Command:
+    def start(self, folder: Path, *argv: str, program: Literal["agentrl", "grid"] = "agentrl") -> Command:
         """Start ``agentrl argv…`` in ``folder``; its output goes to files beside it."""
         self._number += 1
         logs = folder / f".logs-{self._number}"
         logs.mkdir(parents=True)
-        return Command(self, self.ask({"argv": argv, "cwd": str(folder), "logs": str(logs)}), logs)
+        return Command(self, self.ask({"program": program, "argv": argv, "cwd": str(folder), "logs": str(logs)}), logs)
 
     def close(self) -> None:
         self._process.communicate()
@@ -243,6 +245,16 @@ def state_of(pid: int) -> str:
 
 def parent_of(pid: int) -> int:
     return int((_stat(pid) or ["", "0"])[1])
+
+
+def rows_of(run: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """The rows without the times."""
+    rows = read_jsonl(run / file)
+    return [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows]
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(checkpoints(run)[-1] / "model.safetensors")
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,9 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
-import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -15,17 +14,7 @@ from agentrl.records import read_episodes
 from agentrl.runfolder import checkpoints, read_config, read_jsonl
 from agentrl.sandboxes.base import Status
 
-from .conftest import Server, Train
-
-
-def rows_of(run: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    """The rows without the times."""
-    rows = read_jsonl(run / file)
-    return [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in rows]
-
-
-def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(checkpoints(run)[-1] / "model.safetensors")
+from .conftest import Server, Train, rows_of, weights_of
 
 
 @pytest.mark.slow

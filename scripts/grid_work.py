@@ -1,0 +1,284 @@
+"""Does a grid's runs, each in a process of its own, so that the grid can be stopped at any moment and go on later."""
+
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from grid_plan import Plan, Run
+from grid_table import End, read_ends, result_of, sampled_tokens, write_summary
+
+from agentrl.errors import RunFolderError, UsageError
+from agentrl.runfolder import RunFolder
+
+_POLL_S = 0.1
+_TELL_S = 30.0
+_PATIENCE_S = 120.0
+"""How long a process of a grid that was killed may take to save its run."""
+_PR_SET_PDEATHSIG = 1
+_STILLBORN = {".lock", "episodes", ".config.toml.tmp"}
+"""All there can be in the folder of a run that was killed before it had a config."""
+
+
+class Process(Protocol):
+    """What a grid needs of a process."""
+
+    def poll(self) -> int | None:
+        """Its exit code, a signal's number negative; None while it runs."""
+        ...
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal."""
+        ...
+
+
+Start = Callable[[Sequence[str], Path], Process]
+"""Starts agentrl with the given words; its output is added to a file."""
+
+
+def start_process(words: Sequence[str], log: Path) -> Process:
+    """Start ``agentrl`` with ``words`` by this Python; what it says is added to ``log``."""
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-m", "agentrl.cli", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,  # a terminal's Ctrl-C is for the grid, which passes it on
+            preexec_fn=partial(follow, os.getpid()),
+        )
+
+
+def follow(parent: int) -> None:
+    """Have this process interrupted, and so save its run, when its parent is gone, by SIGKILL too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """A run at work."""
+
+    run: Run
+    process: Process
+    log: Path
+    heard: int
+    """Bytes of the log that were there before."""
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Estimates the time left from how much of the training this grid has done since it was started."""
+
+    busy_s: float = 0.0
+    """Time with a run in training."""
+    had: dict[str, float] = field(default_factory=dict[str, float])
+    """Share of each run that was done when it was started."""
+    told: float = field(default_factory=time.monotonic)
+    """When it was last said how far the runs are."""
+
+    def left(self, shares: dict[str, float]) -> str:
+        """Half a sentence, from the share of each run that is done by now."""
+        done = sum(shares[name] - had for name, had in self.had.items())
+        if done <= 0:
+            return ""
+        minutes = self.busy_s / done * sum(1 - share for share in shares.values()) / 60
+        return f", about {minutes:.0f} min left"
+
+
+class Grid:
+    """The runs of a plan, and how far they are.
+
+    Args:
+        plan: the runs.
+        jobs: how many at a time.
+        say: tells a person how it goes on, a line each.
+        start: starts a process of agentrl.
+    """
+
+    def __init__(self, plan: Plan, jobs: int, say: Callable[[str], None], start: Start = start_process) -> None:
+        self.plan, self.ends = plan, read_ends(plan)
+        self._jobs, self._say, self._start = jobs, say, start
+        self._waiting: list[Run] = []
+        self._running: list[_Job] = []
+        self._clock = _Clock()
+        self._held_since: dict[str, float] = {}
+
+    def state(self, run: Run) -> str:
+        """Whether a run is ``done``, ``goes on`` or is ``new``."""
+        if result_of(run, self.ends) is not None:
+            return "done"
+        return "goes on" if (run.folder / "config.toml").is_file() else "new"
+
+    def work(self) -> None:
+        """Do all runs that are not done.
+
+        Raises:
+            UsageError: the folder can't be written, or another grid is at work in it.
+            KeyboardInterrupt: someone pressed Ctrl-C, or the grid was terminated; the processes have ended.
+        """
+        with _hold(self.plan.out), _terminated_is_interrupted():
+            self._waiting = [run for run in self.plan.runs if self.state(run) != "done"]
+            for run in self._waiting:
+                self.ends.pop(run.name, None)
+            if len(self._waiting) < len(self.plan.runs):
+                self._say(f"{len(self.plan.runs) - len(self._waiting)} of {len(self.plan.runs)} runs are done already")
+            try:
+                while self._waiting or self._running:
+                    self._begin()
+                    began = time.monotonic()
+                    time.sleep(_POLL_S)
+                    self._look()
+                    if any(job.run.values is not None for job in self._running):
+                        self._clock.busy_s += time.monotonic() - began
+                    self._tell()
+            except KeyboardInterrupt:
+                self._stop()
+                raise
+            finally:
+                write_summary(self.plan, self.ends)
+
+    def _begin(self) -> None:
+        """Start what may be started."""
+        for run in list(self._waiting):
+            if len(self._running) == self._jobs:
+                return
+            if run.after and run.after not in self.ends:
+                continue
+            if run.after and self.ends[run.after].exit_code:
+                self._end(run, End(exit_code=2, error=f"its warm start {run.after} failed"))
+            elif not self._held(run):
+                self._waiting.remove(run)
+                self._running.append(self._started(run))
+
+    def _started(self, run: Run) -> _Job:
+        state = self.state(run)
+        if state == "new" and {path.name for path in run.folder.rglob("*")} <= _STILLBORN:
+            shutil.rmtree(run.folder, ignore_errors=True)
+        words = ["train", "--resume", str(run.folder)] if state == "goes on" else run.words
+        log = self.plan.out / "logs" / f"{run.name}.log"
+        heard = log.stat().st_size if log.exists() else 0
+        if run.values is not None:
+            self._clock.had[run.name] = self._share(run)
+        self._say(f"{self._place(run)}: {'begins' if state == 'new' else 'goes on'}{self._left()}")
+        return _Job(run=run, process=self._start(words, log), log=log, heard=heard)
+
+    def _held(self, run: Run) -> bool:
+        """Whether a process still has the run: one of a grid that was killed, which saves it now."""
+        if self.state(run) == "new":
+            return False
+        since = self._held_since.setdefault(run.name, time.monotonic())
+        try:
+            RunFolder.resume(run.folder)[0].close()
+        except RunFolderError:
+            return time.monotonic() - since < _PATIENCE_S  # after that agentrl itself says why it can't go on
+        return False
+
+    def _look(self) -> None:
+        """See which runs have ended."""
+        for job in list(self._running):
+            code = job.process.poll()
+            if code is not None:
+                self._running.remove(job)
+                self._end(job.run, _end_of(job, code))
+
+    def _end(self, run: Run, end: End) -> None:
+        if run in self._waiting:
+            self._waiting.remove(run)
+        self.ends[run.name] = end
+        write_summary(self.plan, self.ends)
+        result = result_of(run, self.ends)
+        came = f"failed: {end.error}" if result is None else f"success {result.success:.1%}"
+        self._say(f"{self._place(run)}: {came}{self._left()}")
+
+    def _tell(self) -> None:
+        if time.monotonic() - self._clock.told < _TELL_S:
+            return
+        self._clock.told = time.monotonic()
+        for job in self._running:
+            done = f"{sampled_tokens(job.run):,} of {self.plan.tokens:,} tokens" if job.run.values else "at work"
+            self._say(f"{self._place(job.run)}: {done}{self._left()}")
+
+    def _place(self, run: Run) -> str:
+        return f"[{self.plan.runs.index(run) + 1}/{len(self.plan.runs)}] {run.name}"
+
+    def _share(self, run: Run) -> float:
+        """How much of a run's training is done or, since it failed, never will be."""
+        return 1.0 if run.name in self.ends else min(1.0, sampled_tokens(run) / self.plan.tokens)
+
+    def _left(self) -> str:
+        return self._clock.left({run.name: self._share(run) for run in self.plan.runs if run.values is not None})
+
+    def _stop(self) -> None:
+        """End the processes; a second Ctrl-C kills them."""
+        self._say("stopping: each run saves what it has; Ctrl-C again ends them at once")
+        for sig in (signal.SIGINT, signal.SIGKILL):
+            try:
+                for job in self._running:
+                    job.process.send_signal(sig)
+                while any(job.process.poll() is None for job in self._running):
+                    time.sleep(_POLL_S)
+                return
+            except KeyboardInterrupt:
+                continue
+
+
+@contextmanager
+def _hold(out: Path) -> Generator[None]:
+    """Make the grid's folder, and keep other grids out of it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / ".lock").open("a")
+    except OSError as error:
+        raise UsageError(f"the grid's folder {str(out)!r} can't be written: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another grid is at work in {str(out)!r}: wait for it, or choose another --out"
+            ) from error
+        (out / "logs").mkdir(exist_ok=True)
+        yield
+
+
+@contextmanager
+def _terminated_is_interrupted() -> Generator[None]:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end_of(job: _Job, code: int) -> End:
+    if code:
+        return End(exit_code=code, error=_reason(job, code))
+    end = End(exit_code=0)
+    if result_of(job.run, {job.run.name: end}) is None:
+        return End(exit_code=1, error=f"it ended without an evaluation after its last step (more in {job.log})")
+    return end
+
+
+def _reason(job: _Job, code: int) -> str:
+    """Why a run failed: the sentence that agentrl ends with, or as much as can be said."""
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    with job.log.open("rb") as stream:
+        stream.seek(job.heard)
+        lines = stream.read().decode(errors="replace").split("\n")
+    said = [line.strip() for line in lines if line.strip()]
+    reason = said[-1].removeprefix("agentrl: ") if said else "it said nothing"
+    return f"{reason} (exit code {code}; more in {job.log})"
