@@ -113,6 +113,8 @@ class AlgoSettings(_Section):
     """Name in the table of advantages (algos)."""
     advantage_options: dict[str, Value] = Field(default_factory=dict)
     """Its own options (algos)."""
+    energy_ratio: bool = False
+    """Weigh OTB's energies by the squared cumulative ratio θ/sampler, anew in each epoch (trainer)."""
     loss: str = "ctpo"
     """Name in the table of losses (algos)."""
     loss_options: dict[str, Value] = Field(default_factory=dict)

@@ -14,10 +14,18 @@ from torch import Tensor
 from agentrl import algos
 from agentrl.algos.aggregate import pack_shares
 from agentrl.algos.head import token_energy
-from agentrl.algos.ratios import behaviour_weights
+from agentrl.algos.ratios import behaviour_weights, cumulative_log_ratio
 from agentrl.assemble import Parts, pick_tasks
 from agentrl.batch import Batch, whole
-from agentrl.config import Config, OptimSettings
+from agentrl.config import AlgoSettings, Config, OptimSettings
+from agentrl.diagnostics import (
+    BINS,
+    effective_sample_size,
+    position_means,
+    position_metrics,
+    position_moments,
+    position_stds,
+)
 from agentrl.engines.base import Sampling
 from agentrl.errors import ConfigError
 from agentrl.invariants import (
@@ -74,6 +82,27 @@ class _Stopwatch:
         self.seconds[f"seconds_{name}"] = time.perf_counter() - began
 
 
+@dataclass(slots=True)
+class _Passes:
+    """What a step's updates met by position in the episode, added up over their packs."""
+
+    shift: Tensor = field(default_factory=lambda: torch.zeros(BINS, 3, dtype=torch.float64))
+    """Moments of S_t, the cumulative log ratio θ/old, in nats [BINS, 3]."""
+    cut: Tensor = field(default_factory=lambda: torch.zeros(BINS, 3, dtype=torch.float64))
+    """Moments of whether the loss left a token with an advantage without a gradient [BINS, 3]."""
+
+    def add(self, logp: Tensor, old_logp: Tensor, advantages: Tensor, starts: Tensor) -> None:
+        """Count a pack whose loss has been differentiated: ``logp`` has kept its gradient."""
+        assert logp.grad is not None
+        self.shift += position_moments(cumulative_log_ratio(logp, old_logp, starts), starts)
+        self.cut += position_moments((logp.grad == 0) & (advantages != 0), starts)
+
+    def metrics(self) -> dict[str, float]:
+        """Mean and std of S_t and the clip rate, by position."""
+        means = position_means("S_mean", self.shift) | position_stds("S_std", self.shift)
+        return means | position_means("clip_fraction", self.cut)
+
+
 class Trainer:
     """Trains a policy on one environment.
 
@@ -119,7 +148,7 @@ class Trainer:
         with watch.phase("score"):
             scored = self._score(collected)
         with watch.phase("credit"):
-            scored = self._credit(scored)
+            scored = self._credit(scored, scored.old_logp)
         with watch.phase("update"):
             learned = self._update(scored, number)
         self.sampled_tokens += len(scored.old_logp)
@@ -152,22 +181,30 @@ class Trainer:
                 f"no prompt leaves room for a turn within rollout.episode_tokens={self.config.rollout.episode_tokens}"
             )
         check_trained_tokens(collected.groups, batch.tokens, batch.sampled)
-        with torch.no_grad():
-            stats = [self._stats(pack) for pack in self._packs(batch, range(len(batch)))]
-        logp, entropy, sum_sq = (torch.cat(part).cpu() for part in zip(*stats, strict=True))
+        logp, entropy, sum_sq = self._scan(batch)
         check_agreement(logp, batch.sampler_logp, self._dtype)
         if not self._checked:
             check_tools_are_called(collected.groups, self._collector.env)
         energy = token_energy(logp, sum_sq)
         return Scored(batch=batch, old_logp=logp, entropy=entropy, energy=energy, advantages=torch.zeros_like(logp))
 
-    def _credit(self, scored: Scored) -> Scored:
-        """Advantages over all rows of the step, whole groups together."""
+    def _credit(self, scored: Scored, logp: Tensor) -> Scored:
+        """Advantages over all rows of the step, whole groups together, for a policy that gives the tokens ``logp``."""
         algo, batch = self.config.algo, scored.batch
+        options: dict[str, object] = {**algo.advantage_options}
+        if algo.energy_ratio:
+            options["weights"] = behaviour_weights(
+                logp, batch.sampler_logp, batch.starts, kind="prefix", cap=algo.correction_cap
+            )
         advantages = algos.advantage(
-            algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **algo.advantage_options
-        )
+            algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **options
+        )  # fmt: skip
         return replace(scored, advantages=advantages)
+
+    def _credit_again(self, scored: Scored) -> Scored:
+        """The same rows with the energy and the credit that they have under the policy as it is now."""
+        logp, _, sum_sq = self._scan(scored.batch)
+        return self._credit(replace(scored, energy=token_energy(logp, sum_sq)), logp)
 
     def _update(self, scored: Scored, number: int) -> dict[str, float]:
         """``optim.epochs`` passes of ``optim.minibatches`` updates each; the mean of their metrics."""
@@ -179,24 +216,28 @@ class Trainer:
             kind=algo.correction,
             cap=algo.correction_cap,
         )
-        minibatches = self._minibatches(scored.batch, number)
+        passes, minibatches = _Passes(), self._minibatches(scored.batch, number)
+        updates = sum(map(len, minibatches))
         collected: list[dict[str, float]] = []
-        for place, minibatch in enumerate(minibatches):
-            spent = self._tokens_spent(len(scored.old_logp), place / len(minibatches))
-            rate = learning_rate(optim, self.updates + 1, spent)
-            collected.append(self._update_once(scored, minibatch, weights, rate))
-        names = collected[0] if collected else {}
-        return {name: sum(row[name] for row in collected) / len(collected) for name in names}
+        for epoch, rows in enumerate(minibatches):
+            if epoch and algo.energy_ratio:
+                scored = self._credit_again(scored)
+            for part in rows:
+                spent = self._tokens_spent(len(scored.old_logp), len(collected) / updates)
+                rate = learning_rate(optim, self.updates + 1, spent)
+                collected.append(self._update_once(scored, part, weights, rate, passes))
+        means = {name: sum(row[name] for row in collected) / len(collected) for name in collected[0]}
+        return means | passes.metrics() | {"weight_ess": effective_sample_size(weights)}
 
-    def _minibatches(self, batch: Batch, number: int) -> list[list[int]]:
-        """The rows of each update of step ``number``, shuffled anew for every pass, without rows of no token."""
+    def _minibatches(self, batch: Batch, number: int) -> list[list[list[int]]]:
+        """The rows of each update of each pass of step ``number``, shuffled anew, without rows of no token."""
         rows = torch.nonzero(batch.starts.diff() > 0)[:, 0]
-        minibatches: list[list[int]] = []
+        passes: list[list[list[int]]] = []
         for epoch in range(self.config.optim.epochs):
             generator = torch.Generator().manual_seed(derive_seed(self.config.run.seed, "rows", number, epoch))
             shuffled = rows[torch.randperm(len(rows), generator=generator)]
-            minibatches += [part.tolist() for part in shuffled.tensor_split(self.config.optim.minibatches) if len(part)]
-        return minibatches
+            passes.append([part.tolist() for part in shuffled.tensor_split(self.config.optim.minibatches) if len(part)])
+        return passes
 
     def _tokens_spent(self, new: int, share: float) -> float:
         """Share of the budget of tokens that is spent once ``share`` of the updates on ``new`` tokens is done.
@@ -208,7 +249,9 @@ class Trainer:
             return 0.0
         return (self.sampled_tokens + share * min(new, budget - self.sampled_tokens)) / budget
 
-    def _update_once(self, scored: Scored, rows: Sequence[int], weights: Tensor, rate: float) -> dict[str, float]:
+    def _update_once(
+        self, scored: Scored, rows: Sequence[int], weights: Tensor, rate: float, passes: _Passes
+    ) -> dict[str, float]:
         """One gradient step at learning rate ``rate`` on ``rows``, their gradients accumulated over packs."""
         algo, model = self.config.algo, self._parts.model
         packs = self._packs(scored.batch, rows)
@@ -216,19 +259,21 @@ class Trainer:
         metrics: dict[str, float] = {}
         for pack, share in zip(packs, shares, strict=True):
             logp = self._stats(pack)[0].cpu()
-            old_logp = scored.old_logp[pack.index]
+            logp.retain_grad()
+            old_logp, advantages = scored.old_logp[pack.index], scored.advantages[pack.index]
             if not self._checked:
                 check_first_ratio(logp.detach(), old_logp, self._dtype)
             out = algos.loss(
                 algo.loss,
                 logp,
                 old_logp,
-                scored.advantages[pack.index],
+                advantages,
                 pack.starts,
                 weights=weights[pack.index],
                 **algo.loss_options,
             )
             (share * out.loss).backward()
+            passes.add(logp, old_logp, advantages, pack.starts)
             for name, value in {"loss": out.loss.detach(), **out.metrics}.items():
                 metrics[name] = metrics.get(name, 0.0) + share * float(value)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self.config.optim.max_grad_norm)
@@ -239,6 +284,12 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self._checked = True
         return metrics | {"grad_norm": float(norm)}
+
+    def _scan(self, batch: Batch) -> list[Tensor]:
+        """Log-prob, entropy and Σπ² of every sampled token under the model as it is now, 3 × [S]."""
+        with torch.no_grad():
+            stats = [self._stats(pack) for pack in self._packs(batch, range(len(batch)))]
+        return [torch.cat(part).cpu() for part in zip(*stats, strict=True)]
 
     def _packs(self, batch: Batch, rows: Sequence[int]) -> list[Batch]:
         return batch.split(self.config.optim.max_tokens, rows)
@@ -267,10 +318,19 @@ def check_training_config(config: Config) -> None:
     refuse_biased_sampling(config.rollout)
     algos.check_options("advantage", config.algo.advantage, config.algo.advantage_options)
     algos.check_options("loss", config.algo.loss, config.algo.loss_options)
+    _check_energy_ratio(config.algo)
     if config.optim.max_tokens < config.rollout.episode_tokens:
         raise ConfigError(
             f"optim.max_tokens={config.optim.max_tokens} can't hold an episode of rollout.episode_tokens="
             f"{config.rollout.episode_tokens}: raise the one or lower the other"
+        )
+
+
+def _check_energy_ratio(algo: AlgoSettings) -> None:
+    if algo.energy_ratio and "weights" not in algos.ADVANTAGES[algo.advantage].known_options:
+        raise ConfigError(
+            f"algo.energy_ratio weighs the energy of each token, which advantage {algo.advantage!r} can't do: set it "
+            "to false, or choose algo.advantage=otb"
         )
 
 
@@ -280,6 +340,7 @@ def _summary(number: int, collected: Collected, scored: Scored) -> dict[str, flo
     count = len(episodes)
     runs = [run for trajectory in episodes for run in trajectory.tool_runs]
     clock = collected.clock
+    by_position = {"energy": scored.energy, "advantage_abs": scored.advantages.abs()}
     return {
         "step": number,
         "episodes": count,
@@ -298,4 +359,5 @@ def _summary(number: int, collected: Collected, scored: Scored) -> dict[str, flo
         "logp_diff_max": float((scored.old_logp - scored.batch.sampler_logp).abs().max()),
         "seconds_tools_summed": clock.tools,
         "seconds_engine_summed": clock.engine,
+        **position_metrics(by_position, scored.batch.starts),
     }

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from agentrl import algos
 from agentrl.algos.advantages import group_mean, ogb, opo, otb, reinforce_pp, rloo
+from agentrl.algos.ratios import behaviour_weights
 from agentrl.algos.rows import Rows
 from agentrl.errors import ConfigError, UnknownNameError
 
@@ -79,6 +80,27 @@ def test_otb_is_the_slow_loop(batch, kind, leave_one_out, tail, weighted):
         weights=weights if weighted else None,
     )
     torch.testing.assert_close(got, torch.tensor(reference.flat(expected)), atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.booleans(), st.sampled_from(["zero", "carry"]))
+def test_energy_times_the_squared_cumulative_ratio_is_the_slow_loop(batch, leave_one_out, tail):
+    rewards, energy, steps, group = batch
+    flat_rewards, starts, groups = tensors(rewards, group)
+    sampler = -1.0 - torch.arange(len(flat_rewards)) % 3
+    logp = sampler + tensors(steps, group)[0] - 0.75  # ratios from .47 to 2.1 a token, so that some reach the cap
+    got = otb(
+        flat_rewards,
+        tensors(energy, group)[0],
+        starts,
+        groups,
+        leave_one_out=leave_one_out,
+        tail=tail,
+        weights=behaviour_weights(logp, sampler, starts, kind="prefix", cap=5.0),
+    )
+    ratios = [[min(math.exp(math.fsum(row[: t + 1]) - 0.75 * (t + 1)), 5.0) for t in range(len(row))] for row in steps]
+    expected = reference.otb(rewards, energy, group, leave_one_out=leave_one_out, tail=tail, weights=ratios)
+    torch.testing.assert_close(got, torch.tensor(reference.flat(expected)), atol=1e-4, rtol=1e-4)
 
 
 @settings(max_examples=80, deadline=None)

@@ -85,6 +85,8 @@ def test_killed_and_resumed_run_ends_in_the_same_bytes(
     one, other = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
     assert read_config(one).model_dump(exclude={"run"}) == read_config(other).model_dump(exclude={"run"})
     assert rows_of(one) == rows_of(other)
+    by_position = {f"{name}_t1" for name in ("S_mean", "S_std", "clip_fraction", "advantage_abs", "energy")}
+    assert all(by_position | {"weight_ess"} <= row.keys() for row in rows_of(other))
     assert rows_of(one, "evals.jsonl") == rows_of(other, "evals.jsonl")
     before, after = weights_of(one), weights_of(other)
     assert all(torch.equal(before[name], after[name]) for name in before)
