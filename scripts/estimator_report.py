@@ -1,0 +1,380 @@
+"""Which advantage estimator gives the steadiest gradient on the episodes that a run recorded?
+
+For each task two groups of N rows are drawn that share no row, and every estimator makes a gradient of each. What the
+two agree in is signal and what they differ in is noise: no row is compared with itself, so neither is too large on
+average, for any estimator. Standard errors are those of the tasks (jackknife).
+
+Legend: K tasks, N rows of a group, S sampled tokens, D width of the projection, E estimators.
+"""
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers.utils import logging as transformers_logging
+
+from agentrl import algos
+from agentrl.algos.aggregate import coefficients
+from agentrl.algos.head import token_energy
+from agentrl.algos.ratios import behaviour_weights
+from agentrl.algos.rows import Rows
+from agentrl.batch import Batch, whole
+from agentrl.config import Config
+from agentrl.diagnostics import effective_sample_size
+from agentrl.display import Display
+from agentrl.errors import TrajectoryError, UsageError
+from agentrl.policy import load_model, score
+from agentrl.records import read_episodes
+from agentrl.runfolder import checkpoints, read_config
+from agentrl.types import Group, Trajectory
+from agentrl.viewer.axes import Frame, ticks
+from agentrl.viewer.text import brief, escape
+
+EXAMPLES = """examples:
+  estimator_report.py runs/first                          the first recorded step whose weights were kept
+  estimator_report.py runs/first --step 50                another one, with the nearest weights before it
+  agentrl eval runs/first --tasks 32 --attempts 16 --out e.jsonl
+  estimator_report.py runs/first --episodes e.jsonl --group-size 8
+"""
+ESTIMATORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    **{name: (name, {}) for name in algos.ADVANTAGES},
+    "otb instantaneous": ("otb", {"energy_kind": "instantaneous"}),
+    "otb carry": ("otb", {"tail": "carry"}),
+    "no baseline": ("group_mean", {}),
+}
+"""Every estimator of the table, two variants, and the plain return (a group of one has no baseline)."""
+REFERENCE = "otb_loo"
+"""Unbiased, and less noisy than ``rloo`` where energies differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Episodes, and what is known of each of their sampled tokens."""
+
+    batch: Batch
+    """The rows of K tasks, whole groups together."""
+    energy: Tensor
+    """Token energy [S]."""
+    weights: Tensor
+    """Truncated ratio of the loaded weights to those that sampled, a number per row on all its tokens [S]."""
+    gradients: Tensor
+    """Each token's ∇logp, projected [S, D]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """Inner products between the tasks' gradients, averaged over draws."""
+
+    own: Tensor
+    """Of one group's gradient with itself [E, K, K]."""
+    other: Tensor
+    """With that of the group that shares no row with it [E, K, K]."""
+    reference: Tensor
+    """With the leave-one-out gradient of the rows that it was not drawn from [E, K, K]."""
+    reference_own: Tensor
+    """Of that gradient with itself [K, K]."""
+
+    def measures(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Value and standard error of each measure, 2 × [E]; the batch's gradient is the mean over its K tasks.
+
+        ``variance`` E‖g − Eg‖² between groups; ``norm`` of a group's gradient; ``halves`` the cosine between the two
+        groups' gradients, which is signal / (signal + variance); ``reference`` the cosine to the leave-one-out one.
+        """
+        count = self.own.shape[-1]
+        tasks = torch.tensor([count] + [count - 1] * count)
+        own, other = _without_each(self.own), _without_each(self.other)
+        noise = (self.own - self.other).diagonal(dim1=-2, dim2=-1)
+        variance = torch.cat([noise.sum(-1, keepdim=True), noise.sum(-1, keepdim=True) - noise], -1) / tasks / count
+        towards = _without_each(self.reference) / (own * _without_each(self.reference_own)).sqrt()
+        found = {"variance": variance, "norm": own.sqrt() / tasks, "halves": other / own, "reference": towards}
+        return {name: (values[:, 0], _jackknife(values[:, 1:])) for name, values in found.items()}
+
+
+class Projection:
+    """Gradients onto few coordinates that keep inner products, off by about √(2/D): every parameter is added to one.
+
+    Which one, and with which sign, is random (a count sketch). A model of no more than D parameters is kept as it is.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], width: int, seed: int) -> None:
+        total = sum(parameter.numel() for parameter in parameters)
+        generator = torch.Generator().manual_seed(seed)
+        self.exact = total <= width
+        self.width = min(total, width)
+        self._place = torch.randint(0, width, (total,), generator=generator)
+        self._sign = torch.randint(0, 2, (total,), generator=generator) * 2.0 - 1.0
+
+    def __call__(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Project one gradient, given by parameter [D]."""
+        flat = torch.cat([gradient.flatten().float().cpu() for gradient in gradients])
+        return flat if self.exact else flat.new_zeros(self.width).index_add_(0, self._place, flat * self._sign)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table and draw the picture."""
+    arguments = _arguments(argv)
+    display = Display()
+    torch.set_num_threads(arguments.threads)
+    try:
+        if not arguments.picture.parent.is_dir():
+            raise UsageError(f"the picture can't be written to {str(arguments.picture)!r}: make its folder first")
+        config = read_config(arguments.run)
+        file = arguments.episodes or _episodes_file(arguments.run, arguments.step)
+        groups = _groups(file, arguments)
+        weights = arguments.checkpoint or _checkpoint(arguments.run, groups)
+        recorded = measure(groups, weights, config, arguments, display)
+    except (UsageError, TrajectoryError) as error:
+        print(f"estimator_report.py: {error}", file=sys.stderr)
+        return 2
+    products = compare(recorded, arguments, display)
+    ranked = sorted(zip(ESTIMATORS, *_columns(products), strict=True), key=lambda row: -row[3][0])
+    print(f"{_about(recorded, file, weights, arguments)}\n\n{table(ranked)}")
+    arguments.picture.write_text(picture(ranked), encoding="utf-8")
+    display.say(f"picture: {arguments.picture.resolve()}")
+    return 0
+
+
+def measure(
+    groups: Sequence[Group], weights: Path, config: Config, arguments: argparse.Namespace, display: Display
+) -> Recorded:
+    """Score the rows of ``groups`` and differentiate the log-prob of each of their tokens."""
+    transformers_logging.disable_progress_bar()  # its bar would break into ours
+    model = load_model(weights)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    projection = Projection(parameters, arguments.width, arguments.seed)
+    batch = whole(groups)
+    logp, sum_sq, gradients = [], [], torch.empty(len(batch.sampled), projection.width)
+    with display.phase("gradients", len(batch)) as bar:
+        for row in range(len(batch)):
+            stats = score(model, batch.split(len(batch.tokens), [row])[0], temperature=config.rollout.temperature)
+            for place, one in zip(range(int(batch.starts[row]), len(gradients)), stats.logp, strict=False):
+                gradients[place] = projection(torch.autograd.grad(one, parameters, retain_graph=True))
+            logp.append(stats.logp.detach())
+            sum_sq.append(stats.sum_sq)
+            bar.advance(f"{int(batch.starts[row + 1])} of {len(gradients)} tokens")
+    known = torch.cat(logp)
+    ratio = behaviour_weights(known, batch.sampler_logp, batch.starts, kind="sequence")
+    energy = token_energy(known, torch.cat(sum_sq))
+    return Recorded(batch=batch, energy=energy, weights=ratio, gradients=gradients)
+
+
+def compare(recorded: Recorded, arguments: argparse.Namespace, display: Display) -> Products:
+    """Draw groups and average the inner products of their gradients."""
+    generator = torch.Generator().manual_seed(arguments.seed)
+    tasks = int(recorded.batch.group.max()) + 1
+    own, other, reference = (torch.zeros(len(ESTIMATORS), tasks, tasks, dtype=torch.float64) for _ in range(3))
+    reference_own = torch.zeros(tasks, tasks, dtype=torch.float64)
+    with display.phase("draws", arguments.draws) as bar:
+        for number in range(arguments.draws):
+            first, second, rest = _drawn(recorded.batch.group, arguments.group_size, generator)
+            pair = [gradients_of(recorded, rows, tuple(ESTIMATORS), arguments.aggregate) for rows in (first, second)]
+            product = pair[0] @ pair[1].mT
+            other += (product + product.mT) / 2
+            for mine, left in zip(pair, (torch.cat([second, rest]), torch.cat([first, rest])), strict=True):
+                towards = gradients_of(recorded, left, (REFERENCE,), arguments.aggregate)[0]
+                own += mine @ mine.mT / 2
+                reference += mine @ towards.T / 2
+                reference_own += towards @ towards.T / 2
+            bar.advance(f"{number + 1} of {arguments.draws}")
+    scale = 1 / arguments.draws
+    return Products(
+        own=own * scale, other=other * scale, reference=reference * scale, reference_own=reference_own * scale
+    )
+
+
+def gradients_of(recorded: Recorded, rows: Tensor, estimators: Sequence[str], aggregate: str) -> Tensor:
+    """Each task's gradient from some of its rows, by each estimator [E, K, D], float64."""
+    batch = recorded.batch.split(len(recorded.batch.tokens), rows.sort().values.tolist())[0]
+    layout = Rows.of(batch.starts, batch.rewards)
+    tasks = int(recorded.batch.group.max()) + 1
+    group = batch.group[layout.row]
+    # A row's share of its task's mean is that of the batch's mean, with its task's rows in place of all.
+    share = coefficients(aggregate, layout, None) * len(batch) / batch.group.bincount()[group]
+    share *= recorded.weights[batch.index]
+    credit = torch.stack([_advantages(recorded, batch, name) * share for name in estimators])
+    found = torch.zeros(len(estimators), tasks, recorded.gradients.shape[1], dtype=torch.float64)
+    for task in range(tasks):
+        here = torch.nonzero(group == task)[:, 0]
+        found[:, task] = credit[:, here] @ recorded.gradients[batch.index[here]].double()
+    return found
+
+
+def table(ranked: Sequence[tuple[str, ...]]) -> str:
+    """The estimators in Markdown, the one whose gradients repeat best first."""
+    head = "| estimator | variance | norm | cosine of two groups | cosine to leave-one-out |\n|---|---|---|---|---|\n"
+    return head + "\n".join(
+        f"| {name} | "
+        + " | ".join(f"{brief(value)} ± {brief(float(f'{error:.2g}'))}" for value, error in columns)
+        + " |"
+        for name, *columns in ranked
+    )
+
+
+def picture(ranked: Sequence[tuple[str, ...]]) -> str:
+    """The cosine between two groups' gradients with its 95% interval, an SVG."""
+    shown = [(name, value, 1.96 * error) for name, _, _, (value, error), _ in ranked if math.isfinite(value + error)]
+    low = min([0.0, *(value - reach for _, value, reach in shown)])
+    high = max([0.1, *(value + reach for _, value, reach in shown)])
+    frame = Frame(
+        width=640,
+        height=70 + 26 * len(shown),
+        margin=(34, 20, 30, 150),
+        steps=(low, high),
+        values=(len(shown) - 0.5, -0.5),
+    )
+    top, bottom = frame.y(-0.5), frame.y(len(shown) - 0.5)
+    body = '<text x="12" y="20" class="title">How well a gradient repeats on other episodes of the same tasks</text>'
+    for at in ticks(low, high, 6):
+        x = frame.x(at)
+        body += f'<path class="grid" d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>'
+        body += f'<text class="tick" x="{x:.1f}" y="{bottom + 16:.1f}">{escape(brief(at))}</text>'
+    for place, (name, value, reach) in enumerate(shown):
+        y = frame.y(place)
+        body += f'<text class="name" x="{frame.x(low) - 8:.1f}" y="{y + 4:.1f}">{escape(name)}</text>'
+        body += f'<path class="reach" d="{frame.path([(value - reach, place), (value + reach, place)])}"/>'
+        body += f'<circle cx="{frame.x(value):.1f}" cy="{y:.1f}" r="4"><title>{escape(brief(value))}</title></circle>'
+    style = (
+        "svg{background:#fff;font:13px sans-serif}.title{font-weight:600}.grid{stroke:#dfe1e6}.tick{text-anchor:middle}"
+        ".name{text-anchor:end}.reach{stroke:#1f5fbf;stroke-width:3;opacity:.45}circle{fill:#1f5fbf}text{fill:#1c2230}"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {frame.width:g} {frame.height:g}" role="img" '
+        f'aria-label="cosine of two groups by estimator"><style>{style}</style>{body}</svg>\n'
+    )
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, help="a run folder")
+    parser.add_argument("--step", type=int, help="the recorded step to read")
+    parser.add_argument("--episodes", type=Path, help="a file of episodes to read instead")
+    parser.add_argument("--checkpoint", type=Path, help="the weights to differentiate at, instead of those that played")
+    parser.add_argument("--group-size", type=_count, default=2, help="rows N of a group; a task needs 2·N (default 2)")
+    parser.add_argument("--tasks", type=_count, default=10**9, help="most tasks to read (default: all)")
+    parser.add_argument("--draws", type=_count, default=20, help="pairs of groups for each task (default 20)")
+    parser.add_argument("--width", type=_count, default=4096, help="coordinates of a gradient (default 4096)")
+    parser.add_argument(
+        "--aggregate",
+        choices=("seq_mean_token_sum", "seq_mean_token_mean"),
+        default="seq_mean_token_sum",
+        help="sum over a row's tokens, the policy gradient (default), or their mean",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of draws and projection (default 0)")
+    parser.add_argument("--threads", type=_count, default=1, help="threads of PyTorch (default 1)")
+    parser.add_argument("--picture", type=Path, default=Path("estimators.svg"), help="where to draw (estimators.svg)")
+    return parser.parse_args(argv)
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def _episodes_file(run: Path, step: int | None) -> Path:
+    """The file of a step; by default of the first whose weights were kept, or else of the first."""
+    files = sorted((run / "episodes").glob("step-*.jsonl.zst"))
+    steps = {int(file.name.removeprefix("step-").removesuffix(".jsonl.zst")): file for file in files}
+    if not steps:
+        raise UsageError(f"the run {str(run)!r} has recorded no episodes yet: train at least one step")
+    if step is None:
+        kept = {_step_of(path) + 1 for path in checkpoints(run)}
+        step = min(kept & steps.keys(), default=min(steps))
+    if step not in steps:
+        raise UsageError(f"the run {str(run)!r} has no episodes of step {step}; it has those of {sorted(steps)}")
+    return steps[step]
+
+
+def _groups(file: Path, arguments: argparse.Namespace) -> list[Group]:
+    """The episodes by task; tasks with fewer than two groups' worth of them are left out."""
+    if not file.is_file():
+        raise UsageError(f"there is no file of episodes at {str(file)!r}")
+    tasks: dict[str, list[Trajectory]] = {}
+    for record in read_episodes(file):
+        if record.trajectory.n_sampled:
+            tasks.setdefault(record.trajectory.task_id, []).append(record.trajectory)
+    size = arguments.group_size
+    kept = [Group(tuple(rows)) for rows in tasks.values() if len(rows) >= 2 * size][: arguments.tasks]
+    if len(kept) < 2:
+        raise UsageError(
+            f"{str(file)!r} has {len(kept)} tasks with {2 * size} episodes, and at least 2 are needed: lower "
+            f"--group-size, or play more with: agentrl eval {arguments.run} --attempts {2 * size} --out episodes.jsonl"
+        )
+    return kept
+
+
+def _checkpoint(run: Path, groups: Sequence[Group]) -> Path:
+    """The weights that played the episodes, or the nearest before them."""
+    played = max(part.version or 0 for group in groups for one in group for part in one.sampled)
+    before = [path for path in checkpoints(run) if _step_of(path) <= played]
+    if not before:
+        raise UsageError(f"the run {str(run)!r} has kept no weights up to step {played}: name some with --checkpoint")
+    return before[-1]
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def _drawn(group: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Two groups of ``size`` rows of every task that share none, and the rows that are left."""
+    parts: tuple[list[Tensor], ...] = ([], [], [])
+    for task in range(int(group.max()) + 1):
+        rows = torch.nonzero(group == task)[:, 0]
+        mixed = rows[torch.randperm(len(rows), generator=generator)]
+        for part, chosen in zip(parts, (mixed[:size], mixed[size : 2 * size], mixed[2 * size :]), strict=True):
+            part.append(chosen)
+    return torch.cat(parts[0]), torch.cat(parts[1]), torch.cat(parts[2])
+
+
+def _advantages(recorded: Recorded, batch: Batch, estimator: str) -> Tensor:
+    name, options = ESTIMATORS[estimator]
+    group = torch.arange(len(batch)) if estimator == "no baseline" else batch.group
+    energy = recorded.energy[batch.index]
+    return algos.advantage(name, batch.rewards, energy, batch.starts, group, **options)
+
+
+def _without_each(products: Tensor) -> Tensor:
+    """The sum of all products [..., K, K], and that without each task, [..., 1 + K]."""
+    total = products.sum((-2, -1))[..., None]
+    return torch.cat([total, total - products.sum(-1) - products.sum(-2) + products.diagonal(dim1=-2, dim2=-1)], dim=-1)
+
+
+def _jackknife(left_out: Tensor) -> Tensor:
+    """Standard error from the values without each task [E, K]."""
+    count = left_out.shape[1]
+    return ((left_out - left_out.mean(1, keepdim=True)).square().sum(1) * (count - 1) / count).sqrt()
+
+
+def _columns(products: Products) -> list[list[tuple[float, float]]]:
+    measures = products.measures()
+    return [
+        list(zip(*(part.tolist() for part in measures[name]), strict=True))
+        for name in ("variance", "norm", "halves", "reference")
+    ]
+
+
+def _about(recorded: Recorded, file: Path, weights: Path, arguments: argparse.Namespace) -> str:
+    batch = recorded.batch
+    returns = Rows.of(batch.starts, batch.rewards).sum(batch.rewards)
+    tasks = int(batch.group.max()) + 1
+    return (
+        f"{len(batch)} episodes of {tasks} tasks, {len(batch.sampled)} sampled tokens, mean return "
+        f"{float(returns.mean()):.3f}, from `{file.name}` at the weights `{weights.name}` (ESS of the ratio to those "
+        f"that played: {effective_sample_size(recorded.weights):.3f}). {arguments.draws} pairs of groups of "
+        f"{arguments.group_size} per task, {arguments.aggregate}; ± is one standard error over tasks. The "
+        f"leave-one-out gradient is that of `{REFERENCE}` on the task's other rows: a biased estimator may repeat "
+        "well, so look at its cosine to that one too."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
