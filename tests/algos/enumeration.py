@@ -1,0 +1,331 @@
+"""Exact bias, variance and direction of every advantage estimator, by playing every group that can occur.
+
+A world is a softmax policy so small that all its episodes can be listed. An estimator's gradient of a group of N rows,
+
+    ĝ = 1/N Σ_i Σ_t A_t^i ∇ log π(y_t^i | y_<t^i),
+
+is formed for every group, so its mean and variance are sums, not samples. Rows are exchangeable, so a group is listed
+once, as a multiset, with the probability of all its orders.
+
+Print the table of the README with ``python tests/algos/enumeration.py``.
+
+Shapes: Y episodes, S tokens of all episodes end to end, P parameters, G groups.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentrl import algos
+from agentrl.algos.head import token_energy
+
+Episode = tuple[int, ...]
+Reward = Callable[[Episode], Sequence[float]]
+END = 0
+"""The token that ends an episode."""
+
+ESTIMATORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    **{name: (name, {}) for name in algos.ADVANTAGES},
+    "otb, instantaneous": ("otb", {"energy_kind": "instantaneous"}),
+    "otb, uniform": ("otb", {"energy_kind": "uniform"}),
+    "otb, carry": ("otb", {"tail": "carry"}),
+    "otb_loo, carry": ("otb_loo", {"tail": "carry"}),
+    "no baseline": ("group_mean", {}),
+}
+"""Every estimator of the table, its variants, and the plain return (groups of one have no baseline)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """All episodes of a policy."""
+
+    starts: Tensor
+    """Offset of each episode [Y+1]."""
+    probability: Tensor
+    """Of each episode [Y]."""
+    rewards: Tensor
+    """Of each token [S]."""
+    energy: Tensor
+    """Of each token [S]."""
+    score: Tensor
+    """Gradient of each token's log-prob [S, P]."""
+
+    @property
+    def ordinal(self) -> Tensor:
+        """Which token of its episode each token is, from 0 [S]."""
+        lengths = self.starts.diff()
+        return torch.arange(int(self.starts[-1])) - torch.repeat_interleave(self.starts[:-1], lengths)
+
+    @property
+    def token_probability(self) -> Tensor:
+        """Of the episode that each token is in [S]."""
+        return torch.repeat_interleave(self.probability, self.starts.diff())
+
+    @property
+    def to_go(self) -> Tensor:
+        """Reward-to-go of each token [S]."""
+        parts = self.rewards.split(self.starts.diff().tolist())
+        return torch.cat([part.flip(0).cumsum(0).flip(0) for part in parts])
+
+    @property
+    def returns(self) -> Tensor:
+        """Return of each episode [Y]."""
+        return self.to_go[self.starts[:-1]]
+
+    @property
+    def gradient(self) -> Tensor:
+        """The true gradient of the expected return [P]: every episode's return times its score."""
+        weight = torch.repeat_interleave(self.probability * self.returns, self.starts.diff())
+        return weight @ self.score
+
+    def row_gradients(self, advantages: Tensor) -> Tensor:
+        """Σ_t A_t ∇logp_t of each episode [Y, P]."""
+        row = torch.repeat_interleave(torch.arange(len(self.probability)), self.starts.diff())
+        zeros = torch.zeros(len(self.probability), self.score.shape[1], dtype=torch.float64)
+        return zeros.index_add(0, row, advantages[:, None] * self.score)
+
+    def variance(self, advantages: Tensor) -> float:
+        """E‖g − Eg‖² of one row's gradient under the advantages [S]."""
+        rows = self.row_gradients(advantages)
+        return float(self.probability @ (rows - self.probability @ rows).square().sum(1))
+
+    def row_noise(self, estimator: str) -> float:
+        """Variance of one row's gradient over ‖g‖², with the exact baseline of an estimator or without one."""
+        weight = weights_of(self)
+        found = Population.of(self, weight[estimator]).variance if estimator in weight else self.variance(self.to_go)
+        return found / float(self.gradient.square().sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Softmax policies over V tokens, of at most ``longest`` tokens; END ends an episode before."""
+
+    logits: Tensor
+    """One row of logits per block of parameters [B, V], float64."""
+    block: Callable[[Episode], int]
+    """Which block chooses the token after a prefix."""
+    longest: int
+    """Most tokens of an episode."""
+    reward: Reward
+    """The reward of each token of an episode."""
+
+    def episodes(self) -> list[Episode]:
+        """Every episode that can be played."""
+        found: list[Episode] = []
+        for length in range(1, self.longest + 1):
+            for body in itertools.product(range(1, self.logits.shape[1]), repeat=length - 1):
+                last = range(self.logits.shape[1]) if length == self.longest else [END]
+                found.extend((*body, token) for token in last)
+        return found
+
+    def logp(self, logits: Tensor, episode: Episode) -> Tensor:
+        """Log-prob of each token of an episode [n], differentiable."""
+        return torch.stack(
+            [torch.log_softmax(logits[self.block(episode[:t])], 0)[token] for t, token in enumerate(episode)]
+        )
+
+    def world(self) -> World:
+        """List all episodes."""
+        episodes = self.episodes()
+        log_probs = torch.log_softmax(self.logits, 1)
+        blocks = torch.tensor([self.block(one[:t]) for one in episodes for t in range(len(one))])
+        tokens = torch.tensor([token for one in episodes for token in one])
+        logp, probs = log_probs[blocks, tokens], log_probs[blocks].exp()
+        score = torch.zeros(len(tokens), *self.logits.shape, dtype=torch.float64)
+        score[torch.arange(len(tokens)), blocks] = torch.eye(self.logits.shape[1], dtype=torch.float64)[tokens] - probs
+        lengths = torch.tensor([len(one) for one in episodes])
+        return World(
+            starts=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+            probability=torch.stack([part.sum().exp() for part in logp.split(lengths.tolist())]),
+            rewards=torch.tensor([float(r) for one in episodes for r in self.reward(one)], dtype=torch.float64),
+            energy=token_energy(logp, probs.square().sum(1)),
+            score=score.flatten(1),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """What an estimator comes to over all groups."""
+
+    mean: Tensor
+    """Expected gradient [P]."""
+    variance: float
+    """The mean of the squared distance of ĝ to its mean."""
+    truth: Tensor
+    """The true gradient [P]."""
+
+    @property
+    def bias(self) -> float:
+        """‖E ĝ − g‖ / ‖g‖."""
+        return float((self.mean - self.truth).norm() / self.truth.norm())
+
+    @property
+    def noise(self) -> float:
+        """Variance over ‖E ĝ‖²: what is left of the variance when an estimator's scale does not count."""
+        return self.variance / float(self.mean.square().sum())
+
+    @property
+    def cosine(self) -> float:
+        """Of the expected gradient to the true one."""
+        return float(torch.cosine_similarity(self.mean, self.truth, dim=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """Every group of N episodes, as rows laid end to end."""
+
+    world: World
+    """Where the episodes come from."""
+    size: int
+    """N."""
+    probability: Tensor
+    """Of each group [G]."""
+    token: Tensor
+    """The world's token behind each token of the rows."""
+    starts: Tensor
+    """Offset of each row [G·N + 1]."""
+
+    @classmethod
+    def of(cls, world: World, size: int) -> "Groups":
+        count = len(world.probability)
+        members = torch.tensor(list(itertools.combinations_with_replacement(range(count), size)))
+        orders = [
+            math.factorial(size) / math.prod(math.factorial(row.count(y)) for y in set(row)) for row in members.tolist()
+        ]
+        rows = members.flatten()
+        lengths = world.starts.diff()[rows]
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        within = torch.arange(int(starts[-1])) - torch.repeat_interleave(starts[:-1], lengths)
+        return cls(
+            world=world,
+            size=size,
+            probability=world.probability[members].prod(1) * torch.tensor(orders, dtype=torch.float64),
+            token=torch.repeat_interleave(world.starts[rows], lengths) + within,
+            starts=starts,
+        )
+
+    @property
+    def group(self) -> Tensor:
+        """The group of each row [G·N]."""
+        return torch.arange(len(self.probability)).repeat_interleave(self.size)
+
+    def advantages(self, estimator: str) -> Tensor:
+        """What an estimator of ``ESTIMATORS`` gives every token of every group."""
+        name, options = ESTIMATORS[estimator]
+        rewards, energy = self.world.rewards[self.token], self.world.energy[self.token]
+        if estimator == "no baseline":
+            return algos.advantage("otb", rewards, energy, self.starts, torch.arange(len(self.starts) - 1))
+        if name != "reinforce_pp":
+            return algos.advantage(name, rewards, energy, self.starts, self.group, **options)
+        # It whitens over the batch, so here a batch is one group.
+        parts: list[Tensor] = []
+        for offsets in self.starts.unfold(0, self.size + 1, self.size):
+            here = slice(int(offsets[0]), int(offsets[-1]))
+            one = torch.zeros(self.size, dtype=torch.int64)
+            parts.append(algos.advantage(name, rewards[here], energy[here], offsets - offsets[0], one))
+        return torch.cat(parts)
+
+    def estimates(self, advantages: Tensor) -> Tensor:
+        """The gradient that each group gives [G, P]."""
+        credit = advantages[:, None] * self.world.score[self.token] / self.size
+        zeros = torch.zeros(len(self.probability), credit.shape[1], dtype=torch.float64)
+        return zeros.index_add(0, torch.repeat_interleave(self.group, self.starts.diff()), credit)
+
+    def exact(self, estimator: str) -> Exact:
+        """Mean and variance of the estimated gradient."""
+        estimates = self.estimates(self.advantages(estimator))
+        mean = self.probability @ estimates
+        variance = float(self.probability @ (estimates - mean).square().sum(1))
+        return Exact(mean=mean, variance=variance, truth=self.world.gradient)
+
+
+def by_position(policy_logits: Sequence[Sequence[float]], reward: Reward) -> Policy:
+    """A policy without memory: one block of parameters for each position."""
+    logits = torch.tensor(policy_logits, dtype=torch.float64)
+    return Policy(logits=logits, block=len, longest=len(logits), reward=reward)
+
+
+def terminal(score: Callable[[Episode], float]) -> Reward:
+    """All reward on the last token."""
+    return lambda episode: [0.0] * (len(episode) - 1) + [float(score(episode))]
+
+
+def by_prefix(policy_logits: Mapping[Episode, Sequence[float]], longest: int, reward: Reward) -> Policy:
+    """A policy with a block of parameters for each prefix."""
+    prefixes = list(policy_logits)
+    logits = torch.tensor([policy_logits[prefix] for prefix in prefixes], dtype=torch.float64)
+    return Policy(logits=logits, block=prefixes.index, longest=longest, reward=reward)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Population:
+    """A baseline B_t that is an exact expectation: what an estimator tends to as groups grow."""
+
+    baseline: Tensor
+    """B_t of each position [T]."""
+    variance: float
+    """Of one row's gradient."""
+
+    @classmethod
+    def of(cls, world: World, weight: Tensor) -> "Population":
+        """B_t = E[weight·G | alive at t] / E[weight | alive at t], from a weight of each token [S]."""
+        chance = world.token_probability * weight
+        place = world.ordinal
+        zeros = torch.zeros(int(place.max()) + 1, dtype=torch.float64)
+        baseline = zeros.index_add(0, place, chance * world.to_go) / zeros.index_add(0, place, chance)
+        return cls(baseline=baseline, variance=world.variance(world.to_go - baseline[place]))
+
+
+def weights_of(world: World) -> dict[str, Tensor]:
+    """What each estimator weighs a reward-to-go with, by name [S]."""
+    realized = torch.cat([part.cumsum(0) for part in world.energy.split(world.starts.diff().tolist())])
+    return {"otb": realized, "otb, instantaneous": world.energy, "otb, uniform": torch.ones_like(realized)}
+
+
+POLICIES: Mapping[str, Policy] = {
+    # Rewards token by token and no memory: here OTB's exact baseline is never worse than the mean.
+    "stepwise": by_position(
+        [[0.0, 1.0, 0.5], [-1.0, 0.5, 1.5], [0.0, 0.0, 2.0]], lambda episode: [(0.0, 1.0, 0.3)[y] for y in episode]
+    ),
+    # Four of five episodes succeed, and what fails was unlikely: failures carry the energy.
+    "careful": by_position(
+        [[-2.0, 3.0, 0.0], [-1.0, 3.0, 0.0], [3.0, 0.0, 0.0]], terminal(lambda episode: episode == (1, 1, 0))
+    ),
+    # One of fifty episodes succeeds, by an unlikely first token: success carries the energy.
+    "rare": by_position(
+        [[-4.0, -2.0, 2.0], [-3.0, 0.0, 0.0], [0.0, 0.0, 0.0]], terminal(lambda episode: episode[0] == 1)
+    ),
+    # The return is settled by the first token; what follows is idle, but inherits the first token's energy.
+    "settled": by_position(
+        [[math.log(0.1), math.log(0.1), math.log(0.8)], [0.0, 0.0, 0.0]],
+        terminal(lambda episode: (0.0, 1.0, 0.5)[episode[0]]),
+    ),
+}
+"""The policies of the README's table, over the tokens END, 1 and 2."""
+SIZE = 4
+"""N of that table."""
+
+
+def table() -> str:
+    """The README's two tables, in Markdown."""
+    worlds = {name: policy.world() for name, policy in POLICIES.items()}
+    head = " | ".join(f"`{name}`" for name in worlds)
+    lines = [f"| N = {SIZE}: bias, noise, cosine | {head} |", "|---" * (len(worlds) + 1) + "|"]
+    groups = [Groups.of(world, SIZE) for world in worlds.values()]
+    for name in ESTIMATORS:
+        found = [group.exact(name) for group in groups]
+        cells = " | ".join(f"{one.bias:.3f}, {one.noise:.3g}, {one.cosine:.3f}" for one in found)
+        lines.append(f"| {name} | {cells} |")
+    lines += ["", f"| many rows: noise of a row | {head} |", "|---" * (len(worlds) + 1) + "|"]
+    for name in ("otb", "otb, instantaneous", "otb, uniform", "no baseline"):
+        noises = [world.row_noise(name) for world in worlds.values()]
+        lines.append(f"| {name} | " + " | ".join(f"{noise:.3g}" for noise in noises) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,261 @@
+"""What is exactly true of the estimators, shown on every group that can occur."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from . import enumeration, reference
+from .enumeration import (
+    ESTIMATORS,
+    POLICIES,
+    SIZE,
+    Episode,
+    Groups,
+    Policy,
+    Population,
+    World,
+    by_position,
+    by_prefix,
+    table,
+    terminal,
+    weights_of,
+)
+
+README = Path(__file__).parents[2] / "agentrl" / "algos" / "README.md"
+UNBIASED = ("otb_loo", "otb_loo, carry", "rloo", "no baseline")
+GENERATORS = range(4)
+
+
+def random_logits(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def with_memory(seed: int, longest: int = 3, tokens: int = 3) -> Policy:
+    """Any policy with a block of parameters per prefix, and any terminal reward."""
+    bodies = range(1, tokens)
+    prefixes = [prefix for t in range(longest) for prefix in itertools.product(bodies, repeat=t)]
+    logits = random_logits(seed, len(prefixes), tokens).tolist()
+    scores = random_logits(seed + 100, 1000).tolist()
+    place = terminal(lambda episode: scores[sum((y + 1) * 7**t for t, y in enumerate(episode)) % 1000])
+    return by_prefix(dict(zip(prefixes, logits, strict=True)), longest, place)
+
+
+def without_memory(seed: int, *, per_prefix: bool) -> Policy:
+    """Logits and token rewards that depend on the position alone, by position or with parameters for each prefix."""
+    logits, scores = random_logits(seed, 3, 3).tolist(), random_logits(seed + 100, 3, 3).tolist()
+
+    def reward(episode: Episode) -> list[float]:
+        return [scores[t][y] for t, y in enumerate(episode)]
+
+    if not per_prefix:
+        return by_position(logits, reward)
+    prefixes = [prefix for t in range(3) for prefix in itertools.product((1, 2), repeat=t)]
+    return by_prefix({prefix: logits[len(prefix)] for prefix in prefixes}, 3, reward)
+
+
+WORLDS = {
+    **{f"memory {seed}": with_memory(seed).world() for seed in GENERATORS},
+    "four tokens": with_memory(9, longest=4, tokens=2).world(),
+    **{name: policy.world() for name, policy in POLICIES.items()},
+}
+
+
+def close(one: Tensor, other: Tensor, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(one, other, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("policy", [with_memory(1), without_memory(2, per_prefix=False), *POLICIES.values()])
+def test_the_true_gradient_is_that_of_the_expected_return(policy: Policy):
+    logits = policy.logits.clone().requires_grad_()
+    chances = [policy.logp(logits, episode).sum().exp() for episode in policy.episodes()]
+    assert float(sum(chances).detach()) == pytest.approx(1.0)
+    value = sum(p * sum(policy.reward(episode)) for p, episode in zip(chances, policy.episodes(), strict=True))
+    close(policy.world().gradient, torch.autograd.grad(value, logits)[0].flatten())
+
+
+@pytest.mark.parametrize("leave_one_out", [False, True])
+def test_groups_are_the_slow_loop_over_ordered_pairs(leave_one_out: bool):
+    policy = with_memory(5)
+    episodes, logits = policy.episodes(), policy.logits.clone().requires_grad_()
+    probs = torch.softmax(policy.logits, 1).tolist()
+    energy = {}
+    for one in episodes:
+        rows = [probs[policy.block(one[:t])] for t in range(len(one))]
+        energy[one] = [sum(((v == y) - p) ** 2 for v, p in enumerate(row)) for y, row in zip(one, rows, strict=True)]
+    estimates, chances = [], []
+    for pair in itertools.product(episodes, repeat=2):
+        credit = reference.otb(
+            [policy.reward(one) for one in pair], [energy[one] for one in pair], [0, 0], leave_one_out=leave_one_out
+        )
+        logp = [policy.logp(logits, one) for one in pair]
+        loss = sum((torch.tensor(a, dtype=torch.float64) * lp).sum() for a, lp in zip(credit, logp, strict=True)) / 2
+        estimates.append(torch.autograd.grad(loss, logits)[0].flatten())
+        chances.append(sum(float(lp.detach().sum()) for lp in logp))
+    weights = torch.tensor(chances, dtype=torch.float64).exp()
+    mean = weights @ torch.stack(estimates)
+    found = Groups.of(policy.world(), 2).exact("otb_loo" if leave_one_out else "otb")
+    close(found.mean, mean)
+    variance = float(weights @ (torch.stack(estimates) - mean).square().sum(1))
+    assert found.variance == pytest.approx(variance, rel=1e-9)
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_leave_one_out_is_unbiased(world: World, size: int):
+    groups = Groups.of(world, size)
+    assert float(groups.probability.sum()) == pytest.approx(1.0)
+    for name in UNBIASED:
+        close(groups.exact(name).mean, world.gradient)
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_group_mean_is_biased_by_one_over_n_and_in_no_other_way(world: World, size: int):
+    mine, theirs = (Groups.of(world, size).exact(name) for name in ("group_mean", "rloo"))
+    close(mine.mean, (1 - 1 / size) * world.gradient)
+    assert mine.noise == pytest.approx(theirs.noise)
+
+
+def test_groups_of_four_keep_what_holds_for_two_and_three():
+    world = WORLDS["careful"]
+    groups = Groups.of(world, 4)
+    for name in UNBIASED:
+        close(groups.exact(name).mean, world.gradient)
+    close(groups.exact("group_mean").mean, 0.75 * world.gradient)
+
+
+def test_otb_is_biased_and_so_is_leaving_out_with_the_lone_rows_own_return():
+    world = WORLDS["memory 0"]
+    groups = Groups.of(world, 3)
+    assert groups.exact("otb").bias > 0.1 and groups.exact("ogb").bias > 0.1
+    rewards, energy = world.rewards[groups.token], world.energy[groups.token]
+    own = enumeration.algos.advantage("otb_loo", rewards, energy, groups.starts, groups.group, tail="own")
+    mean = groups.estimates(own).T @ groups.probability
+    assert float((mean - world.gradient).norm() / world.gradient.norm()) > 0.01
+
+
+@pytest.mark.parametrize("name", ["careful", "rare"])
+@pytest.mark.parametrize("estimator", ["group_mean", "grpo", "rloo"])
+def test_with_a_reward_of_0_or_1_what_reads_returns_alone_points_the_right_way(name: str, estimator: str):
+    assert Groups.of(WORLDS[name], 3).exact(estimator).cosine == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["otb", "otb, instantaneous", "otb, uniform"])
+def test_weighted_advantages_cancel_in_every_group_wherever_two_rows_live(estimator: str):
+    groups = Groups.of(WORLDS["memory 0"], 3)
+    weighted = weights_of(groups.world)[estimator][groups.token] * groups.advantages(estimator)
+    lengths = groups.starts.diff()
+    place = torch.arange(len(groups.token)) - torch.repeat_interleave(groups.starts[:-1], lengths)
+    cell = torch.repeat_interleave(groups.group, lengths) * 3 + place
+    total, alive = (
+        torch.zeros(3 * len(groups.probability), dtype=torch.float64).index_add(0, cell, values)
+        for values in (weighted, torch.ones_like(weighted))
+    )
+    assert int((alive >= 2).sum()) > 1000
+    assert float(total[alive >= 2].abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("per_prefix", [False, True])
+@pytest.mark.parametrize("seed", GENERATORS)
+def test_exact_otb_lies_between_mean_and_optimum_where_the_past_says_nothing_of_the_rewards_to_come(
+    seed: int, per_prefix: bool
+):
+    """Scores of different tokens are orthogonal and ‖score‖² = w, so Var = const + Σ_t E[w_t (G_t − B_t)²].
+
+    Its optimum is the instantaneous baseline B*. Where G_t is uncorrelated with W_{t−1}, the cumulative one is
+    (1 − λ)·mean + λ·B* with λ = E w_t / E W_t, and keeps (1 − λ)² of what the mean loses to the optimum.
+    """
+    world = without_memory(seed, per_prefix=per_prefix).world()
+    found = {name: Population.of(world, weight) for name, weight in weights_of(world).items()}
+    otb, best, mean = found["otb"], found["otb, instantaneous"], found["otb, uniform"]
+    alive, w, realized = (_by_position(world, weight) for weight in (1.0, world.energy, weights_of(world)["otb"]))
+    share = w / realized
+    close(otb.baseline, (1 - share) * mean.baseline + share * best.baseline)
+    lost = w * (mean.baseline - best.baseline).square()
+    assert mean.variance - best.variance == pytest.approx(float(lost.sum()), abs=1e-12)
+    assert otb.variance - best.variance == pytest.approx(float(((1 - share).square() * lost).sum()), abs=1e-12)
+    assert best.variance < otb.variance < mean.variance and float(alive[0]) == pytest.approx(1.0)
+
+
+def _by_position(world: World, weight: Tensor | float) -> Tensor:
+    """E[weight; alive at t] [T]."""
+    place = world.ordinal
+    zeros = torch.zeros(int(place.max()) + 1, dtype=torch.float64)
+    return zeros.index_add(0, place, world.token_probability * weight)
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_the_instantaneous_baseline_is_optimal_wherever_tokens_have_parameters_of_their_own(world: World):
+    weights = weights_of(world)
+    best = Population.of(world, weights["otb, instantaneous"])
+    for name in ("otb", "otb, uniform"):
+        assert best.variance <= Population.of(world, weights[name]).variance + 1e-12
+    place = world.ordinal
+    for nudge in torch.eye(int(place.max()) + 1, dtype=torch.float64) * 1e-3:
+        for sign in (1, -1):
+            assert world.variance(world.to_go - (best.baseline + sign * nudge)[place]) > best.variance
+
+
+@pytest.mark.parametrize("seed", GENERATORS)
+def test_ogb_tends_to_the_best_single_baseline_of_a_terminal_reward(seed: int):
+    world = with_memory(seed).world()
+    total = torch.stack([part.sum() for part in world.energy.split(world.starts.diff().tolist())])
+    weight = world.probability * total
+    constant = float((weight * world.returns).sum() / weight.sum())
+    best = world.variance(world.to_go - constant)
+    mean = float((world.probability * world.returns).sum())
+    for other in (mean, 0.0, constant + 1e-3, constant - 1e-3):
+        assert best < world.variance(world.to_go - other)
+
+
+@pytest.mark.parametrize("seed", GENERATORS)
+def test_with_one_token_otb_is_the_optimum(seed: int):
+    scores = random_logits(seed + 100, 3).tolist()
+    world = by_position(random_logits(seed, 1, 3).tolist(), lambda episode: [scores[episode[0]]]).world()
+    weights = weights_of(world)
+    otb, mean = (Population.of(world, weights[name]) for name in ("otb", "otb, uniform"))
+    assert otb.variance < mean.variance
+    assert otb.variance < min(world.variance(world.to_go - float(otb.baseline) - nudge) for nudge in (-1e-3, 1e-3))
+    groups = Groups.of(world, 3)
+    close(groups.exact("otb").mean, groups.exact("ogb").mean)
+    close(groups.exact("otb").mean, groups.exact("otb, instantaneous").mean)
+
+
+def test_an_early_surprise_that_settled_the_return_makes_exact_otb_worse_than_the_mean():
+    """By hand: w_1 is 1.46, 1.46, .06 for probabilities .1, .1, .8; w_2 = 2/3 whatever is sampled.
+
+    So at t = 1 optimum and mean are both .5. At t = 2 the mean is optimal, (.1·1 + .8·.5)/.9, and OTB's is not:
+    (.1·(1.46 + 2/3)·1 + .8·(.06 + 2/3)·.5) / (.1·(1.46 + 2/3) + .8·(.06 + 2/3)).
+    """
+    world = WORLDS["settled"]
+    weights = weights_of(world)
+    otb, mean = (Population.of(world, weights[name]) for name in ("otb", "otb, uniform"))
+    rare, common = 0.1 * (1.46 + 2 / 3), 0.8 * (0.06 + 2 / 3)
+    assert mean.baseline.tolist() == pytest.approx([0.5, 0.5 / 0.9], abs=1e-6)
+    assert otb.baseline.tolist() == pytest.approx([0.5, (rare + common / 2) / (rare + common)], abs=1e-6)
+    lost = 0.9 * 2 / 3 * float(otb.baseline[1] - mean.baseline[1]) ** 2
+    assert otb.variance - mean.variance == pytest.approx(lost, rel=1e-6) and lost > 1e-3
+
+
+def test_self_inclusion_takes_a_rare_success_its_signal():
+    groups = Groups.of(WORLDS["rare"], SIZE)
+    otb, mean = groups.exact("otb"), groups.exact("group_mean")
+    assert otb.bias > 0.9 and otb.noise > 50 * mean.noise
+    exact = {name: Population.of(groups.world, weight).variance for name, weight in weights_of(groups.world).items()}
+    assert exact["otb"] < exact["otb, uniform"], "with rows without end it would be the better one"
+
+
+def test_the_readme_holds_what_the_enumeration_gives():
+    number = r"-?\d+\.?\d*(?:e[+-]?\d+)?"
+    wanted = table()
+    text = README.read_text(encoding="utf-8")
+    begin = text.index(wanted.splitlines()[0])
+    shown = text[begin : text.index("\n\n", text.index("many rows:", begin))]
+    assert re.sub(number, "#", shown) == re.sub(number, "#", wanted), "print it with tests/algos/enumeration.py"
+    ours, theirs = (list(map(float, re.findall(number, part))) for part in (shown, wanted))
+    assert ours == pytest.approx(theirs, rel=0.006, abs=0.0011)
+    assert all(f"| {name} |" in shown for name in ESTIMATORS)
