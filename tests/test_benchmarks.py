@@ -52,6 +52,23 @@ def can_open(backend: Literal["local", "docker"]) -> bool:
     return True
 
 
+def test_help_of_the_head_shows_examples() -> None:
+    shown = run(FOLDER / "head.py", "--help")
+    assert shown.returncode == 0 and "examples:\n  head.py" in shown.stdout
+
+
+def test_the_head_is_measured(tmp_path: Path) -> None:
+    numbers = tmp_path / "new" / "head.json"
+    shown = run(FOLDER / "head.py", "--quick", "--device", "cpu", "--threads", "1", "--json", numbers)
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(numbers.read_text())
+    assert all(len(row) == 2 and all(0 < second < 10 for second in row) for row in found["seconds"].values())
+    assert {"ours: forward", "ours: forward + backward", "eager log_softmax: forward"} <= set(found["seconds"])
+    promised = [one for one in found["measures"] if one["target"]]
+    assert [one["target"] for one in promised] == ["<= 1/20", "<= 1.05", "<= 1.45", "<= 1.05"]
+    assert all(f"| {one['name']} | {one['value']} |" in shown.stdout for one in promised)
+
+
 @pytest.mark.slow
 def test_our_side_of_end_to_end_runs(tmp_path: Path) -> None:
     numbers = tmp_path / "new" / "numbers.json"

@@ -1,57 +1,24 @@
 import math
+import sys
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.algos import head
+import agentrl.algos
+from agentrl.algos import blocks
 from agentrl.algos.head import TokenStats, token_energy, token_stats
+from agentrl.errors import UsageError
 
-
-def reference(hidden, weight, targets, *, temperature=1.0, bias=None, softcap=None):
-    """The same three vectors from whole float64 logits."""
-    logits = hidden.double() @ weight.double().T
-    if bias is not None:
-        logits = logits + bias.double()
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    log_probs = (logits / temperature).log_softmax(1)
-    probs = log_probs.exp()
-    return TokenStats(
-        log_probs.gather(1, targets[:, None])[:, 0], -(probs * log_probs).sum(1), probs.square().sum(1)
-    )  # fmt: skip
-
-
-def inputs(tokens, vocabulary, width, *, dtype=torch.float32, scale=1.0):
-    hidden = torch.randn(tokens, width, dtype=torch.float64).to(dtype)
-    weight = (scale * torch.randn(vocabulary, width, dtype=torch.float64)).to(dtype)
-    return hidden, weight, torch.randint(0, vocabulary, (tokens,))
-
-
-def assert_stats_close(got, expected, atol):
-    for mine, true in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine.double(), true.double(), atol=atol, rtol=0)
+from .scoring import SETTINGS, assert_stats_close, inputs, low_inputs, reference, with_bias
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Tiles of 5 vocabulary entries and 2 tokens a block: every loop runs several times."""
-    monkeypatch.setitem(head._TILE, "cpu", 5)
-    monkeypatch.setitem(head._BLOCK_ELEMENTS, "cpu", 10)
-
-
-SETTINGS = [
-    {},
-    {"temperature": 0.7},
-    {"bias": True},
-    {"softcap": 2.0},
-    {"temperature": 1.3, "bias": True, "softcap": 3.0},
-]
-
-
-def with_bias(options, vocabulary, dtype=torch.float64):
-    return options | ({"bias": torch.randn(vocabulary, dtype=dtype)} if "bias" in options else {})
+    monkeypatch.setitem(blocks._TILE, "cpu", 5)
+    monkeypatch.setitem(blocks._BLOCK_ELEMENTS, "cpu", 10)
 
 
 @pytest.mark.parametrize("options", SETTINGS)
@@ -216,23 +183,37 @@ def test_no_tokens():
 
 def test_blocks_never_reach_tokens_times_vocabulary(monkeypatch):
     largest = []
-    original = head._Form.logits
+    original = blocks._Walk.logits
 
-    def watch(form, products):
-        largest.append(products.numel())
-        return original(form, products)
+    def watch(*arguments):
+        largest.append((block := original(*arguments)).numel())
+        return block
 
-    monkeypatch.setattr(head._Form, "logits", watch)
+    monkeypatch.setattr(blocks._Walk, "logits", watch)
     hidden, weight, targets = inputs(1500, 20_000, 4)
     token_stats(hidden.requires_grad_(), weight, targets).logp.sum().backward()
-    assert max(largest) <= head._BLOCK_ELEMENTS["cpu"] < 1500 * 20_000
+    assert max(largest) <= blocks._BLOCK_ELEMENTS["cpu"] < 1500 * 20_000
     assert sum(largest) == 2 * 1500 * 20_000
+
+
+def problem(hidden, weight, targets, **options):
+    return blocks.Problem(
+        hidden=hidden, weight=weight, bias=None, targets=targets, temperature=1.0, softcap=None, **options
+    )
 
 
 def test_a_small_vocabulary_is_one_tile_and_one_block(monkeypatch):
     hidden, weight, targets = inputs(4096, 512, 8)
-    run = head._Run(hidden=hidden, weight=weight, bias=None, targets=targets, form=None)
-    assert len(list(run.tiles())) == len(list(run.chunks())) == 1
+    walk = blocks._Walk(problem(hidden, weight, targets))
+    assert len(list(walk.tiles())) == len(list(walk.chunks())) == 1
+
+
+def test_sums_of_squares_can_be_left_out_to_measure_them():
+    hidden, weight, targets = inputs(6, 40, 8)
+    full = blocks.sums(problem(hidden, weight, targets))
+    less = blocks.sums(problem(hidden, weight, targets, squares=False))
+    assert float(less.s2.abs().max()) == 0.0 < float(full.s2.min())
+    assert all(torch.equal(getattr(full, name), getattr(less, name)) for name in ("highest", "s1", "s3", "picked"))
 
 
 @pytest.mark.parametrize(
@@ -250,6 +231,10 @@ def test_a_small_vocabulary_is_one_tile_and_one_block(monkeypatch):
         ({"temperature": 0.0}, "temperature"),
         ({"temperature": math.inf}, "temperature"),
         ({"softcap": -1.0}, "softcap"),
+        ({"weight": torch.zeros(6, 4, device="meta")}, "on one device, not on cpu, meta"),
+        ({"form": "cuda"}, "form must be one of auto, torch, triton, not 'cuda'"),
+        ({"form": "triton", "hidden": torch.zeros(3, 4).double()}, "float32 and bfloat16, not torch.float64"),
+        ({"form": "triton", "hidden": torch.zeros(3, 4).half()}, "pass form='torch'"),
     ],
 )
 def test_wrong_inputs_are_refused(change, message):
@@ -257,6 +242,40 @@ def test_wrong_inputs_are_refused(change, message):
     token_stats(**good)
     with pytest.raises(ValueError, match=message):
         token_stats(**good | change)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_on_a_cpu_the_form_is_pytorch(dtype):
+    hidden, weight, targets = inputs(5, 11, 3, dtype=dtype)
+    for mine, other in zip(
+        token_stats(hidden, weight, targets), token_stats(hidden, weight, targets, form="torch"), strict=True
+    ):
+        assert torch.equal(mine, other)
+
+
+def test_without_triton_its_form_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in ("launch", "kernels"):
+        monkeypatch.delitem(sys.modules, f"agentrl.algos.{name}", raising=False)
+        monkeypatch.delattr(agentrl.algos, name, raising=False)
+    with pytest.raises(UsageError, match=r"pip install triton, or pass form='torch'"):
+        token_stats(*inputs(2, 5, 3), form="triton")
+
+
+def test_gradients_where_all_logits_are_very_low(small_blocks):
+    hidden, weight, targets, bias = low_inputs(6, 13, 4)
+    mine = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    exact = [tensor.double().requires_grad_() for tensor in (hidden, weight, bias)]
+    stats, true = (
+        token_stats(mine[0], mine[1], targets, bias=mine[2]),
+        reference(exact[0], exact[1], targets, bias=exact[2]),
+    )
+    assert_stats_close(stats, true, 1e-5)
+    assert stats.logp.max().item() <= 0.0
+    (stats.logp + stats.entropy).mean().backward()
+    (true.logp + true.entropy).mean().backward()
+    for one, other in zip(mine, exact, strict=True):
+        torch.testing.assert_close(one.grad.double(), other.grad, atol=1e-5, rtol=0)
 
 
 # Energy

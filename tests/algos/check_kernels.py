@@ -1,0 +1,186 @@
+"""The Triton form against whole float64 logits: test_kernels.py runs this, on Triton's interpreter or on a GPU."""
+
+import math
+import os
+
+import pytest
+import torch
+
+from agentrl.algos import blocks, launch
+from agentrl.algos.head import token_stats
+
+from .scoring import SETTINGS, assert_stats_close, inputs, low_inputs, reference, with_bias
+
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+WITHIN = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
+"""How far values may be off."""
+ROUNDED = {torch.float32: 1e-5, torch.bfloat16: 2**-7 if DEVICE == "cpu" else 2**-8}
+"""How far gradients may be off as a share of themselves: the interpreter rounds to bfloat16 by cutting digits off."""
+SHAPES = [(37, 203, 24), (1, 203, 24), (70, 33, 5), (16, 32, 16), (3, 1, 1)]
+"""Tokens, vocabulary, width: for tiles of 16 x 32 x 16, with and without a rest."""
+LARGE = [] if DEVICE == "cpu" else [(1000, 32_001, 520), (5000, 9_999, 1024)]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """On the interpreter, tiles and blocks so small that every loop runs several times."""
+    if DEVICE == "cpu":
+        tile = launch._Tile(rows=16, columns=32, depth=16, warps=4, stages=2)
+        for dtype in launch._TILES:
+            monkeypatch.setitem(launch._TILES, dtype, (tile,))
+        monkeypatch.setattr(launch, "_LEAST_WIDTH", 64)
+        monkeypatch.setattr(launch, "_BLOCK_ELEMENTS", 64)
+
+
+def given(*tensors):
+    """The same numbers on the device, and in float64 on the CPU, as leaves."""
+    mine = [tensor.to(DEVICE, copy=True).requires_grad_() for tensor in tensors]
+    return mine, [tensor.double().requires_grad_() for tensor in tensors]
+
+
+def gradients(stats, leaves, factors):
+    """Of a mean over tokens that weighs each token's log-prob and entropy by its own factors [2, S]."""
+    factors = factors.to(stats.logp)
+    loss = (factors[0] * stats.logp + factors[1] * stats.entropy).mean()
+    return torch.autograd.grad(loss, leaves)
+
+
+def assert_same(leaves, exact, targets, options, dtype):
+    """Values and gradients are those of whole float64 logits."""
+    names = ("hidden", "weight", "bias")[: len(leaves)]
+    stats = token_stats(**dict(zip(names, leaves, strict=True)), targets=targets.to(DEVICE), form="triton", **options)
+    true = reference(**dict(zip(names, exact, strict=True)), targets=targets, **options)
+    assert_stats_close([part.cpu() for part in stats], true, WITHIN[dtype])
+    assert stats.logp.max().item() <= 0.0 <= stats.entropy.min().item()
+    factors = torch.randn(2, len(targets))
+    pairs = zip(gradients(stats, leaves, factors), gradients(true, exact, factors), leaves, strict=True)
+    for mine, other, leaf in pairs:
+        assert mine.dtype == leaf.dtype
+        off = (mine.double().cpu() - other).norm()
+        assert off.item() <= ROUNDED[dtype] * other.norm().item() + 1e-9
+
+
+@pytest.mark.parametrize("dtype", WITHIN)
+@pytest.mark.parametrize("options", SETTINGS)
+def test_every_setting(options, dtype):
+    hidden, weight, targets = inputs(37, 203, 24, dtype=dtype, scale=0.5)
+    options = with_bias(options, 203, dtype)
+    leaves, exact = given(hidden, weight, *([options.pop("bias")] if "bias" in options else []))
+    assert_same(leaves, exact, targets, options, dtype)
+
+
+@pytest.mark.parametrize("dtype", WITHIN)
+@pytest.mark.parametrize("shape", SHAPES + LARGE)
+def test_every_shape(shape, dtype):
+    hidden, weight, targets = inputs(*shape, dtype=dtype, scale=1 / math.sqrt(shape[2]))
+    assert_same(*given(hidden, weight), targets, {}, dtype)
+
+
+@pytest.mark.parametrize("dtype", WITHIN)
+def test_very_low_logits(dtype):
+    hidden, weight, targets, bias = low_inputs(37, 203, 24, dtype=dtype)
+    assert_same(*given(hidden, weight, bias), targets, {}, dtype)
+
+
+def test_large_logits_and_a_sure_token():
+    weight = torch.tensor([[-1e4], [1e4], [0.0], [9990.0], [0.0], [0.0], [1e4 - 1.0]], device=DEVICE)
+    stats = token_stats(torch.ones(2, 1, device=DEVICE), weight, torch.tensor([1, 6], device=DEVICE), form="triton")
+    p = 1 / (1 + math.exp(-1.0) + math.exp(-10.0))
+    assert stats.logp.tolist() == pytest.approx([math.log(p), math.log(p) - 1.0], abs=1e-5)
+    assert stats.sum_sq.tolist() == pytest.approx([p * p * (1 + math.exp(-2.0))] * 2, abs=1e-5)
+    sure = token_stats(torch.ones(1, 1, device=DEVICE), weight[:2], torch.tensor([1], device=DEVICE), form="triton")
+    assert [part.item() for part in sure] == [0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("use", ["logp", "entropy"])
+@pytest.mark.parametrize("wanted", ["hidden", "weight"])
+def test_one_output_and_one_gradient(use, wanted):
+    hidden, weight, targets = inputs(20, 70, 8)
+    leaves, exact = given(hidden, weight)
+    place = ("hidden", "weight").index(wanted)
+    leaves[1 - place].requires_grad_(False)
+    getattr(token_stats(*leaves, targets.to(DEVICE), form="triton"), use).mean().backward()
+    getattr(reference(*exact, targets), use).mean().backward()
+    assert leaves[1 - place].grad is None
+    torch.testing.assert_close(leaves[place].grad.double().cpu(), exact[place].grad, atol=1e-5, rtol=0)
+
+
+def test_types_are_mixed_in_the_wider_one():
+    hidden, weight, targets = inputs(20, 70, 8)
+    leaves, exact = given(hidden.bfloat16(), weight)
+    stats = token_stats(*leaves, targets.to(DEVICE), form="triton")
+    assert_stats_close([part.cpu() for part in stats], reference(*exact, targets), 1e-5)
+    stats.logp.mean().backward()
+    assert [leaf.grad.dtype for leaf in leaves] == [torch.bfloat16, torch.float32]
+
+
+def test_any_layout_is_read():
+    hidden, weight, targets = (tensor.to(DEVICE) for tensor in inputs(20, 70, 8))
+    plain = token_stats(hidden, weight, targets, form="triton")
+    twice = targets.int().repeat_interleave(2)[::2]
+    across = token_stats(hidden.T.contiguous().T, weight.T.contiguous().T, twice, form="triton")
+    assert_stats_close(across, plain, 1e-6)
+    leaf = weight.T.contiguous().requires_grad_()
+    token_stats(hidden, leaf.T, targets, form="triton").logp.sum().backward()
+    same = weight.clone().requires_grad_()
+    token_stats(hidden, same, targets, form="torch").logp.sum().backward()
+    torch.testing.assert_close(leaf.grad.T, same.grad, atol=1e-4, rtol=0)
+
+
+def test_tied_weights_get_both_gradients():
+    table, _, targets = (tensor.to(DEVICE) for tensor in inputs(30, 1, 8))
+    grads = []
+    for form in ("torch", "triton"):
+        tied = table.clone().requires_grad_()
+        token_stats(tied[targets + 7], tied, targets, form=form).logp.sum().backward()
+        grads.append(tied.grad)
+    torch.testing.assert_close(*grads, atol=1e-4, rtol=0)
+
+
+def test_no_tokens():
+    hidden, weight, targets = (tensor.to(DEVICE) for tensor in inputs(0, 9, 3))
+    stats = token_stats(hidden.requires_grad_(), weight.requires_grad_(), targets, form="triton")
+    assert all(part.shape == (0,) for part in stats)
+    stats.logp.sum().backward()
+    assert weight.grad.abs().sum() == 0
+
+
+def test_sums_of_squares_can_be_left_out_to_measure_them():
+    hidden, weight, targets = (tensor.to(DEVICE) for tensor in inputs(6, 40, 8))
+    shared = {"hidden": hidden, "weight": weight, "targets": targets, "bias": None, "temperature": 1.0, "softcap": None}
+    full, less = (launch.sums(blocks.Problem(**shared, squares=squares)) for squares in (True, False))
+    assert float(less.s2.abs().max()) == 0.0 < float(full.s2.min())
+    assert all(torch.equal(getattr(full, name), getattr(less, name)) for name in ("highest", "s1", "s3", "picked"))
+
+
+def test_the_same_inputs_give_the_same_bits():
+    hidden, weight, targets = (tensor.to(DEVICE) for tensor in inputs(40, 203, 24, dtype=torch.bfloat16))
+    found = []
+    for _ in range(2):
+        leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+        stats = token_stats(*leaves, targets, form="triton")
+        (stats.logp + stats.entropy).sum().backward()
+        found.append([*stats, *(leaf.grad for leaf in leaves)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_products_of_bfloat16_are_added_in_float32():
+    left, right = torch.randn(37, 203, device=DEVICE).bfloat16(), torch.randn(203, 40, device=DEVICE).bfloat16()
+    total = torch.full((37, 40), 0.125, device=DEVICE)
+    launch._add_product(total, left, right)
+    torch.testing.assert_close(total.double(), 0.125 + left.double() @ right.double(), atol=1e-4, rtol=0)
+
+
+def test_blocks_never_reach_tokens_times_vocabulary(monkeypatch):
+    largest, original = [], launch._gradient_block
+    monkeypatch.setattr(launch, "_LEAST_WIDTH", 64)
+    monkeypatch.setattr(launch, "_BLOCK_ELEMENTS", 64)
+
+    def watch(*arguments):
+        largest.append((block := original(*arguments)).numel())
+        return block
+
+    monkeypatch.setattr(launch, "_gradient_block", watch)
+    hidden, weight, targets = (tensor.to(DEVICE) for tensor in inputs(20, 203, 8))
+    token_stats(hidden.requires_grad_(), weight, targets, form="triton").logp.sum().backward()
+    assert len(largest) == 4 and max(largest) == 20 * 64 and sum(largest) == 20 * 203

@@ -1,0 +1,50 @@
+"""What the tests of both forms of the scoring head share: inputs, settings, whole float64 logits to compare with."""
+
+import torch
+
+from agentrl.algos.head import TokenStats
+
+SETTINGS = [
+    {},
+    {"temperature": 0.7},
+    {"bias": True},
+    {"softcap": 2.0},
+    {"temperature": 1.3, "bias": True, "softcap": 3.0},
+]
+
+
+def with_bias(options, vocabulary, dtype=torch.float64):
+    return options | ({"bias": torch.randn(vocabulary, dtype=dtype)} if "bias" in options else {})
+
+
+def reference(hidden, weight, targets, *, temperature=1.0, bias=None, softcap=None):
+    """The same three vectors from whole float64 logits."""
+    logits = hidden.double() @ weight.double().T
+    if bias is not None:
+        logits = logits + bias.double()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    log_probs = (logits / temperature).log_softmax(1)
+    probs = log_probs.exp()
+    return TokenStats(
+        log_probs.gather(1, targets[:, None])[:, 0], -(probs * log_probs).sum(1), probs.square().sum(1)
+    )  # fmt: skip
+
+
+def inputs(tokens, vocabulary, width, *, dtype=torch.float32, scale=1.0):
+    hidden = torch.randn(tokens, width, dtype=torch.float64).to(dtype)
+    weight = (scale * torch.randn(vocabulary, width, dtype=torch.float64)).to(dtype)
+    return hidden, weight, torch.randint(0, vocabulary, (tokens,))
+
+
+def low_inputs(tokens, vocabulary, width, *, dtype=torch.float32):
+    """Hidden states, weights, targets and a bias with all logits near -30000, where none of them is rounded."""
+    hidden = torch.randint(-2, 3, (tokens, width)).to(dtype) / 2
+    weight = torch.randint(-2, 3, (vocabulary, width)).to(dtype) / 4
+    bias = torch.full((vocabulary,), -30_000.0)
+    return hidden, weight, torch.randint(0, vocabulary, (tokens,)), bias
+
+
+def assert_stats_close(got, expected, atol):
+    for mine, true in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine.double(), true.double(), atol=atol, rtol=0)

@@ -1,0 +1,56 @@
+"""The Triton form of the scoring head, in a process of its own: Triton reads how it is to run when it is imported."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl.algos.head import token_stats
+
+from .scoring import inputs
+
+CHECKS = Path(__file__).with_name("check_kernels.py")
+
+
+def check(**env: str) -> None:
+    """Run the checks and show what failed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", CHECKS]
+    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+@pytest.fixture
+def triton(require):
+    require(find_spec("triton") is not None, "needs the triton package")
+
+
+@pytest.mark.slow
+def test_kernels_on_the_interpreter(triton):
+    check(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+
+
+@pytest.mark.gpu
+def test_kernels_on_a_gpu(triton, require):
+    require(torch.cuda.is_available(), "needs a CUDA device")
+    check(TRITON_INTERPRET="0")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_form_is_triton(triton, require):
+    require(torch.cuda.is_available(), "needs a CUDA device")
+    hidden, weight, targets = (tensor.cuda() for tensor in inputs(50, 300, 16, dtype=torch.bfloat16))
+    auto, triton_form = (token_stats(hidden, weight, targets, form=form) for form in ("auto", "triton"))
+    assert all(torch.equal(one, other) for one, other in zip(auto, triton_form, strict=True))
+    for one, other in zip(auto, token_stats(hidden, weight, targets, form="torch"), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+
+
+def test_triton_wants_a_gpu(triton, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="needs a GPU, and hidden is on cpu: pass form='torch'"):
+        token_stats(*inputs(2, 5, 3), form="triton")
