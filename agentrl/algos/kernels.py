@@ -7,8 +7,9 @@ three: a pointer, the elements from row to row, and those from one element of a 
 Rows and columns past the end are wrapped around rather than left out, which keeps loads wide; they are never stored.
 """
 
-# A kernel's arguments have types of Triton's own, which it gives no names to.
-# pyright: reportMissingParameterType=false, reportUnknownParameterType=false
+# A kernel's arguments have types of Triton's own, which it gives no names to, and its built-in functions claim never to
+# return: as Python they only raise.
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl

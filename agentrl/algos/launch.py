@@ -11,7 +11,7 @@ Nothing here is added up in an order that changes from run to run.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -80,20 +80,19 @@ def sums(problem: Problem) -> Sums:
     """
     tokens, vocabulary = problem.hidden.shape[0], problem.weight.shape[0]
     tile, gpu = _tile(_factors(problem), problem.hidden.device), _gpu(problem.hidden.device)
-    blocks, tiles = triton.cdiv(tokens, tile.rows), triton.cdiv(vocabulary, tile.columns)
+    blocks, tiles = _pieces(tokens, tile.rows), _pieces(vocabulary, tile.columns)
     span = min(_SPAN_TILES, max(1, blocks * tiles // (_WAVES * gpu.processors)))
-    spans = triton.cdiv(tiles, span)
+    spans = _pieces(tiles, span)
     partial = problem.hidden.new_empty((len(Sums._fields), spans, tokens), dtype=torch.float32)
-    if tokens:
-        with torch.cuda.device_of(problem.hidden):
-            kernels.walk_span[(blocks * spans,)](
-                *_operands(problem.hidden, problem.weight, problem.bias),
-                problem.targets.contiguous(),
-                partial,
-                *(tokens, vocabulary, problem.hidden.shape[1], span, spans),
-                **_options(problem, tile),
-                SQUARES=problem.squares,
-            )
+    _start(
+        kernels.walk_span,
+        blocks * spans,
+        *_operands(problem.hidden, problem.weight, problem.bias),
+        *(problem.targets.contiguous(), partial),
+        *(tokens, vocabulary, problem.hidden.shape[1], span, spans),
+        **_options(problem, tile),
+        SQUARES=problem.squares,
+    )
     return _together(Sums(*partial))
 
 
@@ -115,16 +114,16 @@ def gradients(problem: Problem, upstream: Upstream, wanted: tuple[bool, ...]) ->
     by_weight = torch.empty_like(weight) if wanted[1] else None
     by_bias = torch.empty_like(bias) if bias is not None and wanted[2] else None
     width = max(_LEAST_WIDTH, _BLOCK_ELEMENTS // max(1, hidden.shape[0]) // _ALIGNED * _ALIGNED)
-    with torch.cuda.device_of(hidden):
-        for begin in range(0, weight.shape[0], width):
-            part = slice(begin, min(begin + width, weight.shape[0]))
-            block = _gradient_block(problem, rows, part)
-            if by_hidden is not None:
-                _add_product(by_hidden, block, weight[part].to(factor))
-            if by_weight is not None:
-                by_weight[part] = block.T @ states
-            if by_bias is not None:
-                by_bias[part] = block.sum(0, dtype=torch.float32)
+    for begin in range(0, weight.shape[0], width):
+        part = slice(begin, min(begin + width, weight.shape[0]))
+        block = _gradient_block(problem, rows, part)
+        if by_hidden is not None:
+            _add_product(by_hidden, block, weight[part].to(factor))
+        if by_weight is not None:
+            by_weight[part] = block.T @ states
+        if by_bias is not None:
+            by_bias[part] = block.sum(0, dtype=torch.float32)
+        del block  # before the next one is made: there is never a second one
     return [None if by_hidden is None else by_hidden.to(hidden.dtype), by_weight, by_bias]
 
 
@@ -134,14 +133,15 @@ def _gradient_block(problem: Problem, rows: Tensor, part: slice) -> Tensor:
     bias = None if problem.bias is None else problem.bias[part]
     tokens, width = hidden.shape[0], weight.shape[0]
     block = hidden.new_empty((tokens, width), dtype=_factors(problem))
-    if tokens:
-        tile = _tile(block.dtype, block.device)
-        kernels.gradient_tile[(triton.cdiv(tokens, tile.rows) * triton.cdiv(width, tile.columns),)](
-            *_operands(hidden, weight, bias),
-            *(problem.targets.contiguous(), rows, block, part.start),
-            *(tokens, width, hidden.shape[1]),
-            **_options(problem, tile),
-        )
+    tile = _tile(block.dtype, block.device)
+    _start(
+        kernels.gradient_tile,
+        _pieces(tokens, tile.rows) * _pieces(width, tile.columns),
+        *_operands(hidden, weight, bias),
+        *(problem.targets.contiguous(), rows, block, part.start),
+        *(tokens, width, hidden.shape[1]),
+        **_options(problem, tile),
+    )
     return block
 
 
@@ -149,13 +149,27 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add a matrix product to ``total``, which is float32 whatever the factors are."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
-    elif total.numel():
-        tile = _tile(left.dtype, left.device)
-        kernels.add_tile[(triton.cdiv(total.shape[0], tile.rows) * triton.cdiv(total.shape[1], tile.columns),)](
-            *(left, *left.stride(), right, *right.stride(), total),
-            *(*total.shape, left.shape[1]),
-            **_shape(tile, left.dtype),
-        )
+        return
+    tile = _tile(left.dtype, left.device)
+    _start(
+        kernels.add_tile,
+        _pieces(total.shape[0], tile.rows) * _pieces(total.shape[1], tile.columns),
+        *(left, *left.stride(), right, *right.stride(), total),
+        *(*total.shape, left.shape[1]),
+        **_shape(tile, left.dtype),
+    )
+
+
+def _start(kernel: Any, programs: int, first: Tensor, *arguments: Tensor | float, **options: Any) -> None:
+    """Start some programs of a kernel on the GPU of its first argument; a GPU refuses to start none."""
+    if programs:
+        with torch.cuda.device_of(first):
+            kernel[(programs,)](first, *arguments, **options)
+
+
+def _pieces(whole: int, piece: int) -> int:
+    """How many pieces hold the whole."""
+    return -(-whole // piece)
 
 
 def _coefficients(upstream: Upstream) -> Tensor:
@@ -233,9 +247,10 @@ def _gpu(device: torch.device) -> _Gpu:
     """Look at the GPU; the interpreter on a CPU takes the first tile of the table, one at a time."""
     if device.type == "cpu":
         return _Gpu(processors=1, shared_memory=2**31)
-    found: Any = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    driver: Any = triton.runtime.driver.active
+    found = driver.utils.get_device_properties(device.index)
     return _Gpu(processors=found["multiprocessor_count"], shared_memory=found["max_shared_mem"])
 
 
-INTERPRETED = not isinstance(kernels.walk_span, triton.JITFunction)
+INTERPRETED = not isinstance(cast(object, kernels.walk_span), triton.JITFunction)
 """Whether Triton was imported with TRITON_INTERPRET=1, which runs the kernels on a CPU, for tests."""

@@ -54,3 +54,35 @@ def test_triton_wants_a_gpu(triton, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="needs a GPU, and hidden is on cpu: pass form='torch'"):
         token_stats(*inputs(2, 5, 3), form="triton")
+
+
+ONES = {"walk_span": ("hidden_step", "weight_step"), "add_tile": ("left_step", "right_step")}
+POINTERS = dict.fromkeys(("hidden", "weight", "bias", "block", "left", "right"), "*bf16") | {
+    "targets": "*i64",
+    **dict.fromkeys(("partial", "coefficients", "total"), "*fp32"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["walk_span", "gradient_tile", "add_tile"])
+def test_kernels_compile_for_a_gpu_that_is_not_here(triton, monkeypatch, tmp_path, name):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton import compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from agentrl.algos import kernels, launch
+
+    kernel, tile = getattr(kernels, name), launch._TILES[torch.bfloat16][0]
+    fixed = launch._shape(tile, torch.bfloat16) | dict.fromkeys(ONES.get(name, ONES["walk_span"]), 1)
+    fixed |= {"HAS_CAP": True, "HAS_BIAS": True, "SQUARES": True}
+    types = {"cap": "fp32", "coldness": "fp32"} | POINTERS | dict.fromkeys(fixed, "constexpr")
+    signature = {argument: types.get(argument, "i32") for argument in kernel.arg_names}
+    # What a launch finds out by itself: rows begin at multiples of 16 bytes.
+    wide = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind != "constexpr"}
+    source = ASTSource(kernel, signature, {name: fixed[name] for name in signature if name in fixed}, wide)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert "wgmma" in made.asm["ptx"], "products go to the matrix units"
+    assert made.metadata.shared <= tile.shared_memory(2) <= 227 * 1024, "what an H100 lends to a program"
