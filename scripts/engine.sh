@@ -28,6 +28,7 @@ start_engine() {
   command -v dockerd >/dev/null || { printf 'no dockerd here: apt-get install docker.io\n' >&2 && return 1; }
   mkdir -p "$ENGINE"
   engine_settings >"$ENGINE/daemon.json"
+  ENGINE_IS_OURS=yes
   # In a session of its own: a Ctrl-C in the terminal is for the tests.
   setsid dockerd --config-file "$ENGINE/daemon.json" --pidfile "$ENGINE/pid" >"$ENGINE/log" 2>&1 </dev/null &
   local _
@@ -45,7 +46,7 @@ start_engine() {
 # Stop the engine that start_engine started, and every container with it.
 stop_engine() {
   local pid
-  [[ -f $ENGINE/pid ]] || return 0
+  [[ ${ENGINE_IS_OURS:-} == yes && -f $ENGINE/pid ]] || return 0
   pid=$(<"$ENGINE/pid")
   kill "$pid" 2>/dev/null || return 0
   local _

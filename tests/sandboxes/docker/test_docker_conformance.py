@@ -17,7 +17,7 @@ GVISOR = {
     **dict.fromkeys(("memory_of_children_is_rolled_back", "busy_children_of_a_sleeper"), _SLOW),
     **dict.fromkeys(("kill_pid1_all_signals", "signals_pid_1_for_long"), _KILLED),
     **dict.fromkeys(("proc1_environ", "proc1_fd_write", "proc_of_pid_1"), _SHOWN),
-    **dict.fromkeys(("fork_bomb", "fork_bomb_catching"), _HEAVY),
+    **dict.fromkeys(("fork_bomb", "fork_bomb_catching", "a_bounded_fork_bomb_is_rolled_back"), _HEAVY),
     "shared_pages_count_once": "gVisor tells no proportional memory: only preloaded modules count once",
     "inodes_are_bounded": "gVisor's tmpfs has no limit of inodes; the container's memory limit holds",
     "system_is_mounted_read_only": "gVisor's statvfs does not tell that a mount is read-only",

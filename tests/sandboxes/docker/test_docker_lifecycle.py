@@ -138,10 +138,11 @@ def test_files_of_one_session_are_gone_for_the_next(own: Callable[..., Sandbox])
 
 def test_the_kernels_memory_limit_is_the_programs_memory(engine: Engine, own: Callable[..., Sandbox]) -> None:
     """The overseer's watch is slower than the kernel's here: the cgroup is made smaller than the session's limit."""
+    others = of(engine, owner())
     sandbox = own()
     with sandbox.session() as session:
         session.run("x = 1")
-        for container in of(engine, owner()):
+        for container in of(engine, owner()) - others:
             subprocess.run(
                 ["docker", "update", "--memory", "200m", "--memory-swap", "200m", container], check=True, stdout=-3
             )
@@ -206,8 +207,10 @@ def test_a_dead_engine_is_a_fault_and_never_a_verdict(
 def test_a_container_that_ends_while_a_program_runs_is_tried_once_more(
     engine: Engine, own: Callable[..., Sandbox]
 ) -> None:
-    sandbox, before = own(), of(engine, owner())
-    threading.Timer(0.4, lambda: [engine.remove(container) for container in before]).start()
+    others = of(engine, owner())
+    sandbox = own()
+    mine = of(engine, owner()) - others
+    threading.Timer(0.4, lambda: [engine.remove(container) for container in mine]).start()
     result = sandbox.run("import time\ntime.sleep(0.8)\n6 * 7")
     assert (result.status, result.value, result.attempts) == ("ok", "42", 2)
     assert sandbox.counters().reruns == 1
