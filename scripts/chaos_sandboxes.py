@@ -278,11 +278,15 @@ def guarded(record: Record, call: Callable[[], None]) -> None:
 
 def watch(record: Record, workers: list[threading.Thread], runs: int) -> None:
     """Wait for the threads, tell how it goes, and compare memory at a third of the way with memory at the end."""
-    level, told = 0, time.monotonic()
+    level, told, shown = 0, time.monotonic(), 0
     while any(thread.is_alive() for thread in workers):
         time.sleep(0.1)
         with record.lock:
             done = sum(count for name, count in record.counts.items() if not name.startswith("killed "))
+            new = record.violations[shown:]
+        for violation in new:
+            print(violation, file=sys.stderr, flush=True)
+        shown += len(new)
         if not level and done > runs / 3:
             level = resident_bytes()
         if time.monotonic() - told > 10:
