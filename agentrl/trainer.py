@@ -196,9 +196,7 @@ class Trainer:
             options["weights"] = behaviour_weights(
                 logp, batch.sampler_logp, batch.starts, kind="prefix", cap=algo.correction_cap
             )
-        advantages = algos.advantage(
-            algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **options
-        )  # fmt: skip
+        advantages = algos.advantage(algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **options)
         return replace(scored, advantages=advantages)
 
     def _credit_again(self, scored: Scored) -> Scored:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -26,3 +27,16 @@ def await_ready(sandbox: Sandbox, count: int) -> None:
     while sandbox.health().ready != count:
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def count_side_by_side(sandbox: Sandbox, *, threads: int, sessions: int) -> None:
+    """Have sessions count in several threads at once: none may see another's variable."""
+
+    def episode(number: int) -> list[str | None]:
+        with sandbox.session(seed=number) as session:
+            session.run(f"x = {number}")
+            return [session.run("x += 1\nx").value for _ in range(3)]
+
+    with ThreadPoolExecutor(threads) as pool:
+        found = list(pool.map(episode, range(sessions)))
+    assert found == [[str(n + 1), str(n + 2), str(n + 3)] for n in range(sessions)]

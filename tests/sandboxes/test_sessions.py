@@ -5,6 +5,8 @@ import pytest
 
 from agentrl.sandboxes import Sandbox, SandboxError, Session
 
+from .conftest import count_side_by_side
+
 
 def test_variables_functions_and_files_are_kept(session: Session) -> None:
     assert session.run("import math\nx = 2\ndef f(y): return x * y\nopen('/tmp/f', 'w').write('hi')").value == "2"
@@ -153,14 +155,7 @@ def test_closing_wakes_a_call_in_another_thread(sandbox: Sandbox) -> None:
 
 
 def test_many_threads_at_once(sandbox: Sandbox) -> None:
-    def episode(number: int) -> list[str | None]:
-        with sandbox.session(seed=number) as session:
-            session.run(f"x = {number}")
-            return [session.run("x += 1\nx").value for _ in range(3)]
-
-    with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(episode, range(32)))
-    assert found == [[str(n + 1), str(n + 2), str(n + 3)] for n in range(32)]
+    count_side_by_side(sandbox, threads=16, sessions=32)
 
 
 def test_one_session_from_many_threads_takes_turns(session: Session) -> None:

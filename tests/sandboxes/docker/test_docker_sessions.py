@@ -1,10 +1,10 @@
 """What a user of the back end sees: one-shot runs, sessions, transactions, replay, forks, files."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from agentrl.sandboxes import ForkRefused, Sandbox, SandboxError, Session
+
+from ..conftest import count_side_by_side
 
 
 def test_one_shot_has_output_value_input_and_files(sandbox: Sandbox) -> None:
@@ -127,14 +127,7 @@ def test_large_orders_and_outputs_travel(sandbox: Sandbox) -> None:
 
 
 def test_sessions_side_by_side(sandbox: Sandbox) -> None:
-    def episode(number: int) -> list[str | None]:
-        with sandbox.session(seed=number) as session:
-            session.run(f"x = {number}")
-            return [session.run("x += 1\nx").value for _ in range(3)]
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(episode, range(8)))
-    assert found == [[str(n + 1), str(n + 2), str(n + 3)] for n in range(8)]
+    count_side_by_side(sandbox, threads=4, sessions=8)
 
 
 def test_a_closed_session_says_so(sandbox: Sandbox) -> None:
