@@ -27,12 +27,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import gymnasium
 
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.registry import make
+from agentrl.tools import Tool
 from agentrl.types import Message, Task
 
 SPLIT_SAMPLE = 200
@@ -189,8 +191,12 @@ def _gold(env: ToolEnv, task: Task) -> list[str] | None:
 
 def _calls(env: ToolEnv) -> list[str]:
     """Turns that call every tool that can be called, with each snippet."""
-    turns = [env.dialect.render(tool.name, snippet) for tool in env.tools for snippet in _SNIPPETS]
+    turns = [env.dialect.render(tool.name, _arguments(tool, snippet)) for tool in env.tools for snippet in _SNIPPETS]
     return [turn for turn in turns if env.dialect.parse(turn)]
+
+
+def _arguments(tool: Tool, snippet: str) -> dict[str, object]:
+    return dict.fromkeys(cast(Mapping[str, object], tool.parameters["properties"]), snippet)
 
 
 def _play(env: ToolEnv, task: Task, actions: Sequence[str], seed: int = _SEED) -> Iterator[_Turn]:
@@ -250,9 +256,8 @@ def _check_first_observation(subject: _Subject) -> Iterator[Finding]:
 def _check_tools(subject: _Subject) -> Iterator[Finding]:
     env = subject.env
     for tool in env.tools:
-        if not env.dialect.parse(env.dialect.render(tool.name, "x")):
-            message = f"the dialect {env.dialect.name} finds no call in its own writing of a call of {tool.name!r}."
-            yield Finding(code="ARL-E013", message=message)
+        if not env.dialect.parse(env.dialect.render(tool.name, _arguments(tool, "x"))):
+            yield Finding(code="ARL-E013", message=f"dialect {env.dialect.name} can't call {tool.name!r}.")
 
 
 def _check_turns(subject: _Subject) -> Iterator[Finding]:
@@ -283,8 +288,7 @@ def _check_turn_limit(subject: _Subject) -> Iterator[Finding]:
     for call in _calls(env)[:1]:
         turns = list(_play(env, subject.tasks[0], [call] * (env.max_turns + 1)))
         if len(turns) != env.max_turns or not turns[-1].over:
-            message = f"{len(turns)} turns were allowed although max_turns is {env.max_turns}."
-            yield Finding(code="ARL-E011", message=message)
+            yield Finding(code="ARL-E011", message=f"{len(turns)} turns, not {env.max_turns}, were allowed.")
         elif turns[-1].terminated:
             yield Finding(code="ARL-E006", message="running out of turns terminated the episode: it must truncate it.")
 
@@ -372,8 +376,7 @@ def _check_independence(subject: _Subject) -> Iterator[Finding]:
         other.close()
     for number, turns in enumerate(alone):
         if [pair[number] for pair in together if pair[number] is not None] != turns:
-            message = "an episode went another way because a second instance was played beside it."
-            yield Finding(code="ARL-E008", message=message)
+            yield Finding(code="ARL-E008", message="an episode went another way beside a second instance.")
 
 
 def _alone(make_env: Callable[[], ToolEnv], task: Task, actions: Sequence[str]) -> list[_Turn]:

@@ -25,11 +25,11 @@ class Dialect(Protocol):
         """The calls in the assistant's ``text``, in order; none makes it a final answer. Never raises."""
         ...
 
-    def render(self, name: str, argument: str) -> str:
-        """Write a call of tool ``name`` with its single text argument."""
+    def render(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write a call of tool ``name``."""
         ...
 
-    def instructions(self, tools: Sequence[Tool]) -> str:
+    def instructions(self) -> str:
         """Tell the model which tools there are and how to call them."""
         ...
 
@@ -42,13 +42,14 @@ class Fence:
     """A fenced Markdown block whose language is the tool's name.
 
     A block runs from a line ```` ```name ```` to the next line that is ```` ``` ````. One that is never closed is a
-    malformed call. Only tools with one text argument can be called; ``argument`` names it per tool.
+    malformed call. Only tools with one text argument can be called.
     """
 
     name = "fence"
 
-    def __init__(self, argument: Mapping[str, str] | None = None) -> None:
-        self._argument = dict(argument or {"python": "code"})
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        arguments = {tool.name: _text_argument(tool) for tool in tools}
+        self._argument = {name: argument for name, argument in arguments.items() if argument}
 
     def parse(self, text: str) -> tuple[ToolCall, ...]:
         """Every block whose language is a known tool."""
@@ -66,24 +67,33 @@ class Fence:
                 calls.append(ToolCall(name=name, arguments={self._argument[name]: body}, id=call_id, error=error))
         return tuple(calls)
 
-    def render(self, name: str, argument: str) -> str:
+    def render(self, name: str, arguments: Mapping[str, object]) -> str:
         """A fenced block."""
-        return f"```{name}\n{argument}\n```"
+        return f"```{name}\n{arguments[self._argument.get(name, next(iter(arguments)))]}\n```"
 
-    def instructions(self, tools: Sequence[Tool]) -> str:
+    def instructions(self) -> str:
         """One line per tool, each with an example of the fence."""
-        return "\n".join(f"To use {tool.name}, write ```{tool.name} code ```." for tool in tools)
+        return "\n".join(f"To use {name}, write ```{name} {argument} ```." for name, argument in self._argument.items())
+
+
+def _text_argument(tool: Tool) -> str:
+    """The name of the tool's only argument, where that is a text; else empty."""
+    properties = tool.parameters.get("properties")
+    if not isinstance(properties, Mapping) or len(properties) != 1:
+        return ""
+    ((name, schema),) = properties.items()
+    return str(name) if isinstance(schema, Mapping) and schema.get("type") == "string" else ""
 
 
 DIALECTS: Mapping[str, type[Fence]] = {"fence": Fence}
 
 
-def get_dialect(name: str) -> Dialect:
-    """The dialect called ``name``.
+def get_dialect(name: str, tools: Sequence[Tool] = ()) -> Dialect:
+    """The dialect called ``name``, for calls of ``tools``.
 
     Raises:
         UnknownNameError: there is none of that name.
     """
     if name not in DIALECTS:
         raise UnknownNameError("dialect", name, DIALECTS)
-    return DIALECTS[name]()
+    return DIALECTS[name](tools)

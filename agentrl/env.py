@@ -4,6 +4,7 @@ To write an environment, subclass :class:`ToolEnv`, give ``tasks`` and ``reward`
 ``gold`` (a perfect player), ``respond`` (say more after a tool's answer) and ``turn_reward``.
 """
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from agentrl.dialects import get_dialect
+from agentrl.dialects import Dialect, get_dialect
 from agentrl.errors import ConfigError, EnvContractError, UnknownNameError
 from agentrl.spaces import Messages, Unicode
 from agentrl.tasks import TaskSet
@@ -69,13 +70,19 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         if max_turns < 1:
             raise ConfigError(f"max_turns is {max_turns}: an agent needs at least one turn")
         self.split = split
-        self.dialect = get_dialect(dialect)
+        get_dialect(dialect)  # a wrong name is an error now, although the tools are not known yet
+        self._dialect_name = dialect
         self.max_turns = max_turns
         self.tools: Sequence[Tool] = ()
         self.observation_space = Messages()
         self.action_space = Unicode()
         self._tasks: TaskSet | None = None
         self._episode: Episode | None = None
+
+    @functools.cached_property
+    def dialect(self) -> Dialect:
+        """Reads and writes calls of this instance's tools."""
+        return get_dialect(self._dialect_name, self.tools)
 
     def tasks(self, split: str) -> TaskSet:
         """The tasks of ``split``; called once per instance."""
@@ -145,7 +152,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         tool_seed = int(self.np_random.integers(2**31))
         for tool in self.tools:
             tool.open(tool_seed)
-        system = "\n".join(part for part in (self.instructions, self.dialect.instructions(self.tools)) if part)
+        system = "\n".join(part for part in (self.instructions, self.dialect.instructions()) if part)
         opening = (Message(role="system", content=system),) if system else ()
         messages = (*opening, Message(role="user", content=task.prompt))
         self._episode = Episode(task=task, messages=messages)

@@ -75,7 +75,9 @@ class Arithmetic(ToolEnv):
 
     def gold(self, task: Task) -> Sequence[str]:
         """One call per step, each on the number that the one before gave, then the answer."""
-        calls = [self.dialect.render("python", f"print({calculation})") for calculation in problem_of(task).sums]
+        calls = [
+            self.dialect.render("python", {"code": f"print({calculation})"}) for calculation in problem_of(task).sums
+        ]
         return [*calls, rf"\boxed{{{task.answer}}}"]
 
     def _task(self, split: str, index: int) -> Task:

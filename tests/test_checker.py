@@ -20,12 +20,15 @@ from agentrl.tools import FunctionTool, ToolError, tool
 from agentrl.types import Message, Task
 
 
+def python(code: str) -> str:
+    return code
+
+
 class Memory(FunctionTool):
     """A tool called python that remembers the episode's calls and answers with all of them."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: "")
-        self.name = "python"
+        super().__init__(python)
         self.said: list[str] = []
 
     def call(self, arguments: Mapping[str, object]) -> str:
@@ -53,7 +56,7 @@ class Good(ToolEnv):
         )
 
     def gold(self, task: Task) -> Sequence[str]:
-        return [self.dialect.render("python", task.prompt), rf"\boxed{{{task.answer}}}"]
+        return [self.dialect.render("python", {"code": task.prompt}), rf"\boxed{{{task.answer}}}"]
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
         return {"correct": float(last_boxed(episode.final) == episode.task.answer)}

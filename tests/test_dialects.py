@@ -9,8 +9,23 @@ from agentrl.errors import UnknownNameError
 from agentrl.tools import tool
 
 
+@tool
+def python(code: str) -> str:
+    """Run."""
+    return code
+
+
+@tool
+def sql(query: str) -> str:
+    """Ask."""
+    return query
+
+
+FENCE = Fence([python])
+
+
 def codes(text: str) -> list[object]:
-    return [call.arguments["code"] for call in Fence().parse(text) if not call.error]
+    return [call.arguments["code"] for call in FENCE.parse(text) if not call.error]
 
 
 @pytest.mark.parametrize(
@@ -34,54 +49,48 @@ def codes(text: str) -> list[object]:
 )
 def test_which_blocks_are_calls(text: str, found: list[object]) -> None:
     assert codes(text) == found
-    assert all(not call.error for call in Fence().parse(text))
+    assert all(not call.error for call in FENCE.parse(text))
 
 
 @pytest.mark.parametrize("text", ["```python\nprint(1)", "```python\nprint(1)\n``", "```python", "```python\nx```"])
 def test_an_open_block_is_a_malformed_call(text: str) -> None:
-    (call,) = Fence().parse(text)
+    (call,) = FENCE.parse(text)
     assert call.name == "python"
     assert "not closed" in call.error
 
 
 def test_calls_are_numbered() -> None:
-    calls = Fence().parse("```python\na\n```\n```python\nb\n```\n```python\nc")
+    calls = FENCE.parse("```python\na\n```\n```python\nb\n```\n```python\nc")
     assert [call.id for call in calls] == ["call_0", "call_1", "call_2"]
     assert [bool(call.error) for call in calls] == [False, False, True]
 
 
 @given(st.text(alphabet=st.sampled_from("`python \n\r\tx0é\x00"), max_size=80) | st.text())
 def test_parsing_never_raises(text: str) -> None:
-    for call in Fence().parse(text):
+    for call in FENCE.parse(text):
         assert call.name == "python"
         assert set(call.arguments) == {"code"}
 
 
 @given(st.text().filter(lambda code: "```" not in code))
 def test_reading_undoes_writing(code: str) -> None:
-    dialect = Fence()
-    assert codes(f"Some words.\n{dialect.render('python', code)}\nMore.") == [code]
+    assert codes(f"Some words.\n{FENCE.render('python', {'code': code})}\nMore.") == [code]
 
 
 def test_other_tools_can_be_named() -> None:
-    (call,) = Fence({"sql": "query"}).parse("```sql\nselect 1\n```\n```python\nx\n```")
+    (call,) = Fence([sql]).parse("```sql\nselect 1\n```\n```python\nx\n```")
     assert (call.name, dict(call.arguments)) == ("sql", {"query": "select 1"})
 
 
 def test_long_texts_take_linear_time() -> None:
-    assert len(Fence().parse("```python\n" * 200_000)) == 1
-    assert len(Fence().parse("```python\nx\n```\n" * 20_000)) == 20_000
-    assert Fence().parse("`" * 1_000_000) == ()
+    assert len(FENCE.parse("```python\n" * 200_000)) == 1
+    assert len(FENCE.parse("```python\nx\n```\n" * 20_000)) == 20_000
+    assert FENCE.parse("`" * 1_000_000) == ()
 
 
 def test_instructions_name_every_tool() -> None:
-    @tool
-    def python(code: str) -> str:
-        """Run."""
-        return code
-
-    assert Fence().instructions([python]) == "To use python, write ```python code ```."
-    assert Fence().instructions([]) == ""
+    assert FENCE.instructions() == "To use python, write ```python code ```."
+    assert Fence().instructions() == ""
 
 
 def test_dialects_by_name() -> None:

@@ -126,8 +126,9 @@ def test_what_goes_wrong_in_a_call_is_told(env: Shout, text: str, told: str) -> 
 
 
 def test_a_tool_that_is_not_there() -> None:
-    env = Shout(tools=[])
+    env = Shout()
     env.reset(seed=0)
+    env.tools = []
     messages, _, terminated, _, _ = env.step(call("x"))
     assert "there is no tool 'python'" in messages[0]["content"]
     assert not terminated

@@ -118,7 +118,10 @@ class Shout(ToolEnv):
         if self.player == "none":
             return super().gold(task)
         answer = task.answer if self.player == "good" else "wrong"
-        return [*([self.dialect.render("python", str(task.answer).lower())] if self.tooled else []), str(answer)]
+        return [
+            *([self.dialect.render("python", {"code": str(task.answer).lower()})] if self.tooled else []),
+            str(answer),
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
