@@ -48,12 +48,12 @@ sound() {
   done
 }
 
-# Succeed when the given extra is installed as pyproject.toml and constraints.txt want it; the dev extra contains train.
+# Succeed when the given extra is installed as pyproject.toml and constraints.txt want it; ci contains dev, dev train.
 installed() {
   local extra wanted
   sound >/dev/null 2>&1 || return 1
   wanted=$(fingerprint)
-  for extra in "$1" dev; do
+  for extra in "$1" dev ci; do
     [[ -f $VENV/.agentrl-$extra && $(<"$VENV/.agentrl-$extra") == "$wanted" ]] && return
   done
   return 1
@@ -68,7 +68,7 @@ make_venv() {
   "$python" -m venv --clear "$VENV" || die "Making $VENV failed: the lines above say why."
 }
 
-# Bring .venv up to date with the given extra: train or dev.
+# Bring .venv up to date with the given extra: train, dev or ci.
 install_extra() {
   (
     # Two scripts started at once take turns; the lock goes with this subshell.

@@ -39,7 +39,9 @@ TORCH_FREE = FLOORS[0] | FLOORS[1] | FLOORS[2] | {"config", "__init__"}
 """Rooms that import torch nowhere, not even inside a function."""
 LIGHT = TORCH_FREE | {"cli", "__main__"}
 """Rooms that can be imported on the base install."""
-EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "vllm", "docker", "rich", "triton"}
+EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "vllm", "docker", "rich", "triton"} | {
+    *("math_verify", "datasets", "pyarrow", "pandas", "mcp", "reasoning_gym", "atheris"),
+}
 """Top-level modules that the base install lacks."""
 # Written in two halves, so that this file does not break its own rule.
 FOREIGN = ("/wo" + "rk/", "../sha" + "red")
