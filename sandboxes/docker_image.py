@@ -66,12 +66,12 @@ def build_image(base: Literal["auto", "registry", "host"] = "auto", tag: str = I
 
 
 def _from_registry(engine: docker_engine.Engine, tag: str) -> str:
-    last = ""
+    said = ""
     # The engine may have no bridge, so the build shares the network of its machine; containers get none.
     for line in engine.build(FOLDER, tag):
-        last = line.get("error") or line.get("stream", "").strip() or last
         if "error" in line:
-            raise SandboxError(f"building {tag} from {FOLDER}/Dockerfile failed: {last}")
+            raise SandboxError(f"building {tag} from {FOLDER}/Dockerfile failed: {line['error']}; it last said: {said}")
+        said = (line.get("stream", "").strip() or said)[-500:]
     return engine.image(tag).id
 
 

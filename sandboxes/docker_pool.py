@@ -1,5 +1,6 @@
 """Containers that are kept warm, so that a session need not wait for one to start."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -12,27 +13,30 @@ from agentrl.sandboxes.docker_container import Container
 MAX_USES: Final = 200
 """Sessions after which a container is replaced, whatever it says of itself."""
 _SPARE: Final = 1
+_AHEAD: Final = max(1, len(os.sched_getaffinity(0)) - 1)
+"""How many start at a time while nobody waits for them: their imports keep a core busy each."""
 
 
 class Pool:
     """Containers: some ready, some serving, some starting; safe from any thread.
 
     Whoever takes one, and each that ends, has what is missing started in the background: so many that all together
-    come to the pool's size, that one is ready, and one for each caller who waits.
+    come to the pool's size, that one is ready, and one for each caller who waits. Those that nobody waits for leave a
+    core free.
     """
 
     def __init__(
-        self, make: Callable[[Callable[[Container, bool], None]], Container], size: int, cores: threading.Semaphore
+        self, make: Callable[[Callable[[Container, bool], None]], Container], size: int, slots: threading.Semaphore
     ) -> None:
         """Start nothing.
 
         Args:
             make: Starts a container that calls what it is given after each session and at its end.
             size: How many to keep.
-            cores: Held while one starts: imports would make the clocks of running cells run out.
+            slots: One is held while one starts: imports would make the clocks of running cells run out.
         """
         self._make = make
-        self._cores = cores
+        self._slots = slots
         self._size = size
         self._changed = threading.Condition()
         self._ready: list[Container] = []
@@ -116,7 +120,8 @@ class Pool:
         if self._closed or self._fault is not None:
             return
         soon = len(self._ready) + self._starting
-        for _ in range(max(self._size - self._total(), max(self._waiting, min(_SPARE, self._size)) - soon)):
+        wanted = max(self._size - self._total(), min(_SPARE, self._size) - soon)
+        for _ in range(max(min(wanted, _AHEAD - self._starting), self._waiting - soon)):
             self._launch()
 
     def _launch(self) -> None:
@@ -127,7 +132,7 @@ class Pool:
         fault: SandboxError | None = None
         container: Container | None = None
         try:
-            with self._cores:
+            with self._slots:
                 if not self._closed:
                     container = self._make(self._ended)
                     container.await_ready()
@@ -141,6 +146,7 @@ class Pool:
             self._leaving += not keep
             self._fault = fault
             self._changed.notify_all()
+            self._refill()
         if not keep:
             self._remove(container)
 

@@ -304,7 +304,7 @@ class Overseer:
 
     def _answer(self, answer: wire.Message) -> None:
         self._cell = None
-        self.seen.add(answer["status"])
+        self.seen.add("filtered" if answer["signal"] == signal.SIGSYS else answer["status"])
         blank = {"value": None, "exc_type": None, "traceback": None, "exit_code": None}
         self._channel.sendall(wire.pack({**blank, **answer}))
 

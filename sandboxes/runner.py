@@ -22,7 +22,8 @@ from agentrl.sandboxes.overseer import Overseer
 
 WRITABLE: Final = ("/tmp", "/dev/shm")
 """Folders that a program can write into."""
-_ORDINARY: Final = {"ok", "error", "exit", "timeout"}
+# What a program may do to itself; a container whose filter or protocol was tried is not used again.
+_ORDINARY: Final = {"ok", "error", "exit", "timeout", "memory", "output_limit", "killed"}
 _ROUNDS: Final = 100_000
 
 

@@ -25,6 +25,8 @@ from agentrl.sandboxes import open_sandbox
 sandbox = open_sandbox("docker", ready=2)
 session = sandbox.session()
 session.run("import subprocess\\nsubprocess.Popen(['sleep', '600'])")
+while not sandbox.health().ready:  # one that was made and not started yet stays for the next sandbox to remove
+    time.sleep(0.05)
 print("up", flush=True)
 time.sleep(600)
 """
@@ -48,7 +50,7 @@ def of(engine: Engine, name: str) -> set[str]:
     return {container.id for container in engine.owned() if container.owner == name}
 
 
-def eventually(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+def eventually(true: Callable[[], bool], seconds: float = 30.0) -> bool:
     until = time.monotonic() + seconds
     while not true() and time.monotonic() < until:
         time.sleep(0.05)
@@ -108,7 +110,9 @@ def ids(sandbox: Sandbox, count: int = 4) -> set[str | None]:
         ("1", False),
         ("1 / 0", False),
         ("while True: pass", False),
-        ("import os; os.kill(os.getpid(), 11)", True),
+        ("import os; os.kill(os.getpid(), 11)", False),
+        ("while True: print('x' * 65536)", False),
+        ("import os; os.kill(os.getpid(), 31)", True),
         ("x = b'x' * (300 << 20)\nwhile True: pass", False),
         ("import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\xff' * 64)\n    except OSError: pass", True),
     ],
