@@ -177,7 +177,8 @@ def test_one_that_kills_the_other_is_seen(twins: tuple[Session, Session]) -> Non
     code += "    if int(n) not in (1, os.getpid()): os.kill(int(n), 9)"
     assert fork.run(code).status == "ok"
     result = session.run("x")
-    assert (result.exc_type, result.state) == ("NameError", "lost")
+    # The signal may come round a moment later than the cell.
+    assert (result.status, result.exc_type, result.state) in {("error", "NameError", "lost"), ("killed", None, "lost")}
     assert fork.run("x").value == "[1]"
 
 
