@@ -32,7 +32,11 @@ def register(id: str, entry_point: str | Callable[..., ToolEnv], **options: Any)
 
 def register_builtin() -> None:
     """Register the environments that come with agentrl. Calling it again changes nothing."""
-    for env_id, entry_point in {"agentrl/Arithmetic-v0": "agentrl.envs.arithmetic:Arithmetic"}.items():
+    builtin = {
+        "agentrl/Arithmetic-v0": "agentrl.envs.arithmetic:Arithmetic",
+        "agentrl/Code-v0": "agentrl.envs.code:Code",
+    }
+    for env_id, entry_point in builtin.items():
         if env_id not in gymnasium.registry:
             gymnasium.register(env_id, entry_point=entry_point)
 

@@ -1,0 +1,146 @@
+"""Hidden tests out of assert statements, as HumanEval, MBPP and LeetCode's data sets write them.
+
+The statements are read, never run: a test must call the function with literals and compare what it returns with one.
+So the expected value can be kept out of the sandbox, which no assert that runs beside the submission could promise.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
+
+from agentrl.envs.code_grading import Call
+from agentrl.envs.code_values import EXACTLY, Tolerance, described
+
+MAX_SOURCE_CHARS = 1_000_000
+"""Longer test code is not read."""
+_MAX_NUMBER = 2**63
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+class Unreadable(ValueError):
+    """A row, or a test of it, that can't be graded here; the text says why in a few words."""
+
+
+def read_asserts(source: str, name: str) -> tuple[Call, ...]:
+    """The tests in ``source``: assert statements, or a function ``check`` that holds nothing else.
+
+    These forms are read, with literals for args and value, numbers added, subtracted, multiplied or divided included::
+
+        name(args) == value      name(args) is value      name(args)      not name(args)
+        abs(name(args) - value) < tolerance      math.isclose(name(args), value, rel_tol=…, abs_tol=…)
+
+    Args:
+        source: Python source.
+        name: what the function under test is called in it.
+
+    Raises:
+        Unreadable: a statement is none of these.
+    """
+    if len(source) > MAX_SOURCE_CHARS:
+        raise Unreadable("test code is too long")
+    try:
+        body = _statements(ast.parse(source))
+        return tuple(_case(node.test, name) for node in body if not isinstance(node.test, ast.Constant))
+    except Unreadable:
+        raise
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, OverflowError, ZeroDivisionError) as error:
+        raise Unreadable("a test is no assert on literals") from error
+
+
+def call_name(source: str, defined: str) -> str:
+    """The first function that assert statements call and the source ``defined`` defines; empty where there is none."""
+    try:
+        known = {node.name for node in ast.parse(defined).body if isinstance(node, ast.FunctionDef)}
+        calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return ""
+    names = [call.id for call in calls if isinstance(call, ast.Name) and call.id in known]
+    return names[0] if names else ""
+
+
+def call_of(
+    args: Sequence[object], kwargs: Mapping[str, object], *accepted: object, tolerance: Tolerance = EXACTLY
+) -> Call:
+    """A test of the call ``f(*args, **kwargs)``, whose value must be one of ``accepted``.
+
+    Raises:
+        Unreadable: what is passed or expected can't be written down as text, or is too large.
+    """
+    try:
+        arguments = repr((tuple(args), dict(kwargs)))
+        ast.literal_eval(arguments)  # an infinite float, for one, has no literal
+        return Call(arguments=arguments, accepted=tuple(map(described, accepted)), tolerance=tolerance)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise Unreadable("an argument or a value has no literal, or is too large") from error
+
+
+def _statements(tree: ast.Module) -> list[ast.Assert]:
+    """The asserts of the function ``check``, or else of the module."""
+    checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    body = checks[0].body if checks else tree.body
+    if any(not isinstance(node, ast.Assert | ast.Expr | ast.Pass) for node in body):
+        raise Unreadable("the tests are more than asserts")
+    return [node for node in body if isinstance(node, ast.Assert)]
+
+
+def _case(test: ast.expr, name: str) -> Call:
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=call):
+            return _call(call, name, False)
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="isclose"), args=[call, value]):
+            words = {str(word.arg): _number(word.value) for word in test.keywords}
+            close = Tolerance(relative=words.pop("rel_tol", 1e-9), absolute=words.pop("abs_tol", 0.0))
+            if words:
+                raise Unreadable("math.isclose takes no such argument")
+            return _call(call, name, _literal(value), close)
+        case ast.Call():
+            return _call(test, name, True)
+        case ast.Compare(left=ast.Call(func=ast.Name(id="abs"), args=[difference]), ops=[ast.Lt() | ast.LtE()]):
+            if not isinstance(difference, ast.BinOp) or not isinstance(difference.op, ast.Sub):
+                raise Unreadable("a test is no comparison with a literal")
+            near = Tolerance(relative=0.0, absolute=_number(test.comparators[0]))
+            return _call(difference.left, name, _number(difference.right), near)
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
+            call, value = (left, right) if isinstance(left, ast.Call) else (right, left)
+            return _call(call, name, _literal(value))
+        case _:
+            raise Unreadable("a test is no comparison with a literal")
+
+
+def _call(call: ast.expr, name: str, value: object, tolerance: Tolerance = EXACTLY) -> Call:
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != name:
+        raise Unreadable("a test calls something else than the function")
+    kwargs = {str(word.arg): _literal(word.value) for word in call.keywords if word.arg}
+    if len(kwargs) != len(call.keywords):
+        raise Unreadable("a test calls the function with **")
+    return call_of([_literal(argument) for argument in call.args], kwargs, value, tolerance=tolerance)
+
+
+class _Fold(ast.NodeTransformer):
+    """Works out sums of numbers, which ``literal_eval`` refuses."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if type(node.op) not in _ARITHMETIC:
+            raise Unreadable("a test calculates with more than + - * /")
+        left, right = ast.literal_eval(node.left), ast.literal_eval(node.right)
+        for number in (left, right):
+            if type(number) not in (int, float) or abs(number) > _MAX_NUMBER:
+                raise Unreadable("a test calculates with more than numbers")
+        return ast.Constant(_ARITHMETIC[type(node.op)](left, right))
+
+
+def _literal(node: ast.expr) -> object:
+    return ast.literal_eval(_Fold().visit(node))
+
+
+def _number(node: ast.expr) -> float:
+    number = _literal(node)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise Unreadable("a test compares with what is no number")
+    return float(number)

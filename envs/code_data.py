@@ -1,0 +1,253 @@
+r"""Programming problems out of files: one JSON object a line, in our own layout or in that of a well-known data set.
+
+Ours, for a function and for a program::
+
+    {"id": "f1", "prompt": "…", "entry_point": "add", "tests": [{"args": [1, 2], "expected": 3}, …]}
+    {"id": "p1", "prompt": "…", "tests": [{"stdin": "1 2\n", "stdout": "3\n"}, …]}
+
+Optional are ``solution`` (a reference that passes), ``split`` (``train`` or ``test``), ``timeout`` (seconds of CPU time
+for each test), ``setup`` (source that stands before the submission), and ``kwargs`` beside ``args``.
+
+Read as they are published: HumanEval and its relatives (``prompt``, ``test``, ``entry_point``), MBPP (``text`` or
+``prompt``, ``code``, ``test_list``), APPS and TACO (``question``, ``input_output``), LeetCode's data sets
+(``problem_description``, ``test``, ``entry_point``). A problem whose tests are more than calls with literals, or whose
+values are too large, is left out and counted.
+"""
+
+import hashlib
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+from agentrl.envs.code_asserts import Unreadable, call_name, call_of, read_asserts
+from agentrl.envs.code_grading import Case, Problem, Stream
+from agentrl.envs.code_values import MAX_OUTPUT_BYTES
+from agentrl.errors import ConfigError
+from agentrl.tools import explain
+from agentrl.types import Task
+
+SAMPLE = Path(__file__).with_name("code_sample.jsonl")
+"""The problems that come with agentrl."""
+MAX_INPUT_CHARS = 4_000_000
+"""A longer input is not read."""
+_ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(?:\(\)\.[A-Za-z_]\w*)?", re.ASCII)
+Row = Mapping[str, Any]
+
+
+class _CallRow(pydantic.BaseModel, extra="forbid"):
+    args: list[Any]
+    kwargs: dict[str, Any] = {}
+    expected: Any
+
+
+class _StreamRow(pydantic.BaseModel, extra="forbid"):
+    stdin: str
+    stdout: str
+
+
+class _OwnRow(pydantic.BaseModel, extra="forbid"):
+    id: str
+    prompt: str
+    tests: list[_CallRow] | list[_StreamRow]
+    entry_point: str = ""
+    setup: str = ""
+    solution: str = ""
+    split: Literal["train", "test"] | None = None
+    timeout: float | None = pydantic.Field(default=None, gt=0, allow_inf_nan=False)
+
+
+def load(path: str | Path) -> Mapping[str, tuple[Task, ...]]:
+    """The tasks of a JSONL file by split; a row without ``split`` is put into one by its id, one in five into ``test``.
+
+    What has to be left out is told in a warning.
+
+    Raises:
+        ConfigError: the file can't be read, a line is no JSON object, a row of our own layout is wrong, two rows share
+            an id, or nothing is left.
+    """
+    splits: dict[str, list[Task]] = {"train": [], "test": []}
+    left_out = Counter[str]()
+    seen: set[str] = set()
+    for number, row in _rows(Path(path)):
+        name = str(next((row[key] for key in ("id", "task_id", "problem_id") if key in row), number))
+        if name in seen:
+            raise ConfigError(f"{path}, line {number}: another row is called {name!r} already; give each its own id")
+        seen.add(name)
+        try:
+            task = task_of(row, name)
+        except Unreadable as error:
+            if "tests" in row:
+                raise ConfigError(f"{path}, line {number}: {error}") from error
+            left_out[str(error)] += 1
+        else:
+            splits[str(row.get("split") or split_of(name))].append(task)
+    reasons = "; ".join(f"{count}: {reason}" for reason, count in left_out.most_common())
+    if not any(splits.values()):
+        raise ConfigError(f"{path} has no problem that can be graded{f' ({reasons})' if reasons else ''}")
+    if left_out:
+        warnings.warn(f"{path}: {left_out.total()} of {len(seen)} problems are left out ({reasons})", stacklevel=2)
+    return {split: tuple(tasks) for split, tasks in splits.items()}
+
+
+def task_of(row: Row, name: str) -> Task:
+    """The task that ``row`` describes, in whichever layout.
+
+    Raises:
+        Unreadable: it has no known layout, or a test that can't be graded.
+    """
+    for keys, read in _LAYOUTS:
+        if keys <= set(row):
+            prompt, problem = read(row)
+            break
+    else:
+        raise Unreadable("the layout is not known")
+    if not problem.cases:
+        raise Unreadable("there are no tests")
+    wanted = isinstance(problem.cases[0], Stream)
+    if wanted == bool(problem.entry_point) or (problem.entry_point and not _ENTRY_POINT.fullmatch(problem.entry_point)):
+        raise Unreadable("entry_point must name a function where tests have args, and be missing where they have stdin")
+    closing = "Write a program that reads standard input and writes standard output."
+    if problem.entry_point:
+        closing = f"Write Python code that defines `{problem.entry_point}`, with all imports that it needs."
+    text = f"{prompt.strip()}\n\n{closing}"
+    return Task(id=name, prompt=text, answer=problem.solution, data={"problem": problem})
+
+
+def split_of(name: str) -> str:
+    """The split of a problem that has none of its own, by its id: about one in five is ``test``."""
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+    return "test" if digest[0] % 5 == 0 else "train"
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ConfigError(f"{path}, line {number} is no JSON object: write one problem a line")
+                yield number, row
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the problems in {str(path)!r} can't be read: {error}") from error
+
+
+def _own(row: Row) -> tuple[str, Problem]:
+    try:
+        own = _OwnRow.model_validate(row, strict=True)
+    except pydantic.ValidationError as error:
+        raise Unreadable(explain(error)) from error
+    cases = tuple(
+        call_of(test.args, test.kwargs, test.expected)
+        if isinstance(test, _CallRow)
+        else _stream(test.stdin, test.stdout)
+        for test in own.tests
+    )
+    problem = Problem(
+        cases=cases, entry_point=own.entry_point, setup=own.setup, solution=own.solution, timeout=own.timeout
+    )
+    return own.prompt, problem
+
+
+def _leetcode(row: Row) -> tuple[str, Problem]:
+    cases = read_asserts(_text(row, "test"), "candidate")
+    prompt = f"{_text(row, 'problem_description')}\n\n```\n{_text(row, 'starter_code').strip()}\n```"
+    setup, solution = _text(row, "prompt"), _text(row, "completion")
+    return prompt, Problem(cases=cases, entry_point=_text(row, "entry_point"), setup=setup, solution=solution)
+
+
+def _human_eval(row: Row) -> tuple[str, Problem]:
+    code = _text(row, "prompt")
+    cases = read_asserts(_text(row, "test"), "candidate")
+    # The prompt's imports are given, not asked for: a submission may do without them.
+    setup = "\n".join(line for line in code.splitlines() if line.startswith(("import ", "from ")))
+    solution = code + _text(row, "canonical_solution") if "canonical_solution" in row else ""
+    prompt = f"Complete this code:\n\n```\n{code.strip()}\n```"
+    return prompt, Problem(cases=cases, entry_point=_text(row, "entry_point"), setup=setup, solution=solution)
+
+
+def _mbpp(row: Row) -> tuple[str, Problem]:
+    asserts, solution = _texts(row["test_list"]), _text(row, "code").replace("\r\n", "\n")
+    name = call_name("\n".join(asserts), solution)
+    cases = read_asserts("\n".join([*asserts, *_texts(row.get("challenge_test_list", []))]), name)
+    example = f"For example, this holds:\n\n```\n{asserts[0].strip()}\n```" if asserts else ""
+    text = _text(row, "text" if "text" in row else "prompt")
+    return f"{text}\n\n{example}", Problem(cases=cases, entry_point=name, solution=solution)
+
+
+def _apps(row: Row) -> tuple[str, Problem]:
+    tests = _json(row["input_output"])
+    if not isinstance(tests, dict) or not {"inputs", "outputs"} <= set(tests):
+        raise Unreadable("input_output lacks inputs or outputs")
+    inputs, outputs = tests["inputs"], tests["outputs"]
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise Unreadable("there are not as many outputs as inputs")
+    solutions = _json(row.get("solutions") or "[]")
+    solution = str(solutions[0]) if isinstance(solutions, list) and solutions else ""
+    starter, name = str(row.get("starter_code") or "").strip(), str(tests.get("fn_name") or "")
+    pairs = zip(inputs, outputs, strict=True)
+    if name:
+        entry_point = f"Solution().{name}" if "class Solution" in starter + solution else name
+        cases: tuple[Case, ...] = tuple(call_of(_list(given), {}, *_wrapped(wanted)) for given, wanted in pairs)
+    else:
+        entry_point, cases = "", tuple(_stream(_joined(given), _joined(wanted)) for given, wanted in pairs)
+    prompt = f"{_text(row, 'question')}\n\n```\n{starter}\n```" if starter else _text(row, "question")
+    return prompt, Problem(cases=cases, entry_point=entry_point, solution=solution)
+
+
+_LAYOUTS: tuple[tuple[set[str], Callable[[Row], tuple[str, Problem]]], ...] = (
+    ({"prompt", "tests"}, _own),
+    ({"problem_description", "starter_code", "prompt", "test", "entry_point", "completion"}, _leetcode),
+    ({"prompt", "test", "entry_point"}, _human_eval),
+    ({"code", "test_list"}, _mbpp),
+    ({"question", "input_output"}, _apps),
+)
+"""What a row must have, and who reads it; the first that fits."""
+
+
+def _stream(stdin: str, stdout: str) -> Stream:
+    if len(stdin) > MAX_INPUT_CHARS or len(stdout.encode("utf-8", "surrogatepass")) > MAX_OUTPUT_BYTES:
+        raise Unreadable("an input or output is too large")
+    return Stream(stdin=stdin, stdout=stdout)
+
+
+def _wrapped(wanted: object) -> tuple[object, ...]:
+    """What is accepted where a data set wraps some of its values into a list and does not say which."""
+    return (wanted, wanted[0]) if isinstance(wanted, list) and len(wanted) == 1 else (wanted,)
+
+
+def _joined(lines: object) -> str:
+    return "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise Unreadable("what should be a list is none")
+    return value
+
+
+def _text(row: Row, key: str) -> str:
+    if not isinstance(row.get(key), str):
+        raise Unreadable(f"{key} is no text")
+    return row[key]
+
+
+def _texts(value: object) -> list[str]:
+    texts = [item for item in _list(value) if isinstance(item, str)]
+    if len(texts) != len(_list(value)):
+        raise Unreadable("a test is no text")
+    return texts
+
+
+def _json(value: object) -> object:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise Unreadable("a field that should hold JSON does not") from error
