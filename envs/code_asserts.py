@@ -6,13 +6,14 @@ So the expected value can be kept out of the sandbox, which no assert that runs 
 
 import ast
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 from agentrl.envs.code_grading import Call
 from agentrl.envs.code_values import EXACTLY, Tolerance, described
 
 MAX_SOURCE_CHARS = 1_000_000
-"""Longer test code is not read."""
+"""Longer test code, and longer arguments of one call, are not read."""
 _MAX_NUMBER = 2**63
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -44,7 +45,7 @@ def read_asserts(source: str, name: str) -> tuple[Call, ...]:
     if len(source) > MAX_SOURCE_CHARS:
         raise Unreadable("test code is too long")
     try:
-        body = _statements(ast.parse(source))
+        body = _statements(_parse(source))
         return tuple(_case(node.test, name) for node in body if not isinstance(node.test, ast.Constant))
     except Unreadable:
         raise
@@ -55,8 +56,8 @@ def read_asserts(source: str, name: str) -> tuple[Call, ...]:
 def call_name(source: str, defined: str) -> str:
     """The first function that assert statements call and the source ``defined`` defines; empty where there is none."""
     try:
-        known = {node.name for node in ast.parse(defined).body if isinstance(node, ast.FunctionDef)}
-        calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+        known = {node.name for node in _parse(defined).body if isinstance(node, ast.FunctionDef)}
+        calls = [node.func for node in ast.walk(_parse(source)) if isinstance(node, ast.Call)]
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return ""
     names = [call.id for call in calls if isinstance(call, ast.Name) and call.id in known]
@@ -73,10 +74,18 @@ def call_of(
     """
     try:
         arguments = repr((tuple(args), dict(kwargs)))
+        if len(arguments) > MAX_SOURCE_CHARS:
+            raise ValueError("the arguments are too large")
         ast.literal_eval(arguments)  # an infinite float, for one, has no literal
         return Call(arguments=arguments, accepted=tuple(map(described, accepted)), tolerance=tolerance)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise Unreadable("an argument or a value has no literal, or is too large") from error
+
+
+def _parse(source: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a data set's invalid escapes nobody needs to hear
+        return ast.parse(source)
 
 
 def _statements(tree: ast.Module) -> list[ast.Assert]:
@@ -97,7 +106,7 @@ def _case(test: ast.expr, name: str) -> Call:
             close = Tolerance(relative=words.pop("rel_tol", 1e-9), absolute=words.pop("abs_tol", 0.0))
             if words:
                 raise Unreadable("math.isclose takes no such argument")
-            return _call(call, name, _literal(value), close)
+            return _call(call, name, _number(value), close)
         case ast.Call():
             return _call(test, name, True)
         case ast.Compare(left=ast.Call(func=ast.Name(id="abs"), args=[difference]), ops=[ast.Lt() | ast.LtE()]):

@@ -21,7 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import pydantic
 
@@ -37,7 +37,7 @@ SAMPLE = Path(__file__).with_name("code_sample.jsonl")
 MAX_INPUT_CHARS = 4_000_000
 """A longer input is not read."""
 _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(?:\(\)\.[A-Za-z_]\w*)?", re.ASCII)
-Row = Mapping[str, Any]
+Row: TypeAlias = Mapping[str, object]
 
 
 class _CallRow(pydantic.BaseModel, extra="forbid"):
@@ -86,7 +86,8 @@ def load(path: str | Path) -> Mapping[str, tuple[Task, ...]]:
                 raise ConfigError(f"{path}, line {number}: {error}") from error
             left_out[str(error)] += 1
         else:
-            splits[str(row.get("split") or split_of(name))].append(task)
+            split = str(row.get("split"))  # what other data sets call a split is not ours
+            splits[split if split in splits else split_of(name)].append(task)
     reasons = "; ".join(f"{count}: {reason}" for reason, count in left_out.most_common())
     if not any(splits.values()):
         raise ConfigError(f"{path} has no problem that can be graded{f' ({reasons})' if reasons else ''}")
@@ -234,9 +235,10 @@ def _list(value: object) -> list[object]:
 
 
 def _text(row: Row, key: str) -> str:
-    if not isinstance(row.get(key), str):
+    text = row.get(key)
+    if not isinstance(text, str):
         raise Unreadable(f"{key} is no text")
-    return row[key]
+    return text
 
 
 def _texts(value: object) -> list[str]:

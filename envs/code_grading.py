@@ -12,7 +12,7 @@ import functools
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -75,7 +75,7 @@ class Problem:
 class Grade:
     """What became of a submission."""
 
-    verdicts: tuple[Verdict, ...] = field(default=())
+    verdicts: tuple[Verdict, ...]
     """One for each test, in order."""
 
     @property

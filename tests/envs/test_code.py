@@ -1,0 +1,185 @@
+"""Code-v0: what is submitted, what is rewarded, and that the sample's solutions are perfect."""
+
+import itertools
+import json
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agentrl
+from agentrl.dialects import DIALECTS
+from agentrl.envs.code import Code, problem_of, submission
+from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.python_tool import close_shared_sandbox, shared_sandbox
+
+ID = "agentrl/Code-v0"
+SAMPLE = [(split, task.id) for split in ("train", "test") for task in Code(split=split).task_set]
+
+
+@pytest.fixture
+def env() -> Generator[Code]:
+    made = Code()
+    yield made
+    made.close()
+
+
+def block(code: str, language: str = "solution") -> str:
+    return f"```{language}\n{code}\n```"
+
+
+def play(env: Code, text: str, task: str = "caesar") -> tuple[float, dict[str, float]]:
+    env.reset(seed=0, options={"task": task})
+    _, reward, terminated, truncated, info = env.step(text)
+    assert (terminated, truncated) == (True, False)
+    return reward, info["parts"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (block("a"), "a\n"),
+        (f"Here.\n{block('a')}\nDone.", "a\n"),
+        (f"{block('a')}\n{block('b')}", "b\n"),
+        (f"{block('a')}\n```solution\nb", "a\n"),
+        ("```solution\n```", ""),
+        ("```solution  \r\na\r\n```  \r\n", "a\r\n"),
+        (block("a", "python"), None),
+        (block("a", "solutions"), None),
+        (block("a", ""), None),
+        (" ```solution\na\n```", None),
+        ("```solution\na", None),
+        ("```solution", None),
+        ("```solution a\n```", None),
+        (block("x = '''\n   ```\n'''"), "x = '''\n   ```\n'''\n"),
+        ("solution: a", None),
+        ("", None),
+    ],
+)
+def test_the_submission_is_the_last_closed_block(text: str, code: str | None) -> None:
+    assert submission(text) == code
+
+
+@given(st.text("`solutin \n\r\t", max_size=80))
+def test_any_text_has_a_submission_or_none(text: str) -> None:
+    code = submission(text)
+    assert code is None or f"\n{code}```" in text
+
+
+@pytest.mark.parametrize(
+    "piece", ["```solution\n", "```solution\n```", "```\n", " " * 9, "```solution" + " " * 50 + "x\n"]
+)
+def test_submissions_are_found_in_linear_time(piece: str) -> None:
+    began = time.process_time()
+    submission(piece * (1_000_000 // len(piece)))
+    assert time.process_time() - began < 2.0
+
+
+@pytest.mark.parametrize(("split", "task_id"), SAMPLE, ids=[task_id for _, task_id in SAMPLE])
+def test_the_reference_is_perfect_and_half_of_it_is_not(split: str, task_id: str) -> None:
+    env = Code(split=split)
+    task = env.task_set.find(task_id)
+    env.reset(seed=0, options={"task": task_id})
+    turns = [env.step(action) for action in env.gold(task)]
+    assert env.episode.tool_runs[0].ok or "sys.exit" in problem_of(task).solution
+    assert [turn[1:4] for turn in turns] == [(0.0, False, False), (1.0, True, False)]
+    assert turns[-1][4]["parts"] == {"correct": 1.0, "passed": 1.0, "submitted": 1.0, "timeout": 0.0}
+    lines = problem_of(task).solution.splitlines()
+    wrong = "\n".join(lines[: len(lines) // 2])
+    env.reset(seed=0, options={"task": task_id})
+    assert env.step(block(wrong))[1] == 0.0
+    env.close()
+
+
+def test_parts_of_the_reward(env: Code) -> None:
+    right = problem_of(env.task_set.find("caesar")).solution
+    assert play(env, block(right)) == (1.0, {"correct": 1.0, "passed": 1.0, "submitted": 1.0, "timeout": 0.0})
+    assert play(env, right) == (0.0, {"correct": 0.0, "passed": 0.0, "submitted": 0.0, "timeout": 0.0})
+    reward, parts = play(env, block("def shift(text, by): return text"))
+    assert (reward, parts) == (0.0, {"correct": 0.0, "passed": pytest.approx(2 / 6), "submitted": 1.0, "timeout": 0.0})
+    slow = block(right.replace("moved = []", "moved = [str(i) for i in range(10**9) if i < 0]"))
+    impatient = Code(test_timeout=0.2)
+    assert play(impatient, slow) == (0.0, {"correct": 0.0, "passed": 0.0, "submitted": 1.0, "timeout": 1.0})
+    careful = Code(stop_at_failure=True)
+    assert play(careful, block("def shift(text, by): return text"))[1]["passed"] == 0.0
+
+
+def test_a_submission_beside_a_call_is_none() -> None:
+    env = Code(max_turns=1)
+    env.reset(seed=0, options={"task": "caesar"})
+    right = block(problem_of(env.episode.task).solution)
+    _, reward, terminated, truncated, info = env.step(f"{right}\n{block('1', 'python')}")
+    assert (reward, terminated, truncated) == (0.0, False, True)
+    assert info["parts"]["submitted"] == 0.0
+    env.close()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_our_checker_is_content(dialect: str) -> None:
+    env = agentrl.make(ID, dialect=dialect)
+    report = agentrl.check_env(env, tasks=2)
+    env.close()
+    assert report.ok, report
+    assert not report.skipped
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_submission_is_no_call_in_any_dialect(dialect: str) -> None:
+    env = Code(dialect=dialect)
+    for task in itertools.islice(env.task_set, 8):
+        call, answer = env.gold(task)
+        assert len(env.dialect.parse(call)) == 1
+        assert env.dialect.parse(answer) == ()
+    env.close()
+
+
+def test_gymnasiums_checker_is_content() -> None:
+    env = gymnasium.make(ID, split="test").unwrapped
+    check_env(env)
+    env.close()
+    assert env.spec is not None
+    assert json.loads(env.spec.to_json())["entry_point"] == "agentrl.envs.code:Code"
+
+
+def test_own_problems(tmp_path: Path) -> None:
+    row: dict[str, Any] = {"id": "a", "split": "train", "prompt": "Print a.", "tests": [{"stdin": "", "stdout": "a"}]}
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps(row))
+    env = agentrl.make(ID, data=str(path))
+    first, info = env.reset(seed=0)
+    assert info["task_id"] == "a"
+    assert first[-1]["content"].startswith("Print a.")
+    assert "```solution" in first[0]["content"]
+    assert env.step(block("print('a')"))[1] == 1.0
+    with pytest.raises(NotImplementedError, match="no reference solution"):
+        env.gold(env.task_set[0])
+    with pytest.raises(ConfigError, match="no problem of the split 'test'"):
+        agentrl.make(ID, data=str(path), split="test").reset()
+    env.close()
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"test_timeout": -1}, {"test_timeout": float("nan")}])
+def test_times_must_be_positive(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="above 0"):
+        Code(**options)  # pyright: ignore
+
+
+def test_a_sandbox_that_fails_is_no_reward(env: Code) -> None:
+    env.reset(seed=0)
+    shared_sandbox().close()
+    with pytest.raises(InfrastructureError):
+        env.step(block("x = 1"))
+    close_shared_sandbox()
+
+
+def test_solutions_and_tests_are_not_shown(env: Code) -> None:
+    for task in env.task_set:
+        first, _ = env.reset(seed=0, options={"task": task.id})
+        shown = "\n".join(message["content"] for message in first)
+        assert max(problem_of(task).solution.splitlines(), key=len) not in shown

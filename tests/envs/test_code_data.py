@@ -1,0 +1,274 @@
+"""Problems out of files: our layout, those of well-known data sets, and files that are wrong or hostile."""
+
+import contextlib
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.envs.code import problem_of
+from agentrl.envs.code_asserts import Unreadable, call_of, read_asserts
+from agentrl.envs.code_data import SAMPLE, load, split_of, task_of
+from agentrl.envs.code_grading import Call, Problem, Stream, grade
+from agentrl.envs.code_values import Tolerance
+from agentrl.errors import ConfigError
+
+FUNCTION: dict[str, Any] = {
+    "id": "f", "split": "train", "prompt": "Add.", "entry_point": "add", "timeout": 2.5, "setup": "import math",
+    "solution": "def add(a, b): return a + b",
+    "tests": [{"args": [1, 2], "expected": 3}, {"args": ["a", "b"], "expected": "ab"}],
+}  # fmt: skip
+PROGRAM: dict[str, Any] = {"id": "p", "prompt": "Echo.", "tests": [{"stdin": "a\n", "stdout": "a\n"}]}
+HUMAN_EVAL = {
+    "task_id": "HumanEval/x",
+    "prompt": 'from typing import List\n\n\ndef total(items: List[float]) -> float:\n    """Add all."""\n',
+    "entry_point": "total",
+    "canonical_solution": "    return float(sum(items))\n",
+    "test": (
+        "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    'Tests.'\n    assert candidate([]) == 0, 'empty'\n"
+        "    assert abs(candidate([0.1, 0.2]) - 0.3) < 1e-6\n    assert candidate([1, 2.5]) == 1 + 5 / 2\n"
+        "    assert True\n"
+    ),
+}
+MBPP = {
+    "task_id": 7,
+    "text": "Write a function to pair up.",
+    "code": "import re\r\nP = r'\\w'\r\ndef helper(a):\r\n  return a\r\ndef pair(a, b):\r\n  return (a, helper(b))",
+    "test_setup_code": "",
+    "test_list": ["assert pair(1, 2) == (1, 2)", "assert pair('\\w', {3}) == ('\\w', {3})"],
+    "challenge_test_list": ["assert pair((), None)==((), None)"],
+}
+APPS_PROGRAM = {
+    "problem_id": 3,
+    "question": "Print the sum.",
+    "input_output": json.dumps({"inputs": ["1 2\n", ["3 4", "5 6"]], "outputs": ["3\n", ["7", "11"]]}),
+    "solutions": json.dumps(["import sys\nfor l in sys.stdin:\n    print(sum(map(int, l.split())))"]),
+    "starter_code": "",
+}
+APPS_CALL = {
+    "problem_id": 4,
+    "question": "Reverse the list.",
+    "input_output": {"fn_name": "flip", "inputs": [[[1, 2]], [[]]], "outputs": [[[2, 1]], [[]]]},
+    "solutions": json.dumps(["class Solution:\n    def flip(self, items):\n        return items[::-1]"]),
+    "starter_code": "class Solution:\n    def flip(self, items):\n        ",
+}
+LEETCODE = {
+    "task_id": "two-sum",
+    "problem_description": "Find two.",
+    "starter_code": "class Solution:\n    def two(self, nums: List[int], target: int) -> bool:\n        ",
+    "prompt": "from typing import *",
+    "entry_point": "Solution().two",
+    "test": (
+        "def check(candidate):\n    assert candidate(nums = [2,7], target = 9)\n"
+        "    assert not candidate(nums = [], target = -1)"
+    ),
+    "completion": (
+        "class Solution:\n    def two(self, nums: List[int], target: int) -> bool:\n        return sum(nums) == target"
+    ),
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def to_file(*rows: object) -> Path:
+        path = tmp_path / "problems.jsonl"
+        path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+        return path
+
+    return to_file
+
+
+def read(row: Mapping[str, Any]) -> tuple[str, Problem]:
+    task = task_of(row, "x")
+    return task.prompt, problem_of(task)
+
+
+def test_our_layout() -> None:
+    prompt, problem = read(FUNCTION)
+    assert prompt == "Add.\n\nWrite Python code that defines `add`, with all imports that it needs."
+    assert problem.cases == (call_of([1, 2], {}, 3), call_of(["a", "b"], {}, "ab"))
+    assert (problem.entry_point, problem.timeout, problem.setup) == ("add", 2.5, "import math")
+    prompt, problem = read(PROGRAM)
+    assert prompt == "Echo.\n\nWrite a program that reads standard input and writes standard output."
+    assert problem == Problem(cases=(Stream(stdin="a\n", stdout="a\n"),))
+
+
+@pytest.mark.parametrize(
+    "row", [FUNCTION, HUMAN_EVAL, MBPP, APPS_PROGRAM, APPS_CALL, LEETCODE], ids=lambda row: str(len(row))
+)
+def test_every_layout_accepts_its_own_solution(row: Mapping[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        problem = read(row)[1]
+    assert grade(problem, problem.solution).correct
+    assert grade(problem, "def add(*_): pass\npair = total = add").passed == 0
+
+
+def test_human_eval() -> None:
+    prompt, problem = read(HUMAN_EVAL)
+    assert prompt.startswith("Complete this code:\n\n```\nfrom typing import List\n")
+    near = Tolerance(relative=0.0, absolute=1e-6)
+    assert problem.cases == (
+        call_of([[]], {}, 0),
+        call_of([[0.1, 0.2]], {}, 0.3, tolerance=near),
+        call_of([[1, 2.5]], {}, 3.5),
+    )
+    assert problem.setup == "from typing import List"
+
+
+def test_mbpp_shows_one_test() -> None:
+    prompt, problem = read(MBPP)
+    assert "assert pair(1, 2) == (1, 2)" in prompt
+    assert "None" not in prompt
+    assert problem.entry_point == "pair"
+    assert len(problem.cases) == 3
+    assert read({**MBPP, "text": 1, "prompt": "Sanitized."} | {"text": "Plain."})[0].startswith("Plain.")
+
+
+def test_apps() -> None:
+    assert read(APPS_PROGRAM)[1].cases == (
+        Stream(stdin="1 2\n", stdout="3\n"),
+        Stream(stdin="3 4\n5 6", stdout="7\n11"),
+    )
+    problem = read(APPS_CALL)[1]
+    assert problem.entry_point == "Solution().flip"
+    # Whether [[2, 1]] is the value or wraps it, this layout does not say.
+    assert problem.cases[0] == call_of([[1, 2]], {}, [[2, 1]], [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("assert f(1) == 2", call_of([1], {}, 2)),
+        ("assert f(-1, x='a') == [2, (3,)]", call_of([-1], {"x": "a"}, [2, (3,)])),
+        ("assert 2 == f(1)", call_of([1], {}, 2)),
+        ("assert f(1) is None, 'why'", call_of([1], {}, None)),
+        ("assert f(1)", call_of([1], {}, True)),
+        ("assert not f(1)", call_of([1], {}, False)),
+        ("assert f({}, set(), {1: 2}) == {1}", call_of([{}, set(), {1: 2}], {}, {1})),
+        ("assert f(2 * 3 - 1) == (1 / 4,)", call_of([5], {}, (0.25,))),
+        ("assert abs(f(1) - 2 / 4) <= 0.1", call_of([1], {}, 0.5, tolerance=Tolerance(relative=0.0, absolute=0.1))),
+        (
+            "assert math.isclose(f(1), 2, rel_tol=0.001)",
+            call_of([1], {}, 2.0, tolerance=Tolerance(relative=0.001, absolute=0.0)),
+        ),
+    ],
+)
+def test_asserts_that_are_read(source: str, expected: Call) -> None:
+    assert read_asserts(source, "f") == (expected,)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("assert f(x) == 1", "assert f(1) != 2", "assert f(1) == g(2)", "assert f(f(1)) == 1", "assert f(*[1]) == 1"),
+        *("assert f(**{}) == 1", "assert g(1) == 1", "assert f(1) == 1 == 1", "assert f(1) in (1, 2)"),
+        *("x = 1\nassert f(1)", "assert set(f(1)) == {1}", "assert f(1) == 1 / 0", "assert abs(f(1)) < 2"),
+        *("for i in range(3):\n    assert f(i) == i", "assert f(9**9**9) == 1", "assert f(1) == 'a' * 10**9"),
+        *("assert f(1) == 1e308 * 1e308 * 1e308 - 1", "assert f(" + "(" * 900, "assert f(1) =="),
+        *("assert f(" + "-" * 90000 + "1) == 1", "assert f('\x00') == 1", "assert round(f(1)) == 1"),
+        *("assert math.isclose(f(1), 2, mode=1)", "assert f(1) == " + "[" * 250 + "]" * 250),
+        *("assert f(1) == 1e999 - 1e999", "assert f(1e999) == 1", "assert f(1) == b'a'", "#" * 1_000_001),
+    ],
+    ids=lambda source: source[:30],
+)  # fmt: skip
+def test_asserts_that_are_refused(source: str) -> None:
+    with pytest.raises(Unreadable):
+        read_asserts(source, "f")
+
+
+@given(st.text(st.sampled_from("f()=-+*/1'[]{},: \nassert"), max_size=60))
+def test_no_test_code_raises_anything_else(text: str) -> None:
+    with contextlib.suppress(Unreadable):
+        read_asserts(f"assert {text}", "f")
+
+
+def test_splits_are_by_row_or_by_id(write: Callable[..., Path]) -> None:
+    rows = [{**PROGRAM, "id": f"p{number}"} for number in range(300)]
+    splits = load(write(*rows, {**PROGRAM, "id": "own", "split": "test"}, {**APPS_PROGRAM, "split": "validation"}))
+    assert splits["test"][-1].id == "own" or splits["test"][-2].id == "own"
+    assert 30 < len(splits["test"]) < 90
+    assert all(split_of(task.id) == "train" for task in splits["train"])
+    assert load(write(*reversed(rows)))["test"] == tuple(t for t in reversed(splits["test"]) if t.id.startswith("p"))
+
+
+def test_what_can_not_be_graded_is_left_out_and_told(write: Callable[..., Path]) -> None:
+    loop = "def check(candidate):\n    for i in range(3):\n        assert candidate(i) == i"
+    path = write(HUMAN_EVAL, {**HUMAN_EVAL, "task_id": "loop", "test": loop}, {"task_id": "what"}, "")
+    with pytest.warns(UserWarning, match=r"2 of 3 problems are left out .*layout is not known"):
+        splits = load(path)
+    assert [task.id for tasks in splits.values() for task in tasks] == ["HumanEval/x"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["{"], "can't be read"),
+        (["[" * 100_000], "can't be read"),
+        (["[1]"], "line 1 is no JSON object"),
+        ([""], "no problem that can be graded"),
+        ([{"a": 1}], "layout is not known"),
+        ([PROGRAM, PROGRAM], "line 2: another row is called 'p'"),
+        ([PROGRAM, {**PROGRAM, "id": "q", "tests": []}], "line 2: there are no tests"),
+        ([{**PROGRAM, "id": 3}], "line 1: id:"),
+        ([{**PROGRAM, "tset": 1}], "tset: Extra inputs"),
+        ([{**PROGRAM, "split": "dev"}], "split:"),
+        ([{**PROGRAM, "timeout": 0}], "timeout:"),
+        ([{**PROGRAM, "tests": [{"stdin": "a"}]}], r"stdout: Field required"),
+        ([{**PROGRAM, "entry_point": "f"}], "entry_point must name a function"),
+        ([{**FUNCTION, "entry_point": ""}], "entry_point must name a function"),
+        ([{**FUNCTION, "entry_point": "__import__('os').system"}], "entry_point must name a function"),
+        ([{**FUNCTION, "tests": [{"args": [], "expected": float("nan")}]}], "has no literal"),
+        ([{**FUNCTION, "tests": [{"args": ["x" * 2_000_000], "expected": 1}]}], "too large"),
+        ([{**PROGRAM, "tests": [{"stdin": "", "stdout": "x" * 70_000}]}], "too large"),
+        ([{**APPS_PROGRAM, "input_output": "{"}], "should hold JSON"),
+        ([{**APPS_PROGRAM, "input_output": "[]"}], "lacks inputs"),
+        ([{**APPS_PROGRAM, "input_output": '{"inputs": [1], "outputs": []}'}], "as many outputs"),
+        ([{**APPS_CALL, "input_output": {"fn_name": "f", "inputs": [1], "outputs": [1]}}], "list is none"),
+        ([{**MBPP, "test_list": [1]}], "a test is no text"),
+        ([{**MBPP, "test_list": "x"}], "list is none"),
+        ([{**MBPP, "code": "def ("}], "calls something else"),
+        ([{**HUMAN_EVAL, "test": None}], "test is no text"),
+        ([{**HUMAN_EVAL, "entry_point": ["f"]}], "entry_point is no text"),
+    ],
+)
+def test_files_that_are_wrong(write: Callable[..., Path], rows: list[object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(write(*rows))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't be read"):
+        load(tmp_path / "none.jsonl")
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"id": "\xff"}\n')
+    with pytest.raises(ConfigError, match="can't be read"):
+        load(tmp_path / "bytes.jsonl")
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from([FUNCTION, PROGRAM, HUMAN_EVAL, MBPP, APPS_PROGRAM, APPS_CALL, LEETCODE]), st.data())
+def test_no_row_raises_anything_else(row: Mapping[str, Any], data: st.DataObject) -> None:
+    for key in data.draw(st.sets(st.sampled_from(sorted(row)), min_size=1, max_size=2)):
+        row = {**row, key: data.draw(anything)}
+    with contextlib.suppress(Unreadable):
+        task_of(row, "x")
+
+
+def test_the_sample() -> None:
+    splits = load(SAMPLE)
+    assert (len(splits["train"]), len(splits["test"])) == (24, 8)
+    problems = [problem_of(task) for tasks in splits.values() for task in tasks]
+    assert sum(bool(problem.entry_point) for problem in problems) == 16
+    assert min(len(problem.cases) for problem in problems) >= 4
+    assert all(problem.solution for problem in problems)
