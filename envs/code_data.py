@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeAlias
 import pydantic
 
 from agentrl.envs.code_asserts import Unreadable, call_name, call_of, read_asserts
-from agentrl.envs.code_grading import Case, Problem, Stream
+from agentrl.envs.code_grading import MAX_CODE_CHARS, Case, Problem, Stream
 from agentrl.envs.code_values import MAX_OUTPUT_BYTES
 from agentrl.errors import ConfigError
 from agentrl.tools import explain
@@ -110,12 +110,18 @@ def task_of(row: Row, name: str) -> Task:
         raise Unreadable("the layout is not known")
     if not problem.cases:
         raise Unreadable("there are no tests")
-    wanted = isinstance(problem.cases[0], Stream)
-    if wanted == bool(problem.entry_point) or (problem.entry_point and not _ENTRY_POINT.fullmatch(problem.entry_point)):
+    if len(problem.setup) > MAX_CODE_CHARS:
+        raise Unreadable("setup is too long")
+    streams = isinstance(problem.cases[0], Stream)
+    if streams == bool(problem.entry_point) or (
+        problem.entry_point and not _ENTRY_POINT.fullmatch(problem.entry_point)
+    ):
         raise Unreadable("entry_point must name a function where tests have args, and be missing where they have stdin")
     closing = "Write a program that reads standard input and writes standard output."
     if problem.entry_point:
-        closing = f"Write Python code that defines `{problem.entry_point}`, with all imports that it needs."
+        called, _, method = problem.entry_point.partition("().")
+        wanted = f"the class `{called}` with the method `{method}`" if method else f"the function `{called}`"
+        closing = f"Write Python code that defines {wanted}, with all imports that it needs."
     text = f"{prompt.strip()}\n\n{closing}"
     return Task(id=name, prompt=text, answer=problem.solution, data={"problem": problem})
 

@@ -90,7 +90,7 @@ def read(row: Mapping[str, Any]) -> tuple[str, Problem]:
 
 def test_our_layout() -> None:
     prompt, problem = read(FUNCTION)
-    assert prompt == "Add.\n\nWrite Python code that defines `add`, with all imports that it needs."
+    assert prompt == "Add.\n\nWrite Python code that defines the function `add`, with all imports that it needs."
     assert problem.cases == (call_of([1, 2], {}, 3), call_of(["a", "b"], {}, "ab"))
     assert (problem.entry_point, problem.timeout, problem.setup) == ("add", 2.5, "import math")
     prompt, problem = read(PROGRAM)
@@ -137,6 +137,7 @@ def test_apps() -> None:
     )
     problem = read(APPS_CALL)[1]
     assert problem.entry_point == "Solution().flip"
+    assert "defines the class `Solution` with the method `flip`" in read(APPS_CALL)[0]
     # Whether [[2, 1]] is the value or wraps it, this layout does not say.
     assert problem.cases[0] == call_of([[1, 2]], {}, [[2, 1]], [2, 1])
 
@@ -220,6 +221,7 @@ def test_what_can_not_be_graded_is_left_out_and_told(write: Callable[..., Path])
         ([{**PROGRAM, "split": "dev"}], "split:"),
         ([{**PROGRAM, "timeout": 0}], "timeout:"),
         ([{**PROGRAM, "tests": [{"stdin": "a"}]}], r"stdout: Field required"),
+        ([{**PROGRAM, "setup": "#" * 100_001}], "setup is too long"),
         ([{**PROGRAM, "entry_point": "f"}], "entry_point must name a function"),
         ([{**FUNCTION, "entry_point": ""}], "entry_point must name a function"),
         ([{**FUNCTION, "entry_point": "__import__('os').system"}], "entry_point must name a function"),

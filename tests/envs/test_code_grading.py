@@ -6,6 +6,7 @@ import pytest
 
 from agentrl.envs import code_grading
 from agentrl.envs.code_asserts import call_of
+from agentrl.envs.code_data import MAX_INPUT_CHARS
 from agentrl.envs.code_grading import Problem, Stream, Verdict, grade
 from agentrl.errors import InfrastructureError
 from agentrl.python_tool import close_shared_sandbox, shared_sandbox
@@ -114,6 +115,12 @@ def test_arguments_arrive_as_they_were() -> None:
     value = (None, [True, -1.5], {"é\n": {1, 2}}, {3: ("\ud800",)}, 10**30)
     problem = Problem(entry_point="f", cases=(call_of([value], {}, repr(value)),))
     assert grade(problem, "f = repr").correct
+
+
+def test_the_largest_input_arrives() -> None:
+    text = "x" * (MAX_INPUT_CHARS - 1) + "é"
+    problem = Problem(cases=(Stream(stdin=text, stdout=f"{MAX_INPUT_CHARS} é"),))
+    assert grade(problem, "text = input()\nprint(len(text), text[-1])").correct
 
 
 def test_nothing_of_the_tests_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
