@@ -1,66 +1,82 @@
 """Messages to token ids, append-only: what was sampled or shown once is never tokenized again.
 
-The chat template is rendered with a mark in place of every content. What lies between the marks is *template*: it is
-tokenized with its control tokens. The contents are tokenized apart, as plain text: a task or a tool's output that
-spells a control token stays text.
+What the chat template writes around contents is tokenized with its control tokens. The contents are tokenized apart, as
+plain text: a task or a tool's output that spells a control token stays text.
+
+Where a template would rewrite the past when the conversation goes on (strip the thinking from earlier turns, move the
+system message to the newest question, add an empty thinking block), nothing is rewritten: prompts and sampled tokens
+stay as they were shown, and what follows a turn is what the template writes after the first turn of a conversation.
 """
 
 import functools
-import re
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from agentrl.errors import RenderError
+from agentrl.render_template import ChatTemplate, Shape, Slot, Template, shapes_of
+from agentrl.render_tokens import IN_TEXT, TextTokenizer, TextTokens
 from agentrl.types import Message, Segment, Source
 
-_MARK = "Zq0x{}xq0Z"
-_MARKS = re.compile(r"Zq0x(\d+)xq0Z")
 
-
-class ChatTokenizer(Protocol):
+class ChatTokenizer(TextTokenizer, Template, Protocol):
     """What the renderer needs of a Hugging Face tokenizer."""
 
     @property
-    def eos_token_id(self) -> Any:
-        """The token that ends a turn."""
+    def pad_token_id(self) -> int | None:
+        """The token that fills up short rows."""
         ...
 
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """Write a conversation as one text."""
-        ...
 
-    def __call__(self, text: str, **options: Any) -> Any:
-        """Tokenize a text."""
-        ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Suffix:
+    """What follows the assistant's turn."""
 
-    def decode(self, token_ids: Any, **options: Any) -> Any:
-        """Turn ids back into text."""
-        ...
+    close: tuple[int, ...]
+    """Ends the turn: blanks, where the template writes any, and the end-of-turn token."""
+    rest: tuple[tuple[int, ...] | Slot, ...]
+    """The template's tokens, and slots for the contents."""
+
+    @property
+    def end(self) -> int:
+        """The end-of-turn token."""
+        return self.close[-1]
 
 
 class Renderer:
     """Writes prompts for one tokenizer and its chat template.
 
     Args:
-        tokenizer: has a chat template, and an end-of-turn token as ``eos_token``.
+        tokenizer: has a chat template that ends the assistant's turn with a control token.
+        template_args: further variables of the chat template, such as ``enable_thinking``.
 
     Raises:
-        RenderError: there is no chat template, or it can't be extended: a turn's text is changed or not followed by
-            the end-of-turn token.
+        RenderError: there is no chat template, or it can't be extended: a content is changed, a turn is not followed
+            by an end-of-turn token, or messages are numbered.
+        ConfigError: the chat template has no variable of such a name.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: ChatTokenizer, template_args: Mapping[str, object] | None = None) -> None:
         if tokenizer.eos_token_id is None:
-            raise RenderError("the tokenizer has no eos_token, so there is nothing to end a turn with")
-        self._end = int(tokenizer.eos_token_id)
-        self._suffix = functools.lru_cache(maxsize=256)(self._suffix_pieces)
-        self._suffix((("tool", "python"),))
+            raise RenderError("the tokenizer has no eos_token, so there is nothing to end a turn with: set eos_token")
+        self.tokenizer = tokenizer
+        self._tokens = TextTokens(tokenizer)
+        self._template = ChatTemplate(tokenizer, template_args or {})
+        self._suffix = functools.lru_cache(maxsize=256)(self._make_suffix)
+        answers = [(Shape(role="user"),), (Shape(role="tool", name="python", call_id="call00000"),)]
+        self._closes = {answer[0].role: self._suffix(answer).close for answer in answers}
+        for answer in answers:
+            self._template.check_turns(answer)
+        self._opened = self.prompt([Message(role="user", content="x")]).token_ids[-1]
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """The tokens that end the assistant's turn."""
-        return (self._end,)
+        """The tokens that end the assistant's turn: its end-of-turn token, or one for each side that speaks next.
+
+        The tokenizer's ``eos_token`` comes last where it is another one.
+        """
+        ends = [close[-1] for close in self._closes.values()]
+        return tuple(dict.fromkeys([*ends, int(self.tokenizer.eos_token_id)]))
 
     def prompt(self, messages: Sequence[Message]) -> Segment:
         """The first prompt, up to where the assistant begins to speak.
@@ -68,11 +84,13 @@ class Renderer:
         Raises:
             RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it.
         """
-        pieces = _split(self._template([_marked(message, i) for i, message in enumerate(messages)]))
-        _check_contents(pieces, range(len(messages)))
         ids: list[int] = []
-        for piece in pieces:
-            ids += self._encode_template(piece) if isinstance(piece, str) else self._encode(messages[piece]["content"])
+        for piece in self._template.write(shapes_of(messages)):
+            after = ids[-1] if ids else None
+            if isinstance(piece, str):
+                ids += self._tokens.template(piece, after)
+            else:
+                ids += self._tokens.plain(piece.fill(messages[piece.number]["content"]), after)
         return Segment("prompt", tuple(ids))
 
     def extend(self, turn: Sequence[int], messages: Sequence[Message]) -> list[Segment]:
@@ -88,76 +106,61 @@ class Renderer:
         Raises:
             RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it.
         """
-        pieces = self._suffix(tuple((message["role"], _plain(message.get("name", ""))) for message in messages))
+        suffix = self._suffix(shapes_of(messages))
         segments: list[Segment] = []
-        template: list[int] = []
-        for number, piece in enumerate(pieces):
+        template = [] if turn and turn[-1] == suffix.end else [*suffix.close]
+        after = suffix.end
+        for piece in suffix.rest:
             if isinstance(piece, tuple):
-                # The first piece begins with the end-of-turn token.
-                template += piece[1:] if number == 0 and turn and turn[-1] == self._end else piece
+                template += piece
+                after = piece[-1] if piece else after
                 continue
-            if content := self._encode(messages[piece]["content"]):
-                source: Source = "tool" if messages[piece]["role"] == "tool" else "prompt"
+            message = messages[piece.number]
+            if content := self._tokens.plain(piece.fill(message["content"]), after):
+                source: Source = "tool" if message["role"] == "tool" else "prompt"
                 segments += [Segment("template", tuple(template)), Segment(source, tuple(content))]
-                template = []
+                template, after = [], content[-1]
         return [*segments, Segment("template", tuple(template))]
 
     def text(self, turn: Sequence[int]) -> str:
-        """The text of a sampled turn, without its end-of-turn token."""
-        ids = list(turn[:-1] if turn and turn[-1] == self._end else turn)
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        """The text of a sampled turn, without its end-of-turn token.
 
-    def turn(self, text: str) -> list[int]:
-        """The tokens of a turn that somebody else wrote, its end-of-turn token included."""
-        return [*self._encode(text), self._end]
+        What the template opened for the model, such as ``<think>``, belongs to the prompt and is not part of it.
+        """
+        text = self._tokens.text(turn[:-1] if turn and turn[-1] in self.stop_ids else turn, self._opened)
+        return text.removeprefix(self._template.lead)
 
-    def _suffix_pieces(self, kinds: tuple[tuple[str, str], ...]) -> list[tuple[int, ...] | int]:
-        """The template after an assistant's turn, tokenized, with the number of each message where its content goes."""
-        turns: list[Any] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK.format(0)}]
-        for number, (role, name) in enumerate(kinds, start=1):
-            turns.append(_marked({"role": role, "name": name} if name else {"role": role}, number))
-        pieces = _split(self._template(turns))
-        _check_contents(pieces, range(len(turns) - 1))
-        after = pieces[pieces.index(0) + 1 :]
-        tail = [tuple(self._encode_template(p)) if isinstance(p, str) else p - 1 for p in after]
-        if not tail or not isinstance(tail[0], tuple) or tail[0][:1] != (self._end,):
+    def turn(self, text: str, *, answered_by: Literal["user", "tool"] = "user") -> list[int]:
+        """The tokens of a turn that somebody else wrote, its end-of-turn token included.
+
+        Args:
+            text: what is said.
+            answered_by: who speaks next. Some templates end a turn with the token that begins the next one.
+        """
+        return [*self._tokens.plain(self._template.lead + text, self._opened), *self._closes[answered_by]]
+
+    def _make_suffix(self, shapes: tuple[Shape, ...]) -> _Suffix:
+        """The template after an assistant's turn, tokenized."""
+        pieces = self._template.after_turn(shapes)
+        first = self._tokens.template(pieces[0], IN_TEXT) if pieces and isinstance(pieces[0], str) else []
+        ends = self._tokens.control | {self.tokenizer.eos_token_id}
+        place = next((place for place, token in enumerate(first) if token in ends), 0)
+        close = tuple(first[: place + 1])
+        if not close or not self._ends_a_turn(close):
             raise RenderError(
-                f"the chat template does not end the assistant's turn with the tokenizer's eos_token (id {self._end}): "
-                "set eos_token to the token that ends a turn"
+                "the chat template does not end the assistant's turn with the tokenizer's eos_token (id "
+                f"{self.tokenizer.eos_token_id}) or another control token: set eos_token to the token that ends a turn"
             )
-        return tail
+        rest: list[tuple[int, ...] | Slot] = [tuple(first[place + 1 :])]
+        for piece in pieces[1:]:
+            rest.append(tuple(self._tokens.template(piece, IN_TEXT)) if isinstance(piece, str) else piece)
+        return _Suffix(close=close, rest=tuple(rest))
 
-    def _template(self, conversation: list[Any]) -> str:
-        try:
-            text = self.tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates raise whatever their author chose
-            raise RenderError(f"the chat template refuses these messages: {error}") from error
-        return str(text)
-
-    def _encode_template(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False).input_ids
-
-    def _encode(self, text: str) -> list[int]:
-        # A lone surrogate can't be written as UTF-8: it becomes a question mark.
-        clean = text.encode("utf-8", errors="replace").decode("utf-8")
-        return self.tokenizer(clean, add_special_tokens=False, split_special_tokens=True).input_ids if clean else []
-
-
-def _marked(message: Any, number: int) -> dict[str, object]:
-    return {**message, "content": _MARK.format(number)}
-
-
-def _check_contents(pieces: Sequence[str | int], expected: range) -> None:
-    if [piece for piece in pieces if isinstance(piece, int)] != [*expected]:
-        raise RenderError("the chat template does not write every message's content once, in order, as it is")
-
-
-def _plain(name: str) -> str:
-    # A tool's name is the model's own text and lands in the template: it must not bring a control token along.
-    return name if re.fullmatch(r"[\w.-]{0,64}", name) and not _MARKS.search(name) else "unknown"
-
-
-def _split(text: str) -> list[str | int]:
-    """Text and marks in turn, empty texts left out."""
-    parts = _MARKS.split(text)
-    return [int(part) if i % 2 else part for i, part in enumerate(parts) if i % 2 or part]
+    def _ends_a_turn(self, close: tuple[int, ...]) -> bool:
+        *blanks, end = close
+        if end == self.tokenizer.eos_token_id:
+            return not self._tokens.text(blanks).strip()
+        # A padding token would not be learned, and what opens the assistant's turn can't be what ends it.
+        opening = self._tokens.template(self._template.opening, None)
+        usable = end in self._tokens.control and end != self.tokenizer.pad_token_id and end not in opening
+        return usable and not self._tokens.text(blanks).strip()

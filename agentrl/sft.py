@@ -52,7 +52,8 @@ async def oracle_episodes(
 
     def script(env: ToolEnv, task_id: str) -> Engine:
         turns = gold_turns(env, env.task_set.find(task_id), "the warm start learns", "set sft.steps=0")
-        return ScriptedEngine([parts.renderer.turn(turn) for turn in turns])
+        calls = [parts.renderer.turn(turn, answered_by="tool") for turn in turns[:-1]]
+        return ScriptedEngine([*calls, *(parts.renderer.turn(turn) for turn in turns[-1:])])
 
     env = collector.env
     size = env.task_set.size

@@ -189,7 +189,7 @@ def test_a_conversation_decodes_to_the_templates_text(renderer: Renderer, rounds
         (CHAT_TEMPLATE.replace("in messages", "in messages if message.role != 'tool'"), "once, in order, as it is"),
         (CHAT_TEMPLATE.replace("in messages", "in messages if message.role != 'assistant'"), "once, in order"),
         (CHAT_TEMPLATE.replace("<|im_end|>", ""), "does not end the assistant's turn"),
-        (CHAT_TEMPLATE.replace("<|im_end|>", "\n<|im_end|>"), "does not end the assistant's turn"),
+        (CHAT_TEMPLATE.replace("<|im_end|>", " and <|im_end|>"), "does not end the assistant's turn"),
         (CHAT_TEMPLATE.replace("<|im_end|>", "<|pad|>"), "set eos_token to the token that ends a turn"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not end the assistant's turn"),
     ],
@@ -227,14 +227,25 @@ def test_a_prompt_that_loses_or_reorders_messages_is_refused(
         renderer.prompt([SYSTEM, USER])
 
 
-def test_a_template_that_trims_contents_does_no_harm(
+def test_a_template_that_trims_contents_trims_what_is_shown_but_not_what_was_sampled(
     with_template: Callable[[str], Renderer], renderer: Renderer
 ) -> None:
-    """Contents are put in as they are, so a turn that ends in a blank is kept as it was sampled."""
     trimming = with_template(CHAT_TEMPLATE.replace("message['content']", "(message['content'] | trim)"))
-    padded = [Message(role="user", content=" hi \n")]
-    assert trimming.prompt(padded) == renderer.prompt(padded)
-    assert trimming.extend([], [result(" 42 ")]) == renderer.extend([], [result(" 42 ")])
+    padded, trimmed = (Message(role="user", content=content) for content in (" hi \n", "hi"))
+    assert trimming.prompt([padded]) == renderer.prompt([trimmed])
+    assert trimming.extend([], [result(" 42 ")]) == renderer.extend([], [result("42")])
+    assert trimming.turn(" hi ") == renderer.turn(" hi ") and trimming.text(renderer.turn(" hi ")) == " hi "
+
+
+def test_blanks_before_the_end_of_a_turn_belong_to_its_end(
+    with_template: Callable[[str], Renderer], tokenizer: Any
+) -> None:
+    renderer = with_template(CHAT_TEMPLATE.replace("<|im_end|>", "\n<|im_end|>"))
+    turn = renderer.turn(CALL)
+    assert tokenizer.decode(turn) == f"{CALL}\n{END}"
+    sampled = [*turn[:-2], turn[-1]]
+    assert ids(renderer.extend(sampled, [result("42")])) == ids(renderer.extend(turn, [result("42")]))
+    assert ids(renderer.extend(turn[:-2], [result("42")]))[:2] == turn[-2:]
 
 
 def test_a_tokenizer_without_an_end_is_refused(tokenizer: Any) -> None:

@@ -1,0 +1,313 @@
+"""What a chat template writes around contents: rendered with marks in their place, and read as text and slots.
+
+No content ever passes through the template, so none can steer it. What the template does to contents, such as trimming
+them, is learned from a second rendering and done by the slot.
+
+A template that raises at a system message, a tool's result or two messages of one side in a row is given all messages
+between two of the assistant's turns as one user message, their texts a blank line apart.
+"""
+
+import datetime
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from agentrl.errors import ConfigError, RenderError, nearest
+from agentrl.types import Message, Role
+
+_MARK = "Zq0x{}xq0Z"
+_MARKS = re.compile(r"Zq0x(\d+)xq0Z")
+# Blanks that trimming takes away. Neither is a rotation of the other, so it is always clear which one is left.
+_LEFT, _RIGHT = "\n ", "\t "
+_CHANGED = (
+    "the chat template does not write every message's content once, in order, as it is: set tokenizer.chat_template to "
+    "one that does"
+)
+_OURS = {"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"}
+"""Variables that whoever renders sets, not the user."""
+_TODAY = datetime.datetime(2025, 1, 1)
+"""What a template that asks for the date is told: a run that goes on tomorrow must show the same prompts."""
+
+
+class Template(Protocol):
+    """What is needed of a tokenizer to use its chat template."""
+
+    @property
+    def chat_template(self) -> Any:
+        """The template's source."""
+        ...
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """Write a conversation as one text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A message as the template sees it."""
+
+    role: Role
+    """Who speaks."""
+    content: str | None = None
+    """A fixed text; without one the content is a slot."""
+    name: str = ""
+    """The tool's name."""
+    call_id: str = ""
+    """The call that a tool's result answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A place for a message's content."""
+
+    number: int
+    """Which of the messages."""
+    before: str = ""
+    """Spaces that the template writes right before: in most vocabularies they belong to the content's first word."""
+    trim_left: bool = False
+    """Whether the template takes away leading blanks."""
+    trim_right: bool = False
+    """Whether the template takes away trailing blanks."""
+    quoted: bool = False
+    """Whether the template writes the content as a JSON string; the quotes belong to the template."""
+
+    def fill(self, content: str) -> str:
+        """The text that the template would write for ``content``."""
+        content = content.lstrip() if self.trim_left else content
+        content = content.rstrip() if self.trim_right else content
+        return self.before + (json.dumps(content, ensure_ascii=False)[1:-1] if self.quoted else content)
+
+
+Piece = str | Slot
+_Row = dict[str, object]
+_Write = Callable[[int, Shape], str]
+_BEGUN = (Shape(role="user", content="x"), Shape(role="assistant"))
+"""The shortest conversation in which the assistant has spoken."""
+
+
+class Refusal(RenderError):
+    """The template itself raised."""
+
+
+def shapes_of(messages: Sequence[Message]) -> tuple[Shape, ...]:
+    """The messages without their contents.
+
+    Only an empty content is kept: a template may leave out what it writes around one.
+    """
+    return tuple(_shape(message, number) for number, message in enumerate(messages))
+
+
+class ChatTemplate:
+    """A tokenizer's chat template.
+
+    Args:
+        tokenizer: has the template.
+        args: further variables of the template, such as ``enable_thinking``.
+
+    Raises:
+        ConfigError: the template has no such variable.
+    """
+
+    def __init__(self, tokenizer: Template, args: Mapping[str, object]) -> None:
+        self._tokenizer = tokenizer
+        self._args = dict(args)
+        self.write = functools.lru_cache(maxsize=256)(self._write)
+        words = set(re.findall(r"[A-Za-z_]\w*", str(tokenizer.chat_template))) - _OURS
+        for name in args:
+            if name not in words:
+                raise ConfigError(f"the chat template has no variable {name!r} to set; {nearest(name, words)}")
+
+    @functools.cached_property
+    def opening(self) -> str:
+        """What opens the assistant's turn; empty where the template has no generation prompt."""
+        user = [{"role": "user", "content": "x"}]
+        closed, opened = (self._render(user, opened=opened) for opened in (False, True))
+        return opened.removeprefix(closed) if opened.startswith(closed) else ""
+
+    @functools.cached_property
+    def lead(self) -> str:
+        """Blanks that the template puts before an assistant's turn which it writes itself."""
+        user, turn = {"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK.format(0)}
+        prompt, text = self._render([user]), self._render([user, turn])
+        written = text.partition(_MARK.format(0))[0]
+        lead = written.removeprefix(prompt)
+        return lead if written.startswith(prompt) and lead.isspace() else ""
+
+    def after_turn(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
+        """What follows the assistant's turn when ``shapes`` answer it, up to where the assistant speaks again.
+
+        It is what the template writes after the first turn of a conversation.
+
+        Raises:
+            RenderError: the template refuses the messages, or leaves one out, repeats or changes it.
+        """
+        pieces = self.write((*_BEGUN, *shapes))
+        turn = next(place for place, piece in enumerate(pieces) if isinstance(piece, Slot))
+        after = pieces[turn + 1 :]
+        return tuple(p if isinstance(p, str) else replace(p, number=p.number - len(_BEGUN)) for p in after)
+
+    def check_turns(self, shapes: tuple[Shape, ...]) -> None:
+        """Make sure that the template does not number its messages.
+
+        A template that announces only the first tool's output of a conversation is not meant: what it writes after the
+        second turn is what it writes after the third.
+
+        Raises:
+            RenderError: what follows the second turn is not what follows the third.
+        """
+        second, third = (self._text_after(shapes, turns) for turns in (1, 2))
+        if second is not None and third is not None and second != third:
+            raise RenderError(
+                "the chat template counts: what it writes changes from turn to turn "
+                f"({_differing(second, third)}); set tokenizer.chat_template to one that writes every turn alike"
+            )
+
+    def _text_after(self, shapes: tuple[Shape, ...], turns: int) -> str | None:
+        played = [replace(shape, content="x") for shape in (Shape(role="assistant"), *shapes)] * turns
+        conversation = (_BEGUN[0], *played, _BEGUN[1], *shapes)
+        try:
+            text = self._render([_message(*item, _mark) for item in enumerate(conversation)])
+        except Refusal:  # templates that insist on turns of user and assistant refuse a second tool call
+            return None
+        return _MARKS.sub("...", text.partition(_MARK.format(len(played) + 1))[2])
+
+    def _write(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
+        """Text and slots for a conversation, up to where the assistant speaks.
+
+        Raises:
+            RenderError: the template refuses the messages, or leaves one out, repeats or changes it.
+        """
+        try:
+            return self._read(shapes, lambda write: [_message(*item, write) for item in enumerate(shapes)])
+        except Refusal as refusal:
+            try:
+                return self._read(shapes, lambda write: _folded(shapes, write))
+            except Refusal:
+                raise refusal from None
+
+    def _read(self, shapes: Sequence[Shape], conversation: Callable[[_Write], list[_Row]]) -> tuple[Piece, ...]:
+        slots = [number for number, shape in enumerate(shapes) if shape.content is None]
+        texts, marks = _split(self._render(conversation(_mark)))
+        if marks != slots:
+            raise RenderError(_CHANGED)
+        probed, twice = _split(self._render(conversation(_probe)))
+        if twice != [number for number in slots for _ in range(2)]:
+            raise RenderError(_CHANGED)
+        return _pieces(slots, texts, _habits(texts, probed))
+
+    def _render(self, messages: Sequence[Mapping[str, object]], *, opened: bool = True) -> str:
+        options = {"strftime_now": _TODAY.strftime, **self._args}
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=opened, **options
+            )
+        except Exception as error:  # templates raise whatever their author chose
+            reason = " ".join(str(error).split())
+            remedy = "set tokenizer.chat_template to one that takes them"
+            raise Refusal(f"the chat template refuses these messages: {reason}; {remedy}") from error
+        return str(text)
+
+
+def _shape(message: Message, number: int) -> Shape:
+    content = None if message["content"] else ""
+    if message["role"] != "tool":
+        return Shape(role=message["role"], content=content, name=_plain(message.get("name", "")))
+    call_id = message.get("tool_call_id", "")
+    # Nine letters and digits are what the strictest templates ask for.
+    call_id = call_id if re.fullmatch("[A-Za-z0-9]{9}", call_id) and not _MARKS.search(call_id) else f"call{number:05d}"
+    return Shape(role="tool", content=content, name=_plain(message.get("name", "")), call_id=call_id)
+
+
+def _plain(name: str) -> str:
+    # A tool's name is the model's own text and lands in the template: it must not bring a control token along.
+    return name if re.fullmatch(r"[\w.-]{0,64}", name) and not _MARKS.search(name) else "unknown"
+
+
+def _mark(number: int, _shape: Shape) -> str:
+    return _MARK.format(number)
+
+
+def _probe(number: int, shape: Shape) -> str:
+    """A content that shows what the template does to it.
+
+    Not so for the assistant's: what was sampled stays.
+    """
+    mark = _MARK.format(number)
+    return f'{mark}"{mark}' if shape.role == "assistant" else f'{_LEFT}{mark}"{mark}{_RIGHT}'
+
+
+def _message(number: int, shape: Shape, write: _Write) -> _Row:
+    row: _Row = {"role": shape.role, "content": _content(number, shape, write)}
+    row |= {"name": shape.name} if shape.name else {}
+    return row | ({"tool_call_id": shape.call_id} if shape.call_id else {})
+
+
+def _content(number: int, shape: Shape, write: _Write) -> str:
+    return write(number, shape) if shape.content is None else shape.content
+
+
+def _folded(shapes: Sequence[Shape], write: _Write) -> list[_Row]:
+    """All that stands between two of the assistant's turns as one user message."""
+    rows: list[_Row] = []
+    for assistant, side in itertools.groupby(enumerate(shapes), lambda item: item[1].role == "assistant"):
+        if assistant:
+            rows += [_message(*item, write) for item in side]
+        else:
+            rows.append(
+                {"role": "user", "content": "\n\n".join(filter(None, (_content(*item, write) for item in side)))}
+            )
+    return rows
+
+
+def _split(text: str) -> tuple[list[str], list[int]]:
+    """The texts around the marks, one more than marks, and the marks' numbers."""
+    parts = _MARKS.split(text)
+    return parts[::2], [int(part) for part in parts[1::2]]
+
+
+def _habits(texts: Sequence[str], probed: Sequence[str]) -> list[Slot]:
+    """What the template does to each content, by order.
+
+    Args:
+        texts: what stands around the contents.
+        probed: what stands around and inside of them where each is a probe.
+
+    Raises:
+        RenderError: something else than trimming or quoting.
+    """
+    quoted = [{'"': False, '\\"': True}.get(inside) for inside in probed[1::2]]
+    trims: list[tuple[bool, bool]] = []
+    for place, (text, found) in enumerate(zip(texts, probed[::2], strict=True)):
+        endings = _forms(_RIGHT, quoted[place - 1]) if place else [""]
+        beginnings = _forms(_LEFT, quoted[place]) if place < len(quoted) else [""]
+        match = [(r, b) for r in endings for b in beginnings if r + text + b == found]
+        if not match or None in quoted:
+            raise RenderError(_CHANGED)
+        trims.append((not match[0][0], not match[0][1]))
+    return [
+        Slot(number=place, trim_left=trims[place][1], trim_right=trims[place + 1][0], quoted=bool(quote))
+        for place, quote in enumerate(quoted)
+    ]
+
+
+def _forms(blanks: str, quoted: bool | None) -> list[str]:
+    return [json.dumps(blanks)[1:-1] if quoted else blanks, ""]
+
+
+def _pieces(numbers: Sequence[int], texts: Sequence[str], habits: Sequence[Slot]) -> tuple[Piece, ...]:
+    pieces: list[Piece] = []
+    for number, text, habit in zip(numbers, texts, habits, strict=False):
+        kept = text.rstrip(" ")
+        pieces += [kept] if kept else []
+        pieces.append(replace(habit, number=number, before=text[len(kept) :]))
+    return (*pieces, texts[-1]) if texts[-1] else tuple(pieces)
+
+
+def _differing(first: str, second: str) -> str:
+    """The piece in which two texts differ, short enough for a sentence."""
+    start = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
+    return " and ".join(repr(text[max(0, start - 10) : start + 20]) for text in (first, second))
