@@ -50,7 +50,7 @@ def assemble(config: Config, path: str | Path | None = None) -> Parts:
     Raises:
         UsageError: the model or its tokenizer can't be loaded.
         RenderError: the tokenizer's chat template can't be extended.
-        ConfigError: there is no such device.
+        ConfigError: there is no such device, or the chat template has no such variable.
     """
     # Its bars and notes would break into ours.
     transformers_logging.disable_progress_bar()
@@ -59,7 +59,7 @@ def assemble(config: Config, path: str | Path | None = None) -> Parts:
         torch.set_num_threads(config.run.threads)
     source = path or config.model.path
     tokenizer: Any = _load_tokenizer(source) if source else make_tokenizer(_texts(config))
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(tokenizer, config.model.template_args)
     device = _device(config.model.device)
     if source:
         model = load_model(source, dtype=getattr(torch, config.model.dtype), device=device)

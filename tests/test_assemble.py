@@ -64,6 +64,7 @@ def test_dtype_and_threads() -> None:
     ("override", "kind", "wanted"),
     [
         ("model.device=tpu7", ConfigError, "there is no device 'tpu7' here"),
+        ("model.template_args.enable_thinking=false", ConfigError, "no variable 'enable_thinking' to set"),
         ("model.heads=3", ConfigError, "model.heads=3 in model.hidden=16"),
         ("model.heads=16", ConfigError, "model.heads=16 in model.hidden=16"),
         ("model.hidden=15", ConfigError, "model.heads=2 in model.hidden=15"),
