@@ -1,4 +1,4 @@
-"""The command line: ``agentrl train | sft | eval | list | check-env | report | doctor | sandbox``.
+"""The command line: ``agentrl new | list | play | check-env | train | sft | eval | report | doctor | sandbox``.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 what was
 asked for is not there, 130 interrupted.
@@ -6,6 +6,7 @@ asked for is not there, 130 interrupted.
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -31,9 +32,19 @@ _EVAL = """examples:
   agentrl eval runs/quickstart/checkpoints/step-000000 --attempts 8
   agentrl eval path/to/model --preset quickstart --set rollout.turn_tokens=512
 """
+_NEW = """examples:
+  agentrl new my_env
+  agentrl new word_games --dir ~/code/word-games --namespace jo
+"""
 _LIST = """examples:
   agentrl list
+  agentrl list agentrl/Arithmetic-v0
   agentrl list --json
+"""
+_PLAY = """examples:
+  agentrl play agentrl/Arithmetic-v0
+  agentrl play agentrl/Arithmetic-v0 --split test --task test-1:7 --seed 3
+  printf ':gold\\n:gold\\n' | agentrl play agentrl/Arithmetic-v0
 """
 _CHECK = """examples:
   agentrl check-env agentrl/Arithmetic-v0
@@ -72,6 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.name not in ("torch", "transformers", "rich", "safetensors", "tokenizers"):
             raise
         return _fail(f"{error.name} is not installed: pip install 'agentrl[train]'", 2)
+    except BrokenPipeError:  # whoever read along, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt as error:
         if argv is None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends here: nothing is left to interrupt
@@ -88,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="agentrl",
         description="Train LLM agents to reason with sandboxed tools.",
-        epilog="examples:\n  agentrl train --preset quickstart\n  agentrl eval runs/quickstart\n  agentrl list\n",
+        epilog="examples:\n  agentrl train --preset quickstart\n  agentrl eval runs/quickstart\n  agentrl new my_env\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(metavar="command", required=True)
@@ -98,8 +112,19 @@ def _parser() -> argparse.ArgumentParser:
     sft = _command(commands, "sft", _sft, "the warm start alone: learn oracle episodes", _SFT)
     _config_arguments(sft)
     _eval_arguments(_command(commands, "eval", _eval, "evaluate a run, a checkpoint or a model", _EVAL))
-    listing = _command(commands, "list", _list, "list environments and presets", _LIST)
+    new = _command(commands, "new", _new, "write a package with an environment of your own", _NEW)
+    new.add_argument("name", metavar="NAME", help="the package's name, such as my_env")
+    new.add_argument("--dir", type=Path, help="the folder to write, new or empty (default: ./NAME)")
+    new.add_argument("--namespace", default="me", help="what the environment's id begins with (default: me)")
+    listing = _command(commands, "list", _list, "list environments and presets, or say what one is made of", _LIST)
+    listing.add_argument("env", metavar="ID", nargs="?", help="an environment's id: say more about this one")
     listing.add_argument("--json", action="store_true", help="write JSON")
+    play = _command(commands, "play", _play, "play an environment yourself, in the agent's place", _PLAY)
+    play.add_argument("env", metavar="ID", help="an environment's id; 'agentrl list' names them")
+    play.add_argument("--task", metavar="ID", help="which task (default: one drawn by --seed)")
+    play.add_argument("--seed", type=int, help="seeds the episode (default: another one each time)")
+    play.add_argument("--split", help="which tasks (default: the environment's own choice)")
+    play.add_argument("--dialect", help="how tool calls are written (default: the environment's own choice)")
     check = _command(commands, "check-env", _check, "check that an environment keeps its contract", _CHECK)
     check.add_argument("env", metavar="ID", help="an environment's id; 'agentrl list' names them")
     check.add_argument("--json", action="store_true", help="write JSON")
@@ -228,18 +253,33 @@ def _eval_overrides(arguments: argparse.Namespace) -> list[str]:
     return [*arguments.overrides, *(f"eval.{key}={value}" for key, value in chosen.items() if value is not None)]
 
 
-def _list(arguments: argparse.Namespace) -> int:
-    from agentrl.config import presets
-    from agentrl.registry import list_envs
+def _new(arguments: argparse.Namespace) -> int:
+    from agentrl.scaffold import create
 
-    found = {"environments": list_envs(), "presets": list(presets())}
+    print(create(arguments.name, folder=arguments.dir, namespace=arguments.namespace).next_steps)
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from agentrl import listing
+    from agentrl.terminal import Terminal
+
+    found = listing.overview() if arguments.env is None else listing.details(arguments.env)
     if arguments.json:
         print(json.dumps(found))
-        return 0
-    for kind, names in found.items():
-        print(f"{kind}:")
-        for name in names:
-            print(f"  {name}")
+    elif arguments.env is None:
+        listing.show_overview(Terminal())
+    else:
+        listing.show_details(found, Terminal())
+    return 0
+
+
+def _play(arguments: argparse.Namespace) -> int:
+    from agentrl.play import Request, play
+    from agentrl.terminal import Terminal
+
+    chosen = {name: getattr(arguments, name) for name in ("env", "task", "seed", "split", "dialect")}
+    play(Request(**chosen), Terminal())
     return 0
 
 

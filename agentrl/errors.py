@@ -21,6 +21,9 @@ environments turn them into ``InfrastructureError``.
 import difflib
 from collections.abc import Iterable
 
+_MOST_NAMES = 20
+"""How many names an error lists: some environments come by the hundred."""
+
 
 class AgentRLError(Exception):
     """Base of every exception that agentrl raises on purpose."""
@@ -75,4 +78,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
+    if len(names) > _MOST_NAMES:
+        return f"choose one of {', '.join(names[:_MOST_NAMES])} … ({len(names)} in all)"
     return f"choose one of {', '.join(names)}" if names else "there are none yet"

@@ -6,17 +6,40 @@ or a function to call, that registers ids.
 """
 
 import functools
+import importlib
 import importlib.metadata
+import inspect
+import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, EnvContractError, UnknownNameError, UsageError
 
 GROUP = "agentrl.envs"
+MAX_ID = 200
+"""Characters of the longest id, the module before its colon included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """An entry point of the group ``agentrl.envs``, after it was loaded. Its texts are untrusted: show them escaped."""
+
+    name: str
+    """The entry point's name."""
+    value: str
+    """What it loads: ``module`` or ``module:function``."""
+    distribution: str
+    """Name and version of the distribution that offers it."""
+    ids: tuple[str, ...]
+    """The ids that it registered, sorted."""
+    problem: str
+    """How it is broken, in words that follow its name; empty where it is not."""
 
 
 def register(id: str, entry_point: str | Callable[..., ToolEnv], **options: Any) -> None:
@@ -42,25 +65,36 @@ def register_builtin() -> None:
 
 
 @functools.cache
+def plugins() -> tuple[Plugin, ...]:
+    """Load every plugin of the group ``agentrl.envs``, once; a broken one says so and breaks nobody else.
+
+    What a plugin registers under an id that is taken does not count: whoever had the id keeps it.
+    """
+    points = importlib.metadata.entry_points(group=GROUP)
+    return tuple(_loaded(point) for point in sorted(points, key=lambda point: (point.name, point.value)))
+
+
+@functools.cache
 def load_plugins() -> None:
     """Load every plugin of the group ``agentrl.envs``; a broken one is named in a warning and breaks nobody else."""
-    for point in importlib.metadata.entry_points(group=GROUP):
-        try:
-            loaded = point.load()
-            if callable(loaded):
-                loaded()
-        except Exception as error:  # a plugin may raise anything
-            warnings.warn(f"plugin {point.name!r} ({point.value}) can't be loaded: {error!r}", stacklevel=2)
+    for plugin in plugins():
+        if plugin.problem:
+            warnings.warn(f"plugin {plugin.name!r} ({plugin.value!r}) {plugin.problem}", stacklevel=3)
 
 
 def list_envs() -> list[str]:
     """The ids of all environments that agentrl can play, sorted: everything but Gymnasium's own."""
     load_plugins()
-    return sorted(env_id for env_id, spec in gymnasium.registry.items() if not _is_gymnasiums(spec.entry_point))
+    return sorted(env_id for env_id, spec in gymnasium.registry.items() if not _is_gymnasiums(spec))
 
 
 def make(env_id: str, **kwargs: Any) -> ToolEnv:
     """Make an environment.
+
+    An id may begin with a module, which is imported where the rest of the id is not registered yet. To import a module
+    is to run it: whoever chooses the id chooses what runs. An id from the command line is the user's own; one from a
+    run folder that somebody else wrote is not, so read ``env`` in its ``config.toml`` before evaluating or resuming it.
+    Python's own modules are never imported for an id, since none of them registers an environment.
 
     Args:
         env_id: a registered id, or ``module:namespace/Name-v0`` to import ``module`` first.
@@ -71,13 +105,14 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
 
     Raises:
         UnknownNameError: there is no such id.
-        UsageError: the environment, or the module before its colon, needs a module that is not there.
+        UsageError: the environment, or the module before its colon, can't be imported.
         ConfigError: the environment does not take one of the arguments.
         EnvContractError: the id does not lead to a ``ToolEnv``.
     """
     load_plugins()
+    registered = _with_module_imported(env_id)
     try:
-        made = gymnasium.make(env_id, disable_env_checker=True, **kwargs).unwrapped
+        made = gymnasium.make(registered, disable_env_checker=True, **kwargs).unwrapped
     except ModuleNotFoundError as error:
         raise UsageError(f"environment {env_id!r} needs a module that can't be imported: {error}") from error
     except gymnasium.error.Error as error:
@@ -89,7 +124,67 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
     return made
 
 
-def _is_gymnasiums(entry_point: object) -> bool:
-    module = entry_point if isinstance(entry_point, str) else entry_point.__module__
-    # What Gymnasium moved elsewhere stays in its registry, under shimmy or as a function that explains the move.
-    return module.startswith(("gymnasium.", "shimmy."))
+def module_of(spec: EnvSpec) -> str:
+    """The name of the module that an environment is made by."""
+    entry_point = spec.entry_point
+    if isinstance(entry_point, str):
+        return entry_point.partition(":")[0]
+    if inspect.isfunction(entry_point) or inspect.isclass(entry_point):
+        return entry_point.__module__
+    return type(entry_point).__module__
+
+
+def _loaded(point: importlib.metadata.EntryPoint) -> Plugin:
+    before = dict(gymnasium.registry)
+    problem = ""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Overriding environment")  # told below, by the plugin's name
+        try:
+            loaded = point.load()
+            if callable(loaded):
+                loaded()
+        except (Exception, SystemExit) as error:  # a plugin may raise anything, and may even end the process
+            problem = f"can't be loaded: {error!r}"
+    taken = sorted(env_id for env_id, spec in before.items() if not _same(gymnasium.registry.get(env_id), spec))
+    gymnasium.registry.update({env_id: before[env_id] for env_id in taken})
+    if taken and not problem:
+        problem = f"wants ids that are taken, and does not get them: {', '.join(map(repr, taken))}"
+    return Plugin(
+        name=point.name,
+        value=point.value,
+        distribution=f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution",
+        ids=tuple(sorted(set(gymnasium.registry) - set(before))),
+        problem=problem,
+    )
+
+
+def _same(one: EnvSpec | None, other: EnvSpec) -> bool:
+    return one is other or (
+        one is not None and (one.entry_point, repr(one.kwargs)) == (other.entry_point, repr(other.kwargs))
+    )
+
+
+def _with_module_imported(env_id: str) -> str:
+    """``env_id`` without its module, which has been imported where that was needed."""
+    if len(env_id) > MAX_ID or not env_id.isprintable():
+        raise UnknownNameError("environment", env_id if len(env_id) <= MAX_ID else env_id[:40] + "…", list_envs())
+    module, colon, registered = env_id.rpartition(":")
+    if not colon or registered in gymnasium.registry:
+        return registered
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise UsageError(f"{module!r}, before the colon of the id {env_id!r}, is no module: write module:ns/Name-v0")
+    if module.split(".")[0] in sys.stdlib_module_names:
+        raise UsageError(f"{module!r}, before the colon of the id {env_id!r}, is Python's own: name your module there")
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"environment {env_id!r} needs a module that can't be imported: {error}") from error
+    except (Exception, SystemExit) as error:  # somebody's module may raise anything, and may even end the process
+        raise UsageError(f"the module of environment {env_id!r} can't be imported: {error!r}") from error
+    return registered
+
+
+def _is_gymnasiums(spec: EnvSpec) -> bool:
+    # What Gymnasium moved elsewhere stays in its registry, under shimmy or as a function that explains the move. What
+    # has no entry point exists as a vector of environments only, which none of agentrl's does.
+    return spec.entry_point is None or module_of(spec).split(".")[0] in ("gymnasium", "shimmy")

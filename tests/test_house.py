@@ -28,7 +28,8 @@ FLOORS = {
     3: {"engines", "rollout", "config", "attention", "linear", "rng"},
     4: {"batch", "algos", "diagnostics", "policy"},
     5: {"trainer", "sft", "checkpoint", "metrics", "evaluate", "compare", "replay", "viewer"}
-    | {"runfolder", "records", "tiny", "display", "assemble", "invariants", "pipeline", "evaluation", "doctor"},
+    | {"runfolder", "records", "tiny", "display", "assemble", "invariants", "pipeline", "evaluation", "doctor"}
+    | {"terminal", "listing", "play", "scaffold"},
     6: {"cli", "__init__", "__main__"},
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
@@ -38,7 +39,7 @@ ALONE = {"sandboxes"}
 """Rooms that import nothing else of ours."""
 TORCH_FREE = FLOORS[0] | FLOORS[1] | FLOORS[2] | {"config", "__init__"}
 """Rooms that import torch nowhere, not even inside a function."""
-LIGHT = TORCH_FREE | {"cli", "__main__"}
+LIGHT = TORCH_FREE | {"cli", "__main__", "terminal", "listing", "play", "scaffold"}
 """Rooms that can be imported on the base install."""
 EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "vllm", "docker", "rich", "triton"} | {
     *("math_verify", "datasets", "pyarrow", "pandas", "mcp", "reasoning_gym", "atheris"),
