@@ -96,8 +96,8 @@ def show_details(found: Mapping[str, object], terminal: Terminal) -> None:
     """Write what ``details`` found, a line for each fact."""
     for name, value in found.items():
         rows = value if isinstance(value, list) else [_line(value)]
-        for row in rows or ["none"]:
-            terminal.write(f"{name.replace('_', ' '):<14}{row}", "bold" if name == "id" else "")
+        for row in rows or [""]:
+            terminal.write(f"{name.replace('_', ' '):<14}{row or 'none'}", "bold" if name == "id" else "")
 
 
 def _details(env: ToolEnv) -> dict[str, object]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.env import ToolEnv
-from agentrl.errors import EnvContractError
+from agentrl.errors import ConfigError, EnvContractError
 from agentrl.registry import make
 from agentrl.terminal import Terminal
 from agentrl.types import Message
@@ -44,10 +44,12 @@ def play(request: Request, terminal: Terminal) -> None:
     """Play one episode with turns from standard input, to its end or until the person leaves.
 
     Raises:
-        UsageError: the environment, its split, task or dialect is not there.
+        UsageError: the environment, its split, task or dialect is not there, or the seed is negative.
         EnvContractError: the environment broke its contract.
         InfrastructureError: what a tool runs on failed.
     """
+    if request.seed is not None and request.seed < 0:
+        raise ConfigError(f"seed is {request.seed}: it must be at least 0")
     _prepare_input()
     chosen = {"split": request.split, "dialect": request.dialect}
     env = make(request.env, **{name: value for name, value in chosen.items() if value is not None})

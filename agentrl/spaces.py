@@ -48,6 +48,9 @@ class Unicode(gymnasium.Space[str]):
         return f"Unicode(max_length={self.max_length})"
 
 
+_ANY_TEXT = Unicode()
+
+
 class Messages(gymnasium.Space[tuple[Message, ...]]):
     """A tuple of chat messages, each with a known role and text content."""
 
@@ -76,7 +79,7 @@ class Messages(gymnasium.Space[tuple[Message, ...]]):
             and message.get("role") in _ROLES
             and self.text.contains(message.get("content"))
             and set(message) <= {"role", "content", "name", "tool_call_id"}
-            and all(isinstance(value, str) for value in message.values())
+            and all(_ANY_TEXT.contains(value) for value in message.values())
         )
 
     @property

@@ -40,6 +40,14 @@ def test_messages_are_in(messages: object) -> None:
         ({"role": "user", "content": None},),
         ({"role": "user", "content": "\udfff"},),
         ({"role": "user", "content": "", "name": 3},),
+        ({"role": "tool", "content": "", "name": "\ud800"},),
+        ({"role": ["user"], "content": ""},),
+        ({"content": "", "name": ""},),
+        "user",
+        ("user",),
+        {"role": "user", "content": ""},
+        ((HELLO,),),
+        (HELLO, [HELLO]),
         ({"role": "user", "content": "", "mood": "good"},),
     ],
 )
@@ -55,6 +63,42 @@ def test_samples_are_in_and_follow_the_seed(space: Any) -> None:
     assert len({str(sample) for sample in first}) > 10
     space.seed(3)
     assert [space.sample() for _ in range(50)] == first
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 80))
+def test_every_sample_is_in(seed: int, max_length: int) -> None:
+    for space in (Unicode(max_length, seed=seed), Messages(max_length, seed=seed)):
+        assert all(space.contains(space.sample()) for _ in range(5))
+    space = Messages(max_length)
+    space.seed(seed)
+    assert all(space.contains(space.sample()) for _ in range(5))
+
+
+json = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(st.characters(), max_size=5),
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.dictionaries(st.text(max_size=7), inner, max_size=3),
+    max_leaves=8,
+)
+keys = st.sampled_from(["role", "content", "name", "tool_call_id", "mood"])
+values = st.sampled_from(["system", "user", "assistant", "tool", "robot", "", "\udc80", None, 3, (), b"tool"])
+
+
+def is_message(thing: Any) -> bool:
+    """What a message is, said once more and more slowly."""
+    if type(thing) is not dict or "role" not in thing or "content" not in thing:
+        return False
+    texts = {key: value for key, value in thing.items() if isinstance(value, str)}
+    try:
+        "".join(texts.values()).encode()
+    except UnicodeEncodeError:
+        return False
+    known = {"role", "content", "name", "tool_call_id"}
+    return texts == thing and set(thing) <= known and thing["role"] in {"system", "user", "assistant", "tool"}
+
+
+@given(json | st.lists(st.dictionaries(keys, values), max_size=3).map(tuple))
+def test_a_space_contains_messages_and_nothing_else(thing: Any) -> None:
+    assert Messages().contains(thing) == (type(thing) is tuple and all(map(is_message, thing)))
 
 
 def test_a_seed_given_at_once_counts() -> None:
