@@ -34,7 +34,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return err.removeprefix("agentrl: ").strip()
 
 
-COMMANDS = ("train", "sft", "eval", "list", "check-env", "report", "doctor", "sandbox")
+COMMANDS = ("new", "list", "play", "check-env", "train", "sft", "eval", "report", "doctor", "sandbox")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -61,15 +61,6 @@ def test_words_that_are_no_command(argv: tuple[str, ...], capsys: pytest.Capture
         main(argv)
     assert ended.value.code == 2
     assert "usage: agentrl" in capsys.readouterr().err
-
-
-def test_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert "agentrl/Arithmetic-v0" in found["environments"] and "quickstart" in found["presets"]
-    assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert all(f"  {name}" in lines for names in found.values() for name in names)
 
 
 QUICK = ("--preset", "quickstart")
@@ -111,6 +102,11 @@ QUICK = ("--preset", "quickstart")
         (("eval", "nobody/nothing", *QUICK, "--tasks", "0"), "setting 'eval.tasks' is 0"),
         (("eval", "nobody/nothing", *QUICK, "--temperature", "-1"), "setting 'eval.temperature' is -1"),
         (("report", "runs/none"), "there is no run in 'runs/none'"),
+        (("list", "agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
+        (("play", "agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
+        (("play", "os:system"), "'os', before the colon of the id 'os:system', is Python's own"),
+        (("train", *QUICK, "--set", "env.id=os:system"), "is Python's own: name your module there"),
+        (("new", "My-Env"), "'My-Env' can't be a package's name"),
     ],
 )
 def test_what_is_not_there(argv: tuple[str, ...], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +191,19 @@ def test_module_runs_as_a_program_too(here: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "agentrl: there is no run in 'runs/none'; there are none yet\n"
+
+
+def test_who_reads_along_may_stop(here: Path) -> None:
+    code = "import sys; from agentrl.cli import main; sys.stdin.readline(); sys.exit(main(['list']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdin and process.stdout and process.stderr
+    process.stdout.close()
+    process.stdin.write("go\n")
+    process.stdin.close()
+    assert (process.wait(timeout=60), process.stderr.read()) == (141, "")
+    process.stderr.close()
 
 
 def test_check_env_reports_and_sets_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

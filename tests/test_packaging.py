@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_DISTRIBUTIONS = 14
+START = "agentrl_start.py"
+"""Where the program begins, beside the package."""
 HEAVY = ("torch", "transformers", "vllm", "docker")
 
 
@@ -76,7 +78,7 @@ def package_files() -> dict[str, bytes]:
         for name in names:
             path = Path(top) / name
             found[path.relative_to(ROOT).as_posix()] = path.read_bytes()
-    return found
+    return found | {START: (ROOT / START).read_bytes()}
 
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
@@ -88,17 +90,18 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 def test_wheel_has_every_module_under_one_name(wheel: Path) -> None:
     modules = [name for name in contents(wheel) if name.endswith(".py")]
-    assert {name.split("/")[0] for name in modules} == {"agentrl"}
+    assert {name.split("/")[0] for name in modules} == {"agentrl", START}
     for folder in ("envs", "sandboxes"):
         homes = {name.partition(f"/{folder}/")[0] for name in modules if f"/{folder}/" in name}
         assert homes == {"agentrl"}
         assert f"agentrl/{folder}/__init__.py" in modules
 
 
-def test_wheel_ships_types_and_presets_but_no_tests(wheel: Path) -> None:
+def test_wheel_ships_types_presets_and_templates_but_no_tests(wheel: Path) -> None:
     names = set(contents(wheel))
     assert "agentrl/py.typed" in names
     assert any(name.startswith("agentrl/presets/") and name.endswith(".toml") for name in names)
+    assert sum(name.startswith("agentrl/templates/new/") for name in names) >= 7
     assert not [name for name in names if "test_" in name or "conftest" in name or name.endswith(".pyc")]
 
 
@@ -152,6 +155,16 @@ def test_every_environment_resets_on_the_base_install(base: Path, tmp_path: Path
 @pytest.mark.slow
 def test_command_line_explains_itself_on_the_base_install(base: Path, tmp_path: Path) -> None:
     shown = run([base / "agentrl", "--help"], cwd=tmp_path)
-    for command in ("train", "eval", "list", "check-env"):
+    for command in ("train", "eval", "list", "check-env", "new", "play"):
         assert command in shown
     assert "Traceback" not in shown
+
+
+@pytest.mark.slow
+def test_new_environment_is_played_on_the_base_install(base: Path, tmp_path: Path) -> None:
+    run([base / "agentrl", "new", "my_env"], cwd=tmp_path)
+    play = "import sys; from agentrl.cli import main; sys.exit(main(['play', 'my_env:me/MyEnv-v0']))"
+    done = subprocess.run(
+        [base / "python", "-c", play], cwd=tmp_path / "my_env", input=":gold\n:gold\n", capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "return 1: correct 1" in done.stdout, done.stderr

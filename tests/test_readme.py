@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,12 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 SMALL = ["model.hidden=32", "model.layers=2", "sft.steps=2", "sft.tasks=8", "optim.steps=0", "eval.tasks=4"]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+FIRST = re.search(r"^## Your first environment\n.*?(?=^## )", README, flags=re.DOTALL | re.MULTILINE)
+assert FIRST is not None
+
+
+def blocks(language: str, text: str = README.replace(FIRST[0], "")) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def commands() -> list[list[str]]:
@@ -66,6 +71,58 @@ def test_commands_run_in_their_order(tmp_path: Path) -> None:
     assert len(ran) >= 9
     assert (tmp_path / "runs" / "first" / "report.html").exists()
     assert (tmp_path / "episodes.jsonl").exists()
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a fresh environment with agentrl installed from this repository, and nothing else of its own.
+
+    PyTorch alone is larger than everything else together. So whatever agentrl needs is found where these tests run: a
+    .pth file adds that folder to the path, behind the fresh environment's own. For the same reason pip is told not to
+    look for requirements.
+    """
+    venv = tmp_path_factory.mktemp("fresh") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=200)
+    (site,) = (venv / "lib").glob("python3.*/site-packages")
+    (site / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install = [*PIP_INSTALL, "-e", str(ROOT)]
+    subprocess.run([venv / "bin" / install[0], *install[1:]], check=True, timeout=200, env=environment(venv / "bin"))
+    return venv / "bin"
+
+
+PIP_INSTALL = ["pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The variables of a shell in which the environment with that bin folder is active."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return kept | {"PATH": f"{folder}{os.pathsep}{kept['PATH']}", "VIRTUAL_ENV": str(folder.parent)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_first_environment_from_new_to_trained(fresh: Path, tmp_path: Path) -> None:
+    assert FIRST is not None
+    (script,) = blocks("bash", FIRST[0])
+    assert script.count("pip install ") == 1
+    script = script.replace("pip install", " ".join(PIP_INSTALL))
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=tmp_path, env=environment(fresh), stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "distribution  my-env 0.1.0" in done.stdout and "no findings" in done.stdout
+    assert "left after 0 turns" in done.stdout, "play met the end of its input"
+    made = tmp_path / "my_env"
+    evals = [json.loads(line) for line in (made / "runs" / "first" / "evals.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in evals] == [0, 12]
+    assert evals[-1]["tool_calls_mean"] > 0.5, "the tool is called"
+    assert (made / "runs" / "first" / "report.html").exists()
+    tested = subprocess.run(
+        [fresh / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=made, env=environment(fresh),
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
 @pytest.mark.slow
