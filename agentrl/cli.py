@@ -7,6 +7,7 @@ asked for is not there, 130 interrupted.
 import argparse
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -74,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         arguments = _parser().parse_args(argv)
-        return arguments.run(arguments)
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         return _fail(error, 2)
     except (AgentRLError, SandboxError) as error:
@@ -83,13 +86,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.name not in ("torch", "transformers", "rich", "safetensors", "tokenizers"):
             raise
         return _fail(f"{error.name} is not installed: pip install 'agentrl[train]'", 2)
-    except BrokenPipeError:  # whoever read along, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
         return 141
     except KeyboardInterrupt as error:
         if argv is None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends here: nothing is left to interrupt
         return _fail(str(error) or "interrupted", 130)
+
+
+def _reader_left() -> bool:
+    """Whether whoever read standard output, such as head, has seen enough; then the rest goes nowhere."""
+    pipe = select.poll()
+    pipe.register(sys.stdout.fileno(), 0)
+    left = any(event & select.POLLERR for _, event in pipe.poll(0))
+    if left:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return left
 
 
 def _fail(reason: object, code: int) -> int:

@@ -193,8 +193,9 @@ def test_module_runs_as_a_program_too(here: Path) -> None:
     assert done.stderr == "agentrl: there is no run in 'runs/none'; there are none yet\n"
 
 
-def test_who_reads_along_may_stop(here: Path) -> None:
-    code = "import sys; from agentrl.cli import main; sys.stdin.readline(); sys.exit(main(['list']))"
+@pytest.mark.parametrize("argv", [["list"], ["list", "--json"]])
+def test_who_reads_along_may_stop(argv: list[str]) -> None:
+    code = f"import sys; from agentrl.cli import main; sys.stdin.readline(); sys.exit(main({argv}))"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -204,6 +205,15 @@ def test_who_reads_along_may_stop(here: Path) -> None:
     process.stdin.close()
     assert (process.wait(timeout=60), process.stderr.read()) == (141, "")
     process.stderr.close()
+
+
+def test_a_broken_pipe_elsewhere_is_no_reader_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks() -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("agentrl.listing.overview", breaks)
+    with pytest.raises(BrokenPipeError):
+        main(["list"])
 
 
 def test_check_env_reports_and_sets_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
