@@ -58,6 +58,8 @@ def register_builtin() -> None:
     builtin = {
         "agentrl/Arithmetic-v0": "agentrl.envs.arithmetic:Arithmetic",
         "agentrl/Code-v0": "agentrl.envs.code:Code",
+        "agentrl/Math-v0": "agentrl.envs.math:Math",
+        "agentrl/MathPython-v0": "agentrl.envs.math:MathPython",
     }
     for env_id, entry_point in builtin.items():
         if env_id not in gymnasium.registry:

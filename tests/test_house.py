@@ -23,7 +23,7 @@ MAX_FILE, MAX_FUNCTION, MAX_SETTINGS, MIN_TEST_RATIO = 400, 60, 60, 0.8
 FLOORS = {
     0: {"types", "errors", "sandboxes"},
     1: {"spaces", "env", "tasks", "tools", "dialects", "registry", "checker", "python_tool", "grading"}
-    | {"render", "render_template", "render_tokens"},
+    | {"render", "render_template", "render_tokens", "answers", "datafiles"},
     2: {"envs"},
     3: {"engines", "rollout", "config", "attention", "linear", "rng"},
     4: {"batch", "algos", "diagnostics", "policy"},
@@ -42,7 +42,7 @@ TORCH_FREE = FLOORS[0] | FLOORS[1] | FLOORS[2] | {"config", "__init__"}
 LIGHT = TORCH_FREE | {"cli", "__main__", "terminal", "listing", "play", "scaffold"}
 """Rooms that can be imported on the base install."""
 EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "vllm", "docker", "rich", "triton"} | {
-    *("math_verify", "datasets", "pyarrow", "pandas", "mcp", "reasoning_gym", "atheris"),
+    *("math_verify", "datasets", "latex2sympy2_extended", "pyarrow", "pandas", "mcp", "reasoning_gym", "atheris"),
 }
 """Top-level modules that the base install lacks."""
 # Written in two halves, so that this file does not break its own rule.

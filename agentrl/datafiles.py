@@ -1,0 +1,142 @@
+"""Rows of a data set: JSON lines, Parquet, or what the ``datasets`` library loads, each with the place it came from.
+
+A data set is read once, from front to back. A row that can't be read is handed on as such, with the reason.
+"""
+
+import gzip
+import json
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from agentrl.errors import UsageError
+
+JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+PARQUET = ".parquet"
+_BATCH = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row."""
+
+    place: str
+    """Where it stands, for messages: ``train.jsonl line 7``."""
+    data: Mapping[str, object]
+    """Its columns; empty where it can't be read."""
+    fault: str = ""
+    """Why it can't be read; empty for a good row."""
+
+
+def read_rows(source: str, *, config: str | None = None, split: str = "train") -> Iterator[Row]:
+    """The rows of ``source``, in order, read as they are asked for.
+
+    Args:
+        source: the path of a file (``.jsonl``, ``.jsonl.gz``, ``.jsonl.zst``, ``.parquet``), of a folder that
+            ``datasets.load_dataset`` understands, or the name of a data set on the Hugging Face hub.
+        config: the configuration of a folder or hub data set.
+        split: its split.
+
+    Raises:
+        UsageError: there is no such file or data set, it can't be read, or a library that reads it is missing.
+    """
+    path = Path(source).expanduser()
+    if source.lower().endswith(JSON_LINES):
+        return _json_lines(_existing(path))
+    if source.lower().endswith(PARQUET):
+        return _parquet(_existing(path))
+    if path.is_file():
+        known = ", ".join((*JSON_LINES, PARQUET))
+        raise UsageError(f"{source!r} is no data file that can be read here: convert it to one of {known}")
+    return _hub(str(path) if path.is_dir() else source, config, split)
+
+
+def stamp(source: str) -> tuple[object, ...]:
+    """What changes when the file ``source`` is written again; nothing for folders and hub data sets."""
+    path = Path(source).expanduser()
+    if not path.is_file():
+        return ()
+    status = path.stat()
+    return (str(path.resolve()), status.st_mtime_ns, status.st_size)
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise UsageError(f"there is no data file {str(path)!r}: give the path of an existing one")
+    return path
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with _complaining(path), _opened(path) as lines:
+        for count, line in enumerate(lines, start=1):
+            if not line.isspace():
+                yield _json_row(f"{path.name} line {count}", line)
+
+
+def _json_row(place: str, line: bytes) -> Row:
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Row(place=place, data={}, fault=f"is no JSON ({error})")
+    if not isinstance(data, dict):
+        return Row(place=place, data={}, fault="is no JSON object")
+    return Row(place=place, data=cast(dict[str, object], data))
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[IO[bytes]]:
+    if path.suffix.lower() == ".gz":
+        with gzip.open(path) as plain:
+            yield cast(IO[bytes], plain)
+    elif path.suffix.lower() == ".zst":
+        import io
+
+        import zstandard
+
+        with path.open("rb") as packed, zstandard.ZstdDecompressor().stream_reader(packed) as plain:
+            yield cast(IO[bytes], io.BufferedReader(cast(Any, plain)))
+    else:
+        with path.open("rb") as plain:
+            yield plain
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise UsageError("reading Parquet needs pyarrow: pip install 'agentrl[math]'") from error
+    with _complaining(path), pyarrow.parquet.ParquetFile(path) as file:
+        count = 0
+        for batch in file.iter_batches(batch_size=_BATCH):
+            for data in batch.to_pylist():
+                count += 1
+                yield Row(place=f"{path.name} row {count}", data=data)
+
+
+@contextmanager
+def _complaining(path: Path) -> Generator[None]:
+    """Name the file when reading it fails."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # gzip, zstandard and pyarrow have each their own kinds
+        raise UsageError(f"{str(path)!r} can't be read: {error}") from error
+
+
+def _hub(source: str, config: str | None, split: str) -> Iterator[Row]:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise UsageError(f"loading the data set {source!r} needs datasets: pip install 'agentrl[math]'") from error
+    load: Any = datasets.load_dataset
+    try:
+        rows = load(source, config, split=split)
+    except Exception as error:  # the library raises many kinds, from the network's to its readers'
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise UsageError(
+            f"the data set {source!r} (config {config!r}, split {split!r}) can't be loaded: {first}"
+        ) from error
+    return (Row(place=f"{source} [{split}] row {count}", data=data) for count, data in enumerate(rows, start=1))
