@@ -42,7 +42,9 @@ def final_box(text: str) -> str | None:
 
 def readable(answer: str) -> bool:
     r"""Whether ``answer`` can be an expected answer: not empty, not too long, and whole inside ``\boxed{}``."""
-    return len(answer) <= MAX_CHARS and bool(blankless(answer)) and last_boxed(rf"\boxed{{{answer}}}") == answer.strip()
+    if len(answer) > MAX_CHARS or last_boxed(rf"\boxed{{{answer}}}") != answer.strip():
+        return False
+    return any(map(str.isalnum, answer)) or blankless(answer) == r"\{\}"
 
 
 def same_answer(answer: str | None, expected: str, *, seconds: float = SECONDS) -> bool:

@@ -1,7 +1,7 @@
 """The processes that grade: where they come from, how they are asked, and what happens when one dies.
 
 An answer that makes its grader die or use up its time is graded once more, by a fresh grader. When that one is lost as
-well and a third still knows that one half is 0.5, the answer is to blame: it is not equal to anything, and is counted.
+well and a third can still tell what the root of 8 is, the answer is to blame: it is not equal to anything, and is counted.
 Otherwise the machine is to blame. Not covered: a grader is bounded in time, memory and what it writes, but it is not
 a sandbox; it parses what the model wrote and runs none of it.
 """
@@ -26,7 +26,7 @@ _PATIENCE = 60
 """A grader may take this many times its CPU time by the clock: other processes want the machine too."""
 _REQUESTS = 500
 """A grader is replaced after this many requests: what sympy remembers of them is never given back."""
-_KNOWN = (r"\frac{1}{2}", "0.5")
+_KNOWN = (r"\sqrt{8}", r"2\sqrt{2}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,206 @@
+"""Grading processes: what one costs, how one dies, and that none is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from agentrl.answers import close_graders, grade_counters, same_answer
+from agentrl.answers.pool import GradeCounters, GraderPool
+from agentrl.errors import InfrastructureError
+
+ENDLESS = r"\binom{100000000}{50000000}+x"
+"""An answer that takes all the CPU time there is; what is expected has a binomial coefficient too."""
+EXPECTED = r"\binom{5}{2}+x"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GraderPool]:
+    made = GraderPool(2)
+    yield made
+    made.close()
+
+
+def graders() -> list[psutil.Process]:
+    """The nursery's children, of all nurseries of this process."""
+    return [other for process in psutil.Process().children() if "agentrl.answers.worker" in process.cmdline()
+            for other in process.children()]  # fmt: skip
+
+
+def run(script: str) -> str:
+    """What a program of its own prints; it must end by itself, in silence."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_time_is_up_and_the_next_one_is_graded(pool: GraderPool) -> None:
+    began = time.process_time()
+    assert pool.same(ENDLESS, EXPECTED, seconds=0.3) is False
+    assert time.process_time() - began < 0.2  # it is not this process that computes
+    assert pool.counters == GradeCounters(asked=1, lost=2, blamed=1)
+    assert pool.same(r"x+\frac{1}{2}", "x+0.5", seconds=2.0)
+    assert pool.counters == GradeCounters(asked=2, lost=2, blamed=1)
+
+
+def test_memory_is_bounded(pool: GraderPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pool.same("2x", "x+x", seconds=2.0)
+    enough = max(process.memory_info().vms for process in graders()) + 2**26
+    monkeypatch.setattr("agentrl.answers.pool.MAX_BYTES", enough)
+    before = pool.counters
+    # The coefficient has a hundred million bits, and far more on the way there.
+    assert pool.same(ENDLESS, EXPECTED, seconds=120.0) is False
+    assert (pool.counters.lost, pool.counters.blamed) == (before.lost + 2, before.blamed + 1)
+
+
+def test_where_no_grader_works_the_machine_is_to_blame(pool: GraderPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.answers.pool.MAX_BYTES", -5)
+    with pytest.raises(InfrastructureError, match="every grading process dies"):
+        pool.same("x^2+2x+1", "(x+1)^2", seconds=2.0)
+
+
+def test_a_grader_killed_from_outside_costs_nothing(pool: GraderPool) -> None:
+    before = pool.counters.blamed
+    assert pool.same("2x", "x+x", seconds=2.0)
+    for process in graders():
+        process.kill()
+    assert pool.same("3x", "x+x+x", seconds=2.0)
+    assert not pool.same("3x", "x+x", seconds=2.0)
+    assert pool.counters.blamed == before
+
+
+def test_a_nursery_killed_from_outside_is_replaced(pool: GraderPool) -> None:
+    before = pool.counters.blamed
+    assert pool.same("2x", "x+x", seconds=2.0)
+    for process in psutil.Process().children():
+        if "agentrl.answers.worker" in process.cmdline():
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert pool.same("3x", "x+x+x", seconds=2.0)
+    assert pool.counters.blamed == before
+
+
+def test_graders_are_kept_and_replaced_now_and_then(pool: GraderPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.answers.pool._REQUESTS", 3)
+    before, seen = pool.counters, set[int]()
+    for _ in range(7):
+        assert pool.same("2x", "x+x", seconds=2.0)
+        seen |= {process.pid for process in graders()}
+    assert len(seen) > 2
+    assert pool.counters.lost == before.lost
+
+
+def test_threads_do_not_wait_for_each_other(pool: GraderPool) -> None:
+    verdicts: list[bool] = []
+    slow = threading.Thread(target=lambda: verdicts.append(pool.same(ENDLESS, EXPECTED, seconds=1.5)))
+    slow.start()
+    for _ in range(3):
+        assert pool.same("2x", "x+x", seconds=2.0)
+    assert slow.is_alive()
+    slow.join()
+    assert verdicts == [False]
+
+
+def test_many_threads_get_their_own_answers(pool: GraderPool) -> None:
+    verdicts: dict[int, bool] = {}
+
+    def ask(number: int) -> None:
+        verdicts[number] = pool.same(f"{number}x", f"x+{number - 1 + number % 2}x", seconds=2.0)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(2, 22)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert verdicts == {number: number % 2 == 0 for number in range(2, 22)}
+
+
+def test_closing_leaves_no_process_and_can_be_repeated() -> None:
+    assert same_answer("2x", "x+x")
+    mine = [process for process in psutil.Process().children() if "agentrl.answers.worker" in process.cmdline()]
+    everyone = [*mine, *graders()]
+    assert len(everyone) >= 2
+    close_graders()
+    close_graders()
+    assert not psutil.wait_procs(everyone, timeout=20)[1]
+    assert grade_counters().asked == 0
+    assert same_answer("2x", "x+x")
+
+
+def test_a_program_that_ends_leaves_no_process() -> None:
+    pids = json.loads(
+        run("""
+        import json, psutil
+        from agentrl.answers import same_answer
+        assert same_answer("2x", "x+x")
+        print(json.dumps([process.pid for process in psutil.Process().children(recursive=True)]))
+    """)
+    )
+    assert len(pids) == 2
+    assert not psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)[1]
+
+
+def test_a_killed_program_leaves_no_process() -> None:
+    script = (
+        "import os, psutil\nfrom agentrl.answers import same_answer\nassert same_answer('2x', 'x+x')\n"
+        "print(*[process.pid for process in psutil.Process().children(recursive=True)], flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                          capture_output=True, text=True, timeout=200)  # fmt: skip
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    assert not psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)[1]
+
+
+def test_a_forked_child_has_graders_of_its_own() -> None:
+    printed = run("""
+        import os, psutil
+        from agentrl.answers import close_graders, grade_counters, same_answer
+        assert same_answer("2x", "x+x")
+        child = os.fork()
+        if not child:
+            assert grade_counters().asked == 0
+            assert same_answer("3x", "x+x+x") and not same_answer("3x", "x+x")
+            print(len(psutil.Process().children(recursive=True)), flush=True)
+            close_graders()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert same_answer("4x", "x+3x")
+        print(grade_counters().asked)
+    """)
+    assert printed == "2\n2\n"
+
+
+def test_a_nursery_that_can_not_start_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(InfrastructureError, match=r"does not start: .*No module named"):
+        GraderPool(1)
+
+
+def test_missing_package_is_named() -> None:
+    assert (
+        run("""
+        import sys
+        sys.modules["math_verify"] = None
+        import agentrl
+        from agentrl.errors import UsageError
+        for name in ("agentrl/Math-v0", "agentrl/MathPython-v0"):
+            try:
+                agentrl.make(name)
+            except UsageError as error:
+                print(error)
+    """)
+        == "grading mathematics needs math-verify: pip install 'agentrl[math]'\n" * 2
+    )

@@ -1,0 +1,201 @@
+"""Layouts, bad rows, duplicates and splits of mathematical data sets."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.envs.math_data import Source, load_problems, split_of
+from agentrl.errors import ConfigError, UsageError
+
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_rows(rows: Sequence[object], name: str = "data.jsonl") -> str:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return str(path)
+
+    return write_rows
+
+
+def problems(source: Source) -> dict[str, str]:
+    """Every prompt with its answer, of both splits."""
+    return {task.prompt: task.answer for tasks in load_problems(source).values() for task in tasks}
+
+
+DAPO = (
+    "Solve the following math problem step by step. The last line of your response should be of the form "
+    'Answer: $Answer (without quotes).\n\nWhat is $6\\cdot 7$?\n\nPut it on its own line after "Answer:".'
+)
+LAYOUTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "DeepScaleR": ({"problem": "P", "answer": r"\frac{1}{2}", "solution": r"so \boxed{7}"}, "P", r"\frac{1}{2}"),
+    "MATH": (
+        {"problem": "P", "level": "Level 5", "type": "Algebra", "solution": r"is $\boxed{\{1\}}$."},
+        "P",
+        r"\{1\}",
+    ),
+    "AIME 2024": ({"ID": "2024-I-1", "Problem": "P", "Solution": "…", "Answer": 204}, "P", "204"),
+    "AIME 2025": ({"id": 0, "problem": "P", "answer": "070"}, "P", "070"),
+    "GSM8K": ({"question": "P", "answer": "6 * 7 = <<6*7=42>>42\n#### 1,042"}, "P", "1,042"),
+    "DAPO": (
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"role": "user", "content": DAPO}],
+            "reward_model": {"ground_truth": "42", "style": "rule"},
+            "extra_info": {"index": "abc"},
+        },
+        "What is $6\\cdot 7$?",
+        "42",
+    ),
+    "boxed answers": ({"question": "P", "ground_truth": r"$\boxed{5}$"}, "P", "5"),
+    "floats": ({"question": "P", "answer": 2.0}, "P", "2"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(write: Write, layout: str) -> None:
+    row, prompt, answer = LAYOUTS[layout]
+    assert problems(Source(data=write([row]))) == {prompt: answer}
+
+
+def test_ids(write: Write) -> None:
+    for row, name in (
+        (LAYOUTS["AIME 2024"][0], "2024-I-1"),
+        (LAYOUTS["DAPO"][0], "abc"),
+        (LAYOUTS["AIME 2025"][0], "0"),
+    ):
+        (tasks,) = load_problems(Source(data=write([row]))).values()
+        assert tasks[0].id == name
+    (tasks,) = load_problems(Source(data=write([{"problem": "P", "answer": 1}]))).values()
+    (again,) = load_problems(Source(data=write([{"problem": " P\n", "answer": 1, "more": 2}]))).values()
+    assert tasks[0].id == again[0].id
+
+
+def test_columns_can_be_named(write: Write) -> None:
+    rows = [{"text": "P", "meta": {"result": "5"}, "key": "k", "answer": "not this"}]
+    columns = (("answer", "meta.result"), ("id", "key"), ("prompt", "text"))
+    (tasks,) = load_problems(Source(data=write(rows), columns=columns)).values()
+    assert (tasks[0].prompt, tasks[0].answer, tasks[0].id) == ("P", "5", "k")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ((), r"known to hold the prompt, only text, value: say columns=\{"),
+        ((("prompt", "text"),), "known to hold the answer"),
+        ((("prompt", "text"), ("answer", "number")), "no column 'number', only text, value"),
+    ],
+)
+def test_unknown_columns_are_named(write: Write, columns: tuple[tuple[str, str], ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_problems(Source(data=write([{"text": "P", "value": "5"}]), columns=columns))
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ConfigError, match="'question': it maps prompt, answer and id"):
+        Source(columns=(("question", "q"),))
+    with pytest.raises(ConfigError, match="one for train and one for test|for train and one for test"):
+        Source(data=(("train", "a.jsonl"),))
+
+
+BAD: list[object] = [
+    *([1], {"problem": "", "answer": "1"}, {"problem": None, "answer": "1"}, {"problem": 5, "answer": "1"}),
+    *({"answer": "1"}, {"problem": "no answer"}, {"problem": "none", "answer": None}, {"problem": "blank", "answer": " "}),
+    *({"problem": "open", "answer": "{1"}, {"problem": "bool", "answer": True}, {"problem": "list", "answer": [1]}),
+    *({"problem": "long" * 6000, "answer": "1"}, {"problem": "long answer", "answer": "1" * 1001}),
+    *({"problem": "\ud800", "answer": "1"}, {"problem": "surrogate", "answer": "\ud800"}),
+    *({"problem": "not finite", "answer": float("nan")}, {"problem": [{"role": "user"}], "answer": "1"}),
+    *({"problem": "G o o d", "answer": "1"}, {"problem": "good", "answer": "2"}, {"problem": "Go\nod", "answer": "1"}),
+]  # fmt: skip
+GOOD = {"problem": "Good", "answer": "1"}
+
+
+def test_bad_rows_are_refused_by_place(write: Write) -> None:
+    for bad in [*BAD[:-3], BAD[-1]]:
+        with pytest.raises(UsageError, match=r"1 bad row: data\.jsonl line 2 .*skip_bad_rows=True"):
+            load_problems(Source(data=write([GOOD, bad])))
+
+
+def test_bad_rows_are_skipped_and_counted(write: Write) -> None:
+    path = write([GOOD, *BAD])
+    with pytest.raises(UsageError, match=r"19 bad rows: data\.jsonl line 2 .* …"):
+        load_problems(Source(data=path))
+    with pytest.warns(UserWarning, match=r"19 bad rows left out: data\.jsonl line 2"):
+        assert problems(Source(data=path, skip_bad_rows=True)) == {"Good": "1", "good": "2"}
+
+
+def test_solutions_need_a_box(write: Write) -> None:
+    rows = [{"problem": "P", "solution": r"\boxed{1}"}, {"problem": "Q", "solution": "It is 2."}]
+    with pytest.raises(UsageError, match=r"line 2 has no answer in 'solution'"):
+        load_problems(Source(data=write(rows)))
+
+
+def test_repeated_problems_and_ids(write: Write) -> None:
+    rows = [{"id": 1, "problem": "P", "answer": "1"}, {"id": 2, "problem": "P ", "answer": "2"}]
+    with pytest.raises(UsageError, match=r"line 2 repeats the problem of data\.jsonl line 1, with another answer"):
+        load_problems(Source(data=write(rows)))
+    rows = [{"id": 1, "problem": "P", "answer": "1"}, {"id": 1, "problem": "Q", "answer": "2"}]
+    with pytest.raises(UsageError, match=r"line 2 has the id '1' of an earlier one"):
+        load_problems(Source(data=write(rows)))
+
+
+def test_one_source_is_divided_by_its_problems(write: Write) -> None:
+    rows = [{"problem": f"What is {i} + 1?", "answer": i + 1} for i in range(2000)]
+    tasks = load_problems(Source(data=write(rows)))
+    turned = [{**row, "problem": row["problem"].replace(" ", "  ")} for row in reversed(rows)]
+    again = load_problems(Source(data=write(turned, "turned.jsonl")))
+    for split in ("train", "test"):
+        kept = {"".join(task.prompt.split()) for task in tasks[split]}
+        assert kept == {"".join(task.prompt.split()) for task in again[split]}
+    assert 150 < tasks["test"].size < 250
+    assert tasks["train"].size + tasks["test"].size == 2000
+    assert split_of("a b") == split_of("ab")
+
+
+def test_two_files_share_no_problem(write: Write) -> None:
+    train = write([{"problem": "P", "answer": "1"}, {"problem": "Q", "answer": "2"}], "train.jsonl")
+    test = write([{"problem": "Q ", "answer": "2"}], "test.jsonl")
+    data = (("test", test), ("train", train))
+    with pytest.raises(UsageError, match=r"train\.jsonl line 2 repeats the problem of test\.jsonl line 1"):
+        load_problems(Source(data=data))
+    with pytest.warns(UserWarning, match=r"1 bad row left out: train\.jsonl line 2"):
+        tasks = load_problems(Source(data=data, skip_bad_rows=True))
+    assert [task.prompt for task in tasks["train"]] == ["P"]
+    assert [task.prompt for task in tasks["test"]] == ["Q"]
+
+
+def test_a_file_is_read_once_until_it_changes(write: Write) -> None:
+    source = Source(data=write([{"problem": "P", "answer": "1"}]))
+    first = load_problems(source)
+    assert load_problems(source) is first
+    write([{"problem": "P", "answer": "100"}])
+    assert problems(source) == {"P": "100"}
+
+
+def test_folders_and_their_splits(write: Write, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "set").mkdir()
+    for split in ("train", "test"):
+        write([{"question": f"{split} {i}", "answer": f"#### {i}"} for i in range(3)], f"set/{split}.jsonl")
+    folder = str(tmp_path / "set")
+    tasks = load_problems(Source(data=(("test", folder), ("train", folder))))
+    assert [task.prompt for task in tasks["test"]] == ["test 0", "test 1", "test 2"]
+    assert [task.prompt for task in tasks["train"]] == ["train 0", "train 1", "train 2"]
+    turned = Source(data=(("test", folder), ("train", folder)), split=(("test", "train"), ("train", "test")))
+    assert load_problems(turned)["test"][0].prompt == "train 0"
+    assert set(problems(Source(data=folder, split="test"))) == {"test 0", "test 1", "test 2"}
+
+
+def test_parquet_with_chat_messages(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    row = LAYOUTS["DAPO"][0]
+    parquet.write_table(pyarrow.Table.from_pylist([row, row]), tmp_path / "dapo.parquet")
+    source = Source(data=str(tmp_path / "dapo.parquet"), skip_bad_rows=True)
+    with pytest.warns(UserWarning, match=r"dapo\.parquet row 2 repeats the problem of dapo\.parquet row 1"):
+        assert problems(source) == {"What is $6\\cdot 7$?": "42"}
