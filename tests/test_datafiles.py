@@ -95,7 +95,7 @@ def test_unreadable_parquet(tmp_path: Path) -> None:
 
 def test_a_hub_data_set_that_is_not_there() -> None:
     pytest.importorskip("datasets")
-    with pytest.raises(UsageError, match="'nobody/nothing'.*can't be loaded"):
+    with pytest.raises(UsageError, match=r"'nobody/nothing'.*can't be loaded"):
         list(read_rows("nobody/nothing"))
 
 

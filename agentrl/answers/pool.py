@@ -1,7 +1,7 @@
 """The processes that grade: where they come from, how they are asked, and what happens when one dies.
 
 An answer that makes its grader die or use up its time is graded once more, by a fresh grader. When that one is lost as
-well and a third can still tell what the root of 8 is, the answer is to blame: it is not equal to anything, and is counted.
+well and a third can still tell what the root of 8 is, the answer is to blame: it is equal to nothing, and is counted.
 Otherwise the machine is to blame. Not covered: a grader is bounded in time, memory and what it writes, but it is not
 a sandbox; it parses what the model wrote and runs none of it.
 """

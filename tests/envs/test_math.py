@@ -1,0 +1,259 @@
+"""Math-v0 and MathPython-v0: what is rewarded, the sample's answers, and the contract."""
+
+import importlib.util
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import sympy
+from gymnasium.utils.env_checker import check_env
+
+import agentrl
+from agentrl.answers import close_graders, same_answer
+from agentrl.dialects import DIALECTS
+from agentrl.envs.math import Math, MathPython
+from agentrl.envs.math_data import SAMPLE
+from agentrl.errors import UsageError
+
+IDS = ("agentrl/Math-v0", "agentrl/MathPython-v0")
+x, n = sympy.symbols("x n")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _graders(require: Callable[[bool, str], None]) -> Iterator[None]:
+    require(importlib.util.find_spec("math_verify") is not None, "needs math-verify")
+    yield
+    close_graders()
+
+
+def primes(limit: int) -> list[int]:
+    return [k for k in range(2, limit) if all(k % d for d in range(2, math.isqrt(k) + 1))]
+
+
+def stops(passengers: int) -> int:
+    for _ in range(3):
+        passengers = passengers - passengers // 4 + 16
+    return passengers
+
+
+def trailing_zeros(number: int) -> int:
+    text = str(math.factorial(number))
+    return len(text) - len(text.rstrip("0"))
+
+
+def chance(hits: Callable[..., bool], *ranges: range) -> Fraction:
+    cases = list(itertools.product(*ranges))
+    return Fraction(sum(hits(*case) for case in cases), len(cases))
+
+
+def where(condition: Callable[[Fraction], bool]) -> set[Fraction]:
+    """The points of a grid at which ``condition`` holds."""
+    return {point for point in (Fraction(k, 4) for k in range(-60, 61)) if condition(point)}
+
+
+REAL = sympy.Symbol("x", real=True)
+CHECKS: dict[str, object] = {
+    "int-01": 14 * 18 - 197,
+    "int-02": sum(720 % d == 0 for d in range(1, 721)),
+    "int-03": pow(7, 100, 13),
+    "int-04": len(set(itertools.permutations("LEVEL"))),
+    "int-05": math.gcd(1071, 462),
+    "int-06": sum(k % 3 == 0 or k % 5 == 0 for k in range(1, 1001)),
+    "int-07": sum(p for p in primes(100) if p > 9 and p % 10 == 3),
+    "int-08": sum((9 - side) ** 2 for side in range(1, 9)),
+    "int-09": next(k for k in range(1, 100) if trailing_zeros(k) == 7),
+    "int-10": sum(not mask & (mask << 1) for mask in range(1024)),
+    "int-11": stops(256),
+    "int-12": (pow(3, 2024, 10) + pow(2, 2024, 10)) % 10,
+    "frac-01": chance(lambda a, b: a + b == 8, range(1, 7), range(1, 7)),
+    "frac-02": Fraction(2, 10) + Fraction(7, 90),
+    "frac-03": Fraction(1, 4) + Fraction(1, 6),
+    "frac-04": sympy.solve(3 / x + sympy.Rational(1, 2) - sympy.Rational(7, 4), x)[0],
+    "frac-05": chance(lambda a, b: a < 4 and b < 3, range(10), range(9)),
+    "frac-06": sympy.summation(sympy.Rational(1, 3) ** n, (n, 1, sympy.oo)),
+    "frac-07": Fraction(-1 - 5, 6 + 2),
+    "frac-08": sympy.integrate(x**2 * (1 - x), (x, 0, 1)),
+    "surd-01": sympy.sqrt(50) + sympy.sqrt(18),
+    "surd-02": sympy.sqrt(4**2 + 6**2),
+    "surd-03": sympy.Rational(1, 2) * 6 * 6 * sympy.sin(sympy.pi / 3),
+    "surd-04": sympy.radsimp(4 / (sympy.sqrt(5) - 1)),
+    "surd-05": max(sympy.solve(x**2 - 4 * x - 1, x)),
+    "surd-06": math.isqrt(2**2 + 3**2 + 6**2),
+    "pi-01": sympy.pi * (10 * sympy.pi / (2 * sympy.pi)) ** 2,
+    "pi-02": sympy.pi * 3**2 * 7 / 3,
+    "pi-03": min(sympy.solve(sympy.sin(x) - sympy.sqrt(3) / 2, x)),
+    "pi-04": sympy.integrate(1 / (1 + x**2), (x, -1, 1)),
+    "ival-01": where(lambda v: v * v - 5 * v + 6 < 0),
+    "ival-02": where(lambda v: 9 - v * v >= 0),
+    "ival-03": where(lambda v: abs(2 * v - 1) <= 5),
+    "ival-04": where(lambda v: v + 1 >= 0),  # x² - 2x = (x - 1)² - 1
+    "ival-05": where(lambda v: v != -2 and (v - 1) / (v + 2) >= 0),
+    "ival-06": where(lambda v: v > 0 and v <= 2**3),
+    "set-01": {v for v in range(-9, 10) if v**3 == 4 * v},
+    "set-02": {p for p in primes(100) if 2310 % p == 0},
+    "set-03": {v for v in range(-20, 20) if v != -1 and 6 % (v + 1) == 0 and 6 // (v + 1) > 1},
+    "set-04": {v * v % 8 for v in range(8)},
+    "set-05": set(sympy.solveset(2 * sympy.cos(x) - 1, x, sympy.Interval.Ropen(0, 2 * sympy.pi))),
+    "set-06": set(sympy.solve(x**2 - 6 * x + 7, x)),
+    "tup-01": next((a, b) for a in range(12) for b in range(12) if a + b == 11 and 3 * a - b == 9),
+    "tup-02": next((a, 2 * a - 7) for a in range(12) if 2 * a - 7 == -a + 5),
+    "tup-03": (Fraction(4, 2), Fraction(-10, 2)),
+    "tup-04": (Fraction(1 + 6, 2), Fraction(-4 + 2, 2)),
+    "tup-05": next(
+        t for t in itertools.product(range(7), repeat=3) if (t[0] + t[1], t[1] + t[2], t[0] + t[2]) == (3, 5, 6)
+    ),
+    "poly-01": sympy.expand((x - 2) * (x**2 + 2 * x + 4)),
+    "poly-02": sympy.div(2 * x**3 + 3 * x**2 - 8 * x + 3, x + 3)[0],
+    "poly-03": sympy.diff(x**4 - 3 * x**2 + 5 * x, x),
+    "poly-04": sympy.expand((x + 4) * (x - 7)),
+    "poly-05": sympy.factor(sympy.summation(2 * x - 1, (x, 1, n))),
+    "poly-06": sympy.expand(3 * (x - 2) + 1),
+    "pct-01": Fraction(80 - 68, 80) * 100,
+    "pct-02": (Fraction(110, 100) * Fraction(120, 100) - 1) * 100,
+    "pct-03": Fraction(250 - 215, 250) * 100,
+    "unit-01": Fraction(42) / (1 + Fraction(45, 60)),
+    "unit-02": 4 * 5 * 9,
+    "unit-03": Fraction((10 - 2) * 180, 10),
+    "unit-04": Fraction(910, 7) * 3 / 100,
+}
+"""Every answer of the sample, found another way: by counting, by sympy, or on a grid."""
+
+
+def sample() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in SAMPLE.read_text(encoding="utf-8").splitlines()]
+
+
+def inside(answer: str, point: Fraction) -> bool:
+    """Whether an interval as the sample writes it, or a union of them, holds ``point``."""
+    for opening, low, high, closing in re.findall(r"([(\[])([^,]+),([^)\]]+)([)\]])", answer):
+        left = -math.inf if "infty" in low else Fraction(low)
+        right = math.inf if "infty" in high else Fraction(high)
+        above = point > left or (opening == "[" and point == left)
+        if above and (point < right or (closing == "]" and point == right)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("row", sample(), ids=lambda row: row["id"])
+def test_the_samples_answers_are_right(row: dict[str, Any]) -> None:
+    found, answer = CHECKS[row["id"]], row["answer"]
+    if row["field"] == "interval":
+        assert found == where(lambda point: inside(answer, point))
+    elif isinstance(found, set):
+        texts = [sympy.latex(value) for value in found]
+        assert same_answer(rf"\{{{', '.join(texts)}\}}", answer)
+        assert not same_answer(", ".join(texts[1:]), answer)
+    elif isinstance(found, tuple):
+        assert same_answer(f"({', '.join(map(str, found))})", answer)
+        assert not same_answer(f"({', '.join(map(str, reversed(found)))})", answer)
+    else:
+        text = str(found) if isinstance(found, int | Fraction) else sympy.latex(found)
+        assert same_answer(text, answer)
+        assert not same_answer(f"{text}+1", answer)
+
+
+def test_the_sample() -> None:
+    rows = sample()
+    assert len(rows) == len({row["problem"] for row in rows}) == 60
+    assert {row["id"] for row in rows} == set(CHECKS)
+    for env_id in IDS:
+        for split, size in (("train", 40), ("test", 20)):
+            assert agentrl.make(env_id, split=split).task_set.size == size
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (r"\boxed{8\sqrt{2}}", 1.0),
+        (r"It is $\boxed{8 \sqrt2}$.", 1.0),
+        (r"\boxed{1}, no: \boxed{\sqrt{128}}", 1.0),
+        (r"<think>\boxed{1}</think>\boxed{8\sqrt{2}}", 1.0),
+        (r"\boxed{8\sqrt{2}} or \boxed{1}", 0.0),
+        (r"<think>\boxed{8\sqrt{2}}</think>I do not know.", 0.0),
+        (r"\boxed{\sqrt{50} + \sqrt{18}}", 0.0),
+        (r"\boxed{ \sqrt {50}+\sqrt{18} }", 0.0),
+        (r"8\sqrt{2}", 0.0),
+        (r"\boxed{}", 0.0),
+        (r"\boxed{8\sqrt{2}", 0.0),
+        (r"\boxed{" + "9" * 100_000 + "}", 0.0),
+        (r"\boxed{9^{9^{9^9}}}", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_what_is_rewarded(text: str, reward: float) -> None:
+    env = Math(split="test")
+    env.reset(seed=0, options={"task": "surd-01"})
+    assert env.step(text)[1:4] == (reward, True, False)
+
+
+def test_a_copy_of_a_number_is_no_copy_of_a_calculation(tmp_path: Path) -> None:
+    rows = [
+        {"id": "a", "problem": r"Which is larger, $\frac{2}{3}$ or $\frac{3}{5}$?", "answer": "2/3"},
+        {"id": "b", "problem": "Expand $(x+1)^2$.", "answer": "x^2+2x+1"},
+        {"id": "c", "problem": "Is $x^2+1$ or $x^2-1$ reducible?", "answer": "x^{2}-1"},
+    ]
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps({**row, "problem": f"{name}: {row['problem']}"}) + "\n" for row in rows)
+        )
+    env = Math(data={name: str(tmp_path / f"{name}.jsonl") for name in ("train", "test")})
+    for task, answer, reward in (("a", r"\frac{2}{3}", 1.0), ("b", "(x+1)^2", 0.0), ("c", "x^2-1", 1.0)):
+        env.reset(seed=0, options={"task": task})
+        assert env.step(rf"\boxed{{{answer}}}")[1] == reward
+
+
+def test_python_helps_and_a_box_beside_a_call_is_no_answer() -> None:
+    env = MathPython(split="test", max_turns=2)
+    env.reset(seed=0, options={"task": "surd-01"})
+    assert env.step("```python\nx = 8\n```")[1:4] == (0.0, False, False)
+    assert env.step(r"\boxed{8\sqrt{2}}" + "\n```python\nprint(x)\n```")[1:4] == (0.0, False, True)
+    assert env.episode.messages[-1]["content"] == "8"
+    env.close()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("env_id", IDS)
+def test_our_checker_is_content(env_id: str, dialect: str) -> None:
+    env = agentrl.make(env_id, dialect=dialect)
+    report = agentrl.check_env(env, tasks=2)
+    env.close()
+    assert report.ok, report
+    assert not report.skipped
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_gold_is_perfect(env_id: str) -> None:
+    for split in ("train", "test"):
+        env = agentrl.make(env_id, split=split)
+        for task in env.task_set if env_id == IDS[0] else itertools.islice(env.task_set, 2):
+            env.reset(seed=0, options={"task": task.id})
+            assert [env.step(action) for action in env.gold(task)][-1][1:4] == (1.0, True, False)
+        env.close()
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_gymnasiums_checker_is_content(env_id: str) -> None:
+    env = gymnasium.make(env_id).unwrapped
+    check_env(env)
+    env.close()
+
+
+def test_arguments_reach_the_data(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"text": "What is 1+1?", "value": 2}\n{"text": ""}\n')
+    env = agentrl.make(IDS[0], data=str(path), columns={"prompt": "text", "answer": "value"}, skip_bad_rows=True)
+    with pytest.warns(UserWarning, match=r"mine\.jsonl line 2 has no problem in 'text'"):
+        assert env.reset(seed=0)[0][-1]["content"] == "What is 1+1?"
+    other = agentrl.make(
+        IDS[1], split="test", data=str(path), columns={"prompt": "text", "answer": "value"}, skip_bad_rows=True
+    )
+    with pytest.raises(UsageError, match="no problem of the data is in the split 'test'"):
+        other.reset(seed=0)
+    other.close()
