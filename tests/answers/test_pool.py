@@ -57,9 +57,10 @@ def test_time_is_up_and_the_next_one_is_graded(pool: GraderPool) -> None:
 def test_memory_and_files_are_bounded(tmp_path: Path) -> None:
     assert (
         run(f"""
+        from pathlib import Path
         from agentrl.answers.worker import _limit
         _limit(2**31)
-        for forbidden in (lambda: bytearray(3 * 2**30), lambda: open({str(tmp_path / "x")!r}, "w").write("x" * 10**5)):
+        for forbidden in (lambda: bytearray(3 * 2**30), lambda: Path({str(tmp_path / "x")!r}).write_text("x")):
             try:
                 forbidden()
             except (MemoryError, OSError) as error:
