@@ -149,7 +149,7 @@ class Number:
     value: Fraction
     """What it is worth, exactly."""
     finished: bool
-    """Whether it is worked out: a fraction in lowest terms, and none that is an integer."""
+    """Whether it is worked out: ``10/2`` is not. A fraction need not be in lowest terms."""
 
 
 def number(text: str) -> Number | None:
@@ -190,7 +190,7 @@ def _quotient(above: str, below: str) -> Number | None:
     if not int(below):
         return None
     value = Fraction(int(above), int(below))
-    return Number(value=value, finished=value.denominator == int(below) > 1)
+    return Number(value=value, finished=value.denominator > 1)
 
 
 def _repeating(found: re.Match[str]) -> Number | None:

@@ -193,8 +193,9 @@ def test_a_forked_child_has_graders_of_its_own() -> None:
     assert printed == "2\n2\n"
 
 
-def test_a_nursery_that_can_not_start_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [])
+def test_a_nursery_that_can_not_start_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "agentrl.py").write_text("raise ModuleNotFoundError('No module named x')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with pytest.raises(InfrastructureError, match=r"does not start: .*No module named"):
         GraderPool(1)
 

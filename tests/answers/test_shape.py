@@ -71,7 +71,7 @@ def test_names() -> None:
     ("text", "value", "finished"),
     [
         ("-1.50", Fraction(-3, 2), True),
-        (r"\frac{2}{4}", Fraction(1, 2), False),
+        (r"\frac{2}{4}", Fraction(1, 2), True),
         ("10/2", Fraction(5), False),
         ("7/2", Fraction(7, 2), True),
         (r"-1\frac{1}{2}", Fraction(-3, 2), True),
