@@ -117,9 +117,10 @@ def gold_turns(env: ToolEnv, task: Task, what: str, remedy: str) -> Sequence[str
 
     Raises:
         ConfigError: there is no such player.
+        EnvContractError: what it gives is no list of texts.
     """
     try:
-        return env.gold(task)
+        return env.gold_turns(task)
     except NotImplementedError as error:
         raise ConfigError(f"{what} from gold episodes, and {error}: {remedy}, or give it a gold method") from error
 

@@ -184,7 +184,7 @@ def _skipped(subject: _Subject) -> Iterator[str]:
 
 def _gold(env: ToolEnv, task: Task) -> list[str] | None:
     try:
-        return list(env.gold(task))
+        return list(env.gold_turns(task))
     except NotImplementedError:
         return None
 

@@ -2,22 +2,35 @@
 
 To write an environment, subclass :class:`ToolEnv`, give ``tasks`` and ``reward``, and list ``tools``. Optional are
 ``gold`` (a perfect player), ``respond`` (say more after a tool's answer) and ``turn_reward``.
+
+Example:
+    >>> class Capitals(ToolEnv):
+    ...     tools = (look_up,)
+    ...
+    ...     def tasks(self, split):
+    ...         return [Task(id=land, prompt=f"What is the capital of {land}?", answer=city) for land, city in ...]
+    ...
+    ...     def reward(self, episode):
+    ...         return {"correct": episode.final == episode.task.answer}
 """
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar, cast
 
 import gymnasium
 
+from agentrl.contract import as_messages, as_parts, as_task_set, as_turns, ask, check_tools, gave, own_tools
 from agentrl.dialects import Dialect, get_dialect
-from agentrl.errors import ConfigError, EnvContractError, UnknownNameError
+from agentrl.errors import AgentRLError, ConfigError, EnvContractError, UnknownNameError
 from agentrl.spaces import Messages, Unicode
 from agentrl.tasks import TaskSet
-from agentrl.tools import Tool, ToolError
+from agentrl.tools import Tool, ToolContext, ToolError, cut_middle
 from agentrl.types import Message, Task, ToolCall, ToolRun
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +45,9 @@ class Episode:
     """One entry per tool call, in order."""
     turns: int = 0
     """How often the assistant has spoken."""
+    # Any: whoever puts a value in knows its type, and would have to narrow an object at every use.
+    state: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What tools put into ``ToolContext.state``."""
     parts: Mapping[str, float] | None = None
     """The parts of the final reward, once the episode is over."""
 
@@ -48,6 +64,9 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
     A text with tool calls runs them and returns their results; one without is the final answer and ends the episode.
     Malformed calls, unknown tools, bad arguments and errors inside a tool are observations, never the end.
 
+    Tools are listed in the class, as ``tools = (search,)``, or made in ``__init__``, after ``super().__init__()``.
+    Every instance gets a copy of those in the class; a tool that can't be copied is made in ``__init__``.
+
     Args:
         split: which tasks ``reset`` draws from.
         dialect: how tool calls are written.
@@ -63,6 +82,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
     """What the system message says before it describes the tools."""
     reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0}
     """The weight of each part that ``reward`` names."""
+    tools: Sequence[Tool] = ()
+    """What the agent can call."""
 
     def __init__(self, *, split: str = "train", dialect: str = "fence", max_turns: int = 8) -> None:
         if split not in self.splits:
@@ -73,24 +94,30 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         get_dialect(dialect)  # a wrong name is an error now, although the tools are not known yet
         self._dialect_name = dialect
         self.max_turns = max_turns
-        self.tools: Sequence[Tool] = ()
+        self.tools = own_tools(self._place("tools"), type(self).tools, self)
         self.observation_space = Messages()
         self.action_space = Unicode()
         self._tasks: TaskSet | None = None
         self._episode: Episode | None = None
+        self._context: ToolContext | None = None
 
     @functools.cached_property
     def dialect(self) -> Dialect:
-        """Reads and writes calls of this instance's tools."""
+        """Reads and writes calls of this instance's tools.
+
+        Raises:
+            EnvContractError: ``tools`` holds something that is no tool, or two of one name.
+        """
+        check_tools(self._place("tools"), self.tools)
         return get_dialect(self._dialect_name, self.tools)
 
-    def tasks(self, split: str) -> TaskSet:
-        """The tasks of ``split``; called once per instance."""
-        raise NotImplementedError
+    def tasks(self, split: str) -> TaskSet | Sequence[Task]:
+        """The tasks of ``split``, as a list or a set; called once per instance."""
+        raise EnvContractError(f"{self._place('tasks')} is not written: let it return a list of Task for {split!r}")
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
         """Grade a finished episode: named parts, weighted by ``reward_weights``."""
-        raise NotImplementedError
+        raise EnvContractError(f"{self._place('reward')} is not written: let it return parts, as in {{'correct': 1.0}}")
 
     def turn_reward(self, episode: Episode) -> float:
         """A reward for the turn just taken; none by default."""
@@ -108,6 +135,16 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         """
         raise NotImplementedError(f"{type(self).__name__} has no gold player")
 
+    def gold_turns(self, task: Task) -> tuple[str, ...]:
+        """What ``gold`` gives, checked.
+
+        Raises:
+            NotImplementedError: this environment has no gold player.
+            EnvContractError: ``gold`` raised, or gave something else than a list of texts.
+        """
+        place = self._place("gold")
+        return as_turns(place, ask(place, lambda: self.gold(task), task, passing=(AgentRLError, NotImplementedError)))
+
     @property
     def best_return(self) -> float:
         """The most that the weighted parts can add up to, each part being at most 1."""
@@ -115,9 +152,13 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
 
     @property
     def task_set(self) -> TaskSet:
-        """The tasks of this instance's split."""
+        """The tasks of this instance's split.
+
+        Raises:
+            EnvContractError: ``tasks`` raised, or gave something else than tasks with ids of their own.
+        """
         if self._tasks is None:
-            self._tasks = self.tasks(self.split)
+            self._tasks = as_task_set(self._place("tasks"), self._ask("tasks", lambda: self.tasks(self.split)))
         return self._tasks
 
     @property
@@ -128,7 +169,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
             EnvContractError: ``reset`` was not called yet.
         """
         if self._episode is None:
-            raise EnvContractError("call reset before step")
+            raise EnvContractError(f"{type(self).__name__}: call reset before step")
         return self._episode
 
     def reset(
@@ -145,17 +186,20 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
 
         Raises:
             UnknownNameError: the split has no such task.
+            EnvContractError: the environment's own code raised or gave something wrong; the message says what to do.
         """
         super().reset(seed=seed)
         task = self._choose(options or {})
         # Drawn whether or not a tool needs it, so that an environment's own draws do not depend on its tools.
         tool_seed = int(self.np_random.integers(2**31))
+        dialect = self.dialect  # before anything is opened: it checks the tools
         for tool in self.tools:
             tool.open(tool_seed)
-        system = "\n".join(part for part in (self.instructions, self.dialect.instructions()) if part)
+        self._context = ToolContext(task=task, seed=tool_seed)
+        system = "\n".join(part for part in (self.instructions, dialect.instructions()) if part)
         opening = (Message(role="system", content=system),) if system else ()
         messages = (*opening, Message(role="user", content=task.prompt))
-        self._episode = Episode(task=task, messages=messages)
+        self._episode = Episode(task=task, messages=messages, state=self._context.state)
         return messages, {"task_id": task.id}
 
     def step(self, action: str) -> tuple[tuple[Message, ...], float, bool, bool, dict[str, Any]]:
@@ -168,12 +212,13 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
             New messages, the turn's reward, terminated, truncated, and an info dict.
 
         Raises:
-            EnvContractError: there is no episode, or it is over.
+            EnvContractError: there is no episode, it is over, or the environment's own code raised or gave something
+                wrong; the message says what to do.
             InfrastructureError: what a tool runs on failed; the episode says nothing about the agent.
         """
         episode = self.episode
         if episode.parts is not None:
-            raise EnvContractError("the episode is over: call reset")
+            raise EnvContractError(f"{type(self).__name__}: the episode is over: call reset")
         calls = self.dialect.parse(action)
         answers = [self._answer(call) for call in calls]
         results = tuple(message for message, _ in answers)
@@ -185,11 +230,15 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         )
         terminated = not calls
         truncated = not terminated and episode.turns >= self.max_turns
-        extra = () if terminated else self.respond(episode)
+        extra: tuple[Message, ...] = ()
+        if not terminated:
+            given = self._ask("respond", lambda: self.respond(episode), episode.task)
+            extra = as_messages(self._place("respond"), given)
         episode = replace(episode, messages=(*episode.messages, *extra))
-        reward = float(self.turn_reward(episode))
+        reward = self._ask("turn_reward", lambda: float(self.turn_reward(episode)), episode.task)
         if terminated or truncated:
-            parts = self._graded(episode)
+            given = self._ask("reward", lambda: self.reward(episode), episode.task)
+            parts = as_parts(self._place("reward"), given, self.reward_weights)
             reward += sum(self.reward_weights[name] * value for name, value in parts.items())
             episode = replace(episode, parts=parts)
         self._episode = episode
@@ -203,16 +252,18 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
     def _choose(self, options: Mapping[str, Any]) -> Task:
         if unknown := set(options) - {"task"}:
             raise UnknownNameError("reset option", sorted(unknown)[0], ["task"])
+        tasks = self.task_set
         if "task" in options:
-            return self.task_set.find(str(options["task"]))
-        size = self.task_set.size
-        return self.task_set[int(self.np_random.integers(2**31 if size is None else size))]
+            return self._ask("tasks", lambda: tasks.find(str(options["task"])))
+        size = tasks.size
+        index = int(self.np_random.integers(2**31 if size is None else size))
+        return self._ask("tasks", lambda: tasks[index])
 
-    def _graded(self, episode: Episode) -> Mapping[str, float]:
-        parts = {name: float(value) for name, value in self.reward(episode).items()}
-        if unknown := set(parts) - set(self.reward_weights):
-            raise EnvContractError(f"reward part {sorted(unknown)[0]!r} has no weight in reward_weights")
-        return parts
+    def _ask(self, method: str, function: Callable[[], _T], task: Task | None = None) -> _T:
+        return ask(self._place(method), function, task)
+
+    def _place(self, part: str) -> str:
+        return f"{type(self).__name__}.{part}"
 
     def _answer(self, call: ToolCall) -> tuple[Message, ToolRun]:
         began = time.perf_counter()
@@ -220,14 +271,32 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
             content, ok = self._run(call), True
         except ToolError as error:
             content, ok = str(error), False
-        message = Message(role="tool", content=content, name=call.name, tool_call_id=call.id)
-        return message, ToolRun(name=call.name, ok=ok, wall_s=time.perf_counter() - began)
+        name = _writable(call.name)
+        message = Message(role="tool", content=_writable(content), name=name, tool_call_id=call.id)
+        return message, ToolRun(name=name, ok=ok, wall_s=time.perf_counter() - began)
 
     def _run(self, call: ToolCall) -> str:
         if call.error:
             raise ToolError(call.error)
         for tool in self.tools:
             if tool.name == call.name:
-                return tool.call(call.arguments)
+                return self._called(tool, call)
         names = ", ".join(tool.name for tool in self.tools)
-        raise ToolError(f"there is no tool {call.name!r}; the tools are: {names}")
+        raise ToolError(f"there is no tool {cut_middle(repr(call.name), 100)}; the tools are: {names}")
+
+    def _called(self, tool: Tool, call: ToolCall) -> str:
+        assert self._context is not None, "reset makes a context before any tool is called"
+        try:
+            content = cast(object, tool.call(call.arguments, self._context))
+        except (AgentRLError, ToolError):
+            raise
+        except Exception as error:  # a tool's own fault is an observation, whatever it raises
+            raise ToolError(cut_middle(f"{type(error).__name__}: {error}", 2000)) from error
+        if not isinstance(content, str):
+            raise gave(self._place(f"tools: {tool.name}.call"), content, "return text")
+        return content
+
+
+def _writable(text: str) -> str:
+    """``text`` without lone surrogates, which a model can spell in JSON and no file can hold."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from agentrl.errors import InfrastructureError
 from agentrl.sandboxes import Counters, Result, Sandbox, SandboxError, Session, open_sandbox
-from agentrl.tools import ToolError
+from agentrl.tools import ToolContext, ToolError, cut_middle
 
 
 class PythonTool:
@@ -32,10 +32,11 @@ class PythonTool:
     @property
     def parameters(self) -> Mapping[str, object]:
         """The JSON schema of the arguments."""
-        return {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+        code = {"type": "string", "description": "The value of its last line is shown, as in a REPL."}
+        return {"type": "object", "properties": {"code": code}, "required": ["code"], "additionalProperties": False}
 
-    def call(self, arguments: Mapping[str, object]) -> str:
-        """Run ``arguments["code"]``.
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
+        """Run ``arguments["code"]``; the episode it is called in makes no difference.
 
         Raises:
             ToolError: the code is missing, raised, ran too long or was stopped; the text says which.
@@ -70,15 +71,6 @@ class PythonTool:
         session, self._session = self._session, None
         if session is not None:
             session.close()
-
-
-def cut_middle(text: str, limit: int) -> str:
-    """``text`` in at most ``limit`` characters, its middle left out where it is longer."""
-    if len(text) <= limit:
-        return text
-    keep = max(limit - 40, 2)  # the note has 27 characters and a number
-    note = f"\n… {len(text) - keep} characters left out …\n"
-    return text[: keep - keep // 2] + note + text[len(text) - keep // 2 :]
 
 
 def _shown(result: Result, timeout: float) -> str:

@@ -2,24 +2,54 @@
 
 Example:
     >>> @tool
-    ... def add(a: int, b: int) -> str:
+    ... def add(a: int, b: int) -> int:
     ...     "Add two numbers."
-    ...     return str(a + b)
+    ...     return a + b
     >>> add.call({"a": 2, "b": "3"})
     '5'
 """
 
+import copy
+import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, overload
 
-import pydantic
+import numpy as np
+import pydantic_core
 
-from agentrl.errors import EnvContractError, InfrastructureError
+from agentrl.background import Outcome, Overrun, call_async, in_thread
+from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
+from agentrl.signatures import Signature, read_signature
+from agentrl.types import Task
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+MIN_CHARS = 60
+"""The smallest limit of output: the note that something is left out needs most of it."""
 
 
 class ToolError(Exception):
     """A tool could not answer; its text is what the model gets to read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """The episode that a tool is called in. Every episode of every environment instance has one of its own."""
+
+    task: Task
+    """The task being played."""
+    seed: int
+    """Follows from the seed of the episode."""
+    # Any: whoever puts a value in knows its type, and would have to narrow an object at every use.
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Whatever tools want to remember until the episode ends; rewards read it as ``episode.state``."""
+    rng: np.random.Generator = field(init=False)
+    """All chance that a tool needs, seeded with ``seed``."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rng", np.random.default_rng(self.seed))
 
 
 class Tool(Protocol):
@@ -40,8 +70,12 @@ class Tool(Protocol):
         """The JSON schema of the arguments."""
         ...
 
-    def call(self, arguments: Mapping[str, object]) -> str:
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext) -> str:
         """Run the tool.
+
+        Args:
+            arguments: as the model wrote them, not validated.
+            ctx: the episode that it is called in.
 
         Raises:
             ToolError: bad arguments or a failure inside the tool, in words for the model.
@@ -59,37 +93,85 @@ class Tool(Protocol):
 
 
 class FunctionTool:
-    """A tool without state, made from a typed function by :func:`tool`."""
+    """A tool made from a typed function by :func:`tool`; calling it calls the function.
 
-    def __init__(self, function: Callable[..., str]) -> None:
+    It keeps no state, so environments may share one. In a class it is a method: ``self.lookup`` is the tool of that
+    instance.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        *,
+        name: str | None = None,
+        timeout: float | None = 10.0,
+        max_chars: int = 2000,
+    ) -> None:
+        if not inspect.isroutine(function):
+            raise EnvContractError(f"a tool is made from a function, and {function!r} is none")
+        self.name = function.__name__ if name is None else name
+        if not _NAME.fullmatch(self.name):
+            raise EnvContractError(
+                f"a tool can't be called {self.name!r}: give it a name of letters, digits, _ and -, as in @tool(name=…)"
+            )
+        if (timeout is not None and not timeout > 0) or max_chars < MIN_CHARS:
+            raise ConfigError(
+                f"tool {self.name!r} has timeout={timeout} and max_chars={max_chars}: use more than 0 seconds or None, "
+                f"and at least {MIN_CHARS} characters"
+            )
+        self.timeout = timeout
+        self.max_chars = max_chars
         self._function = function
-        self.name = function.__name__
-        self.description = inspect.cleandoc(function.__doc__ or "").split("\n\n")[0]
-        self._model = _arguments_model(function)
+        self._owner: object = None
+        _signature_of(function)  # a wrong signature is an error now, where it was written
+
+    @property
+    def description(self) -> str:
+        """The docstring's first paragraph."""
+        return self._signature.description
 
     @property
     def parameters(self) -> Mapping[str, object]:
         """The JSON schema of the arguments."""
-        return self._model.model_json_schema()
+        return self._signature.schema
 
-    def call(self, arguments: Mapping[str, object]) -> str:
+    @property
+    def is_method(self) -> bool:
+        """Whether it is a method of which the instance is not known yet."""
+        return self._signature.is_method and self._owner is None
+
+    @property
+    def _signature(self) -> Signature:
+        return _signature_of(self._function)
+
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
         """Validate ``arguments`` and run the function.
 
+        A function that overruns its time limit is answered for, but a Python thread can't be killed: it goes on in the
+        background until it returns, and may still write to ``ctx.state``. An async function is cancelled.
+
+        Args:
+            arguments: as the model wrote them.
+            ctx: the episode; a function that asks for none does without.
+
         Raises:
-            ToolError: the arguments do not fit the schema, or the function raised.
+            ToolError: the arguments do not fit the schema, the function raised, took too long, or returned something
+                that is no text and can't be written as JSON.
             InfrastructureError: what the function runs on failed.
+            EnvContractError: the function needs the episode or the instance, and there is none.
         """
+        signature = self._signature
+        if self.is_method:
+            raise EnvContractError(f"tool {self.name!r} is a method: list it as self.{self.name} in __init__")
+        if signature.hidden is not None and ctx is None:
+            raise EnvContractError(f"tool {self.name!r} needs the episode: call it with a ToolContext")
         try:
-            valid = self._model.model_validate(dict(arguments))
-        except pydantic.ValidationError as error:
-            raise ToolError(f"bad arguments for {self.name}: {explain(error)}") from error
-        values = {str(field.alias): valid.__dict__[key] for key, field in self._model.model_fields.items()}
-        try:
-            return str(self._function(**values))
-        except (InfrastructureError, ToolError):
-            raise
-        except Exception as error:  # a tool's own fault is an observation, whatever it raises
-            raise ToolError(f"{type(error).__name__}: {error}") from error
+            values = signature.values(arguments)
+        except ValueError as error:
+            raise ToolError(f"bad arguments for {self.name}: {error}") from error
+        if signature.hidden is not None:
+            values[signature.hidden] = ctx
+        return self._answer(self._run(values))
 
     def open(self, seed: int) -> None:
         """Nothing to begin: a function keeps no state."""
@@ -97,30 +179,98 @@ class FunctionTool:
     def close(self) -> None:
         """Nothing to give back."""
 
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Call the function itself: nothing is checked, and it gives what it gives."""
+        return self._bound(*args, **kwargs)
 
-def tool(function: Callable[..., str]) -> FunctionTool:
-    """Make a tool of a typed function; its docstring's first paragraph describes it.
+    def __get__(self, instance: object, owner: type) -> "FunctionTool":
+        if instance is None or not self.is_method:
+            return self
+        bound = copy.copy(self)
+        bound._owner = instance
+        return bound
+
+    @property
+    def _bound(self) -> Callable[..., Any]:
+        return self._function if self._owner is None else functools.partial(self._function, self._owner)
+
+    def _run(self, values: Mapping[str, object]) -> Outcome:
+        call = functools.partial(self._bound, **values)
+        if inspect.iscoroutinefunction(self._function):
+            return call_async(call, self.timeout)
+        return in_thread(call, self.timeout)
+
+    def _answer(self, outcome: Outcome) -> str:
+        error = outcome.error
+        if error is None:
+            return cut_middle(self._text(outcome.value), self.max_chars)
+        if isinstance(error, Overrun):
+            raise ToolError(f"stopped: {self.name} ran longer than {self.timeout:g} s") from error
+        if isinstance(error, InfrastructureError):
+            raise error
+        said = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {_message(error)}"
+        raise ToolError(cut_middle(said, self.max_chars)) from error
+
+    def _text(self, value: object) -> str:
+        if isinstance(value, str):
+            return value
+        try:
+            return pydantic_core.to_json(value).decode()
+        except ValueError as error:
+            raise ToolError(f"{self.name} gave a {type(value).__name__}, which can't be written as JSON") from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature_of(function: Callable[..., object]) -> Signature:
+    return read_signature(function, hidden=ToolContext)
+
+
+@overload
+def tool(function: Callable[..., object], /) -> FunctionTool: ...
+@overload
+def tool(
+    *, name: str | None = None, timeout: float | None = 10.0, max_chars: int = 2000
+) -> Callable[[Callable[..., object]], FunctionTool]: ...
+def tool(
+    function: Callable[..., object] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    timeout: float | None = 10.0,
+    max_chars: int = 2000,
+) -> FunctionTool | Callable[[Callable[..., object]], FunctionTool]:
+    """Make a tool of a typed function, sync or async: ``@tool`` or ``@tool(timeout=60)``.
+
+    The docstring's first paragraph describes the tool, and its ``Args:`` section the arguments. A parameter with the
+    type hint ``ToolContext`` is not shown to the model: it gets the episode's task, seed and state. What is returned is
+    shown as it is if it is text, else as JSON; what is raised is told to the model.
+
+    Args:
+        function: the function.
+        name: what the model calls; the function's own name by default.
+        timeout: seconds per call; None for no limit.
+        max_chars: characters that the model gets to read; more is cut in the middle.
 
     Raises:
-        EnvContractError: a parameter has no type hint, is positional-only, or is ``*args``/``**kwargs``.
+        EnvContractError: a parameter has no type hint or one that JSON can't express, is positional-only, or is
+            ``*args``/``**kwargs``; or the name is not made of letters, digits, _ and -.
+        ConfigError: a limit is too small.
     """
-    return FunctionTool(function)
+    make = functools.partial(FunctionTool, name=name, timeout=timeout, max_chars=max_chars)
+    return make if function is None else make(function)
 
 
-def explain(error: pydantic.ValidationError) -> str:
-    """Every problem of ``error`` in one line."""
-    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'value'}: {item['msg']}" for item in error.errors())
+def cut_middle(text: str, limit: int) -> str:
+    """``text`` in at most ``limit`` characters, of which there are at least 60, its middle left out if it is longer."""
+    if len(text) <= limit:
+        return text
+    keep = max(limit - 40, 2)  # the note has 27 characters and a number
+    note = f"\n… {len(text) - keep} characters left out …\n"
+    return text[: keep - keep // 2] + note + text[len(text) - keep // 2 :]
 
 
-def _arguments_model(function: Callable[..., str]) -> type[pydantic.BaseModel]:
-    hints = inspect.get_annotations(function, eval_str=True)
-    fields: dict[str, tuple[object, object]] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) or name not in hints:
-            raise EnvContractError(f"tool {function.__name__!r}: give parameter {name!r} a name and a type hint")
-        default = ... if parameter.default is parameter.empty else parameter.default
-        # By alias: pydantic keeps names such as copy, json or _x for itself.
-        fields[f"argument_{len(fields)}"] = (hints[name], pydantic.Field(default, alias=name))
-    config = pydantic.ConfigDict(extra="forbid")
-    make: Callable[..., type[pydantic.BaseModel]] = pydantic.create_model
-    return make(function.__name__, __config__=config, **fields)
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception's own __str__ may be wrong too
+        return "(its message can't be read)"

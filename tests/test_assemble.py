@@ -114,4 +114,4 @@ def test_finite_tasks_begin_again() -> None:
 def test_gold_turns_are_the_environments_own() -> None:
     env = make("agentrl/Arithmetic-v0")
     task = env.task_set[0]
-    assert gold_turns(env, task, "it learns", "do") == env.gold(task)
+    assert gold_turns(env, task, "it learns", "do") == tuple(env.gold(task))

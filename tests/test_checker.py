@@ -16,7 +16,7 @@ from agentrl.env import Episode, ToolEnv
 from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError
 from agentrl.grading import equal, last_boxed
 from agentrl.tasks import GeneratedTasks, TaskList, TaskSet
-from agentrl.tools import FunctionTool, ToolError, tool
+from agentrl.tools import FunctionTool, ToolContext, ToolError, tool
 from agentrl.types import Message, Task
 
 
@@ -31,7 +31,7 @@ class Memory(FunctionTool):
         super().__init__(python)
         self.said: list[str] = []
 
-    def call(self, arguments: Mapping[str, object]) -> str:
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
         code = str(arguments["code"])
         if "random" in code:
             raise ToolError("there is no chance here")
@@ -367,7 +367,7 @@ def test_state_that_instances_share_is_found(registered: Callable[[Callable[...,
 
 def test_an_infrastructure_fault_is_no_finding() -> None:
     class Down(Memory):
-        def call(self, arguments: Mapping[str, object]) -> str:
+        def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
             raise InfrastructureError("the daemon is gone")
 
     env = Good()

@@ -1,16 +1,21 @@
 """ToolEnv: reset and step, what ends an episode and what does not."""
 
-from collections.abc import Mapping, Sequence
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
+import cloudpickle
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+import agentrl
 from agentrl.env import Episode, ToolEnv
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, UnknownNameError
+from agentrl.python_tool import PythonTool
 from agentrl.tasks import TaskList
-from agentrl.tools import FunctionTool, ToolError
+from agentrl.tools import FunctionTool, ToolContext, ToolError, tool
 from agentrl.types import Message, Task
 
 
@@ -207,11 +212,14 @@ def test_an_environment_may_be_bare() -> None:
         pass
 
     env = Bare()
-    for method in (lambda: env.tasks("train"), lambda: env.reset(seed=0), lambda: env.gold(Task(id="", prompt=""))):
-        with pytest.raises(NotImplementedError):
+    for method in (lambda: env.tasks("train"), lambda: env.reset(seed=0)):
+        with pytest.raises(EnvContractError, match=r"Bare\.tasks is not written: let it return a list of Task"):
             method()
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(EnvContractError, match=r"Bare\.reward is not written"):
         env.reward(Episode(task=Task(id="", prompt=""), messages=()))
+    for method in (env.gold, env.gold_turns):
+        with pytest.raises(NotImplementedError, match="Bare has no gold player"):
+            method(Task(id="", prompt=""))
 
 
 def test_an_episode_without_a_turn_has_no_final_text() -> None:
@@ -224,3 +232,258 @@ def test_gymnasiums_own_checker_is_content() -> None:
         check_env(gymnasium.make("test/Shout-v0").unwrapped)
     finally:
         del gymnasium.registry["test/Shout-v0"]
+
+
+class Counter(ToolEnv):
+    """Counts, by a method that is a tool."""
+
+    step_size = 2
+
+    @tool
+    def count(self, code: str, ctx: ToolContext) -> int:
+        """Count."""
+        ctx.state["n"] = ctx.state.get("n", 0) + self.step_size
+        return ctx.state["n"]
+
+    def __init__(self, *, step_size: int = 2, **options: Any) -> None:
+        super().__init__(**options)
+        self.step_size = step_size
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(id="one", prompt="Count.")]
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        return {"correct": episode.state.get("n", 0) == 4}
+
+
+class Plain(Counter):
+    tools = (Counter.count,)
+
+
+def counted(env: ToolEnv, times: int) -> list[str]:
+    return [env.step("```count\nx\n```")[0][0]["content"] for _ in range(times)]
+
+
+def test_tools_of_a_class_keep_their_state_apart() -> None:
+    one, other = Plain(), Plain(step_size=10)
+    one.reset(seed=0)
+    other.reset(seed=0)
+    assert [counted(one, 1), counted(other, 1), counted(one, 1)] == [["2"], ["10"], ["4"]]
+    assert one.step("done")[1] == 1.0
+    one.reset(seed=0)
+    assert counted(one, 1) == ["2"]
+    assert one.step("done")[1] == 0.0
+
+
+def test_every_instance_has_its_own_copy_of_the_classs_tools() -> None:
+    class Several(Counter):
+        tools = (Counter.count, PythonTool(), CountingTool())
+
+    one, other = Several(), Several()
+    assert not {id(tool) for tool in one.tools} & {id(tool) for tool in other.tools}
+    counting = one.tools[2]
+    assert isinstance(counting, CountingTool)
+    counting.seeds.append(3)
+    assert [tool.seeds for tool in (*Several.tools, *other.tools) if isinstance(tool, CountingTool)] == [[], []]
+
+
+def test_a_module_level_tool_is_shared_without_its_state() -> None:
+    @tool
+    def remember(word: str, ctx: ToolContext) -> list[str]:
+        """Remember."""
+        ctx.state.setdefault("words", []).append(word)
+        return ctx.state["words"]
+
+    class Remembers(Plain):
+        tools = (remember,)
+
+    one, other = Remembers(), Remembers()
+    said = "```remember\na\n```"
+    for env in (one, other):
+        env.reset(seed=0)
+        assert env.step(said)[0][0]["content"] == '["a"]'
+    assert one.step(said)[0][0]["content"] == '["a","a"]'
+
+
+def test_chance_of_tools_follows_the_episodes_seed() -> None:
+    @tool
+    def draw(code: str, ctx: ToolContext) -> int:
+        """Draw."""
+        return int(ctx.rng.integers(2**40))
+
+    class Draws(Plain):
+        tools = (draw,)
+
+    def drawn(seed: int) -> str:
+        env = Draws()
+        env.reset(seed=seed)
+        return env.step("```draw\nx\n```")[0][0]["content"]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+class Uncopied(PythonTool):
+    def __deepcopy__(self, memo: object) -> "Uncopied":
+        raise TypeError("it holds a connection")
+
+
+def constant(value: object) -> Callable[..., object]:
+    return lambda *_: value
+
+
+def broken(**members: Any) -> ToolEnv:
+    """An instance of a class with these tools and methods that give these values, its first episode begun."""
+    made = {name: value if name == "tools" else constant(value) for name, value in members.items()}
+    env = type("Broken", (Plain,), {"gold": constant([]), **made})()
+    env.reset(seed=0)
+    return env
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        ({"tasks": None}, r"Broken\.tasks gave None \(NoneType\): return a list of Task, or a TaskSet"),
+        ({"tasks": "one"}, r"Broken\.tasks gave 'one' \(str\)"),
+        ({"tasks": ["one"]}, r"Broken\.tasks gave 'one' \(str\)"),
+        ({"tasks": []}, r"Broken\.tasks: a set of tasks needs at least one task"),
+        ({"tasks": [Task(id="a", prompt="")] * 2}, r"Broken\.tasks: two tasks of one set share an id"),
+        ({"respond": None}, r"Broken\.respond gave None \(NoneType\): return a tuple of Messages"),
+        ({"respond": "Go on."}, r"Broken\.respond gave 'Go on\.' \(str\)"),
+        ({"respond": ["Go on."]}, r"Broken\.respond gave 'Go on\.' \(str\)"),
+        ({"turn_reward": None}, r"Broken\.turn_reward raised TypeError.* on task 'one': correct it there"),
+        ({"reward": 1.0}, r"Broken\.reward gave 1\.0 \(float\): return named parts"),
+        ({"reward": {"correct": "high"}}, r"Broken\.reward raised ValueError"),
+        ({"reward": {"speed": 1.0}}, r"Broken\.reward: the part 'speed' has no weight"),
+        ({"gold": "All at once."}, r"Broken\.gold gave 'All at once\.' \(str\): return a list of texts"),
+        ({"gold": [1]}, r"Broken\.gold gave 1 \(int\)"),
+        ({"gold": None}, r"Broken\.gold gave None"),
+        ({"tools": [python]}, r"Broken\.tools gave <function .*: list tools; a function becomes one by @tool"),
+        ({"tools": Counter.count}, r"Broken\.tools gave <.*: list tools, as in tools = \(search,\)"),
+        ({"tools": (Counter.count, Counter.count)}, r"Broken\.tools has two tools called 'count': rename one"),
+        ({"tools": (Uncopied(),)}, r"Broken\.tools can't be copied .* make them in __init__"),
+    ],
+)
+def test_a_mistake_of_the_environments_author_is_named(members: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(EnvContractError, match=sentence):
+        env = broken(**members)
+        env.gold_turns(env.episode.task)
+        env.step("```count\nx\n```")
+        env.step("done")
+
+
+class Raises(Plain):
+    """Raises in the method that it is told."""
+
+    def __init__(self, *, method: str, error: Exception) -> None:
+        super().__init__()
+        self.method, self.error = method, error
+
+    def _raise(self, method: str) -> None:
+        if method == self.method:
+            raise self.error
+
+    def tasks(self, split: str) -> list[Task]:
+        self._raise("tasks")
+        return super().tasks(split)
+
+    def respond(self, episode: Episode) -> tuple[Message, ...]:
+        self._raise("respond")
+        return ()
+
+    def turn_reward(self, episode: Episode) -> float:
+        self._raise("turn_reward")
+        return 0.0
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        self._raise("reward")
+        return {}
+
+    def gold(self, task: Task) -> Sequence[str]:
+        self._raise("gold")
+        return []
+
+
+@pytest.mark.parametrize("method", ["tasks", "respond", "turn_reward", "reward", "gold"])
+def test_what_an_environments_own_code_raises_names_it(method: str) -> None:
+    def play(error: Exception) -> None:
+        env = Raises(method=method, error=error)
+        env.reset(seed=0)
+        env.gold_turns(env.episode.task)
+        env.step("```count\nx\n```")
+        env.step("done")
+
+    with pytest.raises(EnvContractError, match=rf"Raises\.{method} raised KeyError\('x'\)") as caught:
+        play(KeyError("x"))
+    assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(InfrastructureError, match="gone"):
+        play(InfrastructureError("gone"))
+
+
+def test_a_tool_of_ones_own_may_raise_or_give_anything() -> None:
+    class Own(CountingTool):
+        given: object = ""
+
+        def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> Any:
+            if isinstance(self.given, Exception):
+                raise self.given
+            return self.given
+
+    own = Own()
+    env = Shout(tools=[own])
+    env.reset(seed=0)
+    own.given = KeyError("x" * 9000)
+    message = env.step(call("a"))[0][0]
+    assert message["content"].startswith("KeyError: ") and len(message["content"]) <= 2000
+    own.given = "half a \ud800 letter"
+    assert env.observation_space.contains(answer := env.step(call("a"))[0])
+    assert answer[0]["content"] == "half a ? letter"
+    own.given = None
+    with pytest.raises(EnvContractError, match=r"Shout\.tools: python\.call gave None \(NoneType\): return text"):
+        env.step(call("a"))
+
+
+# Messages have no fixed size, so there is no memory that processes could share.
+VECTOR: dict[str, dict[str, Any]] = {"async": {"shared_memory": False}}
+
+
+def load_example(name: str) -> Any:
+    path = Path(__file__).parent / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def trivia() -> Iterator[str]:
+    load_example("trivia")
+    yield "examples/Trivia-v0"
+    del gymnasium.registry["examples/Trivia-v0"]
+
+
+def test_a_new_environment_takes_forty_lines(trivia: str) -> None:
+    lines = (Path(__file__).parent / "examples" / "trivia.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 40
+    report = agentrl.check_env(trivia)
+    assert str(report) == "no findings"
+    check_env(gymnasium.make(trivia).unwrapped)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_environments_play_side_by_side_in_gymnasiums_vectors(trivia: str, mode: Any) -> None:
+    envs = gymnasium.make_vec(trivia, num_envs=2, vectorization_mode=mode, vector_kwargs=VECTOR.get(mode))
+    try:
+        first, _ = envs.reset(seed=3)
+        assert len(first) == 2
+        _, rewards, terminated, _, _ = envs.step(("```look_up\ngold\n```", "no idea"))
+        assert list(rewards) == [0.0, 0.0] and list(terminated) == [False, True]
+    finally:
+        envs.close()
+
+
+def test_a_class_with_tools_can_be_sent_to_another_process() -> None:
+    kind = cloudpickle.loads(cloudpickle.dumps(Plain))
+    env = kind()
+    env.reset(seed=0)
+    assert counted(env, 2) == ["2", "4"]

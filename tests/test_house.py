@@ -23,7 +23,8 @@ MAX_FILE, MAX_FUNCTION, MAX_SETTINGS, MIN_TEST_RATIO = 400, 60, 60, 0.8
 FLOORS = {
     0: {"types", "errors", "sandboxes"},
     1: {"spaces", "env", "tasks", "tools", "dialects", "registry", "checker", "python_tool", "grading"}
-    | {"render", "render_template", "render_tokens", "answers", "datafiles"},
+    | {"render", "render_template", "render_tokens", "answers", "datafiles"}
+    | {"background", "signatures", "contract", "mcp_tools"},
     2: {"envs"},
     3: {"engines", "rollout", "config", "attention", "linear", "rng"},
     4: {"batch", "algos", "diagnostics", "policy"},

@@ -21,7 +21,7 @@ from agentrl.render import Renderer
 from agentrl.rng import uniforms
 from agentrl.rollout import Collected, Collector, EpisodeSpec, Limits, always
 from agentrl.tasks import TaskList
-from agentrl.tools import FunctionTool
+from agentrl.tools import FunctionTool, ToolContext
 from agentrl.types import Message, Stop, Task, Trajectory
 
 pytestmark = pytest.mark.usefixtures("one_thread", "registered")
@@ -50,9 +50,9 @@ class Python(FunctionTool):
     def __init__(self) -> None:
         super().__init__(python)
 
-    def call(self, arguments: Mapping[str, object]) -> str:
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
         journal.open_tools.add(id(self))
-        return super().call(arguments)
+        return super().call(arguments, ctx)
 
     def close(self) -> None:
         journal.open_tools.discard(id(self))

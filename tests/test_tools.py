@@ -1,14 +1,25 @@
 """Tools from typed functions: schema, validation, and errors the model can read."""
 
+import asyncio
+import dataclasses
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+import cloudpickle
+import numpy as np
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.errors import EnvContractError, InfrastructureError
-from agentrl.tools import FunctionTool, ToolError, tool
+from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
+from agentrl.tools import FunctionTool, ToolContext, ToolError, cut_middle, tool
+from agentrl.types import Task
 
 
 @tool
@@ -49,18 +60,22 @@ def test_good_arguments(which: FunctionTool, arguments: Mapping[str, object], an
 @pytest.mark.parametrize(
     ("which", "arguments", "message"),
     [
-        (add, {}, "a: Field required"),
-        (add, {"a": "two"}, "a: Input should be a valid integer"),
-        (add, {"a": 1, "c": 1}, "c: Extra inputs"),
-        (paint, {"color": "green", "spots": []}, "color: Input should be 'red' or 'blue'"),
+        (add, {}, "a is missing. Expected: a (integer), b (integer, optional)"),
+        (add, {"a": "two"}, "a: input should be a valid integer, unable to parse string as an integer, not 'two'"),
+        (add, {"a": 1, "c": 1}, "there is no argument c"),
+        (paint, {"color": "green", "spots": []}, "color: input should be 'red' or 'blue', not 'green'"),
         (paint, {"color": "red", "spots": ["x"]}, "spots.0: "),
+        (paint, {"color": "red", "spots": ["x"] * 1000}, "; and 995 more."),
+        (add, {"a": "9" * 9000}, "not '99"),
+        (add, {"a": 1, "x" * 9000 + "\n": 1}, "there is no argument xxx"),
     ],
 )
 def test_bad_arguments_are_explained(which: FunctionTool, arguments: Mapping[str, object], message: str) -> None:
     with pytest.raises(ToolError, match="bad arguments for " + which.name) as caught:
         which.call(arguments)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    told = str(caught.value)
+    assert message in told
+    assert "\n" not in told and "http" not in told and len(told) < 1500
 
 
 @given(
@@ -98,6 +113,318 @@ def test_parameters_may_have_names_that_pydantic_uses() -> None:
 
     assert save.call({"copy": True, "json": "{}", "_x": 5}) == "True {} 5 4"
     assert set(save.parameters["properties"]) == {"copy", "json", "_x", "model_fields"}
+
+
+def context(seed: int = 0) -> ToolContext:
+    return ToolContext(task=Task(id="one", prompt="?", answer="42"), seed=seed)
+
+
+@tool
+def remember(word: str, ctx: ToolContext) -> list[str]:
+    """Remember a word."""
+    ctx.state.setdefault("words", []).append(word)
+    return ctx.state["words"]
+
+
+def test_the_episode_is_hidden_from_the_model() -> None:
+    assert set(remember.parameters["properties"]) == {"word"}
+    with pytest.raises(ToolError, match="no argument ctx"):
+        remember.call({"word": "a", "ctx": {}}, context())
+
+
+def test_state_belongs_to_the_episode() -> None:
+    one, other = context(), context()
+    assert remember.call({"word": "a"}, one) == '["a"]'
+    assert remember.call({"word": "b"}, other) == '["b"]'
+    assert remember.call({"word": "c"}, one) == '["a","c"]'
+
+
+def test_the_episode_brings_task_seed_and_chance() -> None:
+    @tool
+    def draw(ctx: ToolContext) -> str:
+        return f"{ctx.task.answer} {ctx.seed} {ctx.rng.integers(1000)}"
+
+    first = context(5)
+    expected = np.random.default_rng(5).integers(1000, size=2)
+    assert draw.call({}, first) == f"42 5 {expected[0]}"
+    assert draw.call({}, first) == f"42 5 {expected[1]}"
+    assert draw.call({}, context(5)) == f"42 5 {expected[0]}"
+
+
+def test_a_tool_that_needs_the_episode_says_so() -> None:
+    with pytest.raises(EnvContractError, match="'remember' needs the episode"):
+        remember.call({"word": "a"})
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int
+
+
+class Box(pydantic.BaseModel):
+    size: int
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("é", "é"),
+        ("", ""),
+        (3, "3"),
+        (0.5, "0.5"),
+        (True, "true"),
+        (None, "null"),
+        ({"a": [1, "é"]}, '{"a":[1,"é"]}'),
+        ((1, 2), "[1,2]"),
+        (Point(1, 2), '{"x":1,"y":2}'),
+        (Box(size=3), '{"size":3}'),
+    ],
+)
+def test_what_is_no_text_is_written_as_json(value: object, shown: str) -> None:
+    @tool
+    def give() -> object:
+        return value
+
+    assert give.call({}) == shown
+
+
+def circle() -> list[object]:
+    made: list[object] = []
+    made.append(made)
+    return made
+
+
+@pytest.mark.parametrize("value", [object(), {"a": object()}, circle(), {"\ud800": 1}, np.zeros(3)])
+def test_what_json_can_not_express_is_told(value: object) -> None:
+    @tool
+    def give() -> object:
+        return value
+
+    with pytest.raises(ToolError, match=f"give gave a {type(value).__name__}, which can't be written as JSON"):
+        give.call({})
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt(), "KeyboardInterrupt: "),
+        (GeneratorExit(), "GeneratorExit: "),
+        (asyncio.CancelledError("x"), "CancelledError: x"),
+        (TimeoutError("slow"), "TimeoutError: slow"),
+        (Unsayable(), "Unsayable: (its message can't be read)"),
+        (ToolError("not today"), "not today"),
+        (ValueError("x" * 10000), "characters left out"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_whatever_is_raised_is_told(raised: BaseException, told: str, kind: str) -> None:
+    def at_once() -> str:
+        raise raised
+
+    async def later() -> str:
+        await asyncio.sleep(0)
+        raise raised
+
+    with pytest.raises(ToolError) as caught:
+        tool(at_once if kind == "sync" else later).call({})
+    assert told in str(caught.value)
+    assert len(str(caught.value)) <= 2000
+
+
+def test_an_async_function_is_a_tool_too() -> None:
+    @tool
+    async def double(a: int, ctx: ToolContext) -> int:
+        await asyncio.sleep(0)
+        return a * 2 + ctx.seed
+
+    assert double.call({"a": "4"}, context(1)) == "9"
+
+    async def inside() -> str:
+        return double.call({"a": 1}, context())  # as in a notebook, where a loop is running already
+
+    assert asyncio.run(inside()) == "2"
+
+
+def test_async_calls_of_many_threads_run_side_by_side() -> None:
+    @tool
+    async def wait(a: int) -> int:
+        await asyncio.sleep(0.2)
+        return a
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(20) as pool:
+        assert list(pool.map(lambda a: wait.call({"a": a}), range(20))) == [str(a) for a in range(20)]
+    assert time.perf_counter() - began < 3
+
+
+def test_a_call_that_overruns_is_stopped() -> None:
+    released, ended = threading.Event(), threading.Event()
+
+    @tool(timeout=0.05)
+    def hang() -> str:
+        released.wait(20)
+        ended.set()
+        return "late"
+
+    with pytest.raises(ToolError, match=r"stopped: hang ran longer than 0\.05 s"):
+        hang.call({})
+    released.set()
+    assert ended.wait(20)  # a thread can't be killed: the function came to its end
+
+
+def test_an_async_call_that_overruns_is_cancelled() -> None:
+    cancelled = threading.Event()
+
+    @tool(timeout=0.05)
+    async def hang() -> str:
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return "late"
+
+    with pytest.raises(ToolError, match=r"stopped: hang ran longer than 0\.05 s"):
+        hang.call({})
+    assert cancelled.is_set()
+
+
+def test_without_a_limit_a_call_takes_as_long_as_it_takes() -> None:
+    @tool(timeout=None)
+    def slow() -> str:
+        time.sleep(0.1)
+        return "done"
+
+    assert slow.call({}) == "done"
+
+
+def test_long_output_is_cut() -> None:
+    @tool(max_chars=100, name="talk-2")
+    def talk() -> str:
+        return "a" * 500 + "z" * 500
+
+    assert talk.name == "talk-2"
+    shown = talk.call({})
+    assert len(shown) <= 100 and shown.startswith("aaa") and shown.endswith("zzz")
+
+
+@given(st.text(max_size=400), st.integers(60, 300))
+def test_what_is_cut_is_counted(text: str, limit: int) -> None:
+    cut = cut_middle(text, limit)
+    if len(text) <= limit:
+        assert cut == text
+    else:
+        head, rest = cut.split("\n… ", 1) if text.count("\n… ") == 0 else ("", "")
+        note, tail = rest.split(" characters left out …\n", 1) if rest else ("0", "")
+        assert len(cut) <= limit
+        assert not rest or int(note) == len(text) - len(head) - len(tail)
+
+
+class Shelf:
+    """Something with a tool of its own."""
+
+    def __init__(self, book: str) -> None:
+        self.book = book
+
+    @tool
+    def read(self, page: int, ctx: ToolContext) -> str:
+        """Read a page."""
+        return f"{self.book} {page} {ctx.seed}"
+
+    @tool
+    async def later(self, page: int) -> str:
+        """Read a page later."""
+        return f"{self.book} {page}"
+
+
+def test_a_method_is_a_tool_of_its_instance() -> None:
+    one, other = Shelf("Emma"), Shelf("Ulysses")
+    assert set(one.read.parameters["properties"]) == {"page"}
+    assert one.read.call({"page": 3}, context(7)) == "Emma 3 7"
+    assert other.read.call({"page": 3}, context(7)) == "Ulysses 3 7"
+    assert other.later.call({"page": 4}) == "Ulysses 4"
+    with pytest.raises(EnvContractError, match=r"self\.read"):
+        Shelf.read.call({"page": 3}, context())
+
+
+def test_a_tool_is_still_the_function() -> None:
+    assert add(2, b=3) == "5"
+    assert Shelf("Emma").read(3, ctx=context(1)) == "Emma 3 1"
+
+
+def test_tools_can_be_sent_to_another_process() -> None:
+    sent = cloudpickle.loads(cloudpickle.dumps((add, remember, Shelf("Emma").later)))
+    assert sent[0].call({"a": 1}) == "2"
+    assert sent[1].call({"word": "a"}, context()) == '["a"]'
+    assert sent[2].call({"page": 1}) == "Emma 1"
+
+
+def test_an_import_that_is_for_type_checkers_only_is_named() -> None:
+    def search(query: "Query") -> str:  # noqa: F821 # pyright: ignore
+        return ""
+
+    with pytest.raises(EnvContractError, match="'search': a type hint names 'Query'"):
+        tool(search)
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1.0}, {"timeout": float("nan")}, {"max_chars": 59}])
+def test_limits_that_are_none_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="tool 'untyped' has"):
+        tool(**options)(untyped)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a" * 65, "7up", "né"])
+def test_names_that_no_dialect_could_write_are_refused(name: str) -> None:
+    with pytest.raises(EnvContractError, match="can't be called"):
+        tool(name=name)(untyped)
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(EnvContractError, match="no"):
+        tool(3)  # pyright: ignore
+    with pytest.raises(EnvContractError, match="<lambda>"):
+        tool(lambda: "x")
+
+
+def array(a: np.ndarray) -> str:
+    return ""
+
+
+def callback(a: Callable[[], int]) -> str:
+    return ""
+
+
+@pytest.mark.parametrize("function", [array, callback])
+def test_a_type_that_json_lacks_is_refused(function: Callable[..., str]) -> None:
+    with pytest.raises(EnvContractError, match=f"'{function.__name__}': JSON can't express"):
+        tool(function)
+
+
+def test_an_interrupt_of_the_user_is_no_observation() -> None:
+    code = """
+import os, signal, threading, time
+from agentrl import tool
+
+@tool(timeout=30)
+def hang() -> str:
+    time.sleep(30)
+    return ""
+
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    hang.call({})
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25)
+    assert ran.stdout == "interrupted\n", ran.stderr
 
 
 def untyped(a) -> str:

@@ -1,0 +1,139 @@
+"""What an environment's own code gives, checked: each fault becomes one sentence that names the environment."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, cast
+
+from agentrl.errors import AgentRLError, EnvContractError
+from agentrl.tasks import TaskList, TaskSet
+from agentrl.tools import FunctionTool, Tool, cut_middle
+from agentrl.types import Message, Task
+
+_T = TypeVar("_T")
+_TOOL_PARTS = ("name", "description", "parameters", "call", "open", "close")
+
+
+def ask(
+    place: str,
+    function: Callable[[], _T],
+    task: Task | None = None,
+    *,
+    passing: tuple[type[Exception], ...] = (AgentRLError,),
+) -> _T:
+    """What the environment's own code gives.
+
+    Args:
+        place: the class and its method, such as ``"Trivia.reward"``.
+        function: calls it.
+        task: the task that it is about, if it is about one.
+        passing: exceptions that are raised as they are.
+
+    Raises:
+        EnvContractError: it raised something else.
+    """
+    try:
+        return function()
+    except passing:
+        raise
+    except Exception as error:  # whatever the environment's author did not think of
+        where = "" if task is None else f" on task {task.id!r}"
+        raise EnvContractError(f"{place} raised {error!r}{where}: correct it there") from error
+
+
+def gave(place: str, given: object, remedy: str) -> EnvContractError:
+    """The error that says that ``place`` gave something wrong and what to do."""
+    return EnvContractError(f"{place} gave {cut_middle(repr(given), 100)} ({type(given).__name__}): {remedy}")
+
+
+def as_task_set(place: str, given: object) -> TaskSet:
+    """A set of tasks, or a list of tasks made into one.
+
+    Raises:
+        EnvContractError: it is neither, it is empty, or two tasks share an id.
+    """
+    if isinstance(given, TaskSet):
+        return given
+    tasks = _items(place, given, Task, "return a list of Task, or a TaskSet")
+    try:
+        return TaskList(tasks)
+    except EnvContractError as error:
+        raise EnvContractError(f"{place}: {error}") from error
+
+
+def as_parts(place: str, given: object, weights: Mapping[str, float]) -> Mapping[str, float]:
+    """The parts of a reward, each with a weight.
+
+    Raises:
+        EnvContractError: they are no mapping from names to numbers, or one of them has no weight.
+    """
+    if not isinstance(given, Mapping):
+        raise gave(place, given, 'return named parts, such as {"correct": 1.0}')
+    parts = cast(Mapping[str, float], given)
+    numbers = ask(place, lambda: {name: float(value) for name, value in parts.items()})
+    for name in numbers:
+        if name not in weights:
+            raise EnvContractError(f"{place}: the part {name!r} has no weight in reward_weights")
+    return numbers
+
+
+def as_messages(place: str, given: object) -> tuple[Message, ...]:
+    """Messages, as a tuple.
+
+    Raises:
+        EnvContractError: it is no sequence of mappings.
+    """
+    messages: tuple[object, ...] = _items(place, given, Mapping, "return a tuple of Messages, or () to say nothing")
+    return cast(tuple[Message, ...], messages)
+
+
+def as_turns(place: str, given: object) -> tuple[str, ...]:
+    """The texts of a player's turns.
+
+    Raises:
+        EnvContractError: it is no sequence of texts.
+    """
+    return _items(place, given, str, "return a list of texts, one per turn")
+
+
+def own_tools(place: str, listed: object, env: object) -> tuple[Tool, ...]:
+    """The tools that a class lists, for one instance alone: copies that share no state, methods bound to it.
+
+    Raises:
+        EnvContractError: they are no list, or can't be copied.
+    """
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
+        raise gave(place, listed, "list tools, as in tools = (search,)")
+    try:
+        # All at once, so that tools which share something still do.
+        own = copy.deepcopy(tuple(cast(Sequence[Tool], listed)))
+    except Exception as error:  # copying runs the tool's own code
+        raise EnvContractError(
+            f"{place} can't be copied for each instance ({error!r}): make them in __init__, after super().__init__()"
+        ) from error
+    return tuple(tool.__get__(env, type(env)) if isinstance(tool, FunctionTool) else tool for tool in own)
+
+
+def check_tools(place: str, tools: Sequence[Tool]) -> None:
+    """Whether every tool is one, and has a name of its own.
+
+    Raises:
+        EnvContractError: one is no tool, or two share a name.
+    """
+    seen: set[str] = set()
+    for tool in tools:
+        if not all(hasattr(tool, part) for part in _TOOL_PARTS):
+            raise gave(place, tool, "list tools; a function becomes one by @tool above it")
+        if tool.name in seen:
+            raise EnvContractError(f"{place} has two tools called {tool.name!r}: rename one")
+        seen.add(tool.name)
+
+
+def _items(place: str, given: object, kind: type[_T], remedy: str) -> tuple[_T, ...]:
+    # A text is a sequence too, of letters: it is what an author gives who forgot the brackets.
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise gave(place, given, remedy)
+    items = tuple(cast(Sequence[object], given))
+    for item in items:
+        if not isinstance(item, kind):
+            raise gave(place, item, remedy)
+    return cast(tuple[_T, ...], items)

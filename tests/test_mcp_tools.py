@@ -1,0 +1,263 @@
+"""Tools of real MCP servers, over pipes and over HTTP."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agentrl import mcp_tools as module
+from agentrl.env import Episode, ToolEnv
+from agentrl.errors import ConfigError, InfrastructureError, UsageError
+from agentrl.mcp_tools import McpTool, close_sessions, mcp_tools
+from agentrl.tools import ToolError
+from agentrl.types import Task
+
+SERVER = str(Path(__file__).with_name("mcp_server.py"))
+STDIO = [sys.executable, SERVER, "stdio"]
+Tools = dict[str, McpTool]
+
+
+def by_name(made: tuple[McpTool, ...]) -> Tools:
+    return {tool.name: tool for tool in made}
+
+
+def children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if SERVER in " ".join(child.cmdline())]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def extra(require: Callable[[bool, str], None]) -> None:
+    import importlib.util
+
+    require(importlib.util.find_spec("mcp") is not None, "needs the package mcp")
+
+
+def start_http(port: int) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, SERVER, "http", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    end = time.monotonic() + 60
+    while time.monotonic() < end and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return process
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    raise AssertionError("the server does not start")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def http() -> Generator[str]:
+    port = free_port()
+    process = start_http(port)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def stdio_tools() -> Generator[Tools]:
+    tools = by_name(mcp_tools(STDIO, timeout=20.0, max_chars=100))
+    yield tools
+    tools["add"].close()
+    assert not children()
+
+
+@pytest.fixture(scope="module")
+def http_tools(http: str) -> Generator[Tools]:
+    tools = by_name(mcp_tools(url=http, headers={"X-Test": "1"}, timeout=20.0, max_chars=100))
+    yield tools
+    tools["add"].close()
+
+
+@pytest.fixture(params=["stdio", "http"])
+def tools(request: pytest.FixtureRequest) -> Tools:
+    return request.getfixturevalue(f"{request.param}_tools")
+
+
+def test_the_server_says_what_its_tools_are(tools: Tools) -> None:
+    assert set(tools) == {"add", "note", "fail", "draw", "long", "wait", "die", "whoami"}
+    add: Any = tools["add"]
+    assert add.description == "Add two numbers."
+    assert add.parameters["properties"]["a"]["type"] == "integer"
+    assert add.parameters["required"] == ["a"]
+
+
+def test_calls_are_answered(tools: Tools) -> None:
+    assert tools["add"].call({"a": 2, "b": 3}) == "5"
+    assert tools["draw"].call({}) == "a red dot\n(image of type image/png, not shown)"
+    long = tools["long"].call({"size": 5000})
+    assert len(long) <= 100 and "characters left out" in long
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("fail", {"why": "no reason"}, "Error executing tool fail"),
+        ("add", {"a": "two"}, "Error executing tool add"),
+        ("add", {}, "Error executing tool add"),
+        ("add", {"a": float("nan")}, "Error executing tool add"),
+        ("note", {"text": "\ud800"}, "the arguments of note can't be written as JSON"),
+        ("note", {"text": object()}, "the arguments of note can't be written as JSON"),
+    ],
+)
+def test_a_refusal_is_told(tools: Tools, name: str, arguments: Mapping[str, object], told: str) -> None:
+    with pytest.raises(ToolError, match=told) as caught:
+        tools[name].call(arguments)
+    assert "https://errors.pydantic" not in str(caught.value)
+    assert tools["add"].call({"a": 1}) == "2"
+
+
+def test_a_call_that_overruns_is_stopped(http: str) -> None:
+    tools = by_name(mcp_tools(url=http, timeout=0.5))
+    with pytest.raises(ToolError, match=r"stopped: wait ran longer than 0\.5 s"):
+        tools["wait"].call({"seconds": 20})
+    assert tools["wait"].call({"seconds": 0}) == "waited"
+    tools["wait"].close()
+
+
+def test_an_episode_has_a_server_of_its_own(stdio_tools: Tools) -> None:
+    note, whoami = stdio_tools["note"], stdio_tools["whoami"]
+    note.open(0)
+    assert not children()  # nothing is started before the first call
+    assert note.call({"text": "a"}) == "a"
+    assert note.call({"text": "b"}) == "a | b"
+    first = whoami.call({})
+    assert [str(child.pid) for child in children()] == [first]
+    other = by_name(mcp_tools(STDIO, timeout=20.0))
+    assert other["note"].call({"text": "c"}) == "c"
+    other["note"].close()
+    other["note"].close()
+    note.open(0)
+    assert not children()
+    assert note.call({"text": "d"}) == "d"
+    assert whoami.call({}) != first
+
+
+def test_a_dead_server_is_an_infrastructure_fault(stdio_tools: Tools) -> None:
+    with pytest.raises(InfrastructureError, match="MCP server .*mcp_server.py stdio' is gone: Connection closed"):
+        stdio_tools["die"].call({})
+    assert not children()
+    assert stdio_tools["add"].call({"a": 1}) == "2"  # the next call gets another
+
+
+def test_a_server_that_was_killed_over_http_is_an_infrastructure_fault() -> None:
+    port = free_port()
+    process = start_http(port)
+    tools = by_name(mcp_tools(url=f"http://127.0.0.1:{port}/mcp"))
+    assert tools["add"].call({"a": 1}) == "2"
+    process.kill()
+    process.wait()
+    for _ in range(2):
+        with pytest.raises(InfrastructureError, match=f"MCP server 'http://127.0.0.1:{port}/mcp'"):
+            tools["add"].call({"a": 1})
+    tools["add"].close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, UsageError, "either a command"),
+        ({"command": ["x"], "url": "http://x"}, UsageError, "either a command"),
+        ({"command": "python server.py"}, UsageError, "as a list of words"),
+        ({"command": ["no-such-program"]}, UsageError, "'no-such-program' can't be started"),
+        ({"command": [sys.executable, "-c", "1 / 0"]}, InfrastructureError, "does not answer.*ZeroDivisionError"),
+        ({"command": STDIO, "timeout": 0}, ConfigError, "timeout=0"),
+        ({"command": STDIO, "max_chars": 3}, ConfigError, "max_chars=3"),
+    ],
+)
+def test_what_is_no_server_is_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"(?s){message}"):
+        mcp_tools(**options)
+    assert not module._open
+
+
+def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(UsageError, match=r"pip install 'agentrl\[mcp\]'"):
+        mcp_tools(["another", "server"])
+
+
+def test_variables_reach_the_program() -> None:
+    code = "import os, sys; sys.stderr.write(os.environ['TOKEN']); sys.exit(1)"
+    with pytest.raises(InfrastructureError, match="its last words: secret"):
+        mcp_tools([sys.executable, "-c", code], env={"TOKEN": "secret"})
+
+
+def test_an_environment_offers_them(http: str) -> None:
+    class Adds(ToolEnv):
+        tools = (*mcp_tools(STDIO, timeout=20.0),)
+
+        def tasks(self, split: str) -> list[Task]:
+            return [Task(id="one", prompt="1 + 1?", answer="2")]
+
+        def reward(self, episode: Episode) -> dict[str, float]:
+            return {"correct": float(episode.final == episode.task.answer)}
+
+    one, other = Adds(), Adds()
+    for env in (one, other):
+        env.reset(seed=0)
+    contents = [env.step("```note\nx\n```")[0][0]["content"] for env in (one, other, one)]
+    assert contents == ["x", "x", "x | x"]
+    assert len(children()) == 2
+    one.close()
+    other.close()
+    assert not children()
+
+
+def test_sessions_of_many_threads_run_side_by_side(http: str) -> None:
+    answers: list[str] = []
+
+    def play(number: int) -> None:
+        tools = by_name(mcp_tools(url=http, timeout=20.0))
+        answers.extend(tools["add"].call({"a": number, "b": step}) for step in range(3))
+        tools["add"].close()
+
+    threads = [threading.Thread(target=play, args=(10 * number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(int, answers)) == [10 * number + step for number in range(8) for step in range(3)]
+
+
+def test_nothing_is_left_when_the_process_ends(tmp_path: Path) -> None:
+    code = f"""
+from agentrl.mcp_tools import mcp_tools
+tools = {{tool.name: tool for tool in mcp_tools({STDIO!r})}}
+print(tools["whoami"].call({{}}))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ran.stderr, ran.returncode) == ("", 0)
+    assert not psutil.pid_exists(int(ran.stdout))
+
+
+def test_a_forked_child_opens_a_session_of_its_own(http: str) -> None:
+    tools = by_name(mcp_tools(url=http, timeout=20.0))
+    assert tools["add"].call({"a": 1}) == "2"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if tools["add"].call({"a": 2}) == "3" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert tools["add"].call({"a": 3}) == "4"
+    tools["add"].close()
+
+
+def test_closing_all_sessions_leaves_no_thread() -> None:
+    close_sessions()
+    assert not any(thread.name == "agentrl-mcp" for thread in threading.enumerate())
