@@ -1,7 +1,7 @@
 """ToolEnv: reset and step, what ends an episode and what does not."""
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -320,103 +320,6 @@ def test_chance_of_tools_follows_the_episodes_seed() -> None:
         return env.step("```draw\nx\n```")[0][0]["content"]
 
     assert drawn(1) == drawn(1) != drawn(2)
-
-
-class Uncopied(PythonTool):
-    def __deepcopy__(self, memo: object) -> "Uncopied":
-        raise TypeError("it holds a connection")
-
-
-def constant(value: object) -> Callable[..., object]:
-    return lambda *_: value
-
-
-def broken(**members: Any) -> ToolEnv:
-    """An instance of a class with these tools and methods that give these values, its first episode begun."""
-    made = {name: value if name == "tools" else constant(value) for name, value in members.items()}
-    env = type("Broken", (Plain,), {"gold": constant([]), **made})()
-    env.reset(seed=0)
-    return env
-
-
-@pytest.mark.parametrize(
-    ("members", "sentence"),
-    [
-        ({"tasks": None}, r"Broken\.tasks gave None \(NoneType\): return a list of Task, or a TaskSet"),
-        ({"tasks": "one"}, r"Broken\.tasks gave 'one' \(str\)"),
-        ({"tasks": ["one"]}, r"Broken\.tasks gave 'one' \(str\)"),
-        ({"tasks": []}, r"Broken\.tasks: a set of tasks needs at least one task"),
-        ({"tasks": [Task(id="a", prompt="")] * 2}, r"Broken\.tasks: two tasks of one set share an id"),
-        ({"respond": None}, r"Broken\.respond gave None \(NoneType\): return a tuple of Messages"),
-        ({"respond": "Go on."}, r"Broken\.respond gave 'Go on\.' \(str\)"),
-        ({"respond": ["Go on."]}, r"Broken\.respond gave 'Go on\.' \(str\)"),
-        ({"turn_reward": None}, r"Broken\.turn_reward raised TypeError.* on task 'one': correct it there"),
-        ({"reward": 1.0}, r"Broken\.reward gave 1\.0 \(float\): return named parts"),
-        ({"reward": {"correct": "high"}}, r"Broken\.reward raised ValueError"),
-        ({"reward": {"speed": 1.0}}, r"Broken\.reward: the part 'speed' has no weight"),
-        ({"gold": "All at once."}, r"Broken\.gold gave 'All at once\.' \(str\): return a list of texts"),
-        ({"gold": [1]}, r"Broken\.gold gave 1 \(int\)"),
-        ({"gold": None}, r"Broken\.gold gave None"),
-        ({"tools": [python]}, r"Broken\.tools gave <function .*: list tools; a function becomes one by @tool"),
-        ({"tools": Counter.count}, r"Broken\.tools gave <.*: list tools, as in tools = \(search,\)"),
-        ({"tools": (Counter.count, Counter.count)}, r"Broken\.tools has two tools called 'count': rename one"),
-        ({"tools": (Uncopied(),)}, r"Broken\.tools can't be copied .* make them in __init__"),
-    ],
-)
-def test_a_mistake_of_the_environments_author_is_named(members: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(EnvContractError, match=sentence):
-        env = broken(**members)
-        env.gold_turns(env.episode.task)
-        env.step("```count\nx\n```")
-        env.step("done")
-
-
-class Raises(Plain):
-    """Raises in the method that it is told."""
-
-    def __init__(self, *, method: str, error: Exception) -> None:
-        super().__init__()
-        self.method, self.error = method, error
-
-    def _raise(self, method: str) -> None:
-        if method == self.method:
-            raise self.error
-
-    def tasks(self, split: str) -> list[Task]:
-        self._raise("tasks")
-        return super().tasks(split)
-
-    def respond(self, episode: Episode) -> tuple[Message, ...]:
-        self._raise("respond")
-        return ()
-
-    def turn_reward(self, episode: Episode) -> float:
-        self._raise("turn_reward")
-        return 0.0
-
-    def reward(self, episode: Episode) -> Mapping[str, float]:
-        self._raise("reward")
-        return {}
-
-    def gold(self, task: Task) -> Sequence[str]:
-        self._raise("gold")
-        return []
-
-
-@pytest.mark.parametrize("method", ["tasks", "respond", "turn_reward", "reward", "gold"])
-def test_what_an_environments_own_code_raises_names_it(method: str) -> None:
-    def play(error: Exception) -> None:
-        env = Raises(method=method, error=error)
-        env.reset(seed=0)
-        env.gold_turns(env.episode.task)
-        env.step("```count\nx\n```")
-        env.step("done")
-
-    with pytest.raises(EnvContractError, match=rf"Raises\.{method} raised KeyError\('x'\)") as caught:
-        play(KeyError("x"))
-    assert isinstance(caught.value.__cause__, KeyError)
-    with pytest.raises(InfrastructureError, match="gone"):
-        play(InfrastructureError("gone"))
 
 
 def test_a_tool_of_ones_own_may_raise_or_give_anything() -> None:
