@@ -7,7 +7,7 @@ from agentrl.checker import Report, check_env
 from agentrl.env import Episode, ToolEnv
 from agentrl.registry import list_envs, make, register, register_builtin
 from agentrl.tasks import GeneratedTasks, TaskList, TaskSet
-from agentrl.tools import ToolError, tool
+from agentrl.tools import ToolContext, ToolError, tool
 from agentrl.types import Message, Task
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Task",
     "TaskList",
     "TaskSet",
+    "ToolContext",
     "ToolEnv",
     "ToolError",
     "check_env",

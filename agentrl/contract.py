@@ -4,7 +4,8 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
-from agentrl.errors import AgentRLError, EnvContractError
+from agentrl.errors import AgentRLError, EnvContractError, InfrastructureError
+from agentrl.sandboxes import SandboxError
 from agentrl.tasks import TaskList, TaskSet
 from agentrl.tools import FunctionTool, Tool, cut_middle
 from agentrl.types import Message, Task
@@ -30,11 +31,14 @@ def ask(
 
     Raises:
         EnvContractError: it raised something else.
+        InfrastructureError: a sandbox failed.
     """
     try:
         return function()
     except passing:
         raise
+    except SandboxError as error:
+        raise InfrastructureError(f"sandbox failed: {error}") from error
     except Exception as error:  # whatever the environment's author did not think of
         where = "" if task is None else f" on task {task.id!r}"
         raise EnvContractError(f"{place} raised {error!r}{where}: correct it there") from error

@@ -24,7 +24,8 @@ import gymnasium
 
 from agentrl.contract import as_messages, as_parts, as_task_set, as_turns, ask, check_tools, gave, own_tools
 from agentrl.dialects import Dialect, get_dialect
-from agentrl.errors import AgentRLError, ConfigError, EnvContractError, UnknownNameError
+from agentrl.errors import AgentRLError, ConfigError, EnvContractError, InfrastructureError, UnknownNameError
+from agentrl.sandboxes import SandboxError
 from agentrl.spaces import Messages, Unicode
 from agentrl.tasks import TaskSet
 from agentrl.tools import Tool, ToolContext, ToolError, cut_middle
@@ -290,6 +291,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
             content = cast(object, tool.call(call.arguments, self._context))
         except (AgentRLError, ToolError):
             raise
+        except SandboxError as error:
+            raise InfrastructureError(f"sandbox failed: {error}") from error
         except Exception as error:  # a tool's own fault is an observation, whatever it raises
             raise ToolError(cut_middle(f"{type(error).__name__}: {error}", 2000)) from error
         if not isinstance(content, str):

@@ -148,7 +148,7 @@ def _problem(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "missing":
         return f"{place} is missing"
     if problem["type"] == "extra_forbidden":
-        return f"there is no argument {place}"
+        return f"{place} is unknown"
     message = str(problem["msg"])
     return f"{place}: {message[:1].lower()}{_shorter(message[1:], 200)}, not {_shown(problem['input'])}"
 

@@ -22,6 +22,7 @@ import pydantic_core
 
 from agentrl.background import Outcome, Overrun, call_async, in_thread
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
+from agentrl.sandboxes import SandboxError
 from agentrl.signatures import Signature, read_signature
 from agentrl.types import Task
 
@@ -208,6 +209,8 @@ class FunctionTool:
             raise ToolError(f"stopped: {self.name} ran longer than {self.timeout:g} s") from error
         if isinstance(error, InfrastructureError):
             raise error
+        if isinstance(error, SandboxError):
+            raise InfrastructureError(f"sandbox failed: {error}") from error
         said = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {_message(error)}"
         raise ToolError(cut_middle(said, self.max_chars)) from error
 
@@ -248,7 +251,8 @@ def tool(
     Args:
         function: the function.
         name: what the model calls; the function's own name by default.
-        timeout: seconds per call; None for no limit.
+        timeout: seconds per call; None for no limit. It stops an async function, but not a sync one: a Python thread
+            can't be killed, so the model is answered while the function goes on.
         max_chars: characters that the model gets to read; more is cut in the middle.
 
     Raises:

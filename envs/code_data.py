@@ -29,7 +29,7 @@ from agentrl.envs.code_asserts import Unreadable, call_name, call_of, read_asser
 from agentrl.envs.code_grading import MAX_CODE_CHARS, Case, Problem, Stream
 from agentrl.envs.code_values import MAX_OUTPUT_BYTES
 from agentrl.errors import ConfigError
-from agentrl.tools import explain
+from agentrl.signatures import explain
 from agentrl.types import Task
 
 SAMPLE = Path(__file__).with_name("code_sample.jsonl")

@@ -8,6 +8,7 @@ import pytest
 from agentrl.env import Episode, ToolEnv
 from agentrl.errors import EnvContractError, InfrastructureError
 from agentrl.python_tool import PythonTool
+from agentrl.sandboxes import SandboxError
 from agentrl.tools import tool
 from agentrl.types import Message, Task
 
@@ -130,3 +131,5 @@ def test_what_an_environments_own_code_raises_names_it(method: str) -> None:
     assert isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(InfrastructureError, match="gone"):
         play(InfrastructureError("gone"))
+    with pytest.raises(InfrastructureError, match="sandbox failed: gone"):
+        play(SandboxError("gone"))

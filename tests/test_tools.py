@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
+from agentrl.sandboxes import SandboxError
 from agentrl.tools import FunctionTool, ToolContext, ToolError, cut_middle, tool
 from agentrl.types import Task
 
@@ -54,12 +55,12 @@ def test_good_arguments(which: FunctionTool, arguments: Mapping[str, object], an
     [
         (add, {}, "a is missing. Expected: a (integer), b (integer, optional)"),
         (add, {"a": "two"}, "a: input should be a valid integer, unable to parse string as an integer, not 'two'"),
-        (add, {"a": 1, "c": 1}, "there is no argument c"),
+        (add, {"a": 1, "c": 1}, "c is unknown"),
         (paint, {"color": "green", "spots": []}, "color: input should be 'red' or 'blue', not 'green'"),
         (paint, {"color": "red", "spots": ["x"]}, "spots.0: "),
         (paint, {"color": "red", "spots": ["x"] * 1000}, "; and 995 more."),
         (add, {"a": "9" * 9000}, "not '99"),
-        (add, {"a": 1, "x" * 9000 + "\n": 1}, "there is no argument xxx"),
+        (add, {"a": 1, "x" * 9000 + "\n": 1}, "xxx… is unknown"),
     ],
 )
 def test_bad_arguments_are_explained(which: FunctionTool, arguments: Mapping[str, object], message: str) -> None:
@@ -97,6 +98,13 @@ def test_an_infrastructure_fault_passes_through() -> None:
     with pytest.raises(InfrastructureError, match="daemon"):
         ask.call({})
 
+    @tool
+    def run() -> str:
+        raise SandboxError("the pool is gone")
+
+    with pytest.raises(InfrastructureError, match="sandbox failed: the pool is gone"):
+        run.call({})
+
 
 def test_parameters_may_have_names_that_pydantic_uses() -> None:
     @tool
@@ -120,7 +128,7 @@ def remember(word: str, ctx: ToolContext) -> list[str]:
 
 def test_the_episode_is_hidden_from_the_model() -> None:
     assert set(remember.parameters["properties"]) == {"word"}
-    with pytest.raises(ToolError, match="no argument ctx"):
+    with pytest.raises(ToolError, match="ctx is unknown"):
         remember.call({"word": "a", "ctx": {}}, context())
 
 
