@@ -133,7 +133,7 @@ class _Game:
 
     def _gold(self) -> str | None:
         try:
-            turns = self._env.gold(self._env.episode.task)
+            turns = self._env.gold_turns(self._env.episode.task)
         except NotImplementedError:
             self._terminal.write("this environment has no perfect player", "red")
             return None

@@ -9,8 +9,8 @@ Shapes are compared first, then values, from the outside in:
 - two units must be the same one, one alone may be left out; likewise the base of ``1011_2``; ``50\%`` equals ``50``
   and ``0.5``, since a question may ask for either;
 - words are compared as words: ``\text{(C)}`` with ``C``;
-- where a number written out is expected, nothing but the same number written out and worked out will do: ``2/4`` for ``1/2``,
-  but no ``10/2`` for ``5``, no ``2^5`` for ``32``, no ``0.333`` for ``1/3``;
+- where a number written out is expected, nothing but the same number written out and worked out will do: ``2/4`` for
+  ``1/2``, but no ``10/2`` for ``5``, no ``2^5`` for ``32``, no ``0.333`` for ``1/3``;
 - an integral, sum, limit, factorial and the like is no answer unless the expected one has it as well;
 - other expressions are read by latex2sympy and compared by their values, to 40 digits, at points of either sign;
   equations, sets and whatever has no value by math-verify.
