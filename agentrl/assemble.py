@@ -11,7 +11,8 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from agentrl.config import Config, ModelSettings
+from agentrl.config import Config, ModelSettings, with_overrides
+from agentrl.dialects import NATIVE, resolve_dialect
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, UsageError
@@ -71,6 +72,39 @@ def assemble(config: Config, path: str | Path | None = None) -> Parts:
     longest = config.rollout.episode_tokens + config.rollout.turn_tokens
     engine = TransformersEngine(copy.deepcopy(model), slots=config.rollout.concurrency, max_length=longest)
     return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=engine)
+
+
+def with_dialect(config: Config, path: str | Path | None = None) -> Config:
+    """The same config with the dialect ``native`` replaced by the form that the model's chat template writes.
+
+    Args:
+        config: the run's settings.
+        path: where the tokenizer is loaded from instead of ``config.model.path``.
+
+    Raises:
+        UsageError: the tokenizer can't be loaded.
+        ConfigError: the form is not known, or the model is the tiny one, which was never taught any.
+    """
+    if config.env.args.get("dialect") != NATIVE:
+        return config
+    source = path or config.model.path
+    if not source:
+        raise ConfigError(
+            "env.args.dialect='native' needs a model that was taught to call tools: set model.path, or use dialect "
+            "'fence', 'hermes' or 'xml'"
+        )
+    return with_overrides(config, [f"env.args.dialect={resolve_dialect(NATIVE, _load_tokenizer(source))}"])
+
+
+def dialect_label(config: Config) -> str:
+    """Name and hash of the dialect that the config's environment is played in.
+
+    Raises:
+        UsageError: there is no such environment, or it does not take one of its arguments.
+    """
+    env = make(config.env.id, **config.env.args)
+    env.close()
+    return env.dialect.label
 
 
 def make_collector(config: Config, renderer: Renderer, *, split: str) -> Collector:

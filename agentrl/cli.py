@@ -198,6 +198,7 @@ def _eval_arguments(command: argparse.ArgumentParser) -> None:
     how.add_argument("--temperature", type=float, help="sample at this temperature")
     command.add_argument("--seed", type=int, default=0, help="of sampling (default: 0)")
     command.add_argument("--out", type=Path, help="write the episodes here: .jsonl or .jsonl.zst")
+    command.add_argument("--force", action="store_true", help="evaluate in another dialect than the run's own")
     command.add_argument("--json", action="store_true", help="write the result as JSON")
     _set_argument(command)
 
@@ -247,6 +248,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         overrides=tuple(_eval_overrides(arguments)),
         seed=arguments.seed,
         out=arguments.out,
+        force=arguments.force,
     )
     display = Display()
     result = evaluation.run(request, display)

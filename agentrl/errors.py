@@ -8,6 +8,7 @@
     │   ├── UnknownNameError       an environment, preset, dialect, algorithm … that does not exist
     │   └── RunFolderError         the run folder can't be written, is in use, or holds another run
     ├── EnvContractError           an environment broke its contract
+    ├── DialectError               a call that can't be written in a dialect
     ├── RenderError                a chat template can't be extended without changing earlier tokens
     ├── TrajectoryError            tokens, log-probs and rewards that do not fit together
     ├── InvariantError             training would be wrong: engine and trainer disagree, a ratio is not 1 …
@@ -50,6 +51,10 @@ class RunFolderError(UsageError):
 
 class EnvContractError(AgentRLError):
     """An environment broke the contract of ``ToolEnv``."""
+
+
+class DialectError(AgentRLError, ValueError):
+    """A call that can't be written in a dialect such that it is read again as it was."""
 
 
 class RenderError(AgentRLError):

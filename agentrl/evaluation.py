@@ -4,13 +4,13 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.assemble import assemble, make_collector
+from agentrl.assemble import assemble, dialect_label, make_collector, with_dialect
 from agentrl.config import Config, load_config, with_overrides
 from agentrl.display import Display
 from agentrl.errors import RunFolderError, UsageError, nearest
 from agentrl.evaluate import Evaluation, evaluate
 from agentrl.records import write_episodes
-from agentrl.runfolder import checkpoints, read_config
+from agentrl.runfolder import checkpoints, read_config, read_dialect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +29,22 @@ class Request:
     """Of sampling."""
     out: Path | None = None
     """Where episodes are written."""
+    force: bool = False
+    """Evaluate a run in another dialect than it was trained in."""
 
 
 def run(request: Request, display: Display) -> Evaluation:
     """Evaluate what ``request`` names.
 
     Raises:
-        UsageError: it is not there, or the episodes can't be written.
+        UsageError: it is not there, the episodes can't be written, or the run was trained in another dialect.
     """
     config, model = resolve(request)
     _check_writable(request.out)
+    config = with_dialect(config, model)
+    label = dialect_label(config)
+    if not request.force:
+        _check_dialect(request, label)
     parts = assemble(config, model)
     collector = make_collector(config, parts.renderer, split=config.eval.split)
     try:
@@ -56,7 +62,7 @@ def run(request: Request, display: Display) -> Evaluation:
     finally:
         collector.close()
     if request.out is not None:
-        write_episodes(request.out, episodes, parts.tokenizer)
+        write_episodes(request.out, episodes, parts.tokenizer, dialect=label)
     return result
 
 
@@ -67,8 +73,7 @@ def resolve(request: Request) -> tuple[Config, str]:
         UsageError: there is no run, checkpoint or model, or a run has no checkpoint yet.
     """
     path = Path(request.path)
-    checkpoint = path.resolve() if path.resolve().parent.name == "checkpoints" else None
-    run_path = checkpoint.parent.parent if checkpoint else path
+    checkpoint, run_path = _places(path)
     if (run_path / "config.toml").is_file():
         if request.config or request.preset:
             raise UsageError(f"{request.path!r} has its own settings: use --set instead of --config and --preset")
@@ -86,6 +91,22 @@ def resolve(request: Request) -> tuple[Config, str]:
             read_config(path)  # names the nearest run
         raise UsageError(f"{request.path!r} is in no run folder: say with --config or --preset how to evaluate it")
     return load_config(preset=request.preset, path=request.config, overrides=request.overrides), request.path
+
+
+def _places(path: Path) -> tuple[Path | None, Path]:
+    """The checkpoint that ``path`` names, if it looks like one, and where the folder of its run would be."""
+    whole = path.resolve()
+    return (whole, whole.parent.parent) if whole.parent.name == "checkpoints" else (None, path)
+
+
+def _check_dialect(request: Request, label: str) -> None:
+    run_path = _places(Path(request.path))[1]
+    trained = read_dialect(run_path) if (run_path / "config.toml").is_file() else ""
+    if trained and trained != label:
+        raise UsageError(
+            f"the run {str(run_path)!r} was trained in dialect {trained!r} and would be evaluated in {label!r}, which "
+            "is another game: evaluate it with the dialect, tools and instructions of its training, or add --force"
+        )
 
 
 def _check_writable(out: Path | None) -> None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from agentrl.assemble import Parts, assemble, gold_turns, make_collector
+from agentrl.assemble import Parts, assemble, dialect_label, gold_turns, make_collector, with_dialect
 from agentrl.checkpoint import load_optimizer, load_state, save_checkpoint
 from agentrl.config import Config
 from agentrl.display import Display
@@ -39,11 +39,12 @@ def train(config: Config, display: Display, *, numbered: bool = False, sft_only:
     Raises:
         UsageError: something the config names is not there; nothing was written.
     """
+    config = with_dialect(config)
     check_run(config)
     if sft_only and config.sft.steps == 0:
         raise ConfigError("sft.steps is 0, so there is no warm start: set it, for example sft.steps=200")
     parts = assemble(config)
-    with RunFolder.create(config, numbered=numbered) as folder:
+    with RunFolder.create(config, numbered=numbered, dialect=dialect_label(config)) as folder:
         display.say(f"run folder: {folder.path}")
         return _finish(config, display, folder, parts, None, sft_only=sft_only)
 
@@ -244,7 +245,14 @@ class _Run:
     def _record(self, number: int, result: StepResult) -> None:
         self._folder.append("metrics.jsonl", {**result.metrics, "seconds_run": time.perf_counter() - self._began})
         if number == 1 or self._ended(number) or number % self._config.save.episodes_every == 0:
-            write_episodes(self._folder.episodes(number), result.trajectories, self._parts.tokenizer, result.advantages)
+            label = self._players.env.dialect.label
+            write_episodes(
+                self._folder.episodes(number),
+                result.trajectories,
+                self._parts.tokenizer,
+                result.advantages,
+                dialect=label,
+            )
 
     async def _evaluate(self) -> None:
         config = self._config

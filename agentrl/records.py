@@ -43,6 +43,8 @@ class Record:
     """The text of each token, per segment."""
     advantages: tuple[float, ...] | None = None
     """One advantage per sampled token, over all policy segments end to end [S]; None where there was no training."""
+    dialect: str = ""
+    """Name and hash of the dialect that the episode was played in; empty where it is not recorded."""
 
     def __post_init__(self) -> None:
         if [len(texts) for texts in self.pieces] != [len(segment.token_ids) for segment in self.trajectory.segments]:
@@ -54,6 +56,8 @@ def write_episodes(
     trajectories: Sequence[Trajectory],
     tokenizer: Pieces,
     advantages: Sequence[Sequence[float]] | None = None,
+    *,
+    dialect: str = "",
 ) -> None:
     """Write ``trajectories`` to ``path``, all or nothing.
 
@@ -62,10 +66,12 @@ def write_episodes(
         trajectories: the episodes, in order.
         tokenizer: gives the text of each token.
         advantages: for each episode, one number per sampled token.
+        dialect: name and hash of the dialect that the episodes were played in.
     """
     lines = io.StringIO()
     for number, trajectory in enumerate(trajectories):
         row = _to_json(trajectory, tokenizer, None if advantages is None else advantages[number])
+        row["dialect"] = dialect
         lines.write(json.dumps(row, ensure_ascii=False) + "\n")
     data = lines.getvalue().encode("utf-8", errors="replace")
     temporary = path.with_name(f".{path.name}.tmp")
@@ -160,6 +166,7 @@ def _from_json(row: dict[str, Any]) -> Record:
         trajectory=trajectory,
         pieces=tuple(tuple(_typed(str, piece) for piece in one["pieces"]) for one in row["segments"]),
         advantages=tuple(advantages) if known else None,
+        dialect=_typed(str, row.get("dialect", "")),
     )
 
 

@@ -9,6 +9,7 @@ stay as they were shown, and what follows a turn is what the template writes aft
 """
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -63,6 +64,7 @@ class Renderer:
         self._tokens = TextTokens(tokenizer)
         self._template = ChatTemplate(tokenizer, template_args or {})
         self._suffix = functools.lru_cache(maxsize=256)(self._make_suffix)
+        self._schemas = functools.lru_cache(maxsize=16)(self._check_schemas)
         answers = [(Shape(role="user"),), (Shape(role="tool", name="python", call_id="call00000"),)]
         self._closes = {answer[0].role: self._suffix(answer).close for answer in answers}
         for answer in answers:
@@ -78,14 +80,20 @@ class Renderer:
         ends = [close[-1] for close in self._closes.values()]
         return tuple(dict.fromkeys([*ends, int(self.tokenizer.eos_token_id)]))
 
-    def prompt(self, messages: Sequence[Message]) -> Segment:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] = ()) -> Segment:
         """The first prompt, up to where the assistant begins to speak.
 
+        Args:
+            messages: the environment's first observation.
+            tools: schemas of the tools that the chat template is to describe.
+
         Raises:
-            RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it.
+            RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it; or a tool's
+                schema spells a control token.
         """
+        described = self._schemas(json.dumps(list(tools))) if tools else ""
         ids: list[int] = []
-        for piece in self._template.write(shapes_of(messages)):
+        for piece in self._template.write(shapes_of(messages), described):
             after = ids[-1] if ids else None
             if isinstance(piece, str):
                 ids += self._tokens.template(piece, after)
@@ -155,6 +163,13 @@ class Renderer:
         for piece in pieces[1:]:
             rest.append(tuple(self._tokens.template(piece, IN_TEXT)) if isinstance(piece, str) else piece)
         return _Suffix(close=close, rest=tuple(rest))
+
+    def _check_schemas(self, schemas: str) -> str:
+        # The template writes them among its own control tokens, where theirs could not be told apart.
+        text = json.dumps(json.loads(schemas), ensure_ascii=False)
+        if not self._tokens.control.isdisjoint(self._tokens.template(text, IN_TEXT)):
+            raise RenderError("a tool's schema spells a control token of the tokenizer: change its description")
+        return schemas
 
     def _ends_a_turn(self, close: tuple[int, ...]) -> bool:
         *blanks, end = close

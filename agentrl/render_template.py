@@ -175,32 +175,38 @@ class ChatTemplate:
             return None
         return _MARKS.sub("...", text.partition(_MARK.format(len(played) + 1))[2])
 
-    def _write(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
+    def _write(self, shapes: tuple[Shape, ...], tools: str = "") -> tuple[Piece, ...]:
         """Text and slots for a conversation, up to where the assistant speaks.
+
+        Args:
+            shapes: the messages.
+            tools: a JSON list of the tools' schemas, where the template is to describe them.
 
         Raises:
             RenderError: the template refuses the messages, or leaves one out, repeats or changes it.
         """
         try:
-            return self._read(shapes, lambda write: [_message(*item, write) for item in enumerate(shapes)])
+            return self._read(shapes, lambda write: [_message(*item, write) for item in enumerate(shapes)], tools)
         except Refusal as refusal:
             try:
-                return self._read(shapes, lambda write: _folded(shapes, write))
+                return self._read(shapes, lambda write: _folded(shapes, write), tools)
             except Refusal:
                 raise refusal from None
 
-    def _read(self, shapes: Sequence[Shape], conversation: Callable[[_Write], list[_Row]]) -> tuple[Piece, ...]:
+    def _read(
+        self, shapes: Sequence[Shape], conversation: Callable[[_Write], list[_Row]], tools: str
+    ) -> tuple[Piece, ...]:
         slots = [number for number, shape in enumerate(shapes) if shape.content is None]
-        texts, marks = _split(self._render(conversation(_mark)))
+        texts, marks = _split(self._render(conversation(_mark), tools=tools))
         if marks != slots:
             raise RenderError(_CHANGED)
-        probed, twice = _split(self._render(conversation(_probe)))
+        probed, twice = _split(self._render(conversation(_probe), tools=tools))
         if twice != [number for number in slots for _ in range(2)]:
             raise RenderError(_CHANGED)
         return _pieces(slots, texts, _habits(texts, probed))
 
-    def _render(self, messages: Sequence[Mapping[str, object]], *, opened: bool = True) -> str:
-        options = {"strftime_now": _TODAY.strftime, **self._args}
+    def _render(self, messages: Sequence[Mapping[str, object]], *, opened: bool = True, tools: str = "") -> str:
+        options = {"strftime_now": _TODAY.strftime, **self._args, **({"tools": json.loads(tools)} if tools else {})}
         try:
             text = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=opened, **options

@@ -92,7 +92,7 @@ async def play(
         InfrastructureError: a sandbox or the engine failed.
     """
     first, _ = await player.in_thread(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
-    segments = [renderer.prompt(first)]
+    segments = [renderer.prompt(first, env.dialect.template_tools)]
     tokens = list(segments[0].token_ids)
     rewards: list[float] = []
     stop: Stop | None = None

@@ -28,12 +28,13 @@ class RunFolder:
         self._lock = lock
 
     @classmethod
-    def create(cls, config: Config, *, numbered: bool) -> "RunFolder":
+    def create(cls, config: Config, *, numbered: bool, dialect: str = "") -> "RunFolder":
         """Make the folder of a new run and write its config.
 
         Args:
             config: names the run.
             numbered: where the name is taken, take the next free ``name-2``, ``name-3`` …
+            dialect: name and hash of the dialect that the run is trained in.
 
         Raises:
             RunFolderError: the folder exists or can't be written.
@@ -53,7 +54,7 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"the run folder {str(path)!r} can't be made: {error.strerror}") from error
         folder = cls(path, _locked(path))
-        folder._write_config(config)
+        folder._write_config(config, dialect)
         return folder
 
     @classmethod
@@ -100,8 +101,8 @@ class RunFolder:
     ) -> None:
         self.close()
 
-    def _write_config(self, config: Config) -> None:
-        versions = {"python": platform.python_version()} | _versions()
+    def _write_config(self, config: Config, dialect: str) -> None:
+        versions = {"python": platform.python_version()} | _versions() | ({"dialect": dialect} if dialect else {})
         text = to_toml(config.model_dump(mode="json")) + "\n" + to_toml({"versions": versions})
         _replace(self.path / "config.toml", text)
 
@@ -120,6 +121,11 @@ def read_config(path: Path) -> Config:
     data = read_toml(file)
     data.pop("versions", None)
     return parse_config(data)
+
+
+def read_dialect(path: Path) -> str:
+    """Name and hash of the dialect that the run at ``path`` was trained in; empty where it is not recorded."""
+    return str(read_toml(path / "config.toml").get("versions", {}).get("dialect", ""))
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,160 @@
+"""What every dialect has in common: finding calls outside of thinking, checked writing, and a hash."""
+
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from agentrl.dialects.reading import Unreadable
+from agentrl.errors import DialectError, EnvContractError
+from agentrl.tools import Tool
+from agentrl.types import ToolCall
+
+THINKING = r"(?P<think></?think>)"
+"""Goes into every pattern of openings, so that whichever comes first counts."""
+_THINK_END = "</think>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A stretch of text that one opening begins."""
+
+    end: int
+    """Where reading goes on."""
+    calls: tuple[ToolCall, ...] = ()
+    """The calls in it, without ids; none where it only looks like a call."""
+
+
+class Dialect(ABC):
+    """A way to write tool calls as text; one object reads and writes them for training, warm start and evaluation.
+
+    What is inside ``<think>…</think>`` is no call, nor is anything after a ``<think>`` that stays open. Some chat
+    templates open the block themselves: a first ``</think>`` without a ``<think>`` before it, outside of well-formed
+    calls, makes everything before it thinking. A think tag inside a call belongs to the call.
+
+    Args:
+        tools: whose calls are read and written.
+    """
+
+    name: ClassVar[str]
+    """The name in the table of dialects."""
+    form: ClassVar[int] = 1
+    """Counts the changes of how calls are read and written; part of the hash."""
+    native: ClassVar[bool] = False
+    """Whether the chat template describes the tools, so that the system message does not."""
+    opening: re.Pattern[str]
+    """Where a call may begin, or a think tag: has the group ``think``."""
+
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        self.tools = {tool.name: tool for tool in tools}
+
+    @property
+    def template_tools(self) -> tuple[Mapping[str, object], ...]:
+        """The tools' JSON schemas where the chat template is to describe them; else empty."""
+        return tuple(schema(tool) for tool in self.tools.values()) if self.native else ()
+
+    @property
+    def hash(self) -> str:
+        """Changes with whatever changes the game that the agent plays: name, form, tools and instructions [16 hex]."""
+        tools = [schema(tool) for tool in self.tools.values()]
+        text = json.dumps([self.name, self.form, tools, self.instructions()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """Name and hash, as a run records them."""
+        return f"{self.name} {self.hash}"
+
+    def instructions(self) -> str:
+        """Tell the model which tools there are and how to call them; empty where the chat template does."""
+        return "" if self.native or not self.tools else self._describe()
+
+    def parse(self, text: str) -> tuple[ToolCall, ...]:
+        """The calls in the assistant's ``text``, in order; none makes it a final answer. Never raises.
+
+        A call that can't be read has an ``error`` in words for the model.
+        """
+        calls: list[ToolCall] = []
+        position, thought = 0, False
+        while (found := self.opening.search(text, position)) is not None:
+            if found["think"] is None:
+                block = self._read(text, found)
+                broken = not thought and any(call.error for call in block.calls)
+                end = text.find(_THINK_END, found.end(), block.end) if broken else -1
+                if end < 0:
+                    calls += block.calls
+                    position = block.end
+                    continue
+            elif found["think"] == _THINK_END:
+                end = found.start()
+            else:
+                thought = True
+                end = text.find(_THINK_END, found.end())
+                if end < 0:
+                    break
+            if not thought:
+                calls.clear()
+            position, thought = end + len(_THINK_END), True
+        return tuple(replace(call, id=f"call_{number}") for number, call in enumerate(calls))
+
+    def render(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write a call of tool ``name``, such that ``parse`` reads this very call.
+
+        Raises:
+            DialectError: the call can't be written so, such as a text that holds the mark of a call's end, or an
+                argument that is no JSON value.
+        """
+        try:
+            text = self._write(name, arguments)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DialectError(f"dialect {self.name} can't write this call of {name!r}: {error}") from error
+        if self.parse(text) != (ToolCall(name=name, arguments=arguments, id="call_0"),):
+            raise DialectError(
+                f"dialect {self.name} can't write this call of {name!r}: it would be read as another one; use other "
+                "arguments, or the dialect hermes, which writes every JSON value"
+            )
+        return text
+
+    @abstractmethod
+    def _read(self, text: str, opening: re.Match[str]) -> Block:
+        """The calls of the block that ``opening`` begins; its end lies after the opening."""
+
+    @abstractmethod
+    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+        """A call as text.
+
+        Raises:
+            TypeError: an argument has no text form.
+            ValueError: likewise.
+        """
+
+    @abstractmethod
+    def _describe(self) -> str:
+        """The instructions of a dialect that has at least one tool."""
+
+
+def schema(tool: Tool) -> Mapping[str, object]:
+    """The tool as chat templates and model servers take it.
+
+    Raises:
+        EnvContractError: its parameters are not JSON.
+    """
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    try:
+        return {"type": "function", "function": json.loads(json.dumps(function))}
+    except (TypeError, ValueError) as error:
+        raise EnvContractError(f"the parameters of tool {tool.name!r} are not a JSON schema: {error}") from error
+
+
+def known(tools: Mapping[str, Tool], name: str) -> Tool:
+    """The tool called ``name``.
+
+    Raises:
+        Unreadable: there is none; a block of that name would stay text.
+    """
+    if name not in tools:
+        raise Unreadable(f"there is no such tool; the tools are: {', '.join(tools)}")
+    return tools[name]

@@ -1,0 +1,45 @@
+"""``fence``: a fenced Markdown block whose language is the tool's name."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from agentrl.dialects.base import THINKING, Block, Dialect, known
+from agentrl.dialects.bodies import cut_off, describe, read_body, write_body
+from agentrl.tools import Tool
+
+_CLOSE = re.compile(r"^```[ \t]*$", re.MULTILINE)
+
+
+class Fence(Dialect):
+    """A block runs from a line ```` ```name ```` to the next line that is ```` ``` ````.
+
+    The body is the tool's one text argument as it is; for a tool with other arguments it is one JSON object. A block
+    that is never closed is a malformed call. A block of a language that is no tool is text, as in any Markdown: it is
+    no call of an unknown tool, and a fence inside it is none either.
+    """
+
+    name = "fence"
+
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        super().__init__(tools)
+        # Longest first, so that a name which begins with another one's is found.
+        names = [*map(re.escape, sorted(self.tools, key=len, reverse=True)), r"[A-Za-z_][\w-]*"]
+        self.opening = re.compile(rf"{THINKING}|^```(?P<name>{'|'.join(names)})[ \t]*$", re.MULTILINE)
+
+    def _read(self, text: str, opening: re.Match[str]) -> Block:
+        closing = _CLOSE.search(text, opening.end())
+        end, name = closing.end() if closing else len(text), opening["name"]
+        if name not in self.tools:
+            return Block(end=end)
+        body = text[opening.end() + 1 : closing.start() if closing else end].removesuffix("\n")
+        if closing:
+            return Block(end=end, calls=(read_body(self.tools[name], body),))
+        error = f"the ```{name} block is not closed: end it with a line ```"
+        return Block(end=end, calls=(cut_off(self.tools[name], body, error),))
+
+    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+        return f"```{name}\n{write_body(known(self.tools, name), arguments)}\n```"
+
+    def _describe(self) -> str:
+        tools = self.tools.values()
+        return "\n".join(describe(tool, lambda body, name=tool.name: f"```{name} {body} ```") for tool in tools)

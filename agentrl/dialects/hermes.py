@@ -1,0 +1,61 @@
+"""``hermes``: one JSON object with name and arguments between ``<tool_call>`` and ``</tool_call>``."""
+
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from agentrl.dialects.base import THINKING, Block, Dialect, schema
+from agentrl.dialects.reading import Unreadable, malformed, read_call, read_json, write_json
+from agentrl.types import ToolCall
+
+_TAG = re.compile("</?tool_call>")
+_INTRODUCTION = """\
+To use a tool, write one JSON object, its name and its arguments, between <tool_call> and </tool_call>:
+<tool_call>
+{"name": "the tool's name", "arguments": {"an argument's name": "its value"}}
+</tool_call>
+The tools are:"""
+
+
+class Enveloped(Dialect):
+    """A call stands between ``<tool_call>`` and ``</tool_call>``; what is inside is the subclass's matter.
+
+    The tags count wherever they stand, also inside of a text argument. A call that another ``<tool_call>`` or the end
+    of the text interrupts is malformed.
+    """
+
+    opening = re.compile(f"{THINKING}|<tool_call>")
+
+    def _read(self, text: str, opening: re.Match[str]) -> Block:
+        tag = _TAG.search(text, opening.end())
+        body = text[opening.end() : tag.start() if tag else len(text)]
+        if tag is None or tag.group() == "<tool_call>":
+            call = malformed("the call is not closed: end it with </tool_call>")
+            return Block(end=tag.start() if tag else len(text), calls=(call,))
+        return Block(end=tag.end(), calls=(self._call(body),))
+
+    @abstractmethod
+    def _call(self, body: str) -> ToolCall:
+        """The call that stands between the tags."""
+
+
+class Hermes(Enveloped):
+    r"""``{"name": …, "arguments": {…}}`` between the tags, every JSON value allowed.
+
+    A text argument that holds one of the tags has its ``<`` written as ``\u003c``.
+    """
+
+    name = "hermes"
+
+    def _call(self, body: str) -> ToolCall:
+        try:
+            return read_call(read_json(body))
+        except Unreadable as error:
+            return malformed(str(error))
+
+    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+        call = write_json({"name": name, "arguments": dict(arguments)}, _TAG)
+        return f"<tool_call>\n{call}\n</tool_call>"
+
+    def _describe(self) -> str:
+        return "\n".join([_INTRODUCTION, *(write_json(schema(tool)["function"]) for tool in self.tools.values())])

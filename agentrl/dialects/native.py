@@ -1,0 +1,146 @@
+"""``native``: the chat template's own way of describing tools, and the forms of calls that models were taught.
+
+Which form a template writes is found by letting it write a sample call; an environment holds the concrete form.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.dialects.base import THINKING, Block, Dialect
+from agentrl.dialects.hermes import Hermes
+from agentrl.dialects.pairs import Glm, Qwen3Coder
+from agentrl.dialects.reading import Unreadable, malformed, read_call, read_json_at, write_json
+from agentrl.errors import ConfigError
+from agentrl.tools import tool
+from agentrl.types import ToolCall
+
+NATIVE = "native"
+_LLAMA_BEGINS = r'<\|python_tag\|>|^[ \t]*(?=\{\s*"(?:(?:name|parameters)"\s*:|type"\s*:\s*"function"))'
+_LLAMA_NEXT = re.compile(r"\s*;?\s*")
+
+
+class NativeHermes(Hermes):
+    """As ``hermes``, the tools described by the chat template: Qwen2.5, Qwen3, Hermes."""
+
+    name, native = "native-hermes", True
+
+
+class NativeQwen3Coder(Qwen3Coder):
+    """``<function=…><parameter=…>`` between the tags, the tools described by the chat template: Qwen3-Coder."""
+
+    name, native = "native-qwen3-coder", True
+
+
+class NativeGlm(Glm):
+    """``<arg_key>…<arg_value>…`` between the tags, the tools described by the chat template: GLM-4.5."""
+
+    name, native = "native-glm", True
+
+
+class NativeMistral(Dialect):
+    """``[TOOL_CALLS]`` and a JSON list of calls: Mistral.
+
+    What follows a list that can't be read belongs to it.
+    """
+
+    name, native = "native-mistral", True
+    opening = re.compile(rf"{THINKING}|\[TOOL_CALLS\]")
+
+    def _read(self, text: str, opening: re.Match[str]) -> Block:
+        try:
+            value, end = read_json_at(text, opening.end())
+        except Unreadable as error:
+            return Block(end=len(text), calls=(malformed(f"[TOOL_CALLS] takes a JSON list of calls: {error}"),))
+        if not isinstance(value, list) or not value:
+            return Block(end=end, calls=(malformed("[TOOL_CALLS] takes a JSON list of at least one call"),))
+        items: list[object] = value
+        return Block(end=end, calls=tuple(read_call(item, extra=frozenset({"id"})) for item in items))
+
+    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+        return f"[TOOL_CALLS] {write_json([{'name': name, 'arguments': dict(arguments)}])}"
+
+    def _describe(self) -> str:
+        raise AssertionError("the chat template describes the tools")
+
+
+class NativeLlama(Dialect):
+    """A bare JSON object with name and parameters: Llama 3.
+
+    A call begins with ``<|python_tag|>``, or a line begins with an object whose first key is a call's; another object
+    that begins a line is text. Further calls follow right after, with a semicolon between or without. What follows a
+    call that can't be read belongs to it.
+    """
+
+    name, native = "native-llama", True
+    opening = re.compile(f"{THINKING}|{_LLAMA_BEGINS}", re.MULTILINE)
+
+    def _read(self, text: str, opening: re.Match[str]) -> Block:
+        calls: list[ToolCall] = []
+        end = opening.end()
+        while not calls or text.startswith("{", end):
+            try:
+                value, end = read_json_at(text, end)
+            except Unreadable as error:
+                return Block(end=len(text), calls=(*calls, malformed(str(error))))
+            calls.append(read_call(value, "parameters", frozenset({"type"})))
+            after = _LLAMA_NEXT.match(text, end)
+            end = after.end() if after and text.startswith("{", after.end()) else end
+        return Block(end=end, calls=tuple(calls))
+
+    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+        return write_json({"name": name, "parameters": dict(arguments)})
+
+    def _describe(self) -> str:
+        raise AssertionError("the chat template describes the tools")
+
+
+FORMS: Mapping[str, type[Dialect]] = {
+    one.name: one for one in (NativeHermes, NativeMistral, NativeQwen3Coder, NativeGlm, NativeLlama)
+}
+"""The forms that are known, in the order in which they are tried."""
+
+
+def native_form(tokenizer: Any) -> str:
+    """The name of the form in which the tokenizer's chat template writes calls.
+
+    Raises:
+        ConfigError: the template does not describe tools or writes calls in a form that is not known.
+    """
+    written = _sample(tokenizer)
+    for name, form in FORMS.items():
+        if form([_sample_tool]).parse(written) == (ToolCall(name="sample_tool", arguments=_SAMPLE, id="call_0"),):
+            return name
+    raise ConfigError(
+        "dialect 'native' can't be used with this chat template, which does not describe tools or writes calls in a "
+        "form that is not known: use dialect 'hermes', 'fence' or 'xml' instead"
+    )
+
+
+@tool
+def _sample_tool(text: str, count: int) -> str:
+    """Stand for any tool."""
+    return text * count
+
+
+_sample_tool.name = "sample_tool"
+_SAMPLE: Mapping[str, object] = {"text": "two words", "count": 3}
+_QUESTION = "Zq-question-qZ"
+
+
+def _sample(tokenizer: Any) -> str:
+    """What the template writes after the user's message when the assistant calls the sample tool; or nothing."""
+    function = {"name": "sample_tool", "arguments": dict(_SAMPLE)}
+    call = {"type": "function", "id": "abcdefghi", "function": function}  # Mistral's ids have 9 characters
+    turns: Sequence[Mapping[str, object]] = [
+        {"role": "user", "content": _QUESTION},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    tools = list(NativeHermes([_sample_tool]).template_tools)
+    try:
+        asked = tokenizer.apply_chat_template(turns[:1], tools=tools, tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template(turns, tools=tools, tokenize=False)
+    except Exception:  # templates raise whatever their author chose; such a one has no known form
+        return ""
+    described = _sample_tool.description in str(asked)
+    return str(whole).partition(_QUESTION)[2] if described else ""
