@@ -1,13 +1,14 @@
 """From settings to parts: the same settings give the same model, and a saved one is taken up as it was."""
 
 import asyncio
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from agentrl.assemble import assemble, gold_turns, make_collector, pick_tasks
+from agentrl.assemble import assemble, dialect_label, gold_turns, make_collector, pick_tasks, with_dialect
 from agentrl.checkpoint import save_checkpoint
 from agentrl.config import Config, load_config
 from agentrl.engines.base import Sampling
@@ -95,6 +96,23 @@ def test_collector_plays_the_split_it_is_asked_for(tokenizer: Any) -> None:
     collector.close()
     with pytest.raises(UnknownNameError, match="no split is called 'exam'"):
         make_collector(config, Renderer(tokenizer), split="exam")
+
+
+def test_native_dialect_is_that_of_the_models_chat_template(tokenizer: Any, tmp_path: Path) -> None:
+    taught = copy.deepcopy(tokenizer)
+    taught.chat_template = (
+        "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
+        '[TOOL_CALLS] [{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}]'
+        "{% endfor %}{{ eos_token }}{% endfor %}"
+    )
+    taught.save_pretrained(tmp_path)
+    config = tiny("env.args.dialect=native", f"model.path={tmp_path}")
+    assert with_dialect(config).env.args == {"dialect": "native-mistral"}
+    assert with_dialect(tiny("env.args.dialect=native"), tmp_path).env.args == {"dialect": "native-mistral"}
+    assert dialect_label(with_dialect(config)).startswith("native-mistral ")
+    assert with_dialect(tiny("env.args.dialect=xml")) == tiny("env.args.dialect=xml")
+    with pytest.raises(ConfigError, match="needs a model that was taught to call tools: set model.path"):
+        with_dialect(tiny("env.args.dialect=native"))
 
 
 def test_finite_tasks_begin_again() -> None:

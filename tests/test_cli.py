@@ -87,6 +87,8 @@ QUICK = ("--preset", "quickstart")
         (("train", *QUICK, "--set", "model.path=nobody/nothing"), "no tokenizer can be loaded from 'nobody/nothing'"),
         (("train", *QUICK, "--set", "model.device=gpu9"), "there is no device 'gpu9' here"),
         (("train", *QUICK, "--set", "model.heads=3"), "a tiny model can't have model.heads=3"),
+        (("train", *QUICK, "--set", "env.args.dialect=native"), "needs a model that was taught to call tools"),
+        (("train", *QUICK, "--set", "env.args.dialect=hermse"), "did you mean 'hermes'?"),
         (("train", *QUICK, "--name", "a/b"), "setting 'run.name' is 'a/b'"),
         (("train", *QUICK, "--name", 'a"\n'), "setting 'run.name' is"),
         (("train", *QUICK, "--seed", "-1"), "setting 'run.seed' is -1"),
@@ -133,6 +135,21 @@ def test_run_that_is_there(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     folder, _ = RunFolder.resume(run)
     with folder:
         assert "is in use by process" in refused(capsys, "train", "--resume", "runs/mine")
+
+
+def test_evaluation_in_another_dialect_is_refused_unless_forced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from agentrl.assemble import dialect_label
+
+    config = load_config(preset="quickstart", overrides=["run.name=mine"])
+    label = dialect_label(config)
+    RunFolder.create(config, numbered=False, dialect=label).close()
+    (here / "runs" / "mine" / "checkpoints" / "step-000020").mkdir(parents=True)
+    for path in ("runs/mine", "runs/mine/checkpoints/step-000020"):
+        words = refused(capsys, "eval", path, "--set", "env.args.dialect=hermes")
+        assert f"was trained in dialect '{label}' and would be evaluated in 'hermes " in words and "--force" in words
+        other = ("--set", "env.args.dialect=hermes", "--force")
+        assert "no tokenizer can be loaded" in refused(capsys, "eval", path, *other), "it goes on to the model"
+        assert "no tokenizer can be loaded" in refused(capsys, "eval", path)
 
 
 def test_model_folder_needs_settings(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,8 +84,10 @@ def test_what_was_written_is_read(
 ) -> None:
     path = tmp_path_factory.mktemp("records") / f"step-000001{suffix}"
     advantages = [[at - 1.5 for at in range(one.n_sampled)] for one in played]
-    write_episodes(path, played, Signs(), advantages if trained else None)
+    dialect = "fence 0123456789abcdef" if trained else ""
+    write_episodes(path, played, Signs(), advantages if trained else None, dialect=dialect)
     records = list(read_episodes(path))
+    assert {record.dialect for record in records} <= {dialect}
     assert [record.trajectory for record in records] == played
     for record, given_ in zip(records, advantages, strict=True):
         assert record.advantages == (tuple(given_) if trained and given_ else None)

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.config import Config, load_config
 from agentrl.errors import ConfigError, RunFolderError
-from agentrl.runfolder import RunFolder, checkpoints, read_config, read_jsonl
+from agentrl.runfolder import RunFolder, checkpoints, read_config, read_dialect, read_jsonl
 
 
 @pytest.fixture
@@ -25,6 +25,14 @@ def test_new_folder_holds_config_and_versions(config: Config, tmp_path: Path) ->
     assert "[versions]" in text and f'"{sys.version.split()[0]}"' in text
     assert read_config(folder.path) == config
     assert not [path.name for path in folder.path.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_dialect_of_the_training_is_recorded(config: Config) -> None:
+    with RunFolder.create(config, numbered=False, dialect='fence "1"') as folder:
+        assert read_dialect(folder.path) == 'fence "1"'
+        assert read_config(folder.path) == config
+    with RunFolder.create(config, numbered=True) as folder:
+        assert read_dialect(folder.path) == ""
 
 
 def test_taken_name_is_an_error_or_gets_a_number(config: Config, tmp_path: Path) -> None:

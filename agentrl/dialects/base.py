@@ -13,8 +13,10 @@ from agentrl.errors import DialectError, EnvContractError
 from agentrl.tools import Tool
 from agentrl.types import ToolCall
 
-THINKING = r"(?P<think></?think>)"
+THINKING = "(?P<think><think>)"
 """Goes into every pattern of openings, so that whichever comes first counts."""
+THINK_TAG = "</?think>"
+"""What dialects that can write a text in several ways keep out of arguments."""
 _THINK_END = "</think>"
 
 
@@ -32,8 +34,8 @@ class Dialect(ABC):
     """A way to write tool calls as text; one object reads and writes them for training, warm start and evaluation.
 
     What is inside ``<think>…</think>`` is no call, nor is anything after a ``<think>`` that stays open. Some chat
-    templates open the block themselves: a first ``</think>`` without a ``<think>`` before it, outside of well-formed
-    calls, makes everything before it thinking. A think tag inside a call belongs to the call.
+    templates open the block themselves: where the first ``</think>`` has no ``<think>`` before it, everything before it
+    is thinking. A ``<think>`` inside a call belongs to the call.
 
     Args:
         tools: whose calls are read and written.
@@ -46,7 +48,7 @@ class Dialect(ABC):
     native: ClassVar[bool] = False
     """Whether the chat template describes the tools, so that the system message does not."""
     opening: re.Pattern[str]
-    """Where a call may begin, or a think tag: has the group ``think``."""
+    """Where a call or a block of thinking may begin; the latter is the group ``think``."""
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         self.tools = {tool.name: tool for tool in tools}
@@ -78,26 +80,14 @@ class Dialect(ABC):
         A call that can't be read has an ``error`` in words for the model.
         """
         calls: list[ToolCall] = []
-        position, thought = 0, False
+        position = _after_opened_thinking(text)
         while (found := self.opening.search(text, position)) is not None:
             if found["think"] is None:
                 block = self._read(text, found)
-                broken = not thought and any(call.error for call in block.calls)
-                end = text.find(_THINK_END, found.end(), block.end) if broken else -1
-                if end < 0:
-                    calls += block.calls
-                    position = block.end
-                    continue
-            elif found["think"] == _THINK_END:
-                end = found.start()
+                calls += block.calls
+                position = block.end
             else:
-                thought = True
-                end = text.find(_THINK_END, found.end())
-                if end < 0:
-                    break
-            if not thought:
-                calls.clear()
-            position, thought = end + len(_THINK_END), True
+                position = _after(text.find(_THINK_END, found.end()), text)
         return tuple(replace(call, id=f"call_{number}") for number, call in enumerate(calls))
 
     def render(self, name: str, arguments: Mapping[str, object]) -> str:
@@ -134,6 +124,15 @@ class Dialect(ABC):
     @abstractmethod
     def _describe(self) -> str:
         """The instructions of a dialect that has at least one tool."""
+
+
+def _after_opened_thinking(text: str) -> int:
+    end = text.find(_THINK_END)
+    return 0 if end < 0 or text.find("<think>", 0, end) >= 0 else _after(end, text)
+
+
+def _after(think_end: int, text: str) -> int:
+    return len(text) if think_end < 0 else think_end + len(_THINK_END)
 
 
 def schema(tool: Tool) -> Mapping[str, object]:

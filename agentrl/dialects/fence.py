@@ -3,10 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from agentrl.dialects.base import THINKING, Block, Dialect, known
+from agentrl.dialects.base import THINK_TAG, THINKING, Block, Dialect, known
 from agentrl.dialects.bodies import cut_off, describe, read_body, write_body
 from agentrl.tools import Tool
 
+_TAGS = re.compile(THINK_TAG)
 _CLOSE = re.compile(r"^```[ \t]*$", re.MULTILINE)
 
 
@@ -38,7 +39,7 @@ class Fence(Dialect):
         return Block(end=end, calls=(cut_off(self.tools[name], body, error),))
 
     def _write(self, name: str, arguments: Mapping[str, object]) -> str:
-        return f"```{name}\n{write_body(known(self.tools, name), arguments)}\n```"
+        return f"```{name}\n{write_body(known(self.tools, name), arguments, _TAGS)}\n```"
 
     def _describe(self) -> str:
         tools = self.tools.values()

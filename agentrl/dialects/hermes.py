@@ -4,11 +4,12 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping
 
-from agentrl.dialects.base import THINKING, Block, Dialect, schema
+from agentrl.dialects.base import THINK_TAG, THINKING, Block, Dialect, schema
 from agentrl.dialects.reading import Unreadable, malformed, read_call, read_json, write_json
 from agentrl.types import ToolCall
 
 _TAG = re.compile("</?tool_call>")
+_TAGS = re.compile(f"</?tool_call>|{THINK_TAG}")
 _INTRODUCTION = """\
 To use a tool, write one JSON object, its name and its arguments, between <tool_call> and </tool_call>:
 <tool_call>
@@ -54,7 +55,7 @@ class Hermes(Enveloped):
             return malformed(str(error))
 
     def _write(self, name: str, arguments: Mapping[str, object]) -> str:
-        call = write_json({"name": name, "arguments": dict(arguments)}, _TAG)
+        call = write_json({"name": name, "arguments": dict(arguments)}, _TAGS)
         return f"<tool_call>\n{call}\n</tool_call>"
 
     def _describe(self) -> str:

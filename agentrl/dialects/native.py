@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.dialects.base import THINKING, Block, Dialect
+from agentrl.dialects.base import THINK_TAG, THINKING, Block, Dialect
 from agentrl.dialects.hermes import Hermes
 from agentrl.dialects.pairs import Glm, Qwen3Coder
 from agentrl.dialects.reading import Unreadable, malformed, read_call, read_json_at, write_json
@@ -16,6 +16,7 @@ from agentrl.tools import tool
 from agentrl.types import ToolCall
 
 NATIVE = "native"
+_TAGS = re.compile(THINK_TAG)
 _LLAMA_BEGINS = r'<\|python_tag\|>|^[ \t]*(?=\{\s*"(?:(?:name|parameters)"\s*:|type"\s*:\s*"function"))'
 _LLAMA_NEXT = re.compile(r"\s*;?\s*")
 
@@ -58,7 +59,7 @@ class NativeMistral(Dialect):
         return Block(end=end, calls=tuple(read_call(item, extra=frozenset({"id"})) for item in items))
 
     def _write(self, name: str, arguments: Mapping[str, object]) -> str:
-        return f"[TOOL_CALLS] {write_json([{'name': name, 'arguments': dict(arguments)}])}"
+        return f"[TOOL_CALLS] {write_json([{'name': name, 'arguments': dict(arguments)}], _TAGS)}"
 
     def _describe(self) -> str:
         raise AssertionError("the chat template describes the tools")
@@ -89,7 +90,7 @@ class NativeLlama(Dialect):
         return Block(end=end, calls=tuple(calls))
 
     def _write(self, name: str, arguments: Mapping[str, object]) -> str:
-        return write_json({"name": name, "parameters": dict(arguments)})
+        return write_json({"name": name, "parameters": dict(arguments)}, _TAGS)
 
     def _describe(self) -> str:
         raise AssertionError("the chat template describes the tools")
@@ -129,7 +130,7 @@ _QUESTION = "Zq-question-qZ"
 
 
 def _sample(tokenizer: Any) -> str:
-    """What the template writes after the user's message when the assistant calls the sample tool; or nothing."""
+    """What the template writes as the assistant's turn where it calls the sample tool; nothing where it can't."""
     function = {"name": "sample_tool", "arguments": dict(_SAMPLE)}
     call = {"type": "function", "id": "abcdefghi", "function": function}  # Mistral's ids have 9 characters
     turns: Sequence[Mapping[str, object]] = [
@@ -138,9 +139,11 @@ def _sample(tokenizer: Any) -> str:
     ]
     tools = list(NativeHermes([_sample_tool]).template_tools)
     try:
-        asked = tokenizer.apply_chat_template(turns[:1], tools=tools, tokenize=False, add_generation_prompt=True)
-        whole = tokenizer.apply_chat_template(turns, tools=tools, tokenize=False)
+        asked = str(tokenizer.apply_chat_template(turns[:1], tools=tools, tokenize=False, add_generation_prompt=True))
+        whole = str(tokenizer.apply_chat_template(turns, tools=tools, tokenize=False))
     except Exception:  # templates raise whatever their author chose; such a one has no known form
         return ""
-    described = _sample_tool.description in str(asked)
-    return str(whole).partition(_QUESTION)[2] if described else ""
+    if _sample_tool.description not in asked:
+        return ""
+    # Some templates end the prompt otherwise than a turn that was spoken begins.
+    return whole.removeprefix(asked) if whole.startswith(asked) else whole.partition(_QUESTION)[2]

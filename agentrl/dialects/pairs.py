@@ -9,9 +9,12 @@ from agentrl.dialects.reading import MAX_NAME, Unreadable, malformed, read_json,
 from agentrl.tools import Tool
 from agentrl.types import ToolCall
 
+_PYTHONS: Mapping[str, object] = {"True": True, "False": False, "None": None}
+"""Some chat templates write these so, and so do the models that were taught by them."""
+
 
 class Pairs(Enveloped):
-    """A name and pairs; a value is a text as it is where the tool's schema takes one, else JSON.
+    """A name and pairs; a value is a text as it is where the tool's schema takes one, else JSON or Python's constants.
 
     An argument that the schema does not name is a text: the tool says what is wrong with it.
     """
@@ -45,7 +48,9 @@ class Pairs(Enveloped):
 
     def _value(self, name: str, key: str, value: str) -> object:
         tool = self.tools.get(name)
-        return value if tool is None or takes_text(tool, key) else read_json(value)
+        if tool is None or takes_text(tool, key):
+            return value
+        return _PYTHONS[value] if value in _PYTHONS else read_json(value)
 
     def _text(self, value: object) -> str:
         return value if isinstance(value, str) else write_json(value)

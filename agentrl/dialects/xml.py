@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from agentrl.dialects.base import THINKING, Block, Dialect, known
+from agentrl.dialects.base import THINK_TAG, THINKING, Block, Dialect, known
 from agentrl.dialects.bodies import cut_off, describe, read_body, write_body
 from agentrl.tools import Tool
 
@@ -33,7 +33,7 @@ class Xml(Dialect):
         return Block(end=len(text), calls=(cut_off(self.tools[name], body, error),))
 
     def _write(self, name: str, arguments: Mapping[str, object]) -> str:
-        body = write_body(known(self.tools, name), arguments, re.compile(re.escape(f"</{name}>")))
+        body = write_body(known(self.tools, name), arguments, re.compile(f"{re.escape(f'</{name}>')}|{THINK_TAG}"))
         return f"<{name}>\n{body}\n</{name}>"
 
     def _describe(self) -> str:

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.dialects import DIALECTS, Fence, get_dialect
-from agentrl.errors import UnknownNameError
+from agentrl.dialects import Fence
 from agentrl.tools import tool
 
 
@@ -91,10 +90,4 @@ def test_long_texts_take_linear_time() -> None:
 def test_instructions_name_every_tool() -> None:
     assert FENCE.instructions() == "To use python, write ```python code ```."
     assert Fence().instructions() == ""
-
-
-def test_dialects_by_name() -> None:
-    for name in DIALECTS:
-        assert get_dialect(name).name == name
-    with pytest.raises(UnknownNameError, match="did you mean 'fence'"):
-        get_dialect("fense")
+    assert Fence([sql]).instructions() == "To use sql, write ```sql query ```. Ask."
