@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from agentrl.dialects.bodies import Form
 from agentrl.dialects.reading import Unreadable
-from agentrl.errors import DialectError, EnvContractError
+from agentrl.errors import DialectError
 from agentrl.tools import Tool
 from agentrl.types import ToolCall
 
@@ -39,6 +40,9 @@ class Dialect(ABC):
 
     Args:
         tools: whose calls are read and written.
+
+    Raises:
+        EnvContractError: a tool's parameters are not JSON.
     """
 
     name: ClassVar[str]
@@ -51,17 +55,17 @@ class Dialect(ABC):
     """Where a call or a block of thinking may begin; the latter is the group ``think``."""
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
-        self.tools = {tool.name: tool for tool in tools}
+        self.tools = {tool.name: Form.of(tool) for tool in tools}
 
     @property
     def template_tools(self) -> tuple[Mapping[str, object], ...]:
         """The tools' JSON schemas where the chat template is to describe them; else empty."""
-        return tuple(schema(tool) for tool in self.tools.values()) if self.native else ()
+        return tuple(tool.schema for tool in self.tools.values()) if self.native else ()
 
     @property
     def hash(self) -> str:
         """Changes with whatever changes the game that the agent plays: name, form, tools and instructions [16 hex]."""
-        tools = [schema(tool) for tool in self.tools.values()]
+        tools = [tool.schema for tool in self.tools.values()]
         text = json.dumps([self.name, self.form, tools, self.instructions()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -135,20 +139,7 @@ def _after(think_end: int, text: str) -> int:
     return len(text) if think_end < 0 else think_end + len(_THINK_END)
 
 
-def schema(tool: Tool) -> Mapping[str, object]:
-    """The tool as chat templates and model servers take it.
-
-    Raises:
-        EnvContractError: its parameters are not JSON.
-    """
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    try:
-        return {"type": "function", "function": json.loads(json.dumps(function))}
-    except (TypeError, ValueError) as error:
-        raise EnvContractError(f"the parameters of tool {tool.name!r} are not a JSON schema: {error}") from error
-
-
-def known(tools: Mapping[str, Tool], name: str) -> Tool:
+def known(tools: Mapping[str, Form], name: str) -> Form:
     """The tool called ``name``.
 
     Raises:

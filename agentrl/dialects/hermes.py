@@ -4,7 +4,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping
 
-from agentrl.dialects.base import THINK_TAG, THINKING, Block, Dialect, schema
+from agentrl.dialects.base import THINK_TAG, THINKING, Block, Dialect
 from agentrl.dialects.reading import Unreadable, malformed, read_call, read_json, write_json
 from agentrl.types import ToolCall
 
@@ -59,4 +59,4 @@ class Hermes(Enveloped):
         return f"<tool_call>\n{call}\n</tool_call>"
 
     def _describe(self) -> str:
-        return "\n".join([_INTRODUCTION, *(write_json(schema(tool)["function"]) for tool in self.tools.values())])
+        return "\n".join([_INTRODUCTION, *(write_json(tool.schema["function"]) for tool in self.tools.values())])

@@ -6,7 +6,6 @@ from typing import ClassVar, cast
 
 from agentrl.dialects.hermes import Enveloped
 from agentrl.dialects.reading import MAX_NAME, Unreadable, malformed, read_json, write_json
-from agentrl.tools import Tool
 from agentrl.types import ToolCall
 
 _PYTHONS: Mapping[str, object] = {"True": True, "False": False, "None": None}
@@ -48,7 +47,7 @@ class Pairs(Enveloped):
 
     def _value(self, name: str, key: str, value: str) -> object:
         tool = self.tools.get(name)
-        if tool is None or takes_text(tool, key):
+        if tool is None or takes_text(tool.parameters, key):
             return value
         return _PYTHONS[value] if value in _PYTHONS else read_json(value)
 
@@ -89,12 +88,12 @@ class Glm(Pairs):
         return f"<tool_call>{name}\n{pairs}</tool_call>"
 
 
-def takes_text(tool: Tool, key: str) -> bool:
-    """Whether the schema of ``tool`` takes a text for the argument ``key``, or does not name it."""
-    properties = tool.parameters.get("properties")
+def takes_text(parameters: Mapping[str, object], key: str) -> bool:
+    """Whether the schema ``parameters`` takes a text for the argument ``key``, or does not name it."""
+    properties = parameters.get("properties")
     if not isinstance(properties, Mapping) or key not in properties:
         return True
-    return _is_text(cast(object, properties[key]), tool.parameters.get("$defs"), 8)
+    return _is_text(cast(object, properties[key]), parameters.get("$defs"), 8)
 
 
 def _is_text(schema: object, definitions: object, depth: int) -> bool:

@@ -68,7 +68,9 @@ def test_calls_are_run_in_order_and_numbered(name: str) -> None:
 
 
 @every
-@pytest.mark.parametrize("text", ["", "The answer is \\boxed{5}.", "{}", '{"answer": 5}', "[1, 2]", "<b>5</b>", "a < b"])
+@pytest.mark.parametrize(
+    "text", ["", "The answer is \\boxed{5}.", "{}", '{"answer": 5}', "[1, 2]", "<b>5</b>", "a < b"]
+)
 def test_texts_without_a_call(name: str, text: str) -> None:
     assert MADE[name].parse(text) == ()
 
@@ -261,7 +263,19 @@ def test_calls_that_fit_no_tool_can_not_be_written(name: str) -> None:
 HOSTILE = [
     *("<tool_call>", "<tool_call>{", "<tool_call></tool_call>", '<tool_call>{"":"', "</think>", "<think>"),
     *("[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_CALLS] [{", '\n{"name":', '\n{"name": "', "<|python_tag|>", "\n", " "),
-    *("```python\n", "```add\n```\n", "```", "\n```python", "<python>", "</python>", "<add>{</add>", "{", "[", '"', "\\"),
+    *(
+        "```python\n",
+        "```add\n```\n",
+        "```",
+        "\n```python",
+        "<python>",
+        "</python>",
+        "<add>{</add>",
+        "{",
+        "[",
+        '"',
+        "\\",
+    ),
     *("<tool_call>\n<function=add>\n<parameter=b>", "<tool_call>add<arg_key>", "<parameter=b>1</parameter>"),
     *('{"name": "add"};', '\n{"name": "add"} ', "<tool_call>x</think>", "1", "```python\n</think>", "\n;", "< "),
 ]
@@ -303,7 +317,7 @@ def test_schema_that_is_no_json() -> None:
             return {"properties": {"a": {1, 2}}}
 
     with pytest.raises(EnvContractError, match="the parameters of tool 'python' are not a JSON schema"):
-        _ = get_dialect("hermes", [Odd(python._function)]).hash
+        get_dialect("hermes", [Odd(python._function)])
 
 
 @every

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl.dialects import DIALECTS, get_dialect, resolve_dialect
+from agentrl.dialects.pairs import takes_text
 from agentrl.errors import ConfigError, RenderError
 from agentrl.render import Renderer
 from agentrl.types import Message
@@ -136,7 +137,11 @@ def test_other_ways_of_writing_the_same(name: str, text: str, wanted: str) -> No
         ("native-glm", "<tool_call></tool_call>", "a call looks like this: name <arg_key>"),
         ("native-glm", "<tool_call>python 5</tool_call>", "a call looks like this"),
         ("native-glm", "<tool_call>python" + "<arg_key>a</arg_key><arg_value></arg_value>" * 2, "not closed"),
-        ("native-glm", f"<tool_call>f{'<arg_key>a</arg_key><arg_value></arg_value>' * 2}</tool_call>", "is there twice"),
+        (
+            "native-glm",
+            f"<tool_call>f{'<arg_key>a</arg_key><arg_value></arg_value>' * 2}</tool_call>",
+            "is there twice",
+        ),
     ],
 )
 def test_calls_that_can_not_be_read(name: str, text: str, wanted: str) -> None:
@@ -160,28 +165,17 @@ def test_values_of_pairs_follow_the_schema() -> None:
 
 
 def test_schemas_that_take_a_text() -> None:
-    from agentrl.dialects.pairs import takes_text
-    from agentrl.tools import FunctionTool
-
-    class Odd(FunctionTool):
-        @property
-        def parameters(self) -> dict[str, object]:
-            colour = {"enum": ["red"], "type": "string"}
-            loop = {"$ref": "#/$defs/loop"}
-            return {
-                "properties": {
-                    "ref": {"$ref": "#/$defs/colour"},
-                    "either": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/colour"}]},
-                    "list": {"type": ["string", "null"]},
-                    "number": {"type": "number"},
-                    "loop": loop,
-                    "lost": {"$ref": "#/$defs/none"},
-                    "odd": 5,
-                },
-                "$defs": {"colour": colour, "loop": loop},
-            }
-
-    odd = Odd(python._function)
+    loop = {"$ref": "#/$defs/loop"}
+    properties = {
+        "ref": {"$ref": "#/$defs/colour"},
+        "either": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/colour"}]},
+        "list": {"type": ["string", "null"]},
+        "number": {"type": "number"},
+        "loop": loop,
+        "lost": {"$ref": "#/$defs/none"},
+        "odd": 5,
+    }
+    parameters = {"properties": properties, "$defs": {"colour": {"enum": ["red"], "type": "string"}, "loop": loop}}
     wanted = {"ref": True, "either": True, "list": True, "number": False, "loop": False, "lost": False, "odd": False}
-    assert {key: takes_text(odd, key) for key in wanted} == wanted
-    assert takes_text(odd, "unknown")
+    assert {key: takes_text(parameters, key) for key in wanted} == wanted
+    assert takes_text(parameters, "unknown") and takes_text({}, "unknown")
