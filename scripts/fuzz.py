@@ -50,9 +50,11 @@ SECONDS, SECONDS_PER_CHARACTER = 0.3, 1e-5
 def main() -> int:
     """Fuzz the targets one after another, each in a process of its own."""
     arguments = _arguments()
+    if arguments.worker:  # atheris sees only what is imported later
+        return work(arguments, arguments.target[0])
     names = arguments.target or sorted(targets())
-    if arguments.worker:
-        return work(arguments, names[0])
+    if unknown := sorted({*names} - {*targets()}):
+        sys.exit(f"there is no target {unknown[0]!r}: choose from {', '.join(targets())}")
     failed = 0
     for number, name in enumerate(names):
         share = [f"--inputs={arguments.inputs // len(names)}", f"--seconds={arguments.seconds / len(names)}"]
@@ -66,7 +68,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--engine", choices=("random", "atheris"), default="random", help="atheris follows coverage")
     parser.add_argument("--inputs", type=int, default=1_000_000, help="how many, over all targets (default: 1000000)")
     parser.add_argument("--seconds", type=float, default=600.0, help="most seconds, over all targets (default: 600)")
-    parser.add_argument("--target", action="append", choices=sorted(targets()), help="this one; may be repeated")
+    parser.add_argument("--target", action="append", metavar="NAME", help="this one; may be repeated")
     parser.add_argument("--seed", type=int, default=0, help="of chance (default: 0)")
     parser.add_argument("--out", type=Path, default=Path("fuzz-failures"), help="where a failing input is saved")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

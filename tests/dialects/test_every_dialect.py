@@ -1,4 +1,4 @@
-"""What holds in every dialect: what is no call, what is a malformed one, order, time, and that reading undoes writing."""
+"""What holds in every dialect: what is no call, what a malformed one, time, and that reading undoes writing."""
 
 import json
 import time
