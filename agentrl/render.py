@@ -138,14 +138,17 @@ class Renderer:
         text = self._tokens.text(turn[:-1] if turn and turn[-1] in self.stop_ids else turn, self._opened)
         return text.removeprefix(self._template.lead)
 
-    def turn(self, text: str, *, answered_by: Literal["user", "tool"] = "user") -> list[int]:
+    def turn(self, text: str, *, answered_by: Literal["user", "tool"] = "user", marks: Sequence[str] = ()) -> list[int]:
         """The tokens of a turn that somebody else wrote, its end-of-turn token included.
 
         Args:
             text: what is said.
             answered_by: who speaks next. Some templates end a turn with the token that begins the next one.
+            marks: what a model says as one token where its vocabulary has it, such as a dialect's ``<tool_call>``.
+                All else that spells a control token stays text.
         """
-        return [*self._tokens.plain(self._template.lead + text, self._opened), *self._closes[answered_by]]
+        said = self._tokens.spoken(self._template.lead + text, self._opened, marks)
+        return [*said, *self._closes[answered_by]]
 
     def _make_suffix(self, shapes: tuple[Shape, ...]) -> _Suffix:
         """The template after an assistant's turn, tokenized."""

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -66,6 +67,7 @@ class TextTokens:
         added: Mapping[int, object] = tokenizer.added_tokens_decoder
         # A blank, or a single letter, controls nothing although some tokenizers list a few.
         spelled = {number: str(token) for number, token in added.items() if len(str(token).strip()) > 1}
+        self._by_text = {text: number for number, text in spelled.items()}
         self.control = frozenset(spelled) | ({int(tokenizer.eos_token_id)} & set(added))
         self._forbidden = self.control - {tokenizer.unk_token_id}
         self._anchor = "" if self._decode([*self._raw("a"), *self._raw("a")]) == "aa" else self._find_anchor()
@@ -93,6 +95,20 @@ class TextTokens:
         text = text.encode("utf-8", errors="replace").decode("utf-8")
         ids = self._placed(text, after, plain=True)
         return ids if self._forbidden.isdisjoint(ids) else list(self._disarmed(text, after))
+
+    def spoken(self, text: str, after: int | None, marks: Sequence[str]) -> list[int]:
+        """The tokens of a text as a model says it: plain but for its marks, each a token where there is one for it.
+
+        Args:
+            text: a turn.
+            after: the token before it; None at the very beginning.
+            marks: such as ``<tool_call>``.
+        """
+        own = [re.escape(mark) for mark in marks if mark in self._by_text]
+        ids: list[int] = []
+        for place, part in enumerate(re.split(f"({'|'.join(own)})", text) if own else [text]):
+            ids += [self._by_text[part]] if place % 2 else self.plain(part, ids[-1] if ids else after)
+        return ids
 
     def text(self, ids: Sequence[int], after: int = IN_TEXT) -> str:
         """The text of tokens from the middle of a conversation.

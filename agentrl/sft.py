@@ -4,6 +4,7 @@ An oracle episode is played in the real environment, its turns taken from ``gold
 learned; the tool's answers are context, as they will be later.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,8 +53,9 @@ async def oracle_episodes(
 
     def script(env: ToolEnv, task_id: str) -> Engine:
         turns = gold_turns(env, env.task_set.find(task_id), "the warm start learns", "set sft.steps=0")
-        calls = [parts.renderer.turn(turn, answered_by="tool") for turn in turns[:-1]]
-        return ScriptedEngine([*calls, *(parts.renderer.turn(turn) for turn in turns[-1:])])
+        say = functools.partial(parts.renderer.turn, marks=env.dialect.marks)
+        calls = [say(turn, answered_by="tool") for turn in turns[:-1]]
+        return ScriptedEngine([*calls, *(say(turn) for turn in turns[-1:])])
 
     env = collector.env
     size = env.task_set.size

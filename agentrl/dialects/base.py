@@ -51,6 +51,8 @@ class Dialect(ABC):
     """Counts the changes of how calls are read and written; part of the hash."""
     native: ClassVar[bool] = False
     """Whether the chat template describes the tools, so that the system message does not."""
+    marks: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
+    """What models that were taught this dialect have a token for; a renderer writes the turns of ``gold`` with them."""
     opening: re.Pattern[str]
     """Where a call or a block of thinking may begin; the latter is the group ``think``."""
 

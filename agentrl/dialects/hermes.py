@@ -25,6 +25,7 @@ class Enveloped(Dialect):
     of the text interrupts is malformed.
     """
 
+    marks = (*Dialect.marks, "<tool_call>", "</tool_call>")
     opening = re.compile(f"{THINKING}|<tool_call>")
 
     def _read(self, text: str, opening: re.Match[str]) -> Block:

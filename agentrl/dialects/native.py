@@ -46,6 +46,7 @@ class NativeMistral(Dialect):
     """
 
     name, native = "native-mistral", True
+    marks = (*Dialect.marks, "[TOOL_CALLS]")
     opening = re.compile(rf"{THINKING}|\[TOOL_CALLS\]")
 
     def _read(self, text: str, opening: re.Match[str]) -> Block:

@@ -74,6 +74,8 @@ class Qwen3Coder(Pairs):
 class Glm(Pairs):
     """The tool's name, then ``<arg_key>`` and ``<arg_value>`` for each argument."""
 
+    marks = (*Enveloped.marks, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
     head = re.compile(rf"\s*(?P<name>[^<>\s]{{1,{MAX_NAME}}})(?=\s|<|\Z)")
     pair = re.compile(
         r"\s*<arg_key>(?P<key>[^<>\n]{1,128})</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL

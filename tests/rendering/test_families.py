@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from agentrl.dialects import get_dialect
 from agentrl.errors import ConfigError, RenderError
 from agentrl.render import Renderer
+from agentrl.tools import tool
 from agentrl.types import Message, Segment
 
 NAMES = [
@@ -21,6 +23,12 @@ SYSTEM = Message(role="system", content="Be helpful.")
 USER = Message(role="user", content="What is 12 + 30?")
 MORE = Message(role="user", content="And times 3?")
 Rounds = Sequence[tuple[str, Sequence[Message]]]
+
+
+@tool
+def search(query: str) -> str:
+    """Search."""
+    return query
 
 
 def result(content: str, number: int = 0) -> Message:
@@ -307,3 +315,25 @@ def test_a_text_begins_once(renderer_of: Callable[..., Renderer], name: str) -> 
     assert tokenizer("x").input_ids[0] == tokenizer.bos_token_id
     tokens, _ = play(renderer, [USER], TOOLS)
     assert tokens.count(tokenizer.bos_token_id) == 1 and tokens[0] == tokenizer.bos_token_id
+
+
+@pytest.mark.parametrize(
+    ("family", "dialect"),
+    [("qwen2_5", "hermes"), ("qwen3", "native-hermes"), ("mistral", "native-mistral"), ("glm4", "native-glm")],
+)
+def test_a_gold_turn_has_the_tokens_that_a_model_would_sample(
+    tokenizer_of: Callable[..., Any], family: str, dialect: str
+) -> None:
+    """A dialect's marks are single tokens where the vocabulary has them, and the text of the turn stays what it was."""
+    tokenizer = tokenizer_of(family)
+    renderer, spoken = Renderer(tokenizer), get_dialect(dialect, [search])
+    call = f"<think>Hm. {tokenizer.eos_token}</think>{spoken.render('search', {'query': 'a b'})}"
+    turn = renderer.turn(call, answered_by="tool", marks=spoken.marks)
+    vocabulary = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    wanted = [mark for mark in spoken.marks if mark in vocabulary and mark in call]
+    assert bool(wanted) == family.startswith("qwen")
+    assert [token for token in tokenizer.convert_ids_to_tokens(turn) if token in spoken.marks] == sorted(
+        wanted, key=call.index
+    )
+    assert turn.count(tokenizer.eos_token_id) <= 1
+    assert spoken.parse(renderer.text(turn)) == spoken.parse(call)
