@@ -8,6 +8,7 @@ or a function to call, that registers ids.
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import sys
 import warnings
@@ -20,6 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, EnvContractError, UnknownNameError, UsageError
+from agentrl.reasoning_gym_tasks import TASKS
 
 GROUP = "agentrl.envs"
 MAX_ID = 200
@@ -57,13 +59,19 @@ def register_builtin() -> None:
     """Register the environments that come with agentrl. Calling it again changes nothing."""
     builtin = {
         "agentrl/Arithmetic-v0": "agentrl.envs.arithmetic:Arithmetic",
+        "agentrl/Calculus-v0": "agentrl.envs.calculus:Calculus",
         "agentrl/Code-v0": "agentrl.envs.code:Code",
+        "agentrl/Countdown-v0": "agentrl.envs.countdown:Countdown",
+        "agentrl/LinearSystems-v0": "agentrl.envs.linear_systems:LinearSystems",
         "agentrl/Math-v0": "agentrl.envs.math:Math",
         "agentrl/MathPython-v0": "agentrl.envs.math:MathPython",
     }
     for env_id, entry_point in builtin.items():
         if env_id not in gymnasium.registry:
             gymnasium.register(env_id, entry_point=entry_point)
+    for name in TASKS:
+        if (env_id := f"reasoning-gym/{name}-v0") not in gymnasium.registry:
+            gymnasium.register(env_id, entry_point="agentrl.envs.reasoning_gym:ReasoningGym", kwargs={"name": name})
 
 
 @functools.cache
@@ -85,9 +93,14 @@ def load_plugins() -> None:
 
 
 def list_envs() -> list[str]:
-    """The ids of all environments that agentrl can play, sorted: everything but Gymnasium's own."""
+    """The ids of all environments that agentrl can play, sorted: neither Gymnasium's own nor what lacks its extra."""
     load_plugins()
-    return sorted(env_id for env_id, spec in gymnasium.registry.items() if not _is_gymnasiums(spec))
+    lacking = () if importlib.util.find_spec("reasoning_gym") else ("reasoning-gym/",)
+    return sorted(
+        env_id
+        for env_id, spec in gymnasium.registry.items()
+        if not _is_gymnasiums(spec) and not env_id.startswith(lacking)
+    )
 
 
 def make(env_id: str, **kwargs: Any) -> ToolEnv:

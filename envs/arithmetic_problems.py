@@ -4,16 +4,15 @@ A problem belongs to the split that the hash of its expression names, whatever i
 asks for in words, no test asks for in digits, and ``a * b`` is the same problem as ``b * a``.
 """
 
-import hashlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agentrl.envs import generated
+
 Expression = int | tuple[str, "Expression", "Expression"]
 """A number, or an operator (one of ``+ - *``) and its two operands."""
 
-TEST_SHARE = 8
-"""One problem in this many belongs to the test split."""
 _OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
@@ -43,17 +42,12 @@ def make_problem(split: str, level: int, index: int) -> Problem:
         level: 1 to 5.
         index: from 0, without end.
     """
-    rng = random.Random(_hash(f"{split} {level} {index}"))
-    draw = LEVELS[level]
-    while True:
-        problem = draw(rng)
-        if split_of(problem.expression) == split:
-            return problem
+    return generated.draw(split, level, index, LEVELS[level], lambda problem: canonical(problem.expression))
 
 
 def split_of(expression: Expression) -> str:
     """The one split that ``expression`` belongs to."""
-    return "train" if _hash(canonical(expression)) % TEST_SHARE else "test"
+    return generated.split_of(canonical(expression))
 
 
 def canonical(expression: Expression) -> str:
@@ -87,11 +81,6 @@ def _operand(expression: Expression, outer: str, gap: str) -> str:
     text = write(expression, gap)
     loose = not isinstance(expression, int) and expression[0] != "*"
     return f"({text})" if loose and outer in ("*", "-") else text
-
-
-def _hash(text: str) -> int:
-    # Python's own hash differs from process to process.
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def _one_step(expression: Expression, prompt: str) -> Problem:

@@ -24,7 +24,8 @@ FLOORS = {
     0: {"types", "errors", "sandboxes"},
     1: {"spaces", "env", "tasks", "tools", "dialects", "registry", "checker", "python_tool", "grading"}
     | {"render", "render_template", "render_tokens", "answers", "datafiles"}
-    | {"background", "signatures", "contract", "mcp_tools"},
+    | {"background", "signatures", "contract", "mcp_tools"}
+    | {"formulas", "formula_values", "reasoning_gym_tasks"},
     2: {"envs"},
     3: {"engines", "rollout", "config", "attention", "linear", "rng"},
     4: {"batch", "algos", "diagnostics", "policy"},

@@ -1,0 +1,108 @@
+r"""What families of generated problems share: levels, disjoint splits, a Python tool, an answer in ``\boxed{}``.
+
+A problem belongs to the split that the hash of its key names, so no problem is in both, whatever its wording and level.
+"""
+
+import hashlib
+import random
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, TypeVar
+
+from agentrl.env import Episode, ToolEnv
+from agentrl.errors import ConfigError
+from agentrl.grading import last_boxed
+from agentrl.python_tool import PythonTool
+from agentrl.tasks import GeneratedTasks
+from agentrl.types import Task
+
+TEST_SHARE = 8
+"""One problem in this many belongs to the test split."""
+Drawn = TypeVar("Drawn")
+
+
+def stable_hash(text: str) -> int:
+    """64 bits of ``text``, the same in every process; Python's own hash is not."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def split_of(key: str) -> str:
+    """The one split that the problem called ``key`` belongs to."""
+    return "train" if stable_hash(key) % TEST_SHARE else "test"
+
+
+def draw(
+    split: str, level: int, index: int, make: Callable[[random.Random], Drawn], key: Callable[[Drawn], str]
+) -> Drawn:
+    """The problem number ``index`` of a split and level, the same one on every machine.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        level: of the family.
+        index: from 0, without end.
+        make: draws a problem.
+        key: what a problem shares with its twins and with no other problem.
+    """
+    rng = random.Random(stable_hash(f"{split} {level} {index}"))
+    while True:
+        problem = make(rng)
+        if split_of(key(problem)) == split:
+            return problem
+
+
+class GeneratedEnv(ToolEnv):
+    r"""Problems in levels, made by index, graded by the last ``\boxed{}`` of the final answer.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        dialect: how tool calls are written.
+        max_turns: how often the assistant may speak.
+        level: one of ``levels``, or several of them to take turns evenly.
+        tool: whether there is a Python tool.
+        timeout: seconds of CPU time per call of it.
+
+    Raises:
+        UnknownNameError: there is no such split or dialect.
+        ConfigError: ``max_turns`` is less than 1, or there is no such level.
+    """
+
+    levels: ClassVar[Sequence[int]]
+    """Which levels there are."""
+
+    def __init__(
+        self,
+        *,
+        split: str = "train",
+        dialect: str = "fence",
+        max_turns: int = 6,
+        level: int | Sequence[int] = 1,
+        tool: bool = True,
+        timeout: float = 5.0,
+    ) -> None:
+        super().__init__(split=split, dialect=dialect, max_turns=max_turns)
+        self.chosen = (level,) if isinstance(level, int) else tuple(level)
+        if not self.chosen or not set(self.chosen) <= set(self.levels):
+            raise ConfigError(f"level is {level!r}: choose from 1 to {max(self.levels)}, or a list of these")
+        self.tools = (PythonTool(timeout=timeout),) if tool else ()
+
+    @abstractmethod
+    def make_task(self, split: str, level: int, index: int) -> Task:
+        """The task number ``index`` of a level, a pure function; its id is replaced."""
+
+    @abstractmethod
+    def is_right(self, task: Task, answer: str) -> bool:
+        """Whether the text in the box answers ``task``. Never raises, whatever the text."""
+
+    def tasks(self, split: str) -> GeneratedTasks:
+        """The problems of ``split``, without end; with several levels, each has every n-th index."""
+
+        def make(index: int) -> Task:
+            turn, place = divmod(index, len(self.chosen))
+            return self.make_task(split, self.chosen[place], turn)
+
+        return GeneratedTasks(f"{split}-{'-'.join(map(str, self.chosen))}", make)
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        """1 for the right answer in the last box of the final text, else 0; a box beside a tool call is no answer."""
+        box = None if self.dialect.parse(episode.final) else last_boxed(episode.final)
+        return {"correct": float(box is not None and self.is_right(episode.task, box))}

@@ -1,0 +1,126 @@
+"""Questions and scores of the library reasoning-gym, asked from the one process of ours that it runs in.
+
+Its process starts at the first question, which takes seconds, and has a fixed hash seed: some of the library's
+questions follow the order of a set.
+"""
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import ConfigError, InfrastructureError
+
+MAX_CHARS = 20_000
+"""A longer answer is wrong, whatever it says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question of the library."""
+
+    place: int
+    """Where the library has it: its index in the data set with seed 0."""
+    question: str
+    """What is asked."""
+    answer: str
+    """The library's answer; empty where it gives none."""
+
+
+class Library:
+    """The library in a process of its own. Safe to share between threads: requests wait for each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def question(self, name: str, config: Mapping[str, object], split: str, index: int) -> Question:
+        """The question number ``index`` of a split, always the same one.
+
+        Raises:
+            ConfigError: the task does not take these settings.
+            InfrastructureError: the process ended.
+        """
+        return Question(**self._ask(do="question", name=name, config=_json(config), split=split, index=index))
+
+    def score(self, name: str, config: Mapping[str, object], place: int, answer: str) -> float:
+        """The library's score of ``answer``, from 0 to 1; 0 where its scorer fails on it or takes too long.
+
+        Raises:
+            InfrastructureError: the process ended.
+        """
+        if len(answer) > MAX_CHARS:
+            return 0.0
+        return float(self._ask(do="score", name=name, config=_json(config), place=place, answer=answer)["score"])
+
+    def close(self) -> None:
+        """End the process; the next request starts another."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _ask(self, **request: object) -> dict[str, Any]:
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._process = _started()
+            assert self._process.stdin is not None and self._process.stdout is not None
+            try:
+                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.flush()
+                line = self._process.stdout.readline()
+            except OSError:
+                line = ""
+        if not line:
+            raise InfrastructureError("reasoning-gym's process ended before it replied: it is started anew when asked")
+        reply: dict[str, Any] = json.loads(line)
+        if "config" in reply:
+            raise ConfigError(reply["config"])
+        return reply
+
+
+def _json(config: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(config, sort_keys=True)
+    except TypeError as error:
+        raise ConfigError(f"a setting of reasoning-gym must be a number, text, list or dict: {error}") from error
+
+
+def _started() -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "agentrl.envs.reasoning_gym_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        encoding="utf-8",
+        start_new_session=True,  # an interrupt of ours is not for it; it ends with our end of the pipe
+        # One thread, so that it can fork at any time.
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONHASHSEED": "0",
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        },
+    )
+
+
+_lock = threading.Lock()
+_shared: dict[int, Library] = {}
+
+
+def shared_library() -> Library:
+    """The library's process that all environments of this process share; a forked child gets one of its own."""
+    with _lock:
+        if os.getpid() not in _shared:
+            _shared.clear()
+            _shared[os.getpid()] = Library()
+            atexit.register(_shared[os.getpid()].close)
+        return _shared[os.getpid()]

@@ -1,0 +1,166 @@
+"""The process that the library reasoning-gym runs in: it makes questions and scores answers, a line of JSON each.
+
+Run as ``python -m agentrl.envs.reasoning_gym_worker``, which :mod:`agentrl.envs.reasoning_gym_library` does. An answer
+was written by the agent under training: it is scored in a fork that the kernel ends when it takes too much time or
+memory, so that nothing of it is left behind. A fork keeps no secrets from what runs in it: that scorers which evaluate
+the answer do no harm rests on :func:`admitted` alone.
+"""
+
+import functools
+import json
+import math
+import os
+import re
+import resource
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from agentrl.envs.countdown import solves
+from agentrl.envs.generated import stable_hash
+from agentrl.formulas import FUNCTIONS, Unreadable, parse, write
+
+CPU_SECONDS, MEMORY = 5, 4 << 30
+"""What scoring an answer may take: CPU time, and address space in bytes."""
+QUESTION_SECONDS = 120
+"""CPU time in which a question must be found."""
+TRIES = 200
+"""How many questions are made at most to find one of the wanted split."""
+_LITERALS = re.compile(r"[\[\]\s,0-9'\"A-Z_.-]*")
+
+
+def split_of(question: str) -> str:
+    """The one split that ``question`` belongs to: each has half of them."""
+    return "train" if stable_hash(f"reasoning-gym {question}") % 2 else "test"
+
+
+def question(name: str, config: str, split: str, index: int) -> Mapping[str, object]:
+    """The question number ``index`` of a split: where the library has it, what it asks, and the library's answer.
+
+    Args:
+        name: the task.
+        config: its settings as JSON.
+        split: ``"train"`` or ``"test"``.
+        index: from 0, without end.
+    """
+    _dataset(name, config)  # settings that it does not take are an error at once
+    problem = f"only questions of the other split in {TRIES} tries"
+    for attempt in range(TRIES):
+        place = stable_hash(f"{split} {index} {attempt}") % 2**31
+        try:
+            entry = _entry(name, config, place)
+        except Exception as error:  # the library gives up on some places, in various ways
+            problem = repr(error)
+            continue
+        if split_of(entry["question"]) == split:
+            answer = entry["answer"]
+            return {"place": place, "question": entry["question"], "answer": answer if isinstance(answer, str) else ""}
+    return {"config": f"{name} with {config} has no question for split {split!r}: {problem}"}
+
+
+def score(name: str, config: str, place: int, answer: str) -> Mapping[str, object]:
+    """The library's score of ``answer``, from 0 to 1; what ends the fork in any other way scores 0."""
+    entry = _entry(name, config, place)
+    read, write_ = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _limit_fork()
+        os.write(write_, repr(_scored(_dataset(name, config), name, entry, answer)).encode())
+        os._exit(0)
+    os.close(write_)
+    with open(read, "rb") as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return {"score": float(text or 0)}
+
+
+def admitted(name: str, entry: Mapping[str, Any], answer: str) -> str | None:
+    """``answer`` as the scorer of task ``name`` may see it; None where it is wrong without asking.
+
+    Those are the scorers that give the text to Python's ``eval`` or to sympy, which uses it.
+    """
+    match name:
+        case "n_queens" | "string_insertion" | "spiral_matrix" | "binary_matrix":
+            return answer if _LITERALS.fullmatch(answer) else None
+        case "countdown":
+            return _solution(answer, entry["metadata"]["numbers"], entry["metadata"]["target"])
+        case "puzzle24":
+            return _solution(answer, entry["metadata"]["numbers"], 24)
+        case "simple_integration" | "intermediate_integration":
+            return _rewritten(answer, (entry["metadata"]["variable"], "C"))
+        case "polynomial_multiplication":
+            return _rewritten(answer, tuple("abcdefghijklmnopqrstuvwxyz"))
+        case _:
+            return answer
+
+
+def _solution(answer: str, numbers: list[int], target: int) -> str | None:
+    # The library's own scorers take other numbers than the given ones, or a value that is right when rounded down.
+    return write(parse(answer.partition("=")[0])) if solves(answer, numbers, target) else None
+
+
+def _rewritten(answer: str, names: tuple[str, ...]) -> str | None:
+    try:
+        return write(parse(answer, names=names, functions=FUNCTIONS))
+    except Unreadable:
+        return None
+
+
+def _scored(dataset: Any, name: str, entry: dict[str, Any], answer: str) -> float:
+    # The text is compared as it is: white space around it is the agent's where the right answer has none.
+    if str(entry["answer"]).strip() == entry["answer"]:
+        answer = answer.strip()
+    try:
+        text = admitted(name, entry, answer)
+        found = 0.0 if text is None else float(dataset.score_answer(text, entry))
+    except Exception:  # the library's scorers raise all sorts of things on a text that is no answer
+        return 0.0
+    return min(max(found, 0.0), 1.0) if math.isfinite(found) else 0.0
+
+
+def _limit_fork() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # No handler: the kernel ends the process, even inside a library's C code.
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+
+
+@functools.lru_cache(maxsize=64)
+def _dataset(name: str, config: str) -> Any:
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(name, seed=0, size=2**31, **json.loads(config))
+
+
+@functools.lru_cache(maxsize=4096)
+def _entry(name: str, config: str, place: int) -> dict[str, Any]:
+    return dict(_dataset(name, config)[place])
+
+
+_REQUESTS: Mapping[str, Callable[..., Mapping[str, object]]] = {"question": question, "score": score}
+
+
+def answered(line: str) -> str:
+    """The reply to one request: what the function returns, or what it raised."""
+    request: dict[str, Any] = json.loads(line)
+    do = request.pop("do")
+    signal.setitimer(signal.ITIMER_PROF, QUESTION_SECONDS)
+    try:
+        return json.dumps(_REQUESTS[do](**request))
+    except (TypeError, ValueError, AssertionError, KeyError) as error:
+        return json.dumps({"config": f"{request['name']} can't be made with {request['config']}: {error}"})
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def main(replies: TextIO) -> None:
+    """Answer requests from standard input until it ends."""
+    for line in sys.stdin:
+        print(answered(line), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    with os.fdopen(os.dup(1), "w") as pipe:
+        os.dup2(2, 1)  # the library prints; what it prints is no reply
+        main(pipe)
