@@ -158,7 +158,7 @@ class _Reader:
 
     @staticmethod
     def _is_number(token: str) -> bool:
-        return token[:1] in "0123456789." and token != ""
+        return token.isascii() and token.lstrip(".")[:1].isdigit()
 
     def _signed(self, least: int) -> Formula:
         if self.next in ("-", "+"):

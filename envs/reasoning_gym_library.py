@@ -25,7 +25,7 @@ class Question:
     """A question of the library."""
 
     place: int
-    """Where the library has it: its index in the data set with seed 0."""
+    """Where the library has it: the seed of its data set."""
     question: str
     """What is asked."""
     answer: str

@@ -27,6 +27,8 @@ QUESTION_SECONDS = 120
 """CPU time in which a question must be found."""
 TRIES = 200
 """How many questions are made at most to find one of the wanted split."""
+SIZE = 10
+"""How large a data set is made for one question: a few tasks make all of it at once, in proportions."""
 _LITERALS = re.compile(r"[\[\]\s,0-9'\"A-Z_.-]*")
 
 
@@ -44,12 +46,12 @@ def question(name: str, config: str, split: str, index: int) -> Mapping[str, obj
         split: ``"train"`` or ``"test"``.
         index: from 0, without end.
     """
-    _dataset(name, config)  # settings that it does not take are an error at once
+    _dataset(name, config, 0)  # settings that it does not take are an error at once
     problem = f"only questions of the other split in {TRIES} tries"
     for attempt in range(TRIES):
         place = stable_hash(f"{split} {index} {attempt}") % 2**31
         try:
-            entry = _entry(name, config, place)
+            entry = _made(name, config, place)[1]
         except Exception as error:  # the library gives up on some places, in various ways
             problem = repr(error)
             continue
@@ -61,12 +63,12 @@ def question(name: str, config: str, split: str, index: int) -> Mapping[str, obj
 
 def score(name: str, config: str, place: int, answer: str) -> Mapping[str, object]:
     """The library's score of ``answer``, from 0 to 1; what ends the fork in any other way scores 0."""
-    entry = _entry(name, config, place)
+    dataset, entry = _made(name, config, place)
     read, write_ = os.pipe()
     child = os.fork()
     if child == 0:
         _limit_fork()
-        os.write(write_, repr(_scored(_dataset(name, config), name, entry, answer)).encode())
+        os.write(write_, repr(_scored(dataset, name, entry, answer)).encode())
         os._exit(0)
     os.close(write_)
     with open(read, "rb") as pipe:
@@ -126,16 +128,17 @@ def _limit_fork() -> None:
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
 
 
-@functools.lru_cache(maxsize=64)
-def _dataset(name: str, config: str) -> Any:
+def _dataset(name: str, config: str, seed: int) -> Any:
     import reasoning_gym
 
-    return reasoning_gym.create_dataset(name, seed=0, size=2**31, **json.loads(config))
+    return reasoning_gym.create_dataset(name, seed=seed, size=SIZE, **json.loads(config))
 
 
-@functools.lru_cache(maxsize=4096)
-def _entry(name: str, config: str, place: int) -> dict[str, Any]:
-    return dict(_dataset(name, config)[place])
+@functools.lru_cache(maxsize=64)
+def _made(name: str, config: str, place: int) -> tuple[Any, dict[str, Any]]:
+    """The data set and the entry at ``place``."""
+    dataset = _dataset(name, config, place)
+    return dataset, dict(dataset[place % SIZE])
 
 
 _REQUESTS: Mapping[str, Callable[..., Mapping[str, object]]] = {"question": question, "score": score}

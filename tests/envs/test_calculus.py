@@ -1,0 +1,214 @@
+"""Calculus-v0: answers that sympy agrees with, every form of them found right, and nothing else."""
+
+import itertools
+import time
+from typing import Any
+
+import mpmath
+import pytest
+import sympy
+from sympy.parsing.sympy_parser import implicit_multiplication_application, parse_expr, standard_transformations
+
+from agentrl.envs.calculus import Calculus, equal
+from agentrl.envs.calculus_problems import Kind, Problem, Sketch, make_problem
+from agentrl.formula_values import same, value
+from agentrl.formulas import FUNCTIONS, parse, write
+
+from . import families
+
+ID = "agentrl/Calculus-v0"
+X = sympy.Symbol("x", positive=True)
+
+
+def of_sympy(latex: str) -> Any:
+    """Our reading of LaTeX, given to sympy: what follows is its own work."""
+    python = write(parse(latex, names=("x", "e", "pi"), functions=FUNCTIONS))
+    rules = (*standard_transformations, implicit_multiplication_application)
+    return parse_expr(python, local_dict={"x": X, "e": sympy.E, "pi": sympy.pi}, transformations=rules)
+
+
+def asked(problem: Problem, before: str, after: str) -> Any:
+    return of_sympy(problem.prompt.split(before)[1].split(after)[0])
+
+
+def close(left: Any, right: Any) -> bool:
+    return bool(abs(sympy.N(left - right, 30)) < 1e-20)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_sympy_differentiates_alike(level: int) -> None:
+    for index in range(25):
+        problem = make_problem("train", level, index)
+        slope = asked(problem, "$f(x) = ", "$").diff(X)
+        assert close(slope.subs(X, sympy.Rational(17, 13)), of_sympy(problem.answer).subs(X, sympy.Rational(17, 13)))
+
+
+def test_quadrature_finds_the_same_integrals() -> None:
+    for index in range(25):
+        problem = make_problem("train", 3, index)
+        low, high = (of_sympy(bound) for bound in problem.prompt.split(r"\int_{")[1].split(r"} \left(")[0].split("}^{"))
+        integral = sympy.Integral(asked(problem, r" \left(", r"\right) dx"), (X, low, high))
+        assert abs(integral.evalf(20) - of_sympy(problem.answer)) < 1e-12
+
+
+def test_limits_are_near_the_values_near_by() -> None:
+    for index in range(40):
+        problem = make_problem("train", 4, index)
+        function = asked(problem, r"} \left(", r"\right)$")
+        place = problem.prompt.split(r"\to ")[1].split("}")[0]
+        with mpmath.workdps(80):
+            near = mpmath.mpf(10) ** 12 if place == r"\infty" else int(place) + mpmath.mpf(10) ** -12
+            ratio = sympy.lambdify(X, function, "mpmath")(near) / mpmath.mpf(sympy.N(of_sympy(problem.answer), 30))
+        assert abs(ratio - 1) < 1e-6, problem
+
+
+def test_points_are_all_the_roots_of_the_derivative() -> None:
+    x = sympy.Symbol("x", real=True)
+    for index in range(40):
+        problem = make_problem("train", 5, index)
+        slope = asked(problem, "$f(x) = ", "$").diff(X).subs(X, x)
+        points = [of_sympy(point) for point in problem.answer.split(", ")]
+        assert all(close(slope.subs(x, point), 0) for point in points)
+        assert list(points) == sorted(set(points))
+        if slope.is_polynomial(x):
+            assert set(sympy.real_roots(slope)) == set(points)
+
+
+def test_kinds_and_variety() -> None:
+    for level, kind in {1: "expression", 2: "expression", 3: "number", 4: "number", 5: "points"}.items():
+        problems = [make_problem("train", level, index) for index in range(60)]
+        assert {problem.kind for problem in problems} == {kind}
+        assert len({problem.prompt for problem in problems}) > 50
+        assert len({problem.answer for problem in problems}) > 40
+
+
+def test_a_sketch_is_worded_once() -> None:
+    sketch = Sketch(key="a", finish=lambda: Problem(prompt="p", answer="a", kind="number"))
+    assert sketch.finish() == sketch.finish()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "kind"),
+    [
+        ("2*x + 3", "2 x + 3", "expression"),
+        ("3+2x", "2 x + 3", "expression"),
+        ("f'(x) = 2x+3", "2 x + 3", "expression"),
+        (r"f^{\prime}(x) = 2x+3", "2 x + 3", "expression"),
+        ("y' = 2x + 3", "2 x + 3", "expression"),
+        ("(4x^2+12x+9)/(2x+3)", "2 x + 3", "expression"),
+        (r"2\sin x\cos x", r"\sin{\left(2 x \right)}", "expression"),
+        (r"x^{-1/2}", r"\frac{1}{\sqrt{x}}", "expression"),
+        (r"\frac{\sqrt{x}}{x}", r"\frac{1}{\sqrt{x}}", "expression"),
+        (r"e^{x\ln 2}", "2^{x}", "expression"),
+        (r"e^x(x+1)", r"x e^{x} + e^{x}", "expression"),
+        (r"\frac{1}{2}", "0.5", "number"),
+        (r"2\ln 2", r"\log{\left(4 \right)}", "number"),
+        (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}", "number"),
+        (r"1 - e^{-1}", r"\frac{e-1}{e}", "number"),
+        ("2, -1", "-1, 2", "points"),
+        ("x = -1, x = 2", "-1, 2", "points"),
+        (r"x = -1 \text{ and } x = 2", "-1, 2", "points"),
+        (r"\{-1, 2\}", "-1, 2", "points"),
+        (r"x = e^{-1/2}", r"\frac{1}{\sqrt{e}}", "points"),
+    ],
+)
+def test_what_is_equal(answer: str, expected: str, kind: Kind) -> None:
+    assert equal(answer, expected, kind)
+    assert equal(expected, expected, kind)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "kind"),
+    [
+        ("2x + 3 + C", "2 x + 3", "expression"),
+        ("2x", "2 x + 3", "expression"),
+        ("2x + 3.000001", "2 x + 3", "expression"),
+        ("2x + 3 + 10^{-30}", "2 x + 3", "expression"),
+        ("2y + 3", "2 x + 3", "expression"),
+        ("2x + 3, 2x + 4", "2 x + 3", "expression"),
+        ("2x + 3 = 2x + 4", "2 x + 3", "expression"),
+        (r"\frac{d}{dx}(x^2+3x)", "2 x + 3", "expression"),
+        ("diff(x**2 + 3*x, x)", "2 x + 3", "expression"),
+        (r"\log(-x)", r"\log{\left(x \right)}", "expression"),
+        ("5", "2 x + 3", "expression"),
+        ("0.69314718055994530941723212145817656807550013436026", r"\log{\left(2 \right)}", "number"),
+        ("22/7", r"\pi", "number"),
+        ("x", "1", "number"),
+        ("1, 2", "1", "number"),
+        (r"\int_0^1 x dx", "0.5", "number"),
+        (r"\lim_{x \to 0} x", "0", "number"),
+        (r"\infty", "0", "number"),
+        ("-1", "-1, 2", "points"),
+        ("-1, 2, 3", "-1, 2", "points"),
+        ("-1, -1", "-1, 2", "points"),
+        ("-1, 2, 2", "-1, 2", "points"),
+        ("", "-1, 2", "points"),
+        (",".join(map(str, range(-50, 50))), "-1, 2", "points"),
+    ],
+)
+def test_what_is_not_equal(answer: str, expected: str, kind: Kind) -> None:
+    assert not equal(answer, expected, kind)
+
+
+def test_every_answer_differs_from_the_next() -> None:
+    for level in (1, 2, 3, 4, 5):
+        problems = [make_problem("train", level, index) for index in range(20)]
+        for one, other in itertools.pairwise(problems):
+            assert equal(one.answer, other.answer, one.kind) is (one.answer == other.answer)
+
+
+def test_answers_as_sympy_prints_them_are_right() -> None:
+    for level, index in itertools.product((1, 2, 3), range(15)):
+        problem = make_problem("test", level, index)
+        text = str(sympy.factor(of_sympy(problem.answer))).replace("E", "e")
+        assert equal(text, problem.answer, problem.kind), text
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
+def test_gold_is_perfect(level: int) -> None:
+    env = families.made(ID, level=level, tool=False)
+    for split, count in {"train": 140, "test": 60}.items():
+        for index in range(count):
+            task = env.make_task(split, level, index)
+            assert len(task.prompt) < 300
+            assert env.is_right(task, task.answer), task
+    assert isinstance(env, Calculus)
+
+
+def test_gold_is_perfect_as_it_is_played() -> None:
+    families.gold_is_perfect_with_the_tool(ID)
+
+
+def test_problems_are_the_same_in_every_process() -> None:
+    families.problems_are_the_same_in_every_process(ID, 40)
+
+
+def test_splits_share_no_problem() -> None:
+    families.splits_share_no_prompt(ID, 150)
+
+
+def test_problems_are_made_in_milliseconds() -> None:
+    families.made(ID, level=[1, 2, 3, 4, 5]).task_set[0]
+    for level in (1, 2, 3, 4, 5):
+        make_problem("train", level, 999)
+        began = time.process_time()
+        for index in range(1000, 1030):
+            make_problem("train", level, index)
+        assert (time.process_time() - began) / 30 < 0.1
+
+
+def test_hostile_answers_never_score_and_take_no_time() -> None:
+    began = time.process_time()
+    families.nothing_hostile_scores(ID, families.HOSTILE)
+    families.a_box_beside_a_call_or_before_another_is_no_answer(ID)
+    assert time.process_time() - began < 10
+
+
+def test_our_checker_is_content() -> None:
+    families.the_checker_is_content(ID)
+
+
+def test_a_value_of_ours_is_sympys() -> None:
+    text = r"\frac{\sin^2(3)\sqrt{5}}{e^{2}+\ln 7}"
+    assert abs(float(value(parse(text, names=["e"], functions=FUNCTIONS))) - float(of_sympy(text))) < 1e-14
+    assert same(value(parse("e", names=["e"])), value(parse("e^{2/2}", names=["e"])))

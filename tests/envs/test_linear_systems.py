@@ -1,0 +1,128 @@
+"""LinearSystems-v0: systems whose solutions sympy agrees with, every way to write them, and nothing else."""
+
+import itertools
+import time
+from fractions import Fraction
+
+import pytest
+import sympy
+
+from agentrl.envs.linear_systems import System, determinant, key_of, make_system, solves, write_system
+
+from . import families
+
+ID = "agentrl/LinearSystems-v0"
+ONE = System(rows=((2, 3), (1, -1)), right=(4, -3), kind="one", solution=(Fraction(-1), Fraction(2)))
+HALVES = System(rows=((2, 0), (0, 4)), right=(-1, 3), kind="one", solution=(Fraction(-1, 2), Fraction(3, 4)))
+NONE = System(rows=((1, 1), (2, 2)), right=(1, 3), kind="none", solution=())
+MANY = System(rows=((1, 1), (2, 2)), right=(1, 2), kind="many", solution=())
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
+def test_sympy_finds_the_same_solutions(level: int) -> None:
+    kinds: set[str] = set()
+    for index in range(25):
+        system = make_system("train", level, index)
+        unknowns = sympy.symbols(" ".join(system.unknowns))
+        found = sympy.linsolve((sympy.Matrix(system.rows), sympy.Matrix(system.right)), *unknowns)
+        expected = {"one": "one", "none": "none"}.get(system.kind, "many")
+        if found is sympy.S.EmptySet:
+            assert expected == "none"
+        else:
+            (values,) = found
+            assert (expected == "one") is not any(value.free_symbols for value in values)
+            if expected == "one":
+                assert [Fraction(int(value.p), int(value.q)) for value in values] == list(system.solution)
+        kinds.add(system.kind)
+    assert kinds == ({"one", "none", "many"} if level == 5 else {"one"})
+
+
+@pytest.mark.parametrize(
+    "rows", [((2, 3), (1, -1)), ((0, 1), (1, 0)), ((1, 2), (2, 4)), ((0, 2, 1), (3, 0, 1), (1, 1, 1)), ((0,) * 3,) * 3]
+)
+def test_determinant(rows: tuple[tuple[int, ...], ...]) -> None:
+    assert determinant(rows) == int(sympy.Matrix(rows).det())
+
+
+def test_levels_differ_in_unknowns_and_fractions() -> None:
+    sizes = {level: {len(make_system("train", level, i).rows) for i in range(60)} for level in (1, 2, 3, 4, 5)}
+    assert sizes == {1: {2}, 2: {3}, 3: {2, 3}, 4: {4, 5}, 5: {2, 3}}
+    for level, index in itertools.product((1, 2, 3, 4), range(60)):
+        solution = make_system("train", level, index).solution
+        assert any(number.denominator > 1 for number in solution) is (level > 2)
+
+
+def test_text_of_a_system() -> None:
+    system = System(rows=((-1, 0, 2), (1, -12, 1), (0, 0, -1)), right=(3, 0, -5), kind="one", solution=())
+    assert write_system(system) == "-x + 2z = 3\nx - 12y + z = 0\n-z = -5"
+
+
+def test_equations_in_another_order_are_the_same_problem() -> None:
+    other = System(rows=ONE.rows[::-1], right=ONE.right[::-1], kind="one", solution=ONE.solution)
+    assert key_of(other) == key_of(ONE) != key_of(HALVES)
+
+
+@pytest.mark.parametrize(
+    ("answer", "system"),
+    [
+        *(("x=-1, y=2", ONE), ("y = 2, x = -1", ONE), ("(-1, 2)", ONE), (r"\left(-1,\ 2\right)", ONE), ("-1,2", ONE)),
+        *((r"x = -1,\; y = 2", ONE), (r"x=-1 \text{ and } y=2", ONE), ("x=-1; y=2", ONE), ("x=-2/2, y=4/2", ONE)),
+        *((r"x=-1,\quad y=2", ONE), ("$x=-1, y=2$", ONE), ("x=-1.0, y=+2", ONE), ("x=--1, y=2", ONE))[:3],
+        *(("x=-1/2, y=3/4", HALVES), (r"x=-\frac{1}{2}, y=\frac{3}{4}", HALVES), ("x=-0.5, y=.75", HALVES)),
+        *((r"\left(\frac{-1}{2}, \frac34\right)", HALVES), (r"x=\frac{1}{-2}, y=\dfrac{-3}{-4}", HALVES)),
+        *(("no solution", NONE), (r"\text{No solution.}", NONE), (r"\text{no solutions}", NONE)),
+        *(("infinitely many", MANY), (r"\text{Infinitely many solutions}", MANY), ("Infinitely many.", MANY)),
+    ],
+)
+def test_what_solves(answer: str, system: System) -> None:
+    assert solves(answer, system)
+    assert sum(solves(answer, other) for other in (ONE, HALVES, NONE, MANY)) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("x=2, y=-1", "(2, -1)", "x=-1", "-1", "x=-1, y=2, z=0", "x=-1, x=-1", "x=-1, y=2, y=2", "x=-1, y=3"),
+        *("x=1-2, y=2", "x=-1, y=1+1", "x=-1, y=2*1", "x=-1, y=sqrt(4)", "x=-1, y=2^1", "x=-1, y=", "=-1, =2", "x, y"),
+        *("X=-1, Y=2", "x=-1 y=2", "x=-1, y=2.0001", "(-1, 2", "((-1, 2))", "x=y-3, y=2", "x=-1=-1, y=2", "y=-1, x=2"),
+        *("x=-1/0, y=2", "x=(-1)/(1)/(1), y=2", "x=-1, y=2, no solution", "no solution", "infinitely many", "{-1: 2}"),
+    ],
+)
+def test_what_does_not_solve(answer: str) -> None:
+    assert not solves(answer, ONE)
+
+
+@pytest.mark.parametrize("answer", ["", "no", "none", "no solution or infinitely many", "(0, 0)", "x=0, y=0", "many"])
+def test_what_is_no_word_for_it(answer: str) -> None:
+    assert not solves(answer, NONE)
+    assert not solves(answer, MANY)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
+def test_gold_is_perfect(level: int) -> None:
+    families.gold_is_perfect(ID, level, 200)
+
+
+def test_gold_is_perfect_with_the_tool() -> None:
+    families.gold_is_perfect_with_the_tool(ID)
+
+
+def test_problems_are_the_same_in_every_process() -> None:
+    families.problems_are_the_same_in_every_process(ID, 100)
+
+
+def test_splits_share_no_problem() -> None:
+    families.splits_share_no_prompt(ID, 1000)
+    keys = {split: {key_of(make_system(split, 1, index)) for index in range(2000)} for split in ("train", "test")}
+    assert not keys["train"] & keys["test"]
+
+
+def test_hostile_answers_never_score_and_take_no_time() -> None:
+    began = time.process_time()
+    families.nothing_hostile_scores(ID, families.HOSTILE)
+    families.a_box_beside_a_call_or_before_another_is_no_answer(ID)
+    assert time.process_time() - began < 5
+
+
+def test_our_checker_is_content() -> None:
+    families.the_checker_is_content(ID)
