@@ -25,7 +25,7 @@ class Question:
     """A question of the library."""
 
     place: int
-    """Where the library has it: the seed of its data set."""
+    """Where the library has it: the index in its data set, or the seed of one."""
     question: str
     """What is asked."""
     answer: str
@@ -61,15 +61,19 @@ class Library:
     def close(self) -> None:
         """End the process; the next request starts another."""
         with self._lock:
-            process, self._process = self._process, None
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.communicate()
 
     def _ask(self, **request: object) -> dict[str, Any]:
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._process = _started()
+            if self._process is not None and self._process.poll() is not None:
+                self._end()
+            self._process = self._process or _started()
             assert self._process.stdin is not None and self._process.stdout is not None
             try:
                 self._process.stdin.write(json.dumps(request) + "\n")
@@ -77,6 +81,8 @@ class Library:
                 line = self._process.stdout.readline()
             except OSError:
                 line = ""
+            if not line:
+                self._end()
         if not line:
             raise InfrastructureError("reasoning-gym's process ended before it replied: it is started anew when asked")
         reply: dict[str, Any] = json.loads(line)
