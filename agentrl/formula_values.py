@@ -142,6 +142,7 @@ _APPLIED: Mapping[str, Callable[[Number], Number]] = {
     "log": _logarithm,
     "sin": lambda number: Fraction(0) if number == 0 else _real().sin(_float(number)),
     "cos": lambda number: Fraction(1) if number == 0 else _real().cos(_float(number)),
+    "atan": lambda number: Fraction(0) if number == 0 else _real().atan(_float(number)),
     "tan": lambda number: Fraction(0) if number == 0 else _real().tan(_float(number)),
 }
 _WORKED: Mapping[str, Callable[[Number, Number], Number]] = {

@@ -16,8 +16,8 @@ from typing import TypeAlias
 Formula: TypeAlias = "Fraction | str | tuple[str, Formula] | tuple[str, Formula, Formula]"
 """A number, a name, ``(function or "neg", argument)``, or ``(operator, left, right)`` with one of ``+ - * / ^``."""
 
-FUNCTIONS = ("sqrt", "exp", "log", "sin", "cos", "tan")
-"""What can be applied to an argument; ``ln`` is another way to write ``log``."""
+FUNCTIONS = ("sqrt", "exp", "log", "sin", "cos", "tan", "atan")
+"""What can be applied to an argument; ``ln`` and ``arctan`` are other ways to write ``log`` and ``atan``."""
 MAX_CHARS = 500
 """A longer text is unreadable."""
 MAX_DEPTH = 50
@@ -25,12 +25,14 @@ MAX_DEPTH = 50
 
 _TOKEN = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+|\\[A-Za-z]+|\\[,;:! ]|[A-Za-z]+|\*\*|[-+*/^(){}\[\]]|\S")
 _SPACING = frozenset([r"\left", r"\right", r"\,", r"\;", r"\:", r"\!", r"\displaystyle"]) | {"\\ ", "$"}
+_SYNONYMS = {"ln": "log", "arctan": "atan"}
 _SPELLING: Mapping[str, str] = {
     **dict.fromkeys(("**",), "^"),
     **dict.fromkeys((r"\cdot", r"\times", "\N{MULTIPLICATION SIGN}", "\N{MIDDLE DOT}"), "*"),
     **dict.fromkeys((r"\div", "\N{DIVISION SIGN}"), "/"),
     **dict.fromkeys((r"\dfrac", r"\tfrac"), r"\frac"),
-    **{"\N{MINUS SIGN}": "-", "\N{GREEK SMALL LETTER PI}": "pi", r"\ln": "log", "ln": "log"},
+    **{"\N{MINUS SIGN}": "-", "\N{GREEK SMALL LETTER PI}": "pi"},
+    **_SYNONYMS,
 }
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _BINDS = {"+": 10, "-": 10, "*": 20, "/": 20, "^": 40}
@@ -89,7 +91,7 @@ def parts(formula: Formula) -> Iterator[Formula]:
 
 
 def _tokens(text: str, names: Collection[str], functions: Collection[str]) -> Iterator[str]:
-    allowed = {*names, *functions, *(["ln"] if "log" in functions else [])}
+    allowed = {*names, *functions, *(name for name, plain in _SYNONYMS.items() if plain in functions)}
     words: list[str] = sorted(allowed, key=len, reverse=True)
     word = re.compile("|".join(map(re.escape, words)) or r"(?!)")
     for token in _TOKEN.findall(text):
@@ -97,7 +99,7 @@ def _tokens(text: str, names: Collection[str], functions: Collection[str]) -> It
             continue
         plain = _SPELLING.get(token, token)
         if plain == token and token.startswith("\\"):
-            plain = token if token in (r"\frac", r"\sqrt") else token[1:]
+            plain = token if token in (r"\frac", r"\sqrt") else _SYNONYMS.get(token[1:], token[1:])
         if not plain.isalpha() or plain in words:
             yield plain
             continue

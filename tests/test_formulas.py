@@ -93,6 +93,8 @@ def test_python_is_read_as_python_reads_it(text: str) -> None:
         (r"\sin x^2", "sin(x**2)"),
         (r"\ln x / x", "log(x)/x"),
         (r"\ln 2x", "log(2*x)"),
+        (r"4\arctan(1)", "pi"),
+        ("arctan x", "atan(x)"),
         ("ln(2)", "log(2)"),
         (r"\sqrt{x}", "sqrt(x)"),
         (r"\sqrt2", "sqrt(2)"),
