@@ -94,7 +94,8 @@ def _tokens(text: str, names: Collection[str], functions: Collection[str]) -> It
     allowed = {*names, *functions, *(name for name, plain in _SYNONYMS.items() if plain in functions)}
     words: list[str] = sorted(allowed, key=len, reverse=True)
     word = re.compile("|".join(map(re.escape, words)) or r"(?!)")
-    for token in _TOKEN.findall(text):
+    tokens: list[str] = _TOKEN.findall(text)
+    for token in tokens:
         if token in _SPACING:
             continue
         plain = _SPELLING.get(token, token)
@@ -104,7 +105,7 @@ def _tokens(text: str, names: Collection[str], functions: Collection[str]) -> It
             yield plain
             continue
         # Letters run together are a product: xe is x·e.
-        found = word.findall(plain)
+        found: list[str] = word.findall(plain)
         if "".join(found) != plain:
             raise Unreadable
         yield from (_SPELLING.get(name, name) for name in found)

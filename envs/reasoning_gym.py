@@ -21,7 +21,7 @@ class ReasoningGym(ToolEnv):
     that do not match, or several lines. The library gives some credit for answers that are nearly right, or that only
     have the right form; without ``partial`` only full marks count.
 
-    The library runs in a process of its own, where each answer is scored in a fork with 5 s of CPU time and 2 GB; what
+    The library runs in a process of its own, where each answer is scored in a fork with 5 s of CPU time and 4 GB; what
     takes more is wrong. Where a scorer evaluates the answer as Python, only what our own reader understands gets there.
 
     Args:
