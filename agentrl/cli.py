@@ -10,8 +10,8 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ _PLAY = """examples:
 _CHECK = """examples:
   agentrl check-env agentrl/Arithmetic-v0
   agentrl check-env my_package:me/Trivia-v0 --json
+  agentrl check-env me/Trivia-v0 --tokenizer Qwen/Qwen3-0.6B --dialect fence
 """
 _REPORT = """examples:
   agentrl report runs/quickstart
@@ -141,6 +142,10 @@ def _parser() -> argparse.ArgumentParser:
     play.add_argument("--dialect", help="how tool calls are written (default: the environment's own choice)")
     check = _command(commands, "check-env", _check, "check that an environment keeps its contract", _CHECK)
     check.add_argument("env", metavar="ID", help="an environment's id; 'agentrl list' names them")
+    check.add_argument(
+        "--tokenizer", metavar="PATH", help="check tokens too, with this tokenizer: a folder or hub name"
+    )
+    check.add_argument("--dialect", metavar="NAME", help="how tool calls are written (default: the environment's own)")
     check.add_argument("--json", action="store_true", help="write JSON")
     report = _command(commands, "report", _report, "write a run's report.html anew", _REPORT)
     report.add_argument("path", metavar="RUN", type=Path, help="a run folder")
@@ -302,8 +307,14 @@ def _play(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from agentrl.checker import check_env
 
-    found = check_env(arguments.env)
-    print(json.dumps({"ok": found.ok, **asdict(found)}) if arguments.json else found)
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        if time.monotonic() - began > 2:  # a short check needs no company
+            print(f"checking {what} …", file=sys.stderr)
+
+    found = check_env(arguments.env, dialect=arguments.dialect, tokenizer=arguments.tokenizer, say=say)
+    print(json.dumps(found.row()) if arguments.json else found)
     return 0 if found.ok else 1
 
 

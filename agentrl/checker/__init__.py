@@ -1,0 +1,139 @@
+"""Whether an environment keeps its contract, found by playing it; every finding has a code that stays.
+
+A script plays good calls, malformed ones, unknown tools, odd Unicode, over-long and cut-off turns, hostile programs and
+the gold player; ``codes.CODES`` says what each code means and what to do. Not covered: whether tasks are any good, how
+well a model reads the environment, and leaks of grandchildren.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gymnasium
+
+from agentrl.checker import contract, leaks, rewards, tasks, tokens, tools
+from agentrl.checker.codes import CODES, Code
+from agentrl.checker.play import Check, ControlTokens, StepRaised, Subject, gold_of
+from agentrl.checker.report import Finding, Report
+from agentrl.env import ToolEnv
+from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.registry import make
+
+__all__ = ["CODES", "Code", "Finding", "Report", "check_env"]
+
+_CHECKS: tuple[Check, ...] = (
+    tasks.check_tasks,
+    tasks.check_spec,
+    contract.check_first_observation,
+    tasks.check_drawing,
+    tools.check_tools,
+    contract.check_turns,
+    contract.check_turn_limit,
+    contract.check_gold,
+    contract.check_record,
+    contract.check_misuse,
+    rewards.check_worthless_answers,
+    rewards.check_no_numbers,
+    rewards.check_constants,
+    rewards.check_tool_answers,
+    rewards.check_tampering,
+    rewards.check_time,
+    contract.check_reproducibility,
+    contract.check_independence,
+    leaks.check_leaks,
+    tokens.check_tokens,
+)
+
+
+def check_env(
+    env: str | ToolEnv,
+    *,
+    tasks: int = 3,
+    dialect: str | None = None,
+    tokenizer: str | Path | ControlTokens | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Play an environment by hostile, careless and perfect turns, and report where it breaks its contract.
+
+    Args:
+        env: the id of an environment, or an instance. One that ``make`` did not build can't be checked for what takes a
+            second instance; the report says so. A given instance is left open, in the middle of an episode.
+        tasks: how many tasks to play, from the first of its split.
+        dialect: how tool calls are written; the environment's own choice by default, and for an instance its own.
+        tokenizer: checks tokens as well, with this tokenizer or the one loaded from this folder or hub name.
+        say: told what is looked at, in a few words, before each check.
+
+    Raises:
+        UnknownNameError: there is no such id or dialect.
+        UsageError: the tokenizer can't be loaded.
+        ConfigError: ``tasks`` is less than 1, or ``dialect`` is given with an instance.
+        InfrastructureError: what a tool runs on failed, which says nothing about the environment.
+    """
+    if tasks < 1:
+        raise ConfigError(f"tasks is {tasks}: a check needs at least one task")
+    if dialect is not None and not isinstance(env, str):
+        raise ConfigError("an instance has its dialect already: make it with the one to check, or give its id")
+    loaded = tokens.load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+    made = make(env, **({} if dialect is None else {"dialect": dialect})) if isinstance(env, str) else env
+    try:
+        subject, findings = _subject(made, tasks, loaded), list[Finding]()
+        if not isinstance(subject, Subject):
+            return Report(findings=(subject,))
+        for check in _CHECKS:
+            say(_name(check))
+            findings += _guarded(check, subject)
+        return Report(findings=tuple(dict.fromkeys(findings)), skipped=tuple(_skipped(subject)))
+    finally:
+        if isinstance(env, str):
+            made.close()
+
+
+def _subject(env: ToolEnv, count: int, tokenizer: ControlTokens | None) -> Subject | Finding:
+    try:
+        tasks = tuple(itertools.islice(env.task_set, count))
+    except Exception as error:  # an environment under check may raise anything
+        return Finding(code="ARL-E000", message=f"Making its tasks raised {error!r}.")
+    if not tasks:
+        return Finding(code="ARL-E000", message=f"Its split {env.split!r} has no task.")
+    spec = env.spec
+
+    def again() -> ToolEnv:
+        assert spec is not None
+        other = gymnasium.make(spec, disable_env_checker=True).unwrapped
+        assert isinstance(other, ToolEnv)
+        return other
+
+    return Subject(env=env, tasks=tasks, again=None if spec is None else again, tokenizer=tokenizer)
+
+
+def _name(check: Check) -> str:
+    return check.__name__.removeprefix("check_").replace("_", " ")
+
+
+def _guarded(check: Check, subject: Subject) -> list[Finding]:
+    findings: list[Finding] = []
+    try:
+        findings.extend(check(subject))
+    except InfrastructureError:
+        raise
+    except StepRaised as error:
+        findings.append(Finding(code="ARL-E005", message=f"{str(error)[:1].upper()}{str(error)[1:]}."))
+    except Exception as error:  # an environment under check may raise anything
+        findings.append(Finding(code="ARL-E000", message=f"Checking its {_name(check)} raised {error!r}."))
+    return findings
+
+
+def _skipped(subject: Subject) -> Iterator[str]:
+    spec = subject.env.spec
+    if spec is None:
+        yield "what takes a second instance, shared state and leaks: this one was not built by make."
+    elif callable(spec.entry_point):
+        yield "whether the specification can be written as JSON: its entry point is no 'module:Class'."
+    if spec is not None and not leaks.can_look():
+        yield "what is left running: this machine has no /proc."
+    try:
+        lacking = gold_of(subject.env, subject.tasks[0]) is None
+    except Exception:  # whatever it raised was found when gold was played
+        lacking = False
+    if lacking:
+        yield "whether the maximum can be reached: there is no gold player."

@@ -1,0 +1,219 @@
+"""Playing an environment by a script, and the turns that scripts are made of."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from agentrl.checker.report import Finding
+from agentrl.env import ToolEnv
+from agentrl.errors import InfrastructureError
+from agentrl.render import ChatTokenizer
+from agentrl.tools import Tool
+from agentrl.types import Message, Task
+
+SEED = 7
+SNIPPETS = ("x = 41", "print(x + 1)", "import random\nprint(random.random())")
+"""What is given to every tool, whatever it makes of it: state is set, state is read, chance is drawn."""
+IGNORANT = ("I do not know.", r"\boxed{unknown}")
+"""Answers that know nothing; what they score is the floor."""
+LONG = 100_000
+"""Characters of an over-long text."""
+NOISE = (
+    "",
+    " \n\t",
+    IGNORANT[0],
+    "h\u00e9llo \u6f22\u5b57 \U0001f642",
+    "\u202e\u05e9\u05dc\u05d5\u05dd\u202c \u0645\u0631\u062d\u0628\u0627",
+    "zero\u200bwidth\u200d\ufeff",
+    "e\u0301\u0323Z\u0334\u031b\u0300" * 20,
+    "\x00\x1b[2J\x7f\u2028\u0085\ufffe",
+    "```",
+    "<tool_call>{",
+    "<think>",
+    "{}" * 500,
+    "word " * (LONG // 5),
+)
+"""Texts without a call in most dialects: a model may write any of them."""
+
+
+class ControlTokens(ChatTokenizer, Protocol):
+    """What is asked of a tokenizer beyond rendering: which of its tokens steer a conversation."""
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """The control tokens, spelled."""
+        ...
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Their ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is under check."""
+
+    env: ToolEnv
+    """The environment."""
+    tasks: tuple[Task, ...]
+    """The tasks that it is checked on."""
+    again: Callable[[], ToolEnv] | None
+    """Makes another instance of the same; None where the instance was not built by ``make``."""
+    tokenizer: ControlTokens | None = None
+    """Writes the messages as tokens; None where tokens are not checked."""
+
+
+Check = Callable[[Subject], Iterator[Finding]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What one ``step`` returned; compared to see whether two episodes are the same."""
+
+    messages: tuple[Message, ...]
+    """The new messages, as they were when they were returned."""
+    reward: float
+    """The turn's reward."""
+    terminated: bool
+    """Whether a final answer ended the episode."""
+    truncated: bool
+    """Whether a limit ended the episode."""
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    """The parts of the final reward."""
+    given: object = dataclasses.field(default=(), compare=False, repr=False)
+    """The very messages that were returned, which the environment may have changed since."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended."""
+        return self.terminated or self.truncated
+
+
+class StepRaised(Exception):
+    """``step`` raised; the cause says what."""
+
+
+def play(env: ToolEnv, task: Task, actions: Sequence[str], seed: int = SEED) -> Iterator[Turn]:
+    """Play ``actions`` until they or the episode end.
+
+    Raises:
+        StepRaised: ``step`` raised.
+        InfrastructureError: what a tool runs on failed.
+    """
+    env.reset(seed=seed, options={"task": task.id})
+    for action in actions:
+        turn = step(env, action)
+        yield turn
+        if turn.over:
+            return
+
+
+def step(env: ToolEnv, action: str) -> Turn:
+    """Take one turn.
+
+    Raises:
+        StepRaised: ``step`` raised.
+        InfrastructureError: what a tool runs on failed.
+    """
+    try:
+        messages, reward, terminated, truncated, info = env.step(action)
+    except InfrastructureError:
+        raise
+    except (Exception, SystemExit) as error:  # an environment under check may raise anything
+        raise StepRaised(f"step raised {error!r} on the text {short(action)}") from error
+    return Turn(
+        # Copied: an environment that changes a message later must not change what was seen.
+        messages=copy.deepcopy(messages),
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        parts=info.get("parts", {}),
+        given=messages,
+    )
+
+
+def short(text: str) -> str:
+    """``text`` in quotes, cut where it is long."""
+    return repr(text if len(text) <= 40 else text[:40] + "…")
+
+
+def gold_of(env: ToolEnv, task: Task) -> list[str] | None:
+    """The turns of the gold player; None where there is none."""
+    try:
+        return list(env.gold(task))
+    except NotImplementedError:
+        return None
+
+
+def call_text(env: ToolEnv, tool: Tool, text: str) -> str:
+    """A call of ``tool`` with ``text`` for every argument that takes text; empty where the dialect can't write it."""
+    try:
+        written = env.dialect.render(tool.name, arguments(tool, text))
+    except Exception:  # a dialect may raise anything on a tool that it can't write: that tool is ARL-E013
+        return ""
+    calls = env.dialect.parse(written)
+    return written if [call.name for call in calls] == [tool.name] and not calls[0].error else ""
+
+
+def calls_of(env: ToolEnv, snippets: Sequence[str] = SNIPPETS) -> list[str]:
+    """Turns that call every tool that can be called, with each snippet."""
+    return [turn for tool in env.tools for snippet in snippets if (turn := call_text(env, tool, snippet))]
+
+
+def hostile_turns(env: ToolEnv) -> list[str]:
+    """Turns that a careless or hostile model may write, with calls and without, each once."""
+    calls = calls_of(env)
+    first = [turn for tool in env.tools if (turn := call_text(env, tool, SNIPPETS[0]))]
+    turns = [*NOISE, *calls]
+    for call in first:
+        turns += [call[:-1], call[:-3], call[: len(call) // 2], f"<think>\n{call}\n</think>\nHm.", f"{call}\n{call}"]
+        turns += [f"<think>\n{call}", call.replace(SNIPPETS[0], "\u202ee\u0301\u200b"), f"{call}{call}"]
+    for tool in env.tools[:1]:
+        turns += [unknown for name in ("no_such_tool", "\u00e9 <x>") if (unknown := _renamed(env, tool, name))]
+        turns += [long for long in [call_text(env, tool, "#" * LONG)] if long]
+    return list(dict.fromkeys(turns))
+
+
+def _renamed(env: ToolEnv, tool: Tool, name: str) -> str:
+    return call_text(env, tool, SNIPPETS[0]).replace(tool.name, name, 1)
+
+
+def scripts(env: ToolEnv, task: Task) -> list[list[str]]:
+    """Two ways to play a task that leave traces in whatever remembers."""
+    calls, end = calls_of(env), gold_of(env, task) or [""]
+    return [[*calls, ""], [*calls[1:2], *end]]
+
+
+def arguments(tool: Tool, text: str) -> dict[str, object]:
+    """Arguments that fit the tool's schema as far as it is simple, with ``text`` wherever text is taken."""
+    properties = tool.parameters.get("properties")
+    if not isinstance(properties, Mapping):
+        return {}
+    return {name: _value(schema, text) for name, schema in cast(Mapping[str, object], properties).items()}
+
+
+def _value(schema: object, text: str) -> object:
+    if not isinstance(schema, Mapping):
+        return text
+    known = cast(Mapping[str, object], schema)
+    for key in ("enum", "anyOf", "oneOf"):
+        options = known.get(key)
+        if isinstance(options, list) and options:
+            first = cast(list[object], options)[0]
+            return first if key == "enum" else _value(first, text)
+    if "const" in known:
+        return known["const"]
+    simple: dict[object, object] = {"integer": 41, "number": 41.0, "boolean": True, "null": None}
+    if known.get("type") in simple:
+        return known.get("minimum", known.get("maximum", simple[known["type"]]))
+    return [] if known.get("type") == "array" else {} if known.get("type") == "object" else text
+
+
+def score(env: ToolEnv, turns: Sequence[Turn]) -> float:
+    """The weighted parts of the final reward, without the rewards of single turns."""
+    if not turns:
+        return float("-inf")
+    return sum(env.reward_weights[name] * value for name, value in turns[-1].parts.items())

@@ -1,0 +1,95 @@
+"""The tasks and the specification: ids, splits, prompts that say too much, and a spec that can be written down."""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from agentrl.checker.play import SEED, Subject, short
+from agentrl.checker.report import Finding
+from agentrl.env import ToolEnv
+from agentrl.types import Task
+
+SPLIT_SAMPLE = 200
+"""How many tasks of each split are looked at."""
+_LONG_ANSWER = 20
+"""An answer of so many characters does not stand in a prompt by chance."""
+_LABELLED = r"(?:answer|solution|result)s?\b[^\n\w]{0,4}(?:is\b|=|:)[^\n\w]{0,8}"
+
+
+def check_tasks(subject: Subject) -> Iterator[Finding]:
+    """ARL-E014, E015, S001 to S003: tasks can be found again, and none is empty, shared or given away."""
+    env = subject.env
+    for task in subject.tasks:
+        found = env.task_set.find(task.id)
+        if (found.id, found.prompt, found.answer) != (task.id, task.prompt, task.answer):
+            yield Finding(code="ARL-E015", message=f"The id {task.id!r} leads to another task, {found.id!r}.")
+    samples = {split: list(itertools.islice(env.tasks(split), SPLIT_SAMPLE)) for split in env.splits}
+    for split, tasks in samples.items():
+        yield from _split_findings(split, tasks)
+    seen: dict[tuple[str, str], str] = {}
+    for split, tasks in samples.items():
+        for task in tasks:
+            other = seen.setdefault((_plain(task.prompt), task.answer), split)
+            if other != split:
+                yield Finding(code="ARL-E014", message=f"{split} and {other} share the task {short(task.prompt)}.")
+                return
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+def _split_findings(split: str, tasks: Sequence[Task]) -> Iterator[Finding]:
+    ids: set[str] = set()
+    for task in tasks:
+        if task.id in ids:
+            yield Finding(code="ARL-S001", message=f"Two tasks of split {split!r} have the id {task.id!r}.")
+            break
+        ids.add(task.id)
+    empty = [task for task in tasks if not task.prompt.strip() or not task.id]
+    if empty:
+        yield Finding(code="ARL-S002", message=f"Task {empty[0].id!r} of split {split!r} has an empty prompt or id.")
+    telling = [task for task in tasks if gives_away(task)]
+    # A few may do so by chance, or because the answer is to be picked from what the prompt offers.
+    if len(telling) > len(tasks) / 2:
+        message = f"{len(telling)} of {len(tasks)} prompts of split {split!r} hold their answer, such as"
+        yield Finding(code="ARL-S003", message=f"{message} {short(telling[0].answer)}.")
+
+
+def gives_away(task: Task) -> bool:
+    """Whether the prompt holds the answer, named as such or too long to stand there by chance."""
+    answer = task.answer.strip()
+    if len(answer) >= _LONG_ANSWER and answer in task.prompt:
+        return True
+    return bool(answer) and re.search(rf"{_LABELLED}{re.escape(answer)}(?!\w)", task.prompt, re.IGNORECASE) is not None
+
+
+def check_drawing(subject: Subject) -> Iterator[Finding]:
+    """ARL-S006: the seed alone decides which task is drawn."""
+    env = subject.env
+    drawn = [env.reset(seed=seed)[1].get("task_id") for seed in (SEED, SEED + 1, SEED, SEED + 1)]
+    if drawn[:2] != drawn[2:]:
+        yield Finding(code="ARL-S006", message=f"The same seeds drew the tasks {drawn[:2]} and then {drawn[2:]}.")
+
+
+def check_spec(subject: Subject) -> Iterator[Finding]:
+    """ARL-S004: the specification survives JSON and makes the same environment."""
+    spec = subject.env.spec
+    if spec is None or callable(spec.entry_point):
+        return
+    try:
+        back = EnvSpec.from_json(spec.to_json())
+    except (TypeError, ValueError) as error:
+        yield Finding(code="ARL-S004", message=f"The specification can't be written as JSON: {error}.")
+        return
+    made = gymnasium.make(back, disable_env_checker=True).unwrapped
+    try:
+        asked = {"task": subject.tasks[0].id}
+        first = made.reset(seed=SEED, options=asked)[0]
+        if not isinstance(made, ToolEnv) or first != subject.env.reset(seed=SEED, options=asked)[0]:
+            yield Finding(code="ARL-S004", message="The specification read back from JSON makes another environment.")
+    finally:
+        made.close()
