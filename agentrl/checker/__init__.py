@@ -6,14 +6,15 @@ well a model reads the environment, and leaks of grandchildren.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
 
 from agentrl.checker import contract, leaks, rewards, tasks, tokens, tools
 from agentrl.checker.codes import CODES, Code
-from agentrl.checker.play import Check, ControlTokens, StepRaised, Subject, gold_of
+from agentrl.checker.play import Check, ControlTokens, StepRaised, Subject, as_sentence, gold_of
 from agentrl.checker.report import Finding, Report
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, InfrastructureError
@@ -21,6 +22,8 @@ from agentrl.registry import make
 
 __all__ = ["CODES", "Code", "Finding", "Report", "check_env"]
 
+_SHOWN = 3
+"""Findings of one code that a report lists: the first ones say it all."""
 _CHECKS: tuple[Check, ...] = (
     tasks.check_tasks,
     tasks.check_spec,
@@ -82,7 +85,7 @@ def check_env(
         for check in _CHECKS:
             say(_name(check))
             findings += _guarded(check, subject)
-        return Report(findings=tuple(dict.fromkeys(findings)), skipped=tuple(_skipped(subject)))
+        return Report(findings=tuple(_few(dict.fromkeys(findings))), skipped=tuple(_skipped(subject)))
     finally:
         if isinstance(env, str):
             made.close()
@@ -106,6 +109,18 @@ def _subject(env: ToolEnv, count: int, tokenizer: ControlTokens | None) -> Subje
     return Subject(env=env, tasks=tasks, again=None if spec is None else again, tokenizer=tokenizer)
 
 
+def _few(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The first findings under each code; the last of those says how many there are more."""
+    by_code: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_code.setdefault(finding.code, []).append(finding)
+    for alike in by_code.values():
+        yield from alike[: _SHOWN - 1]
+        for last in alike[_SHOWN - 1 : _SHOWN]:
+            more = len(alike) - _SHOWN
+            yield replace(last, message=f"{last.message} ({more} more like it.)") if more else last
+
+
 def _name(check: Check) -> str:
     return check.__name__.removeprefix("check_").replace("_", " ")
 
@@ -117,7 +132,7 @@ def _guarded(check: Check, subject: Subject) -> list[Finding]:
     except InfrastructureError:
         raise
     except StepRaised as error:
-        findings.append(Finding(code="ARL-E005", message=f"{str(error)[:1].upper()}{str(error)[1:]}."))
+        findings.append(Finding(code="ARL-E005", message=as_sentence(error)))
     except Exception as error:  # an environment under check may raise anything
         findings.append(Finding(code="ARL-E000", message=f"Checking its {_name(check)} raised {error!r}."))
     return findings

@@ -9,6 +9,7 @@ from agentrl.checker.play import (
     SEED,
     Subject,
     Turn,
+    alike,
     calls_of,
     gold_of,
     hostile_turns,
@@ -16,6 +17,7 @@ from agentrl.checker.play import (
     score,
     scripts,
     short,
+    shut,
     step,
 )
 from agentrl.checker.report import Finding
@@ -50,7 +52,7 @@ def check_first_observation(subject: Subject) -> Iterator[Finding]:
                         code="ARL-E002", message=f"Task {task.id!r} began in another way on an instance more."
                     )
         finally:
-            other.close()
+            shut(other)
 
 
 def check_turns(subject: Subject) -> Iterator[Finding]:
@@ -105,9 +107,11 @@ def check_gold(subject: Subject) -> Iterator[Finding]:
             return
         turns = list(play(env, task, actions))
         reached, top = score(env, turns), env.best_return
-        if len(turns) != len(actions) or not turns[-1].terminated or reached < top - TOLERANCE:
+        cut_off = bool(turns) and turns[-1].truncated and not turns[-1].terminated
+        if len(turns) != len(actions) or cut_off or reached < top - TOLERANCE:
             message = (
-                f"Gold scored {reached:g} of {top:g} in {len(turns)} of its {len(actions)} turns of task {task.id!r}."
+                f"Gold scored {reached:g} of {top:g} in {len(turns)} of its {len(actions)} turns of task {task.id!r}"
+                f"{', and the turn limit cut it off' if cut_off else ''}."
             )
             yield Finding(code="ARL-E003", message=message)
         for turn in turns[-1:]:
@@ -130,7 +134,9 @@ def check_record(subject: Subject) -> Iterator[Finding]:
         if given != said[::2]:
             yield Finding(code="ARL-E016", message="Messages were changed after reset or step had returned them.")
         elif list(env.episode.messages) != list(itertools.chain.from_iterable(said)):
-            yield Finding(code="ARL-E016", message="env.episode holds other messages than reset and step exchanged.")
+            yield Finding(
+                code="ARL-E016", message="The record in env.episode holds other messages than reset and step exchanged."
+            )
 
 
 def check_misuse(subject: Subject) -> Iterator[Finding]:
@@ -145,7 +151,7 @@ def check_misuse(subject: Subject) -> Iterator[Finding]:
             if seen := _misused(fresh):
                 yield Finding(code="ARL-E017", message=f"Before the first reset step {seen}.")
         finally:
-            fresh.close()
+            shut(fresh)
 
 
 def _misused(env: ToolEnv) -> str:
@@ -164,7 +170,7 @@ def check_reproducibility(subject: Subject) -> Iterator[Finding]:
     env = subject.env
     for task in subject.tasks:
         for actions in scripts(env, task):
-            if list(play(env, task, actions)) != list(play(env, task, actions)):
+            if not alike(list(play(env, task, actions)), list(play(env, task, actions))):
                 yield Finding(
                     code="ARL-E007", message=f"Task {task.id!r} was played twice alike and answered in two ways."
                 )
@@ -182,10 +188,10 @@ def check_independence(subject: Subject) -> Iterator[Finding]:
         playing = [play(env, task, actions) for env, actions in zip((one, other), plays, strict=True)]
         together = list(itertools.zip_longest(*playing))
     finally:
-        one.close()
-        other.close()
+        shut(one)
+        shut(other)
     for number, turns in enumerate(alone):
-        if [pair[number] for pair in together if pair[number] is not None] != turns:
+        if not alike([turn for pair in together if (turn := pair[number]) is not None], turns):
             yield Finding(code="ARL-E008", message="An episode went another way beside a second instance.")
 
 
@@ -194,4 +200,4 @@ def _alone(make_env: Callable[[], ToolEnv], task: Task, actions: Sequence[str]) 
     try:
         return list(play(env, task, actions))
     finally:
-        env.close()
+        shut(env)

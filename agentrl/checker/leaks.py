@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.checker.play import Subject, play, scripts
+from agentrl.checker.play import Subject, alike, play, scripts, shut
 from agentrl.checker.report import Finding
 from agentrl.env import ToolEnv
 from agentrl.errors import InfrastructureError
@@ -60,6 +60,8 @@ def check_leaks(subject: Subject) -> Iterator[Finding]:
     """ARL-P001 to P005: ``close`` gives everything back, may be called twice, and another episode may follow."""
     if subject.again is None:
         return
+    if error := shut(subject.again()):
+        yield Finding(code="ARL-P004", message=f"The close of an instance that never played raised {error}.")
     task, actions = subject.tasks[0], scripts(subject.env, subject.tasks[0])[1]
     yield from _lived(subject.again, task, actions)
     if not can_look():
@@ -71,7 +73,7 @@ def check_leaks(subject: Subject) -> Iterator[Finding]:
         list(play(env, task, actions))
         # In the middle of an episode: that is where an interrupted run closes it.
         list(play(env, task, actions[:1]))
-        _closed(env)
+        shut(env)
     yield from _left(before)
 
 
@@ -79,7 +81,7 @@ def _lived(again: Callable[[], ToolEnv], task: Task, actions: list[str]) -> Iter
     env = again()
     turns = [list(play(env, task, actions)) for _ in range(2)]
     for number in ("first", "second"):
-        if error := _closed(env):
+        if error := shut(env):
             yield Finding(code="ARL-P004", message=f"The {number} close raised {error}.")
     try:
         after = list(play(env, task, actions))
@@ -89,17 +91,9 @@ def _lived(again: Callable[[], ToolEnv], task: Task, actions: list[str]) -> Iter
         yield Finding(code="ARL-P005", message=f"After close an episode raised {error!r}.")
         return
     # What differs without a close as well is ARL-E007.
-    if turns[0] == turns[1] != after:
+    if alike(turns[0], turns[1]) and not alike(turns[1], after):
         yield Finding(code="ARL-P005", message="After close an episode went another way than before.")
-    _closed(env)
-
-
-def _closed(env: ToolEnv) -> str:
-    try:
-        env.close()
-    except Exception as error:  # an environment under check may raise anything
-        return repr(error)
-    return ""
+    shut(env)
 
 
 def _left(before: Open) -> Iterator[Finding]:

@@ -71,7 +71,7 @@ Check = Callable[[Subject], Iterator[Finding]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one ``step`` returned; compared to see whether two episodes are the same."""
+    """What one ``step`` returned."""
 
     messages: tuple[Message, ...]
     """The new messages, as they were when they were returned."""
@@ -83,13 +83,27 @@ class Turn:
     """Whether a limit ended the episode."""
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
     """The parts of the final reward."""
-    given: object = dataclasses.field(default=(), compare=False, repr=False)
+    given: object = dataclasses.field(default=(), repr=False)
     """The very messages that were returned, which the environment may have changed since."""
 
     @property
     def over(self) -> bool:
         """Whether the episode has ended."""
         return self.terminated or self.truncated
+
+
+def alike(one: Sequence[Turn], other: Sequence[Turn]) -> bool:
+    """Whether two episodes went the same way; NaN is the same as NaN, unlike in a comparison of floats."""
+    return repr(one) == repr(other)
+
+
+def shut(env: ToolEnv) -> str:
+    """Close ``env``; what ``close`` raised is given back, since it must not hide what a check has found."""
+    try:
+        env.close()
+    except Exception as error:  # an environment under check may raise anything
+        return repr(error)
+    return ""
 
 
 class StepRaised(Exception):
@@ -138,6 +152,12 @@ def step(env: ToolEnv, action: str) -> Turn:
 def short(text: str) -> str:
     """``text`` in quotes, cut where it is long."""
     return repr(text if len(text) <= 40 else text[:40] + "…")
+
+
+def as_sentence(said: object) -> str:
+    """What an error says, on one line and as a sentence."""
+    text = " ".join(str(said).split()).rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def gold_of(env: ToolEnv, task: Task) -> list[str] | None:

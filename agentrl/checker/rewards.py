@@ -19,6 +19,7 @@ from agentrl.checker.play import (
     SEED,
     StepRaised,
     Subject,
+    as_sentence,
     call_text,
     gold_of,
     play,
@@ -103,6 +104,7 @@ def check_no_numbers(subject: Subject) -> Iterator[Finding]:
     floor = max(_floor(env, task), *(_reached(env, task, [form.format("-123456789.5")]) for form in _FORMS))
     for text in _NO_NUMBERS:
         for form in _FORMS:
+            floor = max(floor, _filler(env, task, len(form.format(text))))
             reached = _reached(env, task, [form.format(text)])
             # The other way round, a score that is NaN itself would pass.
             if text != task.answer and not reached <= floor + TOLERANCE:
@@ -158,10 +160,16 @@ def check_tampering(subject: Subject) -> Iterator[Finding]:
             if call and idle:
                 allowed = max(floor, _reached(env, task, [idle, IGNORANT[1]]))
                 yield from _tampered(env, task, [call, IGNORANT[1]], allowed, "ARL-R002")
-        for text in (code, f"```python\n{code}\n```"):
-            yield from _tampered(env, task, [text, ""], floor, "ARL-R002")
+        for form in ("{}", "```python\n{}\n```"):
+            idle = max(_filler(env, task, len(code)), _reached(env, task, [form.format("pass"), ""]))
+            yield from _tampered(env, task, [form.format(code), ""], max(floor, idle), "ARL-R002")
     for text in (form.format(injection) for injection in _INJECTIONS for form in _FORMS):
-        yield from _tampered(env, task, [text], floor, "ARL-R006")
+        yield from _tampered(env, task, [text], max(floor, _filler(env, task, len(text))), "ARL-R006")
+
+
+def _filler(env: ToolEnv, task: Task, length: int) -> float:
+    """What as many words score that say nothing: an environment that pays for length is ARL-E009."""
+    return _reached(env, task, [("word " * length)[:length]])
 
 
 def _tampered(env: ToolEnv, task: Task, actions: Sequence[str], allowed: float, code: str) -> Iterator[Finding]:
@@ -177,7 +185,7 @@ def _tampered(env: ToolEnv, task: Task, actions: Sequence[str], allowed: float, 
     elif "SystemExit" in raised:
         yield Finding(code=code, message=f"The text {short(actions[0])} ended the process that grades.")
     elif raised:
-        yield Finding(code="ARL-E005", message=f"{raised[:1].upper()}{raised[1:]}.")
+        yield Finding(code="ARL-E005", message=as_sentence(raised))
     elif reached > allowed + TOLERANCE:
         message = f"The text {short(actions[0])} scores {reached:g} on task {task.id!r}."
         yield Finding(code=code, message=message)

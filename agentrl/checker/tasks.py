@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from agentrl.checker.play import SEED, Subject, short
+from agentrl.checker.play import SEED, Subject, short, shut
 from agentrl.checker.report import Finding
 from agentrl.env import ToolEnv
 from agentrl.types import Task
@@ -34,7 +34,9 @@ def check_tasks(subject: Subject) -> Iterator[Finding]:
         for task in tasks:
             other = seen.setdefault((_plain(task.prompt), task.answer), split)
             if other != split:
-                yield Finding(code="ARL-E014", message=f"{split} and {other} share the task {short(task.prompt)}.")
+                yield Finding(
+                    code="ARL-E014", message=f"Splits {other!r} and {split!r} share the task {short(task.prompt)}."
+                )
                 return
 
 
@@ -85,11 +87,19 @@ def check_spec(subject: Subject) -> Iterator[Finding]:
     except (TypeError, ValueError) as error:
         yield Finding(code="ARL-S004", message=f"The specification can't be written as JSON: {error}.")
         return
-    made = gymnasium.make(back, disable_env_checker=True).unwrapped
+    # Where every instance begins in its own way, that is ARL-E002.
+    firsts = [_first(gymnasium.make(known, disable_env_checker=True).unwrapped, subject) for known in (spec, back)]
+    if firsts[1] != firsts[0] == _begin(subject.env, subject):
+        yield Finding(code="ARL-S004", message="The specification read back from JSON makes another environment.")
+
+
+def _first(made: object, subject: Subject) -> object:
+    assert isinstance(made, ToolEnv), "it was when it was made before"
     try:
-        asked = {"task": subject.tasks[0].id}
-        first = made.reset(seed=SEED, options=asked)[0]
-        if not isinstance(made, ToolEnv) or first != subject.env.reset(seed=SEED, options=asked)[0]:
-            yield Finding(code="ARL-S004", message="The specification read back from JSON makes another environment.")
+        return _begin(made, subject)
     finally:
-        made.close()
+        shut(made)
+
+
+def _begin(env: ToolEnv, subject: Subject) -> object:
+    return env.reset(seed=SEED, options={"task": subject.tasks[0].id})[0]

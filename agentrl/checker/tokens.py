@@ -14,6 +14,7 @@ from agentrl.checker.play import (
     ControlTokens,
     Subject,
     Turn,
+    as_sentence,
     calls_of,
     gold_of,
     hostile_turns,
@@ -69,7 +70,7 @@ def check_tokens(subject: Subject) -> Iterator[Finding]:
         yield from _check_calls(subject.env, renderer)
         yield from _check_control(renderer, subject.tokenizer)
     except RenderError as error:
-        yield Finding(code="ARL-T001", message=f"{str(error)[:1].upper()}{str(error)[1:]}.")
+        yield Finding(code="ARL-T001", message=as_sentence(error))
     except _Wrong as error:
         yield error.finding
 
@@ -135,8 +136,10 @@ def _recorded(env: ToolEnv, renderer: Renderer, turns: Sequence[Sequence[int]], 
             stretches.append([])
         else:
             stretches[-1].append(message)
-    if said != [renderer.text(ids) for ids in turns]:
+    if len(said) == len(turns) and said != [renderer.text(ids) for ids in turns]:
         raise _Wrong("ARL-T003", f"After turn {len(turns)} the record holds other words of the agent than it sampled.")
+    if not stretches[0]:
+        raise _Wrong("ARL-T002", f"After turn {len(turns)} the record has lost the first observation.")
     segments = [renderer.prompt(stretches[0])]
     for number, (ids, messages) in enumerate(zip(turns, stretches[1:], strict=True), start=1):
         segments.append(_policy(ids))

@@ -74,7 +74,7 @@ def _property_fault(schema: object) -> str:
 def _bound(subject: Subject, env: ToolEnv, tool: Tool) -> Iterator[Finding]:
     for text in _PROMPTS_FOR_MUCH:
         for turn in play(env, subject.tasks[0], [call for call in [call_text(env, tool, text)] if call]):
-            longest = max((len(message["content"]) for message in turn.messages), default=0)
+            longest = max((len(str(message["content"])) for message in turn.messages), default=0)
             if longest > MAX_RESULT:
                 yield Finding(
                     code="ARL-E021",

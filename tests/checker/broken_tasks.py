@@ -1,0 +1,273 @@
+"""Environments whose tasks, tools or specification are broken, each in one way."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import gymnasium
+
+from agentrl.errors import UnknownNameError
+from agentrl.spaces import Unicode
+from agentrl.tasks import GeneratedTasks, TaskList, TaskSet
+from agentrl.tools import FunctionTool, tool
+from agentrl.types import Task
+
+from .good import Broken, Good, Memory
+
+
+class NoTasks(Good):
+    def tasks(self, split: str) -> TaskSet:
+        raise FileNotFoundError("problems.jsonl")
+
+
+class EmptySet(TaskSet):
+    size = 0
+
+    def __getitem__(self, index: int) -> Task:
+        raise IndexError(index)
+
+    def find(self, task_id: str) -> Task:
+        raise UnknownNameError("task", task_id, [])
+
+
+class EmptySplit(Good):
+    def tasks(self, split: str) -> TaskSet:
+        return EmptySet()
+
+
+class OneSplit(Good):
+    def tasks(self, split: str) -> TaskSet:
+        return super().tasks("train")
+
+
+class SplitsByCase(Good):
+    """The test split asks the same in capitals."""
+
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks("train")
+        upper = split == "test"
+        return GeneratedTasks(split, lambda i: replace(same[i], prompt=_shouted(same[i].prompt, upper)))
+
+
+def _shouted(prompt: str, upper: bool) -> str:
+    return prompt.upper() if upper else prompt
+
+
+class Lost(TaskList):
+    def find(self, task_id: str) -> Task:
+        return replace(super().find(task_id), prompt="Reverse 12345 - 7, please.")
+
+
+class LosesTasks(Good):
+    def tasks(self, split: str) -> TaskSet:
+        return Lost([super(LosesTasks, self).tasks(split)[index] for index in range(3)])
+
+
+class MakesTasksAnew(Good):
+    """Numbers its tasks by when they were made."""
+
+    made: ClassVar[Any] = itertools.count()
+
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks(split)
+        return GeneratedTasks(split, lambda i: replace(same[i], prompt=f"{same[i].prompt} ({next(self.made)})"))
+
+
+class Repeating(TaskList):
+    size = 6  # pyright: ignore
+
+    def __getitem__(self, index: int) -> Task:
+        return super().__getitem__(index % 3)
+
+
+class RepeatsIds(Good):
+    def tasks(self, split: str) -> TaskSet:
+        return Repeating([super(RepeatsIds, self).tasks(split)[index] for index in range(3)])
+
+
+class SaysNothing(Good):
+    """One task in a hundred lost its prompt."""
+
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks(split)
+        return GeneratedTasks(split, lambda i: replace(same[i], prompt="" if i == 99 else same[i].prompt))
+
+
+class LeavesTheAnswer(Good):
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks(split)
+        return GeneratedTasks(
+            split, lambda i: replace(same[i], prompt=f"{same[i].prompt}\nCorrect answer: {same[i].answer}")
+        )
+
+
+class QuotesTheAnswer(Good):
+    """Long answers, each in its prompt word by word."""
+
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks(split)
+        return GeneratedTasks(split, lambda i: _quoting(same[i]))
+
+
+def _quoting(task: Task) -> Task:
+    answer = f"the number {task.answer}, read from right to left"
+    return replace(task, prompt=f"{task.prompt} They say it is {answer}.", answer=answer)
+
+
+class Unwritable(Good):
+    """Is registered with an argument that JSON can't write."""
+
+    def __init__(self, *, shout: Callable[[str], str] | Sequence[Any] = (), **options: Any) -> None:
+        super().__init__(**options)
+        self.shout = shout
+
+
+class ForgetsItsArguments(Good):
+    """Means a tuple where JSON gives back a list."""
+
+    def __init__(self, *, style: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(**options)
+        self.instructions = "Be kind." if style == ("kind",) else ""  # pyright: ignore
+
+
+class Tweets(Good):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.action_space = Unicode(max_length=280)
+
+
+class AsciiActions(Good):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.action_space = gymnasium.spaces.Text(10_000_000)  # type: ignore[assignment]
+
+
+class DrawsItsOwnWay(Good):
+    """Goes through its tasks in order, whatever the seed."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.next = 0
+
+    def _choose(self, options: Mapping[str, Any]) -> Task:
+        if "task" in options:
+            return super()._choose(options)
+        self.next += 1
+        return self.task_set[self.next]
+
+
+class OneTool(Good):
+    """Offers a tool more, made by ``extra``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tools = (*self.tools, self.extra())
+
+    def extra(self) -> FunctionTool:
+        raise NotImplementedError
+
+
+@tool
+def add(a: int, b: int) -> str:
+    """Add."""
+    return str(a + b)
+
+
+class OffersUncallable(OneTool):
+    def extra(self) -> FunctionTool:
+        return add
+
+
+class OffersTwins(OneTool):
+    def extra(self) -> FunctionTool:
+        return Memory()
+
+
+class OffersSpaces(OneTool):
+    def extra(self) -> FunctionTool:
+        named = Memory()
+        named.name = "run python"
+        return named
+
+
+class OffersSilence(OneTool):
+    def extra(self) -> FunctionTool:
+        silent = Memory()
+        silent.name, silent.description = "memory", " "
+        return silent
+
+
+class Unschematic(Memory):
+    def __init__(self, parameters: Mapping[str, object]) -> None:
+        super().__init__()
+        self.name = "memory"
+        self._parameters = parameters
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return self._parameters
+
+
+class OffersNoObject(OneTool):
+    def extra(self) -> FunctionTool:
+        return Unschematic({"type": "string"})
+
+
+class OffersUnknownType(OneTool):
+    def extra(self) -> FunctionTool:
+        return Unschematic({"type": "object", "properties": {"code": {"type": "text"}}})
+
+
+class RequiresTheUnknown(OneTool):
+    def extra(self) -> FunctionTool:
+        return Unschematic({"type": "object", "properties": {"code": {"type": "string"}}, "required": ["cod"]})
+
+
+class OffersObjects(OneTool):
+    def extra(self) -> FunctionTool:
+        return Unschematic({"type": "object", "properties": {"code": {"type": "string", "default": object()}}})
+
+
+class Endless(Memory):
+    def call(self, arguments: Mapping[str, object]) -> str:
+        return str(arguments["code"])
+
+
+class OffersEndless(Good):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tools = (Endless(),)
+
+
+ARGUMENTS: Mapping[type[Good], Mapping[str, Any]] = {
+    Unwritable: {"shout": {1, 2}},
+    ForgetsItsArguments: {"style": ("kind",)},
+}
+"""What an environment is registered with."""
+BROKEN: list[Broken] = [
+    (NoTasks, {"ARL-E000"}),
+    (EmptySplit, {"ARL-E000"}),
+    (OffersUncallable, {"ARL-E013"}),
+    (OneSplit, {"ARL-E014"}),
+    (SplitsByCase, {"ARL-E014"}),
+    (LosesTasks, {"ARL-E015"}),
+    (MakesTasksAnew, {"ARL-E002", "ARL-E015"}),
+    (OffersTwins, {"ARL-E018"}),
+    (OffersSpaces, {"ARL-E018"}),
+    (OffersSilence, {"ARL-E019"}),
+    (OffersNoObject, {"ARL-E020"}),
+    (OffersUnknownType, {"ARL-E020"}),
+    (RequiresTheUnknown, {"ARL-E020"}),
+    (OffersObjects, {"ARL-E020"}),
+    (OffersEndless, {"ARL-E021"}),
+    (RepeatsIds, {"ARL-S001"}),
+    (SaysNothing, {"ARL-S002"}),
+    (LeavesTheAnswer, {"ARL-S003"}),
+    (QuotesTheAnswer, {"ARL-S003"}),
+    (Unwritable, {"ARL-S004"}),
+    (ForgetsItsArguments, {"ARL-S004"}),
+    (Tweets, {"ARL-S005"}),
+    (AsciiActions, {"ARL-S005"}),
+    (DrawsItsOwnWay, {"ARL-S006"}),
+]
