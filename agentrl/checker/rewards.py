@@ -5,11 +5,12 @@ environment may pay for a call.
 """
 
 import builtins
+import itertools
 import math
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 
 from agentrl.checker.contract import TOLERANCE
@@ -33,6 +34,7 @@ from agentrl.types import Message, Task
 
 CONSTANTS = ("0", "1", "-1", "2", "42", "yes", "no", "True", "None", "A", "[]")
 """Answers that say the same whatever was asked."""
+_MORE_TASKS = 20
 _FORMS = ("{}", r"\boxed{{{}}}", "<answer>{}</answer>")
 _NO_NUMBERS = (
     "nan",
@@ -120,10 +122,18 @@ def check_constants(subject: Subject) -> Iterator[Finding]:
     if any(_floor(env, task) >= env.best_return - TOLERANCE for task in subject.tasks):
         return  # anything is right there, which is ARL-E009
     for text in (form.format(constant) for constant in CONSTANTS for form in _FORMS):
-        if all(_reached(env, task, [text]) >= env.best_return - TOLERANCE for task in subject.tasks):
-            message = f"The answer {short(text)} scores the maximum on all of the {len(subject.tasks)} tasks checked."
+        if not _right_everywhere(env, subject.tasks, text):
+            continue
+        # Three tasks in a row may well have the same answer, where there are but two: look at more of them.
+        more = list(itertools.islice(env.task_set, _MORE_TASKS))
+        if _right_everywhere(env, more, text):
+            message = f"The answer {short(text)} scores the maximum on all of {len(more)} tasks."
             yield Finding(code="ARL-R005", message=message)
             return
+
+
+def _right_everywhere(env: ToolEnv, tasks: Iterable[Task], text: str) -> bool:
+    return all(_reached(env, task, [text]) >= env.best_return - TOLERANCE for task in tasks)
 
 
 def check_tool_answers(subject: Subject) -> Iterator[Finding]:

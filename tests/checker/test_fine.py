@@ -1,6 +1,7 @@
 """Environments with nothing wrong give no finding, however they are made."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -103,6 +104,19 @@ class YesOrNo(Good):
         return [rf"\boxed{{{task.answer}}}"]
 
 
+class LuckyStreak(YesOrNo):
+    """The first five answers are alike; no constant is right for long."""
+
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks(split)
+        drawn = [same[2 * i if i < 5 else i + 5] for i in range(20)]
+        return TaskList([replace(task, answer=task.answer + "." * i) for i, task in enumerate(drawn)])
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        # Written in many ways, the answers look different although they are the same.
+        return {"correct": float((last_boxed(episode.final) or "")[:1] == episode.task.answer[:1])}
+
+
 class Submitted(FunctionTool):
     """The answer is given through a tool."""
 
@@ -173,7 +187,18 @@ def sandboxed(require: Callable[[bool, str], None]) -> None:
         require(False, str(error))
 
 
-FINE = [Good, NoTools, ManyTools, ManySplits, PaysEachTurn, PaysForManners, PaysForBeingClose, YesOrNo, Submits]
+FINE = [
+    Good,
+    NoTools,
+    ManyTools,
+    ManySplits,
+    PaysEachTurn,
+    PaysForManners,
+    PaysForBeingClose,
+    YesOrNo,
+    LuckyStreak,
+    Submits,
+]
 
 
 @pytest.mark.parametrize("kind", [*FINE, OneTurn, Answers])
