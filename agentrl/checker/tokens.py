@@ -80,14 +80,18 @@ def _scripts(subject: Subject, renderer: Renderer) -> Iterator[list[list[int]]]:
     """Episodes in tokens: every hostile turn with a turn after it, and turns that a limit has cut off."""
     env = subject.env
     calls = calls_of(env)
-    yield [renderer.turn(text) for text in [*calls, r"\boxed{unknown}"]]
+    yield [_turn(env, renderer, text) for text in [*calls, r"\boxed{unknown}"]]
     for text in hostile_turns(env):
-        yield [renderer.turn(text), renderer.turn("")]
+        yield [_turn(env, renderer, text), renderer.turn("")]
     for call in calls:
-        turn = renderer.turn(call)
-        yield [turn[:-1], turn[: len(turn) // 2], renderer.turn(call)]
+        turn = _turn(env, renderer, call)
+        yield [turn[:-1], turn[: len(turn) // 2], turn]
     cut = renderer.turn("h\u00e9llo \U0001f642")
     yield [cut[:-2], []]
+
+
+def _turn(env: ToolEnv, renderer: Renderer, text: str) -> list[int]:
+    return renderer.turn(text, answered_by="tool" if env.dialect.parse(text) else "user")
 
 
 def replay(
@@ -163,10 +167,10 @@ def _check_gold(subject: Subject, renderer: Renderer) -> Iterator[Finding]:
         gold = gold_of(env, task)
         if gold is None:
             return
-        trajectory, played = replay(env, renderer, task, [renderer.turn(text) for text in gold], SEED)
-        assert [list(segment.token_ids) for segment in trajectory.sampled] == [
-            renderer.turn(text) for text in gold[: len(played)]
-        ], "a trajectory holds the very turns that were played"
+        turns = [_turn(env, renderer, text) for text in gold]
+        trajectory, played = replay(env, renderer, task, turns, SEED)
+        sampled = [list(segment.token_ids) for segment in trajectory.sampled]
+        assert sampled == turns[: len(played)], "a trajectory holds the very turns that were played"
         reached = score(env, played)
         in_text = score(env, list(play(env, task, gold)))
         if reached < in_text - TOLERANCE:
@@ -176,7 +180,7 @@ def _check_gold(subject: Subject, renderer: Renderer) -> Iterator[Finding]:
 
 def _check_calls(env: ToolEnv, renderer: Renderer) -> Iterator[Finding]:
     for call in calls_of(env):
-        back = renderer.text(renderer.turn(call))
+        back = renderer.text(_turn(env, renderer, call))
         if env.dialect.parse(back) != env.dialect.parse(call):
             yield Finding(code="ARL-T004", message=f"The call {short(call)} comes back from tokens as {short(back)}.")
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -24,9 +24,9 @@ class Wrapped:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.eos_token_id: Any = inner.eos_token_id
-        self.all_special_ids: list[int] = inner.all_special_ids
-        self.all_special_tokens: list[str] = inner.all_special_tokens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
         return self.inner.apply_chat_template(conversation, **options)
@@ -39,10 +39,11 @@ class Wrapped:
 
 
 class Systemless(Wrapped):
+    """Its template leaves the system message out."""
+
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        if any(message["role"] == "system" for message in conversation):
-            raise ValueError("there is no system role")
-        return super().apply_chat_template(conversation, **options)
+        heard = [message for message in conversation if message["role"] != "system"]
+        return super().apply_chat_template(heard, **options)
 
 
 class Untemplated(Wrapped):
@@ -76,7 +77,9 @@ class Slashless(Wrapped):
 
 
 class Obedient(Wrapped):
-    """Takes a control token in a text for a control token."""
+    """Takes a control token in a text for a control token, and does not list them."""
+
+    added_tokens_decoder: ClassVar[dict[int, str]] = {}
 
     def __call__(self, text: str, **options: Any) -> Any:
         return super().__call__(text, **{**options, "split_special_tokens": False})
@@ -85,7 +88,7 @@ class Obedient(Wrapped):
 BROKEN: list[tuple[type[Good], type[Wrapped], set[str]]] = [
     (Good, Systemless, {"ARL-T001"}),
     (Good, Untemplated, {"ARL-T001"}),
-    (Good, Clockwork, {"ARL-T002"}),
+    (Good, Clockwork, {"ARL-T001"}),
     (ForgetsTheBeginning, Wrapped, {"ARL-E016", "ARL-T002"}),
     (EditsTheAgent, Wrapped, {"ARL-E016", "ARL-T003"}),
     (Good, Tickless, {"ARL-T004"}),
