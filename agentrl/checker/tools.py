@@ -12,7 +12,7 @@ from agentrl.env import ToolEnv
 from agentrl.tools import Tool
 
 MAX_RESULT = 50_000
-"""Characters that one answer of a tool may have: a tenth of a long context."""
+"""Characters that an answer may have beyond twice its call: an echo is bounded by what the agent writes itself."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _TYPES = {"string", "integer", "number", "boolean", "array", "object", "null"}
 _PROMPTS_FOR_MUCH = ("#" * LONG, f"print('x' * {10 * LONG})")
@@ -73,11 +73,12 @@ def _property_fault(schema: object) -> str:
 
 def _bound(subject: Subject, env: ToolEnv, tool: Tool) -> Iterator[Finding]:
     for text in _PROMPTS_FOR_MUCH:
-        for turn in play(env, subject.tasks[0], [call for call in [call_text(env, tool, text)] if call]):
+        call = call_text(env, tool, text)
+        for turn in play(env, subject.tasks[0], [call] if call else []):
             longest = max((len(str(message["content"])) for message in turn.messages), default=0)
-            if longest > MAX_RESULT:
+            if longest > MAX_RESULT + 2 * len(call):
                 yield Finding(
                     code="ARL-E021",
-                    message=f"The tool {tool.name!r} answered a call with {longest} characters, above {MAX_RESULT}.",
+                    message=f"The tool {tool.name!r} answered a call of {len(call)} characters with {longest}.",
                 )
                 return

@@ -231,7 +231,7 @@ class OffersObjects(OneTool):
 
 class Endless(Memory):
     def call(self, arguments: Mapping[str, object]) -> str:
-        return str(arguments["code"])
+        return str(arguments["code"]) * 3
 
 
 class OffersEndless(Good):

@@ -39,8 +39,8 @@ def look_up(word: str) -> str:
 
 @tool
 def shout(text: str) -> str:
-    """Say it louder, in a hundred letters at most."""
-    return text.upper()[:100]
+    """Say it louder: as many letters come back as go in."""
+    return text.upper()
 
 
 class ManyTools(Good):
