@@ -79,6 +79,8 @@ def check_env(
     loaded = tokens.load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     made = make(env, **({} if dialect is None else {"dialect": dialect})) if isinstance(env, str) else env
     try:
+        if twins := tools.twins(made):
+            return Report(findings=tuple(twins))
         subject, findings = _subject(made, tasks, loaded), list[Finding]()
         if not isinstance(subject, Subject):
             return Report(findings=(subject,))

@@ -163,7 +163,7 @@ def as_sentence(said: object) -> str:
 def gold_of(env: ToolEnv, task: Task) -> list[str] | None:
     """The turns of the gold player; None where there is none."""
     try:
-        return list(env.gold(task))
+        return list(env.gold_turns(task))
     except NotImplementedError:
         return None
 

@@ -19,15 +19,22 @@ _PROMPTS_FOR_MUCH = ("#" * LONG, f"print('x' * {10 * LONG})")
 """What makes a tool without a bound answer at length: its own argument, or a program's output."""
 
 
+def twins(env: ToolEnv) -> list[Finding]:
+    """ARL-E018 for names that tools share; an environment with such tools can't be played at all."""
+    counts = Counter(tool.name for tool in env.tools)
+    return [
+        Finding(code="ARL-E018", message=f"{count} tools are called {name!r}.")
+        for name, count in counts.items()
+        if count > 1
+    ]
+
+
 def check_tools(subject: Subject) -> Iterator[Finding]:
     """ARL-E013, E018 to E021: every tool can be named, described, called and read."""
     env = subject.env
-    for name, count in Counter(tool.name for tool in env.tools).items():
-        if count > 1:
-            yield Finding(code="ARL-E018", message=f"{count} tools are called {name!r}.")
-        if not _NAME.fullmatch(name):
-            yield Finding(code="ARL-E018", message=f"A tool is called {short(name)}.")
     for tool in env.tools:
+        if not _NAME.fullmatch(tool.name):
+            yield Finding(code="ARL-E018", message=f"A tool is called {short(tool.name)}.")
         if not tool.description.strip():
             yield Finding(code="ARL-E019", message=f"The tool {tool.name!r} has no description.")
         if fault := schema_fault(tool.parameters):

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentrl.tools import ToolContext
+
 from .good import Broken, Good, Memory
 
 STARTED: list[Callable[[], object]] = []
@@ -59,7 +61,7 @@ class Mute(Memory):
 
     closed = False
 
-    def call(self, arguments: Mapping[str, object]) -> str:
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
         return "closed" if self.closed else super().call(arguments)
 
     def close(self) -> None:

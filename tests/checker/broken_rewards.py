@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from agentrl.env import Episode
 from agentrl.grading import equal, last_boxed
 from agentrl.tasks import GeneratedTasks, TaskSet
+from agentrl.tools import ToolContext
 from agentrl.types import Task
 
 from .good import Broken, Good, Memory
@@ -53,7 +54,7 @@ class ReadsTheTool(Good):
 class RunsIt(Memory):
     """Runs the agent's code in this very process."""
 
-    def call(self, arguments: Mapping[str, object]) -> str:
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
         random.seed(0)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.suppress(Exception):

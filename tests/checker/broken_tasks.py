@@ -10,7 +10,7 @@ import gymnasium
 from agentrl.errors import UnknownNameError
 from agentrl.spaces import Unicode
 from agentrl.tasks import GeneratedTasks, TaskList, TaskSet
-from agentrl.tools import FunctionTool, tool
+from agentrl.tools import FunctionTool, ToolContext, tool
 from agentrl.types import Task
 
 from .good import Broken, Good, Memory
@@ -191,10 +191,14 @@ class OffersSpaces(OneTool):
         return named
 
 
+class Silent(Memory):
+    description = " "  # pyright: ignore
+
+
 class OffersSilence(OneTool):
     def extra(self) -> FunctionTool:
-        silent = Memory()
-        silent.name, silent.description = "memory", " "
+        silent = Silent()
+        silent.name = "memory"
         return silent
 
 
@@ -230,7 +234,7 @@ class OffersObjects(OneTool):
 
 
 class Endless(Memory):
-    def call(self, arguments: Mapping[str, object]) -> str:
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
         return str(arguments["code"]) * 3
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from agentrl.env import Episode, ToolEnv
 from agentrl.grading import last_boxed
 from agentrl.tasks import GeneratedTasks, TaskSet
-from agentrl.tools import FunctionTool, ToolError
+from agentrl.tools import FunctionTool, ToolContext, ToolError
 from agentrl.types import Task
 
 
@@ -22,7 +22,7 @@ class Memory(FunctionTool):
         super().__init__(python)
         self.said: list[str] = []
 
-    def call(self, arguments: Mapping[str, object]) -> str:
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
         code = str(arguments["code"])
         if "random" in code:
             raise ToolError("there is no chance here")

@@ -13,7 +13,7 @@ from agentrl.grading import equal, last_boxed
 from agentrl.python_tool import PythonTool, shared_sandbox
 from agentrl.sandboxes import SandboxUnavailable
 from agentrl.tasks import GeneratedTasks, TaskList, TaskSet
-from agentrl.tools import FunctionTool, tool
+from agentrl.tools import FunctionTool, ToolContext, tool
 from agentrl.types import Message, Task
 
 from .conftest import Register
@@ -124,7 +124,7 @@ class Submitted(FunctionTool):
         super().__init__(python)
         self.name, self.answer = "submit", ""
 
-    def call(self, arguments: Mapping[str, object]) -> str:
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
         self.answer = str(arguments.get("code", ""))
         return "thank you"
 

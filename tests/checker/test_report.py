@@ -11,6 +11,7 @@ import agentrl
 from agentrl.checker import CODES, Finding, Report, check_env
 from agentrl.cli import main
 from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError
+from agentrl.tools import ToolContext
 
 from .broken_contract import ErrorsEnd, GoldWrong, Shares
 from .broken_rewards import ScoresAlways
@@ -43,7 +44,7 @@ def test_a_given_instance_is_checked_as_well(register: Register) -> None:
 
 def test_an_infrastructure_fault_is_no_finding() -> None:
     class Down(Memory):
-        def call(self, arguments: Mapping[str, object]) -> str:
+        def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
             raise InfrastructureError("the daemon is gone")
 
     env = Good()
