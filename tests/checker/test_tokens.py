@@ -10,6 +10,7 @@ import pytest
 from agentrl.checker import CODES, check_env
 from agentrl.checker.play import SEED
 from agentrl.checker.tokens import load_tokenizer, replay
+from agentrl.dialects import DIALECTS
 from agentrl.errors import UsageError
 from agentrl.render import Renderer
 
@@ -114,6 +115,12 @@ def test_every_code_of_tokens_is_seen() -> None:
 @pytest.mark.parametrize("kind", [Good, NoTools, ManyTools, Answers])
 def test_good_environments_are_fine_in_tokens(register: Register, tokenizer: Any, kind: type[Good]) -> None:
     report = check_env(register(kind), tokenizer=tokenizer)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_good_environment_is_fine_in_every_dialect(register: Register, tokenizer: Any, dialect: str) -> None:
+    report = check_env(register(ManyTools), tokenizer=tokenizer, dialect=dialect)
     assert report.ok, report
 
 
