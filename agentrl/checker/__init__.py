@@ -16,6 +16,7 @@ from agentrl.checker import contract, leaks, rewards, tasks, tokens, tools
 from agentrl.checker.codes import CODES, Code
 from agentrl.checker.play import Check, ControlTokens, StepRaised, Subject, as_sentence, gold_of
 from agentrl.checker.report import Finding, Report
+from agentrl.dialects import resolve_dialect
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.registry import make
@@ -63,13 +64,14 @@ def check_env(
             second instance; the report says so. A given instance is left open, in the middle of an episode.
         tasks: how many tasks to play, from the first of its split.
         dialect: how tool calls are written; the environment's own choice by default, and for an instance its own.
+            ``native`` is the form that the tokenizer's chat template writes.
         tokenizer: checks tokens as well, with this tokenizer or the one loaded from this folder or hub name.
         say: told what is looked at, in a few words, before each check.
 
     Raises:
         UnknownNameError: there is no such id or dialect.
         UsageError: the tokenizer can't be loaded.
-        ConfigError: ``tasks`` is less than 1, or ``dialect`` is given with an instance.
+        ConfigError: ``tasks`` is less than 1, ``dialect`` is given with an instance, or there is no native one.
         InfrastructureError: what a tool runs on failed, which says nothing about the environment.
     """
     if tasks < 1:
@@ -77,10 +79,10 @@ def check_env(
     if dialect is not None and not isinstance(env, str):
         raise ConfigError("an instance has its dialect already: make it with the one to check, or give its id")
     loaded = tokens.load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
-    made = make(env, **({} if dialect is None else {"dialect": dialect})) if isinstance(env, str) else env
+    made = _made(env, dialect, loaded) if isinstance(env, str) else env
     try:
-        if twins := tools.twins(made):
-            return Report(findings=tuple(twins))
+        if unplayable := tools.unplayable(made):
+            return Report(findings=tuple(unplayable))
         subject, findings = _subject(made, tasks, loaded), list[Finding]()
         if not isinstance(subject, Subject):
             return Report(findings=(subject,))
@@ -91,6 +93,12 @@ def check_env(
     finally:
         if isinstance(env, str):
             made.close()
+
+
+def _made(env_id: str, dialect: str | None, tokenizer: ControlTokens | None) -> ToolEnv:
+    if dialect is None:
+        return make(env_id)
+    return make(env_id, dialect=dialect if tokenizer is None else resolve_dialect(dialect, tokenizer))
 
 
 def _subject(env: ToolEnv, count: int, tokenizer: ControlTokens | None) -> Subject | Finding:

@@ -73,7 +73,7 @@ CODES: Mapping[str, Code] = {
     ),
     "ARL-E013": Code(
         "a tool can't be called in the environment's dialect",
-        "Choose a dialect that can write the tool's arguments, or give the tool one text argument.",
+        "List every tool before the dialect is asked for, or choose a dialect that can write the tool's arguments.",
     ),
     "ARL-E014": Code(
         "two splits share a task",

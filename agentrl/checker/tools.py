@@ -19,14 +19,21 @@ _PROMPTS_FOR_MUCH = ("#" * LONG, f"print('x' * {10 * LONG})")
 """What makes a tool without a bound answer at length: its own argument, or a program's output."""
 
 
-def twins(env: ToolEnv) -> list[Finding]:
-    """ARL-E018 for names that tools share; an environment with such tools can't be played at all."""
+def unplayable(env: ToolEnv) -> list[Finding]:
+    """ARL-E018 and E020 where they keep the dialect from being made: then there is nothing else to be seen."""
     counts = Counter(tool.name for tool in env.tools)
-    return [
-        Finding(code="ARL-E018", message=f"{count} tools are called {name!r}.")
-        for name, count in counts.items()
-        if count > 1
-    ]
+    if twins := [name for name, count in counts.items() if count > 1]:
+        return [Finding(code="ARL-E018", message=f"{counts[name]} tools are called {name!r}.") for name in twins]
+    try:
+        env.dialect.instructions()
+    except Exception:  # a dialect may raise anything on a schema that is none
+        return [finding for tool in env.tools for finding in _schema_findings(tool)]
+    return []
+
+
+def _schema_findings(tool: Tool) -> list[Finding]:
+    fault = schema_fault(tool.parameters)
+    return [Finding(code="ARL-E020", message=f"The parameters of {tool.name!r} {fault}.")] if fault else []
 
 
 def check_tools(subject: Subject) -> Iterator[Finding]:
@@ -37,8 +44,8 @@ def check_tools(subject: Subject) -> Iterator[Finding]:
             yield Finding(code="ARL-E018", message=f"A tool is called {short(tool.name)}.")
         if not tool.description.strip():
             yield Finding(code="ARL-E019", message=f"The tool {tool.name!r} has no description.")
-        if fault := schema_fault(tool.parameters):
-            yield Finding(code="ARL-E020", message=f"The parameters of {tool.name!r} {fault}.")
+        if faults := _schema_findings(tool):
+            yield from faults
         elif _NAME.fullmatch(tool.name) and not call_text(env, tool, "x"):
             yield Finding(code="ARL-E013", message=f"The dialect {env.dialect.name} can't call {tool.name!r}.")
         yield from _bound(subject, env, tool)

@@ -175,6 +175,14 @@ def add(a: int, b: int) -> str:
 
 
 class OffersUncallable(OneTool):
+    """Asks for the dialect before its last tool is there."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        offered, self.tools = self.tools, self.tools[:1]
+        assert self.dialect.instructions()
+        self.tools = offered
+
     def extra(self) -> FunctionTool:
         return add
 

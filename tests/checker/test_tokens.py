@@ -11,7 +11,7 @@ from agentrl.checker import CODES, check_env
 from agentrl.checker.play import SEED
 from agentrl.checker.tokens import load_tokenizer, replay
 from agentrl.dialects import DIALECTS
-from agentrl.errors import UsageError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.render import Renderer
 
 from .broken_contract import EditsTheAgent, ForgetsTheBeginning
@@ -122,6 +122,13 @@ def test_good_environments_are_fine_in_tokens(register: Register, tokenizer: Any
 def test_a_good_environment_is_fine_in_every_dialect(register: Register, tokenizer: Any, dialect: str) -> None:
     report = check_env(register(ManyTools), tokenizer=tokenizer, dialect=dialect)
     assert report.ok, report
+
+
+def test_the_native_dialect_is_the_templates(register: Register, tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match="native"):
+        check_env(register(Good), dialect="native")
+    with pytest.raises(ConfigError, match="dialect"):
+        check_env(register(Good), dialect="native", tokenizer=tokenizer)  # its template writes no calls
 
 
 def test_a_replay_is_the_episode_that_was_sampled(tokenizer: Any) -> None:
