@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from agentrl.envs.countdown import solves
 from agentrl.envs.generated import stable_hash
 from agentrl.formulas import FUNCTIONS, Unreadable, parse, write
+from agentrl.grading import plain_number
 
 CPU_SECONDS, MEMORY = 5, 4 << 30
 """What scoring an answer may take: CPU time, and address space in bytes."""
@@ -91,9 +92,12 @@ def score(name: str, config: str, place: int, answer: str) -> Mapping[str, objec
 def admitted(name: str, entry: Mapping[str, Any], answer: str) -> str | None:
     """``answer`` as the scorer of task ``name`` may see it; None where it is wrong without asking.
 
-    Those are the scorers that give the text to Python's ``eval`` or to sympy, which uses it.
+    Those are the scorers that give the text to Python's ``eval`` or to sympy, which uses it; and one that is too kind.
     """
     match name:
+        case "coin_flip":  # the library's scorer gives full marks to the beginning of the right digits, such as 0
+            given, right = plain_number(answer), plain_number(entry["answer"])
+            return answer if given is not None and right is not None and abs(given - right) <= 1e-4 else None
         case "n_queens" | "string_insertion" | "spiral_matrix" | "binary_matrix":
             return answer if _LITERALS.fullmatch(answer) else None
         case "countdown":
