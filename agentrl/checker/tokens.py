@@ -91,7 +91,8 @@ def _scripts(subject: Subject, renderer: Renderer) -> Iterator[list[list[int]]]:
 
 
 def _turn(env: ToolEnv, renderer: Renderer, text: str) -> list[int]:
-    return renderer.turn(text, answered_by="tool" if env.dialect.parse(text) else "user")
+    dialect = env.dialect
+    return renderer.turn(text, answered_by="tool" if dialect.parse(text) else "user", marks=dialect.marks)
 
 
 def replay(
@@ -107,7 +108,7 @@ def replay(
         StepRaised: ``step`` raised.
     """
     first, _ = env.reset(seed=seed, options={"task": task.id})
-    segments, played = [renderer.prompt(first)], list[Turn]()
+    segments, played = [renderer.prompt(first, env.dialect.template_tools)], list[Turn]()
     for number, ids in enumerate(turns, start=1):
         segments.append(_policy(ids))
         before = _ids(segments)
@@ -145,7 +146,7 @@ def _recorded(env: ToolEnv, renderer: Renderer, turns: Sequence[Sequence[int]], 
         raise _Wrong("ARL-T003", f"After turn {len(turns)} the record holds other words of the agent than it sampled.")
     if not stretches[0]:
         raise _Wrong("ARL-T002", f"After turn {len(turns)} the record has lost the first observation.")
-    segments = [renderer.prompt(stretches[0])]
+    segments = [renderer.prompt(stretches[0], env.dialect.template_tools)]
     for number, (ids, messages) in enumerate(zip(turns, stretches[1:], strict=True), start=1):
         segments.append(_policy(ids))
         if not over or number < len(turns):
