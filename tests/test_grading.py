@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.grading import MAX_CHARS, equal, last_boxed, plain_number
+from agentrl.formulas import MAX_CHARS
+from agentrl.grading import equal, last_boxed, plain_number
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,7 @@ def test_the_last_box_counts(text: str, box: str | None) -> None:
         ("35186.0", "35186"),
         (" +35,186 ", "35186"),
         ("$35{,}186$", "35186"),
+        (r"35\,186", r"35,\!186"),
         ("007", "7"),
         ("-5", "\N{MINUS SIGN}5"),
         ("0.50", "1/2"),
@@ -74,6 +76,10 @@ def test_plain_numbers_that_are_equal(answer: str, expected: str) -> None:
         (r"\frac{\pi}{2}", r"0.5\pi"),
         (r"\left(\sqrt{3}\right)^2", "3"),
         ("4^(1/2)", "2"),
+        ("2(3)", "6"),
+        ("2**pi", r"2^{\pi}"),
+        (r"\frac12", "0.50"),
+        ("1{,}000+1", r"\frac{2\,002}{2}"),
     ],
 )
 def test_calculations_that_are_equal(answer: str, expected: str) -> None:
@@ -92,9 +98,9 @@ def test_calculations_that_are_equal(answer: str, expected: str) -> None:
         ("3.14159265358979323846264338327950288", r"\pi"),
         ("12,34", "1234"),
         ("1,2345", "12345"),
+        (r"12\,34", "1234"),
         ("35 186", "35186"),
         ("1 2", "12"),
-        ("2(3)", "6"),
         (r"1\frac{1}{2}", "0.5"),
         ("5e3", "5000"),
         ("0x10", "16"),
@@ -145,7 +151,7 @@ NEVER = [
         "1 if 1 else 2",
         "lambda: 1",
     ),
-    *("9**9**9**9", "((9**99)**99)**99", "2^{100000}", "10**-10**10", "2**pi", "1<<9", "7//2", "7%2", "[1][0]", "1:=2"),
+    *("9**9**9**9", "((9**99)**99)**99", "2^{100000}", "10**-10**10", "1<<9", "7//2", "7%2", "[1][0]", "1:=2"),
     *(
         "__import__('os').system('true')",
         "exit()",
@@ -199,7 +205,7 @@ NASTY = [
 
 @pytest.mark.parametrize("text", NASTY, ids=range(len(NASTY)))
 def test_hostile_answers_take_no_time(text: str) -> None:
-    equal(text, r"\sqrt{2}")  # loads sympy
+    equal(text, r"\sqrt{2}")  # loads mpmath
     began = time.process_time()
     for _ in range(5):
         assert equal(text, "17") is False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from agentrl.grading import plain_number
+from agentrl.grading import plain_number, without_thousands
 
 Kind = Literal["single", "(", "[", "(]", "[)", "set"]
 """A single value, a tuple or interval by its brackets, or several values in any order."""
@@ -35,7 +35,6 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 _SMALL_SCRIPT = re.compile(r"([_^])\{([A-Za-z0-9])\}")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _SEPARATOR = re.compile(r"[,;]|\\text *\{ *,? *(?:and|or) *\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _NAME = re.compile(
     r"(\\[a-z]+|[A-Z]{2,3}|[A-Za-z](?:_\{?[A-Za-z0-9]+\}?)?(?:\([A-Za-z](?:, ?[A-Za-z])*\))?"
@@ -103,8 +102,7 @@ def collection(text: str) -> tuple[Kind, tuple[str, ...]]:
             kinds: dict[str, Kind] = {"()": "(", "[]": "[", "(]": "(]", "[)": "[)"}
             return kinds[text[0] + text[-1]], tuple(items)
         return ("single", (text[1:-1].strip(),)) if text[0] + text[-1] == "()" else ("single", (text,))
-    plain = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
-    items = [part for item in _split(plain) for part in _signs(item)]
+    items = [part for item in _split(without_thousands(text)) for part in _signs(item)]
     return ("single" if len(items) == 1 else "set"), tuple(items)
 
 
