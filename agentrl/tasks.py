@@ -1,5 +1,6 @@
-"""Sets of tasks: a list, or as many as wanted from a generator by index."""
+"""Sets of tasks: a list, or as many as wanted from a generator by index; and which split a task belongs to."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -93,3 +94,13 @@ class GeneratedTasks(TaskSet):
         if prefix != self._prefix or not (index.isascii() and index.isdigit() and len(index) <= 18):
             raise UnknownNameError("task", task_id, [f"{self._prefix}:0"])
         return self[int(index)]
+
+
+def stable_hash(text: str) -> int:
+    """64 bits of ``text``, the same in every process; Python's own hash is not."""
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+
+
+def split_of(key: str, one_in: int) -> str:
+    """The one split that what is called ``key`` belongs to: one key in ``one_in`` is ``test``, the others ``train``."""
+    return "train" if stable_hash(key) % one_in else "test"

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from agentrl.envs import generated
+from agentrl.envs.generated import draw
 
 Expression = int | tuple[str, "Expression", "Expression"]
 """A number, or an operator (one of ``+ - *``) and its two operands."""
@@ -42,12 +42,7 @@ def make_problem(split: str, level: int, index: int) -> Problem:
         level: 1 to 5.
         index: from 0, without end.
     """
-    return generated.draw(split, level, index, LEVELS[level], lambda problem: canonical(problem.expression))
-
-
-def split_of(expression: Expression) -> str:
-    """The one split that ``expression`` belongs to."""
-    return generated.split_of(canonical(expression))
+    return draw(split, level, index, LEVELS[level], lambda problem: canonical(problem.expression))
 
 
 def canonical(expression: Expression) -> str:

@@ -6,9 +6,10 @@ from fractions import Fraction
 from typing import ClassVar, cast
 
 from agentrl.envs.calculus_problems import LEVELS, Kind, make_problem
-from agentrl.envs.generated import GeneratedEnv, stable_hash
+from agentrl.envs.generated import GeneratedEnv
 from agentrl.formula_values import Number, same, value
 from agentrl.formulas import FUNCTIONS, MAX_CHARS, Formula, Unreadable, parse
+from agentrl.tasks import stable_hash
 from agentrl.types import Task
 
 POINTS = 8

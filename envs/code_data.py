@@ -14,7 +14,6 @@ Read as they are published: HumanEval and its relatives (``prompt``, ``test``, `
 values are too large, is left out and counted.
 """
 
-import hashlib
 import json
 import re
 import warnings
@@ -30,10 +29,13 @@ from agentrl.envs.code_grading import MAX_CODE_CHARS, Case, Problem, Stream
 from agentrl.envs.code_values import MAX_OUTPUT_BYTES
 from agentrl.errors import ConfigError
 from agentrl.signatures import explain
+from agentrl.tasks import split_of
 from agentrl.types import Task
 
 SAMPLE = Path(__file__).with_name("code_sample.jsonl")
 """The problems that come with agentrl."""
+TEST_SHARE = 5
+"""Of the problems that name no split, one in this many belongs to the test split."""
 MAX_INPUT_CHARS = 4_000_000
 """A longer input is not read."""
 _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(?:\(\)\.[A-Za-z_]\w*)?", re.ASCII)
@@ -87,7 +89,7 @@ def load(path: str | Path) -> Mapping[str, tuple[Task, ...]]:
             left_out[str(error)] += 1
         else:
             split = str(row.get("split"))  # what other data sets call a split is not ours
-            splits[split if split in splits else split_of(name)].append(task)
+            splits[split if split in splits else split_of(name, TEST_SHARE)].append(task)
     reasons = "; ".join(f"{count}: {reason}" for reason, count in left_out.most_common())
     if not any(splits.values()):
         raise ConfigError(f"{path} has no problem that can be graded{f' ({reasons})' if reasons else ''}")
@@ -124,12 +126,6 @@ def task_of(row: Row, name: str) -> Task:
         closing = f"Write Python code that defines {wanted}, with all imports that it needs."
     text = f"{prompt.strip()}\n\n{closing}"
     return Task(id=name, prompt=text, answer=problem.solution, data={"problem": problem})
-
-
-def split_of(name: str) -> str:
-    """The split of a problem that has none of its own, by its id: about one in five is ``test``."""
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
-    return "test" if digest[0] % 5 == 0 else "train"
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Row]]:

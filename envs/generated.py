@@ -3,7 +3,6 @@ r"""What families of generated problems share: levels, disjoint splits, a Python
 A problem belongs to the split that the hash of its key names, so no problem is in both, whatever its wording and level.
 """
 
-import hashlib
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -13,22 +12,12 @@ from agentrl.env import Episode, ToolEnv
 from agentrl.errors import ConfigError
 from agentrl.grading import last_boxed
 from agentrl.python_tool import PythonTool
-from agentrl.tasks import GeneratedTasks
+from agentrl.tasks import GeneratedTasks, split_of, stable_hash
 from agentrl.types import Task
 
 TEST_SHARE = 8
 """One problem in this many belongs to the test split."""
 Drawn = TypeVar("Drawn")
-
-
-def stable_hash(text: str) -> int:
-    """64 bits of ``text``, the same in every process; Python's own hash is not."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-def split_of(key: str) -> str:
-    """The one split that the problem called ``key`` belongs to."""
-    return "train" if stable_hash(key) % TEST_SHARE else "test"
 
 
 def draw(
@@ -46,7 +35,7 @@ def draw(
     rng = random.Random(stable_hash(f"{split} {level} {index}"))
     while True:
         problem = make(rng)
-        if split_of(key(problem)) == split:
+        if split_of(key(problem), TEST_SHARE) == split:
             return problem
 
 

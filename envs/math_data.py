@@ -6,7 +6,6 @@ MATH, AIME and GSM8K (``#### 42``). No problem is in both splits, whatever its s
 """
 
 import functools
-import hashlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from agentrl.answers import readable
 from agentrl.datafiles import Row, read_rows, stamp
 from agentrl.errors import ConfigError, UsageError
 from agentrl.grading import last_boxed
-from agentrl.tasks import TaskList
+from agentrl.tasks import TaskList, split_of, stable_hash
 from agentrl.types import Task
 
 TEST_SHARE = 10
@@ -89,33 +88,30 @@ def _load(source: Source, stamps: tuple[object, ...]) -> Mapping[str, TaskList]:
             if fault or isinstance(task, str):
                 faults.append(f"{row.place} {fault}")
                 continue
-            split = given or (str(row.data["split"]) if source.data is None else split_of(task.prompt))
+            split = given or (
+                str(row.data["split"]) if source.data is None else split_of(_bare(task.prompt), TEST_SHARE)
+            )
             tasks[split].append(task)
     if faults:
         _complain(faults, source.skip_bad_rows)
     return {split: TaskList(found) for split, found in tasks.items() if found}
 
 
-def split_of(problem: str) -> str:
-    """The one split that ``problem`` belongs to where a single source is divided."""
-    return "train" if int.from_bytes(_digest(problem), "big") % TEST_SHARE else "test"
-
-
-def _digest(problem: str) -> bytes:
-    # Python's own hash differs from process to process.
-    return hashlib.blake2b("".join(problem.split()).encode(), digest_size=8).digest()
+def _bare(problem: str) -> str:
+    """What ``problem`` shares with those that are spaced in another way, and decides its split."""
+    return "".join(problem.split())
 
 
 class _Seen:
     """The problems and ids read so far."""
 
     def __init__(self) -> None:
-        self._problems: dict[bytes, tuple[str, int]] = {}
+        self._problems: dict[int, tuple[str, int]] = {}
         self._ids: set[str] = set()
 
     def fault(self, task: Task, place: str) -> str:
         """Why ``task`` can't join the others; empty, and remembered, where it can."""
-        key = _digest(task.prompt)
+        key = stable_hash(_bare(task.prompt))
         if key in self._problems:
             first, answer = self._problems[key]
             return f"repeats the problem of {first}{'' if answer == hash(task.answer) else ', with another answer'}"
@@ -190,7 +186,7 @@ def _task(data: Mapping[str, object], columns: Mapping[str, str]) -> Task | str:
     answer = _answer(_at(data, columns["answer"]), solution=columns["answer"].lower().endswith("solution"))
     if answer is None or not _encodable(answer) or not readable(answer):
         return f"has no answer in {columns['answer']!r} that can be read"
-    task = Task(id=_digest(prompt).hex(), prompt=prompt.strip(), answer=answer)
+    task = Task(id=f"{stable_hash(_bare(prompt)):016x}", prompt=prompt.strip(), answer=answer)
     name = _at(data, columns["id"]) if "id" in columns else None
     return replace(task, id=str(name)) if isinstance(name, str | int) and str(name).strip() else task
 

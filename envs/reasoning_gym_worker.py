@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from agentrl.envs.countdown import solves
-from agentrl.envs.generated import stable_hash
 from agentrl.formulas import FUNCTIONS, Unreadable, parse, write
 from agentrl.grading import plain_number
+from agentrl.tasks import split_of, stable_hash
 
 CPU_SECONDS, MEMORY = 5, 4 << 30
 """What scoring an answer may take: CPU time, and address space in bytes."""
@@ -29,16 +29,13 @@ QUESTION_SECONDS = 120
 """CPU time in which a question must be found."""
 TRIES = 200
 """How many questions are made at most to find one of the wanted split."""
+TEST_SHARE = 2
+"""One question in this many belongs to the test split."""
 SIZE = 10
 """How large a data set says it is; nearly all make an entry for any index when it is asked for."""
 _MADE_AT_ONCE = frozenset({"acre", "gsm_symbolic", "list_functions", "word_ladder"})
 """These make their entries, or draw their kinds, with the data set: each question has a data set of its own."""
 _LITERALS = re.compile(r"[\[\]\s,0-9'\"A-Z_.-]*")
-
-
-def split_of(question: str) -> str:
-    """The one split that ``question`` belongs to: each has half of them."""
-    return "train" if stable_hash(f"reasoning-gym {question}") % 2 else "test"
 
 
 def question(name: str, config: str, split: str, index: int) -> Mapping[str, object]:
@@ -59,7 +56,7 @@ def question(name: str, config: str, split: str, index: int) -> Mapping[str, obj
         except Exception as error:  # the library gives up on some places, in various ways
             problem = repr(error)
             continue
-        if split_of(entry["question"]) == split:
+        if split_of(f"reasoning-gym {entry['question']}", TEST_SHARE) == split:
             return {"place": place, "question": entry["question"], "answer": _answer(entry)}
     return {"config": f"{name} with {config} has no question for split {split!r}: {problem}"}
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from agentrl.errors import EnvContractError, UnknownNameError
-from agentrl.tasks import GeneratedTasks, TaskList
+from agentrl.tasks import GeneratedTasks, TaskList, split_of, stable_hash
 from agentrl.types import Task
 
 TASKS = [Task(id=name, prompt=f"Say {name}.") for name in ("a", "b", "c")]
@@ -52,3 +52,13 @@ def test_ids_lead_back(index: int) -> None:
 def test_other_ids_are_unknown(name: str) -> None:
     with pytest.raises(UnknownNameError, match="square:0"):
         squares().find(name)
+
+
+def test_splits_stay_what_they_are() -> None:
+    # Other values would move problems that somebody trained on into the test split.
+    assert stable_hash("(12+34)") == 16979812500155338060
+    assert 0 <= stable_hash("\ud800") < 2**64
+    keys = [f"problem {number}" for number in range(4000)]
+    assert 400 < sum(split_of(key, 8) == "test" for key in keys) < 600
+    assert {split_of(key, 1) for key in keys} == {"test"}
+    assert [split_of(key, 8) for key in keys] == ["test" if stable_hash(key) % 8 == 0 else "train" for key in keys]

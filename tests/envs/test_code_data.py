@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from agentrl.envs.code import problem_of
 from agentrl.envs.code_asserts import Unreadable, call_of, read_asserts
-from agentrl.envs.code_data import SAMPLE, load, split_of, task_of
+from agentrl.envs.code_data import SAMPLE, TEST_SHARE, load, task_of
 from agentrl.envs.code_grading import Call, Problem, Stream, grade
 from agentrl.envs.code_values import Tolerance
 from agentrl.errors import ConfigError
+from agentrl.tasks import split_of
 
 FUNCTION: dict[str, Any] = {
     "id": "f", "split": "train", "prompt": "Add.", "entry_point": "add", "timeout": 2.5, "setup": "import math",
@@ -194,7 +195,7 @@ def test_splits_are_by_row_or_by_id(write: Callable[..., Path]) -> None:
     splits = load(write(*rows, {**PROGRAM, "id": "own", "split": "test"}, {**APPS_PROGRAM, "split": "validation"}))
     assert splits["test"][-1].id == "own" or splits["test"][-2].id == "own"
     assert 30 < len(splits["test"]) < 90
-    assert all(split_of(task.id) == "train" for task in splits["train"])
+    assert all(split_of(task.id, TEST_SHARE) == "train" for task in splits["train"])
     assert load(write(*reversed(rows)))["test"] == tuple(t for t in reversed(splits["test"]) if t.id.startswith("p"))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs.math_data import Source, load_problems, split_of
+from agentrl.envs.math_data import Source, load_problems
 from agentrl.errors import ConfigError, UsageError
 
 Write = Callable[..., str]
@@ -155,7 +155,6 @@ def test_one_source_is_divided_by_its_problems(write: Write) -> None:
         assert kept == {"".join(task.prompt.split()) for task in again[split]}
     assert 150 < tasks["test"].size < 250
     assert tasks["train"].size + tasks["test"].size == 2000
-    assert split_of("a b") == split_of("ab")
 
 
 def test_two_files_share_no_problem(write: Write) -> None:

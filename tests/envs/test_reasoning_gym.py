@@ -17,6 +17,7 @@ from agentrl.envs.reasoning_gym import ReasoningGym, widest_box
 from agentrl.envs.reasoning_gym_library import MAX_CHARS, Library, shared_library
 from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError, UsageError
 from agentrl.reasoning_gym_tasks import TASKS
+from agentrl.tasks import split_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the library's, as it is imported
 NO_GOLD = {"boxnet", "rush_hour"}
@@ -105,7 +106,11 @@ def test_splits_share_no_question() -> None:
     for name in ("gcd", "letter_counting"):
         prompts = {split: {env(name, split=split).task_set[i].prompt for i in range(60)} for split in ("train", "test")}
         assert not prompts["train"] & prompts["test"]
-        assert all(worker.split_of(prompt) == split for split in prompts for prompt in prompts[split])
+        assert all(
+            split_of(f"reasoning-gym {prompt}", worker.TEST_SHARE) == split
+            for split in prompts
+            for prompt in prompts[split]
+        )
 
 
 def test_too_few_questions_are_an_error_and_no_endless_search(library: Library) -> None:
