@@ -92,7 +92,7 @@ def test_a_whole_episode(play: Play) -> None:
     assert shown.splitlines() == [
         "task train-7, split train, at most 3 turns",
         "[system]",
-        "To use echo, write ```echo text ```.",
+        "To use echo, write ```echo text ```. Say it again.",
         "[user]",
         r"\x1b[2JSay 7.",
         "(your turn ends with a line that holds only a dot; :help lists the commands)",
