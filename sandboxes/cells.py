@@ -61,7 +61,8 @@ class Running:
         """Say what became of a cell whose program ended with an exit status as of ``wait``."""
         code = os.waitstatus_to_exitcode(status)
         if self.reason is not None:
-            return {"status": self.reason}
+            told = {} if self.claim is None or self.claim["status"] != self.reason else self.claim
+            return {**told, "status": self.reason}
         if self.claim is not None and code == 0:
             return self.claim
         if code == -signal.SIGKILL and processes.oom_kills() > self.oom_before:

@@ -291,16 +291,14 @@ class Overseer:
 
     def _done(self, cell: Running, claim: wire.Message) -> None:
         checked = cell.check(claim)
-        if cell.order["final"]:
+        if cell.order["final"] or checked["status"] == "memory":
             cell.claim = checked  # believed when the exit status agrees
-            return
+            # As the watchdog does, a moment later: the state must not depend on which of the two limits came first.
+            return None if cell.order["final"] else self._stop("memory")
         state = "lost" if self._lost else "kept"
         self._lost, self._pristine, self._alone = False, False, True
         self._answer({**cell.measure(self._pid, self._spared()), **checked, "state": state})
-        if cell.order["transaction"]:
-            self._copy()
-        else:
-            self._settle()
+        self._copy() if cell.order["transaction"] else self._settle()
 
     def _answer(self, answer: wire.Message) -> None:
         self._cell = None

@@ -188,3 +188,14 @@ def test_a_program_that_dies_between_cells_loses_its_state_only(session: Session
     session.run("import signal, os\nsignal.signal(signal.SIGALRM, lambda *_: os._exit(1))\nsignal.setitimer(0, 0.05)")
     threading.Event().wait(0.2)
     assert session.run("1 + 1").value == "2"
+
+
+@pytest.mark.parametrize("code", ["bytearray(1 << 30)", "kept = []\nwhile True: kept.append(b'x' * (16 << 20))"])
+def test_memory_is_taken_back_whichever_limit_came_first(session: Session, code: str) -> None:
+    """The first asks for too much at once, so Python itself raises; the second is met by the watchdog, or by Python."""
+    session.run("x = 1")
+    result = session.run(f"x = 2\n{code}")
+    assert (result.status, result.state) == ("memory", "rolled_back")
+    assert session.run("x").value == "1"
+    assert session.run("bytearray(1 << 30)", transaction=False).state == "lost"
+    assert session.run("x").exc_type == "NameError"
