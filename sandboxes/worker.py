@@ -11,7 +11,9 @@ from agentrl.sandboxes import wire
 from agentrl.sandboxes.base import Limits, SandboxError
 from agentrl.sandboxes.capture import Capture
 
-_BACKSTOP_S: Final = 5.0
+# Patience beyond the deadline. The overseer inside keeps the deadline; when the machine is overloaded it gets little
+# time to kill a fork bomb, and to give it up too early would be a fault that nothing caused.
+_BACKSTOP_S: Final = 20.0
 _UP_S: Final = 60.0
 _CHUNK: Final = 1 << 18
 
