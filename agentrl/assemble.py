@@ -8,23 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from agentrl.config import Config, ModelSettings, with_overrides
 from agentrl.dialects import NATIVE, resolve_dialect
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError, UsageError
+from agentrl.errors import ConfigError
 from agentrl.policy import load_model
 from agentrl.registry import make
-from agentrl.render import Renderer
+from agentrl.render import Renderer, load_tokenizer
 from agentrl.rng import derive_seed
 from agentrl.rollout import Collector, Limits
 from agentrl.tiny import make_model, make_tokenizer
 from agentrl.types import Task
 
 _TOKENIZER_TASKS = 500
+_NO_TOKENIZER = "give model.path a folder that holds a model, or its name on the Hugging Face hub"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ def assemble(config: Config, path: str | Path | None = None) -> Parts:
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     source = path or config.model.path
-    tokenizer: Any = _load_tokenizer(source) if source else make_tokenizer(_texts(config))
+    tokenizer: Any = load_tokenizer(source, _NO_TOKENIZER) if source else make_tokenizer(_texts(config))
     renderer = Renderer(tokenizer, config.model.template_args)
     device = _device(config.model.device)
     if source:
@@ -93,7 +94,9 @@ def with_dialect(config: Config, path: str | Path | None = None) -> Config:
             "env.args.dialect='native' needs a model that was taught to call tools: set model.path, or use dialect "
             "'fence', 'hermes' or 'xml'"
         )
-    return with_overrides(config, [f"env.args.dialect={resolve_dialect(NATIVE, _load_tokenizer(source))}"])
+    return with_overrides(
+        config, [f"env.args.dialect={resolve_dialect(NATIVE, load_tokenizer(source, _NO_TOKENIZER))}"]
+    )
 
 
 def dialect_label(config: Config) -> str:
@@ -157,17 +160,6 @@ def gold_turns(env: ToolEnv, task: Task, what: str, remedy: str) -> Sequence[str
         return env.gold_turns(task)
     except NotImplementedError as error:
         raise ConfigError(f"{what} from gold episodes, and {error}: {remedy}, or give it a gold method") from error
-
-
-def _load_tokenizer(source: str | Path) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(
-            f"no tokenizer can be loaded from {str(source)!r}: give model.path a folder that holds a model, or its "
-            f"name on the Hugging Face hub ({reason})"
-        ) from error
 
 
 def _checked(tiny: ModelSettings) -> ModelSettings:

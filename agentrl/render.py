@@ -12,9 +12,10 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
-from agentrl.errors import RenderError
+from agentrl.errors import RenderError, UsageError
 from agentrl.render_template import ChatTemplate, Shape, Slot, Template, shapes_of
 from agentrl.render_tokens import IN_TEXT, TextTokenizer, TextTokens
 from agentrl.types import Message, Segment, Source
@@ -27,6 +28,27 @@ class ChatTokenizer(TextTokenizer, Template, Protocol):
     def pad_token_id(self) -> int | None:
         """The token that fills up short rows."""
         ...
+
+
+def load_tokenizer(source: str | Path, remedy: str = "give the folder of one") -> Any:
+    """Load a tokenizer from a folder or by its name on the Hugging Face hub.
+
+    Args:
+        source: the folder or name.
+        remedy: what to do where there is none.
+
+    Raises:
+        UsageError: transformers is not installed, or there is no such tokenizer.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ModuleNotFoundError as error:
+        raise UsageError("checking tokens needs transformers: pip install 'agentrl[train]'") from error
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"no tokenizer can be loaded from {str(source)!r}: {remedy} ({reason})") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from agentrl.dialects import resolve_dialect
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.registry import make
+from agentrl.render import load_tokenizer
 
 __all__ = ["CODES", "Code", "Finding", "Report", "check_env"]
 
@@ -78,7 +79,7 @@ def check_env(
         raise ConfigError(f"tasks is {tasks}: a check needs at least one task")
     if dialect is not None and not isinstance(env, str):
         raise ConfigError("an instance has its dialect already: make it with the one to check, or give its id")
-    loaded = tokens.load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+    loaded = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     made = _made(env, dialect, loaded) if isinstance(env, str) else env
     try:
         if unplayable := tools.unplayable(made):

@@ -6,7 +6,6 @@ reads the tokens, and whether a chat template that is given a whole conversation
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from agentrl.checker.contract import TOLERANCE
 from agentrl.checker.play import (
@@ -25,28 +24,9 @@ from agentrl.checker.play import (
 )
 from agentrl.checker.report import Finding
 from agentrl.env import ToolEnv
-from agentrl.errors import RenderError, UsageError
+from agentrl.errors import RenderError
 from agentrl.render import Renderer
 from agentrl.types import Group, Message, Segment, Stop, Task, Trajectory
-
-
-def load_tokenizer(source: str | Path) -> ControlTokens:
-    """Load a tokenizer from a folder or by its name on the Hugging Face hub.
-
-    Raises:
-        UsageError: transformers is not installed, or there is no such tokenizer.
-    """
-    try:
-        from transformers import AutoTokenizer
-    except ModuleNotFoundError as error:
-        raise UsageError("checking tokens needs transformers: pip install 'agentrl[train]'") from error
-    try:
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(
-            f"no tokenizer can be loaded from {str(source)!r}: give the folder of one ({reason})"
-        ) from error
 
 
 class _Wrong(Exception):

@@ -9,10 +9,10 @@ import pytest
 
 from agentrl.checker import CODES, check_env
 from agentrl.checker.play import SEED
-from agentrl.checker.tokens import load_tokenizer, replay
+from agentrl.checker.tokens import replay
 from agentrl.dialects import DIALECTS
 from agentrl.errors import ConfigError, UsageError
-from agentrl.render import Renderer
+from agentrl.render import Renderer, load_tokenizer
 
 from .broken_contract import EditsTheAgent, ForgetsTheBeginning
 from .conftest import Register
