@@ -16,13 +16,14 @@ from agentrl.attention import NAME, PackedRows
 from agentrl.batch import Batch
 from agentrl.errors import UsageError
 from agentrl.linear import use_fast_linear
+from agentrl.logits import logits_of, softcap_of
 
 
 def load_model(path: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
     """Load a causal language model from a folder or by its name on the Hugging Face hub.
 
     Raises:
-        UsageError: there is no model at ``path``, or its logits are more than its head's product with hidden states.
+        UsageError: there is no model at ``path``, or it does more to its head's product than to cap it.
     """
     try:
         AutoConfig.from_pretrained(path)
@@ -37,13 +38,13 @@ def load_model(path: str | Path, *, dtype: torch.dtype = torch.float32, device: 
 
 @torch.no_grad()
 def _check_head(model: Any) -> None:
-    """Engine and trainer take the head's product for logits; some models scale or cap it."""
+    """Engine and trainer take the head's product, capped or not, for logits; some models scale it."""
     tokens = torch.arange(2, device=model.device)
     plan = PackedRows(torch.tensor([0, 2], device=model.device))
     options = {"input_ids": tokens[None], "position_ids": tokens[None], "use_cache": False, "agentrl_plan": plan}
-    product = model.get_output_embeddings()(model.base_model(**options).last_hidden_state)
-    if not torch.allclose(model(**options).logits, product, atol=1e-2, rtol=1e-2):
-        raise UsageError(f"{type(model).__name__} scales or caps its logits, which agentrl can't do")
+    ours = logits_of(model, model.base_model(**options).last_hidden_state)
+    if not torch.allclose(model(**options).logits.float(), ours, atol=1e-2, rtol=1e-2):
+        raise UsageError(f"{type(model).__name__} scales its logits, which agentrl can't do")
 
 
 def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -90,5 +91,6 @@ def score(model: PreTrainedModel, batch: Batch, *, temperature: float) -> TokenS
     """
     head: Any = model.get_output_embeddings()
     return token_stats(
-        hidden_states(model, batch), head.weight, batch.tokens[batch.sampled], temperature=temperature, bias=head.bias
-    )
+        hidden_states(model, batch), head.weight, batch.tokens[batch.sampled],
+        temperature=temperature, bias=head.bias, softcap=softcap_of(model),
+    )  # fmt: skip

@@ -27,7 +27,7 @@ FLOORS = {
     | {"background", "signatures", "contract", "mcp_tools"}
     | {"formulas", "formula_values", "reasoning_gym_tasks"},
     2: {"envs"},
-    3: {"engines", "rollout", "config", "attention", "linear", "rng"},
+    3: {"engines", "rollout", "config", "attention", "linear", "logits", "rng"},
     4: {"batch", "algos", "diagnostics", "policy"},
     5: {"trainer", "sft", "checkpoint", "metrics", "evaluate", "compare", "replay", "viewer"}
     | {"runfolder", "records", "tiny", "display", "assemble", "invariants", "pipeline", "evaluation", "doctor"}

@@ -1,5 +1,6 @@
 """Scoring: the statistics of sampled tokens in a ragged pack, against full logits row by row."""
 
+import asyncio
 import copy
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GraniteConfig, GraniteForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM
 
 from agentrl.attention import NAME
 from agentrl.batch import Batch, whole
+from agentrl.engines.base import Sampling
+from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import UsageError
 from agentrl.policy import hidden_states, load_model, score
 from agentrl.types import Group, Segment, Stop, Trajectory
@@ -152,6 +155,29 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
         load_model(tmp_path / "nothing")
 
 
+def test_a_model_that_caps_its_logits_is_scored_and_sampled_with_the_cap(tmp_path: Path) -> None:
+    config = Gemma3TextConfig(
+        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, layer_types=["full_attention"] * 2, final_logit_softcapping=0.8,
+        initializer_range=0.5, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    ours, theirs, batch = load_model(tmp_path), Gemma3ForCausalLM.from_pretrained(tmp_path), batch_of(SHAPES)
+    assert theirs(batch.tokens[None]).logits.abs().max() > 0.7, "the cap would not matter"
+    got, expected = score(ours, batch, temperature=1.3), full_stats(theirs, batch, 1.3)
+    for mine, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
+    got.logp.sum().backward()
+    expected[0].sum().backward()
+    for (name, mine), wanted in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+    prompt, sampling = (5, 6, 7), Sampling(temperature=1.3, max_tokens=12)
+    completion = asyncio.run(TransformersEngine(ours).generate(prompt, sampling, seed=1))
+    logp = torch.log_softmax(theirs(torch.tensor([[*prompt, *completion.token_ids]])).logits[0] / 1.3, dim=-1)
+    wanted = logp[2:-1].gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0].tolist()
+    assert completion.logprobs == pytest.approx(wanted, abs=1e-4)
+
+
 def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
     """The head's product is taken for logits, so its log-probs would be those of another model."""
     config = GraniteConfig(
@@ -159,5 +185,5 @@ def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
         num_key_value_heads=1, logits_scaling=8.0, pad_token_id=0, initializer_range=2.0,
     )  # fmt: skip
     GraniteForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="scales or caps its logits"):
+    with pytest.raises(UsageError, match="scales its logits"):
         load_model(tmp_path)

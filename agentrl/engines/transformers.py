@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from agentrl.attention import NAME, SlotCache, SlotPlan
 from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.logits import logits_of
 from agentrl.rng import uniforms
 
 
@@ -273,8 +274,7 @@ class TransformersEngine:
 
     def _sample(self, hidden: Tensor, active: list[int]) -> tuple[list[int], list[float]]:
         requests = [request for index in active if (request := self._slots[index].request)]
-        head: Any = self._model.get_output_embeddings()
-        logits: Tensor = head(hidden).float()
+        logits = logits_of(self._model, hidden)
         device = logits.device
         temperature = torch.tensor([request.sampling.temperature for request in requests], device=device)
         greedy = temperature == 0.0

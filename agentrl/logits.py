@@ -1,0 +1,20 @@
+"""From a model's last hidden states to its logits: the head's product, and the cap that some models put on it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+def softcap_of(model: PreTrainedModel) -> float | None:
+    """The c of a model whose logits are c·tanh(z/c) of its head's product z, as Gemma's are; None for most models."""
+    return getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+
+
+def logits_of(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """The float32 logits [..., V] of hidden states [..., d], before any temperature."""
+    head: Any = model.get_output_embeddings()
+    product: Tensor = head(hidden).float()
+    cap = softcap_of(model)
+    return product if cap is None else cap * torch.tanh(product / cap)
