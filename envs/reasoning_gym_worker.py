@@ -89,12 +89,14 @@ def score(name: str, config: str, place: int, answer: str) -> Mapping[str, objec
 def admitted(name: str, entry: Mapping[str, Any], answer: str) -> str | None:
     """``answer`` as the scorer of task ``name`` may see it; None where it is wrong without asking.
 
-    Those are the scorers that give the text to Python's ``eval`` or to sympy, which uses it; and one that is too kind.
+    Those are the scorers that give the text to Python's ``eval`` or to sympy, which uses it; and two that are too kind.
     """
     match name:
         case "coin_flip":  # the library's scorer gives full marks to the beginning of the right digits, such as 0
             given, right = plain_number(answer), plain_number(entry["answer"])
             return answer if given is not None and right is not None and abs(given - right) <= 1e-4 else None
+        case "complex_arithmetic":  # nan has full marks there: Python's min(1.0, nan) is 1.0
+            return None if "n" in answer.lower() else answer
         case "n_queens" | "string_insertion" | "spiral_matrix" | "binary_matrix":
             return answer if _LITERALS.fullmatch(answer) else None
         case "countdown":

@@ -189,7 +189,8 @@ def timeouts_leave_no_zombie(sandbox: Sandbox) -> None:
 
 def waiting_is_not_running(sandbox: Sandbox) -> None:
     """Many programs at once each get their own time: what they wait for a core counts for nobody."""
-    many = 20 * len(os.sched_getaffinity(0))
+    # A program may take three times its CPU limit, which is twice what it needs; the last ones wait for twice as long.
+    many = 12 * len(os.sched_getaffinity(0))
     with ExitStack() as stack, ThreadPoolExecutor(many) as pool:
         sessions = [stack.enter_context(sandbox.session()) for _ in range(many)]
         for session in sessions:

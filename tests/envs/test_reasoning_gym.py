@@ -175,12 +175,14 @@ HOSTILE = (
         "None",
         "True",
     ),
+    *("nanj", "(n A n)", "1 + nani", "nan+nanj"),
 )
 EVALUATING = ("n_queens", "string_insertion", "spiral_matrix", "binary_matrix", "countdown", "puzzle24")
 EVALUATING += ("simple_integration", "intermediate_integration", "polynomial_multiplication")
+COMPUTING = ("power_function", "decimal_arithmetic", "bitwise_arithmetic", "complex_arithmetic")
 
 
-@pytest.mark.parametrize("name", [*EVALUATING, "power_function", "decimal_arithmetic", "bitwise_arithmetic"])
+@pytest.mark.parametrize("name", (*EVALUATING, *COMPUTING))
 def test_hostile_answers_never_score(name: str, library: Library) -> None:
     asked = library.question(name, {}, "train", 0)
     assert library.score(name, {}, asked.place, asked.answer) == 1.0
