@@ -57,6 +57,25 @@ class Running:
         cpu = max(now.cpu_s - self.cpu_before, precise, 0.0)
         return {"t": "done", "wall": wall, "cpu": cpu, "rss": max(self.rss, now.rss), "signal": None}
 
+    def overrun(self, memory: int, spared: Collection[int]) -> str | None:
+        """Say which limit is passed: ``timeout``, ``memory``, or None.
+
+        Args:
+            memory: What all processes may hold together [bytes].
+            spared: Processes that do not count.
+        """
+        now, used = time.monotonic(), processes.usage(spared)
+        self.rss = max(self.rss, used.rss)
+        late = now - self.started > wire.real(self.order, "wall")
+        if late or used.cpu_s - self.cpu_before > wire.real(self.order, "cpu"):
+            return "timeout"
+        if used.rss <= memory or now < self.next_pss:
+            return None
+        over = processes.proportional_bytes(spared, used.rss) > memory
+        # Exact figures cost milliseconds for each process: spend at most a fifth of the time on them.
+        self.next_pss = time.monotonic() + 4 * (time.monotonic() - now)
+        return "memory" if over else None
+
     def outcome(self, status: int) -> wire.Message:
         """Say what became of a cell whose program ended with an exit status as of ``wait``."""
         code = os.waitstatus_to_exitcode(status)

@@ -291,10 +291,14 @@ class Overseer:
 
     def _done(self, cell: Running, claim: wire.Message) -> None:
         checked = cell.check(claim)
-        if cell.order["final"] or checked["status"] == "memory":
+        if cell.order["final"]:
             cell.claim = checked  # believed when the exit status agrees
+            return
+        if checked["status"] == "memory":
             # As the watchdog does, a moment later: the state must not depend on which of the two limits came first.
-            return None if cell.order["final"] else self._stop("memory")
+            cell.claim = checked
+            self._stop("memory")
+            return
         state = "lost" if self._lost else "kept"
         self._lost, self._pristine, self._alone = False, False, True
         self._answer({**cell.measure(self._pid, self._spared()), **checked, "state": state})
@@ -307,23 +311,14 @@ class Overseer:
         self._channel.sendall(wire.pack({**blank, **answer}))
 
     def _watch(self) -> None:
-        now, cell = time.monotonic(), self._cell
+        cell = self._cell
         if cell is None:
-            if now > self._phase_until:
+            if time.monotonic() > self._phase_until:
                 self._lose()
             return
         processes.reap_orphans({self._pid, self._snapshot} | self._kin.spared(self))
-        used = processes.usage(self._spared())
-        cell.rss = max(cell.rss, used.rss)
-        limit = self._start.limits.memory_bytes
-        late = now - cell.started > wire.real(cell.order, "wall")
-        if late or used.cpu_s - cell.cpu_before > wire.real(cell.order, "cpu"):
-            self._stop("timeout")
-        elif used.rss > limit and now >= cell.next_pss:
-            if processes.proportional_bytes(self._spared(), used.rss) > limit:
-                self._stop("memory")
-            # Exact figures cost milliseconds for each process: spend at most a fifth of the time on them.
-            cell.next_pss = time.monotonic() + 4 * (time.monotonic() - now)
+        if reason := cell.overrun(self._start.limits.memory_bytes, self._spared()):
+            self._stop(reason)
 
     def _stop(self, reason: str) -> None:
         if self._cell is not None and self._cell.reason is None:

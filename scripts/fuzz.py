@@ -67,7 +67,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("random", "atheris"), default="random", help="atheris follows coverage")
     parser.add_argument("--inputs", type=int, default=1_000_000, help="how many, over all targets (default: 1000000)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="most seconds, over all targets (default: 600)")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="most seconds, over all targets (default: 3600)")
     parser.add_argument("--target", action="append", metavar="NAME", help="this one; may be repeated")
     parser.add_argument("--seed", type=int, default=0, help="of chance (default: 0)")
     parser.add_argument("--out", type=Path, default=Path("fuzz-failures"), help="where a failing input is saved")
