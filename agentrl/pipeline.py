@@ -23,6 +23,9 @@ from agentrl.sft import SftStep, oracle_episodes, warm_start
 from agentrl.trainer import StepResult, Trainer, check_training_config
 from agentrl.viewer import write_report
 
+_SILENT_STEPS = 5
+"""After how many steps in a row without a signal a run says so."""
+
 
 def train(config: Config, display: Display, *, numbered: bool = False, sft_only: bool = False) -> Path:
     """Do a whole run in a new folder.
@@ -190,17 +193,25 @@ class _Run:
                 self._config, self._parts, self._players, lambda _: bar.advance("the gold player plays")
             )
         with self._display.phase("warm start", sft.steps) as bar:
+            likelihood = 0.0
 
             def told(step: SftStep) -> None:
+                nonlocal likelihood
+                likelihood = step.likelihood
                 _stop_if_cancelled()
                 bar.advance(f"loss {step.loss:.4f}, oracle episode's likelihood {step.likelihood:.0%}")
 
             steps = warm_start(self._config, self._parts, groups, told)
         self._sync()
         self._display.say(f"warm start: {steps} updates on {len(groups)} oracle episodes, {self._elapsed()}")
+        if likelihood < sft.stop_at < 1:
+            self._display.say(
+                f"warning: the warm start ended with an oracle episode's likelihood of {likelihood:.1%}, not the "
+                f"{sft.stop_at:.0%} of sft.stop_at: where training then meets no reward, raise sft.steps or sft.lr"
+            )
 
     async def _train(self) -> None:
-        steps = self._config.optim.steps
+        steps, silent = self._config.optim.steps, 0
         with self._display.phase("training", steps) as bar:
             for _ in range(self.done):
                 bar.advance()
@@ -211,6 +222,13 @@ class _Run:
                 self._finished(number)
                 bar.expect(self._likely_steps())
                 bar.advance(_note(result.metrics))
+                silent = 0 if result.metrics["advantage_abs"] else silent + 1
+                if silent == _SILENT_STEPS:
+                    self._display.say(
+                        f"warning: the last {silent} steps taught nothing: all members of each group had the same "
+                        f"reward, on average {result.metrics['reward_mean']:.2f}; try a longer warm start, easier or "
+                        "harder tasks, or a larger rollout.group_size"
+                    )
                 if self._due(self._config.save.every):
                     self.save()
                 await self._evaluate_if_due()

@@ -14,7 +14,7 @@ from agentrl.records import read_episodes
 from agentrl.runfolder import checkpoints, read_config, read_jsonl
 from agentrl.sandboxes.base import Status
 
-from .conftest import Server, Train, rows_of, weights_of
+from .conftest import ARITHMETIC, SHAPED, Server, Train, rows_of, weights_of
 
 
 @pytest.mark.slow
@@ -116,3 +116,25 @@ def test_side_by_side_episodes_change_no_token(train: Train, tmp_path: Path) -> 
         assert mine["entropy"] == pytest.approx(theirs["entropy"], abs=1e-4)
     before, after = weights_of(one), weights_of(other)
     assert max(float((before[name] - after[name]).abs().max()) for name in before) < 1e-4
+
+
+@pytest.mark.slow
+def test_steps_that_teach_nothing_are_told_once(train: Train, tmp_path: Path) -> None:
+    same = SHAPED.replace("Shaped", "Same").replace("sum(map(ord, episode.final)) % 5 / 4", "0")
+    (tmp_path / "same.py").write_text(same)
+    command = train("silent", "env.id='same:test/Same-v0'", "optim.steps=7", "save.every=0", "eval.every=0")
+    assert command.wait() == 0, command.err
+    assert all(row["advantage_abs"] == 0 for row in rows_of(tmp_path / "runs" / "silent"))
+    told = [line for line in command.err.splitlines() if line.startswith("warning")]
+    assert len(told) == 1 and "last 5 steps taught nothing" in told[0] and "on average 0.00" in told[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_at", [0.9, 1e-300, 1.0])
+def test_warm_start_that_ends_too_early_is_told(server: Server, tmp_path: Path, stop_at: float) -> None:
+    (tmp_path / "warm.toml").write_text(ARITHMETIC)
+    settings = [f"sft.stop_at={stop_at}", "sft.steps=2", "sft.tasks=4", "eval.tasks=1", "rollout.turn_tokens=32"]
+    command = server.start(tmp_path, "sft", "warm.toml", *(word for one in settings for word in ("--set", one)))
+    assert command.wait() == 0, command.err
+    assert ("not the 90% of sft.stop_at" in command.err) is (stop_at == 0.9)
+    assert ("warning" in command.err) is (stop_at == 0.9)
