@@ -25,6 +25,8 @@ from agentrl.viewer import write_report
 
 _SILENT_STEPS = 5
 """After how many steps in a row without a signal a run says so."""
+_NO_SIGNAL = 1e-6
+"""Mean |advantage| that rounding explains: a baseline of equal rewards differs from them by as little."""
 
 
 def train(config: Config, display: Display, *, numbered: bool = False, sft_only: bool = False) -> Path:
@@ -222,7 +224,7 @@ class _Run:
                 self._finished(number)
                 bar.expect(self._likely_steps())
                 bar.advance(_note(result.metrics))
-                silent = 0 if result.metrics["advantage_abs"] else silent + 1
+                silent = silent + 1 if result.metrics["advantage_abs"] < _NO_SIGNAL else 0
                 if silent == _SILENT_STEPS:
                     self._display.say(
                         f"warning: the last {silent} steps taught nothing: all members of each group had the same "

@@ -302,7 +302,10 @@ class Overseer:
         state = "lost" if self._lost else "kept"
         self._lost, self._pristine, self._alone = False, False, True
         self._answer({**cell.measure(self._pid, self._spared()), **checked, "state": state})
-        self._copy() if cell.order["transaction"] else self._settle()
+        if cell.order["transaction"]:
+            self._copy()
+        else:
+            self._settle()
 
     def _answer(self, answer: wire.Message) -> None:
         self._cell = None
