@@ -5,6 +5,7 @@ A tiny model and its tokenizer are shared; what needs torch is imported only whe
 
 import copy
 import os
+import signal
 import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -16,6 +17,9 @@ from hypothesis import HealthCheck, settings
 # Set before any test imports transformers: both are read when it is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# A shell that starts these tests in the background has SIGINT ignored, and what they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CI = os.environ.get("AGENTRL_CI") == "1"
 
