@@ -87,7 +87,10 @@ def expected(result: Result, value: str) -> Result:
 def tool_rows() -> Iterator[Row]:
     """Time the ways that need nothing of ours."""
     yield Row(name="python3 -c pass", sample=command(PYTHON, "-c", "pass"), each=2)
-    flags = ("--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--tmpfs", "/tmp")
+    # Not the whole of /: below it the mounts of containers come and go, and bubblewrap fails where one has just gone.
+    folders = dict.fromkeys(("/usr", "/lib", "/lib64", sys.base_prefix))
+    binds = [word for folder in folders for word in ("--ro-bind-try", folder, folder)]
+    flags = ("--unshare-all", "--die-with-parent", *binds, "--proc", "/proc", "--tmpfs", "/tmp")
     yield _tool_row("bwrap python3 -I -S -c pass", command("bwrap", *flags, PYTHON, "-I", "-S", "-c", "pass"), "bwrap")
 
 
