@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from agentrl.config import Config, ModelSettings, with_overrides
-from agentrl.dialects import NATIVE, resolve_dialect
+from agentrl.dialects import NATIVE, Dialect, resolve_dialect
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
@@ -61,7 +61,7 @@ def assemble(config: Config, path: str | Path | None = None) -> Parts:
         torch.set_num_threads(config.run.threads)
     source = path or config.model.path
     tokenizer: Any = load_tokenizer(source, _NO_TOKENIZER) if source else make_tokenizer(_texts(config))
-    renderer = Renderer(tokenizer, config.model.template_args)
+    renderer = Renderer(tokenizer, config.model.template_args, _dialect(config).template_tools)
     device = _device(config.model.device)
     if source:
         model = load_model(source, dtype=getattr(torch, config.model.dtype), device=device)
@@ -105,9 +105,13 @@ def dialect_label(config: Config) -> str:
     Raises:
         UsageError: there is no such environment, or it does not take one of its arguments.
     """
+    return _dialect(config).label
+
+
+def _dialect(config: Config) -> Dialect:
     env = make(config.env.id, **config.env.args)
     env.close()
-    return env.dialect.label
+    return env.dialect
 
 
 def make_collector(config: Config, renderer: Renderer, *, split: str) -> Collector:
@@ -122,16 +126,34 @@ def make_collector(config: Config, renderer: Renderer, *, split: str) -> Collect
         config.env.id,
         {**config.env.args, "split": split},
         renderer,
-        limits=Limits(episode_tokens=rollout.episode_tokens),
+        limits=Limits(episode_tokens=rollout.episode_tokens, cut_turns=rollout.cut_turns),
         concurrency=rollout.concurrency,
         max_fault_rate=rollout.max_fault_rate,
     )
 
 
-def pick_tasks(env: ToolEnv, count: int, *, first: int = 0) -> Sequence[Task]:
-    """Tasks ``first`` to ``first + count`` of the environment's split, from the start again where it ends."""
-    size = env.task_set.size
-    return [env.task_set[index if size is None else index % size] for index in range(first, first + count)]
+def pick_tasks(env: ToolEnv, count: int, *, first: int = 0, seed: int | None = None) -> Sequence[Task]:
+    """Tasks ``first`` to ``first + count`` of the environment's split; a finite one begins again where it ends.
+
+    Args:
+        env: the environment.
+        count: how many.
+        first: where to begin, counted through all passes; a negative one is in the passes before the first.
+        seed: shuffles a finite split, each pass anew and every task once a pass; None keeps the split's own order.
+    """
+    size, places = env.task_set.size, range(first, first + count)
+    if size is None:
+        return [env.task_set[place] for place in places]
+    orders = {number: _order(size, seed, number) for number in {place // size for place in places}}
+    return [env.task_set[orders[place // size][place % size]] for place in places]
+
+
+def _order(size: int, seed: int | None, number: int) -> Sequence[int]:
+    """In which order pass ``number`` through ``size`` tasks meets them."""
+    if seed is None:
+        return range(size)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "pass", number))
+    return torch.randperm(size, generator=generator).tolist()
 
 
 def _texts(config: Config) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Calls with a time limit: a function in a thread of its own, a coroutine on an event loop that runs in the background.
+"""Calls with a time limit: a function in another thread, a coroutine on an event loop that runs in the background.
 
 Whatever the call raises comes back as a value: a tool that raises ``SystemExit`` must not end the process that called
 it. A Python thread can't be killed. One that overran goes on until its function returns, with whatever it holds; there
@@ -10,10 +10,12 @@ import atexit
 import concurrent.futures
 import contextlib
 import os
+import queue
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from agentrl.errors import InfrastructureError
 
@@ -22,6 +24,8 @@ MAX_STRAYS = 64
 _GRACE = 1.0  # seconds that a cancelled coroutine has for its clean-up
 _PATIENCE = 5.0  # seconds that a loop has to show that it is not blocked
 _Future: TypeAlias = "concurrent.futures.Future[object]"
+_Calls: TypeAlias = "queue.SimpleQueue[tuple[_Future, Callable[[], object]] | None]"
+_T = TypeVar("_T")
 
 
 class Overrun(Exception):
@@ -52,16 +56,85 @@ def in_thread(function: Callable[[], object], timeout: float | None) -> Outcome:
     Raises:
         InfrastructureError: too many calls that overran still run; the process can't bear more of them.
     """
-    _check_strays()
-    ended: _Future = concurrent.futures.Future()
-    thread = threading.Thread(target=_settle, args=(ended, function), name="agentrl-tool", daemon=True)
-    thread.start()
-    concurrent.futures.wait([ended], timeout)
-    if not ended.done():
-        with _lock:
-            _strays.add(thread)
-        return Outcome(error=Overrun())
-    return _outcome(ended)
+    worker = Worker()
+    try:
+        return worker.call(function, timeout)
+    finally:
+        worker.close()
+
+
+class Worker:
+    """A daemon thread that makes one call after another: what one of them has made there, the next may use there.
+
+    It begins with the first call, and ends with ``close`` or when nobody holds the worker any more. A call that overran
+    keeps it, and the next one gets another. A copy has a thread of its own.
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._calls: _Calls = queue.SimpleQueue()
+        self._end: Callable[[], object] = lambda: None
+
+    def call(self, function: Callable[[], object], timeout: float | None) -> Outcome:
+        """Call ``function`` in the thread and wait for it; one that is called from there gets a thread of its own.
+
+        Args:
+            function: what to call.
+            timeout: seconds to wait for; None waits as long as it takes.
+
+        Raises:
+            InfrastructureError: too many calls that overran still run; the process can't bear more of them.
+        """
+        _check_strays()
+        if self._thread is threading.current_thread():
+            return in_thread(function, timeout)
+        if self._thread is None or not self._thread.is_alive():  # a forked child has none of its parent's threads
+            self._begin()
+        ended: _Future = concurrent.futures.Future()
+        self._calls.put((ended, function))
+        try:
+            concurrent.futures.wait([ended], timeout)
+        finally:
+            if not ended.done() and self._thread is not None:
+                with _lock:
+                    _strays.add(self._thread)
+                self.close()
+        return _outcome(ended) if ended.done() else Outcome(error=Overrun())
+
+    def run(self, function: Callable[[], _T], *, begin: bool = False) -> _T:
+        """What ``function`` gives or raises, in the thread if there is one, else right here.
+
+        Args:
+            function: what to call.
+            begin: begin the thread for it.
+        """
+        if self._thread is threading.current_thread() or (self._thread is None and not begin):
+            return function()
+        given: list[_T] = []
+        outcome = self.call(lambda: given.append(function()), None)
+        if outcome.error is not None:
+            raise outcome.error
+        return given[0]
+
+    def close(self) -> None:
+        """Let the thread end, once the call that it makes is over."""
+        self._thread = None
+        self._end()
+
+    def _begin(self) -> None:
+        self._calls = queue.SimpleQueue()
+        self._end = weakref.finalize(self, self._calls.put, None)
+        self._thread = threading.Thread(target=_serve, args=(self._calls,), name="agentrl-tool", daemon=True)
+        self._thread.start()
+
+    def __reduce__(self) -> tuple[type["Worker"], tuple[()]]:
+        return Worker, ()
+
+
+def _serve(calls: _Calls) -> None:
+    while (asked := calls.get()) is not None:
+        _settle(*asked)
+        del asked  # what it holds may be what keeps the worker alive
 
 
 def _check_strays() -> None:

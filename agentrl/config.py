@@ -13,6 +13,8 @@ import pydantic
 from pydantic import Field
 
 from agentrl.errors import ConfigError, UnknownNameError, UsageError, nearest
+from agentrl.hints import hint
+from agentrl.types import CutTurns
 
 Value = str | int | float | bool | list[int] | list[str]
 _VALUE_KINDS = "Input should be text, a number, true or false, or a list of whole numbers or of texts"
@@ -22,7 +24,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class RunSettings(_Section):
@@ -43,8 +47,9 @@ class EnvSettings(_Section):
 
     id: str = "agentrl/Arithmetic-v0"
     """The environment's id (rollout)."""
-    args: dict[str, Value] = Field(default_factory=dict)
-    """The environment's own arguments; ``split`` is set by whoever plays (rollout)."""
+    args: dict[str, Value | dict[str, Value]] = Field(default_factory=dict)
+    """The environment's own arguments, tables such as ``data = {train = "a", test = "b"}`` included, without ``split``,
+    which is set by whoever plays (rollout)."""
 
 
 class ModelSettings(_Section):
@@ -87,13 +92,16 @@ class RolloutSettings(_Section):
     """How episodes are collected."""
 
     tasks: Count = 8
-    """Tasks, and so groups, per step (trainer)."""
+    """Tasks, and so groups, per step; a finite split is shuffled by run.seed, each pass through it anew (trainer)."""
     group_size: Count = 8
     """Episodes per task (trainer)."""
     temperature: Positive = 1.0
     """Sampling temperature (rollout, trainer)."""
     turn_tokens: Count = 256
     """Most sampled tokens of a turn (rollout)."""
+    cut_turns: CutTurns = "end"
+    """What becomes of a turn that this or episode_tokens cuts off: "end" ends the episode there without an answer,
+    "answer" takes it as it stands, "continue" runs its calls or tells the agent to go on (rollout)."""
     episode_tokens: Count = 2048
     """Most tokens of an episode, prompt and tool output included (rollout)."""
     concurrency: Count = 64
@@ -112,13 +120,13 @@ class AlgoSettings(_Section):
     """The algorithm: an advantage function and a loss function."""
 
     advantage: str = "otb"
-    """Name in the table of advantages (algos)."""
+    """The estimator: otb, otb_loo, group_mean, grpo, rloo, opo, ogb or reinforce_pp (algos)."""
     advantage_options: dict[str, Value] = Field(default_factory=dict)
     """Its own options (algos)."""
     energy_ratio: bool = False
     """Weigh OTB's energies by the squared cumulative ratio θ/sampler, anew in each epoch (trainer)."""
     loss: str = "ctpo"
-    """Name in the table of losses (algos)."""
+    """The policy loss: ctpo, ppo_clip, dapo, gspo, gspo_token, cispo or reinforce (algos)."""
     loss_options: dict[str, Value] = Field(default_factory=dict)
     """Its own options (algos)."""
     correction: Literal["none", "token", "prefix", "sequence"] = "sequence"
@@ -232,12 +240,17 @@ def parse_config(data: Mapping[str, Any]) -> Config:
     """Make a config of plain data.
 
     Raises:
-        ConfigError: a key is unknown or a value is invalid.
+        ConfigError: a key is unknown, a value is invalid, or the split is among the environment's arguments.
     """
     try:
-        return Config.model_validate(data)
+        config = Config.model_validate(data)
     except pydantic.ValidationError as error:
         raise ConfigError(_explained(error.errors()[0])) from error
+    if "split" in config.env.args:
+        raise ConfigError(
+            "setting 'env.args.split' has no effect: training plays 'train', and evaluation the split of eval.split"
+        )
+    return config
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
@@ -306,7 +319,10 @@ def _parsed(override: str) -> dict[str, Any]:
         raise ConfigError(f"{override!r} sets nothing: write section.key=value, for example optim.steps=20")
     try:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        # JSON's or Python's way to write a table would else become a text, and that the name of a file.
+        if value.lstrip()[:1] in ("[", "{"):
+            raise ConfigError(f'{override!r} is not TOML: write tables as {{key = "value"}}, text in quotes') from error
         parsed = value
     for part in reversed(key.strip().split(".")):
         parsed = {part: parsed}
@@ -316,9 +332,12 @@ def _parsed(override: str) -> dict[str, Any]:
 def _explained(item: Mapping[str, Any]) -> str:
     place = [str(part) for part in item["loc"]]
     if place[1:2] and place[1].rpartition("_")[2] in ("args", "options") and len(place) > 3:
-        return f"setting {'.'.join(place[:3])!r} is {item['input']!r}: {_VALUE_KINDS}"
+        table = ", or a table of these" if place[1] == "args" else ""
+        return f"setting {'.'.join(place[:3])!r} is {item['input']!r}: {_VALUE_KINDS}{table}"
     if item["type"] == "extra_forbidden":
-        return f"unknown setting {'.'.join(place)!r}; {nearest(place[-1], _keys(place[:-1]))}"
+        inside: Mapping[str, Any] = item["input"] if isinstance(item["input"], Mapping) else {}
+        instead = hint([*place, *inside]) or nearest(place[-1], _keys(place[:-1]))
+        return f"unknown setting {'.'.join(place)!r}; {instead}"
     return f"setting {'.'.join(place)!r} is {item['input']!r}: {item['msg']}"
 
 

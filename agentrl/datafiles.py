@@ -1,11 +1,11 @@
-"""Rows of a data set: JSON lines, Parquet, or what the ``datasets`` library loads, each with the place it came from.
+"""Rows of a data set: JSON, Parquet, or what the ``datasets`` library loads, each with the place it came from.
 
 A data set is read once, from front to back. A row that can't be read is handed on as such, with the reason.
 """
 
 import gzip
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,20 @@ from typing import IO, Any, cast
 
 from agentrl.errors import UsageError
 
-JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+JSON = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".zst"))
 PARQUET = ".parquet"
 _BATCH = 1024
+_ABOUT = """
+ability answer answer_idx answer_index answer_type category choice_answer cot_content cot_type data_source data_topic
+dataset date difficulty domain equation estimated_date expected_answer expected_auxiliary_space
+expected_time_complexity extra_info field final_answer formula generations ground_truth id idx is_multiple_answer lang
+language level license memory_limit messages meta metadata modality name part picture_num problem_number problem_type
+question_id question_number question_type rationale raw_tags reward_model skill_types solution solution_type solutions
+source source_file source_type sourcename split subfield subject tags task_id time_limit topic type unique_id unit url
+uuid year
+"""
+"""Columns that tell something about a problem, such as where it is from and how it is solved, and are no part of it."""
+_KNOWN = frozenset(_ABOUT.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +45,8 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
     """The rows of ``source``, in order, read as they are asked for.
 
     Args:
-        source: the path of a file (``.jsonl``, ``.jsonl.gz``, ``.jsonl.zst``, ``.parquet``), of a folder that
-            ``datasets.load_dataset`` understands, or the name of a data set on the Hugging Face hub.
+        source: the path of a file (``.jsonl`` or ``.json``, also packed as ``.gz`` or ``.zst``, or ``.parquet``), of a
+            folder that ``datasets.load_dataset`` understands, or the name of a data set on the Hugging Face hub.
         config: the configuration of a folder or hub data set.
         split: its split.
 
@@ -43,14 +54,30 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
         UsageError: there is no such file or data set, it can't be read, or a library that reads it is missing.
     """
     path = Path(source).expanduser()
-    if source.lower().endswith(JSON_LINES):
-        return _json_lines(_existing(path))
+    if source.lower().endswith(JSON):
+        return _json_rows(_existing(path))
     if source.lower().endswith(PARQUET):
         return _parquet(_existing(path))
     if path.is_file():
-        known = ", ".join((*JSON_LINES, PARQUET))
+        known = ", ".join((*JSON, PARQUET))
         raise UsageError(f"{source!r} is no data file that can be read here: convert it to one of {known}")
     return _hub(str(path) if path.is_dir() else source, config, split)
+
+
+def left_over(data: Mapping[str, object], read: Collection[str]) -> list[str]:
+    """The columns with text, lists or tables in them that were not read and may belong to the problem.
+
+    Args:
+        data: a row.
+        read: the columns that were read; a copy of one of them is not left over.
+    """
+    known = [data[name] for name in read if name in data]
+    return [
+        name
+        for name, value in data.items()
+        if name not in read and name.lower().replace(" ", "_") not in _KNOWN
+        if value and isinstance(value, str | list | Mapping) and value not in known
+    ]
 
 
 def stamp(source: str) -> tuple[object, ...]:
@@ -68,18 +95,27 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
-    with _complaining(path), _opened(path) as lines:
-        for count, line in enumerate(lines, start=1):
-            if not line.isspace():
+def _json_rows(path: Path) -> Iterator[Row]:
+    with _complaining(path), _opened(path) as file:
+        # A file called .json holds a list, or, very often, lines as well.
+        whole = b"" if ".jsonl" in path.name.lower() else file.read().strip()
+        if whole.startswith(b"["):
+            items = cast(list[object], json.loads(whole))
+            yield from (_row(f"{path.name} item {count}", item) for count, item in enumerate(items, start=1))
+            return
+        for count, line in enumerate(whole.splitlines() or file, start=1):
+            if line.strip():
                 yield _json_row(f"{path.name} line {count}", line)
 
 
 def _json_row(place: str, line: bytes) -> Row:
     try:
-        data = json.loads(line)
+        return _row(place, json.loads(line))
     except (ValueError, RecursionError) as error:
         return Row(place=place, data={}, fault=f"is no JSON ({error})")
+
+
+def _row(place: str, data: object) -> Row:
     if not isinstance(data, dict):
         return Row(place=place, data={}, fault="is no JSON object")
     return Row(place=place, data=cast(dict[str, object], data))

@@ -5,11 +5,13 @@ row, ``P`` parameters. ``t`` = 1, 2, … counts the sampled tokens of an episode
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from agentrl.algos.losses import LossOut
+from agentrl.algos.ratios import cumulative_log_ratio
 from agentrl.algos.rows import Rows, check_tokens
 
 BINS = 32
@@ -149,12 +151,13 @@ def effective_sample_size(weights: Tensor) -> float:
     return float(scaled.sum().square() / (scaled.numel() * scaled.square().sum()))
 
 
-def position_moments(values: Tensor, starts: Tensor) -> Tensor:
+def position_moments(values: Tensor, starts: Tensor, among: Tensor | None = None) -> Tensor:
     """Count, sum and sum of squares of ``values`` in log-spaced bins of t; moments of several packs add up.
 
     Args:
         values: One number per sampled token [S]; booleans count as 0 and 1.
         starts: Offset of each row [R+1].
+        among: Which tokens count, bool [S]; None for all.
 
     Returns:
         The moments of each bin 1, 2–3, 4–7, 8–15 … of t [BINS, 3], float64.
@@ -166,7 +169,8 @@ def position_moments(values: Tensor, starts: Tensor) -> Tensor:
     check_tokens("values", numbers, numbers)
     # frexp gives t = m·2^e with m in [½, 1), exactly where a logarithm might round.
     place = torch.frexp(Rows.of(starts, numbers).ordinal.double()).exponent.long() - 1
-    terms = torch.stack([torch.ones_like(numbers), numbers, numbers.square()], 1)
+    counted = torch.ones_like(numbers) if among is None else among.to(numbers)
+    terms = torch.stack([counted, counted * numbers, counted * numbers.square()], 1)
     return numbers.new_zeros(BINS, 3).index_add(0, place, terms)
 
 
@@ -185,10 +189,7 @@ def position_means(name: str, moments: Tensor) -> dict[str, float]:
 
 def position_stds(name: str, moments: Tensor) -> dict[str, float]:
     """The population standard deviation of each bin that holds a token; arguments and names as ``position_means``."""
-    return {
-        f"{name}_t{edge}": max(0.0, squares / count - (total / count) ** 2) ** 0.5
-        for edge, (count, total, squares) in _filled(moments)
-    }
+    return {f"{name}_t{edge}": _std(*one) for edge, one in _filled(moments)}
 
 
 def position_metrics(values: Mapping[str, Tensor], starts: Tensor) -> dict[str, float]:
@@ -208,6 +209,50 @@ def position_metrics(values: Mapping[str, Tensor], starts: Tensor) -> dict[str, 
     for name, one in values.items():
         metrics |= position_means(name, position_moments(one, starts))
     return metrics
+
+
+@dataclass(slots=True)
+class Drift:
+    """How far a step's updates found the policy from *old*, added up over their packs: metrics show no packing."""
+
+    shift: Tensor = field(default_factory=lambda: torch.zeros(BINS, 3, dtype=torch.float64))
+    """Moments of S_t, the cumulative log ratio θ/old, in nats [BINS, 3]."""
+    cut: Tensor = field(default_factory=lambda: torch.zeros(BINS, 3, dtype=torch.float64))
+    """Moments of whether the loss left a token with an advantage without a gradient, among such tokens [BINS, 3]."""
+    sums: Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.float64))
+    """Tokens with an advantage, those of them that the loss calls clipped, all tokens, and their ratios [4]."""
+    largest: float = 0.0
+    """Largest |log ratio θ/old| of a single token, in nats."""
+
+    def add(self, out: LossOut, logp: Tensor, old_logp: Tensor, advantages: Tensor, starts: Tensor) -> None:
+        """Count a pack whose loss ``out`` has been differentiated: ``logp`` has kept its gradient."""
+        assert logp.grad is not None
+        credited = advantages != 0
+        self.shift += position_moments(cumulative_log_ratio(logp, old_logp, starts), starts)
+        self.cut += position_moments(logp.grad == 0, starts, credited)
+        told = {name: float(value) for name, value in out.metrics.items()}
+        some, count = int(credited.sum()), len(logp)
+        self.sums += torch.tensor([some, some * told["clip_fraction"], count, count * told["ratio_mean"]])
+        self.largest = max(self.largest, told["log_ratio_abs_max"])
+
+    def metrics(self) -> dict[str, float]:
+        """Mean and std of S_t and the clip rate, in all and by position; mean and largest ratio."""
+        count, total, squares = self.shift.sum(0).tolist()
+        some, clipped, tokens, ratios = self.sums.tolist()
+        return {
+            "clip_fraction": clipped / max(some, 1),
+            "ratio_mean": ratios / tokens,
+            "log_ratio_abs_max": self.largest,
+            "S_mean": total / count,
+            "S_std": _std(count, total, squares),
+            **position_means("S_mean", self.shift),
+            **position_stds("S_std", self.shift),
+            **position_means("clip_fraction", self.cut),
+        }
+
+
+def _std(count: float, total: float, squares: float) -> float:
+    return max(0.0, squares / count - (total / count) ** 2) ** 0.5
 
 
 def _filled(moments: Tensor) -> Sequence[tuple[int, tuple[float, float, float]]]:

@@ -1,7 +1,7 @@
 """What a person sees while a run goes on: progress bars in a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from agentrl.evaluate import Evaluation
@@ -72,15 +72,8 @@ class Display:
         self.say(
             f"{name}: success {result.success:.1%} (95% CI {result.low:.1%} to {result.high:.1%}) on {result.tasks} "
             f"tasks{passes}, {result.turns_mean:.2f} turns, {result.tool_calls_mean:.2f} tool calls, "
-            f"{result.tool_errors_mean:.2f} tool errors, {result.truncated} truncated"
+            f"{result.tool_errors_mean:.2f} tool errors, {result.truncated} truncated, {result.cut_turns} cut turns"
         )
-
-    def table(self, title: str, rows: Mapping[str, str]) -> None:
-        """Show names and values."""
-        table = Table(title=title, show_header=False, title_justify="left")
-        for name, value in rows.items():
-            table.add_row(name, value)
-        self.console.print(table)
 
 
 class Bar:
@@ -91,7 +84,8 @@ class Bar:
     def __init__(self, display: Display, progress: Progress, task: TaskID, name: str, total: int) -> None:
         self._display, self._progress, self._task = display, progress, task
         self._name, self._total, self._done = name, total, 0
-        self._told = time.monotonic()
+        self._before = 0
+        self._began = self._told = time.monotonic()
 
     def expect(self, total: int) -> None:
         """From what is done so far, ``total`` is how many there will be."""
@@ -99,12 +93,23 @@ class Bar:
         self._progress.update(self._task, total=total)
 
     def advance(self, note: str = "") -> None:
-        """One more is done."""
+        """One more is done; without a note it was done before, and in no time."""
         self._done += 1
         if not note:
+            self._before += 1
             self._progress.advance(self._task)
             return
         self._progress.update(self._task, advance=1, note=note)
-        if self._progress.disable and time.monotonic() - self._told > self._EVERY_S:
-            self._told = time.monotonic()
-            self._display.say(f"{self._name} {self._done}/{self._total}: {note}")
+        now = time.monotonic()
+        if self._progress.disable and now - self._told > self._EVERY_S:
+            self._told = now
+            each = (now - self._began) / (self._done - self._before)
+            self._display.say(
+                f"{self._name} {self._done}/{self._total}: {note}, {_left(each, self._total - self._done)}"
+            )
+
+
+def _left(each: float, count: int) -> str:
+    """How long ``count`` more will take at ``each`` seconds a piece, in words."""
+    seconds = each * count
+    return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"

@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -16,10 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from agentrl.registry import plugins
 from agentrl.sandboxes import Limits, Sandbox, SandboxError, SandboxUnavailable, docker_engine, obstacles, open_sandbox
 from agentrl.sandboxes.docker_image import IMAGE
+from agentrl.terminal import visible
 
-PACKAGES: Final = ("agentrl", "gymnasium", "torch", "transformers", "vllm", "docker", "rich", "numpy", "sympy")
+PACKAGES: Final = ("agentrl", "gymnasium", "torch", "transformers", "docker", "rich", "numpy", "sympy")
 """Distributions that are named with their versions; none of them is imported."""
 _LIMITS: Final = Limits(cpu_s=2.0, memory_bytes=256 << 20)
 _SOON: Final = 0.3
@@ -67,6 +69,8 @@ class Diagnosis:
     """Versions of Python and of what agentrl can use, ``not installed`` where it is missing."""
     backends: tuple[BackendReport, ...]
     """One report for each sandbox back end."""
+    plugins: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What offers environments: the ids, or what is wrong."""
 
     @property
     def ok(self) -> bool:
@@ -76,7 +80,7 @@ class Diagnosis:
     def row(self) -> dict[str, object]:
         """Give plain data for JSON."""
         backends = [{**asdict(backend), "facts": dict(backend.facts), "ok": backend.ok} for backend in self.backends]
-        return {"ok": self.ok, "packages": dict(self.packages), "backends": backends}
+        return {"ok": self.ok, "packages": dict(self.packages), "plugins": dict(self.plugins), "backends": backends}
 
 
 def versions() -> dict[str, str]:
@@ -94,7 +98,7 @@ def diagnose(*, sandbox_only: bool, say: Callable[[str], None]) -> Diagnosis:
     """Look at this machine and test every back end.
 
     Args:
-        sandbox_only: Leave the versions of packages out.
+        sandbox_only: Leave the versions of packages and the plugins out.
         say: Told what goes on, one line at a time.
     """
     say("local: looking and testing")
@@ -105,7 +109,18 @@ def diagnose(*, sandbox_only: bool, say: Callable[[str], None]) -> Diagnosis:
         name = "docker" if runtime is None else f"docker, runtime {runtime}"
         opened = partial(open_sandbox, "docker", runtime=runtime, limits=_LIMITS, ready=1)
         reports.append(examine(name, facts, opened))
-    return Diagnosis(packages={} if sandbox_only else versions(), backends=tuple(reports))
+    if sandbox_only:
+        return Diagnosis(packages={}, backends=tuple(reports))
+    return Diagnosis(packages=versions(), backends=tuple(reports), plugins=offers())
+
+
+def offers() -> dict[str, str]:
+    """Load every plugin, and tell of each what it offers."""
+    with redirect_stdout(sys.stderr):  # what they print there is not ours
+        found = {
+            f"{plugin.name} of {plugin.distribution}": plugin.problem or ", ".join(plugin.ids) for plugin in plugins()
+        }
+    return {visible(name): visible(told) for name, told in found.items()}
 
 
 def docker_facts() -> tuple[dict[str, str], set[str]]:
@@ -219,6 +234,7 @@ CHECKS: Final[Mapping[str, Callable[[Sandbox], str]]] = {
 def show(diagnosis: Diagnosis) -> None:
     """Write the diagnosis to standard output: as tables where rich is installed, as plain lines on the base install."""
     tables = {"versions": [(name, found) for name, found in diagnosis.packages.items()]} if diagnosis.packages else {}
+    tables |= {"plugins": [*diagnosis.plugins.items()]} if diagnosis.plugins else {}
     tables |= {f"sandbox: {report.name}": _rows(report) for report in diagnosis.backends}
     draw = _plain if find_spec("rich") is None else _rich
     for title, rows in tables.items():

@@ -1,7 +1,8 @@
 """The environment contract: Gymnasium's reset and step, over chat messages.
 
 To write an environment, subclass :class:`ToolEnv`, give ``tasks`` and ``reward``, and list ``tools``. Optional are
-``gold`` (a perfect player), ``respond`` (say more after a tool's answer) and ``turn_reward``.
+``gold`` (a perfect player), ``respond`` (say more after a tool's answer), ``turn_reward``, and ``open_episode`` with
+``close_episode`` for what an episode holds.
 
 Example:
     >>> class Capitals(ToolEnv):
@@ -18,7 +19,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import gymnasium
 
@@ -29,7 +30,7 @@ from agentrl.sandboxes import SandboxError
 from agentrl.spaces import Messages, Unicode
 from agentrl.tasks import TaskSet
 from agentrl.tools import Tool, ToolContext, ToolError, cut_middle
-from agentrl.types import Message, Task, ToolCall, ToolRun
+from agentrl.types import CutTurn, CutTurns, Message, Task, ToolCall, ToolRun
 
 _T = TypeVar("_T")
 
@@ -46,6 +47,8 @@ class Episode:
     """One entry per tool call, in order."""
     turns: int = 0
     """How often the assistant has spoken."""
+    cut: Literal["", CutTurns] = ""
+    """Where a limit of tokens cut off the assistant's last turn, what becomes of it; empty where it was whole."""
     # Any: whoever puts a value in knows its type, and would have to narrow an object at every use.
     state: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What tools put into ``ToolContext.state``."""
@@ -54,7 +57,9 @@ class Episode:
 
     @property
     def final(self) -> str:
-        """The assistant's last text; empty before its first turn."""
+        """The assistant's last text; empty before its first turn, and where it was cut off and is no answer."""
+        if self.cut in ("end", "continue"):
+            return ""
         texts = [message["content"] for message in self.messages if message["role"] == "assistant"]
         return texts[-1] if texts else ""
 
@@ -83,6 +88,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
     """What the system message says before it describes the tools."""
     reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0}
     """The weight of each part that ``reward`` names."""
+    cut_message: ClassVar[str] = "Your last turn was cut off at its limit of tokens. Go on, in fewer words."
+    """What the user says after a turn that was cut off and is to go on."""
     tools: Sequence[Tool] = ()
     """What the agent can call."""
 
@@ -101,6 +108,12 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         self._tasks: TaskSet | None = None
         self._episode: Episode | None = None
         self._context: ToolContext | None = None
+        self._held: ToolContext | None = None
+        """The context that ``close_episode`` has not had yet."""
+
+    def __getstate__(self) -> dict[str, object]:
+        # Tasks may be made by a function that can't be sent; whoever gets the environment makes them anew.
+        return {**self.__dict__, "_tasks": None}
 
     @functools.cached_property
     def dialect(self) -> Dialect:
@@ -127,6 +140,20 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
     def respond(self, episode: Episode) -> tuple[Message, ...]:
         """Messages that follow the tool results of a turn; none by default."""
         return ()
+
+    def open_episode(self, context: ToolContext) -> None:
+        """Begin what an episode holds, such as a connection, and put it into ``context.state``; nothing by default.
+
+        This, the functions that are tools, ``respond``, ``turn_reward``, ``reward`` and ``close_episode`` run in one
+        thread of the episode, but for what follows a tool that overran its time limit.
+        """
+
+    def close_episode(self, context: ToolContext) -> None:
+        """Give back what ``open_episode`` and the tools put into ``context.state``; nothing by default.
+
+        Every episode that ``open_episode`` has begun has it once: when it is over and graded, else in ``close`` or the
+        next ``reset``.
+        """
 
     def gold(self, task: Task) -> Sequence[str]:
         """The turns of a perfect player.
@@ -194,20 +221,24 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         # Drawn whether or not a tool needs it, so that an environment's own draws do not depend on its tools.
         tool_seed = int(self.np_random.integers(2**31))
         dialect = self.dialect  # before anything is opened: it checks the tools
+        self._end()
         for tool in self.tools:
             tool.open(tool_seed)
-        self._context = ToolContext(task=task, seed=tool_seed)
+        context = ToolContext(task=task, seed=tool_seed)
+        if type(self).open_episode is not ToolEnv.open_episode:
+            self._ask("open_episode", lambda: context.thread.run(lambda: self.open_episode(context), begin=True), task)
+        self._context = self._held = context
         system = "\n".join(part for part in (self.instructions, dialect.instructions()) if part)
         opening = (Message(role="system", content=system),) if system else ()
         messages = (*opening, Message(role="user", content=task.prompt))
-        self._episode = Episode(task=task, messages=messages, state=self._context.state)
+        self._episode = Episode(task=task, messages=messages, state=context.state)
         return messages, {"task_id": task.id}
 
     def step(self, action: str) -> tuple[tuple[Message, ...], float, bool, bool, dict[str, Any]]:
         """Take the assistant's turn.
 
         Args:
-            action: the assistant's text, exactly as sampled.
+            action: the assistant's text, exactly as sampled; a ``CutTurn`` where a limit of tokens ended it.
 
         Returns:
             New messages, the turn's reward, terminated, truncated, and an info dict.
@@ -220,35 +251,52 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         episode = self.episode
         if episode.parts is not None:
             raise EnvContractError(f"{type(self).__name__}: the episode is over: call reset")
-        calls = self.dialect.parse(action)
+        cut = action.then if isinstance(action, CutTurn) else ""
+        calls = () if cut == "end" else self.dialect.parse(action)
         answers = [self._answer(call) for call in calls]
         results = tuple(message for message, _ in answers)
         episode = replace(
             episode,
-            messages=(*episode.messages, Message(role="assistant", content=action), *results),
+            messages=(*episode.messages, Message(role="assistant", content=str(action)), *results),
             tool_runs=(*episode.tool_runs, *(run for _, run in answers)),
             turns=episode.turns + 1,
+            cut=cut,
         )
-        terminated = not calls
-        truncated = not terminated and episode.turns >= self.max_turns
+        terminated = not calls and cut in ("", "answer")
+        truncated = not terminated and (cut == "end" or episode.turns >= self.max_turns)
         extra: tuple[Message, ...] = ()
-        if not terminated:
-            given = self._ask("respond", lambda: self.respond(episode), episode.task)
+        if not calls and not terminated and not truncated:
+            extra = (Message(role="user", content=self.cut_message),)
+        if calls:
+            given = self._ask_inside("respond", lambda: self.respond(episode))
             extra = as_messages(self._place("respond"), given)
         episode = replace(episode, messages=(*episode.messages, *extra))
-        reward = self._ask("turn_reward", lambda: float(self.turn_reward(episode)), episode.task)
+        reward = self._ask_inside("turn_reward", lambda: float(self.turn_reward(episode)))
         if terminated or truncated:
-            given = self._ask("reward", lambda: self.reward(episode), episode.task)
+            given = self._ask_inside("reward", lambda: self.reward(episode))
             parts = as_parts(self._place("reward"), given, self.reward_weights)
             reward += sum(self.reward_weights[name] * value for name, value in parts.items())
             episode = replace(episode, parts=parts)
         self._episode = episode
+        if episode.parts is not None:
+            self._end()
         return (*results, *extra), reward, terminated, truncated, {"parts": dict(episode.parts or {})}
 
     def close(self) -> None:
-        """Give back whatever the tools hold. Safe to call twice."""
-        for tool in self.tools:
-            tool.close()
+        """Give back whatever the episode and its tools hold. Safe to call twice."""
+        try:
+            self._end()
+        finally:
+            for tool in self.tools:
+                tool.close()
+
+    def _end(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            try:
+                self._ask("close_episode", lambda: held.thread.run(lambda: self.close_episode(held)), held.task)
+            finally:
+                held.thread.close()
 
     def _choose(self, options: Mapping[str, Any]) -> Task:
         if unknown := set(options) - {"task"}:
@@ -262,6 +310,12 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
 
     def _ask(self, method: str, function: Callable[[], _T], task: Task | None = None) -> _T:
         return ask(self._place(method), function, task)
+
+    def _ask_inside(self, method: str, function: Callable[[], _T]) -> _T:
+        """The same in the thread of the episode."""
+        context = self._context
+        assert context is not None, "reset makes a context before anything is asked about the episode"
+        return self._ask(method, lambda: context.thread.run(function), context.task)
 
     def _place(self, part: str) -> str:
         return f"{type(self).__name__}.{part}"

@@ -24,6 +24,8 @@ from collections.abc import Iterable
 
 _MOST_NAMES = 20
 """How many names an error lists: some environments come by the hundred."""
+_FEW_NAMES = 10
+"""So few are listed although one of them is near."""
 
 
 class AgentRLError(Exception):
@@ -42,7 +44,11 @@ class UnknownNameError(UsageError):
     """A name that is not there; the message names the nearest one that is."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"no {kind} is called {name!r}; {nearest(name, known)}")
+        names = sorted(known)
+        told = nearest(name, names)
+        if told.endswith("?") and len(names) <= _FEW_NAMES:
+            told += f" There are {', '.join(names)}"
+        super().__init__(f"no {kind} is called {name!r}; {told}")
 
 
 class RunFolderError(UsageError):
@@ -80,7 +86,7 @@ class FaultRateError(InfrastructureError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say in half a sentence which of ``known`` the user may have meant."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
     if len(names) > _MOST_NAMES:

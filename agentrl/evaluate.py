@@ -4,13 +4,14 @@ An episode *succeeds* when its return reaches the most that the environment's re
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentrl.assemble import pick_tasks
 from agentrl.config import EvalSettings
 from agentrl.engines.base import Engine, Sampling
+from agentrl.env import ToolEnv
 from agentrl.rng import derive_seed
 from agentrl.rollout import Collector, EpisodeSpec, always
 from agentrl.types import Group, Trajectory, flatten
@@ -46,6 +47,8 @@ class Evaluation:
     """Mean number of tool calls per episode that did not answer."""
     truncated: int
     """Episodes cut off by a limit of turns or tokens."""
+    cut_turns: int
+    """Turns cut off by a limit of tokens."""
     lost: int
     """Tasks left out because of infrastructure faults."""
 
@@ -54,42 +57,58 @@ class Evaluation:
         return asdict(self) | {"pass_at": {str(k): value for k, value in self.pass_at.items()}}
 
 
-async def evaluate(
-    collector: Collector,
-    engine: Engine,
-    settings: EvalSettings,
-    *,
-    seed: int,
-    turn_tokens: int,
-    on_episode: Callable[[Trajectory], None] = lambda _: None,
-) -> tuple[Evaluation, list[Trajectory]]:
-    """Play the first ``settings.tasks`` tasks of the collector's split, ``settings.attempts`` times each.
+def plan(env: ToolEnv, settings: EvalSettings, seed: int) -> list[list[EpisodeSpec]]:
+    """The episodes of the first ``settings.tasks`` tasks, as far as there are so many, ``settings.attempts`` of each.
 
     Args:
-        collector: plays the split.
-        engine: samples.
-        settings: tasks, attempts and temperature.
+        env: an environment of the split.
+        settings: tasks and attempts.
         seed: of sampling; the same seed plays the same episodes.
-        turn_tokens: most sampled tokens of a turn.
-        on_episode: called with each finished episode.
-
-    Raises:
-        FaultRateError: too many tasks were lost to infrastructure faults.
     """
-    env = collector.env
     size = env.task_set.size
     tasks = pick_tasks(env, settings.tasks if size is None else min(size, settings.tasks))
-    specs = [
+    return [
         [
             EpisodeSpec(task_id=task.id, seed=derive_seed(seed, "eval", task.id, attempt))
             for attempt in range(settings.attempts)
         ]
         for task in tasks
     ]
-    sampling = Sampling(temperature=settings.temperature, max_tokens=turn_tokens)
-    collected = await collector.collect(specs, always(engine), sampling, on_episode=on_episode)
-    table = summarise(collected.groups, best_return=env.best_return, lost=collected.lost)
-    return table, flatten(collected.groups)
+
+
+async def evaluate(
+    collector: Collector,
+    engine: Engine,
+    specs: Sequence[Sequence[EpisodeSpec]],
+    sampling: Sampling,
+    *,
+    done: Iterable[Trajectory] = (),
+    on_episode: Callable[[Trajectory], None] = lambda _: None,
+) -> Evaluation:
+    """Play what is planned.
+
+    Args:
+        collector: plays the split.
+        engine: samples.
+        specs: what ``plan`` gave.
+        sampling: temperature; ``max_tokens`` limits a turn.
+        done: episodes that need not be played again.
+        on_episode: called with each episode that has been played.
+
+    Raises:
+        FaultRateError: too many tasks were lost to infrastructure faults.
+    """
+    played = {(episode.task_id, episode.seed): episode for episode in done}
+
+    def ended(episode: Trajectory) -> None:
+        played[episode.task_id, episode.seed] = episode
+        on_episode(episode)
+
+    missing = [[spec for spec in group if (spec.task_id, spec.seed) not in played] for group in specs]
+    await collector.collect([group for group in missing if group], always(engine), sampling, on_episode=ended)
+    found = [[played.get((spec.task_id, spec.seed)) for spec in group] for group in specs]
+    groups = [Group(tuple(episode for episode in group if episode)) for group in found if all(group)]
+    return summarise(groups, best_return=collector.env.best_return, lost=len(specs) - len(groups))
 
 
 def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> Evaluation:
@@ -113,6 +132,7 @@ def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> 
         tool_calls_mean=len(runs) / count,
         tool_errors_mean=sum(not run.ok for run in runs) / count,
         truncated=sum(trajectory.stop.truncated for trajectory in episodes),
+        cut_turns=sum(trajectory.cut_turns for trajectory in episodes),
         lost=lost,
     )
 

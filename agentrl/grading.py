@@ -14,6 +14,9 @@ from agentrl.formulas import MAX_CHARS, Unreadable, parse
 
 _PLAIN = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+|[0-9]+/[0-9]+)")
 _PLAIN_FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}")
+_DRESSED = re.compile(r"\\(?:text|(?:math|text)(?:rm|bf|it|sf|normal)|boldsymbol|bm|[mh]box) *\{(.*)\}", re.DOTALL)
+_FORMULA = re.compile(r"[\W\d_]*|(?!.*[^\W\d_]{2})(?=.*[-+*/^=<>\\]).*", re.DOTALL)
+_COMMAND = re.compile(r"\\[A-Za-z]+")
 _LATEX_COMMA = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!|\\,)(?=[0-9])")
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 
@@ -38,6 +41,20 @@ def last_boxed(text: str) -> str | None:
             if depth == 0:
                 return text[start:position].strip()
     return None
+
+
+def undressed(text: str) -> str:
+    r"""``text`` out of ``\text{}``, ``\mathbf{}`` and their like around all of it, as long as those hold no words.
+
+    Example:
+        >>> undressed(r"\mathbf{\text{38}}"), undressed(r"\text{no solution}"), undressed(r"\text{3}8")
+        ('38', '\\text{no solution}', '\\text{3}8')
+    """
+    while (found := _DRESSED.fullmatch(text)) and _FORMULA.fullmatch(_COMMAND.sub(r"\\", found[1])):
+        if last_boxed(rf"\boxed{{{found[1]}}}") != found[1].strip():
+            break
+        text = found[1].strip()
+    return text
 
 
 def equal(answer: str | None, expected: str, *, plain: bool = False) -> bool:
@@ -69,8 +86,8 @@ def equal(answer: str | None, expected: str, *, plain: bool = False) -> bool:
 def plain_number(text: str) -> Fraction | None:
     r"""The integer, decimal, ``a/b`` or ``\frac{a}{b}`` that ``text`` writes, exactly; None for anything else.
 
-    Commas between thousands (LaTeX's ``{,}`` and ``\,`` as well), dollar signs around it and a full stop behind it are
-    overlooked.
+    Commas between thousands (LaTeX's ``{,}`` and ``\,`` as well), dollar signs or ``\text{}`` around it and a full stop
+    behind it are overlooked.
     """
     if len(text) > MAX_CHARS:
         return None
@@ -97,5 +114,5 @@ def _value(text: str) -> Number:
 
 
 def _bare(text: str) -> str:
-    bare = text.strip().removesuffix(".").strip("$").removesuffix(".").strip()
+    bare = undressed(text.strip().removesuffix(".").strip("$").removesuffix(".").strip()).strip("$")
     return without_thousands(_LATEX_COMMA.sub(",", bare).replace("\N{MINUS SIGN}", "-"))

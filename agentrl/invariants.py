@@ -93,7 +93,9 @@ def check_tools_are_called(groups: Sequence[Group], env: ToolEnv) -> None:
     """
     episodes = flatten(groups)
     if env.tools and not any(trajectory.tool_runs for trajectory in episodes):
+        cut = sum(trajectory.cut_turns for trajectory in episodes)
+        longer = f", or raise rollout.turn_tokens: {cut} turns were cut off" if cut else ""
         raise InvariantError(
             f"no tool was called in the first {len(episodes)} episodes: warm the model up with [sft], or give it an "
-            "instruction that shows how to call one"
+            f"instruction that shows how to call one{longer}"
         )

@@ -82,7 +82,11 @@ def details(env_id: str) -> dict[str, object]:
     with _quiet():
         try:
             env = make(env_id)
-        except UsageError:
+        except UsageError as error:
+            if env_id in presets():
+                raise UsageError(
+                    f"{env_id!r} is a preset, no environment: agentrl config {env_id} prints it"
+                ) from error
             raise
         except (Exception, SystemExit) as error:  # somebody's environment may raise anything
             raise UsageError(f"the environment {env_id!r} is broken: {error!r}") from error

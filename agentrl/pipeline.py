@@ -1,26 +1,28 @@
 """A whole run: warm start, evaluation, training steps, evaluation, report."""
 
 import asyncio
+import json
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from agentrl.assemble import Parts, assemble, dialect_label, gold_turns, make_collector, with_dialect
 from agentrl.checkpoint import load_optimizer, load_state, save_checkpoint
-from agentrl.config import Config
+from agentrl.config import Config, with_overrides
 from agentrl.display import Display
+from agentrl.engines.base import Sampling
 from agentrl.errors import ConfigError
-from agentrl.evaluate import evaluate
+from agentrl.evaluate import evaluate, plan
 from agentrl.records import write_episodes
 from agentrl.registry import make
-from agentrl.runfolder import RunFolder, checkpoints, read_jsonl
+from agentrl.runfolder import RunFolder, changed, checkpoints, model_at, read_dialect, read_jsonl
 from agentrl.sft import SftStep, oracle_episodes, warm_start
-from agentrl.trainer import StepResult, Trainer, check_training_config
+from agentrl.trainer import StepResult, Trainer, check_training_config, learning_rate
 from agentrl.viewer import write_report
 
 _SILENT_STEPS = 5
@@ -44,6 +46,8 @@ def train(config: Config, display: Display, *, numbered: bool = False, sft_only:
     Raises:
         UsageError: something the config names is not there; nothing was written.
     """
+    # The checkpoint, and not the run, whose last one may be another one later.
+    config = with_overrides(config, [f"model.path={json.dumps(model_at(config.model.path))}"])
     config = with_dialect(config)
     check_run(config)
     if sft_only and config.sft.steps == 0:
@@ -54,22 +58,44 @@ def train(config: Config, display: Display, *, numbered: bool = False, sft_only:
         return _finish(config, display, folder, parts, None, sft_only=sft_only)
 
 
-def resume(path: Path, display: Display) -> Path:
+def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
     """Go on with a run from its last checkpoint.
+
+    Args:
+        path: the run's folder.
+        display: shows progress.
+        overrides: ``section.key=value`` each, of what may change while a run goes on; its folder records them.
 
     Raises:
         RunFolderError: there is no run at ``path``, or it is in use.
+        ConfigError: a setting can't be changed any more, or not so.
     """
-    folder, config = RunFolder.resume(path)
+    folder, before = RunFolder.resume(path)
     with folder:
+        config = changed(before, overrides, path)
+        if config != before:
+            check_run(config)
         saved = checkpoints(path)
         last = saved[-1] if saved else None
         parts = assemble(config, last)
-        step = load_state(last)["step"] if last else 0
+        if config != before:
+            folder.write_config(config, read_dialect(path))
+        state = load_state(last) if last else {"step": 0}
+        step = int(state["step"])
         display.say(f"going on with {path} after step {step}" if last else f"beginning {path} again: no checkpoint yet")
+        if config.optim != before.optim and config.optim.schedule == "linear" and last:
+            display.say(_new_schedule(config, state))
         for file in ("metrics.jsonl", "evals.jsonl"):
             folder.truncate(file, after=step if last else -1)
         return _finish(config, display, folder, parts, last, sft_only=False)
+
+
+def _new_schedule(config: Config, state: Mapping[str, int]) -> str:
+    """What the new end of a run makes of a learning rate that falls to 0 there."""
+    budget = config.optim.max_sampled_tokens
+    spent = state.get("sampled_tokens", 0) / budget if budget else 0.0
+    rate = learning_rate(config.optim, state["updates"] + 1, spent)
+    return f"optim.schedule is linear: the learning rate goes on at {rate:.2g}, to fall to 0 at the new end"
 
 
 def check_run(config: Config) -> None:
@@ -165,7 +191,8 @@ class _Run:
         self._trainer = Trainer(config, parts, self._players)
         self.done = 0
         self._whole_at: int | None = None
-        self._began = time.perf_counter()
+        rows = [row for file in ("metrics.jsonl", "evals.jsonl") for row in read_jsonl(folder.path / file)]
+        self._began = time.perf_counter() - max((row["seconds_run"] for row in rows), default=0.0)
 
     async def go(self, last: Path | None, *, sft_only: bool) -> None:
         """Everything from the warm start, or from the checkpoint ``last``, to the end."""
@@ -175,8 +202,10 @@ class _Run:
             self._trainer.updates = int(state["updates"])
             # A checkpoint that was written before there was a budget of tokens is of a run without one.
             self._trainer.sampled_tokens = int(state.get("sampled_tokens", 0))
-            self._sync()
             self._finished(int(state["step"]))
+            self._sync()
+            if self._ended(self.done) and not sft_only:
+                self._display.say("it has ended: raise optim.steps or optim.max_sampled_tokens to train it longer")
         else:
             await self._warm_start()
             self._finished(0)
@@ -276,14 +305,13 @@ class _Run:
 
     async def _evaluate(self) -> None:
         config = self._config
-        total = config.eval.tasks * config.eval.attempts
-        with self._display.phase(f"evaluating after step {self.done}", total) as bar:
-            result, _ = await evaluate(
+        specs = plan(self._judges.env, config.eval, config.run.seed)
+        with self._display.phase(f"evaluating after step {self.done}", len(specs) * config.eval.attempts) as bar:
+            result = await evaluate(
                 self._judges,
                 self._parts.engine,
-                config.eval,
-                seed=config.run.seed,
-                turn_tokens=config.rollout.turn_tokens,
+                specs,
+                Sampling(temperature=config.eval.temperature, max_tokens=config.rollout.turn_tokens),
                 on_episode=lambda _: bar.advance("held-out tasks"),
             )
         row = {"step": self.done, "split": config.eval.split, "seconds_run": time.perf_counter() - self._began}
@@ -323,6 +351,6 @@ def _stop_if_cancelled() -> None:
 
 def _note(metrics: Mapping[str, float]) -> str:
     return (
-        f"reward {metrics['reward_mean']:.2f}, clipped {metrics.get('clip_fraction', 0.0):.1%}, "
-        f"|Δ log-prob| {metrics['logp_diff_max']:.0e}"
+        f"reward {metrics['reward_mean']:.2f}, cut turns {metrics['cut_turns']:.0f}, tokens clipped "
+        f"{metrics.get('clip_fraction', 0.0):.1%}, engine and trainer {metrics['logp_diff_max']:.0e} apart"
     )

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import io
+import signal
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ What begins with one of these is a command where the agent's text would begin:
   :tools  the tools, and how they are called
   :help   this page
   :quit   leave"""
+_LISTEN_S = 0.2
 _STYLES: Mapping[str, str] = {"system": "dim", "user": "cyan", "assistant": "yellow", "tool": "green"}
 
 
@@ -86,7 +88,7 @@ class _Game:
         lines: list[str] = []
         while True:
             try:
-                line = input("> " if sys.stdin.isatty() else "")
+                line = _ask()
             except EOFError:
                 return "\n".join(lines) if lines else None
             if line == ".":
@@ -166,3 +168,26 @@ def _prepare_input() -> None:
         sys.stdin.reconfigure(errors="replace")
     if sys.stdin.isatty() and importlib.util.find_spec("readline") is not None:
         importlib.import_module("readline")
+
+
+def _ask() -> str:
+    """Read a line, and hear a Ctrl-C that comes after the prompt is shown but before the wait for keys has begun.
+
+    Python attends to a signal only where it interrupts a wait, so the wait is interrupted now and then.
+
+    Raises:
+        EOFError: nothing more comes.
+    """
+    if not sys.stdin.isatty():
+        return input()
+    before = signal.signal(signal.SIGALRM, _go_on)
+    signal.setitimer(signal.ITIMER_REAL, _LISTEN_S, _LISTEN_S)
+    try:
+        return input("> ")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _go_on(*_: object) -> None:
+    """Handle a signal, so that it interrupts what waits."""

@@ -1,9 +1,11 @@
 """The ``python`` tool: one sandbox session per episode, its state kept between calls."""
 
 import atexit
+import functools
+import operator
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from agentrl.errors import InfrastructureError
 from agentrl.sandboxes import Counters, Result, Sandbox, SandboxError, Session, open_sandbox
@@ -18,14 +20,16 @@ class PythonTool:
     Args:
         timeout: seconds of CPU time per call.
         max_chars: characters of output the model gets to read; more is cut in the middle.
+        packages: packages that the code may import beside the sandbox's usual ones.
     """
 
     name = "python"
     description = "Run Python code and read what it prints. Variables are kept between calls."
 
-    def __init__(self, *, timeout: float = 5.0, max_chars: int = 1000) -> None:
+    def __init__(self, *, timeout: float = 5.0, max_chars: int = 1000, packages: Sequence[str] = ()) -> None:
         self.timeout = timeout
         self.max_chars = max_chars
+        self.packages = packages
         self._seed = 0
         self._session: Session | None = None
 
@@ -48,7 +52,7 @@ class PythonTool:
         try:
             first = self._session is None
             if self._session is None:
-                self._session = shared_sandbox().session(seed=self._seed)
+                self._session = shared_sandbox(self.packages).session(seed=self._seed)
             # Before the first call there is no state worth a snapshot: a fresh session is the way back.
             result = self._session.run(code, timeout=self.timeout, transaction=not first)
             if result.state == "lost":
@@ -95,33 +99,38 @@ def _verdict(result: Result, timeout: float) -> str:
 
 
 _lock = threading.Lock()
-_shared: dict[int, Sandbox] = {}
+_shared: dict[tuple[int, frozenset[str]], Sandbox] = {}
 
 
-def shared_sandbox() -> Sandbox:
-    """The sandbox that all tools of this process share; a forked child gets one of its own.
+def shared_sandbox(packages: Sequence[str] = ()) -> Sandbox:
+    """The sandbox that all tools of this process share that name the same packages; a forked child gets its own.
+
+    Args:
+        packages: packages that programs may import beside the usual ones.
 
     Raises:
-        SandboxUnavailable: no back end works on this machine; the message says what stands in the way.
+        SandboxUnavailable: no back end works on this machine, or a package can't be imported; the message says why.
     """
+    key = os.getpid(), frozenset(packages)
     with _lock:
-        if os.getpid() not in _shared:
-            _shared.clear()
-            _shared[os.getpid()] = open_sandbox()
+        for inherited in [old for old in _shared if old[0] != key[0]]:
+            del _shared[inherited]
+        if key not in _shared:
+            _shared[key] = open_sandbox(packages=sorted(key[1]))
             atexit.register(close_shared_sandbox)
-        return _shared[os.getpid()]
+        return _shared[key]
 
 
 def sandbox_counters() -> Counters | None:
-    """What this process's shared sandbox has done so far; ``None`` while there is none."""
+    """What this process's shared sandboxes have done so far; ``None`` while there is none."""
     with _lock:
-        sandbox = _shared.get(os.getpid())
-    return None if sandbox is None else sandbox.counters()
+        counted = [sandbox.counters() for (pid, _), sandbox in _shared.items() if pid == os.getpid()]
+    return functools.reduce(operator.add, counted) if counted else None
 
 
 def close_shared_sandbox() -> None:
-    """Close the process's sandbox with every process in it; the next use opens a new one."""
+    """Close the process's sandboxes with every process in them; the next use opens a new one."""
     with _lock:
-        sandbox = _shared.pop(os.getpid(), None)
-    if sandbox is not None:
+        sandboxes = [_shared.pop(key) for key in [*_shared] if key[0] == os.getpid()]
+    for sandbox in sandboxes:
         sandbox.close()

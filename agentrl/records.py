@@ -3,10 +3,9 @@
 Each line holds the whole trajectory, the text of each token, and the advantages where they are known.
 """
 
-import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
@@ -45,6 +44,8 @@ class Record:
     """One advantage per sampled token, over all policy segments end to end [S]; None where there was no training."""
     dialect: str = ""
     """Name and hash of the dialect that the episode was played in; empty where it is not recorded."""
+    evaluation: Mapping[str, object] = field(default_factory=dict[str, object])
+    """What it was played with: weights, seed and settings; empty where no evaluation played it."""
 
     def __post_init__(self) -> None:
         if [len(texts) for texts in self.pieces] != [len(segment.token_ids) for segment in self.trajectory.segments]:
@@ -68,15 +69,65 @@ def write_episodes(
         advantages: for each episode, one number per sampled token.
         dialect: name and hash of the dialect that the episodes were played in.
     """
-    lines = io.StringIO()
-    for number, trajectory in enumerate(trajectories):
-        row = _to_json(trajectory, tokenizer, None if advantages is None else advantages[number])
-        row["dialect"] = dialect
-        lines.write(json.dumps(row, ensure_ascii=False) + "\n")
-    data = lines.getvalue().encode("utf-8", errors="replace")
+    rows = (
+        _to_json(trajectory, tokenizer, None if advantages is None else advantages[number]) | {"dialect": dialect}
+        for number, trajectory in enumerate(trajectories)
+    )
+    data = b"".join(map(_line, rows))
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(zstandard.compress(data) if path.suffix == ".zst" else data)
     temporary.replace(path)
+
+
+class EpisodeWriter:
+    """Writes a file one episode at a time; each is in the file once it is added, and it may be the last.
+
+    Args:
+        path: ends in ``.jsonl.zst``, or in ``.jsonl`` for plain text.
+        tokenizer: gives the text of each token.
+        kept: lines that the file begins with, as ``read_begun`` gives them.
+        about: what each line says beside the episode itself: ``dialect`` and ``evaluation``.
+    """
+
+    def __init__(self, path: Path, tokenizer: Pieces, kept: bytes, about: Mapping[str, object]) -> None:
+        self._tokenizer, self._about = tokenizer, about
+        self._packer = zstandard.ZstdCompressor().compressobj() if path.suffix == ".zst" else None
+        temporary = path.with_name(f".{path.name}.tmp")
+        self._stream = temporary.open("wb")
+        self._write(kept)
+        temporary.replace(path)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Write an episode."""
+        self._write(_line({**_to_json(trajectory, self._tokenizer, None), **self._about}))
+
+    def close(self) -> None:
+        """End the file."""
+        if self._packer:
+            self._stream.write(self._packer.flush())
+        self._stream.close()
+
+    def _write(self, data: bytes) -> None:
+        if self._packer:
+            data = self._packer.compress(data) + self._packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        self._stream.write(data)
+        self._stream.flush()
+
+
+def read_begun(path: Path) -> tuple[bytes, list[Record]]:
+    """The whole lines of a file that may have been cut off while it was written, and the records in them.
+
+    Raises:
+        TrajectoryError: the file holds something else; the message names it.
+    """
+    data = path.read_bytes() if path.exists() else b""
+    try:
+        if data and path.suffix == ".zst":
+            data = zstandard.ZstdDecompressor().decompressobj().decompress(data)
+        kept = data[: data.rfind(b"\n") + 1]
+        return kept, [_from_json(json.loads(line.decode("utf-8"))) for line in kept.split(b"\n")[:-1]]
+    except _UNREADABLE as error:
+        raise TrajectoryError(f"{path} holds something else than episodes: {error!r}") from error
 
 
 def read_episodes(path: Path) -> Iterator[Record]:
@@ -113,6 +164,10 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield rest
 
 
+def _line(row: Mapping[str, object]) -> bytes:
+    return (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", errors="replace")
+
+
 def _to_json(trajectory: Trajectory, tokenizer: Pieces, advantages: Sequence[float] | None) -> dict[str, object]:
     rest = None if advantages is None else list(advantages)
     segments: list[dict[str, object]] = []
@@ -120,7 +175,7 @@ def _to_json(trajectory: Trajectory, tokenizer: Pieces, advantages: Sequence[flo
         row: dict[str, object] = {"source": segment.source, "token_ids": segment.token_ids}
         row["pieces"] = [tokenizer.decode([token]) for token in segment.token_ids]
         if segment.trained:
-            row |= {"logprobs": segment.logprobs, "version": segment.version}
+            row |= {"logprobs": segment.logprobs, "version": segment.version} | ({"cut": True} if segment.cut else {})
             if rest is not None:
                 row["advantages"], rest = rest[: len(segment.token_ids)], rest[len(segment.token_ids) :]
         segments.append(row)
@@ -147,6 +202,7 @@ def _from_json(row: dict[str, Any]) -> Record:
             tuple(_typed(int, token) for token in one["token_ids"]),
             _tuple(one.get("logprobs")),
             one.get("version"),
+            _typed(bool, one.get("cut", False)),
         )
         for one in row["segments"]
     ]
@@ -167,6 +223,7 @@ def _from_json(row: dict[str, Any]) -> Record:
         pieces=tuple(tuple(_typed(str, piece) for piece in one["pieces"]) for one in row["segments"]),
         advantages=tuple(advantages) if known else None,
         dialect=_typed(str, row.get("dialect", "")),
+        evaluation=_typed(dict, row.get("evaluation", {})),
     )
 
 

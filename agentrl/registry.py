@@ -2,7 +2,7 @@
 
 ``gymnasium.register`` and ``gymnasium.make`` work just as well; these add errors that name the nearest valid choice.
 Other distributions offer theirs under the entry-point group ``agentrl.envs``: each entry point is a module to import,
-or a function to call, that registers ids.
+or a function to call, that registers ids. They are loaded when an id is asked for that is not there, by Gymnasium too.
 """
 
 import functools
@@ -11,14 +11,18 @@ import importlib.metadata
 import importlib.util
 import inspect
 import sys
+import threading
 import warnings
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
+from agentrl.dialects import DIALECTS
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, EnvContractError, UnknownNameError, UsageError
 from agentrl.reasoning_gym_tasks import TASKS
@@ -39,7 +43,7 @@ class Plugin:
     distribution: str
     """Name and version of the distribution that offers it."""
     ids: tuple[str, ...]
-    """The ids that it registered, sorted."""
+    """The ids of its environments, sorted."""
     problem: str
     """How it is broken, in words that follow its name; empty where it is not."""
 
@@ -74,22 +78,56 @@ def register_builtin() -> None:
             gymnasium.register(env_id, entry_point="agentrl.envs.reasoning_gym:ReasoningGym", kwargs={"name": name})
 
 
-@functools.cache
+class _Registry(UserDict[str, EnvSpec]):
+    """Gymnasium's registry, which loads the plugins before it says that an id is not there."""
+
+    loading = threading.RLock()
+    found: tuple[Plugin, ...] | None = None
+
+    def get(self, key: str, default: EnvSpec | None = None) -> EnvSpec | None:  # pyright: ignore
+        """The specification of an id; this is how Gymnasium looks one up."""
+        if key not in self.data:
+            load_plugins()
+        return self.data.get(key, default)
+
+    def __missing__(self, key: str) -> EnvSpec:
+        load_plugins()
+        return self.data[key]
+
+
+def watch_registry() -> None:
+    """From here on Gymnasium knows what plugins offer. Calling it again changes nothing."""
+    if not isinstance(gymnasium.registry, _Registry):
+        watched: Any = _Registry()
+        watched.data = gymnasium.registry  # still the one place where all of it is kept
+        for module in (gymnasium, gymnasium.envs, registration):
+            vars(module)["registry"] = watched
+
+
 def plugins() -> tuple[Plugin, ...]:
     """Load every plugin of the group ``agentrl.envs``, once; a broken one says so and breaks nobody else.
 
-    What a plugin registers under an id that is taken does not count: whoever had the id keeps it.
+    What a plugin registers under an id that is taken does not count: whoever had the id keeps it. There are none for a
+    plugin that asks while it is loaded.
     """
-    points = importlib.metadata.entry_points(group=GROUP)
-    return tuple(_loaded(point) for point in sorted(points, key=lambda point: (point.name, point.value)))
+    with _Registry.loading:
+        if _Registry.found is None:
+            _Registry.found = ()
+            points = importlib.metadata.entry_points(group=GROUP)
+            _Registry.found = tuple(map(_loaded, sorted(points, key=lambda point: (point.name, point.value))))
+        return _Registry.found
 
 
-@functools.cache
 def load_plugins() -> None:
     """Load every plugin of the group ``agentrl.envs``; a broken one is named in a warning and breaks nobody else."""
     for plugin in plugins():
         if plugin.problem:
-            warnings.warn(f"plugin {plugin.name!r} ({plugin.value!r}) {plugin.problem}", stacklevel=3)
+            _complain(plugin)
+
+
+@functools.cache
+def _complain(plugin: Plugin) -> None:
+    warnings.warn(f"plugin {plugin.name!r} ({plugin.value!r}) {plugin.problem}", stacklevel=4)
 
 
 def list_envs() -> list[str]:
@@ -151,7 +189,7 @@ def module_of(spec: EnvSpec) -> str:
 
 def _loaded(point: importlib.metadata.EntryPoint) -> Plugin:
     before = dict(gymnasium.registry)
-    problem = ""
+    name, problem = point.value.partition(":")[0].strip(), ""  # as it stands there: it may be no entry point at all
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Overriding environment")  # told below, by the plugin's name
         try:
@@ -162,15 +200,26 @@ def _loaded(point: importlib.metadata.EntryPoint) -> Plugin:
             problem = f"can't be loaded: {error!r}"
     taken = sorted(env_id for env_id, spec in before.items() if not _same(gymnasium.registry.get(env_id), spec))
     gymnasium.registry.update({env_id: before[env_id] for env_id in taken})
+    ids = set(gymnasium.registry) - set(before)
+    # Where somebody has imported the module before, nothing is new.
+    ids = ids or {env_id for env_id, spec in before.items() if _top(module_of(spec)) == _top(name)}
     if taken and not problem:
         problem = f"wants ids that are taken, and does not get them: {', '.join(map(repr, taken))}"
+    elif not ids and not problem and not any(_top(kind.__module__) == _top(name) for kind in DIALECTS.values()):
+        facts = vars(sys.modules[name])
+        place = facts.get("__file__") or next(iter(facts.get("__path__", ())), "")
+        problem = f"registers no environment, as it was loaded from {place!r}: let it call agentrl.register there"
     return Plugin(
         name=point.name,
         value=point.value,
         distribution=f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution",
-        ids=tuple(sorted(set(gymnasium.registry) - set(before))),
+        ids=tuple(sorted(ids)),
         problem=problem,
     )
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _same(one: EnvSpec | None, other: EnvSpec) -> bool:
@@ -188,7 +237,7 @@ def _with_module_imported(env_id: str) -> str:
         return registered
     if not all(part.isidentifier() for part in module.split(".")):
         raise UsageError(f"{module!r}, before the colon of the id {env_id!r}, is no module: write module:ns/Name-v0")
-    if module.split(".")[0] in sys.stdlib_module_names:
+    if _top(module) in sys.stdlib_module_names:
         raise UsageError(f"{module!r}, before the colon of the id {env_id!r}, is Python's own: name your module there")
     try:
         importlib.import_module(module)
@@ -202,4 +251,4 @@ def _with_module_imported(env_id: str) -> str:
 def _is_gymnasiums(spec: EnvSpec) -> bool:
     # What Gymnasium moved elsewhere stays in its registry, under shimmy or as a function that explains the move. What
     # has no entry point exists as a vector of environments only, which none of agentrl's does.
-    return spec.entry_point is None or module_of(spec).split(".")[0] in ("gymnasium", "shimmy")
+    return spec.entry_point is None or _top(module_of(spec)) in ("gymnasium", "shimmy")

@@ -1,7 +1,8 @@
 """Messages to token ids, append-only: what was sampled or shown once is never tokenized again.
 
-What the chat template writes around contents is tokenized with its control tokens. The contents are tokenized apart, as
-plain text: a task or a tool's output that spells a control token stays text.
+What the chat template writes is cut at its control tokens. The text between two of them, contents among it, is
+tokenized as one plain text, as in the template's whole rendering: a task or a tool's output that spells a control token
+stays text.
 
 Where a template would rewrite the past when the conversation goes on (strip the thinking from earlier turns, move the
 system message to the newest question, add an empty thinking block), nothing is rewritten: prompts and sampled tokens
@@ -9,15 +10,17 @@ stay as they were shown, and what follows a turn is what the template writes aft
 """
 
 import functools
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from agentrl import harmony
 from agentrl.errors import RenderError, UsageError
-from agentrl.render_template import ChatTemplate, Shape, Slot, Template, shapes_of
-from agentrl.render_tokens import IN_TEXT, TextTokenizer, TextTokens
+from agentrl.render_template import ChatTemplate, Piece, Shape, Slot, Template, shapes_of
+from agentrl.render_tokens import IN_TEXT, Owned, TextTokenizer, TextTokens
 from agentrl.types import Message, Segment, Source
 
 
@@ -45,25 +48,28 @@ def load_tokenizer(source: str | Path, remedy: str = "give the folder of one") -
     except ModuleNotFoundError as error:
         raise UsageError("checking tokens needs transformers: pip install 'agentrl[train]'") from error
     try:
-        return AutoTokenizer.from_pretrained(source)
+        tokenizer: Any = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"no tokenizer can be loaded from {str(source)!r}: {remedy} ({reason})") from error
+    # Of a folder that has no tokenizer transformers makes one that writes nothing.
+    if not tokenizer("a", add_special_tokens=False).input_ids:
+        raise UsageError(f"no tokenizer can be loaded from {str(source)!r}: {remedy} (it has no tokenizer.json)")
+    return tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Suffix:
     """What follows the assistant's turn."""
 
-    close: tuple[int, ...]
-    """Ends the turn: blanks, where the template writes any, and the end-of-turn token."""
-    rest: tuple[tuple[int, ...] | Slot, ...]
-    """The template's tokens, and slots for the contents."""
-
-    @property
-    def end(self) -> int:
-        """The end-of-turn token."""
-        return self.close[-1]
+    blank: str
+    """What the template writes before the end-of-turn token."""
+    end: int
+    """The end-of-turn token."""
+    ends: tuple[int, ...]
+    """A sampled turn whose last token is one of these has ended."""
+    rest: Sequence[str | int | Slot]
+    """The template's texts and control tokens, and slots for the contents."""
 
 
 class Renderer:
@@ -72,25 +78,38 @@ class Renderer:
     Args:
         tokenizer: has a chat template that ends the assistant's turn with a control token.
         template_args: further variables of the chat template, such as ``enable_thinking``.
+        tools: schemas of the tools that the chat template is to describe; of named templates they choose ``tool_use``.
 
     Raises:
-        RenderError: there is no chat template, or it can't be extended: a content is changed, a turn is not followed
-            by an end-of-turn token, or messages are numbered.
+        RenderError: the tokenizer does not give back what it writes; there is no chat template, or it can't be
+            extended: a content is changed, a turn is not followed by an end-of-turn token, which is nowhere inside of
+            it, or messages are numbered; or a tool's schema spells a control token.
         ConfigError: the chat template has no variable of such a name.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, template_args: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        template_args: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> None:
         if tokenizer.eos_token_id is None:
             raise RenderError("the tokenizer has no eos_token, so there is nothing to end a turn with: set eos_token")
         self.tokenizer = tokenizer
         self._tokens = TextTokens(tokenizer)
-        self._template = ChatTemplate(tokenizer, template_args or {})
+        # The template writes them among its own control tokens, where theirs could not be told apart.
+        if self._tokens.parts(schemas := json.dumps(list(tools), ensure_ascii=False)) != [schemas]:
+            raise RenderError("a tool's schema spells a control token of the tokenizer: change its description")
+        self._template = ChatTemplate(tokenizer, template_args or {}, tools)
+        self._lead = self._tokens.parts(self._template.lead)
+        ends = self._tokens.parts(harmony.RETURN + harmony.CALL) if self._template.lead == harmony.LEAD else ()
+        self._harmony = tuple(end for end in ends if isinstance(end, int))
         self._suffix = functools.lru_cache(maxsize=256)(self._make_suffix)
-        self._schemas = functools.lru_cache(maxsize=16)(self._check_schemas)
         answers = [(Shape(role="user"),), (Shape(role="tool", name="python", call_id="call00000"),)]
-        self._closes = {answer[0].role: self._suffix(answer).close for answer in answers}
+        self._closes = {answer[0].role: self._suffix(answer) for answer in answers}
         for answer in answers:
             self._template.check_turns(answer)
+        self._check_stops()
         self._opened = self.prompt([Message(role="user", content="x")]).token_ids[-1]
 
     @property
@@ -99,29 +118,20 @@ class Renderer:
 
         The tokenizer's ``eos_token`` comes last where it is another one.
         """
-        ends = [close[-1] for close in self._closes.values()]
+        ends = self._harmony or [close.end for close in self._closes.values()]
         return tuple(dict.fromkeys([*ends, int(self.tokenizer.eos_token_id)]))
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] = ()) -> Segment:
+    def prompt(self, messages: Sequence[Message]) -> Segment:
         """The first prompt, up to where the assistant begins to speak.
 
         Args:
             messages: the environment's first observation.
-            tools: schemas of the tools that the chat template is to describe.
 
         Raises:
-            RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it; or a tool's
-                schema spells a control token.
+            RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it.
         """
-        described = self._schemas(json.dumps(list(tools))) if tools else ""
-        ids: list[int] = []
-        for piece in self._template.write(shapes_of(messages), described):
-            after = ids[-1] if ids else None
-            if isinstance(piece, str):
-                ids += self._tokens.template(piece, after)
-            else:
-                ids += self._tokens.plain(piece.fill(messages[piece.number]["content"]), after)
-        return Segment("prompt", tuple(ids))
+        pieces = self._cut(self._template.write(shapes_of(messages)))
+        return Segment("prompt", tuple(token for token, _ in self._tokens.write(_filled(pieces, messages), None)))
 
     def extend(self, turn: Sequence[int], messages: Sequence[Message]) -> list[Segment]:
         """What follows a sampled turn: its end, the new messages, and the beginning of the next turn.
@@ -131,34 +141,42 @@ class Renderer:
             messages: the environment's answer.
 
         Returns:
-            Segments of source ``template``, and ``tool`` or ``prompt`` for the contents.
+            Segments of source ``template``, and ``tool`` or ``prompt`` for the contents; a token that reaches over the
+            border of a content belongs to the content.
 
         Raises:
             RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it.
         """
-        suffix = self._suffix(shapes_of(messages))
+        last = turn[-1] if turn else None
+        called = last in self._harmony[1:] and bool(messages) and messages[0]["role"] == "tool"
+        suffix = self._suffix(shapes_of(messages), called)
+        ended = last in suffix.ends
+        pieces = suffix.rest if ended else (suffix.blank, suffix.end, *suffix.rest)
+        written = self._tokens.write(_filled(pieces, messages), suffix.end if ended else IN_TEXT)
+        template: list[int] = []
         segments: list[Segment] = []
-        template = [] if turn and turn[-1] == suffix.end else [*suffix.close]
-        after = suffix.end
-        for piece in suffix.rest:
-            if isinstance(piece, tuple):
-                template += piece
-                after = piece[-1] if piece else after
+        for owner, run in itertools.groupby(written, lambda token: token[1]):
+            ids = tuple(token for token, _ in run)
+            if owner is None:
+                template += ids
                 continue
-            message = messages[piece.number]
-            if content := self._tokens.plain(piece.fill(message["content"]), after):
-                source: Source = "tool" if message["role"] == "tool" else "prompt"
-                segments += [Segment("template", tuple(template)), Segment(source, tuple(content))]
-                template, after = [], content[-1]
+            source: Source = "tool" if messages[owner]["role"] == "tool" else "prompt"
+            segments += [Segment("template", tuple(template)), Segment(source, ids)]
+            template = []
         return [*segments, Segment("template", tuple(template))]
 
     def text(self, turn: Sequence[int]) -> str:
         """The text of a sampled turn, without its end-of-turn token.
 
-        What the template opened for the model, such as ``<think>``, belongs to the prompt and is not part of it.
+        What the template opened for the model, such as ``<think>``, belongs to the prompt and is not part of it. Of
+        gpt-oss's channels the thinking comes in ``<think>`` and ``</think>``, and the answer bare.
         """
-        text = self._tokens.text(turn[:-1] if turn and turn[-1] in self.stop_ids else turn, self._opened)
-        return text.removeprefix(self._template.lead)
+        turn = turn[:-1] if turn and turn[-1] in self.stop_ids else turn
+        if not self._harmony:
+            return self._tokens.text(turn, self._opened).removeprefix(self._template.lead)
+        # Each control token stands alone, and all text between two of them together.
+        runs = itertools.groupby(enumerate(turn), lambda item: item[0] if item[1] in self._tokens.control else None)
+        return harmony.read((self._tokens.text([token for _, token in run]), place is not None) for place, run in runs)
 
     def turn(self, text: str, *, answered_by: Literal["user", "tool"] = "user", marks: Sequence[str] = ()) -> list[int]:
         """The tokens of a turn that somebody else wrote, its end-of-turn token included.
@@ -169,38 +187,58 @@ class Renderer:
             marks: what a model says as one token where its vocabulary has it, such as a dialect's ``<tool_call>``.
                 All else that spells a control token stays text.
         """
-        said = self._tokens.spoken(self._template.lead + text, self._opened, marks)
-        return [*said, *self._closes[answered_by]]
+        close = self._closes[answered_by]
+        lead, end = self._lead, close.end
+        if self._harmony:
+            call = text.startswith(harmony.RECIPIENT)
+            lead, end = ([] if call else lead), self._harmony[call]
+        pieces = (*lead, *self._tokens.marked(text, marks), close.blank, end)
+        return [token for token, _ in self._tokens.write([(piece, None) for piece in pieces], self._opened)]
 
-    def _make_suffix(self, shapes: tuple[Shape, ...]) -> _Suffix:
-        """The template after an assistant's turn, tokenized."""
-        pieces = self._template.after_turn(shapes)
-        first = self._tokens.template(pieces[0], IN_TEXT) if pieces and isinstance(pieces[0], str) else []
-        ends = self._tokens.control | {self.tokenizer.eos_token_id}
-        place = next((place for place, token in enumerate(first) if token in ends), 0)
-        close = tuple(first[: place + 1])
-        if not close or not self._ends_a_turn(close):
+    def _make_suffix(self, shapes: tuple[Shape, ...], called: bool = False) -> _Suffix:
+        """The template after an assistant's turn, or after a call in harmony."""
+        if called:
+            rest = self._cut(self._template.after_call(shapes))
+            return _Suffix(blank="", end=self._harmony[1], ends=self._harmony, rest=rest)
+        parts = self._cut(self._template.after_turn(shapes))
+        blank = str(parts.pop(0)) if parts and isinstance(parts[0], str) and parts[0].isspace() else ""
+        end = parts.pop(0) if parts else None
+        if not isinstance(end, int) or not self._ends_a_turn(end):
             raise RenderError(
                 "the chat template does not end the assistant's turn with the tokenizer's eos_token (id "
                 f"{self.tokenizer.eos_token_id}) or another control token: set eos_token to the token that ends a turn"
             )
-        rest: list[tuple[int, ...] | Slot] = [tuple(first[place + 1 :])]
-        for piece in pieces[1:]:
-            rest.append(tuple(self._tokens.template(piece, IN_TEXT)) if isinstance(piece, str) else piece)
-        return _Suffix(close=close, rest=tuple(rest))
+        return _Suffix(blank=blank, end=end, ends=self._harmony or (end,), rest=parts)
 
-    def _check_schemas(self, schemas: str) -> str:
-        # The template writes them among its own control tokens, where theirs could not be told apart.
-        text = json.dumps(json.loads(schemas), ensure_ascii=False)
-        if not self._tokens.control.isdisjoint(self._tokens.template(text, IN_TEXT)):
-            raise RenderError("a tool's schema spells a control token of the tokenizer: change its description")
-        return schemas
-
-    def _ends_a_turn(self, close: tuple[int, ...]) -> bool:
-        *blanks, end = close
-        if end == self.tokenizer.eos_token_id:
-            return not self._tokens.text(blanks).strip()
+    def _ends_a_turn(self, end: int) -> bool:
         # A padding token would not be learned, and what opens the assistant's turn can't be what ends it.
-        opening = self._tokens.template(self._template.opening, None)
-        usable = end in self._tokens.control and end != self.tokenizer.pad_token_id and end not in opening
-        return usable and not self._tokens.text(blanks).strip()
+        usable = end != self.tokenizer.pad_token_id and end not in self._tokens.parts(self._template.opening)
+        return usable or end == self.tokenizer.eos_token_id
+
+    def _check_stops(self) -> None:
+        """Make sure that sampling stops nowhere inside of a turn.
+
+        Raises:
+            RenderError: the template writes the end-of-turn token behind thinking, or before a call.
+        """
+        inside = {part for text in self._template.inside_turns() for part in self._tokens.parts(text)}
+        for token in self.stop_ids:
+            if token in inside:
+                spelled = self._tokens.text([token])
+                raise RenderError(
+                    f"the chat template writes {spelled!r}, which ends the assistant's turn, inside of turns too, so "
+                    "that sampling would stop behind the thinking or before a call, and what came so far would be the "
+                    "answer: use another model, or set tokenizer.chat_template to one that ends a turn otherwise"
+                )
+
+    def _cut(self, pieces: Sequence[Piece]) -> list[str | int | Slot]:
+        return [part for piece in pieces for part in (self._tokens.parts(piece) if isinstance(piece, str) else [piece])]
+
+
+def _filled(pieces: Sequence[str | int | Slot], messages: Sequence[Message]) -> Iterator[Owned[str | int]]:
+    """The pieces with the contents in place of the slots; these belong to their messages."""
+    for piece in pieces:
+        if isinstance(piece, Slot):
+            yield piece.fill(messages[piece.number]["content"]), piece.number
+        else:
+            yield piece, None

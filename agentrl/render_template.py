@@ -3,19 +3,21 @@
 No content ever passes through the template, so none can steer it. What the template does to contents, such as trimming
 them, is learned from a second rendering and done by the slot.
 
-A template that raises at a system message, a tool's result or two messages of one side in a row is given all messages
-between two of the assistant's turns as one user message, their texts a blank line apart.
+A template that raises at a system message, a tool's result or two messages of one side in a row, or leaves one out, is
+given all messages between two of the assistant's turns as one user message, their texts a blank line apart.
 """
 
+import contextlib
 import datetime
 import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from agentrl import harmony
 from agentrl.errors import ConfigError, RenderError, nearest
 from agentrl.types import Message, Role
 
@@ -58,6 +60,8 @@ class Shape:
     """The tool's name."""
     call_id: str = ""
     """The call that a tool's result answers."""
+    calls: str = ""
+    """The tool that an assistant's turn calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +70,6 @@ class Slot:
 
     number: int
     """Which of the messages."""
-    before: str = ""
-    """Spaces that the template writes right before: in most vocabularies they belong to the content's first word."""
     trim_left: bool = False
     """Whether the template takes away leading blanks."""
     trim_right: bool = False
@@ -79,7 +81,7 @@ class Slot:
         """The text that the template would write for ``content``."""
         content = content.lstrip() if self.trim_left else content
         content = content.rstrip() if self.trim_right else content
-        return self.before + (json.dumps(content, ensure_ascii=False)[1:-1] if self.quoted else content)
+        return json.dumps(content, ensure_ascii=False)[1:-1] if self.quoted else content
 
 
 Piece = str | Slot
@@ -87,10 +89,21 @@ _Row = dict[str, object]
 _Write = Callable[[int, Shape], str]
 _BEGUN = (Shape(role="user", content="x"), Shape(role="assistant"))
 """The shortest conversation in which the assistant has spoken."""
+_THOUGHT, _SAID, _CALLED = (_MARK.format(number) for number in range(3))
+_THINKING = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
+_CALL = {"type": "function", "id": "call00000", "function": {"name": _CALLED, "arguments": {}}}
+_TURNS: Sequence[_Row] = (
+    {"content": _SAID, **_THINKING},
+    {"content": f"<think>{_THOUGHT}</think>{_SAID}"},
+    {"content": [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _SAID}]},
+    {"content": "", "tool_calls": [_CALL], **_THINKING},
+    {"content": _SAID, "tool_calls": [_CALL]},
+)
+"""Turns of more than one thing, in the ways in which templates take them; the last one holds no thinking."""
 
 
 class Refusal(RenderError):
-    """The template itself raised."""
+    """The template itself raised, or left a message out."""
 
 
 def shapes_of(messages: Sequence[Message]) -> tuple[Shape, ...]:
@@ -107,14 +120,17 @@ class ChatTemplate:
     Args:
         tokenizer: has the template.
         args: further variables of the template, such as ``enable_thinking``.
+        tools: schemas of the tools that it is to describe; of named templates they choose ``tool_use``.
 
     Raises:
         ConfigError: the template has no such variable.
     """
 
-    def __init__(self, tokenizer: Template, args: Mapping[str, object]) -> None:
+    def __init__(
+        self, tokenizer: Template, args: Mapping[str, object], tools: Sequence[Mapping[str, object]] = ()
+    ) -> None:
         self._tokenizer = tokenizer
-        self._args = dict(args)
+        self._args = {"strftime_now": _TODAY.strftime, **args, **({"tools": list(tools)} if tools else {})}
         self.write = functools.lru_cache(maxsize=256)(self._write)
         words = set(re.findall(r"[A-Za-z_]\w*", str(tokenizer.chat_template))) - _OURS
         for name in args:
@@ -130,12 +146,19 @@ class ChatTemplate:
 
     @functools.cached_property
     def lead(self) -> str:
-        """Blanks that the template puts before an assistant's turn which it writes itself."""
+        """What the template puts before an assistant's turn that it writes itself: blanks, or harmony's channel."""
         user, turn = {"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK.format(0)}
         prompt, text = self._render([user]), self._render([user, turn])
         written = text.partition(_MARK.format(0))[0]
         lead = written.removeprefix(prompt)
-        return lead if written.startswith(prompt) and lead.isspace() else ""
+        return lead if written.startswith(prompt) and (lead.isspace() or lead == harmony.LEAD) else ""
+
+    def inside_turns(self) -> Iterator[str]:
+        """What the template writes inside a turn: behind thinking and, where it describes tools, before a call."""
+        for turn in _TURNS if "tools" in self._args else _TURNS[:-1]:
+            with contextlib.suppress(Refusal):  # a form that this template does not take
+                text = self._render([{"role": "user", "content": "x"}, {"role": "assistant", **turn}], opened=False)
+                yield from _split(text)[0][1:-1]
 
     def after_turn(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
         """What follows the assistant's turn when ``shapes`` answer it, up to where the assistant speaks again.
@@ -147,8 +170,17 @@ class ChatTemplate:
         """
         pieces = self.write((*_BEGUN, *shapes))
         turn = next(place for place, piece in enumerate(pieces) if isinstance(piece, Slot))
-        after = pieces[turn + 1 :]
-        return tuple(p if isinstance(p, str) else replace(p, number=p.number - len(_BEGUN)) for p in after)
+        return _renumbered(pieces[turn + 1 :])
+
+    def after_call(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
+        """What follows a turn of harmony's that calls a tool, when ``shapes`` answer it.
+
+        Raises:
+            RenderError: as of :meth:`after_turn`.
+        """
+        call = Shape(role="assistant", content="", calls=shapes[0].name)
+        first, *others = self.write((_BEGUN[0], call, *shapes))
+        return _renumbered((str(first).rpartition(harmony.CALL)[2], *others))
 
     def check_turns(self, shapes: tuple[Shape, ...]) -> None:
         """Make sure that the template does not number its messages.
@@ -175,41 +207,35 @@ class ChatTemplate:
             return None
         return _MARKS.sub("...", text.partition(_MARK.format(len(played) + 1))[2])
 
-    def _write(self, shapes: tuple[Shape, ...], tools: str = "") -> tuple[Piece, ...]:
+    def _write(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
         """Text and slots for a conversation, up to where the assistant speaks.
-
-        Args:
-            shapes: the messages.
-            tools: a JSON list of the tools' schemas, where the template is to describe them.
 
         Raises:
             RenderError: the template refuses the messages, or leaves one out, repeats or changes it.
         """
         try:
-            return self._read(shapes, lambda write: [_message(*item, write) for item in enumerate(shapes)], tools)
+            return self._read(shapes, lambda write: [_message(*item, write) for item in enumerate(shapes)])
         except Refusal as refusal:
             try:
-                return self._read(shapes, lambda write: _folded(shapes, write), tools)
+                return self._read(shapes, lambda write: _folded(shapes, write))
             except Refusal:
                 raise refusal from None
 
-    def _read(
-        self, shapes: Sequence[Shape], conversation: Callable[[_Write], list[_Row]], tools: str
-    ) -> tuple[Piece, ...]:
+    def _read(self, shapes: Sequence[Shape], conversation: Callable[[_Write], list[_Row]]) -> tuple[Piece, ...]:
         slots = [number for number, shape in enumerate(shapes) if shape.content is None]
-        texts, marks = _split(self._render(conversation(_mark), tools=tools))
+        texts, marks = _split(self._render(conversation(_mark)))
         if marks != slots:
-            raise RenderError(_CHANGED)
-        probed, twice = _split(self._render(conversation(_probe), tools=tools))
+            raise (Refusal if marks == [slot for slot in slots if slot in marks] else RenderError)(_CHANGED)
+        probed, twice = _split(self._render(conversation(_probe)))
         if twice != [number for number in slots for _ in range(2)]:
             raise RenderError(_CHANGED)
-        return _pieces(slots, texts, _habits(texts, probed))
+        pieces = itertools.chain.from_iterable(zip(texts, _habits(slots, texts, probed), strict=False))
+        return tuple(piece for piece in (*pieces, texts[-1]) if piece != "")
 
-    def _render(self, messages: Sequence[Mapping[str, object]], *, opened: bool = True, tools: str = "") -> str:
-        options = {"strftime_now": _TODAY.strftime, **self._args, **({"tools": json.loads(tools)} if tools else {})}
+    def _render(self, messages: Sequence[Mapping[str, object]], *, opened: bool = True) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=opened, **options
+                list(messages), tokenize=False, add_generation_prompt=opened, **self._args
             )
         except Exception as error:  # templates raise whatever their author chose
             reason = " ".join(str(error).split())
@@ -249,6 +275,8 @@ def _probe(number: int, shape: Shape) -> str:
 def _message(number: int, shape: Shape, write: _Write) -> _Row:
     row: _Row = {"role": shape.role, "content": _content(number, shape, write)}
     row |= {"name": shape.name} if shape.name else {}
+    if shape.calls:
+        row["tool_calls"] = [{"type": "function", "function": {"name": shape.calls, "arguments": {}}}]
     return row | ({"tool_call_id": shape.call_id} if shape.call_id else {})
 
 
@@ -275,10 +303,11 @@ def _split(text: str) -> tuple[list[str], list[int]]:
     return parts[::2], [int(part) for part in parts[1::2]]
 
 
-def _habits(texts: Sequence[str], probed: Sequence[str]) -> list[Slot]:
+def _habits(numbers: Sequence[int], texts: Sequence[str], probed: Sequence[str]) -> list[Slot]:
     """What the template does to each content, by order.
 
     Args:
+        numbers: which messages they are.
         texts: what stands around the contents.
         probed: what stands around and inside of them where each is a probe.
 
@@ -295,8 +324,8 @@ def _habits(texts: Sequence[str], probed: Sequence[str]) -> list[Slot]:
             raise RenderError(_CHANGED)
         trims.append((not match[0][0], not match[0][1]))
     return [
-        Slot(number=place, trim_left=trims[place][1], trim_right=trims[place + 1][0], quoted=bool(quote))
-        for place, quote in enumerate(quoted)
+        Slot(number=number, trim_left=trims[place][1], trim_right=trims[place + 1][0], quoted=bool(quoted[place]))
+        for place, number in enumerate(numbers)
     ]
 
 
@@ -304,13 +333,9 @@ def _forms(blanks: str, quoted: bool | None) -> list[str]:
     return [json.dumps(blanks)[1:-1] if quoted else blanks, ""]
 
 
-def _pieces(numbers: Sequence[int], texts: Sequence[str], habits: Sequence[Slot]) -> tuple[Piece, ...]:
-    pieces: list[Piece] = []
-    for number, text, habit in zip(numbers, texts, habits, strict=False):
-        kept = text.rstrip(" ")
-        pieces += [kept] if kept else []
-        pieces.append(replace(habit, number=number, before=text[len(kept) :]))
-    return (*pieces, texts[-1]) if texts[-1] else tuple(pieces)
+def _renumbered(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Pieces without the conversation that was begun for them."""
+    return tuple(p if isinstance(p, str) else replace(p, number=p.number - len(_BEGUN)) for p in pieces)
 
 
 def _differing(first: str, second: str) -> str:

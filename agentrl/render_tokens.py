@@ -1,17 +1,25 @@
 """Text to tokens, piece by piece: as the tokenizer would write the whole, and text never becomes a control token."""
 
+import bisect
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from agentrl.errors import RenderError
 
+_T = TypeVar("_T")
+Owned = tuple[_T, int | None]
+"""Something and the number of the message that it belongs to; what the template writes belongs to none."""
+Span = tuple[int, int, int]
+"""A token, and where its letters begin and end."""
 IN_TEXT = -1
 """Stands for the token before a piece, where that is some token of a text."""
 _CUTS = 4
 """How often a text that still spells a control token is cut, before it is written letter by letter."""
+_SAMPLE = "Read  this\n\n\tback: d\u00e9j\u00e0, 12 345; \u4f60\u597d, \U0001f642."
+"""Spaces, line ends, accents, digits, Chinese and an emoji."""
 
 
 class TextTokenizer(Protocol):
@@ -59,14 +67,16 @@ class TextTokens:
         tokenizer: writes whole texts.
 
     Raises:
-        RenderError: the tokenizer puts a space before every text, and there is no such letter.
+        RenderError: the tokenizer does not give back what it writes; or it puts a space before every text, and there is
+            no such letter.
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._check_reading()
         added: Mapping[int, object] = tokenizer.added_tokens_decoder
-        # A blank, or a single letter, controls nothing although some tokenizers list a few.
-        spelled = {number: str(token) for number, token in added.items() if len(str(token).strip()) > 1}
+        # A blank, or a single letter, controls nothing although some tokenizers list a few; "▁" stands for a space.
+        spelled = {number: str(token) for number, token in added.items() if len(str(token).strip("▁ \n\r\t")) > 1}
         self._by_text = {text: number for number, text in spelled.items()}
         self.control = frozenset(spelled) | ({int(tokenizer.eos_token_id)} & set(added))
         self._forbidden = self.control - {tokenizer.unk_token_id}
@@ -75,14 +85,35 @@ class TextTokens:
         control = next(iter(spelled.values()), "")
         self._spaced = bool(control) and self._raw(f"{control}a")[1:] == self._raw("a")
 
-    def template(self, text: str, after: int | None) -> list[int]:
-        """The tokens of a template's text, control tokens included.
+    def parts(self, text: str) -> list[str | int]:
+        """A template's text, cut at its control tokens and the end-of-text token, which stand as ids."""
+        ends = self.control | {self._tokenizer.eos_token_id}
+        parts: list[str | int] = []
+        at = 0
+        for token, start, end in self._spans(text, plain=False):
+            if token in ends:
+                parts += [text[at:start], token]
+                at = end
+        return [part for part in (*parts, text[at:]) if part != ""]
+
+    def write(self, pieces: Iterable[Owned[str | int]], after: int | None) -> list[Owned[int]]:
+        """The tokens of pieces, each with its owner.
+
+        What stands between two control tokens is tokenized as one text, as it would be in the whole: a token that
+        reaches over a border belongs to the first piece with an owner. None of a text's tokens is a control token.
 
         Args:
-            text: a piece.
-            after: the token before it; None at the very beginning.
+            pieces: texts and control tokens; those of the template have no owner.
+            after: the token before them; None at the very beginning.
         """
-        return self._placed(text, after, plain=False)
+        written: list[Owned[int]] = []
+        for control, run in itertools.groupby(pieces, lambda piece: isinstance(piece[0], int)):
+            if control:
+                written += [(int(token), owner) for token, owner in run]
+            else:
+                texts = [(str(text), owner) for text, owner in run]
+                written += self._run(texts, written[-1][0] if written else after)
+        return written
 
     def plain(self, text: str, after: int | None) -> list[int]:
         """The tokens of a text that may spell anything; none of them is a control token.
@@ -91,24 +122,18 @@ class TextTokens:
             text: a piece.
             after: the token before it; None at the very beginning.
         """
-        # A lone surrogate can't be written as UTF-8: it becomes a question mark.
-        text = text.encode("utf-8", errors="replace").decode("utf-8")
-        ids = self._placed(text, after, plain=True)
-        return ids if self._forbidden.isdisjoint(ids) else list(self._disarmed(text, after))
+        return [token for token, _ in self._run([(text, None)], after)]
 
-    def spoken(self, text: str, after: int | None, marks: Sequence[str]) -> list[int]:
-        """The tokens of a text as a model says it: plain but for its marks, each a token where there is one for it.
+    def marked(self, text: str, marks: Sequence[str]) -> list[str | int]:
+        """A text cut at its marks, each a token where the vocabulary has it.
 
         Args:
             text: a turn.
-            after: the token before it; None at the very beginning.
             marks: such as ``<tool_call>``.
         """
         own = [re.escape(mark) for mark in marks if mark in self._by_text]
-        ids: list[int] = []
-        for place, part in enumerate(re.split(f"({'|'.join(own)})", text) if own else [text]):
-            ids += [self._by_text[part]] if place % 2 else self.plain(part, ids[-1] if ids else after)
-        return ids
+        cut = re.split(f"({'|'.join(own)})", text) if own else [text]
+        return [self._by_text[part] if place % 2 else part for place, part in enumerate(cut)]
 
     def text(self, ids: Sequence[int], after: int = IN_TEXT) -> str:
         """The text of tokens from the middle of a conversation.
@@ -120,38 +145,63 @@ class TextTokens:
         before = [] if self._spaced and after in self.control else self._anchor_ids
         return self._decode([*before, *ids])[len(self._decode(before)) :]
 
-    def _disarmed(self, text: str, after: int | None) -> Iterator[int]:
-        """Tokens of ``text``, cut apart wherever it spells a control token that the tokenizer would write as one."""
-        parts = [(text, 0)]
-        while parts:
-            part, cuts = parts.pop()
-            ids = self._placed(part, after, plain=True)
-            if not self._forbidden.isdisjoint(ids):
-                if cuts < _CUTS:
-                    parts += [(piece, cuts + 1) for piece in reversed(self._cut(part))]
-                    continue
-                ids = [token for letter in part for token in self._letter(letter)]
-            yield from ids
-            after = ids[-1] if ids else after
+    def _check_reading(self) -> None:
+        back = self._decode(self._raw(_SAMPLE)).strip()
+        if back != _SAMPLE:
+            raise RenderError(
+                f"the tokenizer does not give back what it writes: {_SAMPLE!r} comes back as {back!r}; put the model's "
+                "own config.json and tokenizer_config.json beside its tokenizer.json, so that transformers makes the "
+                "right kind of tokenizer, or use another one"
+            )
 
-    def _cut(self, text: str) -> list[str]:
-        """The pieces of ``text``, each control token's first letter apart from the others."""
-        found = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
-        spans = zip(found.input_ids, found.offset_mapping, strict=True)
-        places = [0, *(start + 1 for token, (start, _) in spans if token in self._forbidden), len(text)]
-        return [text[start:end] for start, end in itertools.pairwise(places) if end > start]
+    def _run(self, texts: Sequence[Owned[str]], after: int | None) -> Iterator[Owned[int]]:
+        # A lone surrogate can't be written as UTF-8: it becomes a question mark.
+        whole = "".join(text for text, _ in texts).encode("utf-8", errors="replace").decode("utf-8")
+        edges = list(itertools.accumulate(len(text) for text, _ in texts))
+        for token, start, end in self._disarmed(whole, after):
+            touched = texts[bisect.bisect(edges, start) : bisect.bisect_left(edges, end) + 1]
+            yield token, next((owner for _, owner in touched if owner is not None), None)
+
+    def _disarmed(self, text: str, after: int | None, at: int = 0, cuts: int = 0) -> Iterator[Span]:
+        """Tokens of ``text``, cut apart wherever it spells a control token that the tokenizer would write as one.
+
+        Args:
+            text: a piece.
+            after: the token before it.
+            at: where it begins in the whole text.
+            cuts: how often the whole was cut.
+        """
+        spans = self._placed(text, after)
+        places = [start + 1 for token, start, _ in spans if token in self._forbidden]
+        if not places:
+            yield from ((token, at + start, at + end) for token, start, end in spans)
+        elif cuts < _CUTS:
+            # Each control token's first letter stands apart from the others.
+            for start, end in itertools.pairwise([0, *places, len(text)]):
+                for span in self._disarmed(text[start:end], after, at + start, cuts + 1):
+                    yield span
+                    after = span[0]
+        else:
+            for place, letter in enumerate(text, start=at):
+                yield from ((token, place, place + 1) for token in self._letter(letter))
 
     def _letter(self, letter: str) -> list[int]:
-        ids = self._placed(letter, IN_TEXT, plain=True)
-        return ids if self._forbidden.isdisjoint(ids) else self._raw("?", plain=True)
+        ids = [token for token, _, _ in self._placed(letter, IN_TEXT)]
+        return ids if self._forbidden.isdisjoint(ids) else self._raw("?")
 
-    def _placed(self, text: str, after: int | None, *, plain: bool) -> list[int]:
-        if not text or after is None or not self._anchor or (self._spaced and after in self.control):
-            return self._raw(text, plain=plain) if text else []
-        return self._raw(self._anchor + text, plain=plain)[len(self._anchor_ids) :]
+    def _placed(self, text: str, after: int | None) -> list[Span]:
+        bare = after is None or (self._spaced and after in self.control)
+        anchor = "" if bare else self._anchor
+        spans = self._spans(anchor + text)[len(self._anchor_ids) if anchor else 0 :] if text else []
+        return [(token, max(0, start - len(anchor)), end - len(anchor)) for token, start, end in spans]
 
-    def _raw(self, text: str, *, plain: bool = False) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=plain).input_ids)
+    def _raw(self, text: str) -> list[int]:
+        return [token for token, _, _ in self._spans(text, plain=False)]
+
+    def _spans(self, text: str, *, plain: bool = True) -> list[Span]:
+        options = {"add_special_tokens": False, "split_special_tokens": plain, "return_offsets_mapping": True}
+        found = self._tokenizer(text, **options)
+        return [(token, start, end) for token, (start, end) in zip(found.input_ids, found.offset_mapping, strict=True)]
 
     def _decode(self, ids: Sequence[int]) -> str:
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}

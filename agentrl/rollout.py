@@ -16,7 +16,7 @@ from agentrl.errors import FaultRateError, InfrastructureError
 from agentrl.registry import make
 from agentrl.render import Renderer
 from agentrl.rng import derive_seed
-from agentrl.types import Group, Segment, Stop, Trajectory
+from agentrl.types import CutTurn, CutTurns, Group, Segment, Stop, Trajectory
 
 EngineFor = Callable[[ToolEnv, str], Engine]
 """Gives the engine that plays a task; the same one for all, but where a script is played."""
@@ -57,6 +57,12 @@ class Limits:
 
     episode_tokens: int
     """Most tokens of an episode, prompt and tool output included."""
+    cut_turns: CutTurns = "end"
+    """What becomes of a turn that the limit of a turn, or of the episode, cut off."""
+
+    def after_cut(self, spent: bool) -> CutTurns:
+        """What becomes of a turn that was cut off; without room in the episode no agent can go on."""
+        return "end" if spent and self.cut_turns == "continue" else self.cut_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +98,7 @@ async def play(
         InfrastructureError: a sandbox or the engine failed.
     """
     first, _ = await player.in_thread(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
-    segments = [renderer.prompt(first, env.dialect.template_tools)]
+    segments = [renderer.prompt(first)]
     tokens = list(segments[0].token_ids)
     rewards: list[float] = []
     stop: Stop | None = None
@@ -109,12 +115,14 @@ async def play(
         completion = await player.timed(engine.generate(tuple(tokens), turn, seed=derive_seed(spec.seed, len(rewards))))
         segments.append(_policy(completion))
         tokens += completion.token_ids
-        messages, reward, terminated, truncated, _ = await player.in_thread(
-            env.step, renderer.text(completion.token_ids)
-        )
+        spent = len(completion.token_ids) == room
+        action = renderer.text(completion.token_ids)
+        if completion.finish == "length":
+            action = CutTurn(action, player.limits.after_cut(spent))
+        messages, reward, terminated, truncated, _ = await player.in_thread(env.step, action)
         rewards.append(reward)
         if terminated or truncated:
-            stop = Stop.TERMINATED if terminated else Stop.TURN_LIMIT
+            stop = Stop.TERMINATED if terminated else _why_truncated(action, spent)
             break
         new = renderer.extend(completion.token_ids, messages)
         if len(tokens) + sum(len(segment.token_ids) for segment in new) >= player.limits.episode_tokens:
@@ -127,8 +135,15 @@ async def play(
     return trajectory
 
 
+def _why_truncated(action: str, spent: bool) -> Stop:
+    if not isinstance(action, CutTurn) or action.then != "end":
+        return Stop.TURN_LIMIT
+    return Stop.TOKEN_LIMIT if spent else Stop.TURN_CUT
+
+
 def _policy(completion: Completion) -> Segment:
-    return Segment("policy", completion.token_ids, completion.logprobs, completion.version)
+    cut = completion.finish == "length"
+    return Segment("policy", completion.token_ids, completion.logprobs, completion.version, cut)
 
 
 def _trajectory(

@@ -6,14 +6,19 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from agentrl.config import Config, RunSettings, parse_config, read_toml, to_toml
-from agentrl.errors import RunFolderError, nearest
+from agentrl.config import Config, RunSettings, parse_config, read_toml, to_toml, with_overrides
+from agentrl.errors import ConfigError, RunFolderError, nearest
 
+_MAY_CHANGE = (
+    *("run.threads", "model.device", "rollout.concurrency", "rollout.max_fault_rate"),
+    *("optim.steps", "optim.max_sampled_tokens", "optim.max_tokens", "eval.*", "save.*"),
+)
+"""Settings of a run that goes on: how long, where, how fast and how closely watched. The rest says what is learned."""
 _PACKAGES = ("agentrl", "torch", "transformers", "tokenizers", "gymnasium", "numpy", "sympy")
 
 
@@ -54,7 +59,7 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"the run folder {str(path)!r} can't be made: {error.strerror}") from error
         folder = cls(path, _locked(path))
-        folder._write_config(config, dialect)
+        folder.write_config(config, dialect)
         return folder
 
     @classmethod
@@ -101,7 +106,8 @@ class RunFolder:
     ) -> None:
         self.close()
 
-    def _write_config(self, config: Config, dialect: str) -> None:
+    def write_config(self, config: Config, dialect: str) -> None:
+        """Write every setting, the versions of what runs it, and the dialect."""
         versions = {"python": platform.python_version()} | _versions() | ({"dialect": dialect} if dialect else {})
         text = to_toml(config.model_dump(mode="json")) + "\n" + to_toml({"versions": versions})
         _replace(self.path / "config.toml", text)
@@ -121,6 +127,37 @@ def read_config(path: Path) -> Config:
     data = read_toml(file)
     data.pop("versions", None)
     return parse_config(data)
+
+
+def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
+    """The settings of a run at ``path`` that goes on with ``section.key=value`` each laid over them.
+
+    Raises:
+        ConfigError: a key is unknown, a value is invalid, or the setting is of those that a run keeps.
+    """
+    new = with_overrides(config, overrides)
+    before = config.model_dump()
+    for section, values in new.model_dump().items():
+        for key, value in values.items():
+            if value != before[section][key] and not {f"{section}.{key}", f"{section}.*"} & set(_MAY_CHANGE):
+                raise ConfigError(
+                    f"{section}.{key} can't change in a run that goes on, only {', '.join(_MAY_CHANGE)}; a new run "
+                    f"can begin with this one's model: --set model.path={path}"
+                )
+    return new
+
+
+def model_at(path: str) -> str:
+    """Where the model is that ``path`` names: the last checkpoint where it is a run, else ``path`` itself.
+
+    Raises:
+        RunFolderError: the run has no checkpoint yet.
+    """
+    if not path or not (Path(path) / "config.toml").is_file() or (Path(path) / "config.json").is_file():
+        return path
+    if not (saved := checkpoints(Path(path))):
+        raise RunFolderError(f"the run {path!r} has no checkpoint yet")
+    return str(saved[-1])
 
 
 def read_dialect(path: Path) -> str:

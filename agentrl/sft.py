@@ -60,7 +60,8 @@ async def oracle_episodes(
     env = collector.env
     size = env.task_set.size
     count = config.sft.tasks if size is None else min(size, config.sft.tasks)
-    tasks = pick_tasks(env, count, first=_FIRST_TASK if size is None else 0)
+    # Of a finite set, a pass before training's first, in an order of its own: its beginning is not all taught already.
+    tasks = pick_tasks(env, count, first=_FIRST_TASK if size is None else -size, seed=config.run.seed)
     specs = [[EpisodeSpec(task_id=task.id, seed=place)] for place, task in enumerate(tasks)]
     sampling = Sampling(max_tokens=config.rollout.turn_tokens)
     collected = await collector.collect(specs, script, sampling, on_episode=on_episode)

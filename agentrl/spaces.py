@@ -59,9 +59,14 @@ class Messages(gymnasium.Space[tuple[Message, ...]]):
         super().__init__(shape=None, dtype=None, seed=seed)
 
     def seed(self, seed: int | None = None) -> int | list[int] | dict[str, int]:
-        """Seed this space and the space of its texts."""
-        self.text.seed(seed)
-        return super().seed(seed)
+        """Seed this space and the space of its texts: the seed that is given back does the same again."""
+        used = super().seed(seed)
+        self.text.seed(used if isinstance(used, int) else seed)
+        return used
+
+    def from_jsonable(self, sample_n: list[Any]) -> list[tuple[Message, ...]]:
+        """Samples that ``to_jsonable`` has written: JSON makes lists of tuples."""
+        return [tuple(sample) for sample in sample_n]
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> tuple[Message, ...]:
         """Up to three messages with random roles and texts."""

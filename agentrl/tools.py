@@ -20,7 +20,7 @@ from typing import Any, Protocol, overload
 import numpy as np
 import pydantic_core
 
-from agentrl.background import Outcome, Overrun, call_async, in_thread
+from agentrl.background import Outcome, Overrun, Worker, call_async, in_thread
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
 from agentrl.sandboxes import SandboxError
 from agentrl.signatures import Signature, read_signature
@@ -46,6 +46,8 @@ class ToolContext:
     # Any: whoever puts a value in knows its type, and would have to narrow an object at every use.
     state: dict[str, Any] = field(default_factory=dict[str, Any])
     """Whatever tools want to remember until the episode ends; rewards read it as ``episode.state``."""
+    thread: Worker = field(default_factory=Worker, repr=False, compare=False)
+    """Where the functions that are its tools run, and the environment's own methods from ``open_episode`` on."""
     rng: np.random.Generator = field(init=False)
     """All chance that a tool needs, seeded with ``seed``."""
 
@@ -172,7 +174,7 @@ class FunctionTool:
             raise ToolError(f"bad arguments for {self.name}: {error}") from error
         if signature.hidden is not None:
             values[signature.hidden] = ctx
-        return self._answer(self._run(values))
+        return self._answer(self._run(values, in_thread if ctx is None else ctx.thread.call))
 
     def open(self, seed: int) -> None:
         """Nothing to begin: a function keeps no state."""
@@ -195,11 +197,11 @@ class FunctionTool:
     def _bound(self) -> Callable[..., Any]:
         return self._function if self._owner is None else functools.partial(self._function, self._owner)
 
-    def _run(self, values: Mapping[str, object]) -> Outcome:
+    def _run(self, values: Mapping[str, object], in_its_thread: Callable[..., Outcome]) -> Outcome:
         call = functools.partial(self._bound, **values)
         if inspect.iscoroutinefunction(self._function):
             return call_async(call, self.timeout)
-        return in_thread(call, self.timeout)
+        return in_its_thread(call, self.timeout)
 
     def _answer(self, outcome: Outcome) -> str:
         error = outcome.error
@@ -247,6 +249,9 @@ def tool(
     The docstring's first paragraph describes the tool, and its ``Args:`` section the arguments. A parameter with the
     type hint ``ToolContext`` is not shown to the model: it gets the episode's task, seed and state. What is returned is
     shown as it is if it is text, else as JSON; what is raised is told to the model.
+
+    All sync functions of an episode run in one thread, so that what the first has opened, a database, say, the next can
+    use; only after one that overran do they run in another. Async functions of all episodes share one event loop.
 
     Args:
         function: the function.

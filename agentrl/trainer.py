@@ -14,18 +14,11 @@ from torch import Tensor
 from agentrl import algos
 from agentrl.algos.aggregate import pack_shares
 from agentrl.algos.head import token_energy
-from agentrl.algos.ratios import behaviour_weights, cumulative_log_ratio
+from agentrl.algos.ratios import behaviour_weights
 from agentrl.assemble import Parts, pick_tasks
 from agentrl.batch import Batch, whole
 from agentrl.config import AlgoSettings, Config, OptimSettings
-from agentrl.diagnostics import (
-    BINS,
-    effective_sample_size,
-    position_means,
-    position_metrics,
-    position_moments,
-    position_stds,
-)
+from agentrl.diagnostics import Drift, effective_sample_size, position_metrics
 from agentrl.engines.base import Sampling
 from agentrl.errors import ConfigError
 from agentrl.invariants import (
@@ -80,27 +73,6 @@ class _Stopwatch:
         began = time.perf_counter()
         yield
         self.seconds[f"seconds_{name}"] = time.perf_counter() - began
-
-
-@dataclass(slots=True)
-class _Passes:
-    """What a step's updates met by position in the episode, added up over their packs."""
-
-    shift: Tensor = field(default_factory=lambda: torch.zeros(BINS, 3, dtype=torch.float64))
-    """Moments of S_t, the cumulative log ratio θ/old, in nats [BINS, 3]."""
-    cut: Tensor = field(default_factory=lambda: torch.zeros(BINS, 3, dtype=torch.float64))
-    """Moments of whether the loss left a token with an advantage without a gradient [BINS, 3]."""
-
-    def add(self, logp: Tensor, old_logp: Tensor, advantages: Tensor, starts: Tensor) -> None:
-        """Count a pack whose loss has been differentiated: ``logp`` has kept its gradient."""
-        assert logp.grad is not None
-        self.shift += position_moments(cumulative_log_ratio(logp, old_logp, starts), starts)
-        self.cut += position_moments((logp.grad == 0) & (advantages != 0), starts)
-
-    def metrics(self) -> dict[str, float]:
-        """Mean and std of S_t and the clip rate, by position."""
-        means = position_means("S_mean", self.shift) | position_stds("S_std", self.shift)
-        return means | position_means("clip_fraction", self.cut)
 
 
 class Trainer:
@@ -161,8 +133,8 @@ class Trainer:
     async def _collect(self, number: int, on_episode: Callable[[Trajectory], None]) -> Collected:
         """Play ``rollout.group_size`` episodes of each of ``rollout.tasks`` tasks."""
         rollout = self.config.rollout
-        tasks = pick_tasks(self._collector.env, rollout.tasks, first=(number - 1) * rollout.tasks)
         seed = self.config.run.seed
+        tasks = pick_tasks(self._collector.env, rollout.tasks, first=(number - 1) * rollout.tasks, seed=seed)
         specs = [
             [
                 EpisodeSpec(task_id=task.id, seed=derive_seed(seed, "episode", number, place, member))
@@ -205,7 +177,7 @@ class Trainer:
         return self._credit(replace(scored, energy=token_energy(logp, sum_sq)), logp)
 
     def _update(self, scored: Scored, number: int) -> dict[str, float]:
-        """``optim.epochs`` passes of ``optim.minibatches`` updates each; the mean of their metrics."""
+        """``optim.epochs`` passes of ``optim.minibatches`` updates each: mean loss and norm, and the drift."""
         optim, algo = self.config.optim, self.config.algo
         weights = behaviour_weights(
             scored.old_logp,
@@ -214,7 +186,7 @@ class Trainer:
             kind=algo.correction,
             cap=algo.correction_cap,
         )
-        passes, minibatches = _Passes(), self._minibatches(scored.batch, number)
+        drift, minibatches = Drift(), self._minibatches(scored.batch, number)
         updates = sum(map(len, minibatches))
         collected: list[dict[str, float]] = []
         for epoch, rows in enumerate(minibatches):
@@ -223,9 +195,9 @@ class Trainer:
             for part in rows:
                 spent = self._tokens_spent(len(scored.old_logp), len(collected) / updates)
                 rate = learning_rate(optim, self.updates + 1, spent)
-                collected.append(self._update_once(scored, part, weights, rate, passes))
+                collected.append(self._update_once(scored, part, weights, rate, drift))
         means = {name: sum(row[name] for row in collected) / len(collected) for name in collected[0]}
-        return means | passes.metrics() | {"weight_ess": effective_sample_size(weights)}
+        return means | drift.metrics() | {"weight_ess": effective_sample_size(weights)}
 
     def _minibatches(self, batch: Batch, number: int) -> list[list[list[int]]]:
         """The rows of each update of each pass of step ``number``, shuffled anew, without rows of no token."""
@@ -248,13 +220,13 @@ class Trainer:
         return (self.sampled_tokens + share * min(new, budget - self.sampled_tokens)) / budget
 
     def _update_once(
-        self, scored: Scored, rows: Sequence[int], weights: Tensor, rate: float, passes: _Passes
+        self, scored: Scored, rows: Sequence[int], weights: Tensor, rate: float, drift: Drift
     ) -> dict[str, float]:
         """One gradient step at learning rate ``rate`` on ``rows``, their gradients accumulated over packs."""
         algo, model = self.config.algo, self._parts.model
         packs = self._packs(scored.batch, rows)
         shares = pack_shares(algos.aggregation(algo.loss, algo.loss_options), [pack.starts for pack in packs])
-        metrics: dict[str, float] = {}
+        loss = 0.0
         for pack, share in zip(packs, shares, strict=True):
             logp = self._stats(pack)[0].cpu()
             logp.retain_grad()
@@ -271,9 +243,8 @@ class Trainer:
                 **algo.loss_options,
             )
             (share * out.loss).backward()
-            passes.add(logp, old_logp, advantages, pack.starts)
-            for name, value in {"loss": out.loss.detach(), **out.metrics}.items():
-                metrics[name] = metrics.get(name, 0.0) + share * float(value)
+            drift.add(out, logp, old_logp, advantages, pack.starts)
+            loss += share * float(out.loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self.config.optim.max_grad_norm)
         self.updates += 1
         for group in self.optimizer.param_groups:
@@ -281,7 +252,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._checked = True
-        return metrics | {"grad_norm": float(norm)}
+        return {"loss": loss, "grad_norm": float(norm)}
 
     def _scan(self, batch: Batch) -> list[Tensor]:
         """Log-prob, entropy and Σπ² of every sampled token under the model as it is now, 3 × [S]."""
@@ -317,6 +288,11 @@ def check_training_config(config: Config) -> None:
     algos.check_options("advantage", config.algo.advantage, config.algo.advantage_options)
     algos.check_options("loss", config.algo.loss, config.algo.loss_options)
     _check_energy_ratio(config.algo)
+    if config.rollout.group_size == 1 and not algos.credits_alone(config.algo.advantage, config.algo.advantage_options):
+        raise ConfigError(
+            f"rollout.group_size=1 leaves algo.advantage={config.algo.advantage} no other episode of a task to compare "
+            "with, so nothing would be learned: set it to 2 or more, or choose algo.advantage=reinforce_pp"
+        )
     if config.optim.max_tokens < config.rollout.episode_tokens:
         raise ConfigError(
             f"optim.max_tokens={config.optim.max_tokens} can't hold an episode of rollout.episode_tokens="
@@ -349,6 +325,7 @@ def _summary(number: int, collected: Collected, scored: Scored) -> dict[str, flo
         "tool_calls": len(runs),
         "tool_errors": sum(not run.ok for run in runs),
         "truncated": sum(trajectory.stop.truncated for trajectory in episodes),
+        "cut_turns": sum(trajectory.cut_turns for trajectory in episodes),
         "faults": collected.faults,
         "groups_lost": collected.lost,
         "entropy": float(scored.entropy.mean()),

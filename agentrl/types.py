@@ -14,6 +14,32 @@ from agentrl.errors import TrajectoryError
 
 Role = Literal["system", "user", "assistant", "tool"]
 Source = Literal["prompt", "policy", "tool", "template"]
+CutTurns = Literal["answer", "end", "continue"]
+"""What becomes of a turn that a limit of tokens cut off.
+
+``answer``: it is a turn like any other: its calls run, and a text without one is the final answer. ``end``: the episode
+ends there without an answer, and calls in it do not run. ``continue``: its calls run, and a text without one is no
+answer: the agent is told to go on.
+"""
+
+
+class CutTurn(str):
+    """The text of a turn that a limit of tokens ended, not the assistant: an action for ``ToolEnv.step`` that says so.
+
+    It is a text like any other to Gymnasium, whose wrappers pass it on.
+
+    Args:
+        text: what the assistant had said by then.
+        then: what becomes of it.
+    """
+
+    then: CutTurns
+
+    def __new__(cls, text: str, then: CutTurns = "end") -> "CutTurn":
+        """A text that knows what becomes of it."""
+        made = super().__new__(cls, text)
+        made.then = then
+        return made
 
 
 class Message(TypedDict):
@@ -65,6 +91,8 @@ class Stop(StrEnum):
     """The environment truncated the episode: its number of turns is used up."""
     TOKEN_LIMIT = "token_limit"
     """The collector truncated the episode: its token budget is used up."""
+    TURN_CUT = "turn_cut"
+    """The collector truncated the episode: a turn was cut at its limit of tokens, and so is no answer."""
 
     @property
     def truncated(self) -> bool:
@@ -94,14 +122,18 @@ class Segment:
     """Log-prob of each token under the distribution it was sampled from [n], in nats."""
     version: int | None = None
     """The version of the weights that sampled the tokens."""
+    cut: bool = False
+    """Whether a limit of tokens ended the turn, and not the policy."""
 
     def __post_init__(self) -> None:
         if self.source not in ("prompt", "policy", "tool", "template"):
             raise TrajectoryError(f"unknown segment source {self.source!r}: use prompt, policy, tool or template")
         object.__setattr__(self, "token_ids", tuple(self.token_ids))
         if self.source != "policy":
-            if self.logprobs is not None or self.version is not None:
-                raise TrajectoryError(f"a {self.source} segment was not sampled: it has no log-probs and no version")
+            if self.logprobs is not None or self.version is not None or self.cut:
+                raise TrajectoryError(
+                    f"a {self.source} segment was not sampled: it has no log-probs and no version, and is never cut"
+                )
             return
         if self.logprobs is None or self.version is None:
             raise TrajectoryError("a policy segment needs the log-probs it was sampled with and its weights' version")
@@ -185,6 +217,11 @@ class Trajectory:
     def n_sampled(self) -> int:
         """How many tokens the policy sampled."""
         return sum(len(segment.token_ids) for segment in self.sampled)
+
+    @property
+    def cut_turns(self) -> int:
+        """How many turns a limit of tokens cut off."""
+        return sum(segment.cut for segment in self.segments)
 
     @property
     def ret(self) -> float:

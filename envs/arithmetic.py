@@ -42,7 +42,9 @@ class Arithmetic(GeneratedEnv):
     def respond(self, episode: Episode) -> tuple[Message, ...]:
         """Tell the next step once the tool has found the value of the step told last."""
         problem = problem_of(episode.task)
-        told = sum(message["role"] == "user" for message in episode.messages)
+        # The user also speaks where a turn was cut off.
+        spoken = [message["content"] for message in episode.messages if message["role"] == "user"]
+        told = sum(text in problem.prompts for text in spoken)
         if told == len(problem.prompts) or not _found(problem.values[told - 1], episode):
             return ()
         return (Message(role="user", content=problem.prompts[told]),)

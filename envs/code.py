@@ -9,7 +9,7 @@ from agentrl.env import Episode, ToolEnv
 from agentrl.envs.code_data import SAMPLE, load
 from agentrl.envs.code_grading import Call, Problem, grade
 from agentrl.errors import ConfigError
-from agentrl.python_tool import PythonTool
+from agentrl.python_tool import PythonTool, shared_sandbox
 from agentrl.tasks import TaskList
 from agentrl.types import Task
 
@@ -30,14 +30,17 @@ class Code(ToolEnv):
         split: ``"train"`` or ``"test"``.
         dialect: how tool calls are written.
         max_turns: how often the assistant may speak.
-        data: a JSONL file of problems, see :mod:`agentrl.envs.code_data`; without it, the sample that comes along.
+        data: a file of problems, see :mod:`agentrl.envs.code_data`; without it, the sample that comes along.
         timeout: seconds of CPU time per call of the tool.
         test_timeout: seconds of CPU time per hidden test, where the problem does not say.
         stop_at_failure: let the first failed test end the grading; ``passed`` then counts the tests before it.
+        packages: packages that problems, submissions and the tool may import beside the sandbox's usual ones, such as
+            ``["sortedcontainers"]``.
 
     Raises:
         UnknownNameError: there is no such split or dialect.
         ConfigError: ``max_turns`` is less than 1, a time is not positive, or the file can't be used.
+        SandboxUnavailable: one of ``packages`` can't be imported in the sandbox.
     """
 
     instructions: ClassVar[str] = (
@@ -55,6 +58,7 @@ class Code(ToolEnv):
         timeout: float = 5.0,
         test_timeout: float = 5.0,
         stop_at_failure: bool = False,
+        packages: Sequence[str] = (),
     ) -> None:
         super().__init__(split=split, dialect=dialect, max_turns=max_turns)
         if not (timeout > 0 and test_timeout > 0):
@@ -62,11 +66,14 @@ class Code(ToolEnv):
         self.data = data
         self.test_timeout = test_timeout
         self.stop_at_failure = stop_at_failure
-        self.tools = (PythonTool(timeout=timeout),)
+        self.packages = tuple(packages)
+        self.tools = (PythonTool(timeout=timeout, packages=self.packages),)
+        if packages:
+            shared_sandbox(packages)  # a package that can't be imported is heard of now
 
     @functools.cached_property
     def _splits(self) -> Mapping[str, tuple[Task, ...]]:
-        return load(self.data or SAMPLE)
+        return load(self.data or SAMPLE, self.packages)
 
     def tasks(self, split: str) -> TaskList:
         """The problems of ``split``, in the file's order.

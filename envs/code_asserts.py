@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 from agentrl.envs.code_grading import Call
-from agentrl.envs.code_values import EXACTLY, Tolerance, described
+from agentrl.envs.code_values import EXACTLY, TRUTH, Tolerance, described
 
 MAX_SOURCE_CHARS = 1_000_000
 """Longer test code, and longer arguments of one call, are not read."""
@@ -55,13 +55,26 @@ def read_asserts(source: str, name: str) -> tuple[Call, ...]:
 
 def call_name(source: str, defined: str) -> str:
     """The first function that assert statements call and the source ``defined`` defines; empty where there is none."""
-    try:
-        known = {node.name for node in _parse(defined).body if isinstance(node, ast.FunctionDef)}
-        calls = [node.func for node in ast.walk(_parse(source)) if isinstance(node, ast.Call)]
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return ""
+    known = {node.name for node in _nodes(defined) if isinstance(node, ast.FunctionDef)}
+    calls = [node.func for node in _nodes(source) if isinstance(node, ast.Call)]
     names = [call.id for call in calls if isinstance(call, ast.Name) and call.id in known]
     return names[0] if names else ""
+
+
+def imported(source: str) -> set[str]:
+    """The packages and modules that ``source`` imports, by their first names; none where it is no Python."""
+    nodes = _nodes(source)
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in names}
+
+
+def _nodes(source: str) -> list[ast.AST]:
+    """Everything in ``source``; nothing where it is no Python."""
+    try:
+        return [*ast.walk(_parse(source))]
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return []
 
 
 def call_of(
@@ -100,7 +113,7 @@ def _statements(tree: ast.Module) -> list[ast.Assert]:
 def _case(test: ast.expr, name: str) -> Call:
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=call):
-            return _call(call, name, False)
+            return _call(call, name, False, TRUTH)
         case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr="isclose"), args=[call, value]):
             words = {str(word.arg): _number(word.value) for word in test.keywords}
             close = Tolerance(relative=words.pop("rel_tol", 1e-9), absolute=words.pop("abs_tol", 0.0))
@@ -108,7 +121,7 @@ def _case(test: ast.expr, name: str) -> Call:
                 raise Unreadable("math.isclose takes no such argument")
             return _call(call, name, _number(value), close)
         case ast.Call():
-            return _call(test, name, True)
+            return _call(test, name, True, TRUTH)
         case ast.Compare(left=ast.Call(func=ast.Name(id="abs"), args=[difference]), ops=[ast.Lt() | ast.LtE()]):
             if not isinstance(difference, ast.BinOp) or not isinstance(difference.op, ast.Sub):
                 raise Unreadable("a test is no comparison with a literal")

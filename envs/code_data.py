@@ -1,4 +1,4 @@
-r"""Programming problems out of files: one JSON object a line, in our own layout or in that of a well-known data set.
+r"""Programming problems out of files, JSON or Parquet, in our own layout or in that of a well-known data set.
 
 Ours, for a function and for a program::
 
@@ -8,26 +8,30 @@ Ours, for a function and for a program::
 Optional are ``solution`` (a reference that passes), ``split`` (``train`` or ``test``), ``timeout`` (seconds of CPU time
 for each test), ``setup`` (source that stands before the submission), and ``kwargs`` beside ``args``.
 
-Read as they are published: HumanEval and its relatives (``prompt``, ``test``, ``entry_point``), MBPP (``text`` or
-``prompt``, ``code``, ``test_list``), APPS and TACO (``question``, ``input_output``), LeetCode's data sets
-(``problem_description``, ``test``, ``entry_point``). A problem whose tests are more than calls with literals, or whose
-values are too large, is left out and counted.
+Read as they are published: HumanEval (``prompt``, ``test``, ``entry_point``), MBPP (``text`` or ``prompt``, ``code``,
+``test_list``), APPS and TACO (``question``, ``input_output``), LeetCodeDataset (``problem_description`` or ``query``,
+``completion``, ``test``, ``entry_point``). A problem whose tests are more than calls with literals, whose values are
+too large, that imports a package which is not named, or that has further columns, is left out and counted.
 """
 
 import json
 import re
+import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import pydantic
 
-from agentrl.envs.code_asserts import Unreadable, call_name, call_of, read_asserts
+from agentrl.datafiles import left_over, read_rows
+from agentrl.envs.code_asserts import Unreadable, call_name, call_of, imported, read_asserts
 from agentrl.envs.code_grading import MAX_CODE_CHARS, Case, Problem, Stream
 from agentrl.envs.code_values import MAX_OUTPUT_BYTES
 from agentrl.errors import ConfigError
+from agentrl.sandboxes.rootfs import PACKAGES
 from agentrl.signatures import explain
 from agentrl.tasks import split_of
 from agentrl.types import Task
@@ -64,28 +68,36 @@ class _OwnRow(pydantic.BaseModel, extra="forbid"):
     timeout: float | None = pydantic.Field(default=None, gt=0, allow_inf_nan=False)
 
 
-def load(path: str | Path) -> Mapping[str, tuple[Task, ...]]:
-    """The tasks of a JSONL file by split; a row without ``split`` is put into one by its id, one in five into ``test``.
+def load(path: str | Path, packages: Sequence[str] = ()) -> Mapping[str, tuple[Task, ...]]:
+    """The tasks of a file by split; a row without ``split`` is put into one by its id, one in five into ``test``.
 
     What has to be left out is told in a warning.
 
+    Args:
+        path: a file that :func:`agentrl.datafiles.read_rows` reads.
+        packages: packages that problems may import beside the sandbox's usual ones.
+
     Raises:
-        ConfigError: the file can't be read, a line is no JSON object, a row of our own layout is wrong, two rows share
-            an id, or nothing is left.
+        ConfigError: there is no such file, a row is no JSON object, a row of our own layout is wrong, two rows share an
+            id, or nothing is left.
+        UsageError: the file can't be read.
     """
+    if not Path(path).expanduser().is_file():
+        raise ConfigError(f"the problems in {str(path)!r} can't be read: there is no such file")
     splits: dict[str, list[Task]] = {"train": [], "test": []}
     left_out = Counter[str]()
     seen: set[str] = set()
-    for number, row in _rows(Path(path)):
+    for number, found in enumerate(read_rows(str(path)), start=1):
+        row = found.data
         name = str(next((row[key] for key in ("id", "task_id", "problem_id") if key in row), number))
-        if name in seen:
-            raise ConfigError(f"{path}, line {number}: another row is called {name!r} already; give each its own id")
+        if found.fault or name in seen:
+            raise ConfigError(f"{found.place} {found.fault or f'has the id {name!r} of an earlier one'}")
         seen.add(name)
         try:
-            task = task_of(row, name)
+            task = task_of(row, name, packages)
         except Unreadable as error:
             if "tests" in row:
-                raise ConfigError(f"{path}, line {number}: {error}") from error
+                raise ConfigError(f"{found.place}: {error}") from error
             left_out[str(error)] += 1
         else:
             split = str(row.get("split"))  # what other data sets call a split is not ours
@@ -98,18 +110,23 @@ def load(path: str | Path) -> Mapping[str, tuple[Task, ...]]:
     return {split: tuple(tasks) for split, tasks in splits.items()}
 
 
-def task_of(row: Row, name: str) -> Task:
+def task_of(row: Row, name: str, packages: Sequence[str] = ()) -> Task:
     """The task that ``row`` describes, in whichever layout.
 
     Raises:
-        Unreadable: it has no known layout, or a test that can't be graded.
+        Unreadable: it has no known layout, a test that can't be graded, or an import that ``packages`` does not name.
     """
-    for keys, read in _LAYOUTS:
+    for keys, more, read in _LAYOUTS:
         if keys <= set(row):
+            if rest := left_over(row, keys | more):
+                raise Unreadable(f"the layout is known, but not with {', '.join(rest)}")
             prompt, problem = read(row)
             break
     else:
         raise Unreadable("the layout is not known")
+    needed = imported(problem.setup) | imported(problem.solution)
+    if foreign := needed - {*packages, *PACKAGES, *sys.stdlib_module_names}:
+        raise Unreadable(f"{', '.join(sorted(foreign))} is imported and not named in packages")
     if not problem.cases:
         raise Unreadable("there are no tests")
     if len(problem.setup) > MAX_CODE_CHARS:
@@ -125,21 +142,8 @@ def task_of(row: Row, name: str) -> Task:
         wanted = f"the class `{called}` with the method `{method}`" if method else f"the function `{called}`"
         closing = f"Write Python code that defines {wanted}, with all imports that it needs."
     text = f"{prompt.strip()}\n\n{closing}"
+    problem = replace(problem, packages=tuple(packages))
     return Task(id=name, prompt=text, answer=problem.solution, data={"problem": problem})
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Row]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ConfigError(f"{path}, line {number} is no JSON object: write one problem a line")
-                yield number, row
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the problems in {str(path)!r} can't be read: {error}") from error
 
 
 def _own(row: Row) -> tuple[str, Problem]:
@@ -161,7 +165,15 @@ def _own(row: Row) -> tuple[str, Problem]:
 
 def _leetcode(row: Row) -> tuple[str, Problem]:
     cases = read_asserts(_text(row, "test"), "candidate")
-    prompt = f"{_text(row, 'problem_description')}\n\n```\n{_text(row, 'starter_code').strip()}\n```"
+    match row:
+        # Up to version 0.3.0 the ``query`` leaves out the examples, or asks for another kind of answer than we do.
+        case {"meta": {"question_title": str(text), "lang_code": str(code)}} | {
+            "problem_description": str(text),
+            "starter_code": str(code),
+        }:
+            prompt = f"{text}\n\n```\n{code.strip()}\n```"
+        case _:
+            prompt = _text(row, "query")
     setup, solution = _text(row, "prompt"), _text(row, "completion")
     return prompt, Problem(cases=cases, entry_point=_text(row, "entry_point"), setup=setup, solution=solution)
 
@@ -205,14 +217,17 @@ def _apps(row: Row) -> tuple[str, Problem]:
     return prompt, Problem(cases=cases, entry_point=entry_point, solution=solution)
 
 
-_LAYOUTS: tuple[tuple[set[str], Callable[[Row], tuple[str, Problem]]], ...] = (
-    ({"prompt", "tests"}, _own),
-    ({"problem_description", "starter_code", "prompt", "test", "entry_point", "completion"}, _leetcode),
-    ({"prompt", "test", "entry_point"}, _human_eval),
-    ({"code", "test_list"}, _mbpp),
-    ({"question", "input_output"}, _apps),
+_LEETCODE = {"prompt", "test", "entry_point", "completion"}
+_TOLD = {"query", "response", "input_output", "problem_description", "starter_code"}
+_LAYOUTS: tuple[tuple[set[str], set[str], Callable[[Row], tuple[str, Problem]]], ...] = (
+    ({"prompt", "tests"}, set(_OwnRow.model_fields), _own),
+    (_LEETCODE | {"problem_description", "starter_code"}, _TOLD, _leetcode),
+    (_LEETCODE | {"query"}, _TOLD, _leetcode),
+    ({"prompt", "test", "entry_point"}, {"canonical_solution"}, _human_eval),
+    ({"code", "test_list"}, {"text", "prompt", "test_imports", "test_setup_code", "challenge_test_list"}, _mbpp),
+    ({"question", "input_output"}, {"starter_code"}, _apps),
 )
-"""What a row must have, and who reads it; the first that fits."""
+"""What a row must have, what else it may have, and who reads it; the first that fits."""
 
 
 def _stream(stdin: str, stdout: str) -> Stream:

@@ -10,7 +10,6 @@ and a program that leaves through a hole of the sandbox itself.
 
 import functools
 import os
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from agentrl.envs.code_values import EXACTLY, Tolerance, read_claim, same, same_
 from agentrl.errors import InfrastructureError
 from agentrl.python_tool import shared_sandbox
 from agentrl.sandboxes import Result, SandboxError
-from agentrl.sandboxes.base import Status
+from agentrl.sandboxes.base import Files, Status
 
 MAX_CODE_CHARS = 100_000
 """A longer submission is not run and passes nothing."""
@@ -39,7 +38,7 @@ class Call:
     accepted: tuple[object, ...]
     """Descriptions of the values that are right; nearly always one."""
     tolerance: Tolerance = EXACTLY
-    """How far floats may be off."""
+    """How far the value may be off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +68,8 @@ class Problem:
     """A submission that passes; empty where none is known."""
     timeout: float | None = None
     """Seconds of CPU time for each test; None takes the environment's."""
+    packages: tuple[str, ...] = ()
+    """Packages that the submission may import beside the sandbox's usual ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +126,13 @@ def _judge(problem: Problem, case: Case, code: str, timeout: float) -> Verdict:
     limit = timeout if problem.timeout is None else problem.timeout
     source = f"{problem.setup}\n\n{code}" if problem.setup else code
     if isinstance(case, Stream):
-        result = _run(source, limit, stdin=case.stdin)
+        result = _run(problem, source, limit, stdin=case.stdin)
         ended = result.status == "ok" or (result.status == "exit" and result.exit_code == 0)
         right = ended and same_output(case.stdout, result.stdout)
     else:
         files = {"solution.py": source.encode("utf-8", "surrogatepass"), "call.txt": case.arguments.encode()}
-        result = _run(f"{_inside()}\nreport({problem.entry_point!r})", limit, files=files)
+        code = f"{_inside()}\nreport({problem.entry_point!r}, {case.tolerance.truth})"
+        result = _run(problem, code, limit, files=files)
         ended = result.status == "ok"
         claimed = read_claim(result.value)
         right = ended and any(same(expected, claimed, case.tolerance) for expected in case.accepted)
@@ -139,9 +141,9 @@ def _judge(problem: Problem, case: Case, code: str, timeout: float) -> Verdict:
     return "passed" if right else "wrong"
 
 
-def _run(code: str, timeout: float, *, stdin: str = "", files: Mapping[str, bytes] | None = None) -> Result:
+def _run(problem: Problem, code: str, timeout: float, *, stdin: str = "", files: Files | None = None) -> Result:
     try:
-        return shared_sandbox().run(code, timeout=timeout, stdin=stdin, files=files)
+        return shared_sandbox(problem.packages).run(code, timeout=timeout, stdin=stdin, files=files)
     except SandboxError as error:
         raise InfrastructureError(f"sandbox failed: {error}") from error
 

@@ -49,8 +49,13 @@ def describe(value: object) -> object:
     return {"other": type(value).__name__}
 
 
-def report(entry_point: str) -> Claim:
-    """Call the submission's ``name`` or ``Class().method`` with what ``call.txt`` holds, a literal (args, kwargs)."""
+def report(entry_point: str, truth: bool = False) -> Claim:
+    """Call the submission's ``name`` or ``Class().method`` with what ``call.txt`` holds, a literal (args, kwargs).
+
+    Args:
+        entry_point: what is called.
+        truth: claim only whether the value counts as true.
+    """
     with open("call.txt", encoding="utf-8") as file:
         args, kwargs = ast.literal_eval(file.read())
     import solution  # pyright: ignore[reportMissingImports]
@@ -59,4 +64,5 @@ def report(entry_point: str) -> Claim:
     function = vars(solution)[name]
     if method:
         function = getattr(function(), method)
-    return Claim(json.dumps(describe(function(*args, **kwargs))))
+    value = function(*args, **kwargs)
+    return Claim(json.dumps(describe(bool(value) if truth else value)))

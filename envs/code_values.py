@@ -21,15 +21,18 @@ _TRAILING = " \t\r"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far a float may be from the expected number."""
+    """How far a value may be from the expected one."""
 
     relative: float = 1e-9
     """Share of the larger of the two."""
     absolute: float = 1e-12
     """For numbers around 0."""
+    truth: bool = False
+    """Whether all that counts is whether the value is true or false, as ``assert f(x)`` asks."""
 
 
 EXACTLY = Tolerance()
+TRUTH = Tolerance(truth=True)
 
 
 def described(value: object) -> object:

@@ -28,11 +28,12 @@ class Math(ToolEnv):
         split: ``"train"`` or ``"test"``. One data set for both is divided, one problem in ten being test.
         dialect: how tool calls are written.
         max_turns: how often the assistant may speak.
-        data: a file (JSON lines, packed or not, or Parquet), or the name of a Hugging Face data set; or one for each
-            split: ``{"train": …, "test": …}``. None plays the sample.
+        data: a file (JSON or JSON lines, packed or not, or Parquet), or the name of a Hugging Face data set; or one for
+            each split: ``{"train": …, "test": …}``. None plays the sample.
         data_config: the configuration of a Hugging Face data set.
         data_split: its split to read, or which one to read for ``train`` and for ``test``.
-        columns: which columns hold ``prompt``, ``answer`` and ``id``, where that can't be recognised.
+        columns: which columns hold ``prompt``, ``passage``, ``choices``, ``answer`` and ``id``, where that can't be
+            recognised. Of a prompt that is named, a passage and choices are read only where they are named too.
         skip_bad_rows: leave bad rows out with a warning; without it they are refused.
 
     Raises:

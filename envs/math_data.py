@@ -1,22 +1,27 @@
 r"""Mathematical problems from data sets: which columns they stand in, which rows are any good, and how they are split.
 
-Known layouts, by their columns: ``problem`` or ``question`` or ``prompt`` (text, or chat messages), and ``answer``,
-``ground_truth`` or ``reward_model.ground_truth``, or else a ``solution`` with a box. That reads DeepScaleR, DAPO-Math,
-MATH, AIME and GSM8K (``#### 42``). No problem is in both splits, whatever its spacing.
+Known layouts, by their columns: ``problem`` or ``question`` or ``prompt`` (text, or chat messages), behind a ``body``,
+``context`` or ``passage`` and before ``choices`` or ``options`` where there are such; and ``answer``, ``ground_truth``,
+``reward_model.ground_truth`` or ``final_answer``, or else a ``solution`` with a box. That reads DeepScaleR, DAPO-Math,
+MATH, AIME, AMC, OlympiadBench, Minerva, SVAMP, ASDiv, MMLU and GSM8K (``#### 42``). Where another column may belong to
+the problem, nothing is read until ``columns`` says which ones do. A row that repeats an earlier one of its file is left
+out, and no problem is in both splits, whatever its spacing.
 """
 
 import functools
 import math
+import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from agentrl.answers import readable
-from agentrl.datafiles import Row, read_rows, stamp
+from agentrl.datafiles import Row, left_over, read_rows, stamp
 from agentrl.errors import ConfigError, UsageError
-from agentrl.grading import last_boxed
+from agentrl.grading import last_boxed, plain_number
 from agentrl.tasks import TaskList, split_of, stable_hash
 from agentrl.types import Task
 
@@ -27,9 +32,18 @@ MAX_PROMPT = 20_000
 SAMPLE = Path(__file__).with_name("math_sample.jsonl")
 """Sixty problems of our own, for trying things out."""
 _SHOWN = 5
-_PROMPTS = ("problem", "question", "prompt")
-_ANSWERS = ("answer", "reward_model.ground_truth", "ground_truth", "expected_answer", "final_answer", "solution")
-_IDS = ("id", "unique_id", "extra_info.index")
+_CANDIDATES: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("problem", "question", "prompt"),
+    "passage": ("body", "context", "passage"),
+    "choices": ("choices", "options"),
+    "answer": ("answer", "reward_model.ground_truth", "ground_truth", "expected_answer", "final_answer", "solution"),
+    "id": ("id", "unique_id", "extra_info.index"),
+}
+"""What a row may hold, and the names of the columns that are known to hold it, the first one first."""
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LETTER = re.compile(r"(?<!\S)\(?([A-Z])[).:]")
+_COUNTED = re.compile(r"(\S+) +\(([A-Za-z][A-Za-z. ]*)\)")
+"""``9 (apples)``, as ASDiv writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +57,14 @@ class Source:
     split: str | tuple[tuple[str, str], ...] | None = None
     """The hub data set's split to read, for all or as (split, its split); None reads the one of the same name."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Which column holds the prompt, the answer and the id; what is left out is recognised."""
+    """Which column holds the prompt, its passage, its choices, the answer and the id; what is left out is recognised,
+    but for the passage and the choices of a prompt that is named."""
     skip_bad_rows: bool = False
     """Whether bad rows are left out with a warning instead of refused."""
 
     def __post_init__(self) -> None:
-        if unknown := {name for name, _ in self.columns} - {"prompt", "answer", "id"}:
-            raise ConfigError(f"columns names {sorted(unknown)[0]!r}: it maps prompt, answer and id to columns")
+        if unknown := {name for name, _ in self.columns} - set(_CANDIDATES):
+            raise ConfigError(f"columns names {sorted(unknown)[0]!r}: it maps {', '.join(_CANDIDATES)} to columns")
         if isinstance(self.data, tuple) and sorted(name for name, _ in self.data) != ["test", "train"]:
             raise ConfigError("data needs a data set for train and one for test, or a single one for both")
 
@@ -81,10 +96,13 @@ def load_problems(source: Source) -> Mapping[str, TaskList]:
 @functools.lru_cache(maxsize=4)
 def _load(source: Source, stamps: tuple[object, ...]) -> Mapping[str, TaskList]:
     tasks: dict[str, list[Task]] = {"train": [], "test": []}
-    seen, faults = _Seen(), list[str]()
+    seen, faults, repeats = _Seen(), list[str](), Counter[str]()
     for given, name in source.files:
         for row, task in _tasks(source, name, source.hub_split(given)):
-            fault = task if isinstance(task, str) else seen.fault(task, row.place)
+            fault = task if isinstance(task, str) else seen.fault(task, row.place, given)
+            if fault is None:
+                repeats[name] += 1
+                continue
             if fault or isinstance(task, str):
                 faults.append(f"{row.place} {fault}")
                 continue
@@ -94,6 +112,8 @@ def _load(source: Source, stamps: tuple[object, ...]) -> Mapping[str, TaskList]:
             tasks[split].append(task)
     if faults:
         _complain(faults, source.skip_bad_rows)
+    for name, count in repeats.items():
+        warnings.warn(f"{name}: {count} rows that repeat an earlier one are left out", stacklevel=2)
     return {split: TaskList(found) for split, found in tasks.items() if found}
 
 
@@ -106,21 +126,22 @@ class _Seen:
     """The problems and ids read so far."""
 
     def __init__(self) -> None:
-        self._problems: dict[int, tuple[str, int]] = {}
-        self._ids: set[str] = set()
+        self._problems: dict[int, tuple[str, str, int]] = {}
+        self._ids: set[tuple[str, str]] = set()
 
-    def fault(self, task: Task, place: str) -> str:
-        """Why ``task`` can't join the others; empty, and remembered, where it can."""
+    def fault(self, task: Task, place: str, source: str) -> str | None:
+        """Why ``task`` can't join the others: empty, and remembered, where it can; None where its source repeats it."""
         key = stable_hash(_bare(task.prompt))
         if key in self._problems:
-            first, answer = self._problems[key]
-            return f"repeats the problem of {first}{'' if answer == hash(task.answer) else ', with another answer'}"
+            first, origin, answer = self._problems[key]
+            if answer != hash(task.answer):
+                return f"repeats the problem of {first}, with another answer"
+            return None if origin == source else f"repeats the problem of {first}"
         # Ids need to differ within a split; data sets that number their rows give train and test the same ones.
-        name = f"{place.rpartition(' ')[0]} {task.id}"
-        if name in self._ids:
+        if (source, task.id) in self._ids:
             return f"has the id {task.id!r} of an earlier one"
-        self._problems[key] = (place, hash(task.answer))
-        self._ids.add(name)
+        self._problems[key] = (place, source, hash(task.answer))
+        self._ids.add((source, task.id))
         return ""
 
 
@@ -139,27 +160,37 @@ def _tasks(source: Source, name: str, split: str) -> Iterator[tuple[Row, Task | 
         if row.fault:
             yield row, row.fault
             continue
-        columns = columns or _columns(name, row.data, dict(source.columns))
-        yield row, _task(row.data, columns)
+        given = dict(source.columns)
+        columns = columns or _columns(name, row.data, given)
+        rest = _left_over(row.data, columns, given)
+        yield row, f"has {rest[0]!r}, which may belong to the problem" if rest else _task(row.data, columns)
 
 
 def _columns(name: str, data: Mapping[str, object], given: Mapping[str, str]) -> Mapping[str, str]:
-    """The column of the prompt, of the answer, and of the id if there is one, told by the first good row."""
+    """Which column holds what, told by the first good row."""
     found = dict(given)
     lower = {path.lower(): path for path in _paths(data)}
-    for what, candidates in (("prompt", _PROMPTS), ("answer", _ANSWERS), ("id", _IDS)):
+    for what, candidates in _CANDIDATES.items():
         known = next((lower[candidate] for candidate in candidates if candidate in lower), None)
-        if what not in found and known is not None:
+        if what not in found and known is not None and not ("prompt" in given and what in ("passage", "choices")):
             found[what] = known
     missing = [what for what in ("prompt", "answer") if what not in found]
     wrong = [path for path in given.values() if path not in lower.values()]
-    if missing or wrong:
-        problem = f"has no column {wrong[0]!r}" if wrong else f"has no column known to hold the {missing[0]}"
+    rest = _left_over(data, found, given)
+    if missing or wrong or rest:
+        problem = f"no column {wrong[0]!r}" if wrong else f"columns that may belong to the problem, {', '.join(rest)}"
+        problem = f"no column known to hold the {missing[0]}" if missing and not wrong else problem
         raise ConfigError(
-            f"{name!r} {problem}, only {', '.join(lower.values()) or 'none'}: "
-            'say columns={"prompt": …, "answer": …} with the names of its columns'
+            f'{name!r} has {problem}: say columns={{"prompt": …, "answer": …}}, and passage or choices where it has '
+            f"such, with the names of its columns: {', '.join(lower.values()) or 'none'}"
         )
     return found
+
+
+def _left_over(data: Mapping[str, object], columns: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
+    # Who names the prompt has said what belongs to it.
+    read = {part for path in columns.values() for part in (path, path.partition(".")[0])}
+    return [] if "prompt" in given else left_over(data, read)
 
 
 def _paths(data: Mapping[str, object]) -> Iterator[str]:
@@ -178,17 +209,53 @@ def _at(data: Mapping[str, object], path: str) -> object:
 
 
 def _task(data: Mapping[str, object], columns: Mapping[str, str]) -> Task | str:
-    prompt = _prompt(_at(data, columns["prompt"]))
+    found = {what: _at(data, column) for what, column in columns.items()}
+    prompt, passage, choices = _prompt(found["prompt"]), found.get("passage") or "", _choices(found.get("choices"))
     if prompt is None or not prompt.strip():
         return f"has no problem in {columns['prompt']!r}"
+    if not isinstance(passage, str) or choices is None:
+        return "has a passage or choices that can't be read"
+    letters, listed = choices
+    prompt = "\n".join(filter(None, (passage.strip(), prompt.strip(), listed)))
     if len(prompt) > MAX_PROMPT or not _encodable(prompt):
         return f"has a problem in {columns['prompt']!r} that is too long or no valid text"
-    answer = _answer(_at(data, columns["answer"]), solution=columns["answer"].lower().endswith("solution"))
+    solution = columns["answer"].lower().endswith("solution")
+    answer = _letter(found["answer"], letters) if letters else _answer(found["answer"], solution=solution)
     if answer is None or not _encodable(answer) or not readable(answer):
         return f"has no answer in {columns['answer']!r} that can be read"
-    task = Task(id=f"{stable_hash(_bare(prompt)):016x}", prompt=prompt.strip(), answer=answer)
-    name = _at(data, columns["id"]) if "id" in columns else None
+    task = Task(id=f"{stable_hash(_bare(prompt)):016x}", prompt=prompt, answer=answer)
+    name = found.get("id")
     return replace(task, id=str(name)) if isinstance(name, str | int) and str(name).strip() else task
+
+
+def _choices(value: object) -> tuple[str, str] | None:
+    """The letters of the choices and a text that lists them, both empty where there are none; None for anything else.
+
+    They come as a list, as a mapping from letters, or as one text: ``A) 1 B) 2``.
+    """
+    if not value:
+        return "", ""
+    if isinstance(value, str):
+        letters, lines = "".join(_LETTER.findall(value)), [value.strip()]
+    elif isinstance(value, list | Mapping):
+        pairs = value.items() if isinstance(value, Mapping) else zip(_LETTERS, value, strict=False)
+        texts = {letter: str(text).strip() for letter, text in pairs if isinstance(text, str | int | float)}
+        letters = "".join(texts) if len(texts) == len(value) else ""
+        own = "".join(found[1] for text in texts.values() if (found := _LETTER.match(text)))
+        lines = [text if own == letters else f"({letter}) {text}" for letter, text in texts.items()]
+    else:
+        return None
+    if len(letters) < 2 or not _LETTERS.startswith(letters):
+        return None
+    return letters, "\n".join(["", *lines, "", "Answer with the letter of the right choice."])
+
+
+def _letter(answer: object, letters: str) -> str | None:
+    """The letter of the right choice, which is given as such or as a number, counted from 0."""
+    text = (_answer(answer, solution=False) or "").strip("(). ")
+    if not isinstance(answer, str) and text.isdecimal() and int(text) < len(letters):
+        return letters[int(text)]
+    return text if len(text) == 1 and text in letters else None
 
 
 def _encodable(text: str) -> bool:
@@ -205,7 +272,10 @@ def _prompt(value: object) -> str | None:
         if not isinstance(message, Mapping):
             return None
         role, content = (cast(Mapping[str, object], message).get(key) for key in ("role", "content"))
-        if role == "user" and isinstance(content, str):
+        # What a system message asks for, the environment asks for in its own words.
+        if role != "system":
+            if role != "user" or not isinstance(content, str):
+                return None
             texts.append(_without_frame(content))
     return "\n\n".join(texts)
 
@@ -221,6 +291,8 @@ def _without_frame(prompt: str) -> str:
 
 
 def _answer(value: object, *, solution: bool) -> str | None:
+    if isinstance(value, list) and len(cast(list[object], value)) == 1:
+        value = cast(list[object], value)[0]
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     if isinstance(value, float):
@@ -230,5 +302,7 @@ def _answer(value: object, *, solution: bool) -> str | None:
     text = str(value)
     if "####" in text:
         return text.rpartition("####")[2].strip()
+    if (found := _COUNTED.fullmatch(text.strip())) and plain_number(found[1]) is not None:
+        return rf"{found[1]} \text{{ {found[2]}}}"
     boxed = last_boxed(text)
     return boxed if boxed is not None or solution else text.strip()

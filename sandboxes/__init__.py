@@ -9,6 +9,7 @@
 ``README.md`` beside this file states the boundary: what is promised and what is not.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 from agentrl.sandboxes.base import (
@@ -49,6 +50,7 @@ def open_sandbox(
     runtime: str | None = None,
     limits: Limits | None = None,
     ready: int | None = None,
+    packages: Sequence[str] = (),
 ) -> Sandbox:
     """Open a sandbox; close it, or use it in a ``with`` statement.
 
@@ -58,9 +60,12 @@ def open_sandbox(
         runtime: Container runtime of the ``docker`` back end, such as ``runsc``; asks for that back end.
         limits: What each session may use.
         ready: Sessions to keep made in advance; ``None`` lets the back end choose, 0 makes none.
+        packages: Packages that programs may import beside those of ``rootfs.PACKAGES``, by the names they import them
+            by. ``local`` takes them from this interpreter; the image of ``docker`` must have been built with them.
 
     Raises:
-        SandboxUnavailable: This machine can't isolate programs that way; the message names the way out.
+        SandboxUnavailable: This machine can't isolate programs that way, or a package can't be imported; the message
+            names the way out.
         ValueError: There is no such back end, or it has no runtimes, or ``ready`` is negative.
     """
     if backend not in ("auto", "local", "docker"):
@@ -69,22 +74,35 @@ def open_sandbox(
         raise ValueError(f"runtime={runtime!r} belongs to the docker back end")
     limits = limits or Limits()
     if backend == "docker" or runtime is not None:
-        return _docker(limits, runtime, ready)
+        return _docker(limits, runtime, ready, packages)
     from agentrl.sandboxes.local import LocalSandbox
 
     try:
-        return LocalSandbox(limits, ready=ready)
+        sandbox = LocalSandbox(limits, ready=ready, packages=packages)
     except SandboxUnavailable as obstacle:
         if backend == "local":
             raise
         try:
-            return _docker(limits, None, ready)
+            return _docker(limits, None, ready, packages)
         except SandboxUnavailable as other:
             message = f"no sandbox can be opened here. local: {obstacle}. docker: {other}"
             raise SandboxUnavailable(message, remedy=obstacle.remedy or other.remedy) from other
+    return _with(sandbox, packages)
 
 
-def _docker(limits: Limits, runtime: str | None, ready: int | None) -> Sandbox:
+def _docker(limits: Limits, runtime: str | None, ready: int | None, packages: Sequence[str]) -> Sandbox:
     from agentrl.sandboxes.docker import DockerSandbox
 
-    return DockerSandbox(limits, runtime=runtime, ready=ready)
+    return _with(DockerSandbox(limits, runtime=runtime, ready=ready), packages)
+
+
+def _with(sandbox: Sandbox, packages: Sequence[str]) -> Sandbox:
+    """Give the sandbox; close it and say why where programs in it can't import these packages."""
+    result = sandbox.run(f"import {', '.join(packages)}") if packages else Result(status="ok")
+    if result.status != "ok":
+        sandbox.close()
+        why = (result.traceback or result.status).splitlines()[-1]
+        remedy = f"agentrl sandbox build-image --packages {' '.join(packages)}" if result.backend == "docker" else ""
+        way = f"build its image with `{remedy}`" if remedy else "install and name whatever is missing"
+        raise SandboxUnavailable(f"programs can't import {', '.join(packages)} ({why}): {way}", remedy=remedy)
+    return sandbox

@@ -9,6 +9,7 @@
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -57,7 +58,9 @@ class Limits:
     cpu_s: float = 5.0
     """CPU seconds of one cell, of all its processes; ``run(timeout=...)`` replaces it."""
     wall_factor: float = 3.0
-    """Wall seconds allowed for each CPU second: the backstop against sleeping and waiting."""
+    """Wall seconds allowed for each CPU second: the backstop against sleeping and waiting. Time in which the session is
+    ready to run and gets no core does not count, until ten times as much has passed; gVisor does not tell such time
+    from the rest and counts it as CPU time even."""
     memory_bytes: int = 512 * MIB
     """Resident memory of all processes of a session together, and address space that one process may add [bytes]."""
     processes: int = 48
@@ -173,6 +176,13 @@ class Counters:
         """Faults among all calls, 0 to 1; 0 where there was no call."""
         calls = self.faults + sum(self.runs.values())
         return self.faults / calls if calls else 0.0
+
+    def __add__(self, other: "Counters") -> "Counters":
+        """Give what two sandboxes have done together."""
+        latency = tuple(map(int.__add__, self.latency, other.latency))
+        queue_s, runs = self.queue_s + other.queue_s, Counter(self.runs) + Counter(other.runs)
+        faults, reruns = self.faults + other.faults, self.reruns + other.reruns
+        return Counters(runs=runs, faults=faults, reruns=reruns, queue_s=queue_s, latency=latency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agentrl.sandboxes import processes, wire
+from agentrl.sandboxes.patience import OwnClock
 
 _STATUSES: Final = ("ok", "error", "exit", "memory")
 
@@ -57,16 +58,17 @@ class Running:
         cpu = max(now.cpu_s - self.cpu_before, precise, 0.0)
         return {"t": "done", "wall": wall, "cpu": cpu, "rss": max(self.rss, now.rss), "signal": None}
 
-    def overrun(self, memory: int, spared: Collection[int]) -> str | None:
+    def overrun(self, clock: OwnClock, memory: int, spared: Collection[int]) -> str | None:
         """Say which limit is passed: ``timeout``, ``memory``, or None.
 
         Args:
+            clock: The session's own, started with the cell.
             memory: What all processes may hold together [bytes].
             spared: Processes that do not count.
         """
         now, used = time.monotonic(), processes.usage(spared)
         self.rss = max(self.rss, used.rss)
-        late = now - self.started > wire.real(self.order, "wall")
+        late = clock.has_passed(wire.real(self.order, "wall"), spared)
         if late or used.cpu_s - self.cpu_before > wire.real(self.order, "cpu"):
             return "timeout"
         if used.rss <= memory or now < self.next_pss:

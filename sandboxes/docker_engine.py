@@ -119,11 +119,13 @@ class Engine(Closing):
             id=found["Id"], labels=settings.get("Labels") or {}, environment={name: value for name, _, value in pairs}
         )
 
-    def build(self, folder: Path, tag: str) -> Iterator[dict[str, Any]]:
-        """Build the Dockerfile in a folder and give what the engine says meanwhile."""
+    def build(self, folder: Path, tag: str, **args: str) -> Iterator[dict[str, Any]]:
+        """Build the Dockerfile in a folder, with these arguments, and give what the engine says meanwhile."""
         with _faults(f"building {tag}"):
             # The engine may have no bridge, so the build shares the network of its machine; containers get none.
-            lines = self._client.build(path=str(folder), tag=tag, rm=True, network_mode="host", decode=True)
+            lines = self._client.build(
+                path=str(folder), tag=tag, rm=True, network_mode="host", decode=True, buildargs=args
+            )
             yield from cast(Iterator[dict[str, Any]], lines)
 
     def load(self, tar: IO[bytes], tag: str, settings: list[str]) -> None:

@@ -12,7 +12,7 @@ import subprocess
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Final, Literal
 
@@ -40,13 +40,17 @@ _NO_REGISTRY: Final = re.compile(
 )
 
 
-def build_image(base: Literal["auto", "registry", "host"] = "auto", tag: str = IMAGE) -> str:
+def build_image(
+    base: Literal["auto", "registry", "host"] = "auto", tag: str = IMAGE, packages: Sequence[str] = ()
+) -> str:
     """Build the image and give its id.
 
     Args:
         base: ``registry`` builds the Dockerfile; ``host`` takes this machine's Python; ``auto`` takes the first, and
             the second only where no registry can be reached.
         tag: Name of the image.
+        packages: Packages that programs may import beside the usual ones: ``registry`` asks pip for them, ``host``
+            takes those that are installed here.
 
     Raises:
         SandboxUnavailable: No engine can be reached.
@@ -58,26 +62,26 @@ def build_image(base: Literal["auto", "registry", "host"] = "auto", tag: str = I
     with docker_engine.connect() as engine:
         if base != "host":
             try:
-                return _from_registry(engine, tag)
+                return _from_registry(engine, tag, packages)
             except SandboxError as error:
                 if base == "registry" or not _NO_REGISTRY.search(str(error)):
                     raise
-        return _from_host(engine, tag)
+        return _from_host(engine, tag, packages)
 
 
-def _from_registry(engine: docker_engine.Engine, tag: str) -> str:
+def _from_registry(engine: docker_engine.Engine, tag: str, packages: Sequence[str]) -> str:
     said = ""
     # The engine may have no bridge, so the build shares the network of its machine; containers get none.
-    for line in engine.build(FOLDER, tag):
+    for line in engine.build(FOLDER, tag, PACKAGES=" ".join(packages)):
         if "error" in line:
             raise SandboxError(f"building {tag} from {FOLDER}/Dockerfile failed: {line['error']}; it last said: {said}")
         said = (line.get("stream", "").strip() or said)[-500:]
     return engine.image(tag).id
 
 
-def _from_host(engine: docker_engine.Engine, tag: str) -> str:
+def _from_host(engine: docker_engine.Engine, tag: str, packages: Sequence[str]) -> str:
     with tempfile.TemporaryDirectory(prefix="agentrl-image-") as scratch:
-        plan = rootfs.plan(scratch)
+        plan = rootfs.plan(scratch, packages)
         with open(os.path.join(scratch, "image.tar"), "w+b") as file:
             _pack(plan, file)
             file.seek(0)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from typing import IO, Final, cast
 
 from agentrl.sandboxes import launcher, obstacles, rootfs, wire
@@ -20,12 +21,13 @@ _CLOSE_S: Final = 10.0
 class Zygote:
     """A running launcher and zygote; every method may be called from any thread."""
 
-    def __init__(self, limits: Limits, preload: tuple[str, ...]) -> None:
+    def __init__(self, limits: Limits, preload: tuple[str, ...], packages: Sequence[str] = ()) -> None:
         """Start it and wait until it has imported everything.
 
         Args:
             limits: What each session may use.
             preload: Modules to import besides the standard library; must be installed.
+            packages: Packages that programs may import beside the usual ones.
 
         Raises:
             SandboxUnavailable: This machine forbids it; the message names the way out.
@@ -38,7 +40,7 @@ class Zygote:
         os.chmod(root, 0o755)
         with tempfile.TemporaryFile() as errors, theirs:
             try:
-                self._process = _start(limits, preload, root, (theirs.fileno(), life), errors)
+                self._process = _start(limits, preload, rootfs.plan(root, packages), (theirs.fileno(), life), errors)
                 theirs.close()
                 self.modules = self._await_ready(errors)
             finally:
@@ -95,7 +97,7 @@ class Zygote:
 
 
 def _start(
-    limits: Limits, preload: tuple[str, ...], root: str, passed: tuple[int, int], errors: IO[bytes]
+    limits: Limits, preload: tuple[str, ...], plan: rootfs.Plan, passed: tuple[int, int], errors: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     orders: launcher.Orders = {
         "control": passed[0],
@@ -103,7 +105,7 @@ def _start(
         "limits": dataclasses.asdict(limits),
         "preload": list(preload),
     }
-    config: launcher.Config = {"plan": rootfs.plan(root), "orders": orders}
+    config: launcher.Config = {"plan": plan, "orders": orders}
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     boot = launcher.BOOT.format(folder=package, module="launcher")
     return subprocess.Popen(

@@ -5,7 +5,7 @@ import importlib.util
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Final, cast
 
@@ -42,12 +42,13 @@ class LocalSandbox(WorkerSandbox):
 
     backend = "local"
 
-    def __init__(self, limits: Limits, *, ready: int | None = None) -> None:
+    def __init__(self, limits: Limits, *, ready: int | None = None, packages: Sequence[str] = ()) -> None:
         """Start the plain zygote; the others start when a program first needs them.
 
         Args:
             limits: What each session may use.
             ready: Sessions that each zygote keeps made in advance; ``None`` for two for each core, 0 for none.
+            packages: Installed packages that programs may import beside the usual ones.
 
         Raises:
             SandboxUnavailable: This machine forbids it; the message names the way out.
@@ -59,7 +60,7 @@ class LocalSandbox(WorkerSandbox):
         if size < 0:
             raise ValueError(f"ready must not be negative, not {size}")
         kinds = {profile: _installed(names) for profile, names in PRELOADED.items()}
-        nurseries = {names: Nursery(limits, names, size) for names in kinds.values()}
+        nurseries = {names: Nursery(limits, names, size, packages) for names in kinds.values()}
         self._nurseries = {profile: nurseries[names] for profile, names in kinds.items()}
         self._nurseries["plain"].start()
 

@@ -8,13 +8,13 @@ import secrets
 import select
 import signal
 import socket
-import time
 from contextlib import suppress
 from typing import Final
 
 from agentrl.sandboxes import kernel, processes, program, wire
 from agentrl.sandboxes.cells import Running
 from agentrl.sandboxes.inheritance import Alone, Aside, Channel, Inheritance, Kin
+from agentrl.sandboxes.patience import OwnClock
 
 POLL_MS: Final = 20
 """How often a busy program is looked at [milliseconds]."""
@@ -49,7 +49,8 @@ class Overseer:
         self._claims = wire.Frames(wire.MAX_CLAIM)
         self._outbox = b""
         self._phase = "starting"
-        self._phase_until = 0.0
+        self._patience = 0.0
+        self._clock = OwnClock()
         self._announced = False
         self._waiting: wire.Message | None = None
         self._cell: Running | None = None
@@ -157,7 +158,8 @@ class Overseer:
         self._pid, self._pidfd = pid, processes.end_notice(pid)
 
     def _enter(self, phase: str, seconds: float = 0.0) -> None:
-        self._phase, self._phase_until = phase, time.monotonic() + seconds
+        self._phase, self._patience = phase, seconds
+        self._clock.start()
 
     def _hear_host(self) -> bool:
         """Take orders; whether the host is still there."""
@@ -315,12 +317,14 @@ class Overseer:
 
     def _watch(self) -> None:
         cell = self._cell
+        if self._announced and self._clock.has_news():
+            self._channel.sendall(wire.pack({"t": "waiting"}))
         if cell is None:
-            if time.monotonic() > self._phase_until:
+            if self._clock.has_passed(self._patience, self._spared()):
                 self._lose()
             return
         processes.reap_orphans({self._pid, self._snapshot} | self._kin.spared(self))
-        if reason := cell.overrun(self._start.limits.memory_bytes, self._spared()):
+        if reason := cell.overrun(self._clock, self._start.limits.memory_bytes, self._spared()):
             self._stop(reason)
 
     def _stop(self, reason: str) -> None:

@@ -6,7 +6,7 @@ for the next one. A ready session has no seed yet and has run nothing; the seed 
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from agentrl.sandboxes.base import Limits, SandboxClosed, SandboxError
@@ -17,15 +17,16 @@ from agentrl.sandboxes.worker import Worker
 class Nursery:
     """A zygote, started when it is first needed, and the sessions that wait for a program; safe from any thread."""
 
-    def __init__(self, limits: Limits, preload: tuple[str, ...], size: int) -> None:
+    def __init__(self, limits: Limits, preload: tuple[str, ...], size: int, packages: Sequence[str] = ()) -> None:
         """Prepare, start nothing.
 
         Args:
             limits: What each session may use.
             preload: Modules that the zygote imports.
             size: Sessions to keep ready; 0 makes each when it is asked for.
+            packages: Packages that programs may import beside the usual ones.
         """
-        self._limits, self._preload, self._size = limits, preload, size
+        self._limits, self._preload, self._size, self._packages = limits, preload, size, packages
         self._starting = threading.Lock()
         self._lock = threading.Lock()
         self._zygote: Zygote | None = None
@@ -122,7 +123,7 @@ class Nursery:
             if self._zygote is not None:
                 self._zygote.close()
             self._zygote = None
-            self._zygote = Zygote(self._limits, self._preload)
+            self._zygote = Zygote(self._limits, self._preload, self._packages)
             return self._zygote
 
     def _refill(self) -> None:

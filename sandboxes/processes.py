@@ -90,6 +90,21 @@ def cpu_clock(pid: int) -> float:
         return 0.0
 
 
+def run_delays(keep: Collection[int] = ()) -> dict[int, float]:
+    """Say how long each thread has waited for a core since it began, where the kernel counts that [seconds].
+
+    A wait is added when it ends.
+    """
+    found: dict[int, float] = {}
+    for pid in living(keep):
+        # A process, or a thread of it, that ended since it was listed; or a kernel without the figure.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/schedstat", "rb") as file:
+                    found[int(task)] = int(file.read().split()[1]) / 1e9
+    return found
+
+
 def signal_all(number: int, keep: Collection[int] = ()) -> list[int]:
     """Send a signal to every process but those in ``keep`` and return which there were."""
     pids = living(keep)

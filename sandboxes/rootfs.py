@@ -10,6 +10,7 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypedDict
 
@@ -42,11 +43,12 @@ class Plan(TypedDict):
     """Where the loader finds the interpreter's own shared library, or an empty string."""
 
 
-def plan(root: str) -> Plan:
+def plan(root: str, packages: Sequence[str] = ()) -> Plan:
     """Decide what the sandbox on this machine is made of.
 
     Args:
         root: An empty folder.
+        packages: Installed packages that programs may import beside ``PACKAGES``.
     """
     made: Plan = {"root": root, "binds": [], "links": [], "masks": [], "python": "", "libraries": ""}
     for name in _SYSTEM:
@@ -60,7 +62,7 @@ def plan(root: str) -> Plan:
     if os.path.isdir("/etc/alternatives"):
         made["binds"].append(("/etc/alternatives", "/etc/alternatives"))
     _add_python(made)
-    _add_packages(made)
+    _add_packages(made, dict.fromkeys([*PACKAGES, *packages]))
     made["binds"].append((os.path.dirname(os.path.abspath(__file__)), f"{RUNNER}/sandboxes"))
     return made
 
@@ -89,9 +91,9 @@ def _add_python(made: Plan) -> None:
             made["masks"].append(str(inside))
 
 
-def _add_packages(made: Plan) -> None:
-    for name in PACKAGES:
-        spec = importlib.util.find_spec(name)
+def _add_packages(made: Plan, packages: Iterable[str]) -> None:
+    for name in packages:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
         if spec is None or spec.origin is None:
             continue
         origin = Path(spec.origin).resolve()

@@ -124,9 +124,11 @@ class Worker:
         until, killed = time.monotonic() + seconds, False
         while (left := until - time.monotonic()) > 0:
             ready = [descriptor for descriptor, _ in poll.poll(left * 1000)]
-            if self._channel.fileno() in ready and (answer := self._hear()) is not None:
-                _drain(pipes)
-                return answer
+            if self._channel.fileno() in ready:
+                if (answer := self._hear()) is not None:
+                    _drain(pipes)
+                    return answer
+                until = time.monotonic() + seconds
             for descriptor in ready:
                 if descriptor in pipes and not _take(descriptor, pipes[descriptor]):
                     poll.unregister(descriptor)
@@ -142,7 +144,8 @@ class Worker:
         for message in self._frames.feed(data):
             if message["t"] == "fault":
                 raise OSError(str(message["why"]))
-            return message
+            if message["t"] != "waiting":
+                return message
         return None
 
 

@@ -50,7 +50,7 @@ def start_process(words: Sequence[str], log: Path) -> Process:
     """Start ``agentrl`` with ``words`` by this Python; what it says is added to ``log``."""
     with log.open("ab") as stream:
         return subprocess.Popen(
-            [sys.executable, "-m", "agentrl.cli", *words],
+            [sys.executable, "-m", "agentrl", *words],
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,

@@ -1,7 +1,8 @@
 # What the scripts share: find Python, make the virtual environment, install agentrl into it. To be sourced by bash.
 
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
-VENV="$ROOT/.venv"
+VENV="${AGENTRL_VENV:-$ROOT/.venv}"
+unset AGENTRL_VENV # what is started from here may have an environment of its own
 # There while pip is at work: a run that finds it knows that the last one was interrupted.
 INSTALLING="$VENV/.agentrl-installing"
 

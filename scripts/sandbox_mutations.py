@@ -8,19 +8,20 @@ Exit status: 0 every defence is missed by a case or covered; 1 one is missed by 
 a case fails without any mutation or because a mutation no longer fits the code.
 """
 
-import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
+
+from mutating import Misfit, Mutation, Patch, apply, command_line, run
+
+__all__ = ["Misfit", "Mutation", "Patch", "Seen", "apply", "judge", "load", "main", "play"]
 
 PACKAGE = Path(__file__).resolve().parents[1] / "agentrl" / "sandboxes"
 TABLE = Path(__file__).with_suffix(".toml")
@@ -59,36 +60,6 @@ with sandbox:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
-    """One replacement in one file."""
-
-    file: str
-    """Path within the package."""
-    old: str
-    """What is there, exactly once."""
-    new: str
-    """What takes its place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mutation:
-    """One defence and how to remove it."""
-
-    name: str
-    """Short name."""
-    defence: str
-    """What is removed, in words."""
-    watch: tuple[str, ...]
-    """Patterns of the cases that should notice."""
-    patches: tuple[Patch, ...]
-    """How it is removed."""
-    covered_by: str = ""
-    """Which other defence stands in, where no case can notice."""
-    root: bool = False
-    """It is a defence only where real root opens the sandbox."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """What the cases made of a copy."""
 
@@ -98,10 +69,6 @@ class Seen:
     """Cases that passed."""
 
 
-class Misfit(Exception):
-    """A mutation does not fit the code any more."""
-
-
 def load(table: Path = TABLE) -> tuple[Mutation, ...]:
     """Read the mutations."""
     mutations: list[Mutation] = []
@@ -109,20 +76,6 @@ def load(table: Path = TABLE) -> tuple[Mutation, ...]:
         patches = tuple(Patch(**patch) for patch in row.pop("patch"))
         mutations.append(Mutation(watch=tuple(row.pop("watch")), patches=patches, **row))
     return tuple(mutations)
-
-
-def apply(mutation: Mutation, package: Path) -> None:
-    """Change a copy of the package.
-
-    Raises:
-        Misfit: A patch does not find exactly one place.
-    """
-    for patch in mutation.patches:
-        path = package / patch.file
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        if (found := text.count(patch.old)) != 1:
-            raise Misfit(f"{mutation.name}: {patch.file} holds {found} times, not once: {patch.old.strip()!r}")
-        path.write_text(text.replace(patch.old, patch.new), encoding="utf-8")
 
 
 def play(watch: Sequence[str] | None, mutation: Mutation | None = None) -> Seen:
@@ -178,61 +131,29 @@ def judge(mutation: Mutation, seen: Seen) -> tuple[bool, str]:
     return False, "NONE: write a program that misses it"
 
 
-def _baseline(mutations: Sequence[Mutation], everything: bool) -> dict[str, str]:
-    watch = None if everything else sorted({pattern for mutation in mutations for pattern in mutation.watch})
-    print("without any mutation ...", end=" ", flush=True)
-    seen = play(watch)
-    print(f"{len(seen.held)} cases hold, {len(seen.noticed)} fail", flush=True)
-    return seen.noticed
-
-
-def _chosen(only: Sequence[str]) -> list[Mutation]:
-    root = os.geteuid() == 0
-    fits = [m for m in load() if not only or any(fnmatchcase(m.name, pattern) for pattern in only)]
-    for mutation in fits:
-        if mutation.root and not root:
-            print(f"{mutation.name}: left out, a defence only where real root opens the sandbox")
-    return [mutation for mutation in fits if root or not mutation.root]
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a mutation's name, with * and ?")
-    parser.add_argument("--all", action="store_true", help="run every bounded case against each mutation: an hour")
-    parser.add_argument("--list", action="store_true", help="name the mutations and end")
-    return parser.parse_args(argv)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Remove the defences one by one and print who noticed.
 
     Returns:
         The exit status that the module's docstring names.
     """
-    arguments = _arguments(argv)
-    mutations = _chosen(arguments.only)
-    width = max((len(mutation.name) for mutation in mutations), default=0)
-    if arguments.list or not mutations:
-        print("\n".join(f"{m.name:{width}}  {m.defence}" for m in mutations) or "no mutation has such a name")
-        return 0 if mutations else 2
-    if broken := _baseline(mutations, arguments.all):
-        print("\n".join(f"fails without a mutation: {name}: {seen}" for name, seen in broken.items()))
-        return 2
-    missing = 0
-    for number, mutation in enumerate(mutations, start=1):
-        began = time.monotonic()
-        print(f"[{number}/{len(mutations)}] {mutation.name:{width}} {mutation.defence} -> ", end="", flush=True)
-        try:
-            good, who = judge(mutation, play(None if arguments.all else mutation.watch, mutation))
-        except Misfit as misfit:
-            print(f"\n{misfit}")
-            return 2
-        missing += not good
-        print(f"{who} ({time.monotonic() - began:.0f} s)", flush=True)
-    print(f"{len(mutations) - missing} of {len(mutations)} defences are missed by a program or covered by another")
-    return 1 if missing else 0
+    parser = command_line(str(__doc__), EXAMPLES)
+    parser.add_argument("--all", action="store_true", help="run every bounded case against each mutation: an hour")
+    arguments = parser.parse_args(argv)
+    possible = [mutation for mutation in load() if os.geteuid() == 0 or not mutation.root]
+    if left := len(load()) - len(possible):
+        print(f"left out: {left} that are defences only where real root opens the sandbox", file=sys.stderr)
+
+    def baseline(mutations: Sequence[Mutation]) -> dict[str, str]:
+        print("without any mutation ...", end=" ", flush=True)
+        seen = play(None if arguments.all else sorted({pattern for one in mutations for pattern in one.watch}))
+        print(f"{len(seen.held)} cases hold, {len(seen.noticed)} fail", flush=True)
+        return seen.noticed
+
+    def attempt(mutation: Mutation) -> tuple[bool, str]:
+        return judge(mutation, play(None if arguments.all else mutation.watch, mutation))
+
+    return run(arguments, possible, baseline, attempt, "defences are missed by a program or covered by another")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 # Set before any test imports transformers: both are read when it is imported.
@@ -23,9 +24,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CI = os.environ.get("AGENTRL_CI") == "1"
 
-settings.register_profile("local", max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("local"), max_examples=40, derandomize=True)
-settings.load_profile("ci" if CI else "local")
+# The examples of a property test are the same in every run, but in CI's second pass, which looks for new ones.
+settings.register_profile(
+    "same", max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "new", settings.get_profile("same"), max_examples=100, derandomize=False, database=None, print_blob=True
+)
+settings.load_profile(os.environ.get("AGENTRL_EXAMPLES", "same"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
+    """Let a test take longer on a busy machine: it is stopped when it hangs, not when it waits for a core."""
+    crowd = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout * crowd))
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +102,7 @@ def tokenizer() -> Any:
     """The tiny tokenizer, trained on next to nothing: nearly every byte is a token."""
     from agentrl.tiny import make_tokenizer
 
-    opening = "system\nuser\nassistant\ntool\nTo use python, write ```python code ```."
+    opening = "system\nuser\nassistant\ntool\nTo use python, write\n```python\ncode\n```"
     return make_tokenizer([opening, "What is 12 + 30?", "```python\nprint(12 + 30)\n```"] * 4, vocab_size=300)
 
 

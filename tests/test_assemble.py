@@ -15,6 +15,8 @@ from agentrl.engines.base import Sampling
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, UnknownNameError, UsageError
 from agentrl.registry import make
+from agentrl.tasks import TaskList
+from agentrl.types import Task
 
 
 def tiny(*overrides: str) -> Config:
@@ -89,7 +91,7 @@ def test_any_allowed_shape_works(hidden: int, heads: int) -> None:
 def test_collector_plays_the_split_it_is_asked_for(tokenizer: Any) -> None:
     from agentrl.render import Renderer
 
-    config = tiny("env.args.split=train", "env.args.level=2")
+    config = tiny("env.args.level=2")
     collector = make_collector(config, Renderer(tokenizer), split="test")
     assert collector.env.split == "test"
     assert pick_tasks(collector.env, 2, first=3)[0].id == "test-2:3"
@@ -115,18 +117,37 @@ def test_native_dialect_is_that_of_the_models_chat_template(tokenizer: Any, tmp_
         with_dialect(tiny("env.args.dialect=native"))
 
 
+class Seven(ToolEnv):
+    """Seven tasks, in order."""
+
+    def tasks(self, split: str) -> TaskList:
+        return TaskList([Task(id=str(number), prompt="?") for number in range(7)])
+
+
 def test_finite_tasks_begin_again() -> None:
-    from agentrl.tasks import TaskList
-    from agentrl.types import Task
+    assert [task.id for task in pick_tasks(Seven(), 5, first=5)] == ["5", "6", "0", "1", "2"]
+    with pytest.raises(ConfigError, match="the test learns from gold episodes, and Seven has no gold player: do so"):
+        gold_turns(Seven(), Seven().task_set[0], "the test learns", "do so")
 
-    class Three(ToolEnv):
-        def tasks(self, split: str) -> TaskList:
-            return TaskList([Task(id=str(number), prompt="?") for number in range(3)])
 
-    env = Three()
-    assert [task.id for task in pick_tasks(env, 5, first=2)] == ["2", "0", "1", "2", "0"]
-    with pytest.raises(ConfigError, match="the test learns from gold episodes, and Three has no gold player: do so"):
-        gold_turns(env, env.task_set[0], "the test learns", "do so")
+@pytest.mark.parametrize("step", [1, 3, 7, 20])
+def test_a_seed_shuffles_every_pass_through_finite_tasks(step: int) -> None:
+    env = Seven()
+
+    def order(seed: int) -> list[str]:
+        return [task.id for at in range(0, 70, step) for task in pick_tasks(env, step, first=at, seed=seed)][:70]
+
+    passes = [order(3)[at : at + 7] for at in range(0, 70, 7)]
+    assert all(sorted(one) == list("0123456") for one in passes), "every task once a pass"
+    assert len(set(map(tuple, passes))) > 7 and list("0123456") not in passes
+    assert order(3) == [task.id for task in pick_tasks(env, 70, seed=3)], "however many a step takes, from the start on"
+    assert order(4) != order(3)
+    assert pick_tasks(env, 7, first=-7, seed=3) != pick_tasks(env, 7, first=0, seed=3)
+
+
+def test_endless_tasks_come_by_index_whatever_the_seed() -> None:
+    env = make("agentrl/Arithmetic-v0")
+    assert [task.id for task in pick_tasks(env, 3, first=5, seed=1)] == [env.task_set[at].id for at in (5, 6, 7)]
 
 
 def test_gold_turns_are_the_environments_own() -> None:

@@ -86,6 +86,8 @@ def test_killed_at_any_instant_leaves_whole_ones(model: Any, tokenizer: Any, tmp
         pid = os.fork()
         if pid == 0:
             save_for_ever(folder, own, tokenizer, optimizer)
+        while attempt == 0 and not checkpoints(folder.parent):
+            time.sleep(0.001)
         time.sleep(0.01 + chance.random() * 0.15)
         os.kill(pid, signal.SIGKILL)
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL

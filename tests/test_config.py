@@ -42,7 +42,9 @@ def one_sentence(error: BaseException) -> str:
         ("[run]\nname = '../elsewhere'", "setting 'run.name' is '../elsewhere'"),
         ("[run]\nname = 3", "setting 'run.name' is 3: Input should be a valid string"),
         ("[rollout]\nmax_fault_rate = 1.0", "less than 1"),
-        ("[env.args.level]\ndeep = 1", "setting 'env.args.level' is {'deep': 1}: Input should be text, a number"),
+        ("[env.args.level.a]\nb = 1", "setting 'env.args.level' is {'a': {'b': 1}}: Input should be text, a number"),
+        ("[env.args]\ndata = {a = [[1]]}", "or a list of whole numbers or of texts, or a table of these"),
+        ("[algo]\nloss_options = {power = {a = 1}}", "setting 'algo.loss_options.power' is {'a': 1}: Input should be"),
         ("[env.args]\nday = 2020-01-01", "setting 'env.args.day'"),
         ("[env]\nargs = 3", "setting 'env.args' is 3"),
         ("[algo]\nloss_options = {power = [0.5]}", "setting 'algo.loss_options.power' is [0.5]"),
@@ -82,6 +84,8 @@ def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
         ("optim.steps.more=1", "setting 'optim.steps' is {'more': 1}"),
         ("optim.=3", "unknown setting 'optim.'"),
         ("optim.steps=3\n[algo]", "holds a character that can't be printed"),
+        ('env.args.data={"train": "a"}', 'is not TOML: write tables as {key = "value"}, text in quotes'),
+        ("env.args.levels=[1", "is not TOML: "),
         ("model.path=\udcff", "holds a character that can't be printed"),
     ],
 )
@@ -146,7 +150,21 @@ def test_nan_survives_too() -> None:
     assert math.isnan(tomllib.loads(to_toml({"a": {"b": math.nan}}))["a"]["b"])
 
 
-@given(st.dictionaries(texts, st.one_of(texts, st.booleans(), st.integers(-(2**63), 2**63 - 1)), max_size=4), texts)
+def test_tables_in_the_environments_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "it.toml"
+    path.write_text('[env.args]\ndata = {train = "a.parquet", test = "b.jsonl"}\n[env.args.columns]\nprompt = "text"')
+    config = load_config(path=path, overrides=["env.args.data.test=c.jsonl", "env.args.data_split={train = 'all'}"])
+    assert config.env.args == {
+        "data": {"train": "a.parquet", "test": "c.jsonl"},
+        "columns": {"prompt": "text"},
+        "data_split": {"train": "all"},
+    }
+
+
+plain = st.one_of(texts, st.booleans(), st.integers(-(2**63), 2**63 - 1))
+
+
+@given(st.dictionaries(texts, plain | st.dictionaries(texts, plain, max_size=3), max_size=4), texts)
 def test_config_round_trip(args: dict[str, Any], path: str) -> None:
     config = parse_config({"env": {"args": args}, "model": {"path": path}, "optim": {"lr": 3e-7}})
     again = parse_config(tomllib.loads(to_toml(config.model_dump(mode="json"))))

@@ -2,12 +2,13 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from agentrl.datafiles import Row, read_rows, stamp
+from agentrl.datafiles import Row, left_over, read_rows, stamp
 from agentrl.errors import UsageError
 
 DATA = [{"problem": "1+1", "answer": 2}, {"problem": "é\N{GREEK SMALL LETTER PI}", "answer": [1, {"a": None}]}]
@@ -24,6 +25,8 @@ def as_lines(data: list[dict[str, object]] = DATA) -> bytes:
         ("a.jsonl.gz", gzip.compress(as_lines())),
         ("A.JSONL.ZST", zstandard.compress(as_lines())),
         ("a.jsonl", as_lines().replace(b"\n", b"\r\n\r\n").rstrip()),
+        ("a.json", as_lines()),
+        ("a.json.gz", gzip.compress(as_lines())),
     ],
 )
 def test_json_lines(tmp_path: Path, name: str, content: bytes) -> None:
@@ -31,6 +34,34 @@ def test_json_lines(tmp_path: Path, name: str, content: bytes) -> None:
     path.write_bytes(content)
     assert [row.data for row in read_rows(str(path))] == DATA
     assert next(read_rows(str(path))) == Row(place=f"{name} line 1", data=DATA[0])
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(
+    ("name", "pack"), [("a.json", bytes), ("a.json.gz", gzip.compress), ("a.json.zst", zstandard.compress)]
+)
+def test_a_json_document(tmp_path: Path, indent: int | None, name: str, pack: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / name
+    path.write_bytes(pack(b"\n " + json.dumps([*DATA, 1], indent=indent).encode()))
+    rows = list(read_rows(str(path)))
+    assert [row.data for row in rows] == [*DATA, {}]
+    assert [row.fault for row in rows] == ["", "", "is no JSON object"]
+    assert rows[1].place == f"{name} item 2"
+
+
+def test_what_is_left_over() -> None:
+    row = {
+        "Q": "x",
+        "copy": "x",
+        "Problem Number": "3",
+        "source": "s",
+        "n": 4,
+        "none": None,
+        "list": [1],
+        "table": {"a": 1},
+    }
+    assert left_over(row, {"Q"}) == ["list", "table"]
+    assert left_over(row, {"Q", "table"}) == ["list"]
 
 
 def test_bad_lines_are_handed_on(tmp_path: Path) -> None:
@@ -76,6 +107,9 @@ def test_a_folder_through_the_datasets_library(tmp_path: Path) -> None:
         ("a.csv", b"a,b", "is no data file that can be read here: convert it"),
         ("a.jsonl.gz", b"not packed", "can't be read"),
         ("a.jsonl.zst", b"not packed", "can't be read"),
+        ("a.json", b'[{"a": 1}, {"a"', "can't be read"),
+        ("a.json", b"[\xff]", "can't be read"),
+        ("a.json", b"[" * 100_000, "can't be read"),
         ("a.jsonl.gz", gzip.compress(as_lines() * 1000)[:-50], "can't be read"),
     ],
 )

@@ -6,8 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.algos import loss
 from agentrl.diagnostics import (
     BINS,
+    Drift,
     effective_sample_size,
     measured_variance,
     position_means,
@@ -151,3 +153,33 @@ def test_metrics_of_several_numbers_and_of_none():
     assert position_metrics({"a": torch.zeros(0)}, torch.tensor([0, 0])) == {}
     with pytest.raises(ValueError, match="values"):
         position_metrics({"a": torch.tensor([math.nan])}, torch.tensor([0, 1]))
+
+
+def drift_of(*packs: tuple[list[list[float]], list[list[float]]], kind: str = "ppo_clip") -> dict[str, float]:
+    """Of packs of log ratios and advantages, row by row."""
+    drift = Drift()
+    for ratios, credit in packs:
+        logp, starts = laid_out(ratios)
+        advantages, _ = laid_out(credit)
+        logp.requires_grad_()
+        out = loss(kind, logp, torch.zeros_like(logp), advantages, starts)
+        out.loss.backward()
+        drift.add(out, logp, torch.zeros_like(logp), advantages, starts)
+    return drift.metrics()
+
+
+def test_hand_worked_drift_whatever_the_packs():
+    rows, credit = [[0.0, 3.0], [0.1, 0.0], [-2.0]], [[0.0, 1.0], [1.0, 1.0], [1.0]]
+    told = drift_of((rows, credit))
+    assert told["clip_fraction"] == 1 / 4 and told["log_ratio_abs_max"] == 3.0
+    assert (told["clip_fraction_t1"], told["clip_fraction_t2"]) == (0.0, 0.5), "what has no advantage is not clipped"
+    shift = [0.0, 3.0, 0.1, 0.1, -2.0]
+    assert told["S_mean"] == pytest.approx(statistics.fmean(shift), abs=1e-6)
+    assert told["S_std"] == pytest.approx(statistics.pstdev(shift), abs=1e-6)
+    assert told["ratio_mean"] == pytest.approx(sum(map(math.exp, [0.0, 3.0, 0.1, 0.0, -2.0])) / 5, rel=1e-6)
+    assert drift_of((rows[:1], credit[:1]), (rows[1:], credit[1:])) == pytest.approx(told)
+
+
+def test_drift_without_any_advantage_clips_nothing():
+    told = drift_of(([[3.0, -3.0]], [[0.0, 0.0]]))
+    assert told["clip_fraction"] == 0 and not [name for name in told if name.startswith("clip_fraction_t")]

@@ -2,6 +2,7 @@
 
 import io
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -22,6 +23,7 @@ RESULT = Evaluation(
     tool_calls_mean=1.0,
     tool_errors_mean=0.015,
     truncated=3,
+    cut_turns=7,
     lost=0,
 )
 
@@ -41,6 +43,12 @@ def shown(out: io.StringIO) -> list[str]:
     return [line.rstrip() for line in text.splitlines()]
 
 
+def await_bar(out: io.StringIO, *parts: str) -> None:
+    """Wait until a bar with these parts is drawn."""
+    while not any(all(part in line for part in parts) for line in shown(out)):
+        time.sleep(0.01)
+
+
 def test_without_a_terminal_there_are_plain_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bar, "_EVERY_S", 0.0)
     display, out = plain()
@@ -51,7 +59,8 @@ def test_without_a_terminal_there_are_plain_lines_only(monkeypatch: pytest.Monke
             inner.advance("held-out :smile: tasks")
         bar.advance("reward 0.75")
     assert out.getvalue() == (
-        "training 2/3: reward [0.50]\nevaluating 1/2: held-out :smile: tasks\ntraining 3/3: reward 0.75\n"
+        "training 2/3: reward [0.50], about 0 s left\nevaluating 1/2: held-out :smile: tasks, about 0 s left\n"
+        "training 3/3: reward 0.75, about 0 s left\n"
     )
 
 
@@ -81,7 +90,7 @@ def test_evaluation_in_one_line() -> None:
     display.evaluation("step 20", RESULT)
     assert out.getvalue() == (
         "step 20: success 92.5% (95% CI 88.0% to 95.4%) on 200 tasks, pass@4 99.0%, 2.01 turns, 1.00 tool calls, "
-        "0.01 tool errors, 3 truncated\n"
+        "0.01 tool errors, 3 truncated, 7 cut turns\n"
     )
 
 
@@ -91,10 +100,10 @@ def test_phases_nest_in_a_terminal_and_leave_what_was_said() -> None:
         bar.advance("reward 0.50")
         with display.phase("evaluating after step 1", 4) as inner:
             inner.advance("held-out tasks")
-            time.sleep(0.15)
+            await_bar(out, "evaluating after step 1", "1/4")
             display.say("step 1: half of them")
         bar.advance("reward 0.75")
-        time.sleep(0.15)
+        await_bar(out, "training", "2/2")
     display.say("done")
     lines = shown(out)
     assert any("training" in line and "1/2" in line for line in lines)
@@ -108,12 +117,11 @@ def test_bars_fit_the_terminal(width: int) -> None:
     display, out = terminal(width)
     with display.phase("evaluating after step 1000", 2000) as bar:
         for _ in range(3):
-            bar.advance("reward 0.55, clipped 12.3%, |Δ log-prob| 1e-06")
-        time.sleep(0.15)
+            bar.advance("reward 0.55, cut turns 3, tokens clipped 12.3%, engine and trainer 1e-06 apart")
+        await_bar(out, "3/2000 reward 0.55, cu")
     lines = shown(out)
     assert lines and all(len(line) <= width for line in lines)
-    assert any("3/2000 reward 0.55, cl" in line for line in lines)
-    assert not any(line.strip().startswith(("clipped", "|Δ")) for line in lines), "one line per bar"
+    assert not any(line.strip().startswith(("cut", "tokens", "engine")) for line in lines), "one line per bar"
 
 
 def test_error_within_a_phase_gives_the_terminal_back() -> None:
@@ -125,7 +133,18 @@ def test_error_within_a_phase_gives_the_terminal_back() -> None:
     assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h")
 
 
-def test_table_of_names_and_values() -> None:
+def test_plain_lines_say_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was done before a resumption took no time, and says nothing about what is left."""
+    now = iter([0.0, 11.0, 33.0, 300.0])
+    monkeypatch.setattr("agentrl.display.time", SimpleNamespace(monotonic=lambda: next(now)))
     display, out = plain()
-    display.table("Found", {"python": "3.11", "torch": "missing"})
-    assert "Found" in out.getvalue() and "missing" in out.getvalue()
+    with display.phase("training", 10) as bar:
+        bar.advance()
+        bar.advance()
+        for _ in range(3):
+            bar.advance("reward 0.50")
+    assert out.getvalue() == (
+        "training 3/10: reward 0.50, about 77 s left\n"
+        "training 4/10: reward 0.50, about 2 min left\n"
+        "training 5/10: reward 0.50, about 8 min left\n"
+    )

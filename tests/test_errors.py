@@ -31,4 +31,14 @@ def test_branches_do_not_mix() -> None:
 )
 def test_nearest(name: str, known: list[str], hint: str) -> None:
     assert nearest(name, known) == hint
-    assert str(UnknownNameError("dialect", name, known)) == f"no dialect is called {name!r}; {hint}"
+    listed = " There are fence, hermes" if hint.endswith("?") else ""
+    assert str(UnknownNameError("dialect", name, known)) == f"no dialect is called {name!r}; {hint}{listed}"
+
+
+def test_many_names_are_not_listed_beside_the_nearest() -> None:
+    known = [f"task-{number}" for number in range(11)]
+    assert str(UnknownNameError("task", "taks-3", known)) == "no task is called 'taks-3'; did you mean 'task-3'?"
+
+
+def test_what_is_no_text_is_no_name() -> None:
+    assert str(UnknownNameError("split", 1, ["train", "test"])).startswith("no split is called 1; choose one of")  # type: ignore[arg-type]

@@ -78,9 +78,7 @@ fuzz.work(Namespace(engine=sys.argv[1], inputs=100_000, seconds=60.0, seed=0, ou
 @pytest.mark.parametrize("engine", ["random", "atheris"])
 def test_what_is_found_is_saved(engine: str, tmp_path: Path, require: Callable[[bool, str], None]) -> None:
     require(engine == "random" or importlib.util.find_spec("atheris") is not None, "needs the package atheris")
-    done = subprocess.run(
-        [sys.executable, "-c", BAD, engine, str(tmp_path / "out")], capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", BAD, engine, str(tmp_path / "out")], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     saved = json.loads((tmp_path / "out" / "bad.json").read_text())
     assert saved["target"] == "bad" and "}" in saved["text"] and len(saved["text"]) <= 20
@@ -89,9 +87,9 @@ def test_what_is_found_is_saved(engine: str, tmp_path: Path, require: Callable[[
 
 def test_a_run_that_finds_nothing_ends_well(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--inputs", "200", "--target", "parse-hermes", "--target", "write-xml"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "parse-hermes: 100 inputs in" in done.stderr and "write-xml: 100 inputs in" in done.stderr
     assert not list(tmp_path.iterdir())
-    wrong = subprocess.run([*command, "--target", "parse-html"], capture_output=True, text=True, timeout=120)
+    wrong = subprocess.run([*command, "--target", "parse-html"], capture_output=True, text=True)
     assert wrong.returncode == 1 and "there is no target 'parse-html'" in wrong.stderr

@@ -47,6 +47,10 @@ def test_the_last_box_counts(text: str, box: str | None) -> None:
         (r"-\dfrac{2}{4}", "-0.5"),
         (r"\tfrac{6}{3}", "2"),
         ("0", "-0.0"),
+        (r"\text{38}", "38"),
+        (r"\mathbf{ 7 }", "7"),
+        (r"$\textbf{1,000}$.", "1000"),
+        (r"\boldsymbol{\text{$-\frac{1}{2}$}}", "-0.5"),
         ("1234567890123456789012345678901", "1234567890123456789012345678901"),
     ],
 )
@@ -80,6 +84,7 @@ def test_plain_numbers_that_are_equal(answer: str, expected: str) -> None:
         ("2**pi", r"2^{\pi}"),
         (r"\frac12", "0.50"),
         ("1{,}000+1", r"\frac{2\,002}{2}"),
+        (r"\mathbf{2\sqrt{2}}", r"\text{$\sqrt{8}$}"),
     ],
 )
 def test_calculations_that_are_equal(answer: str, expected: str) -> None:
@@ -111,6 +116,14 @@ def test_calculations_that_are_equal(answer: str, expected: str) -> None:
         ("5 apples", "5"),
         ("x = 5", "5"),
         ("1/2/1", "1/4"),
+        (r"\text{3}8", "38"),
+        (r"\text{3}\text{8}", "38"),
+        (r"\text{38}+\text{0}", "38"),
+        (r"\text{38 cm}", "38"),
+        (r"\text{}", "0"),
+        (r"\text{38", "38"),
+        (r"\text{38}}", "38"),
+        (r"\textstyle{38}", "38"),
     ],
 )
 def test_what_is_not_equal(answer: str, expected: str) -> None:

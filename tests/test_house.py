@@ -23,15 +23,15 @@ MAX_FILE, MAX_FUNCTION, MAX_SETTINGS, MIN_TEST_RATIO = 400, 60, 60, 0.8
 FLOORS = {
     0: {"types", "errors", "sandboxes"},
     1: {"spaces", "env", "tasks", "tools", "dialects", "registry", "checker", "python_tool", "grading"}
-    | {"render", "render_template", "render_tokens", "answers", "datafiles"}
+    | {"render", "render_template", "render_tokens", "harmony", "answers", "datafiles"}
     | {"background", "signatures", "contract", "mcp_tools"}
     | {"formulas", "formula_values", "reasoning_gym_tasks"},
     2: {"envs"},
-    3: {"engines", "rollout", "config", "attention", "linear", "logits", "rng"},
+    3: {"engines", "rollout", "config", "hints", "attention", "linear", "logits", "rng"},
     4: {"batch", "algos", "diagnostics", "policy"},
     5: {"trainer", "sft", "checkpoint", "metrics", "evaluate", "compare", "replay", "viewer"}
     | {"runfolder", "records", "tiny", "display", "assemble", "invariants", "pipeline", "evaluation", "doctor"}
-    | {"terminal", "listing", "play", "scaffold"},
+    | {"terminal", "listing", "play", "scaffold", "settings"},
     6: {"cli", "__init__", "__main__"},
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
@@ -39,9 +39,9 @@ FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 BARRED = {3: {"envs"}, 4: {"envs", "env", "engines", "rollout"}}
 ALONE = {"sandboxes"}
 """Rooms that import nothing else of ours."""
-TORCH_FREE = FLOORS[0] | FLOORS[1] | FLOORS[2] | {"config", "__init__"}
+TORCH_FREE = FLOORS[0] | FLOORS[1] | FLOORS[2] | {"config", "hints", "__init__"}
 """Rooms that import torch nowhere, not even inside a function."""
-LIGHT = TORCH_FREE | {"cli", "__main__", "terminal", "listing", "play", "scaffold"}
+LIGHT = TORCH_FREE | {"cli", "__main__", "terminal", "listing", "play", "scaffold", "settings"}
 """Rooms that can be imported on the base install."""
 EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "vllm", "docker", "rich", "triton"} | {
     *("math_verify", "datasets", "latex2sympy2_extended", "pyarrow", "pandas", "mcp", "reasoning_gym", "atheris"),

@@ -98,6 +98,14 @@ def test_a_batch_that_lacks_or_changes_a_token_stops_the_run() -> None:
             check_trained_tokens(groups, tokens, sampled)
 
 
+def test_a_batch_whose_tokens_stand_in_another_order_stops_the_run() -> None:
+    groups = [Group((episode(), episode()))]
+    batch = whole(groups)
+    order = torch.tensor([1, 0, 2, 3])
+    with pytest.raises(InvariantError, match="not the tokens that were sampled"):
+        check_trained_tokens(groups, batch.tokens, batch.sampled[order])
+
+
 @tool
 def python(code: str) -> str:
     """Run nothing."""

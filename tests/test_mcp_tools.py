@@ -45,15 +45,12 @@ def start_http(port: int) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, SERVER, "http", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    end = time.monotonic() + 60
-    while time.monotonic() < end and process.poll() is None:
+    while process.poll() is None:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return process
         time.sleep(0.05)
-    process.kill()
-    process.wait()
-    raise AssertionError("the server does not start")
+    raise AssertionError("the server did not start")
 
 
 def free_port() -> int:
@@ -73,7 +70,7 @@ def http() -> Generator[str]:
 
 @pytest.fixture(scope="module")
 def stdio_tools() -> Generator[Tools]:
-    tools = by_name(mcp_tools(STDIO, timeout=20.0, max_chars=100))
+    tools = by_name(mcp_tools(STDIO, timeout=300.0, max_chars=100))
     yield tools
     tools["add"].close()
     assert not children()
@@ -81,7 +78,7 @@ def stdio_tools() -> Generator[Tools]:
 
 @pytest.fixture(scope="module")
 def http_tools(http: str) -> Generator[Tools]:
-    tools = by_name(mcp_tools(url=http, headers={"X-Test": "1"}, timeout=20.0, max_chars=100))
+    tools = by_name(mcp_tools(url=http, headers={"X-Test": "1"}, timeout=300.0, max_chars=100))
     yield tools
     tools["add"].close()
 
@@ -127,7 +124,8 @@ def test_a_refusal_is_told(tools: Tools, name: str, arguments: Mapping[str, obje
 def test_a_call_that_overruns_is_stopped(http: str) -> None:
     tools = by_name(mcp_tools(url=http, timeout=0.5))
     with pytest.raises(ToolError, match=r"stopped: wait ran longer than 0\.5 s"):
-        tools["wait"].call({"seconds": 20})
+        tools["wait"].call({"seconds": 3600})
+    tools["wait"].timeout = 300.0
     assert tools["wait"].call({"seconds": 0}) == "waited"
     tools["wait"].close()
 
@@ -140,7 +138,7 @@ def test_an_episode_has_a_server_of_its_own(stdio_tools: Tools) -> None:
     assert note.call({"text": "b"}) == "a | b"
     first = whoami.call({})
     assert [str(child.pid) for child in children()] == [first]
-    other = by_name(mcp_tools(STDIO, timeout=20.0))
+    other = by_name(mcp_tools(STDIO, timeout=300.0))
     assert other["note"].call({"text": "c"}) == "c"
     other["note"].close()
     other["note"].close()
@@ -203,7 +201,7 @@ def test_variables_reach_the_program() -> None:
 
 def test_an_environment_offers_them() -> None:
     class Adds(ToolEnv):
-        tools = (*mcp_tools(STDIO, timeout=20.0),)
+        tools = (*mcp_tools(STDIO, timeout=300.0),)
 
         def tasks(self, split: str) -> list[Task]:
             return [Task(id="one", prompt="1 + 1?", answer="2")]
@@ -227,7 +225,7 @@ def test_sessions_of_many_threads_run_side_by_side(http: str) -> None:
     answers: list[str] = []
 
     def play(number: int) -> None:
-        tools = by_name(mcp_tools(url=http, timeout=20.0))
+        tools = by_name(mcp_tools(url=http, timeout=300.0))
         answers.extend(tools["add"].call({"a": number, "b": step}) for step in range(3))
         tools["add"].close()
 
@@ -245,13 +243,13 @@ from agentrl.mcp_tools import mcp_tools
 tools = {{tool.name: tool for tool in mcp_tools({STDIO!r})}}
 print(tools["whoami"].call({{}}))
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ran.stderr, ran.returncode) == ("", 0)
     assert not psutil.pid_exists(int(ran.stdout))
 
 
 def test_a_forked_child_opens_a_session_of_its_own(http: str) -> None:
-    tools = by_name(mcp_tools(url=http, timeout=20.0))
+    tools = by_name(mcp_tools(url=http, timeout=300.0))
     assert tools["add"].call({"a": 1}) == "2"
     pid = os.fork()
     if pid == 0:

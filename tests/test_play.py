@@ -4,12 +4,10 @@ import io
 import os
 import pty
 import re
-import select
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 import gymnasium
@@ -92,7 +90,7 @@ def test_a_whole_episode(play: Play) -> None:
     assert shown.splitlines() == [
         "task train-7, split train, at most 3 turns",
         "[system]",
-        "To use echo, write ```echo text ```. Say it again.",
+        *("To use echo, write", "```echo", "text", "```", "Say it again."),
         "[user]",
         r"\x1b[2JSay 7.",
         "(your turn ends with a line that holds only a dot; :help lists the commands)",
@@ -165,37 +163,57 @@ def test_what_is_not_there(play: Play, options: tuple[str, ...], told: str) -> N
     assert told in shown and shown.startswith("agentrl: ") and shown.count("\n") == 1
 
 
-COMMAND = (sys.executable, "-m", "agentrl.cli", "play", "agentrl/Arithmetic-v0", "--seed", "1")
+COMMAND = (sys.executable, "-m", "agentrl", "play", "agentrl/Arithmetic-v0", "--seed", "1")
 
 
 def test_bytes_that_are_no_text() -> None:
-    done = subprocess.run(COMMAND, input=b"\xff\x00\xed\xa0\x80\n.\n", capture_output=True, timeout=60)
+    done = subprocess.run(COMMAND, input=b"\xff\x00\xed\xa0\x80\n.\n", capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"return 0: correct 0" in done.stdout
 
 
+LATE = """
+import os, signal, sys, threading
+def interrupt():
+    os.read(int(sys.argv[1]), 1)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+from agentrl.cli import main
+sys.exit(main(["play", "agentrl/Arithmetic-v0"]))
+"""
+"""A player whose SIGINT interrupts no wait, as one does that comes right before the wait."""
+
+
 def read_until(terminal: int, wanted: str, shown: str = "") -> str:
-    end = time.monotonic() + 60
     while wanted not in shown:
-        assert time.monotonic() < end, shown
-        if select.select([terminal], [], [], 1)[0]:
-            try:
-                shown += os.read(terminal, 4096).decode(errors="replace")
-            except OSError:  # how Linux says that nobody is at the other end any more
-                break
+        try:
+            shown += os.read(terminal, 4096).decode(errors="replace")
+        except OSError:  # how Linux says that nobody is at the other end any more
+            break
     assert wanted in shown, shown
     return shown
 
 
-@pytest.mark.parametrize(("key", "code", "last"), [(b"\x03", 130, "interrupted"), (b"\x04", 0, "nothing was graded")])
-def test_at_a_terminal(key: bytes, code: int, last: str) -> None:
+@contextmanager
+def at_a_terminal(command: Sequence[str], *pipes: int) -> Generator[tuple[subprocess.Popen[bytes], int]]:
+    """A program at a terminal of its own, and our end of that."""
     here, there = pty.openpty()
     process = subprocess.Popen(
-        COMMAND, stdin=there, stdout=there, stderr=there, start_new_session=True, env=os.environ | {"TERM": "xterm"},
-        preexec_fn=lambda: os.close(os.open(os.ttyname(there), os.O_RDWR)),
+        command, stdin=there, stdout=there, stderr=there, start_new_session=True, env=os.environ | {"TERM": "xterm"},
+        preexec_fn=lambda: os.close(os.open(os.ttyname(there), os.O_RDWR)), pass_fds=pipes,
     )  # fmt: skip
     os.close(there)
     try:
+        yield process, here
+    finally:
+        process.kill()
+        process.wait()
+        os.close(here)
+
+
+@pytest.mark.parametrize(("key", "code", "last"), [(b"\x03", 130, "interrupted"), (b"\x04", 0, "nothing was graded")])
+def test_at_a_terminal(key: bytes, code: int, last: str) -> None:
+    with at_a_terminal(COMMAND) as (process, here):
         shown = read_until(here, "> ")
         assert "\x1b[36m" in shown, "the user speaks in colour"
         os.write(here, b"```python\nprint(6 * 7)\n```\n.\n")
@@ -204,9 +222,15 @@ def test_at_a_terminal(key: bytes, code: int, last: str) -> None:
         read_until(here, "> ", shown.rpartition("reward 0")[2])
         os.write(here, key)
         shown = read_until(here, last)
-        assert process.wait(timeout=30) == code and "Traceback" not in shown
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        os.close(here)
+        assert process.wait() == code and "Traceback" not in shown
+
+
+def test_ctrl_c_right_after_the_prompt_is_not_lost() -> None:
+    pressed, press = os.pipe()
+    with at_a_terminal((sys.executable, "-c", LATE, str(pressed)), pressed) as (process, here):
+        read_until(here, "> ")
+        os.write(press, b"!")
+        read_until(here, "interrupted")
+        assert process.wait() == 130
+    os.close(pressed)
+    os.close(press)

@@ -178,6 +178,22 @@ def test_a_model_that_caps_its_logits_is_scored_and_sampled_with_the_cap(tmp_pat
     assert completion.logprobs == pytest.approx(wanted, abs=1e-4)
 
 
+def test_a_head_with_a_bias_is_scored_and_sampled_with_it(model: Any, reference: Any) -> None:
+    ours, theirs, batch = copy.deepcopy(model), copy.deepcopy(reference), batch_of(SHAPES)
+    for one in (ours, theirs):
+        one.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, one.config.vocab_size))
+    got, expected = score(ours, batch, temperature=0.7), full_stats(theirs, batch, 0.7)
+    for mine, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
+    got.logp.sum().backward()
+    expected[0].sum().backward()
+    torch.testing.assert_close(ours.lm_head.bias.grad, theirs.lm_head.bias.grad, rtol=1e-3, atol=1e-3)
+    completion = asyncio.run(TransformersEngine(ours).generate((5, 6, 7), Sampling(max_tokens=9), seed=1))
+    logp = torch.log_softmax(theirs(torch.tensor([[5, 6, 7, *completion.token_ids]])).logits[0], dim=-1)
+    wanted = logp[2:-1].gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0].tolist()
+    assert completion.logprobs == pytest.approx(wanted, abs=1e-4)
+
+
 def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
     """The head's product is taken for logits, so its log-probs would be those of another model."""
     config = GraniteConfig(

@@ -149,7 +149,25 @@ def test_nothing_is_opened_before_the_first_call() -> None:
 
 def test_the_sandbox_is_shared_within_the_process() -> None:
     assert shared_sandbox() is shared_sandbox()
-    assert list(python_tool._shared) == [os.getpid()]
+    assert list(python_tool._shared) == [(os.getpid(), frozenset())]
+
+
+def test_each_set_of_packages_has_a_sandbox_of_its_own(python: PythonTool) -> None:
+    close_shared_sandbox()
+    assert shared_sandbox(["sortedcontainers", "six"]) is shared_sandbox(("six", "sortedcontainers"))
+    assert shared_sandbox() is not shared_sandbox(["six", "sortedcontainers"])
+    tool = PythonTool(packages=["sortedcontainers", "six"])
+    tool.open(0)
+    assert run(tool, "import sortedcontainers\nsortedcontainers.SortedList([2, 1])") == "SortedList([1, 2])"
+    with pytest.raises(ToolError, match="ModuleNotFoundError"):
+        run(python, "import sortedcontainers")
+    tool.close()
+    counters = sandbox_counters()
+    assert counters is not None
+    assert counters.runs == {"ok": 2, "error": 1}  # one of them looked whether the packages are there
+    assert sum(counters.latency) == 3
+    close_shared_sandbox()
+    assert sandbox_counters() is None
 
 
 def test_the_tool_describes_itself(python: PythonTool) -> None:

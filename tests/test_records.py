@@ -1,5 +1,7 @@
+import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import TrajectoryError
-from agentrl.records import Record, read_episodes, write_episodes
+from agentrl.records import EpisodeWriter, Record, read_begun, read_episodes, write_episodes
 from agentrl.types import Segment, Stop, ToolRun, Trajectory
 
 SUFFIXES = (".jsonl", ".jsonl.zst")
@@ -321,3 +323,56 @@ def test_plain_files_are_closed_when_reading_stops_early(tmp_path: Path, episode
     records = read_episodes(tmp_path / "e.jsonl")
     next(records)
     del records  # an unclosed file is a warning, and warnings are errors here
+
+
+def begin(path: Path, episode: Trajectory, kept: bytes = b"", *, seeds: range = range(4)) -> EpisodeWriter:
+    writer = EpisodeWriter(path, Signs(), kept, {"dialect": "fence 1", "evaluation": {"seed": 3}})
+    for seed in seeds:
+        writer.add(dataclasses.replace(episode, seed=seed))
+    return writer
+
+
+def seeds_of(records: Iterable[Record]) -> list[int]:
+    return [record.trajectory.seed for record in records]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_each_episode_is_in_the_file_once_it_is_added(tmp_path: Path, episode: Trajectory, suffix: str) -> None:
+    path = tmp_path / f"e{suffix}"
+    writer = begin(path, episode, seeds=range(0))
+    for seed in range(3):
+        writer.add(dataclasses.replace(episode, seed=seed))
+        assert seeds_of(read_begun(path)[1]) == list(range(seed + 1)), "whatever becomes of the writer"
+    writer.close()
+    (first, *_), whole = list(read_episodes(path)), seeds_of(read_episodes(path))
+    assert whole == [0, 1, 2] and (first.dialect, first.evaluation) == ("fence 1", {"seed": 3})
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_that_was_cut_off_anywhere_goes_on(tmp_path: Path, episode: Trajectory, suffix: str) -> None:
+    path = tmp_path / f"e{suffix}"
+    begin(path, episode).close()
+    data = path.read_bytes()
+    for length in {*range(0, len(data), 97), len(data) - 3, len(data) - 1, len(data)}:
+        path.write_bytes(data[:length])
+        kept, records = read_begun(path)
+        assert seeds_of(records) == list(range(len(records))) and kept.count(b"\n") == len(records)
+        begin(path, episode, kept, seeds=range(len(records), 5)).close()
+        assert seeds_of(read_episodes(path)) == [0, 1, 2, 3, 4]
+        whole = (
+            zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
+            if suffix.endswith("zst")
+            else b""
+        )
+        assert not whole or whole.count(b"\n") == 5, "one frame, as other readers expect"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("text", [b"no episodes\nat all\n", b'{"schema": 1}\n', b"\xff\n"])
+def test_what_holds_no_episodes_is_not_gone_on_with(tmp_path: Path, suffix: str, text: bytes) -> None:
+    path = tmp_path / f"e{suffix}"
+    path.write_bytes(zstandard.compress(text) if suffix.endswith("zst") else text)
+    with pytest.raises(TrajectoryError, match="holds something else than episodes"):
+        read_begun(path)
+    assert read_begun(tmp_path / f"none{suffix}") == (b"", [])

@@ -41,8 +41,8 @@ def clean_registry() -> Generator[None]:
 
 
 def forget_plugins() -> None:
-    registry.load_plugins.cache_clear()
-    registry.plugins.cache_clear()
+    registry._complain.cache_clear()
+    registry._Registry.found = None
 
 
 def test_register_and_make() -> None:

@@ -50,7 +50,7 @@ USER, TOOL = Shape(role="user"), Shape(role="tool")
         ("m.content.rstrip()", Slot(number=0, trim_right=True)),
         ("m.content | tojson", Slot(number=0, quoted=True)),
         ("m.content | trim | tojson", Slot(number=0, trim_left=True, trim_right=True, quoted=True)),
-        ("'  ' + m.content", Slot(number=0, before="  ")),
+        ("'  ' + m.content", Slot(number=0)),
     ],
 )
 def test_what_is_done_to_contents_is_learned(content: str, wanted: Slot) -> None:

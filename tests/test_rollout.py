@@ -18,7 +18,7 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.env import Episode, ToolEnv
 from agentrl.errors import FaultRateError, InfrastructureError, TrajectoryError
 from agentrl.render import Renderer
-from agentrl.rng import uniforms
+from agentrl.rng import derive_seed, uniforms
 from agentrl.rollout import Collected, Collector, EpisodeSpec, Limits, always
 from agentrl.tasks import TaskList
 from agentrl.tools import FunctionTool, ToolContext
@@ -147,7 +147,7 @@ def make_collector(renderer: Renderer) -> Generator[Callable[..., Collector]]:
 
     def make(*, tokens: int = 2000, **options: Any) -> Collector:
         env_args = {"max_turns": options.pop("max_turns", 4)}
-        limits = Limits(episode_tokens=tokens)
+        limits = Limits(episode_tokens=tokens, cut_turns=options.pop("then", "end"))
         made.append(Collector("tests/Sums-v0", env_args, renderer, limits=limits, **options))
         return made[-1]
 
@@ -216,7 +216,7 @@ def test_the_environments_turn_limit_ends_an_episode(make_collector: Callable[..
 
 
 def test_a_turn_that_is_cut_off_goes_on_with_its_end_written(make_collector: Callable[..., Collector]) -> None:
-    collector = make_collector(max_turns=2)
+    collector = make_collector(max_turns=2, then="answer")
     call = collector._renderer.turn(CALL)
     trajectory = only(collect(collector, specs("calm"), CALL, ANSWER, max_tokens=len(call) - 1))
     first, after = trajectory.segments[1:3]
@@ -228,11 +228,12 @@ def prompt_length(collector: Collector) -> int:
 
 
 def test_the_token_limit_cuts_a_turn(make_collector: Callable[..., Collector]) -> None:
-    """No token is sampled beyond the limit, and what the cut turn says still counts."""
+    """No token is sampled beyond the limit, and what the cut turn says counts where that is asked for."""
     length = prompt_length(make_collector())
     trajectory = only(collect(make_collector(tokens=length + 5), specs("calm"), CALL, ANSWER))
     assert len(trajectory.token_ids) == length + 5 and trajectory.n_sampled == 5
-    assert only(collect(make_collector(tokens=length + 1), specs("calm"), ANSWER)).ret == 1.25
+    for then, ret in (("answer", 1.25), ("end", 0.25)):
+        assert only(collect(make_collector(tokens=length + 1, then=then), specs("calm"), ANSWER)).ret == ret
 
 
 @pytest.mark.parametrize("room", [0, -3])
@@ -269,6 +270,20 @@ def test_a_group_with_two_faults_in_one_episode_is_left_out(make_collector: Call
     collected = collect(collector, specs("calm", "fault-always", "calm2", members=2), ANSWER)
     assert [group.task_id for group in collected.groups] == ["calm", "calm2"]
     assert (collected.faults, collected.lost) == (4, 1)
+
+
+def test_a_group_that_lost_one_member_is_left_out_whole(make_collector: Callable[..., Collector]) -> None:
+    class Mortal(ScriptedEngine):
+        async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+            if seed == derive_seed(2, 0):
+                raise InfrastructureError("the second episode is cursed")
+            return await super().generate(prompt_ids, sampling, seed=seed)
+
+    collector = make_collector(max_fault_rate=0.5)
+    turn = collector._renderer.turn(ANSWER)
+    collected = collect(collector, specs("calm", "calm2", members=3), engine_for=lambda *_: Mortal([turn]))
+    assert [(group.task_id, len(group)) for group in collected.groups] == [("calm2", 3)]
+    assert (collected.faults, collected.lost) == (2, 1)
 
 
 def test_too_many_lost_groups_end_the_collection(make_collector: Callable[..., Collector]) -> None:

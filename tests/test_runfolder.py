@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.config import Config, load_config
 from agentrl.errors import ConfigError, RunFolderError
-from agentrl.runfolder import RunFolder, checkpoints, read_config, read_dialect, read_jsonl
+from agentrl.runfolder import RunFolder, changed, checkpoints, model_at, read_config, read_dialect, read_jsonl
 
 
 @pytest.fixture
@@ -134,6 +134,29 @@ def test_no_run_names_the_nearest(config: Config, tmp_path: Path, monkeypatch: p
         with pytest.raises(RunFolderError, match=r"(did you mean 'runs/it'|choose one of runs/it)"):
             RunFolder.resume(Path(wrong))
     assert not (tmp_path / "it").exists()
+
+
+def test_a_run_names_its_last_checkpoint_as_a_model(config: Config, tmp_path: Path) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        with pytest.raises(RunFolderError, match="has no checkpoint yet"):
+            model_at(str(folder.path))
+        for step in (3, 20):
+            folder.checkpoint(step).mkdir(parents=True)
+        assert model_at(str(folder.path)) == str(folder.checkpoint(20))
+    for other in ("", "Qwen/Qwen3-0.6B", str(tmp_path), str(folder.checkpoint(3))):
+        assert model_at(other) == other
+
+
+def test_what_may_change_while_a_run_goes_on(config: Config) -> None:
+    may = ["optim.steps=7", "optim.max_sampled_tokens=9", "eval.tasks=3", "eval.split=train", "save.every=1"]
+    new = changed(config, [*may, "rollout.concurrency=2", "run.threads=1", "model.device=meta"], Path("runs/it"))
+    assert (new.optim.steps, new.eval.split, new.rollout.concurrency) == (7, "train", 2)
+    assert changed(config, ["model.hidden=128", "algo.loss=ctpo"], Path("it")) == config, "as it was is no change"
+    for kept in ("run.seed=3", "model.path=x", "env.id=a/B-v0", "algo.advantage=rloo", "rollout.cut_turns=answer"):
+        with pytest.raises(ConfigError, match=rf"{kept.partition('=')[0]} can't change .* model.path=runs/it"):
+            changed(config, [kept], Path("runs/it"))
+    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+        changed(config, ["optim.stepz=3"], Path("runs/it"))
 
 
 def test_config_of_a_newer_version_is_refused(config: Config) -> None:

@@ -64,11 +64,11 @@ def test_every_package_is_tidy_and_keeps_the_contract(name: str, here: Path) -> 
     ruff = [sys.executable, "-m", "ruff"]
     settings = ["--isolated", "--line-length", "120", "--quiet"]
     for command in (["check", *settings, "--select", "E,F,I,UP,B"], ["format", *settings, "--check"]):
-        done = subprocess.run([*ruff, *command, name], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*ruff, *command, name], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     code = f"import agentrl; report = agentrl.check_env({name + ':' + made.env_id!r}); assert report.ok, report"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=made.folder, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-W", "error", "-c", code], cwd=made.folder, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -78,7 +78,7 @@ def test_its_own_tests_pass(here: Path) -> None:
     made = create("my_env")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"],
-        cwd=made.folder, capture_output=True, text=True, timeout=100, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=made.folder, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
 
@@ -182,7 +182,7 @@ def test_disk_that_fills_up_leaves_nothing(here: Path) -> None:
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))\n"
         "try:\n    create('my_env')\nexcept UsageError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True)
     assert done.stdout == "the folder 'my_env' can't be written: File too large\n", done.stderr
     assert not list(here.iterdir())
 

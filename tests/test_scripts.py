@@ -17,7 +17,7 @@ Shell = Callable[..., subprocess.CompletedProcess[str]]
 def bash(code: str, *, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run bash code as a script would: any failing command ends it."""
     command = ["bash", "-c", f"set -euo pipefail\n{code}"]
-    return subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def install(clone: Path, tmp_path: Path) -> Shell:
 @pytest.mark.parametrize("name", ["quickstart.sh", "test.sh"])
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_says_what_the_script_does_and_does_nothing(clone: Path, name: str, flag: str) -> None:
-    shown = subprocess.run([clone / "scripts" / name, flag], cwd="/", capture_output=True, text=True, timeout=60)
+    shown = subprocess.run([clone / "scripts" / name, flag], cwd="/", capture_output=True, text=True)
     assert shown.returncode == 0
     assert shown.stdout.startswith(f"Usage: scripts/{name} [")
     assert not shown.stderr
@@ -70,7 +70,7 @@ def test_help_says_what_the_script_does_and_does_nothing(clone: Path, name: str,
 
 @pytest.mark.parametrize("path", [*SCRIPTS.glob("*.sh"), ROOT / ".ci" / "run"], ids=lambda path: path.name)
 def test_bash_can_read_the_script_and_it_may_be_run(path: Path) -> None:
-    assert subprocess.run(["bash", "-n", path], timeout=60).returncode == 0
+    assert subprocess.run(["bash", "-n", path]).returncode == 0
     assert os.access(path, os.X_OK) == (path.name not in {"lib.sh", "engine.sh"}), "what is only sourced is not run"
 
 
@@ -89,6 +89,11 @@ def without_python(folder: Path, scripts: Mapping[str, str]) -> str:
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
     return str(folder)
+
+
+def test_an_environment_elsewhere_is_for_this_script_alone(tmp_path: Path) -> None:
+    shown = bash(f'source "{SCRIPTS}/lib.sh"; echo "$VENV|${{AGENTRL_VENV:-}}"', cwd=tmp_path, AGENTRL_VENV="/a b")
+    assert shown.stdout.strip() == "/a b|"
 
 
 @pytest.mark.parametrize(
@@ -195,24 +200,12 @@ SKIPS = {
 }
 
 
-def pytest_of(folder: Path, text: str, ci: str) -> subprocess.CompletedProcess[str]:
+def pytest_of(folder: Path, text: str, ci: str = "0", **env: str) -> subprocess.CompletedProcess[str]:
     shutil.copy(ROOT / "tests" / "conftest.py", folder / "conftest.py")
     (folder / "test_it.py").write_text(text)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        folder,
-        ".",
-    ]
-    env = {**os.environ, "AGENTRL_CI": ci}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "pytest", "-qs", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder]
+    env = {**os.environ, "AGENTRL_CI": ci, **env}
+    return subprocess.run([*command, "."], cwd=folder, env=env, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("kind", SKIPS)
@@ -227,6 +220,41 @@ def test_expected_failures_and_present_pieces_pass_in_ci(tmp_path: Path) -> None
     text = "import pytest\n@pytest.mark.xfail\ndef test_a():\n    assert 0\ndef test_b(require):\n    require(True, '')"
     shown = pytest_of(tmp_path, text, ci="1")
     assert shown.returncode == 0 and "1 passed, 1 xfailed" in shown.stdout
+
+
+PROPERTY = """
+import random
+from hypothesis import given, settings, strategies as st
+@given(st.integers())
+def test(number):
+    print("drawn", number)
+"""
+
+
+def examples(folder: Path, **env: str) -> list[str]:
+    shown = pytest_of(folder, PROPERTY, **env)
+    assert shown.returncode == 0, shown.stdout
+    return [line for line in shown.stdout.splitlines() if line.startswith("drawn")]
+
+
+def test_examples_are_the_same_in_every_run_unless_new_ones_are_wanted(tmp_path: Path) -> None:
+    first, second = examples(tmp_path), examples(tmp_path)
+    new, newer = (examples(tmp_path, AGENTRL_EXAMPLES="new") for _ in range(2))
+    assert first == second and len(first) <= 20
+    assert new != newer and len(new) > 50
+
+
+@pytest.mark.parametrize(("load", "status"), [(0.0, 1), (40.0, 0)])
+def test_on_a_busy_machine_a_test_may_take_longer(tmp_path: Path, load: float, status: int) -> None:
+    text = f"""
+import os, time, pytest
+os.getloadavg = lambda: ({load}, 0, 0)
+os.sched_getaffinity = lambda pid: {{0, 1}}
+@pytest.mark.timeout(0.5)
+def test():
+    time.sleep(1.5)
+"""
+    assert pytest_of(tmp_path, text).returncode == status
 
 
 def test_models_are_never_downloaded_in_tests() -> None:

@@ -1,6 +1,7 @@
 """Spaces for text: what belongs to them, and that samples do."""
 
 import copy
+from json import dumps, loads
 from typing import Any
 
 import pytest
@@ -99,6 +100,20 @@ def is_message(thing: Any) -> bool:
 @given(json | st.lists(st.dictionaries(keys, values), max_size=3).map(tuple))
 def test_a_space_contains_messages_and_nothing_else(thing: Any) -> None:
     assert Messages().contains(thing) == (type(thing) is tuple and all(map(is_message, thing)))
+
+
+def test_messages_come_back_from_json() -> None:
+    space = Messages(seed=2)
+    samples = [space.sample() for _ in range(9)]
+    back = space.from_jsonable(loads(dumps(space.to_jsonable(samples))))
+    assert back == samples and all(space.contains(sample) for sample in back)
+
+
+@pytest.mark.parametrize("space", [Messages(), Unicode()])
+def test_the_seed_that_was_drawn_does_the_same_again(space: Any) -> None:
+    used = space.seed(None)
+    samples = [space.sample() for _ in range(9)]
+    assert space.seed(used) == used and [space.sample() for _ in range(9)] == samples
 
 
 def test_a_seed_given_at_once_counts() -> None:

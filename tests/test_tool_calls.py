@@ -117,15 +117,15 @@ def test_an_async_function_is_a_tool_too() -> None:
 
 
 def test_async_calls_of_many_threads_run_side_by_side() -> None:
-    @tool
+    together = asyncio.Barrier(20)
+
+    @tool(timeout=None)
     async def wait(a: int) -> int:
-        await asyncio.sleep(0.2)
+        await together.wait()
         return a
 
-    began = time.perf_counter()
     with ThreadPoolExecutor(20) as pool:
         assert list(pool.map(lambda a: wait.call({"a": a}), range(20))) == [str(a) for a in range(20)]
-    assert time.perf_counter() - began < 3
 
 
 def test_a_call_that_overruns_is_stopped() -> None:
@@ -133,14 +133,14 @@ def test_a_call_that_overruns_is_stopped() -> None:
 
     @tool(timeout=0.05)
     def hang() -> str:
-        released.wait(20)
+        released.wait()
         ended.set()
         return "late"
 
     with pytest.raises(ToolError, match=r"stopped: hang ran longer than 0\.05 s"):
         hang.call({})
     released.set()
-    assert ended.wait(20)  # a thread can't be killed: the function came to its end
+    assert ended.wait()  # a thread can't be killed: the function came to its end
 
 
 def test_an_async_call_that_overruns_is_cancelled() -> None:
@@ -149,7 +149,7 @@ def test_an_async_call_that_overruns_is_cancelled() -> None:
     @tool(timeout=0.05)
     async def hang() -> str:
         try:
-            await asyncio.sleep(20)
+            await asyncio.sleep(3600)
         except asyncio.CancelledError:
             cancelled.set()
             raise
@@ -157,7 +157,7 @@ def test_an_async_call_that_overruns_is_cancelled() -> None:
 
     with pytest.raises(ToolError, match=r"stopped: hang ran longer than 0\.05 s"):
         hang.call({})
-    assert cancelled.is_set()
+    assert cancelled.wait()
 
 
 def test_without_a_limit_a_call_takes_as_long_as_it_takes() -> None:
@@ -174,16 +174,16 @@ def test_an_interrupt_of_the_user_is_no_observation() -> None:
 import os, signal, threading, time
 from agentrl import tool
 
-@tool(timeout=30)
+@tool(timeout=None)
 def hang() -> str:
-    time.sleep(30)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    time.sleep(3600)
     return ""
 
-threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     hang.call({})
 except KeyboardInterrupt:
     print("interrupted")
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=25)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.stdout == "interrupted\n", ran.stderr

@@ -44,8 +44,8 @@ class LossOut(NamedTuple):
     loss: Tensor
     """The aggregated loss, a scalar that gradients flow from."""
     metrics: dict[str, Tensor]
-    """Detached scalars over the sampled tokens: ``clip_fraction`` (tokens whose gradient is cut), ``ratio_mean``,
-    ``log_ratio_abs_max`` (of a single token), and for CTPO ``S_mean`` and ``S_std``."""
+    """Detached scalars over the sampled tokens: ``clip_fraction`` (how many of those with an advantage have their
+    gradient cut), ``ratio_mean``, ``log_ratio_abs_max`` (of a single token), and for CTPO ``S_mean`` and ``S_std``."""
 
 
 def ctpo(
@@ -357,8 +357,9 @@ def _out(tokens: _Tokens, log_ratio: Tensor, surrogate: Tensor, cut: Tensor, fac
     loss = (surrogate * (factors if tokens.weights is None else factors * tokens.weights)).sum()
     if log_ratio.numel() == 0:
         return LossOut(loss, {})
+    credited = tokens.advantages != 0
     metrics = {
-        "clip_fraction": cut.to(log_ratio.dtype).mean(),
+        "clip_fraction": (cut & credited).sum() / credited.sum().clamp_min(1),
         "ratio_mean": log_ratio.clamp(max=MAX_LOG_RATIO).exp().mean(),
         "log_ratio_abs_max": tokens.log_ratio.abs().max(),
     }

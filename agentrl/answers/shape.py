@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from agentrl.grading import plain_number, without_thousands
+from agentrl.grading import plain_number, undressed, without_thousands
 
 Kind = Literal["single", "(", "[", "(]", "[)", "set"]
 """A single value, a tuple or interval by its brackets, or several values in any order."""
@@ -26,7 +26,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|[ \t\r\n]+"), " "),
     (re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big)(?![a-zA-Z])"), ""),
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|textsf|textnormal|mbox|hbox)(?![a-zA-Z])"), r"\\text"),
+    (re.compile(r"\\(?:(?:math|text)(?:rm|bf|it|sf|normal)|boldsymbol|bm|[mh]box)(?![a-zA-Z])"), r"\\text"),
     (re.compile(r"\\frac ?([0-9])([0-9])"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\sqrt ?([0-9])"), r"\\sqrt{\1}"),
     (re.compile(r"(?<![A-Za-z\\])(pi|infinity|sqrt)(?![A-Za-z])"), r"\\\1"),
@@ -49,10 +49,10 @@ _MAX_DIGITS = 200
 
 
 def tidy(text: str) -> str:
-    r"""``text`` without what changes only its looks: dollar signs, spacing, ``\left``, ``\dfrac``, ``\mathrm``."""
+    r"""``text`` without what changes only its looks: dollar signs, spacing, ``\left``, ``\dfrac``, ``\mathbf``."""
     text = text.strip()
     for _ in range(3):
-        text = text.removesuffix(".").strip()
+        text = undressed(text.removesuffix(".").strip())
         for opening, closing in _WRAPPERS:
             if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
                 text = text[len(opening) : len(text) - len(closing)].strip()

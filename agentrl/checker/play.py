@@ -4,9 +4,10 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 from agentrl.checker.report import Finding
+from agentrl.dialects.sample import sample_arguments
 from agentrl.env import ToolEnv
 from agentrl.errors import InfrastructureError
 from agentrl.render import ChatTokenizer
@@ -171,7 +172,7 @@ def gold_of(env: ToolEnv, task: Task) -> list[str] | None:
 def call_text(env: ToolEnv, tool: Tool, text: str) -> str:
     """A call of ``tool`` with ``text`` for every argument that takes text; empty where the dialect can't write it."""
     try:
-        written = env.dialect.render(tool.name, arguments(tool, text))
+        written = env.dialect.render(tool.name, sample_arguments(tool.parameters, text, optional=True))
     except Exception:  # a dialect may raise anything on a tool that it can't write: that tool is ARL-E013
         return ""
     calls = env.dialect.parse(written)
@@ -205,31 +206,6 @@ def scripts(env: ToolEnv, task: Task) -> list[list[str]]:
     """Two ways to play a task that leave traces in whatever remembers."""
     calls, end = calls_of(env), gold_of(env, task) or [""]
     return [[*calls, ""], [*calls[1:2], *end]]
-
-
-def arguments(tool: Tool, text: str) -> dict[str, object]:
-    """Arguments that fit the tool's schema as far as it is simple, with ``text`` wherever text is taken."""
-    properties = tool.parameters.get("properties")
-    if not isinstance(properties, Mapping):
-        return {}
-    return {name: _value(schema, text) for name, schema in cast(Mapping[str, object], properties).items()}
-
-
-def _value(schema: object, text: str) -> object:
-    if not isinstance(schema, Mapping):
-        return text
-    known = cast(Mapping[str, object], schema)
-    for key in ("enum", "anyOf", "oneOf"):
-        options = known.get(key)
-        if isinstance(options, list) and options:
-            first = cast(list[object], options)[0]
-            return first if key == "enum" else _value(first, text)
-    if "const" in known:
-        return known["const"]
-    simple: dict[object, object] = {"integer": 41, "number": 41.0, "boolean": True, "null": None}
-    if known.get("type") in simple:
-        return known.get("minimum", known.get("maximum", simple[known["type"]]))
-    return [] if known.get("type") == "array" else {} if known.get("type") == "object" else text
 
 
 def score(env: ToolEnv, turns: Sequence[Turn]) -> float:

@@ -79,7 +79,9 @@ def check_worthless_answers(subject: Subject) -> Iterator[Finding]:
         floor = _floor(env, task)
         if floor >= env.best_return - TOLERANCE:
             yield Finding(code="ARL-E009", message=f"An answer that knows nothing scores {floor:g}, the maximum.")
-        for what, text in _probes(task, env.reset(seed=SEED, options={"task": task.id})[0]):
+        first, _ = env.reset(seed=SEED, options={"task": task.id})
+        # What shows how to call a tool would call it, and an environment may pay for that.
+        for what, text in _probes(task, [message for message in first if not env.dialect.parse(message["content"])]):
             reached = _reached(env, task, [text, ""])
             if reached > floor + TOLERANCE:
                 yield Finding(code="ARL-E009", message=f"{what} scores {reached:g} on task {task.id!r}.")

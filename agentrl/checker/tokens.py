@@ -42,7 +42,7 @@ def check_tokens(subject: Subject) -> Iterator[Finding]:
     if subject.tokenizer is None:
         return
     try:
-        renderer = Renderer(subject.tokenizer)
+        renderer = Renderer(subject.tokenizer, tools=subject.env.dialect.template_tools)
         for number, turns in enumerate(_scripts(subject, renderer)):
             seeds = (SEED,) if number else (SEED, SEED + 1)
             members = [replay(subject.env, renderer, subject.tasks[0], turns, seed)[0] for seed in seeds]
@@ -88,7 +88,7 @@ def replay(
         StepRaised: ``step`` raised.
     """
     first, _ = env.reset(seed=seed, options={"task": task.id})
-    segments, played = [renderer.prompt(first, env.dialect.template_tools)], list[Turn]()
+    segments, played = [renderer.prompt(first)], list[Turn]()
     for number, ids in enumerate(turns, start=1):
         segments.append(_policy(ids))
         before = _ids(segments)
@@ -126,7 +126,7 @@ def _recorded(env: ToolEnv, renderer: Renderer, turns: Sequence[Sequence[int]], 
         raise _Wrong("ARL-T003", f"After turn {len(turns)} the record holds other words of the agent than it sampled.")
     if not stretches[0]:
         raise _Wrong("ARL-T002", f"After turn {len(turns)} the record has lost the first observation.")
-    segments = [renderer.prompt(stretches[0], env.dialect.template_tools)]
+    segments = [renderer.prompt(stretches[0])]
     for number, (ids, messages) in enumerate(zip(turns, stretches[1:], strict=True), start=1):
         segments.append(_policy(ids))
         if not over or number < len(turns):

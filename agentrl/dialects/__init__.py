@@ -8,7 +8,8 @@ fence    a Markdown block whose language is the tool's name
 hermes   ``{"name": …, "arguments": {…}}`` between ``<tool_call>`` and ``</tool_call>``
 xml      ``<name>…</name>``
 native   the chat template describes the tools, and calls have the form that it writes: one of
-         ``native-hermes``, ``native-mistral``, ``native-llama``, ``native-qwen3-coder``, ``native-glm``
+         ``native-hermes``, ``native-mistral``, ``native-llama``, ``native-qwen3-coder``, ``native-glm``,
+         ``native-harmony``
 ======== ==============================================================================================
 """
 

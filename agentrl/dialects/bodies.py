@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agentrl.dialects.reading import Unreadable, malformed, read_object, write_json
+from agentrl.dialects.sample import sample_arguments
 from agentrl.errors import EnvContractError
 from agentrl.tools import Tool
 from agentrl.types import ToolCall
@@ -43,6 +44,11 @@ class Form:
         """The tool as chat templates and model servers take it."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
+
+    @property
+    def example(self) -> dict[str, object]:
+        """Arguments that the tool takes: an argument's own name where it is a text."""
+        return sample_arguments(self.parameters, optional=bool(self.text_argument))
 
     @property
     def text_argument(self) -> str:
@@ -86,15 +92,16 @@ def write_body(tool: Form, arguments: Mapping[str, object], protect: re.Pattern[
     return value
 
 
-def describe(tool: Form, block: Callable[[str], str]) -> str:
-    """One line that tells how to call ``tool``.
+def describe(tool: Form, write: Callable[[str, Mapping[str, object]], str]) -> str:
+    """How to call ``tool``, shown by a call that is read as one.
 
     Args:
         tool: with its description, unless its name says it all.
-        block: writes the block around a body.
+        write: writes a call of a tool of that name.
     """
-    if argument := tool.text_argument:
-        line = f"To use {tool.name}, write {block(argument)}."
-        return line if tool.name in _SELF_EXPLANATORY else f"{line} {tool.description}".rstrip()
-    rule = f"where JSON is one object that fits this schema: {write_json(dict(tool.parameters))}"
-    return f"To use {tool.name}, write {block('JSON')}, {rule} {tool.description}".rstrip()
+    lines = [f"To use {tool.name}, write", write(tool.name, tool.example)]
+    if not tool.text_argument and tool.parameters.get("properties"):
+        lines.append(f"with one JSON object that fits this schema: {write_json(dict(tool.parameters))}")
+    if not tool.text_argument or tool.name not in _SELF_EXPLANATORY:
+        lines.append(tool.description)
+    return "\n".join(lines).rstrip()

@@ -12,22 +12,26 @@ _CLOSE = re.compile(r"^```[ \t]*$", re.MULTILINE)
 
 
 class Fence(Dialect):
-    """A block runs from a line ```` ```name ```` to the next line that is ```` ``` ````.
+    """A block runs from a line ```` ```name ```` to the next line that is ```` ``` ````, or is one line with its body.
 
     The body is the tool's one text argument as it is; for a tool with other arguments it is one JSON object. A block
     that is never closed is a malformed call. A block of a language that is no tool is text, as in any Markdown: it is
     no call of an unknown tool, and a fence inside it is none either.
     """
 
-    name = "fence"
+    name, form = "fence", 2
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
         # Longest first, so that a name which begins with another one's is found.
         names = [*map(re.escape, sorted(self.tools, key=len, reverse=True)), r"[A-Za-z_][\w-]*"]
-        self.opening = re.compile(rf"{THINKING}|^```(?P<name>{'|'.join(names)})[ \t]*$", re.MULTILINE)
+        whole = r"[ \t](?P<body>[^`\n]*)```[ \t]*$"  # no backtick in it: what it ends with could not be told apart
+        self.opening = re.compile(rf"{THINKING}|^```(?P<name>{'|'.join(names)})(?:[ \t]*$|{whole})", re.MULTILINE)
 
     def _read(self, text: str, opening: re.Match[str]) -> Block:
+        if opening["body"] is not None:
+            tool = self.tools.get(opening["name"])
+            return Block(end=opening.end(), calls=(read_body(tool, opening["body"].strip()),) if tool else ())
         closing = _CLOSE.search(text, opening.end())
         end, name = closing.end() if closing else len(text), opening["name"]
         if name not in self.tools:
@@ -42,5 +46,4 @@ class Fence(Dialect):
         return f"```{name}\n{write_body(known(self.tools, name), arguments, _TAGS)}\n```"
 
     def _describe(self) -> str:
-        tools = self.tools.values()
-        return "\n".join(describe(tool, lambda body, name=tool.name: f"```{name} {body} ```") for tool in tools)
+        return "\n".join(describe(tool, self._write) for tool in self.tools.values())

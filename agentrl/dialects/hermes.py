@@ -10,12 +10,7 @@ from agentrl.types import ToolCall
 
 _TAG = re.compile("</?tool_call>")
 _TAGS = re.compile(f"</?tool_call>|{THINK_TAG}")
-_INTRODUCTION = """\
-To use a tool, write one JSON object, its name and its arguments, between <tool_call> and </tool_call>:
-<tool_call>
-{"name": "the tool's name", "arguments": {"an argument's name": "its value"}}
-</tool_call>
-The tools are:"""
+_INTRODUCTION = "To use a tool, write one JSON object with its name and its arguments, between these tags:"
 
 
 class Enveloped(Dialect):
@@ -60,4 +55,8 @@ class Hermes(Enveloped):
         return f"<tool_call>\n{call}\n</tool_call>"
 
     def _describe(self) -> str:
-        return "\n".join([_INTRODUCTION, *(write_json(tool.schema["function"]) for tool in self.tools.values())])
+        tools = self.tools.values()
+        example = next(self._write(tool.name, tool.example) for tool in tools)
+        return "\n".join(
+            [_INTRODUCTION, example, "The tools are:", *(write_json(tool.schema["function"]) for tool in tools)]
+        )

@@ -10,13 +10,14 @@ from typing import Any
 from agentrl.dialects.base import THINK_TAG, THINKING, Block, Dialect
 from agentrl.dialects.hermes import Hermes
 from agentrl.dialects.pairs import Glm, Qwen3Coder
-from agentrl.dialects.reading import Unreadable, malformed, read_call, read_json_at, write_json
+from agentrl.dialects.reading import MAX_NAME, Unreadable, malformed, read_call, read_json_at, write_json
 from agentrl.errors import ConfigError
 from agentrl.tools import tool
 from agentrl.types import ToolCall
 
 NATIVE = "native"
 _TAGS = re.compile(THINK_TAG)
+_HARMONY_TAGS = re.compile(rf"{THINK_TAG}|<\|(?:channel|constrain|message)\|>")
 _LLAMA_BEGINS = r'<\|python_tag\|>|^[ \t]*(?=\{\s*"(?:(?:name|parameters)"\s*:|type"\s*:\s*"function"))'
 _LLAMA_NEXT = re.compile(r"\s*;?\s*")
 
@@ -97,8 +98,35 @@ class NativeLlama(Dialect):
         raise AssertionError("the chat template describes the tools")
 
 
+class NativeHarmony(Dialect):
+    """A message on the channel ``commentary`` whose recipient is the tool and whose body is a JSON object: gpt-oss.
+
+    The recipient stands before the channel, as the chat template writes it, or behind it. One turn holds one call.
+    """
+
+    name, native = "native-harmony", True
+    marks = ("<|channel|>", "<|constrain|>", "<|message|>")
+    opening = re.compile(
+        rf"{THINKING}|(?:<\|channel\|>\w+)? to=(?:functions\.)?(?P<name>[^\s<]{{1,{MAX_NAME}}})"
+        r"(?:<\|channel\|>\w+)?(?: \w+| ?<\|constrain\|>\w+)?<\|message\|>"
+    )
+
+    def _read(self, text: str, opening: re.Match[str]) -> Block:
+        try:
+            value, end = read_json_at(text, opening.end())
+        except Unreadable as error:
+            return Block(end=len(text), calls=(malformed(str(error), opening["name"]),))
+        return Block(end=end, calls=(read_call({"name": opening["name"], "arguments": value}),))
+
+    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+        return f" to=functions.{name}<|channel|>commentary json<|message|>{write_json(dict(arguments), _HARMONY_TAGS)}"
+
+    def _describe(self) -> str:
+        raise AssertionError("the chat template describes the tools")
+
+
 FORMS: Mapping[str, type[Dialect]] = {
-    one.name: one for one in (NativeHermes, NativeMistral, NativeQwen3Coder, NativeGlm, NativeLlama)
+    one.name: one for one in (NativeHermes, NativeMistral, NativeQwen3Coder, NativeGlm, NativeLlama, NativeHarmony)
 }
 """The forms that are known, in the order in which they are tried."""
 

@@ -15,7 +15,8 @@ _PYTHONS: Mapping[str, object] = {"True": True, "False": False, "None": None}
 class Pairs(Enveloped):
     """A name and pairs; a value is a text as it is where the tool's schema takes one, else JSON or Python's constants.
 
-    An argument that the schema does not name is a text: the tool says what is wrong with it.
+    An argument that the schema does not name is a text: the tool says what is wrong with it. Where the schema takes
+    anything, what is no JSON is a text.
     """
 
     head: ClassVar[re.Pattern[str]]
@@ -49,7 +50,12 @@ class Pairs(Enveloped):
         tool = self.tools.get(name)
         if tool is None or takes_text(tool.parameters, key):
             return value
-        return _PYTHONS[value] if value in _PYTHONS else read_json(value)
+        try:
+            return _PYTHONS[value] if value in _PYTHONS else read_json(value)
+        except Unreadable:
+            if _takes_anything(tool.parameters, key):
+                return value
+            raise
 
     def _text(self, value: object) -> str:
         return value if isinstance(value, str) else write_json(value)
@@ -88,6 +94,11 @@ class Glm(Pairs):
             for key, value in arguments.items()
         )
         return f"<tool_call>{name}\n{pairs}</tool_call>"
+
+
+def _takes_anything(parameters: Mapping[str, object], key: str) -> bool:
+    schema = cast(Mapping[str, object], parameters["properties"])[key]
+    return isinstance(schema, Mapping) and not {"type", "$ref", "anyOf", "oneOf", "allOf"} & schema.keys()
 
 
 def takes_text(parameters: Mapping[str, object], key: str) -> bool:

@@ -37,5 +37,4 @@ class Xml(Dialect):
         return f"<{name}>\n{body}\n</{name}>"
 
     def _describe(self) -> str:
-        tools = self.tools.values()
-        return "\n".join(describe(tool, lambda body, name=tool.name: f"<{name}>{body}</{name}>") for tool in tools)
+        return "\n".join(describe(tool, self._write) for tool in self.tools.values())

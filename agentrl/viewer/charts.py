@@ -8,8 +8,9 @@ from agentrl.viewer.folder import Row, series, step_of
 from agentrl.viewer.text import brief, escape, number, percent
 
 DIAGNOSTICS = (
-    ("clip_fraction", "Clip fraction", "share of sampled tokens that the loss clips"),
+    ("clip_fraction", "Clip fraction", "share of tokens with an advantage that the loss clips"),
     ("grad_norm", "Gradient norm", "before clipping"),
+    ("cut_turns", "Cut turns", "turns that ran into a limit of tokens"),
     ("entropy", "Entropy", "nats per sampled token"),
     ("logp_diff_max", "Max |Δ log-prob|", "engine against trainer, nats"),
 )

@@ -15,6 +15,7 @@ _STOPS = {
     Stop.TERMINATED: "the environment ended it: a final answer was given",
     Stop.TURN_LIMIT: "cut off: all turns were used up",
     Stop.TOKEN_LIMIT: "cut off: the token budget was used up",
+    Stop.TURN_CUT: "cut off: the last turn ran into its limit of tokens",
 }
 
 
@@ -41,7 +42,7 @@ def render_episode(chosen: Chosen, *, anchor: str) -> str:
 def _facts(trajectory: Trajectory) -> str:
     rewards = ", ".join(brief(reward) for reward in trajectory.rewards) or "none"
     facts = [
-        ("Stop", f"<code>{escape(trajectory.stop.value)}</code> {_STOPS[trajectory.stop]}"),
+        ("Stop", f"<code>{escape(trajectory.stop.value)}</code> {_stop(trajectory)}"),
         ("Rewards, by turn", escape(rewards)),
         ("Sampled tokens", f"{trajectory.n_sampled} of {len(trajectory.token_ids)}"),
     ]
@@ -51,6 +52,12 @@ def _facts(trajectory: Trajectory) -> str:
     return (
         "<dl class='facts'>" + "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in facts) + "</dl>"
     )
+
+
+def _stop(trajectory: Trajectory) -> str:
+    if trajectory.stop is Stop.TERMINATED and trajectory.sampled and trajectory.sampled[-1].cut:
+        return "the environment ended it: a turn that was cut off was taken as the final answer"
+    return _STOPS[trajectory.stop]
 
 
 def _segments(record: Record) -> Iterator[str]:
@@ -64,6 +71,8 @@ def _segments(record: Record) -> Iterator[str]:
             continue
         mine = None if advantages is None else advantages[done : done + len(pieces)]
         notes = [count, f"reward {brief(trajectory.rewards[turn])}", f"weights v{escape(segment.version)}"]
+        if segment.cut:
+            notes.append(f"<b>cut at {count}</b>")
         turn, done = turn + 1, done + len(pieces)
         yield _block(segment, f"policy · turn {turn}", notes, _sampled(segment, pieces, mine, largest))
 

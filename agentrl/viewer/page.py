@@ -25,6 +25,7 @@ _COLUMNS = (
     ("tool_calls_mean", "tool calls", brief),
     ("tool_errors_mean", "tool errors", brief),
     ("truncated", "truncated", brief),
+    ("cut_turns", "cut turns", brief),
 )
 """Key, heading and writer of each column of the evaluations' table."""
 

@@ -47,8 +47,8 @@ class StoppingRenderer(Renderer):
     """Ends a turn at any of the workload's stop tokens."""
 
     def __init__(self, tokenizer: object, stop_ids: tuple[int, ...]) -> None:
-        super().__init__(tokenizer)
         self._stop_ids = stop_ids
+        super().__init__(tokenizer)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -82,6 +82,7 @@ def settings(load: Workload) -> Config:
                 "tasks": load.tasks,
                 "group_size": load.group_size,
                 "turn_tokens": load.longest,
+                "cut_turns": "answer",
                 "episode_tokens": load.longest + PROMPT_TOKENS,
                 "concurrency": load.episodes,
             },

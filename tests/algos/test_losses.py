@@ -117,6 +117,13 @@ def test_gspo_clips_whole_rows():
     assert float(out.metrics["clip_fraction"]) == 0.5
 
 
+@pytest.mark.parametrize("loss", LOSSES)
+def test_clipped_tokens_are_counted_among_those_with_an_advantage(loss):
+    logp, old, credit, starts = case([[3.0, 3.0], [0.0, 0.0], [0.0, 0.0]], [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    assert float(loss(logp, old, credit, starts).metrics["clip_fraction"]) == pytest.approx(1 / 3)
+    assert float(loss(logp, old, 0 * credit, starts).metrics["clip_fraction"]) == 0
+
+
 def test_cispo_holds_the_ratio_and_keeps_every_gradient():
     logp, old, credit, starts = case([[3.0, -0.1, 0.1]], [[1.0, -1.0, 2.0]])
     out = cispo(logp, old, credit, starts)

@@ -39,12 +39,23 @@ class Wrapped:
         return self.inner.decode(token_ids, **options)
 
 
-class Systemless(Wrapped):
-    """Its template leaves the system message out."""
+class Echoing(Wrapped):
+    """Its template writes every message twice."""
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        heard = [message for message in conversation if message["role"] != "system"]
-        return super().apply_chat_template(heard, **options)
+        twice = [message for message in conversation for _ in range(2)]
+        return super().apply_chat_template(twice, **options)
+
+
+class Halting(Wrapped):
+    """Its template closes the thinking with the token that ends a turn."""
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        rows: list[Any] = []
+        for message in conversation:
+            thought = [{"role": "assistant", "content": message["thinking"]}] if "thinking" in message else []
+            rows += [*thought, message]
+        return super().apply_chat_template(rows, **options)
 
 
 class Untemplated(Wrapped):
@@ -87,7 +98,8 @@ class Obedient(Wrapped):
 
 
 BROKEN: list[tuple[type[Good], type[Wrapped], set[str]]] = [
-    (Good, Systemless, {"ARL-T001"}),
+    (Good, Echoing, {"ARL-T001"}),
+    (Good, Halting, {"ARL-T001"}),
     (Good, Untemplated, {"ARL-T001"}),
     (Good, Clockwork, {"ARL-T001"}),
     (ForgetsTheBeginning, Wrapped, {"ARL-E016", "ARL-T002"}),

@@ -40,6 +40,14 @@ def codes(text: str) -> list[object]:
         ("```json\n{}\n```\n```python\ny\n```", ["y"]),
         ("```\nplain\n```", []),
         ("inline ```python code ```", []),
+        ("```python code ```", ["code"]),
+        ("Let me see.\n```python print('a  b')```  \nDone.\n```python\ny\n```", ["print('a  b')", "y"]),
+        ("```python ```", [""]),
+        ("```python a ``` and ```python b ```", []),
+        ("```python print('`')```", []),
+        ("```ruby puts 1 ```\n```python\ny\n```", ["y"]),
+        ("```text\n```python x ```\n```", []),
+        ("```python\n```python x ```\n```", ["```python x ```"]),
         ("  ```python\nindented\n```", []),
         ("```Python\nx\n```", []),
         ("The answer is \\boxed{5}.", []),
@@ -85,9 +93,10 @@ def test_long_texts_take_linear_time() -> None:
     assert len(FENCE.parse("```python\n" * 200_000)) == 1
     assert len(FENCE.parse("```python\nx\n```\n" * 20_000)) == 20_000
     assert FENCE.parse("`" * 1_000_000) == ()
+    assert FENCE.parse(f"```python{' ' * 1_000_000}x") == FENCE.parse("```python " * 100_000) == ()
 
 
 def test_instructions_name_every_tool() -> None:
-    assert FENCE.instructions() == "To use python, write ```python code ```."
+    assert FENCE.instructions() == "To use python, write\n```python\ncode\n```"
     assert Fence().instructions() == ""
-    assert Fence([sql]).instructions() == "To use sql, write ```sql query ```. Ask."
+    assert Fence([sql]).instructions() == "To use sql, write\n```sql\nquery\n```\nAsk."

@@ -109,6 +109,20 @@ def test_the_next_turn_computes_only_what_is_new(make_engine: MakeEngine, refere
         tokens += [*completion.token_ids, *answer]
 
 
+@pytest.mark.parametrize("back", [1, 2, 5])
+def test_a_prompt_that_leaves_the_parked_tokens_even_at_the_last_is_computed_anew(
+    make_engine: MakeEngine, reference: Any, back: int
+) -> None:
+    engine = make_engine(slots=3)
+    first = ask(engine)
+    # The last sampled token is in no cache yet: the one before it is the last that is parked.
+    parked = [*PROMPT, *first.token_ids[:-1]]
+    other = [*parked, 9, 9]
+    other[len(parked) - back] = (parked[-back] + 1) % 250 + 3
+    completion = ask(engine, other, seed=1)
+    assert completion.logprobs == pytest.approx(expected_logprobs(reference, other, completion, 1.0), abs=1e-4)
+
+
 def test_group_members_share_the_work_on_their_prompt(make_engine: MakeEngine, reference: Any) -> None:
     for slots in (8, 2, 1):
         engine = make_engine(slots=slots)

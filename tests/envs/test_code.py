@@ -18,6 +18,7 @@ from agentrl.dialects import DIALECTS
 from agentrl.envs.code import Code, problem_of, submission
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.python_tool import close_shared_sandbox, shared_sandbox
+from agentrl.sandboxes import SandboxUnavailable
 
 ID = "agentrl/Code-v0"
 SAMPLE = [(split, task.id) for split in ("train", "test") for task in Code(split=split).task_set]
@@ -162,6 +163,25 @@ def test_own_problems(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no problem of the split 'test'"):
         agentrl.make(ID, data=str(path), split="test").reset()
     env.close()
+
+
+def test_packages(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    row = {"id": "a", "split": "train", "prompt": "Sort.", "entry_point": "s", "setup": "import sortedcontainers as sc"}
+    row |= {"solution": "def s(x): return [*sc.SortedList(x)]", "tests": [{"args": [[2, 1]], "expected": [1, 2]}]}
+    path.write_text(json.dumps(row))
+    with pytest.raises(ConfigError, match="sortedcontainers is imported and not named in packages"):
+        agentrl.make(ID, data=str(path)).reset()
+    env = agentrl.make(ID, data=str(path), packages=["sortedcontainers"])
+    env.reset(seed=0)
+    assert [env.step(action)[1] for action in env.gold(env.episode.task)] == [0.0, 1.0]
+    assert env.episode.tool_runs[0].ok
+    env.close()
+    for missing in (["no_such_package"], ["agentrl_x", "sortedcontainers"]):
+        with pytest.raises(
+            SandboxUnavailable, match=f"can't import {', '.join(missing)} .*: install and name whatever"
+        ):
+            agentrl.make(ID, packages=missing)
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"test_timeout": -1}, {"test_timeout": float("nan")}])

@@ -15,7 +15,7 @@ from agentrl.envs.code import problem_of
 from agentrl.envs.code_asserts import Unreadable, call_of, read_asserts
 from agentrl.envs.code_data import SAMPLE, TEST_SHARE, load, task_of
 from agentrl.envs.code_grading import Call, Problem, Stream, grade
-from agentrl.envs.code_values import Tolerance
+from agentrl.envs.code_values import TRUTH, Tolerance
 from agentrl.errors import ConfigError
 from agentrl.tasks import split_of
 
@@ -150,8 +150,9 @@ def test_apps() -> None:
         ("assert f(-1, x='a') == [2, (3,)]", call_of([-1], {"x": "a"}, [2, (3,)])),
         ("assert 2 == f(1)", call_of([1], {}, 2)),
         ("assert f(1) is None, 'why'", call_of([1], {}, None)),
-        ("assert f(1)", call_of([1], {}, True)),
-        ("assert not f(1)", call_of([1], {}, False)),
+        ("assert f(1)", call_of([1], {}, True, tolerance=TRUTH)),
+        ("assert not f(1)", call_of([1], {}, False, tolerance=TRUTH)),
+        ("assert f(1) is True", call_of([1], {}, True)),
         ("assert f({}, set(), {1: 2}) == {1}", call_of([{}, set(), {1: 2}], {}, {1})),
         ("assert f(2 * 3 - 1) == (1 / 4,)", call_of([5], {}, (0.25,))),
         ("assert abs(f(1) - 2 / 4) <= 0.1", call_of([1], {}, 0.5, tolerance=Tolerance(relative=0.0, absolute=0.1))),
@@ -190,6 +191,55 @@ def test_no_test_code_raises_anything_else(text: str) -> None:
         read_asserts(f"assert {text}", "f")
 
 
+@pytest.mark.parametrize(
+    ("row", "more"),
+    [
+        (HUMAN_EVAL, {"query": "The problem itself."}),
+        (HUMAN_EVAL, {"completion": "    return 0.0\n"}),
+        (MBPP, {"test": "assert pair(3, 4) == (3, 4)"}),
+        (APPS_PROGRAM, {"images": ["…"]}),
+        (LEETCODE, {"context": "…"}),
+    ],
+    ids=lambda row: "-".join(row)[:20],
+)
+def test_a_layout_with_further_columns_is_not_understood(row: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+    with pytest.raises(Unreadable, match=f"the layout is known, but not with {', '.join(more)}"):
+        task_of({**row, **more}, "x")
+    harmless = {**row, "difficulty": "Easy", "tags": ["a"], "empty": "", "none": None, "number": 3}
+    assert task_of(harmless, "x") == task_of(row, "x")
+
+
+def test_leetcode_before_0_3_1() -> None:
+    plain = {key: value for key, value in LEETCODE.items() if key not in ("problem_description", "starter_code")}
+    asking = {**plain, "query": "Find two.\n\nPlease complete: two"}
+    assert read(asking)[0].startswith("Find two.\n\nPlease complete: two\n\nWrite Python code that defines the class")
+    told = {"question_title": "Find two.\nExample: 1", "lang_code": "class Solution:", "difficulty": "Easy"}
+    assert read({**asking, "meta": told})[0].startswith("Find two.\nExample: 1\n\n```\nclass Solution:\n```\n\nWrite")
+    assert read(asking)[1] == read(LEETCODE)[1]
+    with pytest.raises(Unreadable, match="not with completion"):  # its imports alone are no HumanEval problem
+        read(plain)
+
+
+SORTED = {
+    **LEETCODE,
+    "prompt": "from sortedcontainers import SortedList\nimport numpy.linalg, os.path as path\nfrom . import nothing",
+    "completion": LEETCODE["completion"].replace("return", "return SortedList(nums) and"),
+}
+
+
+def test_packages_that_problems_import_are_to_be_named(write: Callable[..., Path]) -> None:
+    path = write(
+        LEETCODE, {**SORTED, "task_id": "sorted"}, {**LEETCODE, "task_id": "x", "completion": "import torch, _x"}
+    )
+    with pytest.warns(UserWarning, match="1: sortedcontainers is imported and not named in packages; 1: _x, torch is"):
+        assert sum(map(len, load(path).values())) == 1
+    with pytest.warns(UserWarning, match="1 of 3 problems are left out .1: _x, torch is imported"):
+        assert sum(map(len, load(path, ["sortedcontainers"]).values())) == 2
+    with pytest.raises(ConfigError, match=r"line 1: sortedcontainers is imported and not named in packages"):
+        load(write({**FUNCTION, "setup": "import sortedcontainers"}))
+    assert read({**APPS_PROGRAM, "solutions": ["print 2\nimport torch"]})[1].solution.startswith("print 2")
+
+
 def test_splits_are_by_row_or_by_id(write: Callable[..., Path]) -> None:
     rows = [{**PROGRAM, "id": f"p{number}"} for number in range(300)]
     splits = load(write(*rows, {**PROGRAM, "id": "own", "split": "test"}, {**APPS_PROGRAM, "split": "validation"}))
@@ -210,12 +260,12 @@ def test_what_can_not_be_graded_is_left_out_and_told(write: Callable[..., Path])
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (["{"], "can't be read"),
-        (["[" * 100_000], "can't be read"),
+        (["{"], "line 1 is no JSON"),
+        (["[" * 100_000], "line 1 is no JSON"),
         (["[1]"], "line 1 is no JSON object"),
         ([""], "no problem that can be graded"),
         ([{"a": 1}], "layout is not known"),
-        ([PROGRAM, PROGRAM], "line 2: another row is called 'p'"),
+        ([PROGRAM, PROGRAM], "line 2 has the id 'p' of an earlier one"),
         ([PROGRAM, {**PROGRAM, "id": "q", "tests": []}], "line 2: there are no tests"),
         ([{**PROGRAM, "id": 3}], "line 1: id:"),
         ([{**PROGRAM, "tset": 1}], "tset is unknown"),
@@ -249,7 +299,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be read"):
         load(tmp_path / "none.jsonl")
     (tmp_path / "bytes.jsonl").write_bytes(b'{"id": "\xff"}\n')
-    with pytest.raises(ConfigError, match="can't be read"):
+    with pytest.raises(ConfigError, match="line 1 is no JSON"):
         load(tmp_path / "bytes.jsonl")
 
 

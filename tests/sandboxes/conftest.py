@@ -23,9 +23,7 @@ def below(pid: int) -> set[int]:
 
 def await_ready(sandbox: Sandbox, count: int) -> None:
     """Wait until so many sessions are ready."""
-    until = time.monotonic() + 10
     while sandbox.health().ready != count:
-        assert time.monotonic() < until
         time.sleep(0.01)
 
 

@@ -26,7 +26,7 @@ def chaos(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.slow
 def test_two_hundred_runs_under_fire(sandbox: Sandbox) -> None:
     command = [sys.executable, SCRIPTS / "chaos_sandboxes.py", "--runs", "200", "--kill-every", "0.5", "--seed", "7"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True)
     found = json.loads(done.stdout)
     assert (done.returncode, found["violations"]) == (0, [])
     assert found["counts"]["ok"] > 100 and found["counts"]["killed session"] > 0

@@ -70,21 +70,15 @@ ERRORS = {
 }
 
 
-@pytest.fixture(scope="module")
-def shared(sandbox: Sandbox) -> Session:
-    """One session for all places of this file; the first values need it clean."""
-    return sandbox.session()
-
-
 @pytest.mark.parametrize("expression", VALUES)
-def test_place(shared: Session, expression: str) -> None:
-    result = shared.run(f"import os\n{expression}")
+def test_place(session: Session, expression: str) -> None:
+    result = session.run(f"import os\n{expression}")
     assert (result.status, result.value) == ("ok", VALUES[expression]), result
 
 
 @pytest.mark.parametrize("expression", ERRORS)
-def test_way_out_that_is_closed(shared: Session, expression: str) -> None:
-    result = shared.run(f"import os, resource\n{expression}")
+def test_way_out_that_is_closed(session: Session, expression: str) -> None:
+    result = session.run(f"import os, resource\n{expression}")
     assert (result.status, result.state) == ("error", "kept")
     assert result.exc_type in ERRORS[expression], result
 

@@ -68,12 +68,15 @@ def test_session_close_ends_its_processes_soon(own: Sandbox) -> None:
     before = below(os.getpid())
     session = own.session()
     session.run("import os, time\nif os.fork() == 0: time.sleep(600)")
-    made = below(os.getpid()) - before
-    started = time.monotonic()
-    session.close()
-    assert time.monotonic() - started < 0.05
+    made = alive(below(os.getpid()) - before)
+    for pid in made:
+        os.kill(pid, signal.SIGSTOP)
+    session.close()  # and does not wait for them
+    assert alive(made) == made
+    for pid in made:
+        with suppress(ProcessLookupError):  # it was ended by the one before
+            os.kill(pid, signal.SIGCONT)
     while alive(made):
-        assert time.monotonic() - started < 5
         time.sleep(0.01)
 
 
@@ -92,19 +95,17 @@ def test_asyncio_uses_threads_and_cancelling_closes(own: Sandbox) -> None:
             await asyncio.to_thread(session.run, f"x = {number}")
             return (await asyncio.to_thread(session.run, "x + 1")).value
 
-    async def cancelled() -> float:
+    async def cancelled() -> None:
         session = own.session()
         await asyncio.to_thread(session.run, "1")
-        call = asyncio.create_task(asyncio.to_thread(session.run, "import time\ntime.sleep(30)", 20))
+        call = asyncio.create_task(asyncio.to_thread(session.run, "import time\ntime.sleep(3600)", 3600))
         await asyncio.sleep(0.2)
-        started = time.monotonic()
         session.close()
         with pytest.raises(SandboxClosed):
             await call
-        return time.monotonic() - started
 
     async def everything() -> list[str | None]:
-        assert await cancelled() < 2
+        await cancelled()
         return list(await asyncio.gather(*(episode(number) for number in range(8))))
 
     assert asyncio.run(everything()) == [str(number + 1) for number in range(8)]
@@ -113,12 +114,12 @@ def test_asyncio_uses_threads_and_cancelling_closes(own: Sandbox) -> None:
 def test_closing_the_sandbox_wakes_every_call(sandbox: Sandbox) -> None:
     opened = open_sandbox("local", ready=0)
     with ThreadPoolExecutor(3) as pool:
-        calls = [pool.submit(opened.run, "import time\ntime.sleep(30)", timeout=20) for _ in range(3)]
+        calls = [pool.submit(opened.run, "import time\ntime.sleep(3600)", timeout=3600) for _ in range(3)]
         time.sleep(0.5)
         opened.close()
         for call in calls:
             with pytest.raises(SandboxError):
-                call.result(timeout=10)
+                call.result()
 
 
 def test_everything_dies_with_the_host(own: Sandbox) -> None:
@@ -129,9 +130,7 @@ def test_everything_dies_with_the_host(own: Sandbox) -> None:
         made = below(host.pid)
         assert len(made) >= 4
         host.kill()
-    until = time.monotonic() + 5
     while any(os.path.exists(f"/proc/{pid}") for pid in made):
-        assert time.monotonic() < until
         time.sleep(0.02)
 
 

@@ -1,8 +1,9 @@
 """Which interpreter a program gets, and that it never matters but for time."""
 
+import psutil
 import pytest
 
-from agentrl.sandboxes import Limits, Sandbox
+from agentrl.sandboxes import Limits, Sandbox, SandboxUnavailable, open_sandbox
 from agentrl.sandboxes.local import LocalSandbox
 from agentrl.sandboxes.profiles import Profile, profile_of
 
@@ -75,6 +76,28 @@ def test_a_late_import_is_seeded_once_and_looks_ordinary(sandbox: Sandbox) -> No
         session.run("spec = np.random.__spec__")
         code = "(type(spec.loader).__name__, spec.loader is np.random.__loader__, len(sys.meta_path))"
         assert session.run(code).value == "('SourceFileLoader', True, 3)"
+
+
+def test_further_packages_are_there_where_they_are_named(sandbox: Sandbox) -> None:
+    assert sandbox.run("import sortedcontainers").exc_type == "ModuleNotFoundError"
+    with open_sandbox("local", ready=1, packages=["sortedcontainers"]) as own:
+        assert own.run("import sortedcontainers as s\n[*s.SortedSet('ba')]").value == "['a', 'b']"
+        assert (
+            own.run("import sortedcontainers as s, numpy\nnumpy.max(s.SortedList([1, 2])) == 2", timeout=20).status
+            == "ok"
+        )
+        assert own.run("import hypothesis").exc_type == "ModuleNotFoundError"
+        assert own.run("import sortedcontainers as s\nopen(s.__file__, 'w')").exc_type in ("PermissionError", "OSError")
+
+
+@pytest.mark.parametrize(
+    "names", [["no_such_package"], ["six", "no_such_package"], ["a b"], ["..x"], [""], ["numpy.x"]]
+)
+def test_packages_that_are_not_there_are_said(sandbox: Sandbox, names: list[str]) -> None:
+    children = len(psutil.Process().children())
+    with pytest.raises(SandboxUnavailable, match=r"can't import .* \(.*Error: .*\): install and name whatever"):
+        open_sandbox("local", packages=names)
+    assert len(psutil.Process().children()) == children
 
 
 def test_zygotes_start_when_they_are_needed() -> None:

@@ -39,6 +39,8 @@ args = { tooled = false }
 tasks = 3
 group_size = 4
 turn_tokens = 12
+# Its model never stops by itself, and is to have something to learn from.
+cut_turns = "answer"
 episode_tokens = 160
 concurrency = 12
 [optim]
@@ -67,6 +69,7 @@ lr = 8e-3
 tasks = 2
 group_size = 3
 turn_tokens = 24
+cut_turns = "answer"
 episode_tokens = 128
 concurrency = 1
 [optim]
@@ -185,12 +188,10 @@ class Command:
     def running(self) -> bool:
         return state_of(self.pid) not in ("Z", "")
 
-    def until(self, ready: Callable[[], bool], seconds: float = 60) -> None:
+    def until(self, ready: Callable[[], bool]) -> None:
         """Wait until something is there, while the process runs."""
-        end = time.monotonic() + seconds
         while not ready():
             assert self.running, f"it ended too early:\n{self.err}"
-            assert time.monotonic() < end, f"it took too long:\n{self.err}"
             time.sleep(0.002)
 
     def descendants(self) -> set[int]:
@@ -201,11 +202,9 @@ class Command:
             found |= more
         return found - {self.pid}
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self) -> int:
         """The exit code; a signal's number, negative, where one ended it."""
-        end = time.monotonic() + seconds
         while self.running:
-            assert time.monotonic() < end, f"it took too long:\n{self.err}"
             time.sleep(0.01)
         return self._server.ask({"wait": self.pid})
 

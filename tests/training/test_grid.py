@@ -45,7 +45,7 @@ run = { threads = 1 }
 env = { id = "toy:test/Toy-v0" }
 model = { hidden = 16, layers = 1, heads = 2 }
 sft = { steps = 2, tasks = 8, episodes = 4 }
-rollout = { tasks = 2, group_size = 3, turn_tokens = 4, episode_tokens = 96, concurrency = 1 }
+rollout = { tasks = 2, group_size = 3, turn_tokens = 4, episode_tokens = 96, concurrency = 1, cut_turns = "answer" }
 optim = { lr = 1e-2, max_tokens = 512, schedule = "linear" }
 eval = { tasks = 12 }
 save = { every = 0 }
@@ -206,13 +206,12 @@ def test_script_runs_agentrl_in_new_processes(tmp_path: Path) -> None:
     command = [sys.executable, GRID, *SMALL, "--vary", "algo.loss=ctpo"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     run = tmp_path / "grid" / "ctpo-seed0"
-    end = time.monotonic() + 200
     while lines(run / "metrics.jsonl") < 1:
-        assert process.poll() is None and time.monotonic() < end
+        assert process.poll() is None
         time.sleep(0.002)
     process.kill()
     process.communicate()
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "ctpo-seed0: goes on" in done.stderr and "| ctpo |" in done.stdout
     assert "agentrl: stopped, step-" in (tmp_path / "grid" / "logs" / "ctpo-seed0.log").read_text()

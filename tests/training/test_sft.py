@@ -3,17 +3,23 @@
 import asyncio
 import copy
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from agentrl.config import with_overrides
+from agentrl.engines.base import Sampling
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.evaluate import evaluate
+from agentrl.evaluate import Evaluation, evaluate, plan
 from agentrl.sft import SftStep, oracle_episodes, warm_start
-from agentrl.types import Group, flatten
+from agentrl.types import Group, Trajectory, flatten
 
 from .conftest import Make, Small
+from .test_trainer import logp_of
 
 TAUGHT = ("env.args.tooled=true", "rollout.turn_tokens=40", "sft.steps=12", "sft.episodes=4", "sft.lr=3e-3")
 
@@ -83,6 +89,25 @@ def test_packs_change_nothing(small: Make) -> None:
         assert one.loss == pytest.approx(other.loss, rel=1e-4)
 
 
+def test_gradient_is_that_of_the_mean_over_gold_tokens_in_uneven_packs(small: Make, reference: Any) -> None:
+    run = small(*TAUGHT, "sft.episodes=6", "sft.steps=1", "sft.max_grad_norm=1e9")
+    groups = oracle(run)
+    lengths = [len(episode.token_ids) for episode in flatten(groups)]
+    run = replace(run, config=with_overrides(run.config, [f"optim.max_tokens={sum(lengths) - min(lengths)}"]))
+    gradients: list[dict[str, Any]] = []
+
+    def keep(*_: Any) -> None:
+        gradients.append({name: weights.grad for name, weights in run.parts.model.named_parameters()})
+
+    hook = register_optimizer_step_pre_hook(keep)
+    warm_start(run.config, run.parts, groups)
+    hook.remove()
+    model = copy.deepcopy(reference)
+    torch.cat([-logp_of(model, episode) for episode in flatten(groups)]).mean().backward()
+    for name, weights in model.named_parameters():
+        torch.testing.assert_close(gradients[0][name], weights.grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
 @pytest.mark.parametrize("tooled", ["true", "false"])
 def test_no_gold_player_is_a_mistake_in_the_settings(small: Make, tooled: str) -> None:
     run = small("env.args.player=none", f"env.args.tooled={tooled}")
@@ -91,7 +116,7 @@ def test_no_gold_player_is_a_mistake_in_the_settings(small: Make, tooled: str) -
 
 
 def test_gold_that_is_wrong_is_not_taught(small: Make) -> None:
-    with pytest.raises(InvariantError, match="the gold player scores 0 of 1 on task 'train:ab'"):
+    with pytest.raises(InvariantError, match="the gold player scores 0 of 1 on task 'train:"):
         oracle(small(*TAUGHT, "env.args.player=bad"))
 
 
@@ -100,13 +125,39 @@ def test_gold_that_is_cut_off_is_not_taught(small: Make) -> None:
         oracle(small(*TAUGHT, "rollout.turn_tokens=3", "env.args.max_turns=1"))
 
 
+def judged(run: Small, seed: int, done: Sequence[Trajectory] = ()) -> tuple[Evaluation, list[Trajectory]]:
+    """The table and the episodes, those of each task together."""
+    specs = plan(run.players.env, run.config.eval, seed)
+    sampling = Sampling(temperature=run.config.eval.temperature, max_tokens=9)
+    found: dict[tuple[str, int], Trajectory] = {}
+    table = asyncio.run(
+        evaluate(
+            run.players,
+            run.parts.engine,
+            specs,
+            sampling,
+            done=done,
+            on_episode=lambda one: found.__setitem__((one.task_id, one.seed), one),
+        )
+    )
+    order = [(spec.task_id, spec.seed) for group in specs for spec in group]
+    return table, [found[key] for key in order if key in found]
+
+
+def test_episodes_that_are_done_are_not_played_again(small: Make) -> None:
+    run = small("eval.tasks=5", "eval.attempts=3", split="test")
+    whole, episodes = judged(run, 3)
+    for done in (episodes[:4], episodes[::2], episodes, [*judged(run, 4)[1], *episodes[2:]]):
+        again, new = judged(run, 3, done)
+        had = {one.token_ids for one in done}
+        assert again == whole and [one.token_ids for one in new] == [
+            one.token_ids for one in episodes if one.token_ids not in had
+        ]
+
+
 def test_evaluation_depends_on_its_seed_alone(small: Make) -> None:
     run = small("eval.tasks=5", "eval.attempts=3", split="test")
-
-    def play(seed: int) -> Any:
-        return asyncio.run(evaluate(run.players, run.parts.engine, run.config.eval, seed=seed, turn_tokens=9))
-
-    (one, first), (two, second), (_, third) = play(3), play(3), play(4)
+    (one, first), (two, second), (_, third) = judged(run, 3), judged(run, 3), judged(run, 4)
     assert one == two and (one.tasks, one.attempts) == (5, 3)
     tokens = [[episode.token_ids for episode in episodes] for episodes in (first, second, third)]
     assert tokens[0] == tokens[1] != tokens[2]
@@ -117,10 +168,7 @@ def test_evaluation_depends_on_its_seed_alone(small: Make) -> None:
 def test_greedy_evaluation_needs_no_seed(small: Make) -> None:
     run = small("eval.temperature=0", "eval.tasks=100", split="test")
     before = copy.deepcopy(run.parts.model.state_dict())
-    plays = [
-        asyncio.run(evaluate(run.players, run.parts.engine, run.config.eval, seed=seed, turn_tokens=9))
-        for seed in (1, 2)
-    ]
+    plays = [judged(run, seed) for seed in (1, 2)]
     assert [one.token_ids for one in plays[0][1]] == [one.token_ids for one in plays[1][1]]
     assert plays[0][0].tasks == 6, "no more tasks than there are"
     assert all(torch.equal(weights, before[name]) for name, weights in run.parts.model.state_dict().items())

@@ -92,6 +92,54 @@ def test_killed_and_resumed_run_ends_in_the_same_bytes(
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
+def test_a_run_that_ended_can_be_trained_longer(train: Train, server: Server, tmp_path: Path) -> None:
+    whole = train("whole", "eval.every=0", "optim.warmup=3")
+    assert whole.wait() == 0, whole.err
+    command = train("short", "optim.steps=2", "eval.every=0", "optim.warmup=3")
+    assert command.wait() == 0, command.err
+    one, other = tmp_path / "runs" / "whole", tmp_path / "runs" / "short"
+    before = (other / "config.toml").read_text()
+    for setting in ("algo.loss=ppo_clip", "rollout.turn_tokens=30", "optim.lr=1", "env.args.level=2"):
+        refused = server.start(tmp_path, "train", "--resume", "runs/short", "--set", setting)
+        assert refused.wait() == 2
+        assert f"{setting.partition('=')[0]} can't change in a run that goes on, only run.threads, " in refused.err
+        assert "a new run can begin with this one's model: --set model.path=runs/short" in refused.err
+    idle = server.start(tmp_path, "train", "--resume", "runs/short")
+    assert idle.wait() == 0 and "it has ended: raise optim.steps or optim.max_sampled_tokens" in idle.err
+    assert (other / "config.toml").read_text() == before
+    longer = ("optim.steps=4", "save.every=1", "rollout.concurrency=1")
+    words = [word for setting in longer for word in ("--set", setting)]
+    resumed = server.start(tmp_path, "train", "--resume", "runs/short", *words)
+    assert resumed.wait() == 0 and "it has ended" not in resumed.err, resumed.err
+    assert (read_config(other).optim.steps, read_config(other).save.every) == (4, 1)
+    assert 'dialect = "fence' in (other / "config.toml").read_text()
+    assert rows_of(one) == rows_of(other)
+    assert [row["step"] for row in read_jsonl(other / "evals.jsonl")] == [0, 2, 4]
+    assert [path.name for path in checkpoints(other)] == [f"step-{step:06d}" for step in (0, 2, 3, 4)]
+    weights, longer_weights = weights_of(one), weights_of(other)
+    assert all(torch.equal(weights[name], longer_weights[name]) for name in weights)
+    clock = [row["seconds_run"] for row in read_jsonl(other / "metrics.jsonl")]
+    assert clock == sorted(clock), "the clock goes on where it stood"
+    assert clock[2] > read_jsonl(other / "evals.jsonl")[1]["seconds_run"]
+
+
+@pytest.mark.slow
+def test_a_schedule_that_is_stretched_says_where_it_goes_on(train: Train, server: Server, tmp_path: Path) -> None:
+    command = train("it", "optim.steps=1", "optim.schedule=linear", "eval.every=0", "eval.tasks=1")
+    assert command.wait() == 0, command.err
+    resumed = server.start(tmp_path, "train", "--resume", "runs/it", "--set", "optim.steps=2")
+    assert resumed.wait() == 0, resumed.err
+    # Half of the updates are done, so that half of the rate is left.
+    assert "optim.schedule is linear: the learning rate goes on at 0.0005, to fall to 0 at the new end" in resumed.err
+    settings = ("optim.steps=0", "eval.tasks=1")
+    command = train("next", "model.path=runs/it", *settings)
+    assert command.wait() == 0, command.err
+    assert read_config(tmp_path / "runs" / "next").model.path == "runs/it/checkpoints/step-000002"
+    before, after = weights_of(tmp_path / "runs" / "it"), weights_of(tmp_path / "runs" / "next")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 def test_evaluation_that_was_cut_off_is_made_up_for(train: Train, server: Server, tmp_path: Path) -> None:
     command = train("cut", "optim.steps=0", "eval.tasks=3000")
     run = tmp_path / "runs" / "cut"

@@ -25,7 +25,7 @@ def browse(tmp_path: Path, require: Callable[[bool, str], None]) -> Callable[...
 
     def go(page: Path, *flags: str) -> str:
         command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags, page.as_uri()]
-        done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+        done = subprocess.run(command, capture_output=True, check=True)
         return done.stdout.decode("utf-8") + done.stderr.decode("utf-8", errors="replace")
 
     return go

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.sandboxes import Limits, Sandbox
+from agentrl.sandboxes.docker import DockerSandbox
 from agentrl.sandboxes.docker_container import Recipe, hardening
 from agentrl.sandboxes.docker_engine import Engine, owner
 from agentrl.sandboxes.docker_image import PYTHON_LABEL, build_image
@@ -84,7 +85,7 @@ def test_each_container_has_its_own_user(sandbox: Sandbox) -> None:
 
 
 def test_the_image_is_built_from_this_machines_python(engine: Engine) -> None:
-    build_image("host", tag="agentrl-sandbox:test")
+    build_image("host", tag="agentrl-sandbox:test", packages=["sortedcontainers"])
     try:
         image = engine.image("agentrl-sandbox:test")
         assert image.labels[PYTHON_LABEL].startswith("/")
@@ -101,5 +102,7 @@ def test_the_image_is_built_from_this_machines_python(engine: Engine) -> None:
             script,
         ]
         assert subprocess.check_output(command, text=True) == "{7: 1, 13: 1}\n"
+        with DockerSandbox(Limits(), image="agentrl-sandbox:test", ready=1) as sandbox:
+            assert sandbox.run("import sortedcontainers as s\n[*s.SortedSet('ba')]").value == "['a', 'b']"
     finally:
         subprocess.run(["docker", "rmi", "agentrl-sandbox:test"], check=True, capture_output=True)

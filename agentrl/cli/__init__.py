@@ -1,0 +1,79 @@
+"""The command line: each family of commands has a file here.
+
+Results go to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 what was
+asked for is not there, 130 interrupted.
+"""
+
+import argparse
+import os
+import select
+import signal
+import sys
+from collections.abc import Sequence
+
+from agentrl import __version__
+from agentrl.cli import environments, machine, runs
+from agentrl.errors import AgentRLError, UsageError
+from agentrl.sandboxes import SandboxError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments without the program's name; the process's own by default.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except UsageError as error:
+        return _fail(error, 2)
+    except (AgentRLError, SandboxError) as error:
+        return _fail(error, 1)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers", "rich", "safetensors", "tokenizers"):
+            raise
+        return _fail(f"{error.name} is not installed: pip install 'agentrl[train]'", 2)
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        return 141
+    except KeyboardInterrupt as error:
+        if argv is None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends here: nothing is left to interrupt
+        return _fail(str(error) or "interrupted", 130)
+
+
+def _reader_left() -> bool:
+    """Whether whoever read standard output, such as head, has seen enough; then the rest goes nowhere."""
+    pipe = select.poll()
+    pipe.register(sys.stdout.fileno(), 0)
+    left = any(event & select.POLLERR for _, event in pipe.poll(0))
+    if left:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return left
+
+
+def _fail(reason: object, code: int) -> int:
+    """Give the reason in one line, whatever a library's part of it looks like."""
+    print("agentrl:", *str(reason).split(), file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agentrl",
+        description="Train LLM agents to reason with sandboxed tools.",
+        epilog="examples:\n  agentrl train --preset quickstart\n  agentrl eval runs/quickstart\n  agentrl new my_env\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"agentrl {__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    for family in (runs, environments, machine):
+        family.add_commands(commands)
+    return parser

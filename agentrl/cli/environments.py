@@ -1,0 +1,98 @@
+"""``agentrl new | list | play | check-env``: environments are begun, looked at, played and checked."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from agentrl.cli.command import add_command
+
+_NEW = """examples:
+  agentrl new my_env
+  agentrl new word_games --dir ~/code/word-games --namespace jo
+"""
+_LIST = """examples:
+  agentrl list
+  agentrl list agentrl/Arithmetic-v0
+  agentrl list --json
+"""
+_PLAY = """examples:
+  agentrl play agentrl/Arithmetic-v0
+  agentrl play agentrl/Arithmetic-v0 --split test --task test-1:7 --seed 3
+  printf ':gold\\n:gold\\n' | agentrl play agentrl/Arithmetic-v0
+"""
+_CHECK = """examples:
+  agentrl check-env agentrl/Arithmetic-v0
+  agentrl check-env my_package:me/Trivia-v0 --json
+  agentrl check-env me/Trivia-v0 --tokenizer Qwen/Qwen3-0.6B --dialect fence
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands of this family to argparse's subparsers."""
+    new = add_command(commands, "new", _new, "write a package with an environment of your own", _NEW)
+    new.add_argument("name", metavar="NAME", help="the package's name, such as my_env")
+    new.add_argument("--dir", type=Path, help="the folder to write, new or empty (default: ./NAME)")
+    new.add_argument("--namespace", default="me", help="what the environment's id begins with (default: me)")
+    listing = add_command(commands, "list", _list, "list environments and presets, or say what one is made of", _LIST)
+    listing.add_argument("env", metavar="ID", nargs="?", help="an environment's id: say more about this one")
+    listing.add_argument("--json", action="store_true", help="write JSON")
+    play = add_command(commands, "play", _play, "play an environment yourself, in the agent's place", _PLAY)
+    play.add_argument("env", metavar="ID", help="an environment's id; 'agentrl list' names them")
+    play.add_argument("--task", metavar="ID", help="which task (default: one drawn by --seed)")
+    play.add_argument("--seed", type=int, help="seeds the episode (default: another one each time)")
+    play.add_argument("--split", help="which tasks (default: the environment's own choice)")
+    play.add_argument("--dialect", help="how tool calls are written (default: the environment's own choice)")
+    check = add_command(commands, "check-env", _check, "check that an environment keeps its contract", _CHECK)
+    check.add_argument("env", metavar="ID", help="an environment's id; 'agentrl list' names them")
+    check.add_argument(
+        "--tokenizer", metavar="PATH", help="check tokens too, with this tokenizer: a folder or hub name"
+    )
+    check.add_argument("--dialect", metavar="NAME", help="how tool calls are written (default: the environment's own)")
+    check.add_argument("--json", action="store_true", help="write JSON")
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    from agentrl.scaffold import create
+
+    print(create(arguments.name, folder=arguments.dir, namespace=arguments.namespace).next_steps)
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from agentrl import listing
+    from agentrl.terminal import Terminal
+
+    found = listing.overview() if arguments.env is None else listing.details(arguments.env)
+    if arguments.json:
+        print(json.dumps(found))
+    elif arguments.env is None:
+        listing.show_overview(Terminal())
+    else:
+        listing.show_details(found, Terminal())
+    return 0
+
+
+def _play(arguments: argparse.Namespace) -> int:
+    from agentrl.play import Request, play
+    from agentrl.terminal import Terminal
+
+    chosen = {name: getattr(arguments, name) for name in ("env", "task", "seed", "split", "dialect")}
+    play(Request(**chosen), Terminal())
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from agentrl.checker import check_env
+
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        if time.monotonic() - began > 2:  # a short check needs no company
+            print(f"checking {what} …", file=sys.stderr)
+
+    found = check_env(arguments.env, dialect=arguments.dialect, tokenizer=arguments.tokenizer, say=say)
+    print(json.dumps(found.row()) if arguments.json else found)
+    return 0 if found.ok else 1

@@ -1,0 +1,47 @@
+"""``agentrl doctor | sandbox``: what this machine can do, and what its sandboxes need."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from agentrl.cli.command import add_command
+
+_DOCTOR = """examples:
+  agentrl doctor
+  agentrl doctor --sandbox
+  agentrl doctor --sandbox --json
+"""
+_SANDBOX = """examples:
+  agentrl sandbox build-image
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands of this family to argparse's subparsers."""
+    doctor = add_command(
+        commands, "doctor", _doctor, "say what works on this machine, and what stands in the way", _DOCTOR
+    )
+    doctor.add_argument("--sandbox", action="store_true", help="look at the sandboxes alone")
+    doctor.add_argument("--json", action="store_true", help="write JSON")
+    sandbox = add_command(commands, "sandbox", _sandbox, "prepare the sandboxes of the docker back end", _SANDBOX)
+    sandbox.add_argument("action", choices=["build-image"], help="build the image that the docker back end runs")
+    sandbox.add_argument("--packages", nargs="+", default=[], help="packages that programs may import beside the usual")
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from agentrl import doctor
+
+    found = doctor.diagnose(sandbox_only=arguments.sandbox, say=lambda text: print(text, file=sys.stderr))
+    if arguments.json:
+        print(json.dumps(found.row()))
+    else:
+        doctor.show(found)
+    return 0 if found.ok else 1
+
+
+def _sandbox(arguments: argparse.Namespace) -> int:
+    from agentrl.sandboxes.docker_image import build_image
+
+    print(build_image(packages=arguments.packages))
+    return 0

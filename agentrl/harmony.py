@@ -1,0 +1,43 @@
+"""Harmony, the form of gpt-oss's turns: messages on channels, of which thinking, answers and calls are made.
+
+A turn that thinks and answers is ``<|channel|>analysis<|message|>…<|end|>``, ``<|start|>assistant``,
+``<|channel|>final<|message|>…<|return|>``; a call names its recipient, and ends with ``<|call|>``.
+"""
+
+from collections.abc import Iterable
+
+LEAD = "<|channel|>final<|message|>"
+"""What stands before an answer, behind the prompt's ``<|start|>assistant``."""
+RETURN, CALL = "<|return|>", "<|call|>"
+RECIPIENT = " to="
+"""Names who is meant, in the head of a message that is a call."""
+
+
+def read(parts: Iterable[tuple[str, bool]]) -> str:
+    """A turn in the words that environments know: thinking between ``<think>`` and ``</think>``, and the bare answer.
+
+    Calls stay as they are, and so does what can't be read.
+
+    Args:
+        parts: the turn's text in order, and whether a part is a control token.
+    """
+    said, head, body = "", "", None
+    for text, control in (*parts, ("", True)):
+        if control and text == "<|message|>" and body is None:
+            body = ""
+        elif not control or text not in ("<|end|>", ""):
+            head, body = (head + text, None) if body is None else (head, body + text)
+        else:
+            said += _message(head.removeprefix("<|start|>assistant"), body, closed=bool(text))
+            head, body = "", None
+    return said
+
+
+def _message(head: str, body: str | None, *, closed: bool) -> str:
+    if body is None:
+        return head
+    if RECIPIENT in head:
+        return f"{head}<|message|>{body}"
+    if "analysis" in head:
+        return f"<think>{body}{'</think>' if closed else ''}"
+    return body

@@ -1,0 +1,108 @@
+"""What the scripts share that break the code on purpose: one change at a time, and who notices it."""
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """One replacement in one file."""
+
+    file: str
+    """Path within the tree that is changed."""
+    old: str
+    """What is there, exactly once."""
+    new: str
+    """What takes its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """One thing that is right, and how to make it wrong."""
+
+    name: str
+    """Short name."""
+    defence: str
+    """What is removed or made wrong, in words."""
+    watch: tuple[str, ...]
+    """Cases or tests that should notice."""
+    patches: tuple[Patch, ...]
+    """How it is done."""
+    covered_by: str = ""
+    """What else stands in, where nobody can notice."""
+    root: bool = False
+    """It makes a difference only where real root is at work."""
+
+
+class Misfit(Exception):
+    """A mutation does not fit the code any more, or what watches it does not run."""
+
+
+def apply(mutation: Mutation, tree: Path) -> None:
+    """Change a copy of the tree.
+
+    Raises:
+        Misfit: A patch does not find exactly one place.
+    """
+    for patch in mutation.patches:
+        path = tree / patch.file
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if (found := text.count(patch.old)) != 1:
+            raise Misfit(f"{mutation.name}: {patch.file} holds {found} times, not once: {patch.old.strip()!r}")
+        path.write_text(text.replace(patch.old, patch.new), encoding="utf-8")
+
+
+def command_line(doc: str, examples: str) -> argparse.ArgumentParser:
+    """The options that both scripts have."""
+    parser = argparse.ArgumentParser(
+        description=doc, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a mutation's name, with * and ?")
+    parser.add_argument("--list", action="store_true", help="name the mutations and end")
+    return parser
+
+
+def run(
+    arguments: argparse.Namespace,
+    mutations: Sequence[Mutation],
+    baseline: Callable[[Sequence[Mutation]], Mapping[str, str]],
+    attempt: Callable[[Mutation], tuple[bool, str]],
+    verdict: str,
+) -> int:
+    """Make the chosen mutations one by one and print who noticed.
+
+    Args:
+        arguments: what ``command_line`` read.
+        mutations: those to choose from.
+        baseline: runs what watches them without any mutation; what fails, and how.
+        attempt: makes one, and says whether it is accounted for and by what.
+        verdict: what the last line says of those that are.
+
+    Returns:
+        0 all are accounted for; 1 one is not; 2 the runs mean nothing.
+    """
+    chosen = [one for one in mutations if not arguments.only or any(fnmatchcase(one.name, p) for p in arguments.only)]
+    width = max((len(one.name) for one in chosen), default=0)
+    if arguments.list or not chosen:
+        print("\n".join(f"{one.name:{width}}  {one.defence}" for one in chosen) or "no mutation has such a name")
+        return 0 if chosen else 2
+    missing = 0
+    try:
+        if broken := baseline(chosen):
+            print("\n".join(f"fails without a mutation: {name}: {seen}" for name, seen in broken.items()))
+            return 2
+        for number, one in enumerate(chosen, start=1):
+            began = time.monotonic()
+            print(f"[{number}/{len(chosen)}] {one.name:{width}} {one.defence} -> ", end="", flush=True)
+            good, who = attempt(one)
+            missing += not good
+            print(f"{who} ({time.monotonic() - began:.0f} s)", flush=True)
+    except Misfit as misfit:
+        print(f"\n{misfit}")
+        return 2
+    print(f"{len(chosen) - missing} of {len(chosen)} {verdict}")
+    return 1 if missing else 0

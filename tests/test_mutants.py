@@ -1,0 +1,120 @@
+"""The table of mutants fits the code, and the script around it tells who is killed, in a copy, and by whom."""
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+SURVIVED_ONCE = {f"T{number:02}" for number in (1, 2, 4, 5, 6, 10, 11, 12, 13, 14, 15, 18, 20, 21, 22, 23)} | {
+    *("H03", "I03", "K02", "K07", "N02", "N12", "N13", "O03", "O05", "P04", "S01"),
+}
+"""What no test noticed when each was tried for the first time."""
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import mutants
+
+    return mutants
+
+
+def test_every_mutant_fits_the_code_and_is_python(script: ModuleType) -> None:
+    for mutant in script.load():
+        (patch,) = mutant.patches
+        text = (script.ROOT / patch.file).read_text(encoding="utf-8")
+        assert text.count(patch.old) == 1, f"{mutant.name}: {patch.file} does not hold {patch.old!r} once"
+        assert ast.parse(text.replace(patch.old, patch.new)) and patch.old != patch.new, mutant.name
+
+
+def test_every_mutant_is_watched_by_tests_that_exist(script: ModuleType) -> None:
+    names = Counter(mutant.name for mutant in script.load())
+    assert set(names.values()) == {1} and names.keys() >= SURVIVED_ONCE and len(SURVIVED_ONCE) == 27
+    for mutant in script.load():
+        for test in mutant.watch:
+            file, _, function = test.partition("::")
+            assert f"def {function}" in (script.ROOT / file).read_text(encoding="utf-8"), mutant.name
+
+
+TREE = {
+    "agentrl/__init__.py": "",
+    "agentrl/sum.py": "def add(a, b):\n    return a + b\n",
+    "tests/test_sum.py": """
+import subprocess, sys
+from agentrl.sum import add
+def test_small():
+    assert add(2, 2) == 4
+def test_in_a_process():
+    assert subprocess.check_output([sys.executable, "-c", "from agentrl.sum import add; print(add(0, 3))"]) == b"3\\n"
+def test_nothing():
+    assert add
+""",
+    "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-ra --import-mode=importlib'\n",
+    "scripts/mutants.toml": """
+["agentrl/sum.py"]
+tests = ["tests/test_sum.py"]
+less = ["subtracts", 'a + b', 'a - b']
+times = ["multiplies", 'a + b', 'a * b', "tests/test_sum.py::test_in_a_process"]
+spared = ["subtracts, and nobody looks", 'a + b', 'a - b', "tests/test_sum.py::test_nothing"]
+unfit = ["is not there", 'a + c', 'a - b']
+untested = ["has no test", 'a + b', 'a - b', "tests/test_none.py"]
+""",
+}
+
+
+@pytest.fixture
+def small(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script on a small tree of its own."""
+    for name, text in TREE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for link in ("envs", "sandboxes"):
+        (tmp_path / link).mkdir()
+        (tmp_path / "agentrl" / link).symlink_to(f"../{link}")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "TABLE", tmp_path / "scripts" / "mutants.toml")
+    return script
+
+
+def test_who_is_killed_and_who_survives(small: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert small.main(["--only", "less", "--only", "times", "--only", "sp*"]) == 1
+    out = capsys.readouterr().out
+    assert "without any mutant ... all tests pass" in out and out.endswith("2 of 3 mutants are killed\n")
+    assert "[1/3] less   subtracts -> killed by tests/test_sum.py::test_small (" in out
+    assert "[2/3] times  multiplies -> killed by tests/test_sum.py::test_in_a_process (" in out, "a process sees it too"
+    assert "[3/3] spared subtracts, and nobody looks -> SURVIVED" in out
+    assert "a + b" in (small.ROOT / "agentrl" / "sum.py").read_text(), "the tree itself is never touched"
+
+
+def test_what_means_nothing_is_told(small: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert small.main(["--only", "unfit"]) == 2
+    assert "unfit: agentrl/sum.py holds 0 times, not once: 'a + c'" in capsys.readouterr().out
+    assert small.main(["--only", "untested"]) == 2
+    assert "pytest can't run tests/test_none.py" in capsys.readouterr().out
+    (small.ROOT / "agentrl" / "sum.py").write_text("def add(a, b):\n    return a + b + 1\n")
+    assert small.main(["--only", "less"]) == 2
+    assert "fails without a mutation: tests/test_sum.py::test_small: look at it first" in capsys.readouterr().out
+
+
+def test_tests_that_never_end_kill(small: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small, "PATIENCE_S", 0.01)
+    assert small.play(["tests/test_sum.py"]) == "(no end after 0 s)"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, SCRIPTS / "mutants.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_help_and_list_and_an_unknown_name() -> None:
+    shown = run("--help")
+    assert shown.returncode == 0 and "--only 'T*' --only S01" in shown.stdout and "Exit status" in shown.stdout
+    shown = run("--list", "--only", "T0*")
+    assert shown.returncode == 0 and len(shown.stdout.splitlines()) == 9
+    shown = run("--only", "nonesuch")
+    assert (shown.returncode, shown.stdout) == (2, "no mutation has such a name\n")

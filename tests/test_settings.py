@@ -1,0 +1,89 @@
+"""``agentrl config``: every setting with its meaning, in a file that is read as the very settings it shows."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from agentrl.algos import ADVANTAGES, LOSSES
+from agentrl.cli import main
+from agentrl.config import AlgoSettings, Config, load_config, parse_config, presets
+from agentrl.errors import ConfigError, UnknownNameError
+from agentrl.settings import explained
+
+NAMES = [(section, key) for section, field in Config.model_fields.items() for key in field.annotation.model_fields]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("what", [None, *presets()])
+def test_what_is_printed_is_read_again(what: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "it.toml"
+    path.write_text(explained(what))
+    assert load_config(path=path) == load_config(preset=what)
+    assert [(section, key) for section, keys in tomllib.loads(path.read_text()).items() for key in keys] == NAMES
+
+
+@pytest.mark.parametrize("section", Config.model_fields)
+def test_a_section_alone(section: str) -> None:
+    assert tomllib.loads(explained(section)) == {section: Config().model_dump(mode="json")[section]}
+
+
+def test_each_setting_has_meaning_kind_and_default() -> None:
+    lines = explained("quickstart").splitlines()
+    settings = [at for at, line in enumerate(lines) if " = " in line and not line.startswith("#")]
+    assert len(settings) == len(NAMES)
+    for at in settings:
+        start = max(place for place in range(at) if not lines[place].startswith("#"))
+        comment = " ".join(line.removeprefix("# ") for line in lines[start + 1 : at])
+        assert re.fullmatch(r"[A-Z].*\. .*; default .+", comment), lines[at]
+        assert "``" not in comment and len(lines[at]) < 120
+    at = lines.index("turn_tokens = 32")
+    assert lines[at - 2 : at] == ["# Most sampled tokens of a turn.", "# a whole number, at least 1; default 256"]
+    at = lines.index('cut_turns = "end"')
+    assert lines[at - 1] == '# "answer" or "end" or "continue"; default "end"'
+
+
+def test_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "optim"]) == 0
+    assert capsys.readouterr().out == explained("optim")
+    with pytest.raises(UnknownNameError, match="choose one of algo, env, eval"):
+        explained("zzz")
+
+
+def test_names_of_algorithms_are_those_of_the_table() -> None:
+    for key, table in (("advantage", ADVANTAGES), ("loss", LOSSES)):
+        told = AlgoSettings.model_fields[key].description or ""
+        assert re.findall(r"\b[a-z_]+\b", told.partition(":")[2].partition("(")[0].replace(" or ", " ")) == list(table)
+
+
+@pytest.mark.parametrize(
+    ("setting", "wanted"),
+    [
+        ({"model": {"lora": True}}, "'model.lora'; there is no LoRA"),
+        ({"lora": {"rank": 8}}, "'lora'; there is no LoRA"),
+        ({"model": {"load_in_4bit": True}}, "no LoRA and no quantization"),
+        ({"engine": {"kind": "vllm"}}, "there is one engine"),
+        ({"rollout": {"use_vllm": True}}, "there is one engine"),
+        ({"run": {"gpus": 8}}, "one process on one device, model.device"),
+        ({"run": {"num_nodes": 2}}, "one process on one device"),
+        ({"fsdp": {"shard": 1}}, "one process on one device"),
+        ({"optim": {"deepspeed": "z3"}}, "one process on one device"),
+        ({"log": {"wandb": True}}, "a run writes metrics.jsonl, one line a step"),
+        ({"run": {"tensorboard": True}}, "a run writes metrics.jsonl"),
+        ({"algo": {"kl_coef": 0.1}}, "there is no reference model"),
+        ({"optim": {"batch_size": 4}}, "set rollout.tasks and group_size, optim.minibatches"),
+        ({"optim": {"learning_rate": 4}}, "set optim.lr"),
+        ({"rollout": {"num_generations": 4}}, "set rollout.group_size"),
+        ({"optim": {"stepz": 4}}, "did you mean 'steps'?"),
+    ],
+)
+def test_settings_of_other_trainers_get_an_answer(setting: dict[str, object], wanted: str) -> None:
+    with pytest.raises(ConfigError, match="unknown setting ") as caught:
+        parse_config(setting)
+    assert wanted in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("args", [{"split": 1}, {"split": "train"}])
+def test_the_split_is_no_argument_of_a_run(args: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"'env.args.split' has no effect: .* eval.split"):
+        parse_config({"env": {"args": args}})
