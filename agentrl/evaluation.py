@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from agentrl.assemble import assemble, dialect_label, make_collector, with_dialect
 from agentrl.config import Config, load_config, with_overrides
@@ -19,6 +18,9 @@ from agentrl.evaluate import Evaluation, evaluate, plan
 from agentrl.records import EpisodeWriter, read_begun
 from agentrl.runfolder import checkpoints, model_at, read_config, read_dialect
 from agentrl.types import Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _DECIDES = (
     *("env.id", "env.args", "model.template_args", "model.dtype", "rollout.turn_tokens", "rollout.cut_turns"),
@@ -124,7 +126,7 @@ def resolve(request: Request) -> tuple[Config, str]:
     return load_config(preset=request.preset, path=request.config, overrides=request.overrides), request.path
 
 
-def _played_with(config: Config, model: PreTrainedModel, seed: int) -> dict[str, object]:
+def _played_with(config: Config, model: "PreTrainedModel", seed: int) -> dict[str, object]:
     """All that decides what is played, as plain data: with the same the same episodes come."""
     values = config.model_dump(mode="json")
     settings = {name: values[name.partition(".")[0]][name.partition(".")[2]] for name in _DECIDES}

@@ -288,11 +288,6 @@ def check_training_config(config: Config) -> None:
     algos.check_options("advantage", config.algo.advantage, config.algo.advantage_options)
     algos.check_options("loss", config.algo.loss, config.algo.loss_options)
     _check_energy_ratio(config.algo)
-    if config.rollout.group_size == 1 and not algos.credits_alone(config.algo.advantage, config.algo.advantage_options):
-        raise ConfigError(
-            f"rollout.group_size=1 leaves algo.advantage={config.algo.advantage} no other episode of a task to compare "
-            "with, so nothing would be learned: set it to 2 or more, or choose algo.advantage=reinforce_pp"
-        )
     if config.optim.max_tokens < config.rollout.episode_tokens:
         raise ConfigError(
             f"optim.max_tokens={config.optim.max_tokens} can't hold an episode of rollout.episode_tokens="

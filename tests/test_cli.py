@@ -100,7 +100,6 @@ QUICK = ("--preset", "quickstart")
             ("train", *QUICK, "--set", "algo.advantage=gae"),
             "choose one of group_mean, grpo, ogb, opo, otb, otb_loo, re",
         ),
-        (("train", *QUICK, "--set", "rollout.group_size=1"), "leaves algo.advantage=otb no other episode of a task"),
         (("train", *QUICK, "--set", "run.gpus=8"), "unknown setting 'run.gpus'; a run is one process on one device"),
         (("config", "quikstart"), "no section or preset is called 'quikstart'; did you mean 'quickstart'?"),
         (("list", "quickstart"), "is a preset, no environment: agentrl config quickstart prints it"),

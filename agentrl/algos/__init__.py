@@ -31,7 +31,6 @@ __all__ = [
     "advantage",
     "aggregation",
     "check_options",
-    "credits_alone",
     "loss",
     "needs_energy",
 ]
@@ -198,25 +197,6 @@ def check_options(kind: Literal["advantage", "loss"], name: str, options: Mappin
             loss(name, one, one, one, starts, **options)
     except (TypeError, AttributeError) as error:
         raise ConfigError(f"an option of {kind} {name!r} has a value of the wrong type: {error}") from error
-
-
-def credits_alone(name: str, options: Mapping[str, object]) -> bool:
-    """Whether an advantage estimator credits episodes that have no other one in their group.
-
-    Args:
-        name: A name of ``ADVANTAGES``.
-        options: The options as the config gives them, without tensors.
-
-    Returns:
-        False where each would be compared with itself alone, and nothing be learned.
-
-    Raises:
-        UnknownNameError: an estimator that does not exist.
-        ConfigError: an option that it does not take.
-    """
-    rewards, two = torch.tensor([1.0, 0.0]), torch.arange(2)
-    credit = advantage(name, rewards, torch.ones(2), torch.arange(3), two, **options)
-    return bool((credit.abs() > 1e-6).any())
 
 
 def _entry(

@@ -226,15 +226,25 @@ def check_time(subject: Subject) -> Iterator[Finding]:
     for piece in _REPEATED:
         for count in _COUNTS:
             text = (piece * count)[:LONG] + "!"
-            env.reset(seed=SEED, options={"task": task.id})
-            began = time.thread_time()
-            step(env, text)
-            took = time.thread_time() - began
             # In proportion: what is too slow on a short text would take for ever on the longest.
-            if took > max(_SLOW_S * len(text) / LONG, 0.1):
+            allowed = max(_SLOW_S * len(text) / LONG, 0.1)
+            if (took := _seconds(env, task, text, allowed)) > allowed:
                 message = f"A text of {len(text)} characters, {short(piece)} repeated, took {took:.1f} s of CPU time."
                 yield Finding(code="ARL-R004", message=message)
                 return
+
+
+def _seconds(env: ToolEnv, task: Task, text: str, enough: float) -> float:
+    """CPU seconds of a turn with ``text``, in all threads: the best of three, for a shared core counts others' too."""
+    best = math.inf
+    for _ in range(3):
+        env.reset(seed=SEED, options={"task": task.id})
+        began = time.process_time()
+        step(env, text)
+        best = min(best, time.process_time() - began)
+        if best <= enough:
+            break
+    return best
 
 
 def _floor(env: ToolEnv, task: Task) -> float:
