@@ -165,6 +165,7 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
     load_plugins()
     registered = _with_module_imported(env_id)
     try:
+        _load_class(env_id, registered)
         made = gymnasium.make(registered, disable_env_checker=True, **kwargs).unwrapped
     except ModuleNotFoundError as error:
         raise UsageError(f"environment {env_id!r} needs a module that can't be imported: {error}") from error
@@ -175,6 +176,20 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
     if not isinstance(made, ToolEnv):
         raise EnvContractError(f"{env_id!r} is no agentrl.ToolEnv but a {type(made).__name__}")
     return made
+
+
+def _load_class(env_id: str, registered: str) -> None:
+    """Load what makes a registered environment, as Gymnasium will: there a class that is not there is a traceback."""
+    spec = gymnasium.registry.get(registered)
+    if spec is None or not isinstance(spec.entry_point, str):
+        return
+    try:
+        registration.load_env_creator(spec.entry_point)
+    except ModuleNotFoundError:
+        raise  # make says that it is missing
+    except (Exception, SystemExit) as error:  # somebody's module may raise anything, and may even end the process
+        why = str(error) if isinstance(error, AttributeError) else repr(error)
+        raise UsageError(f"environment {env_id!r} is registered as {spec.entry_point!r}: {why}") from error
 
 
 def module_of(spec: EnvSpec) -> str:

@@ -35,6 +35,10 @@ class ToolError(Exception):
     """A tool could not answer; its text is what the model gets to read."""
 
 
+class BadArgumentsError(ToolError):
+    """The arguments of a call do not fit the tool's schema."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
     """The episode that a tool is called in. Every episode of every environment instance has one of its own."""
@@ -171,7 +175,7 @@ class FunctionTool:
         try:
             values = signature.values(arguments)
         except ValueError as error:
-            raise ToolError(f"bad arguments for {self.name}: {error}") from error
+            raise BadArgumentsError(f"bad arguments for {self.name}: {error}") from error
         if signature.hidden is not None:
             values[signature.hidden] = ctx
         return self._answer(self._run(values, in_thread if ctx is None else ctx.thread.call))

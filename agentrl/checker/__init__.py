@@ -12,7 +12,7 @@ from pathlib import Path
 
 import gymnasium
 
-from agentrl.checker import contract, leaks, rewards, tasks, tokens, tools
+from agentrl.checker import contract, leaks, play, rewards, tasks, tokens, tools
 from agentrl.checker.codes import CODES, Code
 from agentrl.checker.play import Check, ControlTokens, StepRaised, Subject, as_sentence, gold_of
 from agentrl.checker.report import Finding, Report
@@ -31,6 +31,7 @@ _CHECKS: tuple[Check, ...] = (
     tasks.check_spec,
     contract.check_first_observation,
     tasks.check_drawing,
+    tools.check_tools_work,
     tools.check_tools,
     contract.check_turns,
     contract.check_turn_limit,
@@ -57,6 +58,7 @@ def check_env(
     dialect: str | None = None,
     tokenizer: str | Path | ControlTokens | None = None,
     say: Callable[[str], None] = lambda _: None,
+    on_turn: Callable[[], None] = lambda: None,
 ) -> Report:
     """Play an environment by hostile, careless and perfect turns, and report where it breaks its contract.
 
@@ -67,7 +69,8 @@ def check_env(
         dialect: how tool calls are written; the environment's own choice by default, and for an instance its own.
             ``native`` is the form that the tokenizer's chat template writes.
         tokenizer: checks tokens as well, with this tokenizer or the one loaded from this folder or hub name.
-        say: told what is looked at, in a few words, before each check.
+        say: told before each check what is looked at and how many checks there are, as in ``"turns, 7 of 22"``.
+        on_turn: called after every turn that is played.
 
     Raises:
         UnknownNameError: there is no such id or dialect.
@@ -81,17 +84,22 @@ def check_env(
         raise ConfigError("an instance has its dialect already: make it with the one to check, or give its id")
     loaded = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     made = _made(env, dialect, loaded) if isinstance(env, str) else env
+    before = play.on_turn.set(on_turn)
     try:
         if unplayable := tools.unplayable(made):
             return Report(findings=tuple(unplayable))
         subject, findings = _subject(made, tasks, loaded), list[Finding]()
         if not isinstance(subject, Subject):
             return Report(findings=(subject,))
-        for check in _CHECKS:
-            say(_name(check))
+        for number, check in enumerate(_CHECKS, start=1):
+            say(f"{_name(check)}, {number} of {len(_CHECKS)}")
             findings += _guarded(check, subject)
-        return Report(findings=tuple(_few(dict.fromkeys(findings))), skipped=tuple(_skipped(subject)))
+            if any(finding.code == "ARL-E024" for finding in findings):
+                subject.skipped.append("what plays on: each call would take the tool's whole time.")
+                break
+        return Report(findings=tuple(_few(dict.fromkeys(findings))), skipped=(*subject.skipped, *_skipped(subject)))
     finally:
+        play.on_turn.reset(before)
         if isinstance(env, str):
             made.close()
 

@@ -49,7 +49,7 @@ CODES: Mapping[str, Code] = {
     ),
     "ARL-E007": Code(
         "the same task, seed and actions gave different turns",
-        "Draw from self.np_random only, and forget in reset whatever the episode before left behind.",
+        "Draw from self.np_random only, forget in reset what the episode before left, and say no times or ids.",
     ),
     "ARL-E008": Code(
         "two instances played side by side disturb each other",
@@ -106,6 +106,18 @@ CODES: Mapping[str, Code] = {
     "ARL-E021": Code(
         "a tool's answer has no bound",
         "Cut what a tool returns, so that one call can't fill the model's context.",
+    ),
+    "ARL-E022": Code(
+        "a call of the gold player fails",
+        "Correct gold, or the tool: what a perfect player does works.",
+    ),
+    "ARL-E023": Code(
+        "a tool raises on every call",
+        "Correct the tool, and let it raise ToolError, in words for the model, only where a call is wrong.",
+    ),
+    "ARL-E024": Code(
+        "every call of a tool runs out of time",
+        "Make the tool faster, or give it a longer timeout.",
     ),
     "ARL-S001": Code(
         "two tasks of a split share an id",

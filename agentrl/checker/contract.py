@@ -10,9 +10,11 @@ from agentrl.checker.play import (
     Subject,
     Turn,
     alike,
+    both,
     calls_of,
     gold_of,
     hostile_turns,
+    parting,
     play,
     score,
     scripts,
@@ -41,16 +43,16 @@ def check_first_observation(subject: Subject) -> Iterator[Finding]:
         elif not first or first[-1]["role"] != "user":
             yield Finding(code="ARL-E001", message="The first observation does not end with the user's message.")
         for seed in (SEED, SEED + 1):
-            if env.reset(seed=seed, options={"task": task.id})[0] != first:
-                yield Finding(code="ARL-E002", message=f"Task {task.id!r} began in two ways on one instance.")
+            if (again := env.reset(seed=seed, options={"task": task.id})[0]) != first:
+                message = f"Task {task.id!r} began in two ways on one instance, {both(first, again)}."
+                yield Finding(code="ARL-E002", message=message)
     if subject.again is not None:
         other = subject.again()
         try:
             for task, first in zip(subject.tasks, firsts, strict=True):
-                if other.reset(seed=SEED, options={"task": task.id})[0] != first:
-                    yield Finding(
-                        code="ARL-E002", message=f"Task {task.id!r} began in another way on an instance more."
-                    )
+                if (again := other.reset(seed=SEED, options={"task": task.id})[0]) != first:
+                    message = f"Task {task.id!r} began in two ways on two instances, {both(first, again)}."
+                    yield Finding(code="ARL-E002", message=message)
         finally:
             shut(other)
 
@@ -99,13 +101,15 @@ def check_turn_limit(subject: Subject) -> Iterator[Finding]:
 
 
 def check_gold(subject: Subject) -> Iterator[Finding]:
-    """ARL-E003, R007: the perfect player scores the maximum and ends the episode with its last turn."""
+    """ARL-E003, E022, R007: the perfect player's calls work, it scores the maximum, and its last turn is the end."""
     env = subject.env
     for task in subject.tasks:
         actions = gold_of(env, task)
         if actions is None:
             return
-        turns = list(play(env, task, actions))
+        turns, failed = _heard(env, task, actions)
+        if failed:
+            yield Finding(code="ARL-E022", message=f"Gold's call of {failed[0]} on task {task.id!r}.")
         reached, top = score(env, turns), env.best_return
         cut_off = bool(turns) and turns[-1].truncated and not turns[-1].terminated
         if len(turns) != len(actions) or cut_off or reached < top - TOLERANCE:
@@ -116,6 +120,20 @@ def check_gold(subject: Subject) -> Iterator[Finding]:
             yield Finding(code="ARL-E003", message=message)
         for turn in turns[-1:]:
             yield from part_findings(turn)
+
+
+def _heard(env: ToolEnv, task: Task, actions: Sequence[str]) -> tuple[list[Turn], list[str]]:
+    """The turns, and for each call that failed its tool and what it answered."""
+    turns: list[Turn] = []
+    failed: list[str] = []
+    before = 0
+    for turn in play(env, task, actions):
+        turns.append(turn)
+        runs = env.episode.tool_runs
+        answered = zip(runs[before:], turn.messages, strict=False)  # what respond says comes after the results
+        failed += [f"{run.name!r} failed with {short(said['content'], 100)}" for run, said in answered if not run.ok]
+        before = len(runs)
+    return turns, failed
 
 
 def check_record(subject: Subject) -> Iterator[Finding]:
@@ -170,10 +188,10 @@ def check_reproducibility(subject: Subject) -> Iterator[Finding]:
     env = subject.env
     for task in subject.tasks:
         for actions in scripts(env, task):
-            if not alike(list(play(env, task, actions)), list(play(env, task, actions))):
-                yield Finding(
-                    code="ARL-E007", message=f"Task {task.id!r} was played twice alike and answered in two ways."
-                )
+            one, other = list(play(env, task, actions)), list(play(env, task, actions))
+            if not alike(one, other):
+                message = f"Task {task.id!r} was played twice alike and gave {parting(one, other)}."
+                yield Finding(code="ARL-E007", message=message)
 
 
 def check_independence(subject: Subject) -> Iterator[Finding]:
@@ -191,8 +209,10 @@ def check_independence(subject: Subject) -> Iterator[Finding]:
         shut(one)
         shut(other)
     for number, turns in enumerate(alone):
-        if not alike([turn for pair in together if (turn := pair[number]) is not None], turns):
-            yield Finding(code="ARL-E008", message="An episode went another way beside a second instance.")
+        beside = [turn for pair in together if (turn := pair[number]) is not None]
+        if not alike(beside, turns):
+            message = f"An episode alone and beside a second instance gave {parting(turns, beside)}."
+            yield Finding(code="ARL-E008", message=message)
 
 
 def _alone(make_env: Callable[[], ToolEnv], task: Task, actions: Sequence[str]) -> list[Turn]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.checker.play import Subject, alike, play, scripts, shut
+from agentrl.checker.play import Subject, alike, parting, play, scripts, shut
 from agentrl.checker.report import Finding
 from agentrl.env import ToolEnv
 from agentrl.errors import InfrastructureError
@@ -92,7 +92,8 @@ def _lived(again: Callable[[], ToolEnv], task: Task, actions: list[str]) -> Iter
         return
     # What differs without a close as well is ARL-E007.
     if alike(turns[0], turns[1]) and not alike(turns[1], after):
-        yield Finding(code="ARL-P005", message="After close an episode went another way than before.")
+        message = f"Before and after close an episode gave {parting(turns[1], after)}."
+        yield Finding(code="ARL-P005", message=message)
     shut(env)
 
 

@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +67,8 @@ class Subject:
     """Makes another instance of the same; None where the instance was not built by ``make``."""
     tokenizer: ControlTokens | None = None
     """Writes the messages as tokens; None where tokens are not checked."""
+    skipped: list[str] = dataclasses.field(default_factory=list[str])
+    """What a check could not tell and why, a sentence each; checks add to it."""
 
 
 Check = Callable[[Subject], Iterator[Finding]]
@@ -98,6 +102,35 @@ def alike(one: Sequence[Turn], other: Sequence[Turn]) -> bool:
     return repr(one) == repr(other)
 
 
+def parting(one: Sequence[Turn], other: Sequence[Turn]) -> str:
+    """What two episodes that are not alike gave where they part, such as ``'a' and 'b' in turn 2``."""
+    for number, (first, second) in enumerate(itertools.zip_longest(one, other), start=1):
+        if first is None or second is None:
+            return f"{len(one)} turns and {len(other)}"
+        for name in ("messages", "reward", "terminated", "truncated", "parts"):
+            values = getattr(first, name), getattr(second, name)
+            if repr(values[0]) != repr(values[1]):
+                return f"{both(*values) if name == 'messages' else f'{name} {both(*values)}'} in turn {number}"
+    return "the same"
+
+
+def both(one: object, other: object) -> str:
+    """Two things in quotes, each cut to where it begins to differ from the other; of messages what they say."""
+    texts = [_said(thing) for thing in (one, other)]
+    if texts[0] == texts[1]:
+        texts = [str(one), str(other)]
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+    begin = max(sum(1 for _ in alike) - 20, 0)
+    return " and ".join(short(f"{'…' if begin else ''}{text[begin:]}", 60) for text in texts)
+
+
+def _said(thing: object) -> str:
+    try:
+        return "\n".join(message["content"] for message in thing)  # pyright: ignore
+    except Exception:  # no messages, or such as an environment under check may give
+        return str(thing)
+
+
 def shut(env: ToolEnv) -> str:
     """Close ``env``; what ``close`` raised is given back, since it must not hide what a check has found."""
     try:
@@ -109,6 +142,14 @@ def shut(env: ToolEnv) -> str:
 
 class StepRaised(Exception):
     """``step`` raised; the cause says what."""
+
+
+def _nothing() -> None:
+    pass
+
+
+on_turn: ContextVar[Callable[[], None]] = ContextVar("on_turn", default=_nothing)
+"""Called after every turn that is played."""
 
 
 def play(env: ToolEnv, task: Task, actions: Sequence[str], seed: int = SEED) -> Iterator[Turn]:
@@ -139,6 +180,7 @@ def step(env: ToolEnv, action: str) -> Turn:
         raise
     except (Exception, SystemExit) as error:  # an environment under check may raise anything
         raise StepRaised(f"step raised {error!r} on the text {short(action)}") from error
+    on_turn.get()()
     return Turn(
         # Copied: an environment that changes a message later must not change what was seen.
         messages=copy.deepcopy(messages),
@@ -150,9 +192,9 @@ def step(env: ToolEnv, action: str) -> Turn:
     )
 
 
-def short(text: str) -> str:
-    """``text`` in quotes, cut where it is long."""
-    return repr(text if len(text) <= 40 else text[:40] + "…")
+def short(text: str, length: int = 40) -> str:
+    """``text`` in quotes, cut where it has more than ``length`` characters."""
+    return repr(text if len(text) <= length else text[:length] + "…")
 
 
 def as_sentence(said: object) -> str:

@@ -29,6 +29,7 @@ from agentrl.checker.play import (
     step,
 )
 from agentrl.checker.report import Finding
+from agentrl.checker.tasks import facts
 from agentrl.env import ToolEnv
 from agentrl.types import Message, Task
 
@@ -119,7 +120,7 @@ def check_no_numbers(subject: Subject) -> Iterator[Finding]:
 def check_constants(subject: Subject) -> Iterator[Finding]:
     """ARL-R005: no constant answer is right on all tasks, where their answers differ."""
     env = subject.env
-    if len({task.answer or task.prompt for task in subject.tasks}) < 2:
+    if len({task.answer or (task.prompt, facts(task)["data"]) for task in subject.tasks}) < 2:
         return
     if any(_floor(env, task) >= env.best_return - TOLERANCE for task in subject.tasks):
         return  # anything is right there, which is ARL-E009

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from agentrl.checker.play import SEED, Subject, short, shut
+from agentrl.checker.play import SEED, Subject, both, short, shut
 from agentrl.checker.report import Finding
 from agentrl.env import ToolEnv
 from agentrl.types import Task
@@ -24,20 +24,29 @@ def check_tasks(subject: Subject) -> Iterator[Finding]:
     env = subject.env
     for task in subject.tasks:
         found = env.task_set.find(task.id)
-        if (found.id, found.prompt, found.answer) != (task.id, task.prompt, task.answer):
-            yield Finding(code="ARL-E015", message=f"The id {task.id!r} leads to another task, {found.id!r}.")
+        wanted, got = facts(task), facts(found)
+        if wanted != got:
+            what = next(name for name in wanted if wanted[name] != got[name])
+            message = f"The id {task.id!r} leads to another task: their {what} is {both(wanted[what], got[what])}."
+            yield Finding(code="ARL-E015", message=message)
     samples = {split: list(itertools.islice(env.tasks(split), SPLIT_SAMPLE)) for split in env.splits}
     for split, tasks in samples.items():
         yield from _split_findings(split, tasks)
-    seen: dict[tuple[str, str], str] = {}
+    seen: dict[tuple[str, str, str], str] = {}
     for split, tasks in samples.items():
         for task in tasks:
-            other = seen.setdefault((_plain(task.prompt), task.answer), split)
+            other = seen.setdefault((_plain(task.prompt), task.answer, facts(task)["data"]), split)
             if other != split:
                 yield Finding(
                     code="ARL-E014", message=f"Splits {other!r} and {split!r} share the task {short(task.prompt)}."
                 )
                 return
+
+
+def facts(task: Task) -> dict[str, str]:
+    """What makes a task another one; data may be anything, of which its place in memory does not count."""
+    data = re.sub(r" at 0x[0-9a-f]+", "", repr(sorted(task.data.items())))
+    return {"id": task.id, "prompt": task.prompt, "answer": task.answer, "data": data}
 
 
 def _plain(text: str) -> str:
@@ -90,7 +99,8 @@ def check_spec(subject: Subject) -> Iterator[Finding]:
     # Where every instance begins in its own way, that is ARL-E002.
     firsts = [_first(gymnasium.make(known, disable_env_checker=True).unwrapped, subject) for known in (spec, back)]
     if firsts[1] != firsts[0] == _begin(subject.env, subject):
-        yield Finding(code="ARL-S004", message="The specification read back from JSON makes another environment.")
+        message = f"The specification read back from JSON makes another environment: {both(*firsts)}."
+        yield Finding(code="ARL-S004", message=message)
 
 
 def _first(made: object, subject: Subject) -> object:

@@ -1,15 +1,17 @@
-"""The tools: names, descriptions, schemas, and answers that have a bound."""
+"""The tools: names, descriptions, schemas, and answers, which there are and which have a bound."""
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import cast
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
 
-from agentrl.checker.play import LONG, Subject, call_text, play, short
+from agentrl.background import Overrun
+from agentrl.checker.play import LONG, Subject, call_text, calls_of, gold_of, play, short
 from agentrl.checker.report import Finding
 from agentrl.env import ToolEnv
-from agentrl.tools import Tool
+from agentrl.tools import BadArgumentsError, FunctionTool, Tool, ToolContext, ToolError
 
 MAX_RESULT = 50_000
 """Characters that an answer may have beyond twice its call: an echo is bounded by what the agent writes itself."""
@@ -49,6 +51,75 @@ def check_tools(subject: Subject) -> Iterator[Finding]:
         elif _NAME.fullmatch(tool.name) and not call_text(env, tool, "x"):
             yield Finding(code="ARL-E013", message=f"The dialect {env.dialect.name} can't call {tool.name!r}.")
         yield from _bound(subject, env, tool)
+
+
+class _Listener:
+    """A tool that notes how each call of it ended."""
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+        self.ended: list[Exception | None] = []
+
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext) -> str:
+        """Call the tool."""
+        try:
+            answer = self.tool.call(arguments, ctx)
+        except Exception as error:
+            self.ended.append(error)
+            raise
+        self.ended.append(None)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tool, name)
+
+
+@contextmanager
+def _listening(env: ToolEnv) -> Generator[list[_Listener]]:
+    tools = env.tools
+    listeners = [_Listener(tool) for tool in tools]
+    env.tools = cast("list[Tool]", listeners)
+    try:
+        yield listeners
+    finally:
+        env.tools = tools
+
+
+def check_tools_work(subject: Subject) -> Iterator[Finding]:
+    """ARL-E023, E024: no tool raises on every call, or runs out of time on every call."""
+    env = subject.env
+    with _listening(env) as listeners:
+        for call in calls_of(env):
+            list(play(env, subject.tasks[0], [call]))
+        if all(None in one.ended for one in listeners):
+            return
+        for task in subject.tasks:
+            list(play(env, task, gold_of(env, task) or []))
+    for one in listeners:
+        faults = [error for error in one.ended if error is not None]
+        if len(faults) < len(one.ended) or not faults or schema_fault(one.parameters):
+            continue
+        calls, kinds = f"{len(faults)} calls of {one.name!r}", {_kind(one.tool, error) for error in faults}
+        last = faults[-1]
+        said = short(str(last) if isinstance(last, ToolError) else f"{type(last).__name__}: {last}", 100)
+        if kinds == {"overran"}:
+            yield Finding(code="ARL-E024", message=f"All {calls} ran out of time.")
+        elif kinds <= {"overran", "raised"}:
+            yield Finding(code="ARL-E023", message=f"All {calls} raised, such as with {said}.")
+        else:  # perhaps rightly: nobody knows the arguments that it takes
+            subject.skipped.append(f"whether {one.name!r} works: all {calls} were refused, such as with {said}.")
+
+
+def _kind(tool: Tool, error: Exception) -> str:
+    """Whether a call ``overran``, ``raised`` what is no word to the model, or was ``refused``."""
+    if isinstance(error.__cause__, Overrun):
+        return "overran"
+    if not isinstance(error, ToolError):
+        return "raised"
+    if not isinstance(tool, FunctionTool) or isinstance(error, BadArgumentsError):
+        return "refused"
+    # What a function raised is the cause: a ToolError where it meant to answer so.
+    return "refused" if isinstance(error.__cause__, ToolError) else "raised"
 
 
 def schema_fault(schema: object) -> str:

@@ -50,6 +50,7 @@ def add_commands(commands: Any) -> None:
     check.add_argument(
         "--tokenizer", metavar="PATH", help="check tokens too, with this tokenizer: a folder or hub name"
     )
+    check.add_argument("--tasks", metavar="N", type=int, default=3, help="how many tasks to play (default: 3)")
     check.add_argument("--dialect", metavar="NAME", help="how tool calls are written (default: the environment's own)")
     check.add_argument("--json", action="store_true", help="write JSON")
 
@@ -87,12 +88,42 @@ def _play(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from agentrl.checker import check_env
 
-    began = time.monotonic()
-
-    def say(what: str) -> None:
-        if time.monotonic() - began > 2:  # a short check needs no company
-            print(f"checking {what} …", file=sys.stderr)
-
-    found = check_env(arguments.env, dialect=arguments.dialect, tokenizer=arguments.tokenizer, say=say)
+    company = Company()
+    found = check_env(
+        arguments.env,
+        tasks=arguments.tasks,
+        dialect=arguments.dialect,
+        tokenizer=arguments.tokenizer,
+        say=company.begin,
+        on_turn=company.turn,
+    )
     print(json.dumps(found.row()) if arguments.json else found)
     return 0 if found.ok else 1
+
+
+class Company:
+    """Tells on standard error how far a check is; a short one needs none."""
+
+    _QUIET_S = 2.0
+    _EVERY_S = 10.0
+
+    def __init__(self) -> None:
+        self._began = self._told = time.monotonic()
+        self._what, self._turns = "", 0
+
+    def begin(self, what: str) -> None:
+        """Another check begins."""
+        self._what = what
+        if time.monotonic() - self._began > self._QUIET_S:
+            self._tell()
+
+    def turn(self) -> None:
+        """Another turn was played."""
+        self._turns += 1
+        if time.monotonic() - self._told > self._EVERY_S:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told = time.monotonic()
+        played = f"{self._turns} turns played in {self._told - self._began:.0f} s"
+        print(f"checking {self._what}; {played} …", file=sys.stderr)

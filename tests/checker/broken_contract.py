@@ -58,6 +58,18 @@ class GoldTooLong(Good):
         return [rf"\boxed{{{task.answer}}}", "Thank you."]
 
 
+class GoldStumbles(Good):
+    """States the right answer after a call that fails."""
+
+    def gold(self, task: Task) -> Sequence[str]:
+        return [self.dialect.render("python", {"code": "random"}), rf"\boxed{{{task.answer}}}"]
+
+
+class GoldCallsNobody(Good):
+    def gold(self, task: Task) -> Sequence[str]:
+        return ["```python\n1", rf"\boxed{{{task.answer}}}"]
+
+
 class ErrorsEnd(Good):
     def step(self, action: str) -> Any:
         messages, reward, terminated, truncated, info = super().step(action)
@@ -198,6 +210,8 @@ BROKEN: list[Broken] = [
     (FirstOfEachInstance, {"ARL-E002"}),
     (GoldWrong, {"ARL-E003"}),
     (GoldTooLong, {"ARL-E003"}),
+    (GoldStumbles, {"ARL-E022"}),
+    (GoldCallsNobody, {"ARL-E022"}),
     (ErrorsEnd, {"ARL-E004"}),
     (AsciiOnly, {"ARL-E005"}),
     (RewardCrashes, {"ARL-E005"}),

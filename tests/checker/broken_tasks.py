@@ -1,5 +1,6 @@
 """Environments whose tasks, tools or specification are broken, each in one way."""
 
+import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -252,6 +253,63 @@ class OffersEndless(Good):
         self.tools = (Endless(),)
 
 
+@tool
+def outdated(text: str) -> str:
+    """Look it up in a library that has changed since."""
+    return text.look_up()  # type: ignore[attr-defined]
+
+
+class OffersOutdated(OneTool):
+    def extra(self) -> FunctionTool:
+        return outdated
+
+
+class OffersHandmade(OneTool):
+    """A tool that is no function, and raises what it meets."""
+
+    def extra(self) -> Any:
+        class Torn(Memory):
+            def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
+                return super().call({})
+
+        torn = Torn()
+        torn.name = "torn"
+        return torn
+
+
+@tool(timeout=0.01)
+async def ponder(text: str) -> str:
+    """Think about it for an hour."""
+    await asyncio.sleep(3600)
+    return text
+
+
+class OffersSlowness(OneTool):
+    def extra(self) -> FunctionTool:
+        return ponder
+
+
+class SplitsByNothing(Good):
+    """Data are there, and the same in both splits."""
+
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks("train")
+        return GeneratedTasks(split, lambda i: replace(same[i], data={"table": [i], "maker": Memory}))
+
+
+class LosesData(Good):
+    """The task that is found holds another table than the one that was listed."""
+
+    def tasks(self, split: str) -> TaskSet:
+        same = [super(LosesData, self).tasks(split)[index] for index in range(3)]
+        return Emptied([replace(task, data={"table": [1, 2, 3]}) for task in same])
+
+
+class Emptied(TaskList):
+    def find(self, task_id: str) -> Task:
+        return replace(super().find(task_id), data={"table": []})
+
+
 ARGUMENTS: Mapping[type[Good], Mapping[str, Any]] = {
     Unwritable: {"shout": {1, 2}},
     ForgetsItsArguments: {"style": ("kind",)},
@@ -263,7 +321,9 @@ BROKEN: list[Broken] = [
     (OffersUncallable, {"ARL-E013"}),
     (OneSplit, {"ARL-E014"}),
     (SplitsByCase, {"ARL-E014"}),
+    (SplitsByNothing, {"ARL-E014"}),
     (LosesTasks, {"ARL-E015"}),
+    (LosesData, {"ARL-E015"}),
     (MakesTasksAnew, {"ARL-E002", "ARL-E015"}),
     (OffersTwins, {"ARL-E018"}),
     (OffersSpaces, {"ARL-E018"}),
@@ -273,6 +333,9 @@ BROKEN: list[Broken] = [
     (RequiresTheUnknown, {"ARL-E020"}),
     (OffersObjects, {"ARL-E020"}),
     (OffersEndless, {"ARL-E021"}),
+    (OffersOutdated, {"ARL-E023"}),
+    (OffersHandmade, {"ARL-E023"}),
+    (OffersSlowness, {"ARL-E024"}),
     (RepeatsIds, {"ARL-S001"}),
     (SaysNothing, {"ARL-S002"}),
     (LeavesTheAnswer, {"ARL-S003"}),

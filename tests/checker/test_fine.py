@@ -13,7 +13,7 @@ from agentrl.grading import equal, last_boxed
 from agentrl.python_tool import PythonTool, shared_sandbox
 from agentrl.sandboxes import SandboxUnavailable
 from agentrl.tasks import GeneratedTasks, TaskList, TaskSet
-from agentrl.tools import FunctionTool, ToolContext, tool
+from agentrl.tools import FunctionTool, ToolContext, ToolError, tool
 from agentrl.types import Message, Task
 
 from .conftest import Register
@@ -157,6 +157,38 @@ class Answers(Good):
         return (Message(role="user", content=f"Go on, turn {episode.turns + 1}."),)
 
 
+@tool
+def capital(land: str) -> str:
+    """Name a land's capital."""
+    if land != "Fiji":
+        raise ToolError("there is no such land")
+    return "Suva"
+
+
+class Choosy(Good):
+    """A tool that takes one argument only, which nobody finds but gold."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tools = (*self.tools, capital)
+
+    def gold(self, task: Task) -> Sequence[str]:
+        return [self.dialect.render("capital", {"land": "Fiji"}), rf"\boxed{{{task.answer}}}"]
+
+
+class NobodyAsks(Choosy):
+    def gold(self, task: Task) -> Sequence[str]:
+        return [rf"\boxed{{{task.answer}}}"]
+
+
+class HiddenTables(Good):
+    """Both splits ask the same of tables that the agent does not see."""
+
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks("train")
+        return GeneratedTasks(split, lambda i: replace(same[i], data={"table": [split, i], "made": object()}))
+
+
 class ByHand(Good):
     """Nobody knows how to play it perfectly."""
 
@@ -198,6 +230,8 @@ FINE = [
     YesOrNo,
     LuckyStreak,
     Submits,
+    Choosy,
+    HiddenTables,
 ]
 
 
@@ -223,6 +257,8 @@ def test_arithmetic_gives_no_finding(level: Any, sandboxed: None) -> None:
 
 def test_what_can_not_be_checked_is_said(register: Register) -> None:
     assert check_env(register(ByHand)).skipped == ("whether the maximum can be reached: there is no gold player.",)
+    (unsure,) = check_env(register(NobodyAsks)).skipped
+    assert unsure.startswith("whether 'capital' works: all 3 calls of 'capital' were refused, such as with 'there is")
     report = check_env(ByHand())
     assert report.ok
     assert len(report.skipped) == 2
