@@ -5,6 +5,9 @@ and ends when the episode does. So no episode sees what another left behind, as 
 program is started anew for each session, which costs what its start costs; a server at a URL is yours to run, serves
 all sessions, and what it keeps beyond them is shared. The list of tools is asked for once per process.
 
+With ``shared=True`` there is one session for all episodes of this process, begun with the first call of any of them and
+ended with the process or by :func:`close_sessions`: right for a server that only answers, such as a search.
+
 Not covered: a started program runs with the rights of this process, in no sandbox.
 """
 
@@ -67,6 +70,7 @@ def mcp_tools(
     headers: Mapping[str, str] | None = None,
     timeout: float = 30.0,
     max_chars: int = 2000,
+    shared: bool = False,
 ) -> "tuple[McpTool, ...]":
     """All tools of an MCP server, for ``tools`` of an environment.
 
@@ -78,6 +82,9 @@ def mcp_tools(
         headers: of every request to the URL.
         timeout: seconds per call.
         max_chars: characters of a result that the model gets to read; more is cut in the middle.
+        shared: all episodes of this process share one session, also those that are played side by side in threads, and
+            also those of other environments that ask for the same server. What one episode leaves in the server the
+            others find there, in no order that is the same twice; so the server must keep nothing that a call changes.
 
     Raises:
         UsageError: the package mcp is not installed, not exactly one of ``command`` and ``url`` is given, or the
@@ -94,7 +101,7 @@ def mcp_tools(
         )
     variables = (env if command else headers) or {}
     server = _Server(command=tuple(command), url=url, variables=tuple(sorted(variables.items())))
-    connection = _Connection(server)
+    connection = _shared_connection(server) if shared else _Connection(server)
     return tuple(McpTool(listed, connection, timeout=timeout, max_chars=max_chars) for listed in _listing(server))
 
 
@@ -132,12 +139,12 @@ class McpTool:
         return cut_middle(text, self.max_chars)
 
     def open(self, seed: int) -> None:
-        """Begin an episode: the next call gets a new session."""
-        self._connection.close()
+        """Begin an episode: the next call gets a new session, unless all episodes share one."""
+        self._connection.end_episode()
 
     def close(self) -> None:
-        """End the session, and the program that was started for it."""
-        self._connection.close()
+        """End the session, and the program that was started for it, unless all episodes share it."""
+        self._connection.end_episode()
 
 
 def _text(result: "types.CallToolResult") -> str:
@@ -169,19 +176,43 @@ class _Connection:
 
     def call(self, name: str, arguments: dict[str, object], timeout: float) -> Outcome:
         """The server's answer, or as an error its refusal or ``Overrun``."""
-        if self._session is None or not self._session.is_open:
-            self._session = _Session.begin(self._server)
-        outcome = self._session.call(name, arguments, timeout)
+        session = self._ready()
+        outcome = session.call(name, arguments, timeout)
         if outcome.error is None or isinstance(outcome.error, Overrun) or _is_refusal(outcome.error):
             return outcome
-        last_words = self._session.last_words
-        self.close()
+        last_words = session.last_words
+        session.close()
         raise InfrastructureError(f"{self._server} is gone: {_reason(outcome.error)}{last_words}") from outcome.error
 
-    def close(self) -> None:
+    def end_episode(self) -> None:
+        """Nothing is left for the next one."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+    def _ready(self) -> "_Session":
+        if self._session is None or not self._session.is_open:
+            self._session = _Session.begin(self._server)
+        return self._session
+
+
+class _SharedConnection(_Connection):
+    """The session of all episodes of this process; any thread may call."""
+
+    def __init__(self, server: _Server) -> None:
+        super().__init__(server)
+        self.beginning = threading.Lock()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # A copy for another instance is the same one; another process makes its own.
+        return _shared_connection, (self._server,)
+
+    def end_episode(self) -> None:
+        """The others go on."""
+
+    def _ready(self) -> "_Session":
+        with self.beginning:
+            return super()._ready()
 
 
 class _Session:
@@ -193,6 +224,8 @@ class _Session:
         self._client: mcp.Client | None = None
         self._leave: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
+        self._reading = threading.Lock()
+        self._said = ""
 
     @classmethod
     def begin(cls, server: _Server) -> "_Session":
@@ -226,9 +259,11 @@ class _Session:
     @property
     def last_words(self) -> str:
         """The end of what the program wrote to its standard error, to be put behind a sentence."""
-        self._stderr.seek(0)
-        text = self._stderr.read().strip()
-        return f"; its last words: {text[-_STDERR_CHARS:]}" if text else ""
+        with self._reading:
+            if not self._stderr.closed:  # by another thread, which has read it
+                self._stderr.seek(0)
+                self._said = self._stderr.read().strip()[-_STDERR_CHARS:]
+        return f"; its last words: {self._said}" if self._said else ""
 
     def call(self, name: str, arguments: dict[str, object], timeout: float) -> Outcome:
         """Call a tool."""
@@ -247,7 +282,8 @@ class _Session:
                 return
             _open.remove(self)
         _loop().call(self._exit, _CLOSE_SECONDS)
-        self._stderr.close()
+        with self._reading:
+            self._stderr.close()
 
     async def _enter(self) -> None:
         self._leave = asyncio.Event()
@@ -344,8 +380,14 @@ def _innermost(error: BaseException) -> BaseException:
     return error
 
 
+def _shared_connection(server: _Server) -> _SharedConnection:
+    with _lock:
+        return _shared.setdefault(server, _SharedConnection(server))
+
+
 _lock = threading.Lock()
 _open: set[_Session] = set()
+_shared: dict[_Server, _SharedConnection] = {}
 _loops: list[BackgroundLoop] = []
 
 
@@ -374,6 +416,8 @@ def _forget() -> None:
     _lock = threading.Lock()
     _open.clear()
     _loops.clear()
+    for connection in _shared.values():
+        connection.beginning = threading.Lock()
 
 
 atexit.register(close_sessions)

@@ -1,6 +1,7 @@
 """Tools of real MCP servers, over pipes and over HTTP."""
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import psutil
 import pytest
 
+import agentrl
 from agentrl import mcp_tools as module
 from agentrl.env import Episode, ToolEnv
 from agentrl.errors import ConfigError, InfrastructureError, UsageError
@@ -221,6 +224,122 @@ def test_an_environment_offers_them() -> None:
     assert children() == before
 
 
+class Sums(ToolEnv):
+    """Adds with a server that all its episodes share."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tools = (by_name(mcp_tools(STDIO, timeout=300.0, shared=True))["add"],)
+
+    def tasks(self, split: str) -> list[Task]:
+        start = {"train": 100, "test": 200}[split]
+        return [Task(id=str(i), prompt=f"{i} plus one?", answer=str(i + 1)) for i in range(start, start + 9)]
+
+    def gold(self, task: Task) -> list[str]:
+        return [self.dialect.render("add", {"a": int(task.id)}), task.answer]
+
+    def reward(self, episode: Episode) -> dict[str, float]:
+        return {"correct": float(episode.final == episode.task.answer)}
+
+
+@pytest.fixture
+def ended() -> Generator[None]:
+    yield
+    close_sessions()
+
+
+@pytest.mark.usefixtures("ended")
+def test_episodes_share_a_server_that_may_be_shared() -> None:
+    before = children()
+
+    class Notes(Sums):
+        tools = (*mcp_tools(STDIO, timeout=300.0, shared=True),)
+
+        def __init__(self) -> None:
+            ToolEnv.__init__(self)
+
+    one, other = Notes(), Notes()
+    assert children() == before, "the first call begins it"
+    contents: list[str] = []
+    for env in (one, other, one):
+        env.reset(seed=0)
+        contents.append(env.step("```note\nx\n```")[0][0]["content"])
+        env.close()
+    assert contents == ["x", "x | x", "x | x | x"]
+    assert len(children()) == len(before) + 1, "it outlives episodes"
+    (alone,) = [tool for tool in mcp_tools(STDIO, timeout=300.0) if tool.name == "note"]
+    assert alone.call({"text": "y"}) == "y", "what is not shared is another one"
+    alone.close()
+    copied = pickle.loads(pickle.dumps(one.tools[0]))
+    assert copied._connection is one.tools[0]._connection  # type: ignore[attr-defined]
+    close_sessions()
+    assert children() == before
+    one.reset(seed=0)
+    assert one.step("```note\nx\n```")[0][0]["content"] == "x", "another one begins"
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_whole_check_takes_one_shared_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    begin = module._Session.begin
+
+    def counted(server: Any) -> Any:
+        begun.append(server)
+        return begin(server)
+
+    monkeypatch.setattr(module._Session, "begin", counted)
+    agentrl.register("test/Sums-v0", Sums)
+    try:
+        assert agentrl.check_env("test/Sums-v0").findings == ()
+    finally:
+        gymnasium.registry.pop("test/Sums-v0")
+    assert len(begun) <= 2, "one to list the tools, one to call them"
+
+
+@pytest.mark.usefixtures("ended")
+def test_threads_share_a_server(http: str) -> None:
+    before = children()
+    answers: list[int] = []
+
+    def play(number: int) -> None:
+        add = by_name(mcp_tools(STDIO, timeout=300.0, shared=True))["add"]
+        for step in range(5):
+            add.open(step)
+            answers.append(int(add.call({"a": 10 * number, "b": step})))
+            add.close()
+
+    threads = [threading.Thread(target=play, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [10 * number + step for number in range(8) for step in range(5)]
+    assert len(children()) == len(before) + 1
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_shared_server_that_died_is_begun_anew_for_all() -> None:
+    tools = by_name(mcp_tools(STDIO, timeout=300.0, shared=True))
+    first = tools["whoami"].call({})
+    lost: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            tools["wait"].call({"seconds": 600})
+        except InfrastructureError as error:
+            lost.append(error)
+
+    waiting = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    while any(thread.is_alive() for thread in waiting):  # one may call only after the server has died once
+        with pytest.raises(InfrastructureError, match="is gone"):
+            tools["die"].call({})
+    again = tools["whoami"].call({})
+    assert first != again and len(lost) == 3 and all("is gone" in str(error) for error in lost)
+    assert children() and len({child.pid for child in children()}) == 1
+
+
 def test_sessions_of_many_threads_run_side_by_side(http: str) -> None:
     answers: list[str] = []
 
@@ -237,10 +356,11 @@ def test_sessions_of_many_threads_run_side_by_side(http: str) -> None:
     assert sorted(map(int, answers)) == [10 * number + step for number in range(8) for step in range(3)]
 
 
-def test_nothing_is_left_when_the_process_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_nothing_is_left_when_the_process_ends(shared: bool) -> None:
     code = f"""
 from agentrl.mcp_tools import mcp_tools
-tools = {{tool.name: tool for tool in mcp_tools({STDIO!r})}}
+tools = {{tool.name: tool for tool in mcp_tools({STDIO!r}, shared={shared})}}
 print(tools["whoami"].call({{}}))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -248,8 +368,9 @@ print(tools["whoami"].call({{}}))
     assert not psutil.pid_exists(int(ran.stdout))
 
 
-def test_a_forked_child_opens_a_session_of_its_own(http: str) -> None:
-    tools = by_name(mcp_tools(url=http, timeout=300.0))
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_forked_child_opens_a_session_of_its_own(http: str, shared: bool) -> None:
+    tools = by_name(mcp_tools(url=http, timeout=300.0, shared=shared))
     assert tools["add"].call({"a": 1}) == "2"
     pid = os.fork()
     if pid == 0:
