@@ -1,33 +1,18 @@
-"""The tools of an MCP server: a program that is started here and spoken to over its pipes, or a server at a URL.
-
-Every environment instance has a session of its own, which lasts one episode: it begins with the episode's first call
-and ends when the episode does. So no episode sees what another left behind, as far as a server keeps that by session. A
-program is started anew for each session, which costs what its start costs; a server at a URL is yours to run, serves
-all sessions, and what it keeps beyond them is shared. The list of tools is asked for once per process.
-
-With ``shared=True`` there is one session for all episodes of this process, begun with the first call of any of them and
-ended with the process or by :func:`close_sessions`: right for a server that only answers, such as a search.
-
-Not covered: a started program runs with the rights of this process, in no sandbox.
-"""
+"""Sessions with MCP servers: how one is begun, called and ended, and which calls share it."""
 
 import asyncio
 import atexit
 import functools
 import os
-import re
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO, cast
 
-import pydantic_core
-
 from agentrl.background import BackgroundLoop, Outcome, Overrun
-from agentrl.errors import ConfigError, InfrastructureError, UsageError
-from agentrl.tools import MIN_CHARS, ToolContext, ToolError, cut_middle
+from agentrl.errors import InfrastructureError, UsageError
 
 if TYPE_CHECKING:
     import mcp
@@ -37,15 +22,16 @@ START_SECONDS = 60.0
 """How long a server may take until it has told its tools, or begun a session."""
 _CLOSE_SECONDS = 15.0
 _STDERR_CHARS = 500
-_PYDANTIC_LINK = re.compile(r"\n[ \t]*For further information visit https://errors\.pydantic\.dev\S*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Server:
+class Server:
     """How to reach a server; equal ones have the same tools."""
 
     command: tuple[str, ...]
+    """Starts it; empty where it runs at a URL."""
     url: str
+    """Where it runs; empty where it is started."""
     variables: tuple[tuple[str, str], ...]
     """Of the environment of a command, or headers of the requests to a URL."""
 
@@ -54,125 +40,23 @@ class _Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Listed:
+class Listed:
     """What a server says of one of its tools."""
 
     name: str
+    """What calls it."""
     description: str
+    """For the model."""
     parameters: Mapping[str, object] = field(hash=False)
+    """The JSON schema of its arguments."""
 
 
-def mcp_tools(
-    command: Sequence[str] = (),
-    *,
-    url: str = "",
-    env: Mapping[str, str] | None = None,
-    headers: Mapping[str, str] | None = None,
-    timeout: float = 30.0,
-    max_chars: int = 2000,
-    shared: bool = False,
-) -> "tuple[McpTool, ...]":
-    """All tools of an MCP server, for ``tools`` of an environment.
-
-    Args:
-        command: starts a server that is spoken to over its standard input and output, such as
-            ``["python", "server.py"]``.
-        url: of a server that runs already and speaks streamable HTTP, such as ``"http://localhost:8000/mcp"``.
-        env: variables for the command; of this process's own it gets only a few, such as PATH and HOME.
-        headers: of every request to the URL.
-        timeout: seconds per call.
-        max_chars: characters of a result that the model gets to read; more is cut in the middle.
-        shared: all episodes of this process share one session, also those that are played side by side in threads, and
-            also those of other environments that ask for the same server. What one episode leaves in the server the
-            others find there, in no order that is the same twice; so the server must keep nothing that a call changes.
-
-    Raises:
-        UsageError: the package mcp is not installed, not exactly one of ``command`` and ``url`` is given, or the
-            command can't be started.
-        ConfigError: a limit is too small.
-        InfrastructureError: the server does not tell its tools.
-    """
-    if isinstance(command, str) or bool(command) == bool(url):
-        raise UsageError("give mcp_tools either a command, as a list of words, or a url")
-    if not timeout > 0 or max_chars < MIN_CHARS:
-        raise ConfigError(
-            f"mcp_tools got timeout={timeout} and max_chars={max_chars}: use more than 0 seconds and at least "
-            f"{MIN_CHARS} characters"
-        )
-    variables = (env if command else headers) or {}
-    server = _Server(command=tuple(command), url=url, variables=tuple(sorted(variables.items())))
-    connection = _shared_connection(server) if shared else _Connection(server)
-    return tuple(McpTool(listed, connection, timeout=timeout, max_chars=max_chars) for listed in _listing(server))
-
-
-class McpTool:
-    """One tool of an MCP server; :func:`mcp_tools` makes them."""
-
-    def __init__(self, listed: _Listed, connection: "_Connection", *, timeout: float, max_chars: int) -> None:
-        self.name = listed.name
-        self.description = listed.description
-        self.parameters = listed.parameters
-        self.timeout = timeout
-        self.max_chars = max_chars
-        self._connection = connection
-
-    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
-        """Call the tool on the server, which checks the arguments.
-
-        Raises:
-            ToolError: the arguments are no JSON, the call took too long, or the server says that it failed.
-            InfrastructureError: the server is gone.
-        """
-        try:
-            given = pydantic_core.from_json(pydantic_core.to_json(dict(arguments), inf_nan_mode="null"))
-        except ValueError as error:
-            raise ToolError(f"the arguments of {self.name} can't be written as JSON") from error
-        outcome = self._connection.call(self.name, given, self.timeout)
-        if isinstance(outcome.error, Overrun):
-            raise ToolError(f"stopped: {self.name} ran longer than {self.timeout:g} s") from outcome.error
-        if outcome.error is not None:
-            raise ToolError(cut_middle(str(outcome.error), self.max_chars)) from outcome.error
-        result = cast("types.CallToolResult", outcome.value)
-        text = _text(result)
-        if result.is_error:
-            raise ToolError(cut_middle(_PYDANTIC_LINK.sub("", text) or f"{self.name} failed", self.max_chars))
-        return cut_middle(text, self.max_chars)
-
-    def open(self, seed: int) -> None:
-        """Begin an episode: the next call gets a new session, unless all episodes share one."""
-        self._connection.end_episode()
-
-    def close(self) -> None:
-        """End the session, and the program that was started for it, unless all episodes share it."""
-        self._connection.end_episode()
-
-
-def _text(result: "types.CallToolResult") -> str:
-    if not result.content and result.structured_content is not None:
-        return pydantic_core.to_json(result.structured_content).decode()
-    return "\n".join(_part(part) for part in result.content) or "(no output)"
-
-
-def _part(part: "types.ContentBlock") -> str:
-    match part.type:
-        case "text":
-            return part.text
-        case "image" | "audio":
-            return f"({part.type} of type {part.mime_type}, not shown)"
-        case "resource_link":
-            return f"({part.name}: {part.uri})"
-        case "resource":
-            # What is not text is base64, of no use to a reader.
-            content = part.resource.model_dump()
-            return str(content.get("text", f"(file {part.resource.uri}, not shown)"))
-
-
-class _Connection:
+class Connection:
     """The session that the tools of one ``mcp_tools`` share; opened when it is needed."""
 
-    def __init__(self, server: _Server) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._session: _Session | None = None
+        self._session: Session | None = None
 
     def call(self, name: str, arguments: dict[str, object], timeout: float) -> Outcome:
         """The server's answer, or as an error its refusal or ``Overrun``."""
@@ -190,35 +74,35 @@ class _Connection:
         if session is not None:
             session.close()
 
-    def _ready(self) -> "_Session":
+    def _ready(self) -> "Session":
         if self._session is None or not self._session.is_open:
-            self._session = _Session.begin(self._server)
+            self._session = Session.begin(self._server)
         return self._session
 
 
-class _SharedConnection(_Connection):
+class SharedConnection(Connection):
     """The session of all episodes of this process; any thread may call."""
 
-    def __init__(self, server: _Server) -> None:
+    def __init__(self, server: Server) -> None:
         super().__init__(server)
         self.beginning = threading.Lock()
 
     def __reduce__(self) -> tuple[object, ...]:
         # A copy for another instance is the same one; another process makes its own.
-        return _shared_connection, (self._server,)
+        return shared_connection, (self._server,)
 
     def end_episode(self) -> None:
         """The others go on."""
 
-    def _ready(self) -> "_Session":
+    def _ready(self) -> "Session":
         with self.beginning:
             return super()._ready()
 
 
-class _Session:
+class Session:
     """One session, which a single task on the background loop enters and leaves."""
 
-    def __init__(self, server: _Server) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
         self._stderr = cast(TextIO, tempfile.TemporaryFile("w+", errors="replace"))  # noqa: SIM115 (closed in close)
         self._client: mcp.Client | None = None
@@ -228,7 +112,7 @@ class _Session:
         self._said = ""
 
     @classmethod
-    def begin(cls, server: _Server) -> "_Session":
+    def begin(cls, server: Server) -> "Session":
         """Connect.
 
         Raises:
@@ -322,7 +206,7 @@ class _Session:
         await stack.enter_async_context(http)
         return mcp.Client(streamable_http_client(self._server.url, http_client=http))
 
-    async def _tools(self) -> tuple[_Listed, ...]:
+    async def _tools(self) -> tuple[Listed, ...]:
         assert self._client is not None
         found: list[types.Tool] = []
         cursor: str | None = None
@@ -333,7 +217,7 @@ class _Session:
             if cursor is None:
                 break
         return tuple(
-            _Listed(name=one.name, description=(one.description or "").strip(), parameters=one.input_schema)
+            Listed(name=one.name, description=(one.description or "").strip(), parameters=one.input_schema)
             for one in found
         )
 
@@ -348,8 +232,14 @@ class _Session:
 
 
 @functools.lru_cache(maxsize=256)
-def _listing(server: _Server) -> tuple[_Listed, ...]:
-    session = _Session.begin(server)
+def listing(server: Server) -> tuple[Listed, ...]:
+    """What a server says of its tools, asked once per process.
+
+    Raises:
+        UsageError: the package mcp is not installed, or the command can't be started.
+        InfrastructureError: the server does not tell its tools.
+    """
+    session = Session.begin(server)
     try:
         outcome = session.tools()
         if outcome.error is not None:
@@ -357,7 +247,7 @@ def _listing(server: _Server) -> tuple[_Listed, ...]:
             raise InfrastructureError(f"{server} does not tell its tools: {reason}") from outcome.error
     finally:
         session.close()
-    return cast(tuple[_Listed, ...], outcome.value)
+    return cast(tuple[Listed, ...], outcome.value)
 
 
 def _is_refusal(error: BaseException) -> bool:
@@ -380,14 +270,15 @@ def _innermost(error: BaseException) -> BaseException:
     return error
 
 
-def _shared_connection(server: _Server) -> _SharedConnection:
+def shared_connection(server: Server) -> SharedConnection:
+    """The one connection of this process to a server that episodes share."""
     with _lock:
-        return _shared.setdefault(server, _SharedConnection(server))
+        return _shared.setdefault(server, SharedConnection(server))
 
 
 _lock = threading.Lock()
-_open: set[_Session] = set()
-_shared: dict[_Server, _SharedConnection] = {}
+_open: set[Session] = set()
+_shared: dict[Server, SharedConnection] = {}
 _loops: list[BackgroundLoop] = []
 
 

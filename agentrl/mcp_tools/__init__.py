@@ -1,0 +1,135 @@
+"""The tools of an MCP server: a program that is started here and spoken to over its pipes, or a server at a URL.
+
+Every environment instance has a session of its own, which lasts one episode: it begins with the episode's first call
+and ends when the episode does. So no episode sees what another left behind, as far as a server keeps that by session. A
+program is started anew for each session, which costs what its start costs; a server at a URL is yours to run, serves
+all sessions, and what it keeps beyond them is shared. The list of tools is asked for once per process.
+
+With ``shared=True`` there is one session for all episodes of this process, begun with the first call of any of them and
+ended with the process or by :func:`close_sessions`: right for a server that only answers, such as a search.
+
+Not covered: a started program runs with the rights of this process, in no sandbox.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+import pydantic_core
+
+from agentrl.background import Overrun
+from agentrl.errors import ConfigError, UsageError
+from agentrl.mcp_tools.sessions import Connection, Listed, Server, close_sessions, listing, shared_connection
+from agentrl.tools import MIN_CHARS, ToolContext, ToolError, cut_middle
+
+if TYPE_CHECKING:
+    from mcp import types
+
+__all__ = ["McpTool", "close_sessions", "mcp_tools"]
+
+_PYDANTIC_LINK = re.compile(r"\n[ \t]*For further information visit https://errors\.pydantic\.dev\S*")
+
+
+def mcp_tools(
+    command: Sequence[str] = (),
+    *,
+    url: str = "",
+    env: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = 30.0,
+    max_chars: int = 2000,
+    shared: bool = False,
+) -> "tuple[McpTool, ...]":
+    """All tools of an MCP server, for ``tools`` of an environment.
+
+    Args:
+        command: starts a server that is spoken to over its standard input and output, such as
+            ``["python", "server.py"]``.
+        url: of a server that runs already and speaks streamable HTTP, such as ``"http://localhost:8000/mcp"``.
+        env: variables for the command; of this process's own it gets only a few, such as PATH and HOME.
+        headers: of every request to the URL.
+        timeout: seconds per call.
+        max_chars: characters of a result that the model gets to read; more is cut in the middle.
+        shared: all episodes of this process share one session, also those that are played side by side in threads, and
+            also those of other environments that ask for the same server. What one episode leaves in the server the
+            others find there, in no order that is the same twice; so the server must keep nothing that a call changes.
+
+    Raises:
+        UsageError: the package mcp is not installed, not exactly one of ``command`` and ``url`` is given, or the
+            command can't be started.
+        ConfigError: a limit is too small.
+        InfrastructureError: the server does not tell its tools.
+    """
+    if isinstance(command, str) or bool(command) == bool(url):
+        raise UsageError("give mcp_tools either a command, as a list of words, or a url")
+    if not timeout > 0 or max_chars < MIN_CHARS:
+        raise ConfigError(
+            f"mcp_tools got timeout={timeout} and max_chars={max_chars}: use more than 0 seconds and at least "
+            f"{MIN_CHARS} characters"
+        )
+    variables = (env if command else headers) or {}
+    server = Server(command=tuple(command), url=url, variables=tuple(sorted(variables.items())))
+    connection = shared_connection(server) if shared else Connection(server)
+    return tuple(McpTool(listed, connection, timeout=timeout, max_chars=max_chars) for listed in listing(server))
+
+
+class McpTool:
+    """One tool of an MCP server; :func:`mcp_tools` makes them."""
+
+    def __init__(self, listed: Listed, connection: "Connection", *, timeout: float, max_chars: int) -> None:
+        self.name = listed.name
+        self.description = listed.description
+        self.parameters = listed.parameters
+        self.timeout = timeout
+        self.max_chars = max_chars
+        self._connection = connection
+
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
+        """Call the tool on the server, which checks the arguments.
+
+        Raises:
+            ToolError: the arguments are no JSON, the call took too long, or the server says that it failed.
+            InfrastructureError: the server is gone.
+        """
+        try:
+            given = pydantic_core.from_json(pydantic_core.to_json(dict(arguments), inf_nan_mode="null"))
+        except ValueError as error:
+            raise ToolError(f"the arguments of {self.name} can't be written as JSON") from error
+        outcome = self._connection.call(self.name, given, self.timeout)
+        if isinstance(outcome.error, Overrun):
+            raise ToolError(f"stopped: {self.name} ran longer than {self.timeout:g} s") from outcome.error
+        if outcome.error is not None:
+            raise ToolError(cut_middle(str(outcome.error), self.max_chars)) from outcome.error
+        result = cast("types.CallToolResult", outcome.value)
+        text = _text(result)
+        if result.is_error:
+            raise ToolError(cut_middle(_PYDANTIC_LINK.sub("", text) or f"{self.name} failed", self.max_chars))
+        return cut_middle(text, self.max_chars)
+
+    def open(self, seed: int) -> None:
+        """Begin an episode: the next call gets a new session, unless all episodes share one."""
+        self._connection.end_episode()
+
+    def close(self) -> None:
+        """End the session, and the program that was started for it, unless all episodes share it."""
+        self._connection.end_episode()
+
+
+def _text(result: "types.CallToolResult") -> str:
+    if not result.content and result.structured_content is not None:
+        return pydantic_core.to_json(result.structured_content).decode()
+    return "\n".join(_part(part) for part in result.content) or "(no output)"
+
+
+def _part(part: "types.ContentBlock") -> str:
+    match part.type:
+        case "text":
+            return part.text
+        case "image" | "audio":
+            return f"({part.type} of type {part.mime_type}, not shown)"
+        case "resource_link":
+            return f"({part.name}: {part.uri})"
+        case "resource":
+            # What is not text is base64, of no use to a reader.
+            content = part.resource.model_dump()
+            return str(content.get("text", f"(file {part.resource.uri}, not shown)"))
