@@ -5,6 +5,7 @@ those of installed plugins.
 """
 
 from agentrl.checker import Report, check_env
+from agentrl.dialects import register_dialect
 from agentrl.env import Episode, ToolEnv
 from agentrl.registry import list_envs, make, register, register_builtin, watch_registry
 from agentrl.tasks import GeneratedTasks, TaskList, TaskSet
@@ -27,6 +28,7 @@ __all__ = [
     "list_envs",
     "make",
     "register",
+    "register_dialect",
     "tool",
 ]
 __version__ = "0.1.0"

@@ -13,20 +13,79 @@ native   the chat template describes the tools, and calls have the form that it 
 ======== ==============================================================================================
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import inspect
+import re
+from collections.abc import Sequence
+from typing import Any, cast
 
-from agentrl.dialects.base import Dialect
+from agentrl.dialects.base import THINKING, Block, Dialect
+from agentrl.dialects.bodies import describe
 from agentrl.dialects.fence import Fence
 from agentrl.dialects.hermes import Hermes
 from agentrl.dialects.native import FORMS, NATIVE, native_form
+from agentrl.dialects.reading import Unreadable, malformed, read_object, write_json
 from agentrl.dialects.xml import Xml
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.tools import Tool
 
-__all__ = ["DIALECTS", "NATIVE", "Dialect", "Fence", "Hermes", "Xml", "get_dialect", "resolve_dialect"]
+__all__ = [
+    "DIALECTS",
+    "NATIVE",
+    "THINKING",
+    "Block",
+    "Dialect",
+    "Fence",
+    "Hermes",
+    "Unreadable",
+    "Xml",
+    "describe",
+    "get_dialect",
+    "malformed",
+    "read_object",
+    "register_dialect",
+    "resolve_dialect",
+    "write_json",
+]
 
-DIALECTS: Mapping[str, type[Dialect]] = {"fence": Fence, "hermes": Hermes, "xml": Xml, **FORMS}
+DIALECTS: dict[str, type[Dialect]] = {"fence": Fence, "hermes": Hermes, "xml": Xml, **FORMS}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+
+
+def register_dialect(name: str, dialect: type[Dialect]) -> None:
+    """Name a dialect of your own: from here on ``make(…, dialect=name)`` and ``env.args.dialect`` know it.
+
+    A run records the name and a hash of what the agent reads, not of the code: count ``dialect.form`` up where calls
+    are read or written otherwise than before. A package registers its dialects in the module that its entry point of
+    the group ``agentrl.envs`` names, so that ``agentrl train`` knows them. Registering the same class again, as a
+    notebook does, replaces it.
+
+    Args:
+        name: of letters, digits, ``_`` and ``-``; becomes ``dialect.name``.
+        dialect: a subclass of :class:`Dialect`, whose docstring shows a whole one.
+
+    Raises:
+        ConfigError: the name is taken or none, or the class is no dialect, leaves a method out, or has no ``opening``
+            with the group ``think``.
+    """
+    given = cast(object, dialect)
+    if not isinstance(given, type) or not issubclass(given, Dialect):
+        raise ConfigError(f"dialect {name!r} can't be {given!r}: register a subclass of agentrl.dialects.Dialect")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"a dialect can't be called {name!r}: use letters, digits, _ and -, a letter first")
+    taken = DIALECTS.get(name)
+    if name == NATIVE or (taken and (taken.__module__, taken.__qualname__) != (given.__module__, given.__qualname__)):
+        raise ConfigError(f"the dialect {name!r} is there already: choose another name")
+    if given.name not in ("", name) and DIALECTS.get(given.name) is given:
+        raise ConfigError(f"{given.__qualname__} is registered as {given.name!r}: subclass it for another name")
+    if inspect.isabstract(given):
+        raise ConfigError(f"dialect {name!r} lacks {', '.join(sorted(given.__abstractmethods__))}: write them")
+    opening: object = getattr(given(), "opening", None)
+    if not isinstance(opening, re.Pattern) or "think" not in opening.groupindex:
+        raise ConfigError(
+            f"dialect {name!r} has no opening: set re.compile(THINKING + '|…'), or thinking would be read"
+        )
+    given.name = name
+    DIALECTS[name] = given
 
 
 def get_dialect(name: str, tools: Sequence[Tool] = ()) -> Dialect:

@@ -32,11 +32,34 @@ class Block:
 
 
 class Dialect(ABC):
-    """A way to write tool calls as text; one object reads and writes them for training, warm start and evaluation.
+    r"""A way to write tool calls as text; one object reads and writes them for training, warm start and evaluation.
 
     What is inside ``<think>…</think>`` is no call, nor is anything after a ``<think>`` that stays open. Some chat
     templates open the block themselves: where the first ``</think>`` has no ``<think>`` before it, everything before it
     is thinking. A ``<think>`` inside a call belongs to the call.
+
+    One of your own gives ``opening``, ``read_block``, ``write_call`` and ``describe_tools``, and is named by
+    ``agentrl.register_dialect``. ``self.tools`` holds name, description and JSON schema of each tool by its name.
+
+    Example:
+        >>> class Slash(Dialect):
+        ...     "A line ``/name {…}``."
+        ...
+        ...     opening = re.compile(rf"{THINKING}|^/(?P<name>[\w-]+) (?P<arguments>.*)$", re.MULTILINE)
+        ...
+        ...     def read_block(self, text, opening):
+        ...         try:
+        ...             call = ToolCall(name=opening["name"], arguments=read_object(opening["arguments"]))
+        ...         except Unreadable as error:
+        ...             call = malformed(str(error), opening["name"])
+        ...         return Block(end=opening.end(), calls=(call,))
+        ...
+        ...     def write_call(self, name, arguments):
+        ...         return f"/{name} {write_json(dict(arguments))}"
+        ...
+        ...     def describe_tools(self):
+        ...         return "\n".join(describe(tool, self.write_call) for tool in self.tools.values())
+        >>> register_dialect("slash", Slash)
 
     Args:
         tools: whose calls are read and written.
@@ -45,8 +68,8 @@ class Dialect(ABC):
         EnvContractError: a tool's parameters are not JSON.
     """
 
-    name: ClassVar[str]
-    """The name in the table of dialects."""
+    name: ClassVar[str] = ""
+    """The name in the table of dialects; ``register_dialect`` sets it."""
     form: ClassVar[int] = 1
     """Counts the changes of how calls are read and written; part of the hash."""
     native: ClassVar[bool] = False
@@ -78,7 +101,7 @@ class Dialect(ABC):
 
     def instructions(self) -> str:
         """Tell the model which tools there are and how to call them; empty where the chat template does."""
-        return "" if self.native or not self.tools else self._describe()
+        return "" if self.native or not self.tools else self.describe_tools()
 
     def parse(self, text: str) -> tuple[ToolCall, ...]:
         """The calls in the assistant's ``text``, in order; none makes it a final answer. Never raises.
@@ -89,9 +112,9 @@ class Dialect(ABC):
         position = _after_opened_thinking(text)
         while (found := self.opening.search(text, position)) is not None:
             if found["think"] is None:
-                block = self._read(text, found)
+                block = self.read_block(text, found)
                 calls += block.calls
-                position = block.end
+                position = max(block.end, position + 1)  # whatever a block says of its end, reading comes to one
             else:
                 position = _after(text.find(_THINK_END, found.end()), text)
         return tuple(replace(call, id=f"call_{number}") for number, call in enumerate(calls))
@@ -104,7 +127,7 @@ class Dialect(ABC):
                 argument that is no JSON value.
         """
         try:
-            text = self._write(name, arguments)
+            text = self.write_call(name, arguments)
         except (TypeError, ValueError, RecursionError) as error:
             raise DialectError(f"dialect {self.name} can't write this call of {name!r}: {error}") from error
         if self.parse(text) != (ToolCall(name=name, arguments=arguments, id="call_0"),):
@@ -115,11 +138,11 @@ class Dialect(ABC):
         return text
 
     @abstractmethod
-    def _read(self, text: str, opening: re.Match[str]) -> Block:
+    def read_block(self, text: str, opening: re.Match[str]) -> Block:
         """The calls of the block that ``opening`` begins; its end lies after the opening."""
 
     @abstractmethod
-    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """A call as text.
 
         Raises:
@@ -128,7 +151,7 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def _describe(self) -> str:
+    def describe_tools(self) -> str:
         """The instructions of a dialect that has at least one tool."""
 
 

@@ -28,7 +28,8 @@ class Fence(Dialect):
         whole = r"[ \t](?P<body>[^`\n]*)```[ \t]*$"  # no backtick in it: what it ends with could not be told apart
         self.opening = re.compile(rf"{THINKING}|^```(?P<name>{'|'.join(names)})(?:[ \t]*$|{whole})", re.MULTILINE)
 
-    def _read(self, text: str, opening: re.Match[str]) -> Block:
+    def read_block(self, text: str, opening: re.Match[str]) -> Block:
+        """Read the block."""
         if opening["body"] is not None:
             tool = self.tools.get(opening["name"])
             return Block(end=opening.end(), calls=(read_body(tool, opening["body"].strip()),) if tool else ())
@@ -42,8 +43,10 @@ class Fence(Dialect):
         error = f"the ```{name} block is not closed: end it with a line ```"
         return Block(end=end, calls=(cut_off(self.tools[name], body, error),))
 
-    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write the call."""
         return f"```{name}\n{write_body(known(self.tools, name), arguments, _TAGS)}\n```"
 
-    def _describe(self) -> str:
-        return "\n".join(describe(tool, self._write) for tool in self.tools.values())
+    def describe_tools(self) -> str:
+        """Describe the tools."""
+        return "\n".join(describe(tool, self.write_call) for tool in self.tools.values())

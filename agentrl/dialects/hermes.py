@@ -23,7 +23,8 @@ class Enveloped(Dialect):
     marks = (*Dialect.marks, "<tool_call>", "</tool_call>")
     opening = re.compile(f"{THINKING}|<tool_call>")
 
-    def _read(self, text: str, opening: re.Match[str]) -> Block:
+    def read_block(self, text: str, opening: re.Match[str]) -> Block:
+        """Read the block."""
         tag = _TAG.search(text, opening.end())
         body = text[opening.end() : tag.start() if tag else len(text)]
         if tag is None or tag.group() == "<tool_call>":
@@ -50,13 +51,15 @@ class Hermes(Enveloped):
         except Unreadable as error:
             return malformed(str(error))
 
-    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write the call."""
         call = write_json({"name": name, "arguments": dict(arguments)}, _TAGS)
         return f"<tool_call>\n{call}\n</tool_call>"
 
-    def _describe(self) -> str:
+    def describe_tools(self) -> str:
+        """Describe the tools."""
         tools = self.tools.values()
-        example = next(self._write(tool.name, tool.example) for tool in tools)
+        example = next(self.write_call(tool.name, tool.example) for tool in tools)
         return "\n".join(
             [_INTRODUCTION, example, "The tools are:", *(write_json(tool.schema["function"]) for tool in tools)]
         )

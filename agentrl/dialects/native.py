@@ -50,7 +50,8 @@ class NativeMistral(Dialect):
     marks = (*Dialect.marks, "[TOOL_CALLS]")
     opening = re.compile(rf"{THINKING}|\[TOOL_CALLS\]")
 
-    def _read(self, text: str, opening: re.Match[str]) -> Block:
+    def read_block(self, text: str, opening: re.Match[str]) -> Block:
+        """Read the block."""
         try:
             value, end = read_json_at(text, opening.end())
         except Unreadable as error:
@@ -60,10 +61,12 @@ class NativeMistral(Dialect):
         items: list[object] = value
         return Block(end=end, calls=tuple(read_call(item, extra=frozenset({"id"})) for item in items))
 
-    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write the call."""
         return f"[TOOL_CALLS] {write_json([{'name': name, 'arguments': dict(arguments)}], _TAGS)}"
 
-    def _describe(self) -> str:
+    def describe_tools(self) -> str:
+        """Describe the tools."""
         raise AssertionError("the chat template describes the tools")
 
 
@@ -78,7 +81,8 @@ class NativeLlama(Dialect):
     name, native = "native-llama", True
     opening = re.compile(f"{THINKING}|{_LLAMA_BEGINS}", re.MULTILINE)
 
-    def _read(self, text: str, opening: re.Match[str]) -> Block:
+    def read_block(self, text: str, opening: re.Match[str]) -> Block:
+        """Read the block."""
         calls: list[ToolCall] = []
         end = opening.end()
         while not calls or text.startswith("{", end):
@@ -91,10 +95,12 @@ class NativeLlama(Dialect):
             end = after.end() if after and text.startswith("{", after.end()) else end
         return Block(end=end, calls=tuple(calls))
 
-    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write the call."""
         return write_json({"name": name, "parameters": dict(arguments)}, _TAGS)
 
-    def _describe(self) -> str:
+    def describe_tools(self) -> str:
+        """Describe the tools."""
         raise AssertionError("the chat template describes the tools")
 
 
@@ -111,17 +117,20 @@ class NativeHarmony(Dialect):
         r"(?:<\|channel\|>\w+)?(?: \w+| ?<\|constrain\|>\w+)?<\|message\|>"
     )
 
-    def _read(self, text: str, opening: re.Match[str]) -> Block:
+    def read_block(self, text: str, opening: re.Match[str]) -> Block:
+        """Read the block."""
         try:
             value, end = read_json_at(text, opening.end())
         except Unreadable as error:
             return Block(end=len(text), calls=(malformed(str(error), opening["name"]),))
         return Block(end=end, calls=(read_call({"name": opening["name"], "arguments": value}),))
 
-    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write the call."""
         return f" to=functions.{name}<|channel|>commentary json<|message|>{write_json(dict(arguments), _HARMONY_TAGS)}"
 
-    def _describe(self) -> str:
+    def describe_tools(self) -> str:
+        """Describe the tools."""
         raise AssertionError("the chat template describes the tools")
 
 

@@ -60,7 +60,8 @@ class Pairs(Enveloped):
     def _text(self, value: object) -> str:
         return value if isinstance(value, str) else write_json(value)
 
-    def _describe(self) -> str:
+    def describe_tools(self) -> str:
+        """Describe the tools."""
         raise AssertionError("the chat template describes the tools")
 
 
@@ -72,7 +73,8 @@ class Qwen3Coder(Pairs):
     tail = "</function>"
     example = "<function=name> <parameter=key> value </parameter> </function>"
 
-    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write the call."""
         pairs = "".join(f"<parameter={key}>\n{self._text(value)}\n</parameter>\n" for key, value in arguments.items())
         return f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
 
@@ -88,7 +90,8 @@ class Glm(Pairs):
     )
     example = "name <arg_key>key</arg_key> <arg_value>value</arg_value>"
 
-    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write the call."""
         pairs = "".join(
             f"<arg_key>{key}</arg_key>\n<arg_value>{self._text(value)}</arg_value>\n"
             for key, value in arguments.items()

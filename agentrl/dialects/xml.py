@@ -23,7 +23,8 @@ class Xml(Dialect):
         names = "|".join(map(re.escape, self.tools))
         self.opening = re.compile(rf"{THINKING}|<(?P<name>{names})>" if names else THINKING)
 
-    def _read(self, text: str, opening: re.Match[str]) -> Block:
+    def read_block(self, text: str, opening: re.Match[str]) -> Block:
+        """Read the block."""
         name = opening["name"]
         closing = text.find(f"</{name}>", opening.end())
         body = text[opening.end() : closing if closing >= 0 else len(text)].removeprefix("\n").removesuffix("\n")
@@ -32,9 +33,11 @@ class Xml(Dialect):
         error = f"the <{name}> block is not closed: end it with </{name}>"
         return Block(end=len(text), calls=(cut_off(self.tools[name], body, error),))
 
-    def _write(self, name: str, arguments: Mapping[str, object]) -> str:
+    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write the call."""
         body = write_body(known(self.tools, name), arguments, re.compile(f"{re.escape(f'</{name}>')}|{THINK_TAG}"))
         return f"<{name}>\n{body}\n</{name}>"
 
-    def _describe(self) -> str:
-        return "\n".join(describe(tool, self._write) for tool in self.tools.values())
+    def describe_tools(self) -> str:
+        """Describe the tools."""
+        return "\n".join(describe(tool, self.write_call) for tool in self.tools.values())

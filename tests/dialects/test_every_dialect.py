@@ -15,11 +15,12 @@ from agentrl.errors import ConfigError, DialectError, EnvContractError, UnknownN
 from agentrl.tools import FunctionTool, tool
 from agentrl.types import ToolCall
 
-from .conftest import add, python
+from .conftest import Slash, add, python
 
 TOOLS = [python, add]
 NAMES = list(DIALECTS)
-JSON_BODY = ["fence", "xml", "hermes", "native-hermes", "native-mistral", "native-llama"]
+assert DIALECTS["slash"] is Slash, "somebody's own is checked as ours are"
+JSON_BODY = ["fence", "xml", "slash", "hermes", "native-hermes", "native-mistral", "native-llama"]
 """Dialects that write all arguments as one JSON object."""
 PAIRS = ["native-qwen3-coder", "native-glm"]
 NAMED_IN_JSON = ["hermes", "native-hermes", "native-mistral", "native-llama"]
@@ -38,6 +39,7 @@ def call(name: str, tool_name: str, arguments: str) -> str:
     return {
         "fence": f"```{tool_name}\n{arguments}\n```",
         "xml": f"<{tool_name}>{arguments}</{tool_name}>",
+        "slash": f"/{tool_name} {arguments}",
         "native-mistral": f"[TOOL_CALLS] [{written}]",
         "native-llama": written,
         "native-qwen3-coder": f"<tool_call>\n<function={tool_name}>\n<parameter=b>\n{arguments}\n</parameter>\n"
