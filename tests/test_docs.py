@@ -1,0 +1,45 @@
+"""Every example of the pages in docs/, run as written; the README has a test of its own."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def blocks(page: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^):#]+)\)", page.read_text(encoding="utf-8")):
+        assert (DOCS / link).exists(), link
+
+
+def test_the_loop_is_short_and_of_public_names() -> None:
+    _, loop = blocks("loop.md")
+    assert len(loop.splitlines()) <= 40
+    tree = ast.parse(loop)
+    imported = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    used = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    assert not [name for name in (*imported, *used) if name.startswith("_")]
+    table = "\n".join(re.findall(r"^\| `.*$", (DOCS / "loop.md").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert not [name for name in imported if name not in table], "the table says what each of them is"
+
+
+@pytest.mark.slow
+def test_the_loop_learns(tmp_path: Path) -> None:
+    script = "\n".join(blocks("loop.md"))
+    one_core = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=one_core, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rewards = [float(value) for value in re.findall(r"^step \d+: mean reward ([\d.]+)$", done.stdout, re.MULTILINE)]
+    assert len(rewards) == 20
+    assert rewards[0] < 0.15 and max(rewards[-3:]) > 0.35, rewards
