@@ -170,12 +170,18 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
     except ModuleNotFoundError as error:
         raise UsageError(f"environment {env_id!r} needs a module that can't be imported: {error}") from error
     except gymnasium.error.Error as error:
-        raise UnknownNameError("environment", env_id, list_envs()) from error
+        raise UnknownNameError("environment", env_id, _registered_by(env_id) or list_envs()) from error
     except TypeError as error:
         raise ConfigError(f"environment {env_id!r} can't be made with {kwargs}: {error}") from error
     if not isinstance(made, ToolEnv):
         raise EnvContractError(f"{env_id!r} is no agentrl.ToolEnv but a {type(made).__name__}")
     return made
+
+
+def _registered_by(env_id: str) -> list[str]:
+    """The ids, with their module, that the module before the colon of ``env_id`` has registered."""
+    module, colon, _ = env_id.rpartition(":")
+    return [f"{module}:{known}" for known, spec in gymnasium.registry.items() if colon and module_of(spec) == module]
 
 
 def _load_class(env_id: str, registered: str) -> None:

@@ -15,6 +15,12 @@ from agentrl.types import Message, Task
 from .good import Broken, Good, Memory
 
 
+class LacksAFile(Good):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        raise FileNotFoundError("problems.jsonl")
+
+
 class GoldRaises(Good):
     def gold(self, task: Task) -> Sequence[str]:
         raise KeyError("solution")
@@ -203,6 +209,7 @@ class RaisesSomethingElse(Good):
 
 
 BROKEN: list[Broken] = [
+    (LacksAFile, {"ARL-E000"}),
     (GoldRaises, {"ARL-E000"}),
     (FirstIsList, {"ARL-E001"}),
     (FirstEndsWithSystem, {"ARL-E001"}),

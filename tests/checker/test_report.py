@@ -183,6 +183,15 @@ def test_a_class_that_is_not_there_is_one_sentence(
     assert said.startswith("agentrl: environment 'test/Checked0-v0'") and why in said and len(said.splitlines()) == 1
 
 
+def test_a_class_in_place_of_an_id_is_told_the_ids_of_its_module(
+    register: Register, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register(Good)
+    assert main(["check-env", "tests.checker.good:NoSuchClass"]) == 2
+    said = capsys.readouterr().err
+    assert "tests.checker.good:test/Checked0-v0" in said and "agentrl/" not in said
+
+
 def test_what_a_probe_changes_is_restored(register: Register) -> None:
     import builtins
 
