@@ -213,11 +213,15 @@ class ChatTemplate:
         Raises:
             RenderError: the template refuses the messages, or leaves one out, repeats or changes it.
         """
+        # A template that leaves a message out does so unseen where its content is empty: it is asked with contents too.
+        told = tuple(shape if shape.role == "assistant" else replace(shape, content=None) for shape in shapes)
         try:
-            return self._read(shapes, lambda write: [_message(*item, write) for item in enumerate(shapes)])
+            if told != shapes:
+                self._read(told, functools.partial(_as_they_are, told))
+            return self._read(shapes, functools.partial(_as_they_are, shapes))
         except Refusal as refusal:
             try:
-                return self._read(shapes, lambda write: _folded(shapes, write))
+                return self._read(shapes, functools.partial(_folded, shapes))
             except Refusal:
                 raise refusal from None
 
@@ -282,6 +286,10 @@ def _message(number: int, shape: Shape, write: _Write) -> _Row:
 
 def _content(number: int, shape: Shape, write: _Write) -> str:
     return write(number, shape) if shape.content is None else shape.content
+
+
+def _as_they_are(shapes: Sequence[Shape], write: _Write) -> list[_Row]:
+    return [_message(*item, write) for item in enumerate(shapes)]
 
 
 def _folded(shapes: Sequence[Shape], write: _Write) -> list[_Row]:

