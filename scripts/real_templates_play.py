@@ -86,7 +86,9 @@ class Player:
         for number, whole in enumerate(self._wholes(conversation)):
             for spoken, stages in written:
                 if _joined(stages) == whole.tokens:
-                    return Verdict(kind="folded" if number else "exact", spoken=spoken, refused=refused)
+                    pairs = () if not number or refused or not there else self._pairs(whole.tokens, there.tokens)
+                    kind = "folded" if number else "exact"
+                    return Verdict(kind=kind, spoken=spoken, refused=refused, pairs=pairs)
         kinds = [self._by_stage(conversation, stages, refused=bool(refused)) for _, stages in written]
         kind, (spoken, stages) = min(zip(kinds, written, strict=True), key=lambda one: one[0] == "differs")
         shown = there is not None and not (refused and kind == "apart")
