@@ -270,7 +270,7 @@ def settle(text: str, seen: Sequence[Seen], *, write: bool) -> int:
     known = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
     texts = (known.splitlines(), text.splitlines())
     changed = list(difflib.unified_diff(*texts, "docs/templates.md", "seen", lineterm="", n=0))
-    print("\n".join(changed))
+    print("\n".join(changed) or f"docs/templates.md says what was seen of {len(seen)} templates")
     if changed:
         _say("docs/templates.md says something else: look at what changed, and write it with --write")
     return int(bool(lost or changed))
