@@ -1,6 +1,5 @@
 """From a config to the parts of a run: model, tokenizer, renderer, engine, collectors."""
 
-import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from agentrl.dialects import NATIVE, Dialect, resolve_dialect
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError
-from agentrl.policy import load_model
+from agentrl.policy import cast_copy, load_model
 from agentrl.registry import make
 from agentrl.render import Renderer, load_tokenizer
 from agentrl.rng import derive_seed
@@ -64,14 +63,15 @@ def assemble(config: Config, path: str | Path | None = None) -> Parts:
     renderer = Renderer(tokenizer, config.model.template_args, _dialect(config).template_tools)
     device = _device(config.model.device)
     if source:
-        model = load_model(source, dtype=getattr(torch, config.model.dtype), device=device)
+        model = load_model(source, device=device)
     else:
         tiny = _checked(config.model)
         seed = derive_seed(config.run.seed, "weights")
         model: Any = make_model(tokenizer, hidden=tiny.hidden, layers=tiny.layers, heads=tiny.heads, seed=seed)
-        model = model.to(device, getattr(torch, tiny.dtype))
+        model = model.to(device)
     longest = config.rollout.episode_tokens + config.rollout.turn_tokens
-    engine = TransformersEngine(copy.deepcopy(model), slots=config.rollout.concurrency, max_length=longest)
+    sampled = cast_copy(model, getattr(torch, config.model.dtype))
+    engine = TransformersEngine(sampled, slots=config.rollout.concurrency, max_length=longest)
     return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=engine)
 
 

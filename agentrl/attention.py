@@ -7,11 +7,11 @@ Legend: T packed tokens, R rows, L longest row, B cached rows in use, H query he
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -20,16 +20,35 @@ from agentrl.errors import ConfigError
 NAME = "agentrl"
 _SIMILAR, _SLACK = 0.75, 16
 """A row joins a bucket when it is at least this share of its longest row, give or take that many tokens."""
+_QUERIES, _HEAD, _KEYS = 4, 16, (192, 384, 512)
+"""Queries and head sizes of cached slots are padded to a multiple of these, keys to one of these above a multiple of
+the last. With others a CPU's kernels add up in another order, so that a token's last bits tell what ran beside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """What a layer does to its scores."""
+
+    scale: float
+    """Factor of each product of query and key."""
+    window: int | None = None
+    """How many keys, its own included, a query sees; None is all."""
+    softcap: float | None = None
+    """The c of scores that are c·tanh(s/c), as Gemma 2's are."""
 
 
 class Plan(Protocol):
     """How the packed tokens of one forward pass attend to each other."""
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: "How") -> Tensor:
         """Attention of one layer: ``query`` [T, H, D], ``key`` and ``value`` [T, K, D] to [T, H, D]."""
         ...
+
+
+def padded_keys(length: int) -> int:
+    """How many keys to look at where the longest row has ``length``."""
+    whole, rest = divmod(length - 1, _KEYS[-1])
+    return whole * _KEYS[-1] + next(size for size in _KEYS if rest < size)
 
 
 class PackedRows:
@@ -58,22 +77,21 @@ class PackedRows:
         first = torch.full((int(source.max()) + 1,), len(cells), device=device)
         self._cell = first.scatter_reduce_(0, cells, torch.arange(len(cells), device=device), "amin")
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
         """Pads on the right for the kernel only: a causal row never sees what follows it."""
         shares = query.shape[1] // key.shape[1]
         # enable_gqa has no fast kernel on a CPU.
-        repeats, grouped = (shares, False) if query.device.type == "cpu" else (1, shares > 1)
+        grouped = query.device.type != "cpu" and how.softcap is None
         outs: list[Tensor] = []
         for bucket in self._buckets:
             q, k, v = (_cells(tensor, bucket) for tensor in (query, key, value))
-            mask = None if window is None or window >= bucket.shape[1] else _band(bucket.shape[1], window, query)
-            if repeats > 1:
-                k, v = (tensor.repeat_interleave(repeats, dim=1) for tensor in (k, v))
-            out = scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
-            )
+            length = bucket.shape[1]
+            if shares > 1 and not grouped:
+                k, v = (tensor.repeat_interleave(shares, dim=1) for tensor in (k, v))
+            if how.softcap is not None or (how.window is not None and how.window < length):
+                out = _masked(q, k, v, _band(length, how.window or length, query), how)
+            else:
+                out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scale, enable_gqa=grouped)
             outs.append(out.transpose(1, 2).flatten(0, 1))
         return torch.cat(outs).index_select(0, self._cell)
 
@@ -95,32 +113,54 @@ def _cells(tensor: Tensor, bucket: Tensor) -> Tensor:
 
 def _band(length: int, window: int, like: Tensor) -> Tensor:
     distance = torch.arange(length, device=like.device)[:, None] - torch.arange(length, device=like.device)
-    return (distance >= 0) & (distance < window)
+    return like.new_zeros(length, length).masked_fill((distance < 0) | (distance >= window), float("-inf"))
+
+
+def _masked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: How) -> Tensor:
+    """Attention of [N, H, n, D] over [N, H, L, D] with an additive mask that fits [N, H, n, L]."""
+    if how.softcap is None:
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=how.scale)
+    scores = how.softcap * torch.tanh(query @ keys.transpose(-1, -2) * (how.scale / how.softcap))
+    return torch.softmax(scores + mask, dim=-1) @ values
 
 
 class SlotCache:
-    """Keys and values of many rows, all layers in one tensor ``store`` [slots, layers, 2, K, capacity, D]."""
+    """Keys and values of many rows.
 
-    def __init__(self, slots: int, layers: int, heads: int, head_dim: int, like: Tensor) -> None:
-        self._shape = (slots, layers, 2, heads)
-        self._head_dim = head_dim
-        self.store = like.new_zeros(*self._shape, 0, head_dim)
+    Each layer has a tensor [slots, 2, K, capacity, D], made when the layer first attends: K and D may differ by layer.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._capacity = 0
+        self._layers: dict[int, Tensor] = {}
+
+    def layer(self, number: int, key: Tensor) -> Tensor:
+        """The store of a layer whose keys are like ``key`` [T, K, D]."""
+        if number not in self._layers:
+            _, heads, size = key.shape
+            self._layers[number] = key.new_zeros(self._slots, 2, heads, self._capacity, size)
+        return self._layers[number]
 
     def reserve(self, length: int) -> None:
         """Make room for rows of ``length`` tokens, keeping what is cached."""
-        have = self.store.shape[4]
+        have = self._capacity
         if length > have:
-            grown = self.store.new_zeros(*self._shape, max(length, have + have // 2, 128), self._head_dim)
-            grown[:, :, :, :, :have] = self.store
-            self.store = grown
+            self._capacity = max(length, have + have // 2)
+            for number, store in self._layers.items():
+                grown = store.new_zeros(*store.shape[:3], self._capacity, store.shape[4])
+                grown[:, :, :, :have] = store
+                self._layers[number] = grown
 
     def move(self, source: list[int], target: list[int]) -> None:
         """Put row ``source[i]`` where ``target[i]`` is, all at once; both lists name the same rows in other orders."""
-        self.store[target] = self.store[source]
+        for store in self._layers.values():
+            store[target] = store[source]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` cached tokens of one row to another."""
-        self.store[target, :, :, :, :length] = self.store[source, :, :, :, :length]
+        for store in self._layers.values():
+            store[target, :, :, :length] = store[source, :, :, :length]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,29 +194,31 @@ class SlotPlan:
     extra_mask: Tensor | None = None
     """Additive mask of the extra tokens [P, 1, n, length]."""
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
-    ) -> Tensor:
-        """Write the new keys and values, then attend over all cached ones."""
-        store = self.cache.store
-        store[self.rows, layer, 0, :, self.positions] = key
-        store[self.rows, layer, 1, :, self.positions] = value
-        keys, values = store[: self.used, layer, 0, :, : self.length], store[: self.used, layer, 1, :, : self.length]
-        queries = query if len(self.last) == len(query) else query[self.last]
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+        """Write the new keys and values, then attend over all cached ones.
+
+        Tokens behind the planned ones are padding: they are not cached, and their rows of the result are 0.
+        """
+        store, real = self.cache.layer(layer, key), len(self.rows)
+        store[self.rows, 0, :, self.positions] = key[:real]
+        store[self.rows, 1, :, self.positions] = value[:real]
+        keys, values = store[: self.used, 0, :, : self.length], store[: self.used, 1, :, : self.length]
+        single = len(self.active) == real
+        queries = query[:real] if single else query[self.last]
         if len(self.active) != self.used:
             queries = query.new_zeros(self.used, *query.shape[1:]).index_copy(0, self.active, queries)
-        mask = self._windowed(self.mask, self.positions[self.last], window)
-        out = _grouped(queries[:, :, None], keys, values, mask, scale)[:, :, 0]
-        if len(self.active) != self.used:
-            out = out[self.active]
-        if self.extra is None or self.extra_rows is None or self.extra_mask is None:
+        mask = self._windowed(self.mask, self.positions[self.last], how.window)
+        out = _grouped(queries[:, :, None], keys, values, mask, how)[:, :, 0]
+        if single and self.used == len(query):
             return out
-        result = torch.empty_like(query)
-        result[self.last] = out
+        result = torch.zeros_like(query)
+        result[self.last] = out[self.active]
+        if self.extra is None or self.extra_rows is None or self.extra_mask is None:
+            return result
         mask = self.extra_mask
-        if window is not None:
-            mask = mask + _too_far(self.positions[self.extra], self.length, window, mask)[:, None]
-        more = _grouped(query[self.extra].transpose(1, 2), keys[self.extra_rows], values[self.extra_rows], mask, scale)
+        if how.window is not None:
+            mask = mask + _too_far(self.positions[self.extra], self.length, how.window, mask)[:, None]
+        more = _grouped(query[self.extra].transpose(1, 2), keys[self.extra_rows], values[self.extra_rows], mask, how)
         result[self.extra.flatten()] = more.transpose(1, 2).flatten(0, 1)
         return result
 
@@ -192,14 +234,18 @@ def _too_far(positions: Tensor, length: int, window: int, like: Tensor) -> Tenso
     return like.new_zeros(distance.shape).masked_fill(distance >= window, float("-inf"))
 
 
-def _grouped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _grouped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: How) -> Tensor:
     """Attention of [N, H, n, D] over [N, K, L, D]: the G heads that share keys stand side by side as queries."""
     rows, heads, count, size = query.shape
-    shared = heads // keys.shape[1]
-    folded = query.reshape(rows, keys.shape[1], shared * count, size)
+    queries = heads // keys.shape[1] * count
+    folded = query.reshape(rows, keys.shape[1], queries, size)
     if count > 1:
-        mask = mask.repeat(1, 1, shared, 1)
-    out = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
+        mask = mask.repeat(1, 1, queries // count, 1)
+    if missing := -queries % _QUERIES:
+        folded = pad(folded, (0, 0, 0, missing))
+        # A single mask row is broadcast to all queries, padding too.
+        mask = mask if count == 1 else pad(mask, (0, 0, 0, missing))
+    out = _masked(folded, keys, values, mask, how)[:, :, :queries]
     return out.reshape(rows, heads, count, size)
 
 
@@ -209,17 +255,22 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    **options: object,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """The form that transformers calls: [1, H, T, D] in, [1, T, H, D] out."""
-    plan, scale, window = options["agentrl_plan"], options["scaling"], options.get("sliding_window")
-    if odd := sorted(name for name in ("softcap", "s_aux") if options.get(name) is not None):
-        raise ConfigError(f"the model's attention needs {' and '.join(odd)}, which attention {NAME!r} does not have")
-    layer = module.layer_idx
-    assert isinstance(plan, PackedRows | SlotPlan) and isinstance(scale, float) and isinstance(layer, int)
-    assert window is None or isinstance(window, int)
-    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return plan.attend(layer, q, k, v, scale=scale, window=window)[None], None
+    plan: Any = options["agentrl_plan"]
+    if options.get("s_aux") is not None:
+        raise ConfigError(f"the model's attention has sinks, which attention {NAME!r} does not have")
+    how = How(scale=options["scaling"], window=options.get("sliding_window"), softcap=options.get("softcap"))
+    # DeepSeek's values are shorter than its keys: zeros behind them change no product.
+    wanted = value.shape[-1]
+    size = -(-max(key.shape[-1], wanted) // _HEAD) * _HEAD
+    q, k, v = (_widened(tensor[0].transpose(0, 1), size) for tensor in (query, key, value))
+    return plan.attend(module.layer_idx, q, k, v, how)[None, ..., :wanted], None
+
+
+def _widened(tensor: Tensor, size: int) -> Tensor:
+    return tensor if tensor.shape[-1] == size else pad(tensor, (0, size - tensor.shape[-1]))
 
 
 def _no_mask(*_: object, **__: object) -> None:

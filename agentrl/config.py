@@ -60,7 +60,7 @@ class ModelSettings(_Section):
     template_args: dict[str, Value] = Field(default_factory=dict)
     """Variables of its chat template, such as ``enable_thinking`` or ``date_string`` (render)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of weights and computation (trainer)."""
+    """Of computation and of the engine's weights; those that are trained and saved are float32 (trainer)."""
     device: str = "cpu"
     """A PyTorch device (trainer)."""
     hidden: Count = 128

@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError, InvariantError
 from agentrl.types import Group, flatten
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
-"""Largest |Δ log-prob| between engine and trainer that rounding explains, by the model's dtype, in nats."""
+"""Largest |Δ log-prob| between engine and trainer that rounding explains, by the type of computation, in nats."""
 
 
 def refuse_biased_sampling(rollout: RolloutSettings) -> None:
@@ -36,7 +36,7 @@ def check_agreement(logp: Tensor, sampler_logp: Tensor, dtype: torch.dtype) -> f
     Args:
         logp: the trainer's log-probs [S].
         sampler_logp: the engine's [S].
-        dtype: of the model's weights.
+        dtype: of the computation.
 
     Returns:
         The largest |Δ log-prob|, in nats.

@@ -13,12 +13,23 @@ from torch.nn import functional
 
 _LARGE = 2**22
 """Multiplications from which oneDNN's start-up, some 10 µs, no longer counts."""
+_WIDE = 2**21
+"""Weights from which it doesn't count either, for the fewest rows."""
+LANES = 16
+"""Rows are padded to a multiple of these: what doesn't fill a vector of the processor is computed another way."""
 _THERE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x`` [..., i] times the transpose of ``weight`` [o, i], plus ``bias`` [o]: what ``torch.nn.Linear`` computes."""
-    if not _by_onednn(x, weight):
+    """``x`` [..., i] times the transpose of ``weight`` [o, i], plus ``bias`` [o]: what ``torch.nn.Linear`` computes.
+
+    In inference mode a row's product is the same to the last bit however many rows there are.
+    """
+    if not _plain(x, weight):
+        return functional.linear(x, weight, bias)
+    if torch.is_inference_mode_enabled():
+        return _same_bits(x, weight, bias)
+    if x.numel() * weight.shape[0] < _LARGE:
         return functional.linear(x, weight, bias)
     product: Tensor = _Product.apply(x, weight) if torch.is_grad_enabled() else _onednn(x, weight)
     return product if bias is None else product + bias
@@ -39,9 +50,19 @@ def use_fast_linear(model: nn.Module) -> None:
             module.__class__ = Linear
 
 
-def _by_onednn(x: Tensor, weight: Tensor) -> bool:
-    plain = x.device.type == weight.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    return _THERE and plain and x.numel() * weight.shape[0] >= _LARGE
+def _plain(x: Tensor, weight: Tensor) -> bool:
+    kind = x.device.type == weight.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+    return _THERE and kind and x.numel() > 0
+
+
+def _same_bits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Both libraries add up each row alike where rows fill whole vectors; which one is chosen by the weight alone."""
+    rows = x.flatten(0, -2)
+    missing = -len(rows) % LANES
+    whole = functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+    product = _onednn(whole, weight) if weight.numel() >= _WIDE else functional.linear(whole, weight)
+    product = product[: len(rows)].unflatten(0, x.shape[:-1])
+    return product if bias is None else product + bias
 
 
 def _onednn(x: Tensor, weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From a model's last hidden states to its logits: the head's product, and the cap that some models put on it."""
+"""From a model's last hidden states to its logits: the head's product, and how some models scale or cap it."""
 
 from typing import Any
 
@@ -12,9 +12,15 @@ def softcap_of(model: PreTrainedModel) -> float | None:
     return getattr(model.config.get_text_config(), "final_logit_softcapping", None)
 
 
+def logit_divisor(model: PreTrainedModel) -> float:
+    """What a model divides its head's product by, as Granite and Cohere do; 1 for most models."""
+    config = model.config.get_text_config()
+    return getattr(config, "logits_scaling", 1.0) / getattr(config, "logit_scale", 1.0)
+
+
 def logits_of(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """The float32 logits [..., V] of hidden states [..., d], before any temperature."""
     head: Any = model.get_output_embeddings()
-    product: Tensor = head(hidden).float()
+    product: Tensor = head(hidden).float() / logit_divisor(model)
     cap = softcap_of(model)
     return product if cap is None else cap * torch.tanh(product / cap)

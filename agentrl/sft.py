@@ -111,7 +111,8 @@ def _update(config: Config, parts: Parts, optimizer: torch.optim.Optimizer, pack
     total = sum(len(pack.sampled) for pack in packs)
     nll = 0.0
     for pack in packs:
-        stats = score(parts.model, pack.to(parts.model.device), temperature=1.0)
+        dtype: torch.dtype = getattr(torch, config.model.dtype)
+        stats = score(parts.model, pack.to(parts.model.device), temperature=1.0, dtype=dtype)
         loss = -stats.logp.sum() / total
         loss.backward()
         nll += float(loss.detach())

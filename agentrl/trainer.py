@@ -92,7 +92,7 @@ class Trainer:
         self.config = config
         self._parts = parts
         self._collector = collector
-        self._dtype = next(parts.model.parameters()).dtype
+        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         self.optimizer = torch.optim.AdamW(
             parts.model.parameters(),
             lr=config.optim.lr,
@@ -264,7 +264,8 @@ class Trainer:
         return batch.split(self.config.optim.max_tokens, rows)
 
     def _stats(self, pack: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        stats = score(self._parts.model, pack.to(self._parts.model.device), temperature=self.config.rollout.temperature)
+        model, temperature = self._parts.model, self.config.rollout.temperature
+        stats = score(model, pack.to(model.device), temperature=temperature, dtype=self._dtype)
         return stats.logp, stats.entropy, stats.sum_sq
 
 

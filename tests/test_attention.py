@@ -1,6 +1,7 @@
 """Attention without pads: packs and cached slots give what transformers' own attention gives each row by itself."""
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
-from agentrl.attention import NAME, PackedRows, SlotCache, SlotPlan
+from agentrl.attention import NAME, How, PackedRows, SlotCache, SlotPlan, _attention, padded_keys
 from agentrl.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,7 +47,7 @@ def random_heads(count: int, heads: tuple[int, int], size: int = 8) -> tuple[Ten
 def test_a_pack_is_its_rows(lengths: tuple[int, ...], heads: tuple[int, int], window: int | None) -> None:
     query, key, value = random_heads(sum(lengths), heads)
     plan = PackedRows(starts_of(lengths))
-    packed = plan.attend(0, query, key, value, scale=0.3, window=window)
+    packed = plan.attend(0, query, key, value, How(scale=0.3, window=window))
     rows = [
         attend_slowly(*parts, 0.3, window)
         for parts in zip(*(tensor.split(list(lengths)) for tensor in (query, key, value)), strict=True)
@@ -59,7 +60,7 @@ def test_a_pack_is_its_rows(lengths: tuple[int, ...], heads: tuple[int, int], wi
 def test_gradients_are_those_of_the_rows(lengths: tuple[int, ...], window: int | None) -> None:
     inputs = [tensor.requires_grad_() for tensor in random_heads(sum(lengths), (4, 2))]
     weight = torch.randn(sum(lengths), 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    packed = PackedRows(starts_of(lengths)).attend(0, *inputs, scale=0.3, window=window)
+    packed = PackedRows(starts_of(lengths)).attend(0, *inputs, How(scale=0.3, window=window))
     got = torch.autograd.grad((packed * weight).sum(), inputs)
     parts = zip(*(tensor.split(list(lengths)) for tensor in (*inputs, weight)), strict=True)
     slow = torch.stack([(attend_slowly(q, k, v, 0.3, window) * w).sum() for q, k, v, w in parts]).sum()
@@ -67,21 +68,26 @@ def test_gradients_are_those_of_the_rows(lengths: tuple[int, ...], window: int |
         torch.testing.assert_close(ours, theirs, **CPU_EXACT)
 
 
-def windowed() -> Any:
-    config = MistralConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=4, sliding_window=3,
-    )  # fmt: skip
+def windowed(kind: str) -> Any:
+    config: dict[str, Any] = {
+        **{"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "sliding_window": 3},
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return MistralForCausalLM(config).double().eval()
+        if kind == "sliding window":
+            return MistralForCausalLM(MistralConfig(**config)).double().eval()
+        capped = Gemma2Config(**config, attn_logit_softcapping=0.3, initializer_range=0.5, query_pre_attn_scalar=4)
+        return Gemma2ForCausalLM(capped).double().eval()
 
 
-@pytest.mark.parametrize("theirs", ["eager", "sdpa"])
-@pytest.mark.parametrize("kind", ["full", "sliding window"])
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [*itertools.product(["full", "sliding window"], ["eager", "sdpa"]), ("sliding window and cap", "eager")],
+)
 def test_whole_models_agree_with_transformers(model: Any, kind: str, theirs: str) -> None:
     """Hidden states and the gradients of every weight, a pack against its rows one by one."""
-    ours = windowed() if kind == "sliding window" else copy.deepcopy(model).double()
+    ours = copy.deepcopy(model).double() if kind == "full" else windowed(kind)
     other = copy.deepcopy(ours)
     ours.set_attn_implementation(NAME)
     other.set_attn_implementation(theirs)
@@ -107,8 +113,8 @@ def test_rows_that_begin_alike_may_share_their_tokens(window: int | None) -> Non
     source = torch.cat([torch.arange(40), torch.arange(5), torch.arange(40, 51)])
     inputs = [tensor.requires_grad_() for tensor in random_heads(51, (4, 2))]
     starts, weight = starts_of((40, 9, 7)), torch.linspace(-1, 1, 51, dtype=torch.float64)[:, None, None]
-    shared = PackedRows(starts, source).attend(0, *inputs, scale=0.3, window=window)
-    copied = PackedRows(starts).attend(0, *(tensor[source] for tensor in inputs), scale=0.3, window=window)
+    shared = PackedRows(starts, source).attend(0, *inputs, How(scale=0.3, window=window))
+    copied = PackedRows(starts).attend(0, *(tensor[source] for tensor in inputs), How(scale=0.3, window=window))
     torch.testing.assert_close(shared[source], copied, **CPU_EXACT)
     apart = [i for i in range(56) if not 40 <= i < 45]
     got = torch.autograd.grad((shared * weight).sum(), inputs)
@@ -120,24 +126,17 @@ def test_rows_that_begin_alike_may_share_their_tokens(window: int | None) -> Non
 def test_rows_do_not_see_each_other() -> None:
     query, key, value = random_heads(12, (4, 2))
     plan = PackedRows(starts_of((5, 4, 3)))
-    before = plan.attend(0, query, key, value, scale=0.3, window=None)
+    before = plan.attend(0, query, key, value, How(scale=0.3, window=None))
     for tensor in (query, key, value):
         tensor[5:9] = 7.0
-    after = plan.attend(0, query, key, value, scale=0.3, window=None)
+    after = plan.attend(0, query, key, value, How(scale=0.3, window=None))
     assert torch.equal(before[:5], after[:5]) and torch.equal(before[9:], after[9:])
     assert not torch.equal(before[5:9], after[5:9])
 
 
-def test_a_model_that_needs_more_than_plain_attention_is_refused() -> None:
-    config = Gemma2Config(
-        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=4, attn_logit_softcapping=30.0,
-    )  # fmt: skip
-    capped: Any = Gemma2ForCausalLM(config)
-    capped.set_attn_implementation(NAME)
-    tokens = torch.arange(3)[None]
-    with pytest.raises(ConfigError, match="softcap"):
-        capped(tokens, position_ids=tokens, use_cache=False, agentrl_plan=PackedRows(torch.tensor([0, 3])))
+def test_attention_with_sinks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has sinks"):
+        _attention(torch.nn.Identity(), *torch.zeros(3, 1, 1, 2, 4), None, agentrl_plan=None, s_aux=torch.zeros(1))
 
 
 def slot_plan(cache: SlotCache, new: dict[int, tuple[int, int]]) -> SlotPlan:
@@ -183,33 +182,39 @@ def test_cached_slots_give_what_a_whole_forward_gives(heads: tuple[int, int], wi
     steps = [{2: 4, 5: 1}, {0: 6, 2: 1, 5: 1}, {0: 1, 5: 5}, {0: 2, 2: 1}, {5: 1}]
     query, key, value = random_heads(sum(lengths.values()), heads)
     offset = dict(zip(lengths, starts_of(tuple(lengths.values())).tolist(), strict=False))
-    cache = SlotCache(6, 2, heads[1], 8, query)
+    cache = SlotCache(6)
     have, got = dict.fromkeys(lengths, 0), torch.zeros_like(query)
     for step in steps:
         plan = slot_plan(cache, {row: (have[row], count) for row, count in step.items()})
         picked = torch.tensor([offset[r] + have[r] + i for r, count in step.items() for i in range(count)])
-        got[picked] = plan.attend(1, query[picked], key[picked], value[picked], scale=0.3, window=window)
+        got[picked] = plan.attend(1, query[picked], key[picked], value[picked], How(scale=0.3, window=window))
         for row, count in step.items():
             have[row] += count
     assert have == {0: 9, 2: 6, 5: 8}
     whole = PackedRows(starts_of(tuple(lengths.values())))
-    expected = whole.attend(1, query, key, value, scale=0.3, window=window)
+    expected = whole.attend(1, query, key, value, How(scale=0.3, window=window))
     torch.testing.assert_close(got, expected, **CPU_EXACT)
 
 
 def test_a_cache_keeps_what_it_holds_while_it_grows_and_moves() -> None:
-    cache = SlotCache(3, 2, 1, 4, torch.zeros(1))
+    cache = SlotCache(3)
     cache.reserve(5)
-    room = cache.store.shape[4]
-    assert room >= 5
-    cache.store.copy_(torch.randn(cache.store.shape, generator=torch.Generator().manual_seed(0)))
-    before = cache.store.clone()
-    cache.reserve(room)
-    assert cache.store.shape[4] == room
-    cache.reserve(room + 1)
-    assert torch.equal(cache.store[:, :, :, :, :room], before)
+    sizes, generator = {0: (1, 4), 3: (2, 6)}, torch.Generator().manual_seed(0)
+    for layer, (heads, size) in sizes.items():
+        store = cache.layer(layer, torch.zeros(1, heads, size))
+        store.copy_(torch.randn(3, 2, heads, 5, size, generator=generator))
+    before = {layer: cache.layer(layer, torch.zeros(1)).clone() for layer in sizes}
+    cache.reserve(5)
+    cache.reserve(6)
     cache.move([2, 0, 1], [0, 1, 2])
-    assert torch.equal(cache.store[:, :, :, :, :room], before[[2, 0, 1]])
     cache.copy_prefix(0, 1, 3)
-    assert torch.equal(cache.store[1, ..., :3, :], before[2, ..., :3, :])
-    assert torch.equal(cache.store[1, ..., 3:room, :], before[0, ..., 3:, :])
+    for layer, old in before.items():
+        now = cache.layer(layer, torch.zeros(1))
+        assert now.shape[3] > 5
+        assert torch.equal(now[[0, 2], :, :, :5], old[[2, 1]])
+        assert torch.equal(now[1, :, :, :3], old[2, :, :, :3]) and torch.equal(now[1, :, :, 3:5], old[0, :, :, 3:])
+
+
+def test_keys_are_padded_to_sizes_that_add_up_alike() -> None:
+    lengths = {1: 192, 192: 192, 193: 384, 385: 512, 512: 512, 513: 704, 1025: 1216, 1500: 1536}
+    assert {length: padded_keys(length) for length in lengths} == lengths

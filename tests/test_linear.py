@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from agentrl import linear as linear_module
 from agentrl.linear import Linear, linear, use_fast_linear
 
 SHAPES = [(3, 5, 7), (300, 128, 128), (2049, 64, 33)]
@@ -52,12 +51,21 @@ def test_transposed_operands_are_understood() -> None:
     torch.testing.assert_close(across, x[0].T @ weight[:, :1].expand(128, 300).T, rtol=1e-4, atol=1e-3)
 
 
-def test_large_float32_products_go_to_onednn_and_others_do_not() -> None:
-    x, weight, _ = operands(300, 128, 128)
-    assert linear_module._by_onednn(x, weight) == linear_module._THERE
-    assert not linear_module._by_onednn(x[:, :5], weight)
-    assert not linear_module._by_onednn(x.double(), weight.double())
-    assert not linear_module._by_onednn(x.bfloat16(), weight.bfloat16())
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_other_types_are_computed_as_ever(kind: torch.dtype) -> None:
+    x, weight, bias = (tensor.to(kind) for tensor in operands(300, 128, 128))
+    assert torch.equal(linear(x, weight, bias), nn.functional.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (60, 100), (1500, 1500)])
+@torch.inference_mode()
+def test_an_inferred_row_has_the_same_bits_in_any_crowd(shape: tuple[int, int]) -> None:
+    (x,), weight, bias = operands(300, *shape)
+    whole = linear(x, weight, bias)
+    torch.testing.assert_close(whole, nn.functional.linear(x, weight, bias), rtol=1e-4, atol=1e-3)
+    for count in (1, 2, 3, 5, 16, 17, 100):
+        assert torch.equal(linear(x[7 : 7 + count], weight, bias), whole[7 : 7 + count])
+    assert linear(x[:0], weight, bias).shape == (0, shape[1])
 
 
 def test_a_model_keeps_its_names_and_weights() -> None:

@@ -8,14 +8,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GraniteConfig, GraniteForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+)
 
 from agentrl.attention import NAME
 from agentrl.batch import Batch, whole
 from agentrl.engines.base import Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import UsageError
-from agentrl.policy import hidden_states, load_model, score
+from agentrl.policy import _check_rows, cast_copy, hidden_states, load_model, score
 from agentrl.types import Group, Segment, Stop, Trajectory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -147,7 +154,22 @@ def test_a_model_comes_back_from_its_folder(model: Any, tmp_path: Path) -> None:
     batch = batch_of(SHAPES)
     with torch.no_grad():
         assert torch.equal(score(loaded, batch, temperature=1.0).logp, score(model, batch, temperature=1.0).logp)
-    assert load_model(tmp_path, dtype=torch.bfloat16).dtype == torch.bfloat16
+    loaded.to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    assert load_model(tmp_path / "half").dtype == torch.float32
+
+
+def test_half_precision_is_that_of_a_model_cast_to_it_and_its_gradients_are_whole(model: Any) -> None:
+    batch, whole, half = batch_of(SHAPES), copy.deepcopy(model), cast_copy(model, torch.bfloat16)
+    got = score(whole, batch, temperature=0.7, dtype=torch.bfloat16)
+    wanted = score(half, batch, temperature=0.7, dtype=torch.bfloat16)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, wanted, strict=True))
+    assert not torch.equal(got.logp, score(whole, batch, temperature=0.7).logp)
+    got.logp.sum().backward()
+    wanted.logp.sum().backward()
+    for mine, theirs in zip(whole.parameters(), half.parameters(), strict=True):
+        assert mine.grad is not None and mine.grad.dtype == mine.dtype == torch.float32
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad, theirs.grad.float(), rtol=0.1, atol=0.02 * float(mine.grad.abs().max()))
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
@@ -194,12 +216,48 @@ def test_a_head_with_a_bias_is_scored_and_sampled_with_it(model: Any, reference:
     assert completion.logprobs == pytest.approx(wanted, abs=1e-4)
 
 
-def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
-    """The head's product is taken for logits, so its log-probs would be those of another model."""
+def granite(scaling: float) -> Any:
     config = GraniteConfig(
-        vocab_size=40, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, logits_scaling=8.0, pad_token_id=0, initializer_range=2.0,
+        vocab_size=300, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, logits_scaling=scaling, pad_token_id=0, initializer_range=1.0,
     )  # fmt: skip
-    GraniteForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="scales its logits"):
+    return GraniteForCausalLM(config)
+
+
+def test_a_model_that_scales_its_logits_is_scored_and_sampled_so(tmp_path: Path) -> None:
+    theirs: Any = granite(8.0)
+    theirs.save_pretrained(tmp_path)
+    ours, batch = load_model(tmp_path), batch_of(SHAPES)
+    for mine, wanted in zip(score(ours, batch, temperature=0.7), full_stats(theirs, batch, 0.7), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
+    prompt = (5, 6, 7)
+    completion = asyncio.run(TransformersEngine(ours).generate(prompt, Sampling(max_tokens=9), seed=1))
+    logp = torch.log_softmax(theirs(torch.tensor([[*prompt, *completion.token_ids]])).logits[0], dim=-1)
+    wanted = logp[2:-1].gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0].tolist()
+    assert completion.logprobs == pytest.approx(wanted, abs=1e-4)
+
+
+def test_a_model_that_changes_its_logits_otherwise_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head's product is taken for logits, so its log-probs would be those of another model."""
+    _check_rows(model)
+    forward = type(model).forward
+
+    def halved(*args: Any, **options: Any) -> Any:
+        out = forward(*args, **options)
+        out.logits = out.logits / 2
+        return out
+
+    monkeypatch.setattr(type(model), "forward", halved)
+    with pytest.raises(UsageError, match="changes its logits in a way of its own"):
+        _check_rows(model)
+
+
+def test_a_model_with_a_state_beside_attention_is_refused(tmp_path: Path) -> None:
+    """A row packed behind another would begin with that one's state."""
+    config = Lfm2Config(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, layer_types=["conv", "full_attention"], pad_token_id=0, initializer_range=1.0,
+    )  # fmt: skip
+    Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="carries a state from one token to the next"):
         load_model(tmp_path)

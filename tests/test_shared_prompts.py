@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.attention import PackedRows
+from agentrl.attention import How, PackedRows
 from agentrl.batch import Batch, whole
 from agentrl.policy import score
 from agentrl.types import Group, Segment, Stop, Trajectory
@@ -87,6 +87,6 @@ def test_attention_over_shared_tokens_is_attention_over_copies_of_them() -> None
     row_starts, source = torch.tensor([0, 4, 10]), torch.tensor([0, 1, 2, 3, 0, 1, 2, 4, 5, 6])
     heads = [torch.randn(7, count, 8, generator=torch.Generator().manual_seed(count)) for count in (4, 2, 3)]
     heads[2] = heads[2][:, :2]
-    shared = PackedRows(row_starts, source).attend(0, *heads, scale=0.3, window=None)
-    copies = PackedRows(row_starts).attend(0, *(tensor[source] for tensor in heads), scale=0.3, window=None)
+    shared = PackedRows(row_starts, source).attend(0, *heads, How(scale=0.3))
+    copies = PackedRows(row_starts).attend(0, *(tensor[source] for tensor in heads), How(scale=0.3))
     torch.testing.assert_close(shared[source], copies)

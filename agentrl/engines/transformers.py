@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from agentrl.attention import NAME, SlotCache, SlotPlan
+from agentrl.attention import NAME, SlotCache, SlotPlan, padded_keys
 from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.linear import LANES
 from agentrl.logits import logits_of
 from agentrl.rng import uniforms
 
@@ -64,10 +66,7 @@ class TransformersEngine:
         self._model = model.eval()
         self._max_length = max_length
         self._vocab: int = config.vocab_size
-        head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
-        self._cache = SlotCache(
-            slots, config.num_hidden_layers, config.num_key_value_heads, head_dim, next(model.parameters()).detach()
-        )
+        self._cache = SlotCache(slots)
         self._slots = [_Slot() for _ in range(slots)]
         self._waiting: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
@@ -230,19 +229,22 @@ class TransformersEngine:
         slots = [self._slots[index] for index in active]
         counts = [len(slot.new) for slot in slots]
         self.computed_tokens += sum(counts)
-        device = self._cache.store.device
         plan = self._plan(active, [len(slot.cached) for slot in slots], counts)
-        tokens = torch.tensor([token for slot in slots for token in slot.new], device=device)
+        tokens = torch.tensor([token for slot in slots for token in slot.new], device=self._model.device)
+        padding = (0, -len(tokens) % LANES)
         out = self._model.base_model(
-            input_ids=tokens[None], position_ids=plan.positions[None], use_cache=False, agentrl_plan=plan
+            input_ids=pad(tokens, padding)[None],
+            position_ids=pad(plan.positions, padding)[None],
+            use_cache=False,
+            agentrl_plan=plan,
         )
         return out.last_hidden_state[0][plan.last]
 
     def _plan(self, active: list[int], cached: list[int], counts: list[int]) -> SlotPlan:
         ends = [have + count for have, count in zip(cached, counts, strict=True)]
-        length, used = max(ends), active[-1] + 1
+        length, used = padded_keys(max(ends)), active[-1] + 1
         self._cache.reserve(length)
-        like = self._cache.store
+        like = torch.zeros((), dtype=self._model.dtype, device=self._model.device)
         device = like.device
         n = torch.tensor(counts, device=device)
         rows = torch.tensor(active, device=device)
