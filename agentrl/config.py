@@ -81,9 +81,13 @@ class SftSettings(_Section):
     episodes: Count = 64
     """Episodes per update (sft)."""
     lr: Positive = 1e-3
-    """Learning rate (sft)."""
+    """Learning rate until the last updates, over which it falls to 0 (sft)."""
+    temperature: Positive = 1.0
+    """Temperature at which oracle tokens are learned: below that of sampling, the policy ends up able to do everything
+    and sure of nothing, so that reinforcement learning meets each task's reward now and then (sft)."""
     stop_at: Share = 1.0
-    """Stop once an average oracle episode has this probability under the policy (sft)."""
+    """Once an oracle episode has, on average, this probability at that temperature, the rate falls to 0 and the warm
+    start ends (sft)."""
     max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this norm (sft)."""
 

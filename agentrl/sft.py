@@ -26,6 +26,7 @@ from agentrl.types import Group, Trajectory
 _FIRST_TASK = 10**9
 """Where an endless set's oracle tasks begin: reinforcement learning begins at 0 and so meets new ones."""
 _WARMUP_STEPS = 30
+_COOLING_STEPS = 20
 _SMOOTHING = 0.8
 
 
@@ -36,9 +37,10 @@ class SftStep:
     step: int
     """Counting from 1."""
     loss: float
-    """Mean negative log-prob of an oracle token, in nats."""
+    """Mean negative log-prob of an oracle token at ``sft.temperature``, in nats."""
     likelihood: float
-    """Probability that the policy plays an average oracle episode to the letter, smoothed over steps."""
+    """Probability that the policy, as it was before the update and at ``sft.temperature``, plays an oracle episode to
+    the letter: the mean over the update's episodes, smoothed over updates."""
 
 
 async def oracle_episodes(
@@ -77,10 +79,12 @@ async def oracle_episodes(
 def warm_start(
     config: Config, parts: Parts, groups: Sequence[Group], on_step: Callable[[SftStep], None] = lambda _: None
 ) -> int:
-    """Train on oracle episodes until ``sft.steps``, or until an episode's likelihood reaches ``sft.stop_at``.
+    """Train on oracle episodes until ``sft.steps``, or until soon after their likelihood has reached ``sft.stop_at``.
 
-    The learning rate falls to 0 at the last update: a policy that stops half-way with weights still shaking is sure of
-    some mistakes, and what all episodes of a group do alike reinforcement learning can't undo.
+    The learning rate is held until then, since what must be learned at once, such as to copy, is learned late and all
+    of a sudden, and falls to 0 over the last updates: a policy that stops half-way with weights still shaking is sure
+    of some mistakes, and what all episodes of a group do alike reinforcement learning can't undo. For the same reason
+    ``sft.temperature`` may be lower than that of sampling: what is rare is then learned too, and yet nothing is sure.
 
     Returns:
         The number of updates.
@@ -91,32 +95,37 @@ def warm_start(
     generator = torch.Generator().manual_seed(derive_seed(config.run.seed, "sft"))
     order: list[int] = []
     smooth: float | None = None
-    for step in range(1, sft.steps + 1):
+    step, last = 0, sft.steps
+    while step < last:
+        step += 1
         if len(order) < sft.episodes:
             order += torch.randperm(len(batch), generator=generator).tolist()
         rows, order = order[: sft.episodes], order[sft.episodes :]
         for group in optimizer.param_groups:
-            group["lr"] = sft.lr * min(1.0, step / _WARMUP_STEPS) * (1 - (step - 1) / sft.steps)
-        nll = _update(config, parts, optimizer, batch.split(config.optim.max_tokens, rows))
-        per_episode = nll * float(batch.starts[-1]) / len(batch)
-        smooth = per_episode if smooth is None else _SMOOTHING * smooth + (1 - _SMOOTHING) * per_episode
-        on_step(SftStep(step=step, loss=nll, likelihood=math.exp(-smooth)))
-        if math.exp(-smooth) >= sft.stop_at:
-            return step
-    return sft.steps
+            group["lr"] = sft.lr * min(1.0, step / _WARMUP_STEPS, (last - step + 1) / (_COOLING_STEPS + 1))
+        nll, likelihood = _update(config, parts, optimizer, batch.split(config.optim.max_tokens, rows))
+        smooth = likelihood if smooth is None else _SMOOTHING * smooth + (1 - _SMOOTHING) * likelihood
+        on_step(SftStep(step=step, loss=nll, likelihood=smooth))
+        if smooth >= sft.stop_at:
+            last = min(last, step + _COOLING_STEPS)
+    return step
 
 
-def _update(config: Config, parts: Parts, optimizer: torch.optim.Optimizer, packs: Sequence[Batch]) -> float:
-    """One update; the mean negative log-prob of the packs' oracle tokens."""
-    total = sum(len(pack.sampled) for pack in packs)
-    nll = 0.0
+def _update(
+    config: Config, parts: Parts, optimizer: torch.optim.Optimizer, packs: Sequence[Batch]
+) -> tuple[float, float]:
+    """One update; the mean negative log-prob of the packs' oracle tokens, and the mean probability of an episode."""
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    total, rows = sum(len(pack.sampled) for pack in packs), sum(map(len, packs))
+    nll = likelihood = 0.0
     for pack in packs:
-        dtype: torch.dtype = getattr(torch, config.model.dtype)
-        stats = score(parts.model, pack.to(parts.model.device), temperature=1.0, dtype=dtype)
-        loss = -stats.logp.sum() / total
+        logp = score(parts.model, pack.to(parts.model.device), temperature=config.sft.temperature, dtype=dtype).logp
+        loss = -logp.sum() / total
         loss.backward()
         nll += float(loss.detach())
+        per_episode = logp.detach().cpu().split(pack.starts.diff().tolist())
+        likelihood += sum(math.exp(float(part.sum())) for part in per_episode) / rows
     torch.nn.utils.clip_grad_norm_(parts.model.parameters(), config.sft.max_grad_norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return nll
+    return nll, likelihood

@@ -1,7 +1,8 @@
 """A tiny model and tokenizer of our own: enough to learn a tool on a laptop, built as the real ones are.
 
-The architecture is Qwen3's; the tokenizer is a byte-level BPE whose digits stand alone, with a chat template and
-special tokens of its own.
+The architecture is Qwen3's, with what makes copying easy to learn: rotary embeddings that tell near places apart, and
+biases, so that a head can attend to a place whatever stands there. The tokenizer is a byte-level BPE whose digits stand
+alone, with a chat template and special tokens of its own.
 """
 
 from collections.abc import Iterable
@@ -15,6 +16,8 @@ from agentrl.attention import NAME
 from agentrl.errors import ConfigError
 from agentrl.linear import use_fast_linear
 
+# Of published models it is 10,000 and more, and most of a head's angles hardly turn within an episode as short as ours.
+_ROPE_BASE = 10.0
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -82,6 +85,8 @@ def make_model(
         num_key_value_heads=max(1, heads // 2),
         head_dim=hidden // heads,
         max_position_embeddings=4096,
+        attention_bias=True,
+        rope_parameters={"rope_type": "default", "rope_theta": _ROPE_BASE},
         tie_word_embeddings=True,
         pad_token_id=special[PAD],
         eos_token_id=special[END],

@@ -60,24 +60,59 @@ def test_likelihood_rises_and_only_gold_tokens_are_learned(small: Make, referenc
     assert 0.0 <= steps[-1].likelihood <= 1.0
 
 
-def test_the_last_updates_are_the_smallest(small: Make) -> None:
-    run = small(*TAUGHT, "sft.steps=40")
-    weights = [torch.nn.utils.parameters_to_vector(run.parts.model.parameters()).detach().clone()]
-
-    def keep(_: SftStep) -> None:
-        weights.append(torch.nn.utils.parameters_to_vector(run.parts.model.parameters()).detach().clone())
-
-    warm_start(run.config, run.parts, oracle(run), keep)
-    moved = [float((after - before).norm()) for before, after in itertools.pairwise(weights)]
-    assert moved[0] < 0.2 * max(moved) and moved[-1] < 0.2 * max(moved), "it warms up and comes to rest"
-
-
-def test_it_stops_when_it_is_good_enough(small: Make) -> None:
-    run = small(*TAUGHT, "sft.steps=500", "sft.stop_at=0.05")
+def warmed(run: Small) -> tuple[list[SftStep], list[float]]:
+    """The updates of a warm start and the learning rate of each."""
     steps: list[SftStep] = []
-    count = warm_start(run.config, run.parts, oracle(run), steps.append)
-    assert count == len(steps) < 500
-    assert steps[-1].likelihood >= 0.05 > steps[-2].likelihood
+    rates: list[float] = []
+
+    def keep(optimizer: Any, *_: Any) -> None:
+        rates.append(optimizer.param_groups[0]["lr"])
+
+    hook = register_optimizer_step_pre_hook(keep)
+    assert warm_start(run.config, run.parts, oracle(run), steps.append) == len(steps)
+    hook.remove()
+    assert len(rates) == len(steps)
+    return steps, rates
+
+
+def test_the_rate_rises_is_held_and_falls_to_nothing_over_the_last_updates(small: Make) -> None:
+    _, rates = warmed(small(*TAUGHT, "sft.steps=60"))
+    assert rates == pytest.approx([3e-3 * min(1, step / 30, (61 - step) / 21) for step in range(1, 61)])
+    assert rates[29:40] == [3e-3] * 11
+
+
+def test_where_it_is_good_enough_it_cools_down_and_ends(small: Make) -> None:
+    steps, rates = warmed(small(*TAUGHT, "sft.steps=500", "sft.stop_at=0.05"))
+    (reached,) = [
+        after.step for before, after in itertools.pairwise(steps) if before.likelihood < 0.05 <= after.likelihood
+    ]
+    assert len(steps) == reached + 20 < 500
+    assert rates[30:reached] == [3e-3] * (reached - 30), "held, however long it takes"
+    assert rates[reached:] == pytest.approx([3e-3 * (20 - place) / 21 for place in range(20)])
+
+
+def test_likelihood_is_the_mean_over_episodes_of_what_each_has_before_the_update(small: Make, reference: Any) -> None:
+    run = small(*TAUGHT, "sft.episodes=6", "sft.steps=90", "sft.lr=1e-2", "optim.max_tokens=160", "sft.temperature=0.7")
+    groups = oracle(run)
+    seen: list[tuple[SftStep, float]] = []
+
+    def keep(step: SftStep) -> None:
+        seen.append((step, expected))
+        measure()
+
+    def measure() -> None:
+        nonlocal expected
+        model = copy.deepcopy(reference)
+        model.load_state_dict(run.parts.model.state_dict())
+        with torch.no_grad():
+            expected = sum(float(logp_of(model, episode, 0.7).sum().exp()) for episode in flatten(groups)) / 6
+
+    expected = 0.0
+    measure()
+    warm_start(run.config, run.parts, groups, keep)
+    assert seen[-1][0].likelihood > 0.1
+    for (before, _), (after, measured) in itertools.pairwise(seen):
+        assert after.likelihood == pytest.approx(0.8 * before.likelihood + 0.2 * measured, rel=1e-2, abs=1e-30)
 
 
 def test_packs_change_nothing(small: Make) -> None:
@@ -89,8 +124,11 @@ def test_packs_change_nothing(small: Make) -> None:
         assert one.loss == pytest.approx(other.loss, rel=1e-4)
 
 
-def test_gradient_is_that_of_the_mean_over_gold_tokens_in_uneven_packs(small: Make, reference: Any) -> None:
-    run = small(*TAUGHT, "sft.episodes=6", "sft.steps=1", "sft.max_grad_norm=1e9")
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradient_is_that_of_the_mean_over_gold_tokens_in_uneven_packs(
+    small: Make, reference: Any, temperature: float
+) -> None:
+    run = small(*TAUGHT, "sft.episodes=6", "sft.steps=1", "sft.max_grad_norm=1e9", f"sft.temperature={temperature}")
     groups = oracle(run)
     lengths = [len(episode.token_ids) for episode in flatten(groups)]
     run = replace(run, config=with_overrides(run.config, [f"optim.max_tokens={sum(lengths) - min(lengths)}"]))
@@ -103,7 +141,7 @@ def test_gradient_is_that_of_the_mean_over_gold_tokens_in_uneven_packs(small: Ma
     warm_start(run.config, run.parts, groups)
     hook.remove()
     model = copy.deepcopy(reference)
-    torch.cat([-logp_of(model, episode) for episode in flatten(groups)]).mean().backward()
+    torch.cat([-logp_of(model, episode, temperature) for episode in flatten(groups)]).mean().backward()
     for name, weights in model.named_parameters():
         torch.testing.assert_close(gradients[0][name], weights.grad, rtol=1e-3, atol=1e-4, msg=name)
 

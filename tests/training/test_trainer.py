@@ -43,11 +43,11 @@ def weights_of(run: Small) -> dict[str, Tensor]:
     return {name: weights.detach().clone() for name, weights in run.parts.model.named_parameters()}
 
 
-def logp_of(model: Any, episode: Trajectory) -> Tensor:
+def logp_of(model: Any, episode: Trajectory, temperature: float = 1.0) -> Tensor:
     """Log-probs of an episode's sampled tokens, from transformers' own attention on this row alone."""
     tokens = torch.tensor(episode.token_ids)
     trained = torch.tensor([segment.trained for segment in episode.segments for _ in segment.token_ids])
-    logp = torch.log_softmax(model(tokens[None]).logits[0].float(), dim=-1)
+    logp = torch.log_softmax(model(tokens[None]).logits[0].float() / temperature, dim=-1)
     places = torch.nonzero(trained)[:, 0]
     return logp[places - 1, tokens[places]]
 
