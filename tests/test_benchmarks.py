@@ -84,3 +84,11 @@ def test_our_side_of_end_to_end_runs(tmp_path: Path) -> None:
 def test_a_side_that_fails_says_why() -> None:
     shown = run(FOLDER / "end_to_end_ours.py", json.dumps({"name": "broken"}))
     assert shown.returncode != 0 and "Error" in shown.stderr
+
+
+def test_the_seeds_of_a_quickstart_are_a_table(tmp_path: Path) -> None:
+    rows = [{"step": 0, "success": 0.3, "seconds_run": 20.4}, {"step": 8, "success": 0.955, "seconds_run": 99.6}]
+    (tmp_path / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "config.toml").write_text("[run]\nseed = 7\n")
+    shown = run(FOLDER / "quickstart_seeds.py", tmp_path)
+    assert shown.stdout.splitlines()[2:] == ["| 7 | 30.0% (0), 95.5% (8) | 100 |"], shown.stderr
