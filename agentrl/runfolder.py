@@ -136,14 +136,14 @@ def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
         ConfigError: a key is unknown, a value is invalid, or the setting is of those that a run keeps.
     """
     new = with_overrides(config, overrides)
-    before = config.model_dump()
-    for section, values in new.model_dump().items():
-        for key, value in values.items():
-            if value != before[section][key] and not {f"{section}.{key}", f"{section}.*"} & set(_MAY_CHANGE):
-                raise ConfigError(
-                    f"{section}.{key} can't change in a run that goes on, only {', '.join(_MAY_CHANGE)}; a new run "
-                    f"can begin with this one's model: --set model.path={path}"
-                )
+    before, after = config.model_dump(), new.model_dump()
+    for name in (override.partition("=")[0] for override in overrides):
+        section, key = name.split(".")[:2]
+        if after[section][key] != before[section][key] and not {f"{section}.{key}", f"{section}.*"} & set(_MAY_CHANGE):
+            raise ConfigError(
+                f"{name} can't change in a run that goes on, only {', '.join(_MAY_CHANGE)}; a new run can begin with "
+                f"this one's model: --set model.path={path}"
+            )
     return new
 
 
