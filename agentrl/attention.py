@@ -209,7 +209,7 @@ class SlotPlan:
             queries = query.new_zeros(self.used, *query.shape[1:]).index_copy(0, self.active, queries)
         mask = self._windowed(self.mask, self.positions[self.last], how.window)
         out = _grouped(queries[:, :, None], keys, values, mask, how)[:, :, 0]
-        if single and self.used == len(query):
+        if real == self.used == len(self.active) == len(query):
             return out
         result = torch.zeros_like(query)
         result[self.last] = out[self.active]
