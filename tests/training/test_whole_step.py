@@ -122,10 +122,10 @@ def watch(small: Make, monkeypatch: pytest.MonkeyPatch) -> Any:
         watched = Watched(Trainer(run.config, run.parts, run.players))
         real = agentrl.trainer.score
 
-        def score(model: Any, batch: Batch, *, temperature: float) -> Any:
+        def score(model: Any, batch: Batch, *, temperature: float, dtype: torch.dtype) -> Any:
             if torch.is_grad_enabled():
                 watched.packs.append(batch.row.tolist())
-            return real(model, batch, temperature=temperature)
+            return real(model, batch, temperature=temperature, dtype=dtype)
 
         def keep(*_: Any) -> None:
             named = dict(run.parts.model.named_parameters())
