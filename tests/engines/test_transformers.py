@@ -37,7 +37,7 @@ def test_greedy_takes_the_most_probable_token(make_engine: MakeEngine, reference
 
 
 def test_requests_of_other_temperatures_share_a_step(make_engine: MakeEngine) -> None:
-    temperatures = [0.0, 0.5, 1.0, 2.0]
+    temperatures = [0.0, 0.7, 1.0, 2.0]
     engine = make_engine()
     mixed = together(*(engine.generate(PROMPT, Sampling(temperature=t, max_tokens=8), seed=3) for t in temperatures))
     alone = [ask(make_engine(), temperature=t, seed=3) for t in temperatures]

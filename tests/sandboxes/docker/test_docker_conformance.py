@@ -15,7 +15,11 @@ GVISOR = {
     **dict.fromkeys(("mknod_block", "oom_score_lower", "sched_rt", "raises_its_priority"), _INSIDE),
     **dict.fromkeys(("zombies", "nproc_of_other_session", "process_limit_bites", "orphans_make_room_again"), _SLOW),
     **dict.fromkeys(
-        ("memory_of_children_is_rolled_back", "busy_children_of_a_sleeper", "children_share_the_memory_limit"), _SLOW
+        (
+            *("memory_of_children_is_rolled_back", "busy_children_of_a_sleeper", "children_share_the_memory_limit"),
+            "process_name_with_parentheses_and_memory",
+        ),
+        _SLOW,
     ),
     **dict.fromkeys(("kill_pid1_all_signals", "signals_pid_1_for_long"), _KILLED),
     **dict.fromkeys(("proc1_environ", "proc1_fd_write", "proc_of_pid_1"), _SHOWN),
