@@ -1,5 +1,6 @@
 """Tools of real MCP servers, over pipes and over HTTP."""
 
+import contextlib
 import os
 import pickle
 import socket
@@ -33,7 +34,11 @@ def by_name(made: tuple[McpTool, ...]) -> Tools:
 
 def children() -> list[psutil.Process]:
     """The servers that were started over pipes."""
-    return [child for child in psutil.Process().children(recursive=True) if child.cmdline()[-2:] == STDIO[1:]]
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # children of other tests may end meanwhile
+            found += [child] if child.cmdline()[-2:] == STDIO[1:] else []
+    return found
 
 
 @pytest.fixture(scope="module", autouse=True)
