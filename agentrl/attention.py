@@ -40,7 +40,7 @@ class How:
 class Plan(Protocol):
     """How the packed tokens of one forward pass attend to each other."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: "How") -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
         """Attention of one layer: ``query`` [T, H, D], ``key`` and ``value`` [T, K, D] to [T, H, D]."""
         ...
 
@@ -117,9 +117,10 @@ def _band(length: int, window: int, like: Tensor) -> Tensor:
 
 
 def _masked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: How) -> Tensor:
-    """Attention of [N, H, n, D] over [N, H, L, D] with an additive mask that fits [N, H, n, L]."""
+    """Attention of [N, H, n, D] over [N, K, L, D] with an additive mask that fits [N, H, n, L]; a cap wants K = H."""
     if how.softcap is None:
-        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=how.scale)
+        grouped = query.shape[1] > keys.shape[1]
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=how.scale, enable_gqa=grouped)
     scores = how.softcap * torch.tanh(query @ keys.transpose(-1, -2) * (how.scale / how.softcap))
     return torch.softmax(scores + mask, dim=-1) @ values
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
 
-from agentrl.attention import NAME, How, PackedRows, SlotCache, SlotPlan, _attention, padded_keys
+from agentrl.attention import NAME, How, PackedRows, SlotCache, SlotPlan, _attention, _band, _masked, padded_keys
 from agentrl.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -121,6 +121,14 @@ def test_rows_that_begin_alike_may_share_their_tokens(window: int | None) -> Non
     wanted = torch.autograd.grad((copied[apart] * weight).sum(), inputs)
     for ours, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, **CPU_EXACT)
+
+
+def test_heads_that_share_keys_need_no_copies_under_a_mask() -> None:
+    """As on a GPU, where a windowed layer hands its keys over as they are."""
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in random_heads(9, (4, 2)))
+    mask, how = _band(9, 3, query), How(scale=0.3, window=3)
+    copied = _masked(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), mask, how)
+    torch.testing.assert_close(_masked(query, key, value, mask, how), copied, **CPU_EXACT)
 
 
 def test_rows_do_not_see_each_other() -> None:
