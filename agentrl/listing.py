@@ -89,7 +89,7 @@ def details(env_id: str) -> dict[str, object]:
                 ) from error
             raise
         except (Exception, SystemExit) as error:  # somebody's environment may raise anything
-            raise UsageError(f"the environment {env_id!r} is broken: {error!r}") from error
+            raise UsageError(f"the environment {env_id!r} is broken: {error.__cause__ or error!r}") from error
         try:
             return _details(env)
         finally:
@@ -152,7 +152,7 @@ def _entry(env_id: str) -> Entry:
     except UsageError as error:
         return Entry(id=env_id, distribution=home, problem=f"not available: {error}")
     except (Exception, SystemExit) as error:  # somebody's environment may raise anything
-        return Entry(id=env_id, distribution=home, problem=f"broken: {error!r}")
+        return Entry(id=env_id, distribution=home, problem=f"broken: {error.__cause__ or error!r}")
 
 
 def _home(env_id: str) -> str:

@@ -22,9 +22,10 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
+from agentrl.contract import ask
 from agentrl.dialects import DIALECTS
 from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError, EnvContractError, UnknownNameError, UsageError
+from agentrl.errors import AgentRLError, ConfigError, EnvContractError, UnknownNameError, UsageError
 from agentrl.reasoning_gym_tasks import TASKS
 
 GROUP = "agentrl.envs"
@@ -160,13 +161,18 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
         UnknownNameError: there is no such id.
         UsageError: the environment, or the module before its colon, can't be imported.
         ConfigError: the environment does not take one of the arguments.
-        EnvContractError: the id does not lead to a ``ToolEnv``.
+        EnvContractError: the id does not lead to a ``ToolEnv``, or the class raised something else.
+        InfrastructureError: a sandbox failed.
     """
     load_plugins()
     registered = _with_module_imported(env_id)
     try:
         _load_class(env_id, registered)
-        made = gymnasium.make(registered, disable_env_checker=True, **kwargs).unwrapped
+        made = ask(
+            f"making {env_id!r}",
+            lambda: gymnasium.make(registered, disable_env_checker=True, **kwargs).unwrapped,
+            passing=(AgentRLError, gymnasium.error.Error, ModuleNotFoundError, TypeError),
+        )
     except ModuleNotFoundError as error:
         raise UsageError(f"environment {env_id!r} needs a module that can't be imported: {error}") from error
     except gymnasium.error.Error as error:

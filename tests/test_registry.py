@@ -13,7 +13,8 @@ import pytest
 import agentrl
 from agentrl import registry
 from agentrl.env import Episode, ToolEnv
-from agentrl.errors import ConfigError, EnvContractError, UnknownNameError, UsageError
+from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, UnknownNameError, UsageError
+from agentrl.sandboxes import SandboxError
 from agentrl.tasks import TaskList
 from agentrl.types import Task
 
@@ -90,6 +91,18 @@ def test_a_wrong_argument_is_a_config_error() -> None:
 def test_another_kind_of_environment_is_refused() -> None:
     with pytest.raises(EnvContractError, match="CartPole"):
         agentrl.make("CartPole-v1")
+
+
+def test_a_class_that_raises_is_one_sentence() -> None:
+    class Broken(ToolEnv):
+        def __init__(self, error: Exception) -> None:
+            raise error
+
+    agentrl.register("test/Broken-v0", Broken)
+    with pytest.raises(EnvContractError, match="making 'test/Broken-v0' raised KeyError"):
+        agentrl.make("test/Broken-v0", error=KeyError("data"))
+    with pytest.raises(InfrastructureError, match="no room"):
+        agentrl.make("test/Broken-v0", error=SandboxError("no room"))
 
 
 PLUGIN = """

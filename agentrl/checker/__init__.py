@@ -18,7 +18,7 @@ from agentrl.checker.play import Check, ControlTokens, StepRaised, Subject, as_s
 from agentrl.checker.report import Finding, Report
 from agentrl.dialects import resolve_dialect
 from agentrl.env import ToolEnv
-from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
+from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
 from agentrl.registry import make
 from agentrl.render import load_tokenizer
 
@@ -85,10 +85,8 @@ def check_env(
     loaded = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     try:
         made = _made(env, dialect, loaded) if isinstance(env, str) else env
-    except AgentRLError:
-        raise
-    except Exception as error:  # an environment under check may raise anything
-        return Report(findings=(Finding(code="ARL-E000", message=f"Making it raised {error!r}."),))
+    except EnvContractError as error:
+        return Report(findings=(Finding(code="ARL-E000", message=f"It can't be made: {error}."),))
     before = play.on_turn.set(on_turn)
     try:
         if unplayable := tools.unplayable(made):
