@@ -7,11 +7,12 @@ usage() {
   cat <<USAGE
 Usage: scripts/test.sh [OPTION of pytest ...]
 
-Installs agentrl and its tools into .venv (once) and runs the tests from the repository's root. For example:
+Installs agentrl and its tools into .venv (once) and runs the tests from the repository's root, a file on each core.
+For example:
 
-  scripts/test.sh                     everything that this machine can run
-  scripts/test.sh -m "not slow"       without what takes more than ten seconds
-  scripts/test.sh tests/test_env.py   one file
+  scripts/test.sh                          everything that this machine can run
+  scripts/test.sh -m "not slow"            without what takes more than ten seconds
+  scripts/test.sh -n 0 tests/test_env.py   one file, in one process: options like --pdb and -s need that
 
 With AGENTRL_CI=1 a test that would be skipped fails.
 
@@ -23,7 +24,7 @@ main() {
   case "${1:-}" in -h | --help) usage && return ;; esac
   install_extra dev
   cd -- "$ROOT"
-  "$VENV/bin/python" -m pytest "$@"
+  "$VENV/bin/python" -m pytest -n logical --maxprocesses 8 --dist loadfile "$@"
 }
 
 main "$@"

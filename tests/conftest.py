@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, settings
 # Set before any test imports transformers: both are read when it is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Processes that test side by side share the cores; PyTorch would take all of them for each.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts these tests in the background has SIGINT ignored, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -21,6 +21,9 @@ from agentrl.tasks import GeneratedTasks
 from agentrl.tools import ToolContext, tool
 from agentrl.types import Task
 
+# Some environments here are forgotten while they are open; from Python 3.13 on SQLite complains of that.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+
 
 @tool
 def query(sql: str, ctx: ToolContext) -> list[Any]:
