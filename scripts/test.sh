@@ -24,7 +24,7 @@ main() {
   case "${1:-}" in -h | --help) usage && return ;; esac
   install_extra dev
   cd -- "$ROOT"
-  "$VENV/bin/python" -m pytest -n logical --maxprocesses 8 --dist loadfile "$@"
+  "$VENV/bin/python" -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@"
 }
 
 main "$@"

@@ -7,6 +7,7 @@ import copy
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -35,6 +36,12 @@ settings.register_profile(
     "new", settings.get_profile("same"), max_examples=100, derandomize=False, database=None, print_blob=True
 )
 settings.load_profile(os.environ.get("AGENTRL_EXAMPLES", "same"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have most slow tests: at the end no core waits for the other."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.hookimpl(tryfirst=True)
