@@ -27,6 +27,7 @@ from agentrl.dialects import DIALECTS
 from agentrl.env import ToolEnv
 from agentrl.errors import AgentRLError, ConfigError, EnvContractError, UnknownNameError, UsageError
 from agentrl.reasoning_gym_tasks import TASKS
+from agentrl.sandboxes import SandboxError
 
 GROUP = "agentrl.envs"
 MAX_ID = 200
@@ -162,7 +163,7 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
         UsageError: the environment, or the module before its colon, can't be imported.
         ConfigError: the environment does not take one of the arguments.
         EnvContractError: the id does not lead to a ``ToolEnv``, or the class raised something else.
-        InfrastructureError: a sandbox failed.
+        agentrl.sandboxes.SandboxError: what it runs programs in is not available.
     """
     load_plugins()
     registered = _with_module_imported(env_id)
@@ -171,7 +172,7 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
         made = ask(
             f"making {env_id!r}",
             lambda: gymnasium.make(registered, disable_env_checker=True, **kwargs).unwrapped,
-            passing=(AgentRLError, gymnasium.error.Error, ModuleNotFoundError, TypeError),
+            passing=(AgentRLError, SandboxError, gymnasium.error.Error, ModuleNotFoundError, TypeError),
         )
     except ModuleNotFoundError as error:
         raise UsageError(f"environment {env_id!r} needs a module that can't be imported: {error}") from error

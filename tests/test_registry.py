@@ -13,7 +13,7 @@ import pytest
 import agentrl
 from agentrl import registry
 from agentrl.env import Episode, ToolEnv
-from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, UnknownNameError, UsageError
+from agentrl.errors import ConfigError, EnvContractError, UnknownNameError, UsageError
 from agentrl.sandboxes import SandboxError
 from agentrl.tasks import TaskList
 from agentrl.types import Task
@@ -101,7 +101,7 @@ def test_a_class_that_raises_is_one_sentence() -> None:
     agentrl.register("test/Broken-v0", Broken)
     with pytest.raises(EnvContractError, match="making 'test/Broken-v0' raised KeyError"):
         agentrl.make("test/Broken-v0", error=KeyError("data"))
-    with pytest.raises(InfrastructureError, match="no room"):
+    with pytest.raises(SandboxError, match="no room"):
         agentrl.make("test/Broken-v0", error=SandboxError("no room"))
 
 
