@@ -132,7 +132,7 @@ def test_quickstart_teaches_the_tool(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     evals = [json.loads(line) for line in (tmp_path / "runs" / "quick" / "evals.jsonl").read_text().splitlines()]
     assert evals[0]["tasks"] == evals[-1]["tasks"] == 200
-    assert evals[0]["success"] <= 0.5, "the warm start left nothing to learn"
-    # Of 200 tasks an agent that solves 95% fails more than 20 in one of a thousand.
-    assert evals[-1]["success"] >= 0.9, "reinforcement learning did not teach the tool"
+    assert evals[0]["success"] <= 0.9, "the warm start left nothing to learn"
+    # Of 200 tasks an agent that solves 97% fails more than 14 in one of a thousand.
+    assert evals[-1]["success"] >= 0.93, "reinforcement learning did not teach the tool"
     assert evals[-1]["tool_calls_mean"] >= 0.95, "the tool was not used"
