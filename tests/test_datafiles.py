@@ -22,11 +22,11 @@ def as_lines(data: list[dict[str, object]] = DATA) -> bytes:
     ("name", "content"),
     [
         ("a.jsonl", as_lines()),
-        ("a.jsonl.gz", gzip.compress(as_lines())),
+        ("a.jsonl.gz", gzip.compress(as_lines(), mtime=0)),
         ("A.JSONL.ZST", zstandard.compress(as_lines())),
         ("a.jsonl", as_lines().replace(b"\n", b"\r\n\r\n").rstrip()),
         ("a.json", as_lines()),
-        ("a.json.gz", gzip.compress(as_lines())),
+        ("a.json.gz", gzip.compress(as_lines(), mtime=0)),
     ],
 )
 def test_json_lines(tmp_path: Path, name: str, content: bytes) -> None:
