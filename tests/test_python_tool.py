@@ -154,9 +154,9 @@ def test_the_sandbox_is_shared_within_the_process() -> None:
 
 def test_each_set_of_packages_has_a_sandbox_of_its_own(python: PythonTool) -> None:
     close_shared_sandbox()
-    assert shared_sandbox(["sortedcontainers", "six"]) is shared_sandbox(("six", "sortedcontainers"))
-    assert shared_sandbox() is not shared_sandbox(["six", "sortedcontainers"])
-    tool = PythonTool(packages=["sortedcontainers", "six"])
+    assert shared_sandbox(["sortedcontainers", "iniconfig"]) is shared_sandbox(("iniconfig", "sortedcontainers"))
+    assert shared_sandbox() is not shared_sandbox(["iniconfig", "sortedcontainers"])
+    tool = PythonTool(packages=["sortedcontainers", "iniconfig"])
     tool.open(0)
     assert run(tool, "import sortedcontainers\nsortedcontainers.SortedList([2, 1])") == "SortedList([1, 2])"
     with pytest.raises(ToolError, match="ModuleNotFoundError"):
