@@ -189,7 +189,7 @@ import os, signal, time
 for n in filter(str.isdigit, os.listdir('/proc')):
     if int(n) not in (1, os.getpid()): os.kill(int(n), signal.SIGCONT)
 states = []
-while states.count("T") < 3:
+while states.count("R") != 1 or states.count("T") < 3:
     time.sleep(0.1)
     states = [open(f'/proc/{n}/stat').read().rpartition(')')[2].split()[0] for n in os.listdir('/proc') if n.isdigit()]
 """
