@@ -64,7 +64,7 @@ def make_model(
 
     Args:
         tokenizer: gives the vocabulary and the special tokens.
-        hidden: width of the model; the feed-forward layers have three times as much.
+        hidden: width of the model and of its feed-forward layers: a wide one learns by heart what is to be copied.
         layers: how many.
         heads: query heads; there is one key head for every two of them.
         seed: of the random weights.
@@ -79,7 +79,7 @@ def make_model(
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
-        intermediate_size=3 * hidden,
+        intermediate_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=max(1, heads // 2),

@@ -77,7 +77,7 @@ def test_weights_follow_from_the_seed_alone(tokenizer: Any) -> None:
 def test_a_model_has_the_asked_shape(tokenizer: Any, heads: int, keys: int) -> None:
     model = make_model(tokenizer, hidden=32, layers=3, heads=heads, seed=0)
     config: Any = model.config
-    assert (config.hidden_size, config.num_hidden_layers, config.intermediate_size) == (32, 3, 96)
+    assert (config.hidden_size, config.num_hidden_layers, config.intermediate_size) == (32, 3, 32)
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (heads, keys, 32 // heads)
     assert config.vocab_size == len(tokenizer) and config.eos_token_id == tokenizer.eos_token_id
     assert config._attn_implementation == NAME
