@@ -74,7 +74,7 @@ def test_tokens_are_as_frequent_as_the_softmax_says(
     seen = torch.bincount(torch.tensor([turn.token_ids[0] for turn in turns]), minlength=engine._vocab)
     expected = count * full_logp(reference, PROMPT, temperature)[-1].exp()
     common = expected >= 5
-    assert common.sum() > 10
+    assert common.sum() > 5
     seen = torch.cat([seen[common], seen[~common].sum()[None]])
     expected = torch.cat([expected[common], expected[~common].sum()[None]])
     chi_square, freedom = float(((seen - expected) ** 2 / expected).sum()), len(seen) - 1

@@ -1,5 +1,7 @@
 """Every case that the local back end must pass, on containers of runc and of gVisor."""
 
+import os
+
 import pytest
 
 from agentrl.sandboxes import Sandbox
@@ -10,6 +12,7 @@ _SLOW = "a fork of the interpreter costs gVisor some 50 ms of CPU time, so many 
 _HEAVY = "a process costs gVisor so much memory that the limit of that may come first"
 _KILLED = "gVisor lets a program kill pid 1, which ends its own container: a crash, and never an ok"
 _SHOWN = "gVisor hides only the memory of pid 1; what is written to its descriptors lacks the stream's key"
+_BUSY = "gVisor counts waiting for a core as CPU time, so on a busy machine the time limit comes first"
 # What Debian's gVisor of 2022 does differently from a kernel.
 GVISOR = {
     **dict.fromkeys(("mknod_block", "oom_score_lower", "sched_rt", "raises_its_priority"), _INSIDE),
@@ -37,7 +40,9 @@ GVISOR = {
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_conformance(sandbox: Sandbox, runtime: str, case: Case) -> None:
     outcome = case.run(sandbox)
-    if runtime == "runsc" and case.name in GVISOR and not outcome.passed:
+    late = "timeout" in outcome.seen and os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
+    why = GVISOR.get(case.name, _BUSY if late else "")
+    if runtime == "runsc" and why and not outcome.passed:
         assert sandbox.run("6 * 7").value == "42", "whatever a program met, the next one must run"
-        pytest.xfail(GVISOR[case.name])
+        pytest.xfail(why)
     assert outcome.passed, outcome
