@@ -29,7 +29,7 @@ def test_steps_after_a_resumption_are_those_of_a_run_that_never_stopped(
     (tmp_path / "small.toml").write_text(SMALL)
     settings = [
         *("model.path=model", "optim.steps=3", "save.every=1", "save.episodes_every=1", "eval.tasks=1"),
-        *("rollout.concurrency=1", "optim.schedule=linear", "optim.max_sampled_tokens=400"),
+        *("rollout.concurrency=1", "optim.schedule=linear", "optim.warmup=6", "optim.max_sampled_tokens=400"),
     ]
     display = Display(Console(file=io.StringIO()))
     whole = train(load_config(path="small.toml", overrides=settings), display)
