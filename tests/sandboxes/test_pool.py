@@ -84,7 +84,8 @@ def test_closing_while_others_take_raises_and_leaves_nothing() -> None:
     with pytest.raises(SandboxClosed):
         own.run("1")
     assert own.health().ready == 0
-    assert len(os.listdir("/proc/self/fd")) == descriptors and threading.active_count() == threads
+    # Threads and files of earlier tests may have ended meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= descriptors and threading.active_count() <= threads
 
 
 def test_dead_ready_sessions_are_not_handed_out() -> None:
