@@ -58,7 +58,7 @@ def test_close_leaves_no_process_and_no_descriptor_behind(sandbox: Sandbox) -> N
         assert len(made) >= 6
     assert not alive(made)
     session.close()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
     with pytest.raises(SandboxError, match="closed"):
         opened.run("1")
 
