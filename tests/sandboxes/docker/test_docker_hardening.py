@@ -1,6 +1,7 @@
 """How containers are hardened: what the engine was told, and what a program finds."""
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -85,9 +86,11 @@ def test_each_container_has_its_own_user(sandbox: Sandbox) -> None:
 
 
 def test_the_image_is_built_from_this_machines_python(engine: Engine) -> None:
-    build_image("host", tag="agentrl-sandbox:test", packages=["sortedcontainers"])
+    # The engine may serve another run of the tests as well.
+    tag = f"agentrl-sandbox:test-{os.getpid()}"
+    build_image("host", tag=tag, packages=["sortedcontainers"])
     try:
-        image = engine.image("agentrl-sandbox:test")
+        image = engine.image(tag)
         assert image.labels[PYTHON_LABEL].startswith("/")
         script = "import numpy, sympy, ssl, sqlite3, ctypes, zlib, bz2, lzma; print(sympy.factorint(91))"
         command = [
@@ -96,13 +99,13 @@ def test_the_image_is_built_from_this_machines_python(engine: Engine) -> None:
             "--rm",
             "--network=none",
             "--user=12345",
-            "agentrl-sandbox:test",
+            tag,
             "python3",
             "-c",
             script,
         ]
         assert subprocess.check_output(command, text=True) == "{7: 1, 13: 1}\n"
-        with DockerSandbox(Limits(), image="agentrl-sandbox:test", ready=1) as sandbox:
+        with DockerSandbox(Limits(), image=tag, ready=1) as sandbox:
             assert sandbox.run("import sortedcontainers as s\n[*s.SortedSet('ba')]").value == "['a', 'b']"
     finally:
-        subprocess.run(["docker", "rmi", "agentrl-sandbox:test"], check=True, capture_output=True)
+        subprocess.run(["docker", "rmi", tag], check=True, capture_output=True)
