@@ -5,15 +5,14 @@ import copy
 import os
 import random
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from agentrl.checkpoint import load_optimizer, load_state, save_checkpoint
 from agentrl.errors import RunFolderError
@@ -72,8 +71,8 @@ def test_other_folders_are_no_checkpoints(tmp_path: Path) -> None:
 
 def save_for_ever(folder: Path, model: Any, tokenizer: Any, optimizer: torch.optim.Optimizer) -> None:
     """What a child process does until it is killed."""
-    # Progress bars of all processes share a lock: the one of a killed child would stay held.
-    tqdm.set_lock(threading.RLock())
+    # No progress bars: their lock is shared with this process, and killed while it holds it the child would keep it.
+    disable_progress_bar()
     # The child must not run into pytest, whatever happens here.
     with contextlib.suppress(BaseException):
         for step in range(1, 10_000):
