@@ -41,12 +41,15 @@ def test_hand_worked_pair():
     torch.testing.assert_close(otb(rewards, energy, starts, group), expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(("tail", "last"), [("zero", 1.0), ("own", 0.0), ("carry", 1.0 - 0.48 / (0.48 + 0.92))])
-def test_hand_worked_ragged_tail(tail, last):
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [({}, 1.0), ({"tail": "zero"}, 1.0), ({"tail": "own"}, 0.0), ({"tail": "carry"}, 1.0 - 0.48 / (0.48 + 0.92))],
+)
+def test_hand_worked_ragged_tail(options, last):
     rewards, starts, group = tensors([[0.0, 0.0, 1.0], [0.0, 0.0]], [5, 5])
     energy = torch.tensor([0.02, 0.40, 0.06, 0.24, 0.68])
     expected = torch.tensor([0.923077, 0.686567, last, -0.076923, -0.313433])
-    torch.testing.assert_close(otb(rewards, energy, starts, group, tail=tail), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(otb(rewards, energy, starts, group, **options), expected, atol=1e-6, rtol=0)
 
 
 @settings(max_examples=150, deadline=None)

@@ -55,6 +55,12 @@ def test_numbers_that_are_not_finite_are_refused(bad):
         check_tokens("x", torch.tensor([bad, bad]), torch.zeros(2))
 
 
+def test_narrow_log_probs_are_widened_before_they_are_subtracted():
+    # In bfloat16 the difference would be -1.
+    narrow = [torch.tensor([value], dtype=torch.bfloat16) for value in (-1.0, -(2.0**-9))]
+    assert token_log_ratio(*narrow).tolist() == [2.0**-9 - 1.0]
+
+
 def test_one_broken_log_prob_is_held_at_twenty():
     assert token_log_ratio(torch.tensor([-1.0, -90.0]), torch.tensor([-90.0, -1.0])).tolist() == [20.0, -20.0]
 
