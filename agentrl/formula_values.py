@@ -1,15 +1,15 @@
-"""What a formula comes to: exact while it is rational, else to 80 digits, and always within bounds.
+"""What a formula comes to: exact while it is rational, else to 80 digits or more, and always within bounds.
 
 Every value on the way is bounded, so that no formula takes long: ``9^9^9^9`` is refused, not worked out.
 """
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from agentrl.formulas import Formula, Unreadable
+from agentrl.formulas import Formula, Unreadable, parts
 
 Number: TypeAlias = Any
 """A ``Fraction``, or one of mpmath's real numbers, which come without types."""
@@ -19,6 +19,9 @@ MAX_BITS = 4096
 DIGITS = 80
 TOLERANCE = 40
 """How many digits of two irrational numbers must agree."""
+_ROOM = 48
+_LEAST_AGREEMENT = 2048
+_MOST_AGREEMENT = 40_000
 
 
 def value(formula: Formula, point: Mapping[str, Fraction] | None = None) -> Number:
@@ -30,17 +33,7 @@ def value(formula: Formula, point: Mapping[str, Fraction] | None = None) -> Numb
     Raises:
         Unreadable: it is undefined there, not real, or too large on the way.
     """
-    match formula:
-        case Fraction():
-            return formula
-        case str():
-            if point is not None and formula in point:
-                return point[formula]
-            return {"e": _real().e, "pi": _real().pi}[formula] * 1
-        case (function, argument):
-            return _checked(_APPLIED[function], value(argument, point))
-        case (operator, left, right):
-            return _checked(_WORKED[operator], value(left, point), value(right, point))
+    return _usual().value(formula, point or {})
 
 
 def same(answer: Number, expected: Number) -> bool:
@@ -50,105 +43,159 @@ def same(answer: Number, expected: Number) -> bool:
     """
     if isinstance(answer, Fraction):
         return isinstance(expected, Fraction) and answer == expected
-    scale = abs(_float(expected)) or 1
-    return bool(abs(answer - _float(expected)) <= _real().mpf(10) ** -TOLERANCE * scale)
+    wanted = _usual().float(expected)
+    return bool(abs(answer - wanted) <= _usual().real.mpf(10) ** -TOLERANCE * (abs(wanted) or 1))
+
+
+def agree(answer: Formula, expected: Formula, point: Mapping[str, Fraction] | None = None) -> bool:
+    """Whether two formulas come to the same value, and not only nearly, however near.
+
+    What comes near without being equal holds a small number h (or a large one): a difference quotient of n terms errs
+    by no less than about h^2n. So no step of ``answer`` may be nearer to 0 than ``expected`` leads one to expect, and
+    with each step that may bring a term along more digits must agree than h^2 has.
+
+    Raises:
+        Unreadable: one of them is undefined there, not real, or too large on the way.
+    """
+    point = point or {}
+    if not same(value(answer, point), value(expected, point)):
+        return False
+    room = _ROOM + 2 * max(abs(_magnitude(value(part, point))) for part in parts(expected))
+    terms = sum(isinstance(part, tuple) and part[0] not in ("+", "-", "*", "neg") for part in parts(answer))
+    digits = _LEAST_AGREEMENT + 2 * room * (terms + 2)
+    if digits > _MOST_AGREEMENT:
+        raise Unreadable
+    exactly = _Arithmetic(digits + 2 * room + 128, largest=room, nothing=digits)
+    return exactly.value(("-", answer, expected), point) == 0
+
+
+class _Arithmetic:
+    """Values to so many binary digits.
+
+    Args:
+        digits: how many a value has that is not rational.
+        largest: no value may be larger than two to this power, but a rational one, nor nearer to 0 than its inverse.
+        nothing: what is left of a difference, or of a function's value, counts as 0 below two to minus this power.
+    """
+
+    def __init__(self, digits: int, *, largest: int, nothing: int) -> None:
+        import mpmath
+
+        # A context of our own: the library's shared one has a precision that anybody may change.
+        self.real: Any = mpmath.MPContext()
+        self.real.prec = digits
+        self._largest = largest
+        self._nothing = nothing
+
+    def value(self, formula: Formula, point: Mapping[str, Fraction]) -> Number:
+        """What ``formula`` comes to at ``point``."""
+        match formula:
+            case Fraction():
+                return self._checked(formula)
+            case str():
+                return point[formula] if formula in point else {"e": self.real.e, "pi": self.real.pi}[formula] * 1
+            case (name, argument):
+                given = (self.value(argument, point),)
+            case (name, left, right):
+                given = (self.value(left, point), self.value(right, point))
+        try:
+            return self._checked(self._worked(name, *given))
+        except (ZeroDivisionError, OverflowError, ValueError) as error:
+            raise Unreadable from error
+
+    def float(self, number: Number) -> Any:
+        """``number`` as a real one of this precision."""
+        return self.real.mpf(number.numerator) / number.denominator if isinstance(number, Fraction) else number
+
+    def _checked(self, number: Number) -> Number:
+        size = _magnitude(number)
+        if isinstance(number, Fraction):
+            # A large whole number is as exact as a small one, and may be a logarithm's argument.
+            bits = max(number.numerator.bit_length(), number.denominator.bit_length())
+            fits = bits <= MAX_BITS and size >= -self._largest
+        else:
+            fits = isinstance(number, self.real.mpf) and self.real.isfinite(number) and abs(size) <= self._largest
+        if not fits:
+            raise Unreadable
+        return number
+
+    def _worked(self, name: str, left: Number, right: Number = Fraction(0)) -> Number:
+        if name not in ("neg", "sqrt", "exp", "log", "^") and not (
+            isinstance(left, Fraction) and isinstance(right, Fraction) and name in "+-*/"
+        ):
+            left, right = self.float(left), self.float(right)
+        match name:
+            case "neg":
+                return -left
+            case "+" | "-":
+                return self._left_over(left + right if name == "+" else left - right, max(abs(left), abs(right)))
+            case "*":
+                return left * right
+            case "/":
+                return left / right
+            case "^":
+                return self._power(left, right)
+            case "sqrt":
+                return self._root(left)
+            case "exp":
+                return self._exponential(left)
+            case "log":
+                return self._logarithm(left)
+            case _:
+                if left == 0:
+                    return Fraction(1 if name == "cos" else 0)
+                applied = {"sin": self.real.sin, "cos": self.real.cos, "tan": self.real.tan, "atan": self.real.atan}
+                return self._left_over(applied[name](left), 1)
+
+    def _left_over(self, number: Number, whole: Number) -> Number:
+        """``number``, or 0 where it is only what the last digits of ``whole`` leave over."""
+        small = not isinstance(number, Fraction) and _magnitude(number) < _magnitude(whole) - self._nothing
+        return Fraction(0) if small else number
+
+    def _power(self, base: Number, exponent: Number) -> Number:
+        if isinstance(exponent, Fraction) and exponent.denominator == 1:
+            size = max(map(int.bit_length, base.as_integer_ratio())) if isinstance(base, Fraction) else _magnitude(base)
+            if abs(exponent) > MAX_BITS or abs(size * exponent) > MAX_BITS:
+                raise Unreadable
+            return base**exponent.numerator
+        if exponent == Fraction(1, 2):
+            return self._root(base)
+        # An irrational power of a negative number is not real; one of 0 is 0 or nothing.
+        if base <= 0 or abs(exponent) > MAX_BITS or abs(_magnitude(base) * exponent) > 2 * MAX_BITS:
+            raise Unreadable
+        return self.float(base) ** self.float(exponent)
+
+    def _root(self, number: Number) -> Number:
+        if number < 0:
+            raise Unreadable
+        if isinstance(number, Fraction):
+            root = Fraction(math.isqrt(number.numerator), math.isqrt(number.denominator))
+            if root * root == number:
+                return root
+        return self.real.sqrt(self.float(number))
+
+    def _exponential(self, number: Number) -> Number:
+        if abs(number) > MAX_BITS:
+            raise Unreadable
+        return Fraction(1) if number == 0 else self.real.exp(self.float(number))
+
+    def _logarithm(self, number: Number) -> Number:
+        if number <= 0:
+            raise Unreadable
+        return Fraction(0) if number == 1 else self._left_over(self.real.log(self.float(number)), 1)
 
 
 @functools.cache
-def _real() -> Any:
-    import mpmath
-
-    # A context of our own: the library's shared one has a precision that anybody may change.
-    context = mpmath.MPContext()
-    context.dps = DIGITS
-    return context
-
-
-def _float(number: Number) -> Any:
-    if isinstance(number, Fraction):
-        return _real().mpf(number.numerator) / number.denominator
-    return number
-
-
-def _checked(function: Callable[..., Number], *arguments: Number) -> Number:
-    try:
-        result = function(*arguments)
-    except (ZeroDivisionError, OverflowError, ValueError) as error:
-        raise Unreadable from error
-    if isinstance(result, Fraction):
-        if max(result.numerator.bit_length(), result.denominator.bit_length()) > MAX_BITS:
-            raise Unreadable
-    elif not isinstance(result, _real().mpf) or not _real().isfinite(result) or abs(_magnitude(result)) > MAX_BITS:
-        raise Unreadable
-    return result
+def _usual() -> _Arithmetic:
+    return _Arithmetic(math.ceil(DIGITS * math.log2(10)) + 4, largest=MAX_BITS, nothing=10 * MAX_BITS)
 
 
 def _magnitude(number: Number) -> int:
-    """The power of two next above ``number``; 0 for 0."""
-    return int(_real().mag(number)) if number else 0
+    """About the power of two next above ``number``; 0 for 0.
 
-
-def _power(base: Number, exponent: Number) -> Number:
-    if isinstance(exponent, Fraction) and exponent.denominator == 1:
-        size = max(map(int.bit_length, base.as_integer_ratio())) if isinstance(base, Fraction) else _magnitude(base)
-        if abs(exponent) > MAX_BITS or abs(size * exponent) > MAX_BITS:
-            raise Unreadable
-        return base**exponent.numerator
-    if exponent == Fraction(1, 2):
-        return _root(base)
-    # An irrational power of a negative number is not real; one of 0 is 0 or nothing.
-    if base <= 0 or abs(exponent) > MAX_BITS:
-        raise Unreadable
-    if abs(_real().log(_float(base), 2) * _float(exponent)) > MAX_BITS:
-        raise Unreadable
-    return _float(base) ** _float(exponent)
-
-
-def _root(number: Number) -> Number:
-    if number < 0:
-        raise Unreadable
-    if isinstance(number, Fraction):
-        root = Fraction(math.isqrt(number.numerator), math.isqrt(number.denominator))
-        if root * root == number:
-            return root
-    return _real().sqrt(_float(number))
-
-
-def _exponential(number: Number) -> Number:
-    if abs(number) > MAX_BITS:
-        raise Unreadable
-    return Fraction(1) if number == 0 else _real().exp(_float(number))
-
-
-def _logarithm(number: Number) -> Number:
-    if number <= 0:
-        raise Unreadable
-    return Fraction(0) if number == 1 else _real().log(_float(number))
-
-
-def _mixed(work: Callable[[Number, Number], Number]) -> Callable[[Number, Number], Number]:
-    def apply(left: Number, right: Number) -> Number:
-        if isinstance(left, Fraction) and isinstance(right, Fraction):
-            return work(left, right)
-        return work(_float(left), _float(right))
-
-    return apply
-
-
-_APPLIED: Mapping[str, Callable[[Number], Number]] = {
-    "neg": lambda number: -number,
-    "sqrt": _root,
-    "exp": _exponential,
-    "log": _logarithm,
-    "sin": lambda number: Fraction(0) if number == 0 else _real().sin(_float(number)),
-    "cos": lambda number: Fraction(1) if number == 0 else _real().cos(_float(number)),
-    "atan": lambda number: Fraction(0) if number == 0 else _real().atan(_float(number)),
-    "tan": lambda number: Fraction(0) if number == 0 else _real().tan(_float(number)),
-}
-_WORKED: Mapping[str, Callable[[Number, Number], Number]] = {
-    "+": _mixed(lambda a, b: a + b),
-    "-": _mixed(lambda a, b: a - b),
-    "*": _mixed(lambda a, b: a * b),
-    "/": _mixed(lambda a, b: a / b),
-    "^": _power,
-}
+    Raises:
+        ValueError, OverflowError: it is not finite.
+    """
+    if isinstance(number, int | Fraction):
+        return number.numerator.bit_length() - number.denominator.bit_length() + 1 if number else 0
+    return int(_usual().real.mag(number)) if number else 0

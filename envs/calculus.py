@@ -7,7 +7,7 @@ from typing import ClassVar, cast
 
 from agentrl.envs.calculus_problems import LEVELS, Kind, make_problem
 from agentrl.envs.generated import GeneratedEnv
-from agentrl.formula_values import Number, same, value
+from agentrl.formula_values import agree, same, value
 from agentrl.formulas import FUNCTIONS, MAX_CHARS, Formula, Unreadable, parse
 from agentrl.tasks import stable_hash
 from agentrl.types import Task
@@ -32,8 +32,10 @@ class Calculus(GeneratedEnv):
     derivative, an exact number, or exactly the points, with commas between them. Of an irrational number no decimal is
     right. Python and LaTeX are read.
 
-    Two expressions are equal when they agree at 8 points, given by the task: exactly where both are rational there,
-    else to 40 digits. That is no proof, but only an expression that was made from the answer agrees and differs.
+    Two expressions are equal when they agree at 9 points, given by the task: exactly where both are rational there,
+    else to 40 digits, and at the last one to so many that no approximation agrees: a difference quotient is wrong,
+    however small its step, and so is a limit's function near the place (``agentrl.formula_values.agree``). That is no
+    proof, but only an expression that was made from the answer agrees and differs.
 
     Arguments and errors are those of :class:`agentrl.envs.generated.GeneratedEnv`.
     """
@@ -68,7 +70,7 @@ def equal(answer: str, expected: str, kind: Kind) -> bool:
         if kind == "points":
             return _same_points(_numbers(answer), _numbers(expected))
         if kind == "number":
-            return same(value(_read(answer)), value(parse(expected, names=("e", "pi"), functions=FUNCTIONS)))
+            return agree(_read(answer), _read(expected))
         return _same_function(_read(answer, "x"), _read(expected, "x"), stable_hash(expected))
     except Unreadable:
         return False
@@ -78,13 +80,13 @@ def _read(text: str, *letters: str) -> Formula:
     return parse(_LEFT_SIDE.sub("", text, count=1), names=("e", "pi", *letters), functions=FUNCTIONS)
 
 
-def _numbers(text: str) -> list[Number]:
+def _numbers(text: str) -> list[Formula]:
     pieces = _SEPARATOR.split(text.strip().removeprefix(r"\{").removesuffix(r"\}"), maxsplit=_MAX_ANSWERS)
-    return [value(_read(piece)) for piece in pieces]
+    return [_read(piece) for piece in pieces]
 
 
-def _same_points(given: list[Number], expected: list[Number]) -> bool:
-    return len(given) == len(expected) and all(any(same(one, point) for one in given) for point in expected)
+def _same_points(given: list[Formula], expected: list[Formula]) -> bool:
+    return len(given) == len(expected) and all(any(agree(one, point) for one in given) for point in expected)
 
 
 def _same_function(left: Formula, right: Formula, seed: int) -> bool:
@@ -94,4 +96,5 @@ def _same_function(left: Formula, right: Formula, seed: int) -> bool:
         point = {"x": Fraction(1, 2) + Fraction((seed >> (6 * number)) % 2000 + number + 1, 811)}
         if not same(value(left, point), value(right, point)):
             return False
-    return True
+    # Below 1, where powers and exponentials are smallest: the fewer digits before the point, the fewer have to agree.
+    return agree(left, right, {"x": Fraction(1, 2) + Fraction(seed % 400, 811)})

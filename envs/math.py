@@ -1,28 +1,23 @@
 r"""``agentrl/Math-v0`` and ``agentrl/MathPython-v0``: mathematical problems, answered in ``\boxed{}``."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from agentrl.answers import final_box, require_math, same_answer
-from agentrl.answers.shape import blankless
 from agentrl.env import Episode, ToolEnv
 from agentrl.envs.math_data import Source, load_problems
 from agentrl.errors import UsageError
-from agentrl.grading import plain_number
 from agentrl.python_tool import PythonTool
 from agentrl.tasks import TaskList
 from agentrl.types import Task
-
-_CALCULATION = re.compile(r"[+*/^]|\\(?:sqrt|frac|dfrac|cdot|times|div|log|ln|sin|cos|tan)(?![a-z])|[0-9a-z)}] *-")
 
 
 class Math(ToolEnv):
     r"""Problems from a data set, or from the sixty that come along, answered without tools.
 
     The reward is 1 where the last ``\boxed{}`` of the final answer means what the data set's answer means, as
-    :mod:`agentrl.answers.compare` defines it. What the model wrote in ``<think>``, a box beside a tool call, and a
-    calculation copied from the problem do not count.
+    :mod:`agentrl.answers.compare` defines it, and is worked out and of the form that is asked for, as
+    :mod:`agentrl.answers.form` does. What the model wrote in ``<think>`` and a box beside a tool call do not count.
 
     Args:
         split: ``"train"`` or ``"test"``. One data set for both is divided, one problem in ten being test.
@@ -80,9 +75,9 @@ class Math(ToolEnv):
     def reward(self, episode: Episode) -> Mapping[str, float]:
         """1 for the right answer in the last box of the final turn, else 0."""
         box = final_box(episode.final)
-        if box is None or self.dialect.parse(episode.final) or _copied(box, episode.task):
+        if box is None or self.dialect.parse(episode.final):
             return {"correct": 0.0}
-        return {"correct": float(same_answer(box, episode.task.answer))}
+        return {"correct": float(same_answer(box, episode.task.answer, problem=episode.task.prompt))}
 
     def gold(self, task: Task) -> Sequence[str]:
         """The answer in a box."""
@@ -143,12 +138,3 @@ class MathPython(Math):
 
 def _pairs(value: str | Mapping[str, str] | None) -> str | tuple[tuple[str, str], ...] | None:
     return tuple(sorted(value.items())) if isinstance(value, Mapping) else value
-
-
-def _copied(box: str, task: Task) -> bool:
-    """Whether a calculation was copied from the problem: ``Expand (x+1)^2`` is not answered by ``(x+1)^2``."""
-    bare = blankless(box)
-    if bare == blankless(task.answer) or not _CALCULATION.search(bare) or bare not in blankless(task.prompt):
-        return False
-    number = plain_number(box)
-    return number is None or number != plain_number(task.answer)

@@ -47,12 +47,14 @@ def readable(answer: str) -> bool:
     return any(map(str.isalnum, answer)) or blankless(answer) == r"\{\}"
 
 
-def same_answer(answer: str | None, expected: str, *, seconds: float = SECONDS) -> bool:
+def same_answer(answer: str | None, expected: str, *, problem: str = "", seconds: float = SECONDS) -> bool:
     r"""Whether ``answer`` means what ``expected`` means; ``agentrl.answers.compare`` defines it.
 
     Args:
         answer: what the agent put into the box; None stands for no answer and is never right.
         expected: the right answer.
+        problem: what was asked. Where it is given the answer has to be worked out as well, and no restatement of the
+            problem, and of the form that it asks for; ``agentrl.answers.form`` says what that means.
         seconds: CPU time after which the answer is wrong.
 
     Example:
@@ -66,13 +68,15 @@ def same_answer(answer: str | None, expected: str, *, seconds: float = SECONDS) 
     if answer is None or len(answer) > MAX_CHARS or not answer.strip():
         return False
     if (wanted := plain_number(expected)) is not None and (given := plain_number(answer)) is not None:
-        # Most answers are numbers; a fraction may have to be in lowest terms, which is for the graders to say.
-        if given != wanted or not ("/" in answer or "frac" in answer):
+        # Most answers are numbers; whether a fraction will do, or a decimal for one, is for the graders to say.
+        fractions = ["/" in text or "frac" in text for text in (answer, expected)]
+        if given != wanted or not any(fractions if problem else fractions[:1]):
             return given == wanted
     elif blankless(answer) == blankless(expected):
         return True
     # A lone surrogate is part of no answer and can't be sent.
-    return _pool().same(answer.encode(errors="replace").decode(), expected, seconds=seconds)
+    sent = [text.encode(errors="replace").decode() for text in (answer, problem)]
+    return _pool().same(sent[0], expected, problem=sent[1], seconds=seconds)
 
 
 def grade_counters() -> GradeCounters:

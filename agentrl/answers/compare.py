@@ -11,13 +11,14 @@ Shapes are compared first, then values, from the outside in:
 - words are compared as words: ``\text{(C)}`` with ``C``;
 - where a number written out is expected, nothing but the same number written out and worked out will do: ``2/4`` for
   ``1/2``, but no ``10/2`` for ``5``, no ``2^5`` for ``32``, no ``0.333`` for ``1/3``;
-- an integral, sum, limit, factorial and the like is no answer unless the expected one has it as well;
-- other expressions are read by latex2sympy and compared by their values, to 40 digits, at points of either sign;
-  equations, sets and whatever has no value by math-verify.
+- a derivative, integral, sum, limit, factorial, union and the like is no answer unless the expected one has it as well;
+- other expressions are read by latex2sympy and compared by their values, to 40 digits at points of either sign and to
+  900 at one; equations, sets and whatever has no value by math-verify.
 
 math-verify alone would be more lenient: it drops units and the left side of ``3 = 5``, takes ``(1, 2)`` for a set,
-rounds decimals to six digits and finds any two equations without a real solution alike. Not covered: whether an
-expression is simplified or factored as asked, and capital letters, which mean the same as small ones.
+rounds decimals to six digits and finds any two equations without a real solution alike. Whether an expression is worked
+out, and simplified or factored as asked, is for ``agentrl.answers.form`` to say, where the problem's text is given.
+Not covered: capital letters, which mean the same as small ones.
 """
 
 import random
@@ -27,82 +28,88 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import sympy
 
-from agentrl.answers.shape import blankless, collection, named, nesting, number, tidy, words
+from agentrl.answers.form import fits, number_fits
+from agentrl.answers.shape import blankless, collection, named, number, tidy, words
+from agentrl.answers.trees import Tree, Unreadable, read, with_imaginary
 from agentrl.answers.units import Quantity, quantity
 
 if TYPE_CHECKING:
     from agentrl.answers.shape import Number
 
-Tree: TypeAlias = "sympy.Basic | sympy.MatrixBase"
-
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|leq|geq|ne|neq|lt|gt|in|approx|equiv)(?![a-z])")
 _SET = re.compile(r"\\(?:cup|cap|setminus|mathbb|emptyset|backslash)(?![a-z])|\\begin")
+_UNION = re.compile(r"\\(?:cup|cap|setminus|backslash)(?![a-z])")
 _LABOUR = (
     *(re.compile(rf"\\{name}(?![a-z])") for name in ("int", "sum", "prod", "lim", "det", "gcd", "lcm", "max", "min")),
     *(
         re.compile(pattern)
-        for pattern in (r"\\[dt]?binom", r"!", r"\\[lr]?(?:floor|ceil)", r"\\[bp]?mod", r"\\[a-z]*prime")
+        for pattern in (r"\\[dt]?binom", r"!", r"\\[lr]?(?:floor|ceil)", r"\\[bp]?mod", r"\\[a-z]*prime", r"\\partial")
     ),
+    re.compile(r"\\frac ?\{ ?\\text ?\{ ?d"),
 )
 """What an answer may leave to be worked out only where the expected answer does."""
-_DECIMAL = re.compile(r"(?<![0-9.])([0-9]*)\.([0-9]+)(?![0-9.])")
+_OPERATIONS = (sympy.Derivative, sympy.Integral, sympy.Limit, sympy.Sum, sympy.Product)
+Point: TypeAlias = "dict[sympy.Basic, sympy.Basic | float]"
 _CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}")
 _DIGITS = 60
 _TOLERANCE = sympy.Float("1e-40", _DIGITS)
-_MAX_EXPONENT = 10_000
-"""No exponent and no argument of a function may be larger: their values would not fit into any memory."""
-_MAX_NODES = 1000
-_MAX_LENGTH = 500
-_MAX_NESTING = 20
-_MAX_SIGNS = 40
-"""Longer and deeper formulas are nobody's answer, and latex2sympy takes exponential time for some of them."""
+_MANY_DIGITS = 1000
+_MANY_AGREE = sympy.Float("1e-900", _DIGITS)
+_NEAR_ZERO = 1e-15
 _POINTS = 8
 _MAX_DEPTH = 6
 
 
-class _Unreadable(Exception):
-    """The text is no formula, or one that is not worked out here."""
+def same(answer: str, expected: str, problem: str = "") -> bool:
+    """Whether ``answer`` means what ``expected`` means. Reads both as text and LaTeX, never as Python.
+
+    Args:
+        answer: what the agent wrote.
+        expected: the right answer.
+        problem: what was asked; where it is given, the answer has to be worked out and of the form that it asks for.
+    """
+    return _same(tidy(answer), tidy(expected), problem, _MAX_DEPTH)
 
 
-def same(answer: str, expected: str) -> bool:
-    """Whether ``answer`` means what ``expected`` means. Reads both as text and LaTeX, never as Python."""
-    return _same(tidy(answer), tidy(expected), _MAX_DEPTH)
-
-
-def _same(answer: str, expected: str, depth: int) -> bool:
+def _same(answer: str, expected: str, problem: str, depth: int) -> bool:
     if not answer or not expected or not depth:
         return False
     if blankless(answer) == blankless(expected):
         return True
     (name, rest), (other, expected_rest) = named(answer), named(expected)
     if (name or other) and (not name or not other or name == other) and not _RELATION.search(rest + expected_rest):
-        return _same(rest, expected_rest, depth - 1)
+        return _same(rest, expected_rest, problem, depth - 1)
+    if _UNION.search(answer) and not (_UNION.search(expected) or _RELATION.search(expected)):
+        return False
     if _SET.search(answer) or _SET.search(expected):
-        return _formulas(answer, expected)
+        return _formulas(answer, expected, problem)
     kind, items = collection(answer)
     expected_kind, expected_items = collection(expected)
     if kind == expected_kind == "single":
         peeled, expected_peeled = items[0], expected_items[0]
         if (words(answer) or words(expected)) is None and (peeled, expected_peeled) != (answer, expected):
-            return _same(peeled, expected_peeled, depth - 1)
+            return _same(peeled, expected_peeled, problem, depth - 1)
         return _single(
-            peeled if words(answer) is None else answer, expected_peeled if words(expected) is None else expected
+            peeled if words(answer) is None else answer,
+            expected_peeled if words(expected) is None else expected,
+            problem,
         )
     if "set" in (kind, expected_kind):
-        return {kind, expected_kind} <= {"set", "single"} and _paired(items, expected_items, depth - 1)
+        return {kind, expected_kind} <= {"set", "single"} and _paired(items, expected_items, problem, depth - 1)
     if kind == expected_kind:
-        return len(items) == len(expected_items) and all(map(_same, items, expected_items, [depth - 1] * len(items)))
+        pairs = zip(items, expected_items, strict=False)
+        return len(items) == len(expected_items) and all(_same(*pair, problem, depth - 1) for pair in pairs)
     # "1 < x < 2" against the interval (1, 2)
-    return bool(_RELATION.search(answer) or _RELATION.search(expected)) and _formulas(answer, expected)
+    return bool(_RELATION.search(answer) or _RELATION.search(expected)) and _formulas(answer, expected, problem)
 
 
-def _paired(answers: Sequence[str], expected: Sequence[str], depth: int) -> bool:
+def _paired(answers: Sequence[str], expected: Sequence[str], problem: str, depth: int) -> bool:
     """Whether each answer has a partner of its own; being equal is transitive but for per cent and units."""
     # Of "x = 1, y = 2" the names matter, of "x = 1, x = 2" they don't.
     several = len({named(item)[0] for item in (*answers, *expected)} - {""}) > 1
 
     def fits(answer: str, other: str) -> bool:
-        return (not several or named(answer)[0] == named(other)[0]) and _same(answer, other, depth)
+        return (not several or named(answer)[0] == named(other)[0]) and _same(answer, other, problem, depth)
 
     left = list(expected)
     for answer in answers:
@@ -113,7 +120,7 @@ def _paired(answers: Sequence[str], expected: Sequence[str], depth: int) -> bool
     return not left
 
 
-def _single(answer: str, expected: str) -> bool:
+def _single(answer: str, expected: str, problem: str) -> bool:
     if words(answer) is not None or words(expected) is not None:
         return (words(answer) or answer.lower()) == (words(expected) or expected.lower())
     left, right = quantity(answer), quantity(expected)
@@ -121,10 +128,11 @@ def _single(answer: str, expected: str) -> bool:
         return False
     wanted, given = number(right.value), number(left.value)
     if wanted is not None:
-        return given is not None and given.finished and _worth(given, left, wanted, right)
+        right_worth = given is not None and given.finished and _worth(given, left, wanted, right)
+        return right_worth and number_fits(left.value, right.value, problem)
     if _CLOCK.fullmatch(right.value):
         return False
-    return _formulas(left.value, right.value)
+    return _formulas(left.value, right.value, problem)
 
 
 def _worth(given: "Number", left: Quantity, wanted: "Number", right: Quantity) -> bool:
@@ -134,16 +142,17 @@ def _worth(given: "Number", left: Quantity, wanted: "Number", right: Quantity) -
     return wanted.value in (given.value, hundredth)
 
 
-def _formulas(answer: str, expected: str) -> bool:
+def _formulas(answer: str, expected: str, problem: str) -> bool:
     if any(labour.search(answer) and not labour.search(expected) for labour in _LABOUR):
         return False
-    if len(answer) > _MAX_LENGTH or nesting(answer) > _MAX_NESTING or max(map(answer.count, "^|_")) > _MAX_SIGNS:
-        return False
     try:
-        left, right = _read(answer), _read(expected)
-    except _Unreadable:
+        left, right = read(answer), read(expected, any_length=True)
+        if left.has(*_OPERATIONS) and not right.has(*_OPERATIONS):
+            return False
+        meant = _same_trees(with_imaginary(left), with_imaginary(right))
+    except Unreadable:
         return False
-    return _same_trees(left, right)
+    return meant and (not problem or fits(answer, left, right, problem))
 
 
 def _same_trees(left: Tree, right: Tree) -> bool:
@@ -165,7 +174,25 @@ def _same_values(left: sympy.Expr, right: sympy.Expr) -> bool | None:
     if len(known) < min(3, len(pairs)):
         return None
     real = [(a, b) for a, b in known if a.is_real and b.is_real]
-    return all(_close(a, b) for a, b in (real if len(real) >= 3 else known))
+    close = all(_close(a, b) for a, b in (real if len(real) >= 3 else known))
+    return close and _exactly(left, right, next(_points(symbols)))
+
+
+def _exactly(left: sympy.Expr, right: sympy.Expr, point: Point) -> bool:
+    """Whether two values that agree to 40 digits also do to 900, without a number near 0 that makes them.
+
+    A decimal of an irrational number differs by then, and so does a difference quotient with a step that is not minute.
+    """
+    one, other = _value(left, point, _MANY_DIGITS), _value(right, point, _MANY_DIGITS)
+    if one is None or other is None or abs(one - other) > _MANY_AGREE * max(abs(one), abs(other)):
+        return False
+    return _smallest(left, point) >= _NEAR_ZERO * _smallest(right, point) ** 2
+
+
+def _smallest(tree: sympy.Expr, point: Point) -> float:
+    """The least size that any part of ``tree`` has, 0 left out, and no more than 1."""
+    sizes = [abs(part.evalf(15, subs=point)) for part in sympy.preorder_traversal(tree) if isinstance(part, sympy.Expr)]
+    return min((float(size) for size in sizes if size.is_Float and size), default=1.0)
 
 
 def _same_equations(left: sympy.Eq, right: sympy.Eq) -> bool:
@@ -193,7 +220,7 @@ def _verified(left: Tree, right: Tree) -> bool:
     return bool(verify(right, left, timeout_seconds=None, allow_set_relation_comp=True))
 
 
-def _points(symbols: Sequence[sympy.Basic]) -> Iterator[dict[sympy.Basic, sympy.Basic | float]]:
+def _points(symbols: Sequence[sympy.Basic]) -> Iterator[Point]:
     """Values for ``symbols``, first all positive, then of either sign; a single empty point where there is none."""
     rng = random.Random(7)
     for number_ in range(_POINTS if symbols else 1):
@@ -201,9 +228,9 @@ def _points(symbols: Sequence[sympy.Basic]) -> Iterator[dict[sympy.Basic, sympy.
         yield {symbol: sympy.Float(value, _DIGITS) for symbol, value in zip(symbols, values, strict=True)}
 
 
-def _value(tree: sympy.Expr, point: dict[sympy.Basic, sympy.Basic | float]) -> sympy.Expr | None:
+def _value(tree: sympy.Expr, point: Point, digits: int = _DIGITS) -> sympy.Expr | None:
     try:
-        value = tree.evalf(_DIGITS, subs=point, maxn=4 * _DIGITS)
+        value = tree.evalf(digits, subs=point, maxn=4 * digits)
     except (ArithmeticError, TypeError, ValueError, AttributeError, NotImplementedError):  # whatever the tree holds
         return None
     return value if all(part.is_Float or part.is_Integer for part in value.as_real_imag()) else None
@@ -212,41 +239,3 @@ def _value(tree: sympy.Expr, point: dict[sympy.Basic, sympy.Basic | float]) -> s
 def _close(left: sympy.Expr, right: sympy.Expr) -> bool:
     largest = max(abs(left), abs(right))
     return bool(abs(left - right) <= _TOLERANCE * largest)
-
-
-def _read(text: str) -> Tree:
-    from latex2sympy2_extended.latex2sympy2 import NormalizationConfig, latex2sympy, normalize_latex
-
-    looks = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
-    try:
-        latex = normalize_latex(_DECIMAL.sub(_as_fraction, text), config=looks)
-        tree = latex2sympy(latex, is_real=True, convert_degrees=True, normalization_config=None)
-    except MemoryError:
-        raise
-    except Exception as error:  # the parser raises whatever its input leads it to
-        raise _Unreadable from error
-    if not isinstance(tree, sympy.Basic | sympy.MatrixBase):
-        raise _Unreadable
-    tree = tree.xreplace({symbol: sympy.I for symbol in tree.free_symbols if str(symbol) == "i"})
-    _tame(tree)
-    return tree
-
-
-def _as_fraction(found: re.Match[str]) -> str:
-    # A decimal is exact: 0.1 is a tenth, not the nearest binary float.
-    return rf"(\frac{{{int(found.group(1) + found.group(2))}}}{{{10 ** len(found.group(2))}}})"
-
-
-def _tame(tree: Tree) -> None:
-    """Refuse what is undefined or too large to evaluate, looking at every part before what it is a part of."""
-    for count, part in enumerate(sympy.postorder_traversal(tree)):
-        if count > _MAX_NODES or part in (sympy.nan, sympy.zoo):
-            raise _Unreadable
-        arguments = (
-            part.args[1:] if isinstance(part, sympy.Pow) else part.args if isinstance(part, sympy.Function) else ()
-        )
-        for argument in arguments:
-            if not argument.free_symbols and isinstance(argument, sympy.Expr):
-                size = abs(argument.evalf(15))
-                if not (size.is_Float or size.is_Integer or size.is_infinite) or (size > _MAX_EXPONENT) is sympy.true:
-                    raise _Unreadable

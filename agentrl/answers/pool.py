@@ -63,13 +63,14 @@ class GraderPool:
         """What was asked and lost so far."""
         return self._counters
 
-    def same(self, answer: str, expected: str, *, seconds: float) -> bool:
+    def same(self, answer: str, expected: str, *, seconds: float, problem: str = "") -> bool:
         """Ask whether ``answer`` means ``expected``.
 
         Args:
             answer: what the agent wrote.
             expected: the answer of the task.
             seconds: CPU time for the comparison.
+            problem: what was asked, where the answer's form matters as well.
 
         Raises:
             InfrastructureError: the graders do not work, whatever they are asked.
@@ -77,7 +78,7 @@ class GraderPool:
         with self._slots:
             self._count(asked=1)
             for _ in range(2):
-                verdict = self._ask(answer, expected, seconds)
+                verdict = self._ask(answer, expected, seconds, problem)
                 if verdict is not None:
                     return verdict
                 self._count(lost=1)
@@ -100,12 +101,11 @@ class GraderPool:
             grader.close()
         self._nursery.forget()
 
-    def _ask(self, answer: str, expected: str, seconds: float) -> bool | None:
+    def _ask(self, answer: str, expected: str, seconds: float, problem: str = "") -> bool | None:
         grader = self._take()
         try:
-            verdict = grader.ask(
-                {"answer": answer, "expected": expected, "seconds": seconds, "bytes": MAX_BYTES}, seconds
-            )
+            request = {"answer": answer, "expected": expected, "problem": problem}
+            verdict = grader.ask({**request, "seconds": seconds, "bytes": MAX_BYTES}, seconds)
         except BaseException:
             grader.close()
             raise

@@ -60,7 +60,7 @@ def _grade(link: socket.socket) -> None:
             _limit(request["bytes"])
             # With the default disposition the kernel ends the process when the time is used up.
             signal.setitimer(signal.ITIMER_PROF, request["seconds"])
-            verdict = same(request["answer"], request["expected"])
+            verdict = same(request["answer"], request["expected"], request["problem"])
             signal.setitimer(signal.ITIMER_PROF, 0)
             stream.write(json.dumps({"same": verdict}).encode() + b"\n")
             stream.flush()

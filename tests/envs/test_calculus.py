@@ -1,7 +1,9 @@
 """Calculus-v0: answers that sympy agrees with, every form of them found right, and nothing else."""
 
 import itertools
+import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 import mpmath
@@ -12,7 +14,7 @@ from sympy.parsing.sympy_parser import implicit_multiplication_application, pars
 from agentrl.envs.calculus import Calculus, equal
 from agentrl.envs.calculus_problems import Kind, Problem, Sketch, make_problem
 from agentrl.formula_values import same, value
-from agentrl.formulas import FUNCTIONS, parse, write
+from agentrl.formulas import FUNCTIONS, MAX_CHARS, parse, write
 
 from . import families
 
@@ -132,6 +134,8 @@ def test_what_is_equal(answer: str, expected: str, kind: Kind) -> None:
         (r"\log(-x)", r"\log{\left(x \right)}", "expression"),
         ("5", "2 x + 3", "expression"),
         ("0.69314718055994530941723212145817656807550013436026", r"\log{\left(2 \right)}", "number"),
+        ("0.69314718055994530941723212145817656807550013436026+\\pi-\\pi", r"\log{\left(2 \right)}", "number"),
+        ("(8(e^{x+h}-e^{x-h})-e^{x+2h}+e^{x-2h})/(12h)".replace("h", r"(\pi/10^{12})"), "e^{x}", "expression"),
         ("22/7", r"\pi", "number"),
         ("x", "1", "number"),
         ("1, 2", "1", "number"),
@@ -157,11 +161,38 @@ def test_every_answer_differs_from_the_next() -> None:
             assert equal(one.answer, other.answer, one.kind) is (one.answer == other.answer)
 
 
-def test_answers_as_sympy_prints_them_are_right() -> None:
-    for level, index in itertools.product((1, 2, 3), range(15)):
+@pytest.mark.parametrize("rewrite", [sympy.factor, sympy.expand, sympy.together, sympy.powsimp])
+def test_answers_as_sympy_prints_them_are_right(rewrite: Callable[[Any], Any]) -> None:
+    for level, index in itertools.product((1, 2, 3, 4, 5), range(15)):
         problem = make_problem("test", level, index)
-        text = str(sympy.factor(of_sympy(problem.answer))).replace("E", "e")
-        assert equal(text, problem.answer, problem.kind), text
+        rewritten = [rewrite(of_sympy(part)) for part in problem.answer.split(", ")]
+        for text in (", ".join(map(str, rewritten)).replace("E", "e"), ", ".join(map(sympy.latex, rewritten))):
+            assert len(text) > MAX_CHARS or equal(text, problem.answer, problem.kind), text
+
+
+def put(function: str, place: str) -> str:
+    """``function`` with ``place`` for its x."""
+    return re.sub(r"(?<![A-Za-z])x", lambda _: f"({place})", function)
+
+
+@pytest.mark.parametrize("step", [r"10^{-24}\pi", "10^{-30}", r"10^{-200}\pi", "e^{-60}", r"x\pi/10^{24}", "e^{-99x}"])
+def test_no_difference_quotient_is_a_derivative(step: str) -> None:
+    for level, index in itertools.product((1, 2), range(40)):
+        problem = make_problem("train", level, index)
+        function = problem.prompt.removeprefix("Differentiate $f(x) = ").removesuffix("$.")
+        quotient = f"({put(function, f'x+{step}')}-({put(function, f'x-{step}')}))/(2({step}))"
+        assert not equal(quotient, problem.answer, problem.kind), quotient
+
+
+@pytest.mark.parametrize("step", [r"10^{-24}\pi", r"10^{-26}e", "10^{-60}", r"10^{-300}\pi"])
+def test_no_value_near_by_is_a_limit(step: str) -> None:
+    for index in range(60):
+        problem = make_problem("train", 4, index)
+        place, function = problem.prompt.removesuffix(r"\right)$.").split(r"\to ")[1].split(r"} \left(", 1)
+        near = [f"1/({step})"] if place == r"\infty" else [f"{place}+{step}", f"{place}-{step}"]
+        values = [f"({put(function, each)})" for each in near]
+        for value_ in (values[0], f"({'+'.join(values)})/{len(values)}"):
+            assert not equal(value_, problem.answer, problem.kind), value_
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])

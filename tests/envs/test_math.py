@@ -193,6 +193,37 @@ def test_what_is_rewarded(text: str, reward: float) -> None:
     assert env.step(text)[1:4] == (reward, True, False)
 
 
+UNWORKED = {
+    "int-01": r"\{14\cdot18-197\}\cup\emptyset",
+    "int-11": r"\{((256\cdot3/4+16)\cdot3/4+16)\cdot3/4+16\}\cup\emptyset",
+    "frac-02": r"0.2\overline{7}",
+    "frac-04": r"x\in\{3/(7/4-1/2)\}\cup\emptyset",
+    "surd-01": r"0+\sqrt{50} + \sqrt{18}",
+    "surd-02": r"\sqrt{4^2+6^2}",
+    "surd-04": r"\frac{4}{-1+\sqrt5}",
+    "pi-01": r"\pi(10\pi/(2\pi))^2",
+    "pi-03": r"\arcsin\frac{\sqrt3}{2}",
+    "pi-04": r"\arctan 1-\arctan(-1)",
+    "ival-01": "6-5x+x^2<0",
+    "ival-02": r"9-x^2\ge 0",
+    "ival-03": r"|1-2x|\le 5",
+    "ival-05": r"\frac{x-1}{2+x}\ge 0",
+    "ival-06": r"3\ge\log_2 x",
+    "poly-01": "(x^2+2x+4)(x-2)",
+    "poly-02": r"\frac{3-8x+3x^2+2x^3}{x+3}",
+    "poly-03": r"\frac{d}{dx}x^4-\frac{d}{dx}3x^2+\frac{d}{dx}5x",
+    "poly-04": "(x+4)(x-7)",
+}
+"""What restates a problem of the sample, or leaves its work to the reader, and has the right value."""
+
+
+@pytest.mark.parametrize("task", UNWORKED)
+def test_an_unworked_answer_scores_nothing(task: str) -> None:
+    env = Math(split=next(row["split"] for row in sample() if row["id"] == task))
+    env.reset(seed=0, options={"task": task})
+    assert env.step(rf"\boxed{{{UNWORKED[task]}}}")[1] == 0.0
+
+
 def test_a_copy_of_a_number_is_no_copy_of_a_calculation(tmp_path: Path) -> None:
     rows = [
         {"id": "a", "problem": r"Which is larger, $\frac{2}{3}$ or $\frac{3}{5}$?", "answer": "2/3"},
