@@ -25,6 +25,7 @@ class Running:
     oom_before: int = field(default_factory=processes.oom_kills)
     rss: int = 0
     next_pss: float = 0.0
+    shared: int = 0
     claim: wire.Message | None = None
     reason: str | None = None
     poisoned: bool = False
@@ -71,12 +72,14 @@ class Running:
         late = clock.has_passed(wire.real(self.order, "wall"), spared)
         if late or used.cpu_s - self.cpu_before > wire.real(self.order, "cpu"):
             return "timeout"
-        if used.rss <= memory or now < self.next_pss:
+        # Exact figures cost milliseconds for each process: spend at most a fifth of the time on them, unless what was
+        # touched since may be too much.
+        if used.rss <= memory or (now < self.next_pss and used.rss - self.shared <= memory):
             return None
-        over = processes.proportional_bytes(spared, used.rss) > memory
-        # Exact figures cost milliseconds for each process: spend at most a fifth of the time on them.
+        exact = processes.proportional_bytes(spared, used.rss, memory)
+        self.shared = used.rss - exact
         self.next_pss = time.monotonic() + 4 * (time.monotonic() - now)
-        return "memory" if over else None
+        return "memory" if exact > memory else None
 
     def outcome(self, status: int) -> wire.Message:
         """Say what became of a cell whose program ended with an exit status as of ``wait``."""

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from agentrl.sandboxes import wire
 from agentrl.sandboxes.inheritance import Inheritance, Member
+from agentrl.sandboxes.line import Line
 from agentrl.sandboxes.overseer import POLL_MS, Overseer
 from agentrl.sandboxes.scratch import Shelf
 
@@ -68,7 +69,7 @@ class Family:
         self._resting: dict[Overseer, frozenset[int]] = {}
         self._active: Overseer | None = None
         self._shelf: Shelf | None = None
-        self._expected: tuple[socket.socket, socket.socket, list[int]] | None = None
+        self._expected: tuple[Line, list[int]] | None = None
 
     def serve(self) -> NoReturn:
         """Oversee until the host has let go of every session."""
@@ -149,22 +150,21 @@ class Family:
             self._shelf.drop(place)
         self._active = None
 
-    def ask_fork(self, member: Member, program: socket.socket) -> None:
-        """Tell the active session's program to copy itself, and hand it the copy's descriptors."""
+    def ask_fork(self, member: Member, line: Line) -> bool:
+        """Tell the active session's program to copy itself, and hand it the copy's descriptors; whether it can hear."""
         assert self._active is not None and self._active is member, "only the active session is heard"
         self._forget_expected()
         descriptors = self._overseers[self._active].take()
         if len(descriptors) != 3:
             raise OSError("an order to fork came without its descriptors")
-        outside, inside = socket.socketpair()
-        self._expected = (outside, inside, descriptors)
-        socket.send_fds(program, [wire.pack({"t": "fork"})], [inside.fileno(), *descriptors[1:]])
+        self._expected = (twin := Line(), descriptors)
+        return line.hand_over({"t": "fork"}, [twin.there, *descriptors[1:]])
 
     def fork(self, member: Member, pid: int, *, pristine: bool) -> str | None:
         """Make a session out of the stopped copy ``pid``, with a copy of the active session's scratch folders."""
         overseer = self._active
         assert overseer is not None and overseer is member and self._expected is not None, "it was asked to fork"
-        outside, inside, descriptors = self._expected
+        line, descriptors = self._expected
         # What the active session left running must not write while its folders are copied.
         overseer.rest()
         try:
@@ -179,7 +179,7 @@ class Family:
         self._expected = None
         channel = HostChannel(descriptors[0])
         start = replace(self._start, channel=descriptors[0], out=descriptors[1], err=descriptors[2])
-        twin = Overseer(channel, start, self._proc, kin=self, program=(outside, inside))
+        twin = Overseer(channel, start, self._proc, kin=self, line=line)
         self._admit(twin, channel, start, place)
         self._resting[twin] = frozenset({pid})
         twin.adopt(pid, pristine=pristine)
@@ -187,9 +187,8 @@ class Family:
 
     def _forget_expected(self) -> None:
         if self._expected is not None:
-            outside, inside, descriptors = self._expected
+            line, descriptors = self._expected
             self._expected = None
-            outside.close()
-            inside.close()
+            line.close()
             for descriptor in descriptors:
                 os.close(descriptor)

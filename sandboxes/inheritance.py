@@ -2,12 +2,12 @@
 
 import os
 import select
-import socket
 from dataclasses import dataclass
 from typing import Protocol
 
 from agentrl.sandboxes.base import Limits
 from agentrl.sandboxes.launcher import INSIDE
+from agentrl.sandboxes.line import Line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class Kin(Protocol):
         """End a session that the host let go of."""
         ...
 
-    def ask_fork(self, member: Member, program: socket.socket) -> None:
-        """Tell the program on the other end to copy itself."""
+    def ask_fork(self, member: Member, line: Line) -> bool:
+        """Tell the program on the other end to copy itself; whether it can hear."""
         ...
 
     def fork(self, member: Member, pid: int, *, pristine: bool) -> str | None:
@@ -87,7 +87,7 @@ class Alone:
         """End pid 1, and everything with it."""
         os._exit(0)
 
-    def ask_fork(self, member: Member, program: socket.socket) -> None:
+    def ask_fork(self, member: Member, line: Line) -> bool:
         """Tell the host that nothing knows how.
 
         Raises:

@@ -1,12 +1,14 @@
 """The ``local`` back end: every session in its own Linux namespaces on this machine, no daemon and no root needed."""
 
 import base64
+import errno
 import importlib.util
 import os
 import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final, cast
 
 from agentrl.sandboxes import wire
@@ -129,24 +131,54 @@ class LocalSession(CellSession):
             SandboxError: The sandbox failed.
             ValueError: The code is longer than the limit, or the timeout is not positive.
         """
+        order = self._order(cell)
+        with self._held():
+            try:
+                result = self._once(cell, order)
+            except WorkerDied:
+                if cell.final:
+                    raise  # whoever opened this session for one program opens another
+                result = self._again(cell)
+            if result.state == "kept" and not cell.final:
+                self._log.append(cell)
+            return result
+
+    def _order(self, cell: Cell) -> wire.Message:
         limits = self._sandbox.limits
         if len(cell.code.encode("utf-8", "surrogatepass")) > limits.code_bytes:
             raise ValueError(f"the code is longer than {limits.code_bytes} bytes")
         cpu = limits.cpu_s if cell.timeout is None else cell.timeout
         if not cpu > 0:
             raise ValueError(f"the timeout must be positive, not {cpu!r}")
-        order: wire.Message = {
+        return {
             **{"t": "run", "code": cell.code, "cpu": cpu, "wall": cpu * limits.wall_factor, "stdin": cell.stdin},
             **{"seed": self._seed, "transaction": cell.transaction, "final": cell.final, "files": _encoded(cell.files)},
         }
-        with self._held():
-            asked = time.monotonic()
-            worker = self._connect(profile_of(cell.code, cell.files.values()))
-            answer, captures, queue = self._ask(worker, order, asked)
-            result = self._result(answer, captures, queue)
-            if result.state == "kept" and not cell.final:
-                self._log.append(cell)
-            return result
+
+    def _once(self, cell: Cell, order: wire.Message) -> Result:
+        asked = time.monotonic()
+        worker = self._connect(profile_of(cell.code, cell.files.values()))
+        return self._result(*self._ask(worker, order, asked))
+
+    def _again(self, cell: Cell) -> Result:
+        """Run the session's cells and this one in a fresh worker: one that dies of the same cell dies by its doing.
+
+        Raises:
+            SandboxError: What went well before fails as well, so it is the machinery.
+        """
+        self._sandbox.meter.rerun()
+        self._made_now = True
+        try:
+            for past in self._log:
+                self._once(past, self._order(past))
+        except WorkerDied:
+            self.close()
+            raise
+        try:
+            return replace(self._once(cell, self._order(cell)), attempts=2)
+        except WorkerDied:
+            self._log.clear()
+            return Result(status="crash", attempts=2, state="lost", backend=self._sandbox.backend)
 
     def replay(self) -> CellSession:
         """Run this session's cells again; see :meth:`Session.replay`."""
@@ -191,6 +223,8 @@ class LocalSession(CellSession):
         """Read the first ``max_bytes`` bytes of a file; see :meth:`Session.read_file`."""
         order: wire.Message = {"t": "read", "path": path, "cpu": _READ_S, "wall": _READ_S}
         data = b""
+        if "\0" in path:
+            raise ValueError(f"a path holds no NUL character, as {path!r} does")
         with self._held():
             worker = self._connect("plain")
             while len(data) < max_bytes:
@@ -270,9 +304,12 @@ class LocalSession(CellSession):
                 answer, captures = worker.ask(order, descriptors)
             except WorkerDied as error:
                 was_open = self._open and not self._sandbox.closed
-                self.close()
+                if not was_open or order["t"] != "run":
+                    self.close()
                 if not was_open:
                     raise SandboxClosed("this session was closed during the call") from error
+                worker.dispose()
+                self._worker = None
                 raise
         return answer, captures, queue
 
@@ -318,11 +355,16 @@ def _piece(answer: wire.Message, path: str) -> bytes:
     """Take what was read out of an answer, or raise what kept the program from reading it."""
     number = wire.number(answer, "errno") if "errno" in answer else None
     if number is not None:
+        # The program's word: what is no error of this machine is some error of input.
+        number = number if number in errno.errorcode else errno.EIO
         raise OSError(number, os.strerror(number), path)
     content = wire.text(answer, "data", wire.MAX_CLAIM) if "data" in answer else None
     if content is None:
         raise TimeoutError(f"the program did not hand over {path!r}")
-    return base64.b64decode(content)
+    try:
+        return base64.b64decode(content, validate=True)
+    except ValueError as error:
+        raise OSError(errno.EIO, "the program answered with something else than the file", path) from error
 
 
 def _encoded(files: Files) -> dict[str, str]:

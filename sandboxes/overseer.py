@@ -7,18 +7,18 @@ import os
 import secrets
 import select
 import signal
-import socket
 from contextlib import suppress
 from typing import Final
 
 from agentrl.sandboxes import kernel, processes, program, wire
 from agentrl.sandboxes.cells import Running
 from agentrl.sandboxes.inheritance import Alone, Aside, Channel, Inheritance, Kin
+from agentrl.sandboxes.line import Line
 from agentrl.sandboxes.patience import OwnClock
 
 POLL_MS: Final = 20
 """How often a busy program is looked at [milliseconds]."""
-_CHUNKS: Final = 16
+_WAKE_S: Final = 0.002
 _SETTLE_S: Final = 3.0
 _STARTUP_S: Final = 20.0
 
@@ -34,7 +34,7 @@ class Overseer:
         aside: Aside | None = None,
         *,
         kin: Kin | None = None,
-        program: tuple[socket.socket, socket.socket] | None = None,
+        line: Line | None = None,
     ) -> None:
         self._channel = channel
         self._aside = aside
@@ -44,10 +44,7 @@ class Overseer:
         self._start = start
         self._proc = proc
         self._orders = wire.Frames(wire.MAX_ORDER)
-        self._outside, self._inside = program or socket.socketpair()
-        self._outside.setblocking(False)
-        self._claims = wire.Frames(wire.MAX_CLAIM)
-        self._outbox = b""
+        self._line = line or Line()
         self._phase = "starting"
         self._patience = 0.0
         self._clock = OwnClock()
@@ -55,6 +52,8 @@ class Overseer:
         self._waiting: wire.Message | None = None
         self._cell: Running | None = None
         self._snapshot = 0
+        self._stamp = 0.0
+        self._spare: Line | None = None
         self._pristine = True
         self._alone = True
         self._lost = False
@@ -82,7 +81,7 @@ class Overseer:
     def register(self, poll: select.poll) -> None:
         """Add what to wait for."""
         poll.register(self._channel, select.POLLIN)
-        poll.register(self._outside, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+        self._line.register(poll)
         poll.register(self._pidfd, select.POLLIN)
 
     def move(self, ready: dict[int, int]) -> None:
@@ -91,7 +90,7 @@ class Overseer:
         if self._channel.fileno() in ready and not self._hear_host():
             self._kin.leave(self)
             return
-        if self._outside.fileno() in ready:
+        if self._line.is_in(ready):
             self._hear_program()
         if pidfd in ready and pidfd == self._pidfd and processes.has_ended(self._pid):
             self._program_ended()
@@ -129,23 +128,16 @@ class Overseer:
 
     def close(self) -> None:
         """Let go of the program; whoever calls ends it."""
-        self._outside.close()
-        self._inside.close()
+        for line in (self._line, self._spare):
+            if line is not None:
+                line.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
 
     def spawn(self) -> None:
         """Start a fresh program."""
         self._enter("starting", _STARTUP_S)
-        start = program.Start(
-            channel=self._inside.fileno(),
-            out=self._start.out,
-            err=self._start.err,
-            proc=self._proc,
-            inside=self._start.inside,
-            limits=self._start.limits,
-            seccomp=self._start.seccomp,
-        )
+        start = program.Start(channel=self._line.there, proc=self._proc, given=self._start)
         pid = kernel.clone(0)
         if pid == 0:
             program.main(start)
@@ -175,16 +167,6 @@ class Overseer:
                 self._begin()
         return True
 
-    def _send(self, order: wire.Message) -> None:
-        self._outbox += wire.pack(order)
-        self._push()
-
-    def _push(self) -> None:
-        try:
-            self._outbox = self._outbox[self._outside.send(self._outbox) :]
-        except BlockingIOError:
-            return
-
     def _begin(self) -> None:
         """Start the waiting order, as soon as the program is idle and has a copy of itself where one is wanted."""
         order = self._waiting
@@ -192,12 +174,19 @@ class Overseer:
             return
         transaction = bool(order["transaction"])
         if self._frozen:
+            alarmed = processes.has_signals(self._pid)
             processes.signal_all(signal.SIGCONT, self._spared())
             self._frozen = False
+            if alarmed:
+                # What an alarm does, or ends, is not the coming cell's doing: that waits until it is over.
+                self._enter("waking", _SETTLE_S)
+                self._line.send({"t": "wake"})
+                return
         if order["t"] == "fork":
             self._waiting = None
             self._enter("forking", _SETTLE_S)
-            self._kin.ask_fork(self, self._outside)
+            if not self._kin.ask_fork(self, self._line):
+                self._lose()
             return
         if transaction and not self._pristine and not self._snapshot and self._alone:
             self._copy()
@@ -209,31 +198,40 @@ class Overseer:
         self._cell = cell = Running(order=order, token=secrets.token_hex(8))
         cell.cpu_before, cell.clock_before = processes.usage(self._spared()).cpu_s, processes.cpu_clock(self._pid)
         fresh = {"seed": order["seed"] if self._pristine else None}
-        self._send({**order, **fresh, "token": cell.token})
+        self._line.send({**order, **fresh, "token": cell.token})
+        if self._line.cut:
+            # The cell before shut the channel. Nothing of this one was heard: a fresh program gets it.
+            self._cell, self._waiting = None, order
+            self._lose()
 
     def _copy(self) -> None:
+        """Have the program copy itself; the copy gets a channel of its own, out of the next cell's reach."""
         self._enter("copying", _SETTLE_S)
-        self._send({"t": "snapshot"})
+        spare = Line()
+        self._drop_snapshot()
+        self._spare = spare
+        if not self._line.hand_over({"t": "snapshot"}, [spare.there]):
+            self._copied(0)
 
     def _hear_program(self) -> None:
-        if self._outbox:
-            self._push()
-        for _ in range(_CHUNKS):
-            try:
-                data = self._outside.recv(1 << 18)
-            except BlockingIOError:
-                return
+        line = self._line
+        line.push()
+        for data in line.chunks():
             if self._cell is not None and self._cell.poisoned:
                 continue
             try:
-                for claim in self._claims.feed(data):
+                for claim in line.claims(data):
                     self._weigh(claim)
             except wire.WireError:
                 self._poison()
+            if self._line is not line:
+                return
+        if line.cut:
+            self._poison()
 
     def _poison(self) -> None:
         """Stop listening to a program that does not keep to the form: only its end or the clock can end the cell."""
-        self._claims = wire.Frames(wire.MAX_CLAIM)
+        self._line.forget()
         self.seen.add("poisoned")
         if self._cell is not None:
             self._cell.poisoned, self._cell.claim = True, None
@@ -247,6 +245,9 @@ class Overseer:
             if not self._announced:
                 self._announced = True
                 self._channel.sendall(wire.pack({"t": "up"}))
+            self._begin()
+        elif kind == "awake" and self._phase == "waking":
+            self._enter("idle")
             self._begin()
         elif kind == "snapshot" and self._phase == "copying":
             self._copied(wire.number(claim, "pid") or 0)
@@ -262,9 +263,8 @@ class Overseer:
             raise wire.WireError("out of turn")
 
     def _copied(self, pid: int) -> None:
-        self._drop_snapshot()
         if pid > 1 and pid != self._pid and processes.wait_until_stopped(pid):
-            self._snapshot = pid
+            self._snapshot, self._stamp = pid, processes.cpu_clock(pid)
         self._alone = self._snapshot != 0
         self._settle()
 
@@ -276,10 +276,9 @@ class Overseer:
         self._settle()
 
     def _settle(self) -> None:
-        """Stop what the cell left running, so that it costs nothing while nobody waits for it."""
+        """Stop the program and what the cell left running: a signal's handler would run between cells too."""
         self._enter("idle")
-        others = len(processes.living(self._spared())) > 1
-        if self._waiting is None and (others or processes.threads(self._pid) > 1):
+        if self._waiting is None:
             processes.stop_all(self._spared())
             self._frozen = True
         self._begin()
@@ -290,6 +289,9 @@ class Overseer:
                 os.kill(self._snapshot, signal.SIGKILL)
                 os.waitpid(self._snapshot, 0)
             self._snapshot = 0
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
 
     def _done(self, cell: Running, claim: wire.Message) -> None:
         checked = cell.check(claim)
@@ -342,9 +344,10 @@ class Overseer:
             raise OSError(f"the program process ended with status {status} before it was confined")
         if cell is None or cell is not self._cell:
             forking = self._phase == "forking"
-            self._lost = self._recover(lost=self._phase != "idle") == "lost"
+            self._lost = self._recover(lost=self._phase not in ("idle", "waking")) == "lost"
             if forking:
                 self._refuse()
+            self._begin()
             return
         cell.rss = max(cell.rss, int(spent))
         ended = cell.measure(self._pid, self._spared())
@@ -360,29 +363,23 @@ class Overseer:
         others = self._kin.spared(self)
         if not processes.end_all(others | {keep}):
             raise OSError("processes of the program can't be killed")
-        usable = keep > 0 and processes.is_stopped(keep)
-        if not usable:
-            self._drop_snapshot()
-        self._snapshot, self._outbox, self._cell, self._lost = 0, b"", None, False
-        self._drain()
-        if usable:
+        # Whoever else woke it has run it.
+        slept = keep > 0 and processes.cpu_clock(keep) - self._stamp < _WAKE_S
+        line = self._spare if slept and processes.is_stopped(keep) else None
+        if line is not None:
+            self._snapshot, self._spare = 0, None
+        self._drop_snapshot()
+        self._line.close()
+        self._line, self._cell, self._lost = line or Line(), None, False
+        if line is not None:
             self._adopt(keep)
-            os.kill(keep, signal.SIGCONT)
-            self._frozen, self._alone = False, True
+            self._frozen, self._alone = True, True
             self._enter("idle")
             return "rolled_back"
         state = "rolled_back" if self._pristine and not lost else "lost"
         if not final:
             self.spawn()
         return state
-
-    def _drain(self) -> None:
-        self._claims = wire.Frames(wire.MAX_CLAIM)
-        try:
-            while self._outside.recv(1 << 18):
-                pass
-        except BlockingIOError:
-            return
 
     def _lose(self) -> None:
         """Start over with a program that does not even answer between cells; the next result says so."""

@@ -51,12 +51,13 @@ def usage(keep: Collection[int] = ()) -> Usage:
     return Usage(cpu_s=ended.ru_utime + ended.ru_stime + ticks / _TICK, rss=pages * _PAGE, count=count)
 
 
-def proportional_bytes(keep: Collection[int], otherwise: int) -> int:
+def proportional_bytes(keep: Collection[int], otherwise: int, enough: int) -> int:
     """Add up resident memory with shared pages divided among their users.
 
     Args:
         keep: Processes to leave out.
         otherwise: What to assume where a process forbids to look.
+        enough: Above this, don't go on: each process takes milliseconds while the others allocate.
     """
     if not os.path.exists("/proc/self/smaps_rollup"):
         # gVisor: forks share the pages of the interpreter that they were copied from, so those count once.
@@ -64,6 +65,8 @@ def proportional_bytes(keep: Collection[int], otherwise: int) -> int:
         return shared + sum(max(0, _resident(pid) - shared) for pid in living(keep))
     total = 0
     for pid in living(keep):
+        if total > enough:
+            break
         try:
             with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
                 total += sum(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:"))
@@ -216,6 +219,13 @@ def threads(pid: int) -> int:
         return len(os.listdir(f"/proc/{pid}/task"))
     except FileNotFoundError:
         return 0
+
+
+def has_signals(pid: int) -> bool:
+    """Whether signals wait for a stopped process; where the kernel does not tell, none do."""
+    with suppress(FileNotFoundError), open(f"/proc/{pid}/status", "rb") as file:
+        return any(int(line.split()[1], 16) for line in file if line.startswith((b"SigPnd:", b"ShdPnd:")))
+    return False
 
 
 def is_stopped(pid: int) -> bool:

@@ -22,12 +22,10 @@ from typing import Final, TextIO, cast
 
 from agentrl.sandboxes import kernel, reading, seccomp, seeding, wire
 from agentrl.sandboxes.base import Limits
+from agentrl.sandboxes.inheritance import Inheritance
 
-_CHANNEL: Final = 3
-_OUT: Final = 4
-_ERR: Final = 5
-_OURS: Final = (_CHANNEL, _OUT, _ERR)
-_HIGH: Final = 1000
+_SPARE: Final = 16
+"""Descriptors beyond the program's own limit, for what is done here while it holds as many as it may."""
 _CPU_CEILING_S: Final = 3600
 _CHAIN: Final = 20
 
@@ -38,18 +36,10 @@ class Start:
 
     channel: int
     """Socket to pid 1."""
-    out: int
-    """Where standard output goes."""
-    err: int
-    """Where standard error goes."""
     proc: int
     """Folder descriptor of a ``/proc`` that can be written to."""
-    inside: int | None
-    """User and group of the program in a user namespace of its own; ``None`` where it stays in its container's."""
-    limits: Limits
-    """What it may use."""
-    seccomp: bytes
-    """The filter."""
+    given: Inheritance
+    """What pid 1 was given: outputs, limits, filter, user and group."""
 
 
 def main(start: Start) -> None:
@@ -57,7 +47,7 @@ def main(start: Start) -> None:
     code = 1
     try:
         _confine(start)
-        _Program(start.limits).serve()
+        _Program(start.given.limits).serve()
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -75,27 +65,34 @@ def _confine(start: Start) -> None:
     kernel.set_dumpable(True)
     with open(f"{proc}/oom_score_adj", "w") as file:
         file.write("1000")
-    if start.inside is not None:
+    if (inside := start.given.inside) is not None:
         kernel.unshare(kernel.NEWUSER)
-        kernel.write_maps(start.inside, start.inside, start.inside, proc)
+        kernel.write_maps(inside, inside, inside, proc)
     _move_descriptors(start)
     os.chdir(reading.HOME)
-    _limit(start.limits)
+    _limit(start.given.limits)
     kernel.drop_privileges()
-    seccomp.install(start.seccomp)
+    seccomp.install(start.given.seccomp)
+
+
+def ours(limits: Limits) -> tuple[int, int, int]:
+    """Where the program keeps its channel and its two outputs: above the descriptors that it can open itself."""
+    first = limits.open_files
+    return first, first + 1, first + 2
 
 
 def _move_descriptors(start: Start) -> None:
+    channel, out, err = ours(start.given.limits)
     # First above every target, so that no dup2 closes a descriptor that is still to be moved.
-    for descriptor, target in ((start.channel, _CHANNEL), (start.out, _OUT), (start.err, _ERR)):
-        fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH + target)
-    for target in _OURS:
-        os.dup2(_HIGH + target, target, inheritable=False)
-    os.closerange(_ERR + 1, 1 << 20)
+    given = (start.channel, start.given.out, start.given.err)
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, err + 1) for descriptor in given]
+    for descriptor, target in zip(moved, (channel, out, err), strict=True):
+        os.dup2(descriptor, target, inheritable=False)
+    os.closerange(err + 1, 1 << 20)
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    os.dup2(_OUT, 1)
-    os.dup2(_ERR, 2)
-    os.closerange(_ERR + 1, 64)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.closerange(3, channel)
 
 
 def _limit(limits: Limits) -> None:
@@ -105,7 +102,7 @@ def _limit(limits: Limits) -> None:
         (resource.RLIMIT_AS, size + limits.memory_bytes),
         (resource.RLIMIT_NPROC, limits.processes),
         (resource.RLIMIT_FSIZE, limits.file_bytes),
-        (resource.RLIMIT_NOFILE, limits.open_files),
+        (resource.RLIMIT_NOFILE, limits.open_files + _SPARE),
         (resource.RLIMIT_CPU, _CPU_CEILING_S),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -122,7 +119,8 @@ class _Program:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._channel = socket.socket(fileno=_CHANNEL)
+        self._ours = ours(limits)
+        self._channel = socket.socket(fileno=self._ours[0])
         self._module = types.ModuleType("__main__")
         self._globals = self._module.__dict__
         self._globals["__builtins__"] = builtins
@@ -139,9 +137,11 @@ class _Program:
             order, descriptors = received
             self._pid = os.getpid()
             if order["t"] == "snapshot":
-                self._snapshot()
+                self._snapshot(descriptors)
             elif order["t"] == "fork":
                 self._fork(descriptors)
+            elif order["t"] == "wake":
+                self._tell({"t": "awake"})
             elif order["t"] == "read":
                 self._tell(reading.read(cast(str, order["path"]), cast(int, order["offset"]), cast(int, order["max"])))
             elif self._run(order):
@@ -150,39 +150,37 @@ class _Program:
     def _tell(self, claim: wire.Message) -> None:
         self._channel.sendall(wire.pack(claim))
 
-    def _snapshot(self) -> None:
+    def _snapshot(self, descriptors: list[int]) -> None:
+        """Make a copy that waits, stopped, for orders over a channel of its own, out of the next cell's reach."""
         # A fork keeps one thread only, so a process with more can't be copied truly.
         pid = 0
-        if len(os.listdir("/proc/self/task")) == 1:
+        if len(os.listdir("/proc/self/task")) == 1 == len(descriptors):
             try:
                 pid = kernel.clone_sibling()
             except OSError:
                 pid = 0
             else:
                 if pid == 0:
-                    os.setpgid(0, 0)
-                    os.kill(os.getpid(), signal.SIGSTOP)
+                    _stop_with(descriptors, self._ours[:1])
                     return
+        for descriptor in descriptors:
+            os.close(descriptor)
         self._tell({"t": "snapshot", "pid": pid})
 
     def _fork(self, descriptors: list[int]) -> None:
         """Make a copy that waits, stopped, for orders over ``descriptors``: channel, standard output and error."""
         pid, why = 0, "the program runs threads, which a copy would lack"
-        if len(descriptors) != len(_OURS):
+        if len(descriptors) != len(self._ours):
             why = "the program has too many files open"
         elif len(os.listdir("/proc/self/task")) == 1:
-            folder, files = os.getcwd(), reading.open_files()
             try:
+                folder, files = os.getcwd(), reading.open_files()
                 pid = kernel.clone_sibling()
             except OSError as error:
                 why = f"its program can't be copied: {error.strerror}"
             else:
                 if pid == 0:
-                    os.setpgid(0, 0)
-                    for descriptor, target in zip(descriptors, _OURS, strict=True):
-                        os.dup2(descriptor, target, inheritable=False)
-                        os.close(descriptor)
-                    os.kill(os.getpid(), signal.SIGSTOP)
+                    _stop_with(descriptors, self._ours)
                     # Woken with its own files under the same names.
                     reading.reopen(folder, files)
                     return
@@ -200,8 +198,8 @@ class _Program:
         return bool(order["final"])
 
     def _prepare(self, order: wire.Message) -> None:
-        os.dup2(_OUT, 1)
-        os.dup2(_ERR, 2)
+        os.dup2(self._ours[1], 1)
+        os.dup2(self._ours[2], 2)
         self._streams = [
             _writer(number) if stream.closed else stream for number, stream in enumerate(self._streams, start=1)
         ]
@@ -226,17 +224,34 @@ class _Program:
         name = f"<cell {self._cells}>"
         try:
             self._prepare(order)
+            _allow_descriptors(self._limits.open_files)
             value = _evaluate(cast(str, order["code"]), name, self._globals)
-            shown = None if value is None else repr(value)
-            if shown is not None and not isinstance(shown, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                shown = None
+            # Of a class of the program's own a text may lie, even about its length.
+            shown = None if value is None else str.__add__("", repr(value))
         except SystemExit as error:
             return _claim("exit", exit_code=_exit_code(error))
         except BaseException as error:
             kind = "memory" if isinstance(error, MemoryError) else "error"
             report = wire.cut(_report(error), self._limits.traceback_chars)
-            return _claim(kind, exc_type=type(error).__name__[:200], trace=report)
+            return _claim(kind, exc_type=_name(type(error))[:200], trace=report)
+        finally:
+            _allow_descriptors(self._limits.open_files + _SPARE)
         return _claim("ok", value=None if shown is None else wire.cut(shown, self._limits.value_chars))
+
+
+def _stop_with(descriptors: list[int], targets: tuple[int, ...]) -> None:
+    """Take descriptors in place of the original's, then stop until pid 1 has a use for this copy."""
+    os.setpgid(0, 0)
+    for descriptor, target in zip(descriptors, targets, strict=True):
+        os.dup2(descriptor, target, inheritable=False)
+        os.close(descriptor)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _allow_descriptors(most: int) -> None:
+    """Set how many descriptors there may be; more than the program has left itself are not to be had."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, hard), hard))
 
 
 def _claim(
@@ -282,9 +297,14 @@ def _exit_code(error: SystemExit) -> int:
     if error.code is None:
         return 0
     if isinstance(error.code, int):
-        return error.code & 0xFF
+        return int.__and__(error.code, 0xFF)
     print(error.code, file=sys.stderr)
     return 1
+
+
+def _name(kind: type) -> str:
+    """A class's own name, whatever its metaclass says."""
+    return type.__dict__["__name__"].__get__(kind)
 
 
 def _report(error: BaseException) -> str:
@@ -296,7 +316,7 @@ def _report(error: BaseException) -> str:
         # Looked up when it is needed: a program that breaks it breaks its own report.
         return "".join(traceback.format_exception(type(error), error, trace))
     except Exception as failure:
-        return f"(an exception that can't be shown: {type(failure).__name__})"
+        return f"(an exception that can't be shown: {_name(type(failure))})"
 
 
 def _shorten_chain(error: BaseException) -> None:

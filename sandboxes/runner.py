@@ -6,6 +6,7 @@ the container is its namespace. Between sessions every process but this one is k
 
 import gc
 import os
+import resource
 import signal
 import stat
 import sys
@@ -14,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from agentrl.sandboxes import kernel, processes, seccomp, wire, zygote
+from agentrl.sandboxes import kernel, processes, program, seccomp, wire, zygote
 from agentrl.sandboxes.base import Limits
 from agentrl.sandboxes.inheritance import Inheritance
 from agentrl.sandboxes.link import Link, SessionEnded
@@ -43,6 +44,7 @@ def main() -> None:
         given = _hear_start(link)
         link.key = given.key
         loaded = _become_pid_1(given)
+        before = inheritable()
         link.tell({"t": "ready", "modules": loaded})
         while True:
             words = link.hear()
@@ -50,7 +52,7 @@ def main() -> None:
             # Closed as soon as it was opened: there is no session to serve.
             if not any(word["t"] == "close" for word in words):
                 spoiled = _serve(link, given.limits)
-            link.tell({"t": "clean", "usable": wipe() and not spoiled})
+            link.tell({"t": "clean", "usable": wipe() and not spoiled and inheritable() == before})
     except Exception as error:  # whatever it is, the container ends here, and the host must hear of it
         link.tell({"t": "fault", "why": f"{type(error).__name__}: {error}"})
     finally:
@@ -83,7 +85,7 @@ def _serve(link: Link, limits: Limits) -> set[object]:
     """Serve one session to its end and give what speaks against using this container again."""
     out, err = link.begin()
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
-    instructions = seccomp.program(kernel.MACHINE)
+    instructions = seccomp.program(kernel.MACHINE, program.ours(limits)[0])
     start = Inheritance(channel=-1, out=out, err=err, limits=limits, seccomp=instructions, inside=None)
     overseer = Overseer(link, start, proc, link)
     try:
@@ -104,6 +106,15 @@ def _serve(link: Link, limits: Limits) -> set[object]:
         link.end()
         for descriptor in (out, err, proc):
             os.close(descriptor)
+
+
+def inheritable() -> tuple[object, ...]:
+    """Give what the programs of later sessions get from this process: limits, priority, scheduling, cores."""
+    kinds = [kind for name, kind in sorted(vars(resource).items()) if name.startswith("RLIMIT_")]
+    with open("/proc/self/oom_score_adj") as file:
+        killed_at = file.read()
+    scheduled = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), frozenset(os.sched_getaffinity(0))
+    return (*map(resource.getrlimit, kinds), *scheduled, killed_at, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
 
 def wipe() -> bool:

@@ -2,14 +2,20 @@
 
 Everything else fails with ``EPERM``; calls that libc replaces when they are missing fail with ``ENOSYS``. Some calls
 are allowed by their arguments only: no new namespaces, no socket families that a network namespace does not contain
-(vsock, packet, netlink), no typing into a terminal, no ``kill(-1)``, which would end the session's own snapshot.
+(vsock, packet, netlink), no typing into a terminal. Limits, priorities and cores are a process's own to set, and pid 1
+gets no signal. What is stopped stays stopped: nobody sends SIGCONT, not by a timer (``timer_create`` takes its signal
+where a filter can't look), a file's owner, a parent's end or a child's. Files that others use too are neither watched
+nor leased, and nobody sees who locks them.
 
 Sources: man page seccomp(2); numbers from the kernel's ``unistd_64.h`` and ``asm-generic/unistd.h``.
 """
 
 import ctypes
 import errno
+import signal
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 # name, number on x86_64, number on aarch64
@@ -22,7 +28,7 @@ nanosleep 35 101; getitimer 36 102; alarm 37 -; setitimer 38 103; getpid 39 172;
 connect 42 203; accept 43 202; sendto 44 206; recvfrom 45 207; sendmsg 46 211; recvmsg 47 212; shutdown 48 210;
 bind 49 200; listen 50 201; getsockname 51 204; getpeername 52 205; socketpair 53 199; setsockopt 54 208;
 getsockopt 55 209; clone 56 220; fork 57 -; vfork 58 -; execve 59 221; exit 60 93; wait4 61 260; kill 62 129;
-uname 63 160; fcntl 72 25; flock 73 32; fsync 74 82; fdatasync 75 83; truncate 76 45; ftruncate 77 46;
+uname 63 160; fcntl 72 25; fsync 74 82; fdatasync 75 83; truncate 76 45; ftruncate 77 46;
 getdents 78 -; getcwd 79 17; chdir 80 49; fchdir 81 50; rename 82 -; mkdir 83 -; rmdir 84 -; creat 85 -; link 86 -;
 unlink 87 -; symlink 88 -; readlink 89 -; chmod 90 -; fchmod 91 52; chown 92 -; fchown 93 55; lchown 94 -;
 umask 95 166; gettimeofday 96 169; getrlimit 97 163; getrusage 98 165; sysinfo 99 179; times 100 153;
@@ -39,33 +45,31 @@ readahead 187 213; setxattr 188 5; lsetxattr 189 6; fsetxattr 190 7; getxattr 19
 fgetxattr 193 10; listxattr 194 11; llistxattr 195 12; flistxattr 196 13; removexattr 197 14; lremovexattr 198 15;
 fremovexattr 199 16; tkill 200 130; time 201 -; futex 202 98; sched_setaffinity 203 122; sched_getaffinity 204 123;
 epoll_create 213 -; getdents64 217 61; set_tid_address 218 96; restart_syscall 219 128; fadvise64 221 223;
-timer_create 222 107; timer_settime 223 110; timer_gettime 224 108; timer_getoverrun 225 109; timer_delete 226 111;
 clock_gettime 228 113; clock_getres 229 114; clock_nanosleep 230 115; exit_group 231 94; epoll_wait 232 -;
-epoll_ctl 233 21; tgkill 234 131; utimes 235 -; waitid 247 95; inotify_init 253 -; inotify_add_watch 254 27;
-inotify_rm_watch 255 28; openat 257 56; mkdirat 258 34; mknodat 259 33; fchownat 260 54; futimesat 261 -;
+epoll_ctl 233 21; tgkill 234 131; utimes 235 -; waitid 247 95; openat 257 56; mkdirat 258 34; mknodat 259 33;
+fchownat 260 54; futimesat 261 -;
 newfstatat 262 79; unlinkat 263 35; renameat 264 38; linkat 265 37; symlinkat 266 36; readlinkat 267 78;
 fchmodat 268 53; faccessat 269 48; pselect6 270 72; ppoll 271 73; set_robust_list 273 99; get_robust_list 274 100;
 splice 275 76; tee 276 77; sync_file_range 277 84; vmsplice 278 75; utimensat 280 88; epoll_pwait 281 22;
 signalfd 282 -; timerfd_create 283 85; eventfd 284 -; fallocate 285 47; timerfd_settime 286 86;
 timerfd_gettime 287 87; accept4 288 242; signalfd4 289 74; eventfd2 290 19; epoll_create1 291 20; dup3 292 24;
-pipe2 293 59; inotify_init1 294 26; preadv 295 69; pwritev 296 70; rt_tgsigqueueinfo 297 240; recvmmsg 299 243;
+pipe2 293 59; preadv 295 69; pwritev 296 70; rt_tgsigqueueinfo 297 240; recvmmsg 299 243;
 prlimit64 302 261; syncfs 306 267; sendmmsg 307 269; getcpu 309 168; sched_setattr 314 274; sched_getattr 315 275;
 renameat2 316 276; getrandom 318 278; execveat 322 281; membarrier 324 283; mlock2 325 284;
 copy_file_range 326 285; preadv2 327 286; pwritev2 328 287; statx 332 291; rseq 334 293; pidfd_send_signal 424 424;
 pidfd_open 434 434; close_range 436 436; openat2 437 437; faccessat2 439 439; epoll_pwait2 441 441;
 futex_waitv 449 449; pkey_mprotect 329 288; pkey_alloc 330 289; pkey_free 331 290;
 """
-_CONDITIONAL: Final = ("clone", "ioctl", "kill", "socket")
 _AUDIT_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _COLUMN: Final = {"x86_64": 1, "aarch64": 2}
 _CLONE3: Final = 435
 _LAST_KNOWN: Final = 451
+_CHANNEL: Final = -1  # stands for the descriptor over which a program speaks with pid 1
 _NEW_NAMESPACES: Final = 0x7E020000
-_TIOCSTI: Final = 0x5412
-_TIOCLINUX: Final = 0x541C
-_SOCKET_FAMILIES: Final = (1, 2, 10)  # unix, inet, inet6
-
-_LOAD, _EQUAL, _ABOVE_OR_EQUAL, _ABOVE, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06
+_ALL: Final = 0xFFFFFFFF
+_CONT: Final = signal.SIGCONT
+_SMALL: Final = 1 << 16
+_LOAD, _EQUAL, _ABOVE_OR_EQUAL, _ABOVE, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x25, 0x45, 0x06, 0x54
 _ALLOW: Final = 0x7FFF0000
 _KILL_PROCESS: Final = 0x80000000
 _DENY: Final = 0x00050000 | errno.EPERM
@@ -74,36 +78,77 @@ _MISSING: Final = 0x00050000 | errno.ENOSYS
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
 
+@dataclass(frozen=True, slots=True)
+class _Is:
+    """What holds of an argument of a call: its low half, or ``high`` one, passes a test."""
+
+    argument: int
+    value: int
+    test: int = _EQUAL
+    no: bool = False
+    """It is the test's contrary that holds."""
+    high: bool = False
+    mask: int = _ALL
+
+
+def _own(argument: int = 0) -> tuple[_Is]:
+    """Another process than the caller, which calls itself 0."""
+    return (_Is(argument, 0, no=True),)
+
+
+# A call is refused where everything in one of its rows holds.
+_REFUSED: Final[Mapping[str, tuple[tuple[_Is, ...], ...]]] = {
+    "clone": ((_Is(0, _NEW_NAMESPACES, _ANY_BIT),), (_Is(0, _CONT, mask=0xFF),)),
+    "socket": ((_Is(0, 1, no=True), _Is(0, 2, no=True), _Is(0, 10, no=True)),),  # unix, inet, inet6
+    # TIOCSTI and TIOCLINUX type into a terminal; FIOSETOWN and SIOCSPGRP say who gets a file's signals.
+    "ioctl": (*((_Is(1, request),) for request in (0x5412, 0x541C, 0x8901, 0x8902)), (_Is(0, _CHANNEL),)),
+    "kill": ((_Is(0, 1),), (_Is(0, _ALL),), (_Is(1, _CONT),)),
+    "tkill": ((_Is(0, 1),), (_Is(1, _CONT),)),
+    "tgkill": ((_Is(0, 1),), (_Is(1, 1),), (_Is(2, _CONT),)),
+    "rt_sigqueueinfo": ((_Is(0, 1),), (_Is(1, _CONT),)),
+    "rt_tgsigqueueinfo": ((_Is(0, 1),), (_Is(1, 1),), (_Is(2, _CONT),)),
+    "pidfd_open": ((_Is(0, 1),),),
+    "pidfd_send_signal": ((_Is(1, _CONT),),),
+    "prctl": ((_Is(0, 1), _Is(1, _CONT)),),  # PR_SET_PDEATHSIG
+    "prlimit64": tuple((*_own(), _Is(2, 0, no=True, high=high)) for high in (False, True)),  # to look is allowed
+    "setpriority": (_own(0), _own(1)),  # PRIO_PROCESS is 0
+    "sched_setparam": (_own(),),
+    "sched_setscheduler": (_own(),),
+    "sched_setattr": (_own(),),
+    "sched_setaffinity": (_own(),),
+    # F_GETLK and F_OFD_GETLK would see who has locked a file that sessions share; F_SETOWN, F_SETSIG, F_SETOWN_EX,
+    # F_SETLEASE, F_NOTIFY; and F_SETPIPE_SZ, since all pipes of a user share a limit.
+    "fcntl": (
+        *((_Is(1, command),) for command in (5, 36, 8, 10, 15, 1024, 1026)),
+        (_Is(1, 1031), _Is(2, _SMALL, _ABOVE)),
+        *((_Is(0, _CHANNEL), _Is(1, command)) for command in (0, 4, 1030)),  # F_DUPFD, F_SETFL, F_DUPFD_CLOEXEC
+    ),
+    **{name: ((_Is(0, _CHANNEL),),) for name in ("shutdown", "setsockopt", "dup", "dup2", "dup3")},
+}
+
+
 def _numbers(machine: str) -> dict[str, int]:
     rows = (row.split() for row in _ALLOWED.replace("\n", " ").split(";") if row.strip())
     return {row[0]: int(row[_COLUMN[machine]]) for row in rows if row[_COLUMN[machine]] != "-"}
-
-
-def _argument(index: int) -> _Instruction:
-    # struct seccomp_data: nr, arch, instruction_pointer, then six arguments of 64 bits; the low halves come first.
-    return (_LOAD, 0, 0, 16 + 8 * index)
-
-
-def _when(number: int, body: list[_Instruction]) -> list[_Instruction]:
-    return [(_EQUAL, 0, len(body), number), *body]
 
 
 def _verdict(verdict: int) -> _Instruction:
     return (_RETURN, 0, 0, verdict)
 
 
-def _deny_if(test: int, argument: int, *values: int) -> list[_Instruction]:
-    body = [_argument(argument)]
-    for value in values:
-        body += [(test, 0, 1, value), _verdict(_DENY)]
-    return [*body, _verdict(_ALLOW)]
-
-
-def _sockets() -> list[_Instruction]:
-    body = [_argument(0)]
-    for family in _SOCKET_FAMILIES:
-        body += [(_EQUAL, 0, 1, family), _verdict(_ALLOW)]
-    return [*body, _verdict(_DENY)]
+def _allowed_but(rows: tuple[tuple[_Is, ...], ...], channel: int) -> list[_Instruction]:
+    code: list[_Instruction] = []
+    for row in rows:
+        body: list[_Instruction] = [_verdict(_DENY)]
+        # From behind: whatever does not hold leaves the row.
+        for fact in reversed(row):
+            out, value = len(body), channel if fact.value == _CHANNEL else fact.value
+            test = (fact.test, out, 0, value) if fact.no else (fact.test, 0, out, value)
+            masked = [] if fact.mask == _ALL else [(_AND, 0, 0, fact.mask)]
+            # struct seccomp_data: nr, arch, instruction_pointer, then six arguments of 64 bits; the low halves first.
+            body = [(_LOAD, 0, 0, 16 + 8 * fact.argument + 4 * fact.high), *masked, test, *body]
+        code += body
+    return [*code, _verdict(_ALLOW)]
 
 
 def _ranges(numbers: set[int]) -> list[tuple[int, int]]:
@@ -116,11 +161,12 @@ def _ranges(numbers: set[int]) -> list[tuple[int, int]]:
     return found
 
 
-def program(machine: str) -> bytes:
+def program(machine: str, channel: int) -> bytes:
     """Assemble the filter.
 
     Args:
         machine: ``x86_64`` or ``aarch64``.
+        channel: The descriptor over which the program speaks with pid 1.
 
     Returns:
         BPF instructions, 8 bytes each.
@@ -137,12 +183,12 @@ def program(machine: str) -> bytes:
         (_EQUAL, 0, 1, _CLONE3),
         _verdict(_MISSING),
     ]
-    for low, high in _ranges({number for name, number in numbers.items() if name not in _CONDITIONAL}):
+    for low, high in _ranges({number for name, number in numbers.items() if name not in _REFUSED}):
         code += [(_ABOVE_OR_EQUAL, 0, 2, low), (_ABOVE, 1, 0, high), _verdict(_ALLOW)]
-    code += _when(numbers["clone"], _deny_if(_ANY_BIT, 0, _NEW_NAMESPACES))
-    code += _when(numbers["ioctl"], _deny_if(_EQUAL, 1, _TIOCSTI, _TIOCLINUX))
-    code += _when(numbers["kill"], _deny_if(_EQUAL, 0, 0xFFFFFFFF))
-    code += _when(numbers["socket"], _sockets())
+    for name, rows in _REFUSED.items():
+        if name in numbers:
+            body = _allowed_but(rows, channel)
+            code += [(_EQUAL, 0, len(body), numbers[name]), *body]
     code.append(_verdict(_DENY))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 

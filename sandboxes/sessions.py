@@ -1,6 +1,7 @@
 """What back ends share that run each session in a worker of its own: one-shot runs, turns on the cores, counting."""
 
 import os
+import signal
 import threading
 from abc import abstractmethod
 from dataclasses import replace
@@ -65,12 +66,14 @@ class WorkerSandbox(MeteredSandbox):
             # A second death must be the program's: it gets a session that the first one's cause can't have struck.
             with self.open(seed, made_now=attempt == 2) as session:
                 try:
-                    return replace(session.execute(cell), attempts=attempt)
+                    result = session.execute(cell)
                 except WorkerDied:
-                    # Once may be the machine's fault; twice is the program's.
-                    if attempt == 1:
-                        self.meter.rerun()
-        return Result(status="crash", attempts=2, state="lost", backend=self.backend)
+                    result = Result(status="crash", state="lost", backend=self.backend)
+            # A dead worker or a killed program may be the machine's doing once; twice it is the program's.
+            if attempt == 2 or (result.status, result.signal) not in (("crash", None), ("killed", signal.SIGKILL)):
+                return replace(result, attempts=attempt)
+            self.meter.rerun()
+        raise AssertionError("the second attempt returns")
 
     @property
     def closed(self) -> bool:

@@ -14,7 +14,7 @@ import socket
 import sys
 from typing import Final
 
-from agentrl.sandboxes import init, kernel, seccomp, wire
+from agentrl.sandboxes import init, kernel, program, seccomp, wire
 from agentrl.sandboxes.base import Limits
 from agentrl.sandboxes.inheritance import Inheritance
 from agentrl.sandboxes.launcher import Orders
@@ -86,7 +86,7 @@ def main() -> None:
     config: Orders = json.loads(sys.argv[1])
     sys.argv = [""]
     limits = Limits(**config["limits"])  # pyright: ignore[reportArgumentType]
-    instructions = seccomp.program(kernel.MACHINE)
+    instructions = seccomp.program(kernel.MACHINE, program.ours(limits)[0])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
     loaded = preload(config["preload"])

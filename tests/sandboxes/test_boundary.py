@@ -96,7 +96,7 @@ def test_only_the_programs_own_processes_are_visible(sandbox: Sandbox) -> None:
 
 
 def test_descriptors_are_the_expected_six(sandbox: Sandbox) -> None:
-    code = "import os\nsum(os.path.lexists(f'/proc/self/fd/{n}') for n in range(64))"
+    code = "import os\nsum(os.path.lexists(f'/proc/self/fd/{n}') for n in range(1024))"
     assert sandbox.run(code).value == "6"
 
 

@@ -97,7 +97,7 @@ def test_a_dead_zygote_is_counted_and_seen_until_it_is_replaced(sandbox: Sandbox
         os.kill(mine, signal.SIGKILL)
         with pytest.raises(SandboxError):
             for _ in range(500):
-                session.run("x")
+                session.fork().close()
         while own.health().ok:
             time.sleep(0.01)
         counted = own.counters()

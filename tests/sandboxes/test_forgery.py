@@ -43,14 +43,14 @@ while "order" not in outer.f_locals:
     outer = outer.f_back
 claim = {claim!r} | {{"token": outer.f_locals["order"]["token"]}}
 body = json.dumps(claim).encode()
-os.write(3, struct.pack(">I", len(body)) + body)
+os.write(128, struct.pack(">I", len(body)) + body)
 """
 
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forged_frame_only_makes_the_cell_run_out(session: Session, name: str) -> None:
     session.run("x = 1")
-    code = f"import os\nos.write(3, {FORGERIES[name]!r})\nwhile True: pass"
+    code = f"import os\nos.write(128, {FORGERIES[name]!r})\nwhile True: pass"
     result = session.run(code, timeout=0.1)
     assert (result.status, result.value, result.state) == ("timeout", None, "rolled_back")
     assert session.run("x").value == "1"
@@ -58,7 +58,7 @@ def test_a_forged_frame_only_makes_the_cell_run_out(session: Session, name: str)
 
 @pytest.mark.parametrize("name", ["done with a guessed token", "not JSON", "too long"])
 def test_a_forged_frame_and_an_exit_is_an_exit(sandbox: Sandbox, name: str) -> None:
-    result = sandbox.run(f"import os\nos.write(3, {FORGERIES[name]!r})\nos._exit(0)")
+    result = sandbox.run(f"import os\nos.write(128, {FORGERIES[name]!r})\nos._exit(0)")
     assert (result.status, result.value, result.exit_code) == ("exit", None, 0)
 
 
@@ -95,7 +95,7 @@ def test_a_claim_of_the_wrong_form_is_not_believed(sandbox: Sandbox, part: dict[
 
 def test_claims_between_cells_are_noticed(session: Session) -> None:
     session.run("x = 1", transaction=False)
-    late = "import threading, os\nthreading.Timer(0.0, lambda: [os.write(3, b'\\xff' * 8) for _ in range(5)]).start()"
+    late = "import threading, os\nthreading.Timer(0.0, lambda: [os.write(128, b'\\xff' * 8) for _ in range(5)]).start()"
     session.run(late, timeout=0.2, transaction=False)
     session.run("import time; time.sleep(0.05)", timeout=0.2, transaction=False)
     assert session.run("1 + 1", timeout=0.5).status in ("ok", "timeout", "exit")

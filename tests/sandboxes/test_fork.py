@@ -185,15 +185,13 @@ def test_what_rests_can_not_be_woken_by_the_other(twins: tuple[Session, Session]
     session, fork = twins
     session.run("import subprocess\np = subprocess.Popen(['/bin/sh', '-c', 'while :; do :; done'])")
     code = """
-import os, signal, time
-for n in filter(str.isdigit, os.listdir('/proc')):
-    if int(n) not in (1, os.getpid()): os.kill(int(n), signal.SIGCONT)
-states = []
-while states.count("R") != 1 or states.count("T") < 3:
-    time.sleep(0.1)
-    states = [open(f'/proc/{n}/stat').read().rpartition(')')[2].split()[0] for n in os.listdir('/proc') if n.isdigit()]
+import os, signal
+for n in map(int, filter(str.isdigit, os.listdir('/proc'))):
+    try: os.kill(n, signal.SIGCONT)
+    except PermissionError: pass
+    else: print('woken', n)
 """
-    assert fork.run(code).status == "ok"  # all that rests is stopped again
+    assert (fork.run(code).status, fork.run(code).stdout) == ("ok", "")
     assert session.run("(x, p.poll())").value == "([1], None)"
 
 

@@ -24,7 +24,7 @@ else:
 FILTERED = f"""
 import os
 from agentrl.sandboxes import kernel, seccomp
-filter = seccomp.program(kernel.MACHINE)
+filter = seccomp.program(kernel.MACHINE, 128)
 kernel.drop_privileges()
 seccomp.install(filter)
 {OPEN}

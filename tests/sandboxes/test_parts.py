@@ -107,6 +107,8 @@ def run_filter(program: bytes, arch: int, number: int, *arguments: int) -> int:
         at += 1
         if operation == 0x20:
             accumulator = int(struct.unpack_from("<I", data, operand)[0])
+        elif operation == 0x54:
+            accumulator &= operand
         elif operation == 0x06:
             return int(operand)
         else:
@@ -142,16 +144,53 @@ ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x50001, 0x50000 | 38
         ("x86_64", (62, 5), ALLOW),  # kill
         ("x86_64", (62, 0xFFFFFFFF), EPERM),  # kill(-1)
         ("x86_64", (62, 0xFFFFFFFFFFFFFFFF), EPERM),
+        ("x86_64", (62, 1, 9), EPERM),  # kill pid 1
+        ("x86_64", (62, 5, 18), EPERM),  # SIGCONT
+        ("x86_64", (234, 5, 6, 18), EPERM),  # tgkill
+        ("x86_64", (234, 5, 6, 10), ALLOW),
+        ("x86_64", (234, 5, 1, 10), EPERM),
+        ("x86_64", (129, 5, 18), EPERM),  # rt_sigqueueinfo
+        ("x86_64", (297, 5, 6, 18), EPERM),  # rt_tgsigqueueinfo
+        ("x86_64", (424, 5, 18), EPERM),  # pidfd_send_signal
+        ("x86_64", (56, 0x8000 | 18), EPERM),  # clone with SIGCONT at the child's end
+        ("x86_64", (157, 1, 18), EPERM),  # PR_SET_PDEATHSIG
+        ("x86_64", (157, 1, 9), ALLOW),
+        ("x86_64", (157, 15, 18), ALLOW),  # PR_SET_NAME
+        ("x86_64", (222,), EPERM),  # timer_create
+        ("x86_64", (302, 0, 7, 4096), ALLOW),  # prlimit64 of one's own
+        ("x86_64", (302, 1, 7, 0), ALLOW),  # to look at another's
+        ("x86_64", (302, 1, 7, 4096), EPERM),
+        ("x86_64", (302, 1, 7, 1 << 40), EPERM),
+        ("x86_64", (141, 0, 0, 5), ALLOW),  # setpriority
+        ("x86_64", (141, 0, 1, 5), EPERM),
+        ("x86_64", (141, 2, 0, 5), EPERM),  # of a user
+        ("x86_64", (203, 0), ALLOW),  # sched_setaffinity
+        ("x86_64", (203, 1), EPERM),
+        ("x86_64", (72, 5, 1, 1), ALLOW),  # fcntl F_SETFD
+        ("x86_64", (72, 5, 5, 4096), EPERM),  # F_GETLK
+        ("x86_64", (72, 5, 1024, 1), EPERM),  # F_SETLEASE
+        ("x86_64", (72, 5, 1031, 1 << 16), ALLOW),  # F_SETPIPE_SZ
+        ("x86_64", (72, 5, 1031, 1 << 20), EPERM),
+        ("x86_64", (72, 128, 4, 0x800), EPERM),  # F_SETFL of the channel
+        ("x86_64", (72, 5, 4, 0x800), ALLOW),
+        ("x86_64", (48, 128, 2), EPERM),  # shutdown
+        ("x86_64", (48, 5, 2), ALLOW),
+        ("x86_64", (33, 5, 128), ALLOW),  # dup2
+        ("x86_64", (33, 128, 5), EPERM),
+        ("x86_64", (73, 5, 2), EPERM),  # flock
+        ("x86_64", (254,), EPERM),  # inotify_add_watch
         ("aarch64", (63,), ALLOW),  # read
         ("aarch64", (117,), EPERM),  # ptrace
         ("aarch64", (220, 0x10000000), EPERM),  # clone
+        ("aarch64", (129, 5, 18), EPERM),  # kill
+        ("aarch64", (261, 1, 7, 4096), EPERM),  # prlimit64
         ("aarch64", (198, 40), EPERM),  # socket
         ("aarch64", (435,), ENOSYS),
     ],
 )
 def test_filter(machine: str, call: tuple[int, ...], verdict: int) -> None:
     arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
-    program = seccomp.program(machine)
+    program = seccomp.program(machine, 128)
     assert len(program) // 8 < 4096
     assert run_filter(program, arch, *call) == verdict
     assert run_filter(program, 0x40000003, *call) == KILL  # the 32-bit calls of i386
