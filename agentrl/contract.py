@@ -1,6 +1,7 @@
 """What an environment's own code gives, checked: each fault becomes one sentence that names the environment."""
 
 import copy
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
@@ -19,7 +20,7 @@ def ask(
     function: Callable[[], _T],
     task: Task | None = None,
     *,
-    passing: tuple[type[Exception], ...] = (AgentRLError,),
+    passing: tuple[type[BaseException], ...] = (AgentRLError,),
 ) -> _T:
     """What the environment's own code gives.
 
@@ -39,9 +40,16 @@ def ask(
         raise
     except SandboxError as error:
         raise InfrastructureError(f"sandbox failed: {error}") from error
-    except Exception as error:  # whatever the environment's author did not think of
+    except BaseException as error:  # whatever the environment's author did not think of, sys.exit() included
+        if is_ctrl_c(error):
+            raise
         where = "" if task is None else f" on task {task.id!r}"
         raise EnvContractError(f"{place} raised {error!r}{where}: correct it there") from error
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether it is a person's Ctrl-C: it reaches the main thread alone, elsewhere somebody's code has raised it."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def gave(place: str, given: object, remedy: str) -> EnvContractError:

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import gymnasium
 
-from agentrl.contract import as_messages, as_parts, as_task_set, as_turns, ask, check_tools, gave, own_tools
+from agentrl.contract import as_messages, as_parts, as_task_set, as_turns, ask, check_tools, gave, is_ctrl_c, own_tools
 from agentrl.dialects import Dialect, get_dialect
 from agentrl.errors import AgentRLError, ConfigError, EnvContractError, InfrastructureError, UnknownNameError
 from agentrl.sandboxes import SandboxError
@@ -223,7 +223,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         dialect = self.dialect  # before anything is opened: it checks the tools
         self._end()
         for tool in self.tools:
-            tool.open(tool_seed)
+            self._ask(f"tools: {tool.name}.open", functools.partial(tool.open, tool_seed), task)
         context = ToolContext(task=task, seed=tool_seed)
         if type(self).open_episode is not ToolEnv.open_episode:
             self._ask("open_episode", lambda: context.thread.run(lambda: self.open_episode(context), begin=True), task)
@@ -288,7 +288,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
             self._end()
         finally:
             for tool in self.tools:
-                tool.close()
+                self._ask(f"tools: {tool.name}.close", tool.close)
 
     def _end(self) -> None:
         held, self._held = self._held, None
@@ -347,7 +347,9 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
             raise
         except SandboxError as error:
             raise InfrastructureError(f"sandbox failed: {error}") from error
-        except Exception as error:  # a tool's own fault is an observation, whatever it raises
+        except BaseException as error:  # a tool's own fault is an observation, whatever it raises
+            if is_ctrl_c(error):
+                raise
             raise ToolError(cut_middle(f"{type(error).__name__}: {error}", 2000)) from error
         if not isinstance(content, str):
             raise gave(self._place(f"tools: {tool.name}.call"), content, "return text")
@@ -356,4 +358,4 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
 
 def _writable(text: str) -> str:
     """``text`` without lone surrogates, which a model can spell in JSON and no file can hold."""
-    return text.encode("utf-8", errors="replace").decode("utf-8")
+    return str.encode(text, "utf-8", errors="replace").decode("utf-8")  # a tool's own kind of text may do otherwise

@@ -55,6 +55,10 @@ class RunFolderError(UsageError):
     """A run folder can't be used as asked."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM asked a run to end: like Ctrl-C, but the exit code is 143."""
+
+
 class EnvContractError(AgentRLError):
     """An environment broke the contract of ``ToolEnv``."""
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.assemble import assemble, dialect_label, make_collector, with_dialect
+from agentrl.checkpoint import model_at
 from agentrl.config import Config, load_config, with_overrides
 from agentrl.display import Display
 from agentrl.engines.base import Sampling
 from agentrl.errors import RunFolderError, UsageError, nearest
 from agentrl.evaluate import Evaluation, evaluate, plan
 from agentrl.records import EpisodeWriter, read_begun
-from agentrl.runfolder import checkpoints, model_at, read_config, read_dialect
+from agentrl.runfolder import checkpoints, read_config, read_dialect
 from agentrl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def run(request: Request, display: Display) -> Evaluation:
         TrajectoryError: the file holds something else than episodes.
         KeyboardInterrupt: somebody pressed Ctrl-C; the message says what is saved.
     """
-    config, model = resolve(request)
+    config, model = resolve(request, display.say)
     _check_writable(request.out)
     kept, records = (b"", []) if request.out is None else read_begun(request.out)
     config = with_dialect(config, model)
@@ -101,11 +102,11 @@ def _left(out: Path | None) -> str:
     return f"stopped, {len(read_begun(out)[1])} episodes are saved in {out}; go on with the same command"
 
 
-def resolve(request: Request) -> tuple[Config, str]:
-    """The settings, and where the model is.
+def resolve(request: Request, say: Callable[[str], None]) -> tuple[Config, str]:
+    """The settings, and where the model is; ``say`` is told of checkpoints that are passed over.
 
     Raises:
-        UsageError: there is no run, checkpoint or model, or a run has no checkpoint yet.
+        UsageError: there is no run, checkpoint or model, the checkpoint is damaged, or a run has no whole one.
     """
     path = Path(request.path)
     checkpoint, run_path = _places(path)
@@ -113,17 +114,17 @@ def resolve(request: Request) -> tuple[Config, str]:
         if request.config or request.preset:
             raise UsageError(f"{request.path!r} has its own settings: use --set instead of --config and --preset")
         config = with_overrides(read_config(run_path), request.overrides)
-        last = model_at(str(run_path))
         if checkpoint and checkpoint not in (saved := checkpoints(run_path)):
             names = [one.name for one in saved]
             raise RunFolderError(f"there is no checkpoint {str(path)!r}; {nearest(checkpoint.name, names)}")
-        return config, str(path) if checkpoint else last
+        return config, model_at(str(path if checkpoint else run_path), say)
     if request.config is None and request.preset is None:
         is_model = (path / "config.json").is_file()
         if not is_model and (path.exists() or "/" not in request.path or request.path.startswith((".", "/", "runs/"))):
             read_config(path)  # names the nearest run
         raise UsageError(f"{request.path!r} is in no run folder: say with --config or --preset how to evaluate it")
-    return load_config(preset=request.preset, path=request.config, overrides=request.overrides), request.path
+    config = load_config(preset=request.preset, path=request.config, overrides=request.overrides)
+    return config, model_at(request.path, say)
 
 
 def _played_with(config: Config, model: "PreTrainedModel", seed: int) -> dict[str, object]:

@@ -10,21 +10,34 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
 
 from agentrl.assemble import Parts, assemble, dialect_label, gold_turns, make_collector, with_dialect
-from agentrl.checkpoint import load_optimizer, load_state, save_checkpoint
+from agentrl.checkpoint import load_optimizer, load_state, model_at, newest, save_checkpoint
 from agentrl.config import Config, with_overrides
 from agentrl.display import Display
 from agentrl.engines.base import Sampling
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RunFolderError, Terminated
 from agentrl.evaluate import evaluate, plan
 from agentrl.records import write_episodes
 from agentrl.registry import make
-from agentrl.runfolder import RunFolder, changed, checkpoints, model_at, read_dialect, read_jsonl
+from agentrl.runfolder import (
+    RunFolder,
+    changed,
+    checkpoints,
+    kept_settings,
+    read_dialect,
+    read_jsonl,
+    replace,
+    write_config,
+)
 from agentrl.sft import SftStep, oracle_episodes, warm_start
 from agentrl.trainer import StepResult, Trainer, check_training_config, learning_rate
 from agentrl.viewer import write_report
 
+_Work = Callable[["_Run"], Coroutine[object, object, None]]
 _SILENT_STEPS = 5
 """After how many steps in a row without a signal a run says so."""
 _NO_SIGNAL = 1e-6
@@ -47,7 +60,7 @@ def train(config: Config, display: Display, *, numbered: bool = False, sft_only:
         UsageError: something the config names is not there; nothing was written.
     """
     # The checkpoint, and not the run, whose last one may be another one later.
-    config = with_overrides(config, [f"model.path={json.dumps(model_at(config.model.path))}"])
+    config = with_overrides(config, [f"model.path={json.dumps(model_at(config.model.path, display.say))}"])
     config = with_dialect(config)
     check_run(config)
     if sft_only and config.sft.steps == 0:
@@ -55,11 +68,13 @@ def train(config: Config, display: Display, *, numbered: bool = False, sft_only:
     parts = assemble(config)
     with RunFolder.create(config, numbered=numbered, dialect=dialect_label(config)) as folder:
         display.say(f"run folder: {folder.path}")
-        return _finish(config, display, folder, parts, None, sft_only=sft_only)
+        return _finish(config, display, folder, parts, lambda run: run.go(sft_only=sft_only))
 
 
 def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
-    """Go on with a run from its last checkpoint.
+    """Go on with a run from its last whole checkpoint.
+
+    Nothing in its folder is changed before all that is needed has been read.
 
     Args:
         path: the run's folder.
@@ -67,7 +82,7 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
         overrides: ``section.key=value`` each, of what may change while a run goes on; its folder records them.
 
     Raises:
-        RunFolderError: there is no run at ``path``, or it is in use.
+        RunFolderError: there is no run at ``path``, it is in use, or what it needs to go on is damaged or gone.
         ConfigError: a setting can't be changed any more, or not so.
     """
     folder, before = RunFolder.resume(path)
@@ -75,22 +90,37 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
         config = changed(before, overrides, path)
         if config != before:
             check_run(config)
-        saved = checkpoints(path)
-        last = saved[-1] if saved else None
+        last, broken = newest(path, display.say)
+        state: dict[str, Any] = load_state(last) if last else {"step": -1}
+        then: dict[str, Any] = state.get("settings", {})
+        if other := [name for name, value in kept_settings(before).items() if value != then.get(name, value)]:
+            raise RunFolderError(
+                f"{path / 'config.toml'} is damaged, or was changed in what a run keeps: it was trained with "
+                f"{other[0]}={then[other[0]]!r}; correct that, or put a copy of the file back"
+            )
+        kept = folder.kept(state["step"], state.get("records", {}))
         parts = assemble(config, last)
-        if config != before:
-            folder.write_config(config, read_dialect(path))
-        state = load_state(last) if last else {"step": 0}
-        step = int(state["step"])
-        display.say(f"going on with {path} after step {step}" if last else f"beginning {path} again: no checkpoint yet")
+        told = f"going on with {path} after step {state['step']}"
+        display.say(told if last else f"beginning {path} again: no checkpoint yet")
         if config.optim != before.optim and config.optim.schedule == "linear" and last:
             display.say(_new_schedule(config, state))
-        for file in ("metrics.jsonl", "evals.jsonl"):
-            folder.truncate(file, after=step if last else -1)
-        return _finish(config, display, folder, parts, last, sft_only=False)
+        if not (path / "episodes").is_dir():
+            display.say(f"the folder episodes of {path} is gone, and with it what was played: put a copy of it back")
+
+        def begin() -> None:
+            with folder.writing():
+                (path / "episodes").mkdir(exist_ok=True)
+                for place in broken:
+                    place.rename(place.with_name(f"damaged-{place.name}-{time.time_ns()}"))
+                if config != before:
+                    write_config(path, config, read_dialect(path))
+                for file, data in kept.items():
+                    replace(path / file, data)
+
+        return _finish(config, display, folder, parts, lambda run: run.go(last, begin))
 
 
-def _new_schedule(config: Config, state: Mapping[str, int]) -> str:
+def _new_schedule(config: Config, state: Mapping[str, Any]) -> str:
     """What the new end of a run makes of a learning rate that falls to 0 there."""
     budget = config.optim.max_sampled_tokens
     spent = state.get("sampled_tokens", 0) / budget if budget else 0.0
@@ -113,29 +143,29 @@ def check_run(config: Config) -> None:
             gold_turns(env, env.task_set[0], "the warm start learns", "set sft.steps=0")
 
 
-def _finish(
-    config: Config, display: Display, folder: RunFolder, parts: Parts, last: Path | None, *, sft_only: bool
-) -> Path:
+def _finish(config: Config, display: Display, folder: RunFolder, parts: Parts, work: _Work) -> Path:
     with _Interrupts() as interrupts, ExitStack() as stack:
         run: _Run | None = None
         try:
             run = _Run(config, display, folder, parts, stack)
-            asyncio.run(interrupts.run(partial(run.go, last, sft_only=sft_only)))
+            asyncio.run(interrupts.run(partial(work, run)))
         except (KeyboardInterrupt, asyncio.CancelledError):
             interrupts.hold()
             if run is not None:
                 run.save()
             saved = checkpoints(folder.path)
             left = f"stopped, {saved[-1].name} is saved" if saved else "stopped before there was a checkpoint"
-            raise KeyboardInterrupt(f"{left}; go on with: agentrl train --resume {folder.path}") from None
+            raise interrupts.kind(f"{left}; go on with: agentrl train --resume {folder.path}") from None
         finally:
-            write_report(folder.path)
-    display.say(f"report: {(folder.path / 'report.html').resolve()}")
+            try:
+                display.say(f"report: {write_report(folder.path).resolve()}")
+            except RunFolderError as error:  # it must not hide how the run ended
+                display.say(str(error))
     return folder.path
 
 
 class _Interrupts:
-    """Ctrl-C during a run: the first cancels the work, further ones wait for what is left to do.
+    """Ctrl-C or SIGTERM during a run: the first cancels the work, further ones wait for what is left to do.
 
     From the beginning it raises nothing by itself, so that no line is broken off. Python can set signals in its main
     thread only; elsewhere nobody presses Ctrl-C.
@@ -143,21 +173,25 @@ class _Interrupts:
 
     def __enter__(self) -> "_Interrupts":
         self._here = threading.current_thread() is threading.main_thread()
-        self._before = signal.getsignal(signal.SIGINT)
+        self.kind: type[KeyboardInterrupt] = KeyboardInterrupt
         self._pressed = False
         self._cancel: Callable[[], object] = lambda: None
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         if self._here:
-            signal.signal(signal.SIGINT, self._press)
+            for number in self._before:
+                signal.signal(number, self._press)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._here:
-            signal.signal(signal.SIGINT, self._before)
+            for number, before in self._before.items():
+                signal.signal(number, before)
 
     def hold(self) -> None:
-        """Let another Ctrl-C wait: what is left to do is short, and half of it is of no use."""
+        """Let another one wait: what is left to do is short, and half of it is of no use."""
         if self._here:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for number in self._before:
+                signal.signal(number, signal.SIG_IGN)
 
     async def run(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """Do ``work`` until the first Ctrl-C: asyncio's own way breaks off at the second."""
@@ -173,8 +207,9 @@ class _Interrupts:
             raise asyncio.CancelledError
         await work()
 
-    def _press(self, *_: object) -> None:
+    def _press(self, number: int, _: object) -> None:
         self._pressed = True
+        self.kind = Terminated if number == signal.SIGTERM else KeyboardInterrupt
         self.hold()
         self._cancel()
 
@@ -191,14 +226,22 @@ class _Run:
         self._trainer = Trainer(config, parts, self._players)
         self.done = 0
         self._whole_at: int | None = None
-        rows = [row for file in ("metrics.jsonl", "evals.jsonl") for row in read_jsonl(folder.path / file)]
-        self._began = time.perf_counter() - max((row["seconds_run"] for row in rows), default=0.0)
+        self._began = time.perf_counter()
 
-    async def go(self, last: Path | None, *, sft_only: bool) -> None:
-        """Everything from the warm start, or from the checkpoint ``last``, to the end."""
+    async def go(
+        self, last: Path | None = None, begin: Callable[[], None] = lambda: None, *, sft_only: bool = False
+    ) -> None:
+        """Everything from the warm start, or from the checkpoint ``last``, to the end.
+
+        Once all is read, ``begin`` makes the folder ready for going on.
+        """
+        if last is not None:
+            load_optimizer(last, self._trainer.optimizer)
+        begin()
+        rows = [row for file in ("metrics.jsonl", "evals.jsonl") for row in read_jsonl(self._folder.path / file)]
+        self._began -= max((row.get("seconds_run", 0.0) for row in rows), default=0.0)
         if last is not None:
             state = load_state(last)
-            load_optimizer(last, self._trainer.optimizer)
             self._trainer.updates = int(state["updates"])
             # A checkpoint that was written before there was a budget of tokens is of a run without one.
             self._trainer.sampled_tokens = int(state.get("sampled_tokens", 0))
@@ -295,13 +338,9 @@ class _Run:
         self._folder.append("metrics.jsonl", {**result.metrics, "seconds_run": time.perf_counter() - self._began})
         if number == 1 or self._ended(number) or number % self._config.save.episodes_every == 0:
             label = self._players.env.dialect.label
-            write_episodes(
-                self._folder.episodes(number),
-                result.trajectories,
-                self._parts.tokenizer,
-                result.advantages,
-                dialect=label,
-            )
+            path, episodes = self._folder.episodes(number), result.trajectories
+            with self._folder.writing():
+                write_episodes(path, episodes, self._parts.tokenizer, result.advantages, dialect=label)
 
     async def _evaluate(self) -> None:
         config = self._config
@@ -322,17 +361,16 @@ class _Run:
         """Write a checkpoint of the last finished step, unless there is one or the next update has begun."""
         if self._whole_at != self._trainer.updates:
             return
-        save_checkpoint(
-            self._folder.checkpoint(self.done),
-            self._parts.model,
-            self._parts.tokenizer,
-            optimizer=self._trainer.optimizer,
-            state={
-                "step": self.done,
-                "updates": self._trainer.updates,
-                "sampled_tokens": self._trainer.sampled_tokens,
-            },
-        )
+        path, optimizer = self._folder.checkpoint(self.done), self._trainer.optimizer
+        state: dict[str, object] = {
+            "step": self.done,
+            "updates": self._trainer.updates,
+            "sampled_tokens": self._trainer.sampled_tokens,
+            "settings": kept_settings(self._config),
+            "records": self._folder.seal(),
+        }
+        with self._folder.writing(SafetensorError, RuntimeError):  # what a full disk becomes in these libraries
+            save_checkpoint(path, self._parts.model, self._parts.tokenizer, optimizer=optimizer, state=state)
 
     def _sync(self) -> None:
         self._parts.engine.load_weights(self._parts.model.named_parameters(), self.done)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -25,13 +26,18 @@ def load_model(path: str | Path, *, device: str = "cpu") -> PreTrainedModel:
     """Load a causal language model, its weights in float32, from a folder or by its name on the Hugging Face hub.
 
     Raises:
-        UsageError: there is no model at ``path``, or it is of a kind that can't be trained here.
+        UsageError: there is no model at ``path``, its weights are not finite, or it can't be trained here.
     """
     try:
         AutoConfig.from_pretrained(path)
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=NAME)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"no model can be loaded from {str(path)!r}: {str(error).splitlines()[0]}") from error
+    if broken := next((name for name, weights in model.named_parameters() if not weights.isfinite().all()), ""):
+        raise UsageError(
+            f"the weights {broken} of {str(path)!r} hold NaN or infinity: they are damaged, or training has diverged; "
+            "take an earlier checkpoint, or another model"
+        )
     model = model.to(device)
     use_fast_linear(model)
     _check_rows(model)

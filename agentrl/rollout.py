@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.contract import ask
 from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.env import ToolEnv
 from agentrl.errors import FaultRateError, InfrastructureError
@@ -178,7 +179,9 @@ class Player:
 
         def timed() -> tuple[Any, float]:
             began = time.perf_counter()
-            return function(*args, **kwargs), time.perf_counter() - began
+            # What is no Exception, such as sys.exit() in a step of the environment's own, would end the whole process.
+            result = ask(function.__qualname__, lambda: function(*args, **kwargs), passing=(Exception,))
+            return result, time.perf_counter() - began
 
         call = self.threads.submit(timed)
         try:

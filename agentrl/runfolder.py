@@ -1,24 +1,28 @@
 """The run folder: made once, locked while in use, never overwritten."""
 
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from agentrl.config import Config, RunSettings, parse_config, read_toml, to_toml, with_overrides
-from agentrl.errors import ConfigError, RunFolderError, nearest
+from agentrl.errors import ConfigError, InfrastructureError, RunFolderError, nearest
 
 _MAY_CHANGE = (
     *("run.threads", "model.device", "rollout.concurrency", "rollout.max_fault_rate"),
     *("optim.steps", "optim.max_sampled_tokens", "optim.max_tokens", "eval.*", "save.*"),
 )
 """Settings of a run that goes on: how long, where, how fast and how closely watched. The rest says what is learned."""
+_RECORDS = ("metrics.jsonl", "evals.jsonl")
 _PACKAGES = ("agentrl", "torch", "transformers", "tokenizers", "gymnasium", "numpy", "sympy")
 
 
@@ -52,15 +56,14 @@ class RunFolder:
                 path = Path(config.run.dir) / f"{config.run.name}-{number}"
             path.mkdir(parents=True)
             (path / "episodes").mkdir()
+            write_config(path, config, dialect)
         except FileExistsError as error:
             raise RunFolderError(
                 f"the run folder {str(path)!r} exists already: choose another --name, or go on with --resume {path}"
             ) from error
         except OSError as error:
             raise RunFolderError(f"the run folder {str(path)!r} can't be made: {error.strerror}") from error
-        folder = cls(path, _locked(path))
-        folder.write_config(config, dialect)
-        return folder
+        return cls(path, _locked(path))
 
     @classmethod
     def resume(cls, path: Path) -> tuple["RunFolder", Config]:
@@ -73,18 +76,67 @@ class RunFolder:
         return cls(path, _locked(path)), config
 
     def append(self, file: str, row: Mapping[str, object]) -> None:
-        """Add a line to a JSONL file; it is on disk when this returns."""
-        with (self.path / file).open("a", encoding="utf-8") as stream:
+        """Add a line to a JSONL file; it is on disk when this returns.
+
+        Raises:
+            InfrastructureError: the disk does not take it.
+        """
+        with self.writing(), (self.path / file).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(row) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
 
-    def truncate(self, file: str, *, after: int) -> None:
-        """Drop the lines whose step comes after ``after``: a resumed run writes them again."""
-        path = self.path / file
-        if path.exists():
-            kept = [row for row in read_jsonl(path) if row["step"] <= after]
-            _replace(path, "".join(json.dumps(row) + "\n" for row in kept))
+    @contextmanager
+    def writing(self, *kinds: type[Exception]) -> Generator[None]:
+        """Say of a disk that takes no more which one it is, and what is safe.
+
+        Args:
+            kinds: what a failed write raises, beside ``OSError``.
+
+        Raises:
+            InfrastructureError: one of these was raised.
+        """
+        try:
+            yield
+        except (OSError, *kinds) as error:
+            place, saved = self.path.resolve(), checkpoints(self.path)
+            disk = next(folder for folder in (place, *place.parents) if folder.is_mount())
+            raise InfrastructureError(
+                f"the disk at {disk}, with {shutil.disk_usage(disk).free / 1e6:.1f} MB left, does not take what the "
+                f"run writes ({error}): {saved[-1].name if saved else 'no checkpoint'} is saved; when there is room, "
+                f"go on with: agentrl train --resume {self.path}"
+            ) from error
+
+    def seal(self) -> dict[str, tuple[int, str]]:
+        """Length and checksum of each JSONL file as it is: a checkpoint keeps them for :meth:`kept`."""
+        return {file: _sealed(_bytes(self.path / file)) for file in _RECORDS}
+
+    def kept(self, step: int, sealed: Mapping[str, Sequence[Any]]) -> dict[str, bytes]:
+        """What a run that goes on after ``step`` keeps of its JSONL files; the later rows it will write again.
+
+        Args:
+            step: of its checkpoint; -1 where it begins again.
+            sealed: what :meth:`seal` gave for the checkpoint; empty where an older version saved it.
+
+        Raises:
+            RunFolderError: a file does not begin with what it held then, or can't be read.
+        """
+        kept: dict[str, bytes] = {}
+        for file in _RECORDS:
+            path, (size, digest) = self.path / file, sealed.get(file, _sealed(b""))
+            data = _bytes(path)
+            if step < 0 and data:
+                raise RunFolderError(f"{path} has rows, and the run no checkpoint: put its folder checkpoints back")
+            if _sealed(data[:size]) != (size, digest):
+                raise RunFolderError(
+                    f"{path} is damaged or gone: its first {size} bytes are not those that it had when step-{step:06d} "
+                    "was saved; put a copy back, or move that checkpoint away to go on from the one before it"
+                )
+            if not sealed:
+                read_jsonl(path)  # nobody knows what it held: no line may be lost in silence
+            rows = ((line + b"\n", read_row(line)) for line in data[size:].split(b"\n")[:-1])
+            kept[file] = data[:size] + b"".join(line for line, row in rows if row and row["step"] <= step)
+        return kept
 
     def episodes(self, step: int) -> Path:
         """Where the episodes of a step are kept."""
@@ -106,18 +158,21 @@ class RunFolder:
     ) -> None:
         self.close()
 
-    def write_config(self, config: Config, dialect: str) -> None:
-        """Write every setting, the versions of what runs it, and the dialect."""
-        versions = {"python": platform.python_version()} | _versions() | ({"dialect": dialect} if dialect else {})
-        text = to_toml(config.model_dump(mode="json")) + "\n" + to_toml({"versions": versions})
-        _replace(self.path / "config.toml", text)
+
+def write_config(path: Path, config: Config, dialect: str) -> None:
+    """Write every setting, the versions of what runs it, and the dialect into the folder at ``path``."""
+    # Python's version last: where the file was cut off, it is missing.
+    versions = ({"dialect": dialect} if dialect else {}) | _versions() | {"python": platform.python_version()}
+    text = to_toml(config.model_dump(mode="json")) + "\n" + to_toml({"versions": versions})
+    replace(path / "config.toml", text.encode())
 
 
 def read_config(path: Path) -> Config:
     """The config of the run at ``path``.
 
     Raises:
-        RunFolderError: there is no run; the message names the nearest folder that holds one.
+        RunFolderError: there is no run, and the message names the nearest folder that holds one; or the file was cut
+            off.
     """
     file = path / "config.toml"
     if not file.is_file():
@@ -125,7 +180,8 @@ def read_config(path: Path) -> Config:
         runs = {str(other) for folder in folders for other in folder.iterdir() if (other / "config.toml").is_file()}
         raise RunFolderError(f"there is no run in {str(path)!r}; {nearest(str(path), runs)}")
     data = read_toml(file)
-    data.pop("versions", None)
+    if "python" not in data.pop("versions", {}):
+        raise RunFolderError(f"{file} was cut off: a run's ends with the versions that ran it; put a whole copy back")
     return parse_config(data)
 
 
@@ -136,10 +192,10 @@ def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
         ConfigError: a key is unknown, a value is invalid, or the setting is of those that a run keeps.
     """
     new = with_overrides(config, overrides)
-    before, after = config.model_dump(), new.model_dump()
+    before, after = kept_settings(config), kept_settings(new)
     for name in (override.partition("=")[0] for override in overrides):
-        section, key = name.split(".")[:2]
-        if after[section][key] != before[section][key] and not {f"{section}.{key}", f"{section}.*"} & set(_MAY_CHANGE):
+        setting = ".".join(name.split(".")[:2])
+        if before.get(setting) != after.get(setting):
             raise ConfigError(
                 f"{name} can't change in a run that goes on, only {', '.join(_MAY_CHANGE)}; a new run can begin with "
                 f"this one's model: --set model.path={path}"
@@ -147,17 +203,14 @@ def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
     return new
 
 
-def model_at(path: str) -> str:
-    """Where the model is that ``path`` names: the last checkpoint where it is a run, else ``path`` itself.
-
-    Raises:
-        RunFolderError: the run has no checkpoint yet.
-    """
-    if not path or not (Path(path) / "config.toml").is_file() or (Path(path) / "config.json").is_file():
-        return path
-    if not (saved := checkpoints(Path(path))):
-        raise RunFolderError(f"the run {path!r} has no checkpoint yet")
-    return str(saved[-1])
+def kept_settings(config: Config) -> dict[str, Any]:
+    """The settings that stay as they are while a run goes on, as plain data by ``section.key``."""
+    return {
+        f"{section}.{key}": value
+        for section, values in config.model_dump(mode="json").items()
+        for key, value in values.items()
+        if not {f"{section}.{key}", f"{section}.*"} & set(_MAY_CHANGE)
+    }
 
 
 def read_dialect(path: Path) -> str:
@@ -166,15 +219,37 @@ def read_dialect(path: Path) -> str:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file; a last line that was cut off while it was written is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    """The rows of a JSONL file; a last line that was cut off while it was written is left out.
+
+    Raises:
+        RunFolderError: a line is no row, or the file can't be read.
+    """
+    rows: list[dict[str, Any]] = []
+    for at, line in enumerate(_bytes(path).split(b"\n")[:-1], start=1):
+        if (row := read_row(line)) is None:
+            raise RunFolderError(
+                f"line {at} of {path} is no JSON object with a step: put a copy of the file back, or take the line out"
+            )
+        rows.append(row)
+    return rows
+
+
+def read_row(line: bytes) -> dict[str, Any] | None:
+    """The row that a line of a JSONL file holds; None where it is no JSON object whose ``step`` is a number."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int | float) else None
 
 
 def checkpoints(path: Path) -> list[Path]:
-    """The whole checkpoints of the run at ``path``, oldest first."""
+    """The checkpoints of the run at ``path``, oldest first."""
+    return [entry for entry in numbered(path) if entry.is_dir()]
+
+
+def numbered(path: Path) -> list[Path]:
+    """All that is called as a checkpoint of the run at ``path`` is, oldest first; a stray file may be among it."""
     folder = path / "checkpoints"
     if not folder.is_dir():
         return []
@@ -197,15 +272,31 @@ def _locked(path: Path) -> IO[str]:
             f"the run folder {str(path)!r} is in use by process {holder}: wait for it, or choose another --name"
         ) from error
     lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
+    with suppress(OSError):  # a full disk: the lock holds without the number
+        os.write(lock.fileno(), str(os.getpid()).encode())
     return lock
 
 
-def _replace(path: Path, text: str) -> None:
+def _sealed(data: bytes) -> tuple[int, str]:
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise RunFolderError(f"{path} can't be read: {error.strerror}: put a copy of the file back") from error
+
+
+def replace(path: Path, data: bytes) -> None:
     """Write a file that is whole at any instant."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    with temporary.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())  # else a file of no bytes may take the old one's place when the machine fails
     temporary.replace(path)
 
 

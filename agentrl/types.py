@@ -22,6 +22,9 @@ ends there without an answer, and calls in it do not run. ``continue``: its call
 answer: the agent is told to go on.
 """
 
+_LARGEST_REWARD = 1e9
+"""What training sums and squares in float32 must not overflow."""
+
 
 class CutTurn(str):
     """The text of a turn that a limit of tokens ended, not the assistant: an action for ``ToolEnv.step`` that says so.
@@ -200,8 +203,11 @@ class Trajectory:
             raise TrajectoryError(f"episode of task {self.task_id!r} does not begin with a prompt")
         if len(self.rewards) != len(self.sampled):
             raise TrajectoryError(f"{len(self.sampled)} policy segments came with {len(self.rewards)} rewards")
-        if not all(math.isfinite(reward) for reward in self.rewards):
-            raise TrajectoryError(f"episode of task {self.task_id!r} has a reward that is not finite: {self.rewards}")
+        if not all(abs(reward) <= _LARGEST_REWARD for reward in self.rewards):  # NaN fails too
+            raise TrajectoryError(
+                f"episode of task {self.task_id!r} has a reward that is not finite or beyond ±{_LARGEST_REWARD:g}: "
+                f"{self.rewards}; give rewards of about 1"
+            )
 
     @property
     def sampled(self) -> tuple[Segment, ...]:

@@ -1,5 +1,6 @@
 """The command line: help with examples, and one sentence with exit code 2 for whatever is not there."""
 
+import hashlib
 import importlib.metadata
 import json
 import subprocess
@@ -144,13 +145,21 @@ def run(here: Path) -> Path:
     return Path("runs/mine")
 
 
+def checkpoint(run: Path) -> None:
+    """One without a model."""
+    path, state = run / "checkpoints" / "step-000020", '{"step": 20, "updates": 0}'
+    path.mkdir(parents=True)
+    (path / "trainer.json").write_text(state)
+    (path / "SHA256SUMS").write_text(f"{hashlib.sha256(state.encode()).hexdigest()}  trainer.json\n")
+
+
 def test_run_that_is_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the run 'runs/mine' has no checkpoint yet" in refused(capsys, "eval", "runs/mine")
     assert "did you mean 'runs/mine'?" in refused(capsys, "eval", "runs/mime")
     assert "did you mean 'runs/mine'?" in refused(capsys, "train", "--resume", "runs/mime")
     assert "did you mean 'runs/mine'?" in refused(capsys, "report", "runs/mime")
     assert "use --set instead" in refused(capsys, "eval", "runs/mine", "--preset", "quickstart")
-    (run / "checkpoints" / "step-000020").mkdir(parents=True)
+    checkpoint(run)
     wrong = "runs/mine/checkpoints/step-000200"
     assert f"there is no checkpoint '{wrong}'; did you mean 'step-000020'?" in refused(capsys, "eval", wrong)
     assert "no tokenizer can be loaded" in refused(capsys, "eval", "runs/mine")
@@ -165,7 +174,7 @@ def test_evaluation_in_another_dialect_is_refused_unless_forced(here: Path, caps
     config = load_config(preset="quickstart", overrides=["run.name=mine"])
     label = dialect_label(config)
     RunFolder.create(config, numbered=False, dialect=label).close()
-    (here / "runs" / "mine" / "checkpoints" / "step-000020").mkdir(parents=True)
+    checkpoint(here / "runs" / "mine")
     for path in ("runs/mine", "runs/mine/checkpoints/step-000020"):
         words = refused(capsys, "eval", path, "--set", "env.args.dialect=hermes")
         assert f"was trained in dialect '{label}' and would be evaluated in 'hermes " in words and "--force" in words

@@ -1,6 +1,7 @@
 """What an environment's author can get wrong: every mistake is one sentence that names the class and what to do."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -41,6 +42,11 @@ class Uncopied(PythonTool):
         raise TypeError("it holds a connection")
 
 
+class Unopened(PythonTool):
+    def open(self, seed: int) -> None:
+        raise SystemExit(0)
+
+
 def constant(value: object) -> Callable[..., object]:
     return lambda *_: value
 
@@ -75,6 +81,7 @@ def broken(**members: Any) -> ToolEnv:
         ({"tools": count}, r"Broken\.tools gave <.*: list tools, as in tools = \(search,\)"),
         ({"tools": (count, count)}, r"Broken\.tools has two tools called 'count': rename one"),
         ({"tools": (Uncopied(),)}, r"Broken\.tools can't be copied .* make them in __init__"),
+        ({"tools": (Unopened(),)}, r"Broken\.tools: python\.open raised SystemExit\(0\) on task 'one'"),
     ],
 )
 def test_a_mistake_of_the_environments_author_is_named(members: dict[str, Any], sentence: str) -> None:
@@ -88,7 +95,7 @@ def test_a_mistake_of_the_environments_author_is_named(members: dict[str, Any], 
 class Raises(Plain):
     """Raises in the method that it is told."""
 
-    def __init__(self, *, method: str, error: Exception) -> None:
+    def __init__(self, *, method: str, error: BaseException) -> None:
         super().__init__()
         self.method, self.error = method, error
 
@@ -119,7 +126,7 @@ class Raises(Plain):
 
 @pytest.mark.parametrize("method", ["tasks", "respond", "turn_reward", "reward", "gold"])
 def test_what_an_environments_own_code_raises_names_it(method: str) -> None:
-    def play(error: Exception) -> None:
+    def play(error: BaseException) -> None:
         env = Raises(method=method, error=error)
         env.reset(seed=0)
         env.gold_turns(env.episode.task)
@@ -129,6 +136,12 @@ def test_what_an_environments_own_code_raises_names_it(method: str) -> None:
     with pytest.raises(EnvContractError, match=rf"Raises\.{method} raised KeyError\('x'\)") as caught:
         play(KeyError("x"))
     assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(EnvContractError, match=rf"Raises\.{method} raised SystemExit\(0\)"):
+        play(SystemExit(0))
+    with pytest.raises(KeyboardInterrupt):  # in the main thread it is a person's
+        play(KeyboardInterrupt())
+    with ThreadPoolExecutor() as pool, pytest.raises(EnvContractError, match=rf"Raises\.{method} raised KeyboardInter"):
+        pool.submit(play, KeyboardInterrupt()).result()
     with pytest.raises(InfrastructureError, match="gone"):
         play(InfrastructureError("gone"))
     with pytest.raises(InfrastructureError, match="sandbox failed: gone"):

@@ -177,6 +177,19 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
         load_model(tmp_path / "nothing")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_no_numbers_are_called_that(model: Any, tmp_path: Path, value: float) -> None:
+    own = copy.deepcopy(model)
+    with torch.no_grad():
+        own.model.norm.weight[3] = value
+    own.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"the weights model.norm.weight of .* hold NaN or infinity"):
+        load_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match="no model can be loaded from"):
+        load_model(tmp_path)
+
+
 def test_a_model_that_caps_its_logits_is_scored_and_sampled_with_the_cap(tmp_path: Path) -> None:
     config = Gemma3TextConfig(
         vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import sys
 import threading
 import time
 from collections import Counter
@@ -16,7 +17,7 @@ import torch
 from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.env import Episode, ToolEnv
-from agentrl.errors import FaultRateError, InfrastructureError, TrajectoryError
+from agentrl.errors import EnvContractError, FaultRateError, InfrastructureError, TrajectoryError
 from agentrl.render import Renderer
 from agentrl.rng import derive_seed, uniforms
 from agentrl.rollout import Collected, Collector, EpisodeSpec, Limits, always
@@ -26,7 +27,7 @@ from agentrl.types import Message, Stop, Task, Trajectory
 
 pytestmark = pytest.mark.usefixtures("one_thread", "registered")
 CALL, ANSWER = "```python\n2+2\n```", "4"
-TASKS = ["calm", "calm2", "chatty", "fault-once", "fault-always", "bug", "slow", "fickle"]
+TASKS = ["calm", "calm2", "chatty", "fault-once", "fault-always", "bug", "slow", "fickle", "exit"]
 
 
 @dataclass
@@ -97,6 +98,8 @@ class Sums(ToolEnv):
             time.sleep(0.02)
         if name == "bug":
             raise KeyError("a bug in the environment")
+        if name == "exit":
+            sys.exit(0)
         if name == "fault-always" or (name == "fault-once" and journal.played[name] == 2):
             raise InfrastructureError("the sandbox is gone")
         return step(action)
@@ -300,6 +303,11 @@ def test_an_engine_that_fails_is_a_fault_too(make_collector: Callable[..., Colle
 def test_a_bug_in_an_environment_is_raised_as_it_is(make_collector: Callable[..., Collector]) -> None:
     with pytest.raises(KeyError, match="a bug in the environment"):
         collect(make_collector(), specs(*["slow"] * 6, "bug", "bug", "calm"), CALL, CALL, ANSWER)
+
+
+def test_a_step_that_leaves_the_process_is_the_environments_fault(make_collector: Callable[..., Collector]) -> None:
+    with pytest.raises(EnvContractError, match=r"Sums\.step raised SystemExit\(0\)"):
+        collect(make_collector(), specs("exit", "calm"), ANSWER)
 
 
 def test_environments_are_closed_only_after_their_last_step(make_collector: Callable[..., Collector]) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.checkpoint import model_at
 from agentrl.config import Config, load_config
 from agentrl.errors import ConfigError, RunFolderError
-from agentrl.runfolder import RunFolder, changed, checkpoints, model_at, read_config, read_dialect, read_jsonl
+from agentrl.runfolder import RunFolder, changed, checkpoints, read_config, read_dialect, read_jsonl, replace
 
 
 @pytest.fixture
@@ -109,13 +110,40 @@ def test_partial_last_line_is_dropped(config: Config) -> None:
         with (folder.path / "metrics.jsonl").open("a") as stream:
             stream.write('{"step": 4, "lo')
         assert read_jsonl(folder.path / "metrics.jsonl") == rows
-        folder.truncate("metrics.jsonl", after=2)
-        folder.truncate("evals.jsonl", after=2)
+        kept = folder.kept(2, {})
+        assert kept["evals.jsonl"] == b"" and not (folder.path / "evals.jsonl").exists()
+        replace(folder.path / "metrics.jsonl", kept["metrics.jsonl"])
         folder.append("metrics.jsonl", {"step": 3})
         assert read_jsonl(folder.path / "metrics.jsonl") == [*rows[:3], {"step": 3}]
-        assert not (folder.path / "evals.jsonl").exists()
-        folder.truncate("metrics.jsonl", after=-1)
-        assert (folder.path / "metrics.jsonl").read_text() == ""
+        with pytest.raises(RunFolderError, match=r"metrics.jsonl has rows, and the run no checkpoint"):
+            folder.kept(-1, {})
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"step": "1"}', b"\0\0", b"\xff", b"[" * 100_000])
+def test_damaged_line_is_named_unless_it_is_cut_anyway(config: Config, line: bytes) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        path = folder.path / "metrics.jsonl"
+        folder.append("metrics.jsonl", {"step": 1})
+        sealed, data = folder.seal(), path.read_bytes()
+        path.write_bytes(data + line + b"\n")
+        assert folder.kept(1, sealed)["metrics.jsonl"] == data, "what came after the checkpoint is written again"
+        for read in (lambda: folder.kept(1, {}), lambda: read_jsonl(path)):
+            with pytest.raises(RunFolderError, match=r"line 2 of .*metrics.jsonl is no JSON object with a step: put a"):
+                read()
+        for other in (data.replace(b"1", b"2"), data[:-1], b""):
+            path.write_bytes(other)
+            with pytest.raises(RunFolderError, match=r"metrics.jsonl is damaged or gone: .* step-000001 was saved"):
+                folder.kept(1, sealed)
+
+
+def test_config_that_was_cut_off_anywhere_is_no_config(config: Config) -> None:
+    RunFolder.create(config, numbered=False, dialect="fence 1").close()
+    file = Path(config.run.dir) / "it" / "config.toml"
+    data = file.read_bytes()
+    for size in range(0, len(data) - 1, 7):
+        file.write_bytes(data[:size])
+        with pytest.raises((ConfigError, RunFolderError)):
+            read_config(file.parent)
 
 
 @pytest.mark.parametrize("cut", range(1, 30, 7))
@@ -139,12 +167,13 @@ def test_no_run_names_the_nearest(config: Config, tmp_path: Path, monkeypatch: p
 def test_a_run_names_its_last_checkpoint_as_a_model(config: Config, tmp_path: Path) -> None:
     with RunFolder.create(config, numbered=False) as folder:
         with pytest.raises(RunFolderError, match="has no checkpoint yet"):
-            model_at(str(folder.path))
+            model_at(str(folder.path), print)
         for step in (3, 20):
             folder.checkpoint(step).mkdir(parents=True)
-        assert model_at(str(folder.path)) == str(folder.checkpoint(20))
+            (folder.checkpoint(step) / "trainer.json").write_text(f'{{"step": {step}, "updates": 0}}')
+        assert model_at(str(folder.path), print) == str(folder.checkpoint(20))
     for other in ("", "Qwen/Qwen3-0.6B", str(tmp_path), str(folder.checkpoint(3))):
-        assert model_at(other) == other
+        assert model_at(other, print) == other
 
 
 def test_what_may_change_while_a_run_goes_on(config: Config) -> None:
@@ -174,5 +203,6 @@ def test_checkpoints_are_in_order_of_their_steps(config: Config) -> None:
             folder.checkpoint(step).mkdir(parents=True)
         (folder.path / "checkpoints" / ".step-000030.tmp").mkdir()
         (folder.path / "checkpoints" / "notes").mkdir()
+        (folder.path / "checkpoints" / "step-000099").write_text("a stray file")
         assert checkpoints(folder.path) == [folder.checkpoint(step) for step in (3, 20, 999999, 1000001)]
         assert folder.episodes(7).name == "step-000007.jsonl.zst"

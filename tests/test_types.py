@@ -75,6 +75,7 @@ def test_what_a_trajectory_derives() -> None:
         ({"segments": (TURN,)}, "does not begin with a prompt"),
         ({"rewards": (1.0,)}, "2 policy segments came with 1 rewards"),
         ({"rewards": (0.0, math.nan)}, "not finite"),
+        ({"rewards": (0.0, -1e300)}, r"beyond ±1e\+09: \(0.0, -1e\+300\); give rewards of about 1"),
     ],
 )
 def test_a_wrong_trajectory_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,7 +1,7 @@
 """The command line: each family of commands has a file here.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 what was
-asked for is not there, 130 interrupted.
+asked for is not there, 130 interrupted, 143 terminated.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from agentrl import __version__
 from agentrl.cli import environments, machine, runs
-from agentrl.errors import AgentRLError, UsageError
+from agentrl.errors import AgentRLError, Terminated, UsageError
 from agentrl.sandboxes import SandboxError
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         if argv is None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends here: nothing is left to interrupt
-        return _fail(str(error) or "interrupted", 130)
+        return _fail(str(error) or "interrupted", 143 if isinstance(error, Terminated) else 130)
 
 
 def _reader_left() -> bool:

@@ -4,15 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import zstandard
-
 from agentrl.errors import TrajectoryError
 from agentrl.records import Record, read_episodes
 from agentrl.viewer.text import number
 
 SHOWN = 3
-_UNREADABLE = (OSError, ValueError, OverflowError, RecursionError, zstandard.ZstdError)
-"""What reading a damaged or hostile file can raise; TrajectoryError is a ValueError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,25 +78,8 @@ def _key(record: Record) -> tuple[str, int, tuple[int, ...]]:
 
 def _readable(path: Path, notes: list[str]) -> Iterator[Record]:
     try:
-        for at, record in enumerate(read_episodes(path), start=1):
-            _check(record, at)
-            yield record
-    except _UNREADABLE as error:
+        yield from read_episodes(path)
+    except (OSError, TrajectoryError) as error:
         note = f"episodes/{path.name} can't be read to its end: {error!r}"
         if note not in notes:
             notes.append(note)
-
-
-def _check(record: Record, at: int) -> None:
-    """What a hand-made file may hold in place of texts, whole numbers and tables, and types alone do not stop."""
-    trajectory = record.trajectory
-    if [len(texts) for texts in record.pieces] != [len(segment.token_ids) for segment in trajectory.segments]:
-        raise TrajectoryError(f"episode {at} has not one text per token")
-    expected: list[tuple[type, list[object]]] = [
-        (str, [trajectory.task_id, *(piece for texts in record.pieces for piece in texts)]),
-        (int, [trajectory.seed, *trajectory.token_ids]),
-        (dict, [trajectory.parts]),
-    ]
-    for kind, values in expected:
-        if wrong := [value for value in values if not isinstance(value, kind)]:
-            raise TrajectoryError(f"episode {at} has {wrong[0]!r} where {kind.__name__} belongs")

@@ -1,13 +1,13 @@
 """What a run folder holds, read as far as it goes: a run that was interrupted is still worth looking at."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from agentrl.errors import RunFolderError
+from agentrl.runfolder import read_row
 from agentrl.viewer.text import number
 
 Row: TypeAlias = Mapping[str, object]
@@ -90,14 +90,8 @@ def _read_rows(path: Path, notes: list[str]) -> list[Row]:
 
 
 def _read_row(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict):
-        return None
-    row = cast(Row, row)
-    step = number(row.get("step"))
+    row = read_row(line)
+    step = None if row is None else number(row["step"])
     return row if step is not None and abs(step) < _LAST_STEP else None
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: exit code 130, a line that tells how to go on, a run that can, and nothing left behind."""
+"""Ctrl-C or SIGTERM at any moment: exit code 130 or 143, a line that tells how to go on, and a run that can."""
 
 import os
 import re
@@ -64,8 +64,8 @@ def shorten(run: Path) -> None:
     (run / "config.toml").write_text(re.sub(r"(\[optim\]\nsteps = )\d+", rf"\g<1>{steps}", text))
 
 
-def check_ended(command: Command, left: set[int], name: str) -> None:
-    assert command.wait() == 130, command.err
+def check_ended(command: Command, left: set[int], name: str, code: int = 130) -> None:
+    assert command.wait() == code, command.err
     assert "Traceback" not in command.err and "Exception" not in command.err, command.err
     assert command.err.splitlines()[-1].startswith("agentrl: stopped"), command.err
     assert command.err.splitlines()[-1].endswith(f"; go on with: agentrl train --resume runs/{name}")
@@ -77,16 +77,20 @@ def await_end(left: set[int]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("name", MOMENTS)
-def test_interrupted_run_can_go_on(train: Train, server: Server, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "sig"), [*((name, signal.SIGINT) for name in MOMENTS), ("later saving", signal.SIGTERM)]
+)
+def test_interrupted_run_can_go_on(
+    train: Train, server: Server, tmp_path: Path, name: str, sig: signal.Signals
+) -> None:
     moment = MOMENTS[name]
     run = tmp_path / "runs" / "r"
     command = train("r", "optim.steps=3", *(f"{key}={value}" for key, value in moment.settings.items()))
     command.until(lambda: moment.ready(run))
     time.sleep(moment.pause_s)
     left = command.descendants()
-    os.killpg(command.pid, signal.SIGINT)  # as a terminal does: to the sandbox's processes too
-    check_ended(command, left, "r")
+    os.killpg(command.pid, sig)  # as a terminal does: to the sandbox's processes too
+    check_ended(command, left, "r", 128 + sig)
     assert (run / "report.html").exists()
     rows = read_jsonl(run / "metrics.jsonl")
     saved = checkpoints(run)

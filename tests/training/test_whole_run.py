@@ -152,20 +152,6 @@ def test_evaluation_that_was_cut_off_is_made_up_for(train: Train, server: Server
     assert [(row["step"], row["tasks"]) for row in read_jsonl(run / "evals.jsonl")] == [(0, 2)]
 
 
-def test_side_by_side_episodes_change_no_token(train: Train, tmp_path: Path) -> None:
-    # Which episodes share a forward pass depends on how long tools took, and so does the last bit of a log-prob.
-    commands = [train(name, "rollout.concurrency=6") for name in ("one", "other")]
-    for command in commands:
-        assert command.wait() == 0, command.err
-    one, other = (tmp_path / "runs" / name for name in ("one", "other"))
-    for mine, theirs in zip(rows_of(one), rows_of(other), strict=True):
-        for key in ("sampled_tokens", "tokens", "reward_mean", "tool_calls"):
-            assert mine[key] == theirs[key]
-        assert mine["entropy"] == pytest.approx(theirs["entropy"], abs=1e-4)
-    before, after = weights_of(one), weights_of(other)
-    assert max(float((before[name] - after[name]).abs().max()) for name in before) < 1e-4
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("reward", "advantage"), [("0.00", "otb"), ("0.30", "ogb")])
 def test_steps_that_teach_nothing_are_told_once(train: Train, tmp_path: Path, reward: str, advantage: str) -> None:
