@@ -170,8 +170,8 @@ class LocalSession(CellSession):
         self._made_now = True
         try:
             for past in self._log:
-                self._once(past, self._order(past))
-        except WorkerDied:
+                self._expect_kept(self._once(past, self._order(past)))
+        except SandboxError:
             self.close()
             raise
         try:
@@ -179,6 +179,11 @@ class LocalSession(CellSession):
         except WorkerDied:
             self._log.clear()
             return Result(status="crash", attempts=2, state="lost", backend=self._sandbox.backend)
+
+    def _expect_kept(self, again: Result) -> None:
+        # Its variables are needed by what follows: a cell that lacks them would be blamed for a NameError.
+        if again.state != "kept":
+            raise SandboxError(f"the session died, and a cell that ran before ends with {again.status} now")
 
     def replay(self) -> CellSession:
         """Run this session's cells again; see :meth:`Session.replay`."""

@@ -65,6 +65,8 @@ class Expected:
     """Statuses that it may end with."""
     value: str | None = None
     """Its value, where it has to be right."""
+    kept: bool = False
+    """The variables of its session must be there afterwards."""
 
 
 @dataclass(slots=True)
@@ -111,8 +113,8 @@ class Record:
                 found.status == "crash" and found.attempts == 2 and sum(moment > began for moment in self.kills) >= 2
             )
             right = found.status in expected.statuses and expected.value in (None, found.value)
-            if not right and not struck:
-                told = (found.status, found.value, found.exc_type, found.signal)
+            if not struck and (not right or (expected.kept and found.state == "lost")):
+                told = (found.status, found.value, found.exc_type, found.signal, found.state)
                 self.violations.append(f"expected {sorted(expected.statuses)} {expected.value}, not {told}: {code!r}")
 
 
@@ -150,26 +152,26 @@ def work(sandbox: Sandbox, record: Record, seed: int, left: Iterator[int]) -> No
 def conversation(sandbox: Sandbox, record: Record, rng: random.Random) -> None:
     """Run cells in one session, a hostile one among them that must leave the variables as they were."""
     secret = rng.randrange(10**9)
-    fine = Expected(statuses=frozenset({"ok"}), value=repr(secret))
+    fine = Expected(statuses=frozenset({"ok"}), value=repr(secret), kept=True)
     with sandbox.session(seed=secret) as session:
         if not attempt(record, f"x = {secret}\nx", fine, session.run):
             return
         code, statuses = rng.choice(HOSTILE[:6])
         spoiling = f"x = 0\n{code}"
-        expected = Expected(statuses=frozenset(statuses))
+        expected = Expected(statuses=frozenset(statuses), kept=True)
         if attempt(record, spoiling, expected, lambda c: session.run(c, timeout=HOSTILE_S)):
             attempt(record, "x", fine, session.run)
 
 
 def attempt(record: Record, code: str, expected: Expected, run: Callable[[str], Result]) -> bool:
-    """Run one program and judge it; whether there was a result."""
+    """Run one program and judge it; whether there was a result, and the variables of its session are there."""
     began = time.monotonic()
     try:
         found: Result | SandboxError = run(code)
     except SandboxError as error:
         found = error
     record.judge(code, expected, found, began)
-    return isinstance(found, Result)
+    return isinstance(found, Result) and found.state != "lost"
 
 
 def kill_at_random(record: Record, args: argparse.Namespace, stop: threading.Event) -> None:

@@ -48,6 +48,7 @@ def test_help_shows_examples() -> None:
         (Result(status="crash", attempts=2), 0, True),
         (Result(status="crash", attempts=2), 1, True),
         (Result(status="crash", attempts=2), 2, False),
+        (Result(status="ok", value="4", state="lost"), 1, True),
         (SandboxError("gone"), 0, True),
         (SandboxError("gone"), 1, False),
     ],
@@ -55,7 +56,7 @@ def test_help_shows_examples() -> None:
 def test_judge(chaos: ModuleType, found: Result | SandboxError, kills: int, wrong: bool) -> None:
     record, began = chaos.Record(), time.monotonic()
     record.kills = [began - 100, *(began + 0.01 for _ in range(kills))]
-    record.judge("2 + 2", chaos.Expected(statuses=frozenset({"ok"}), value="4"), found, began)
+    record.judge("2 + 2", chaos.Expected(statuses=frozenset({"ok"}), value="4", kept=True), found, began)
     assert bool(record.violations) is wrong
     assert sum(record.counts.values()) == 1
 
@@ -70,6 +71,21 @@ def test_a_session_whose_pid_1_is_killed_runs_again(chaos: ModuleType, sandbox: 
         again = session.run("x")
         assert (again.value, again.attempts) == ("1", 2)
     assert sandbox.run("6 * 7").value == "42"
+
+
+def test_a_session_that_can_not_be_had_again_is_a_fault(chaos: ModuleType, sandbox: Sandbox) -> None:
+    for seconds in (1, 8, 64):  # on a busy machine even the first run may come late
+        until = time.time() + seconds
+        with sandbox.session() as session:
+            if session.run(f"import os, time\nif time.time() > {until}: os._exit(1)\nx = 1").state != "kept":
+                continue
+            time.sleep(max(0.0, until - time.time()))
+            for pid in chaos.first_processes()["session"]:
+                chaos.os.kill(pid, 9)
+            with pytest.raises(SandboxError, match="a cell that ran before ends with exit now"):
+                session.run("x")
+        return
+    raise AssertionError("the first run always came too late")
 
 
 def test_what_is_left_behind_is_told(chaos: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
