@@ -10,6 +10,7 @@
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Literal
 
 from agentrl.sandboxes.base import (
@@ -98,11 +99,14 @@ def _docker(limits: Limits, runtime: str | None, ready: int | None, packages: Se
 
 def _with(sandbox: Sandbox, packages: Sequence[str]) -> Sandbox:
     """Give the sandbox; close it and say why where programs in it can't import these packages."""
-    result = sandbox.run(f"import {', '.join(packages)}") if packages else Result(status="ok")
-    if result.status != "ok":
-        sandbox.close()
-        why = (result.traceback or result.status).splitlines()[-1]
-        remedy = f"agentrl sandbox build-image --packages {' '.join(packages)}" if result.backend == "docker" else ""
-        way = f"build its image with `{remedy}`" if remedy else "install and name whatever is missing"
-        raise SandboxUnavailable(f"programs can't import {', '.join(packages)} ({why}): {way}", remedy=remedy)
+    with ExitStack() as undo:
+        undo.callback(sandbox.close)
+        result = sandbox.run(f"import {', '.join(packages)}") if packages else Result(status="ok")
+        if result.status != "ok":
+            why = (result.traceback or result.status).splitlines()[-1]
+            in_image = result.backend == "docker"
+            remedy = f"agentrl sandbox build-image --packages {' '.join(packages)}" if in_image else ""
+            way = f"build its image with `{remedy}`" if remedy else "install and name whatever is missing"
+            raise SandboxUnavailable(f"programs can't import {', '.join(packages)} ({why}): {way}", remedy=remedy)
+        undo.pop_all()
     return sandbox

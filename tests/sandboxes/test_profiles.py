@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from agentrl.sandboxes import Limits, Sandbox, SandboxUnavailable, open_sandbox
+from agentrl.sandboxes import Limits, Sandbox, SandboxError, SandboxUnavailable, open_sandbox
 from agentrl.sandboxes.local import LocalSandbox
 from agentrl.sandboxes.profiles import Profile, profile_of
 
@@ -97,6 +97,20 @@ def test_packages_that_are_not_there_are_said(sandbox: Sandbox, names: list[str]
     children = len(psutil.Process().children())
     with pytest.raises(SandboxUnavailable, match=r"can't import .* \(.*Error: .*\): install and name whatever"):
         open_sandbox("local", packages=names)
+    assert len(psutil.Process().children()) == children
+
+
+@pytest.mark.parametrize("error", [SandboxError("its processes ended"), KeyboardInterrupt()])
+def test_a_sandbox_that_fails_at_its_first_import_is_closed(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(LocalSandbox, "run", fail)
+    children = len(psutil.Process().children())
+    with pytest.raises(type(error)):
+        open_sandbox("local", packages=["six"])
     assert len(psutil.Process().children()) == children
 
 
