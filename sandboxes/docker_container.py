@@ -1,6 +1,7 @@
 """One container as the host sees it: how it is hardened, and the stream to the runner in it."""
 
 import dataclasses
+import itertools
 import os
 import secrets
 import socket
@@ -25,6 +26,7 @@ _RUNNER_PROCESSES: Final = 16
 # The kernel of gVisor is itself a process with many threads, in the same cgroup.
 _GVISOR_PROCESSES: Final = 1024
 _USERS: Final = range(20_000, 60_000)
+_next_user: Final = itertools.count(secrets.randbelow(len(_USERS)))
 # Patience with a container that is to kill what a session left, and to remove its files.
 _WIPE_S: Final = 30.0
 _CHUNK: Final = 1 << 18
@@ -79,7 +81,7 @@ def hardening(recipe: Recipe) -> dict[str, Any]:
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
     # A user of its own: the kernel counts processes by user, and nothing that one container left is another's.
-    user = _USERS[secrets.randbelow(len(_USERS))]
+    user = _USERS[next(_next_user) % len(_USERS)]
     return {
         "user": f"{user}:{user}",
         "environment": {**recipe.environment, **launcher.fixed_environment(recipe.python)},
@@ -194,6 +196,7 @@ class Container:
         with suppress(OSError):
             while data := ends.channel.recv(_CHUNK):
                 self._stream.send(link.frame(link.CHANNEL, data))
+        ends.leaving = True
         # Where the container is gone, nobody needs to be told.
         with suppress(OSError):
             self._stream.send(link.frame(link.RUNNER, wire.pack({"t": "close"})))
@@ -213,13 +216,17 @@ class Container:
                     for part, piece in cutter.feed(payload):
                         if part == link.RUNNER:
                             for word in words.feed(piece):
-                                self._hear(word)
+                                if word.get("t") == "key":
+                                    cutter.key = bytes.fromhex(str(word["key"]))
+                                else:
+                                    self._hear(word)
                         elif self._session is not None:
                             self._session.take(part, piece)
-        except (OSError, ValueError, wire.WireError) as error:
+        except (OSError, ValueError, KeyError, wire.WireError) as error:
             self._fault = self._fault or str(error)
-        self._stream.close()
-        self._over()
+        finally:
+            self._stream.close()
+            self._over()
 
     def _hear(self, word: wire.Message) -> None:
         if word["t"] == "ready":
@@ -229,8 +236,9 @@ class Container:
         elif word["t"] == "clean":
             with self._lock:
                 ends, self._session = self._session, None
-            if ends is not None:
-                ends.close()
+            if ends is None or not ends.leaving:
+                raise wire.WireError("it says that a session has ended which has not")
+            ends.close()
             self._ended(self, bool(word["usable"]))
 
     def _over(self) -> None:
@@ -261,6 +269,8 @@ class _Ends:
 
     def __init__(self, channel: socket.socket, pipes: dict[bytes, int]) -> None:
         self.channel = channel
+        self.leaving = False
+        """Whether the host's session has let go."""
         self.closed = threading.Event()
         """Set when the container has let go of the session."""
         self._pipes = pipes

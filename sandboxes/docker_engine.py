@@ -75,9 +75,10 @@ def owner(pid: int | None = None) -> str:
 
 def is_gone(name: str) -> bool:
     """Whether the process that :func:`owner` named was of this machine and has ended."""
-    boot, pid, _ = name.split(":")
-    if boot != owner().split(":")[0]:
-        # Of another machine or container that uses the same engine, or of this one before a restart.
+    boot, _, process = name.partition(":")
+    pid = process.partition(":")[0]
+    if boot != owner().partition(":")[0] or not pid.isdecimal():
+        # Of another machine or container that uses the same engine, of this one before a restart, or not ours.
         return False
     try:
         return owner(int(pid)) != name

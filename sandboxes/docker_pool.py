@@ -138,6 +138,8 @@ class Pool:
                     container.await_ready()
         except SandboxError as error:
             fault = error
+        except Exception as error:  # whoever waits for this container must hear of it
+            fault = SandboxError(f"a container could not be started: {type(error).__name__}: {error}")
         with self._changed:
             self._starting -= 1
             keep = fault is None and not self._closed

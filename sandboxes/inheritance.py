@@ -110,3 +110,7 @@ class Aside(Protocol):
     def move(self, ready: dict[int, int]) -> None:
         """Do what has become possible."""
         ...
+
+    def part(self) -> None:
+        """Change every secret: a program that was just copied from this process has them in its memory."""
+        ...

@@ -38,7 +38,8 @@ class Cutter:
     """Cuts a stream into pieces of frames, in order, as they come: no frame is ever held whole."""
 
     def __init__(self, key: bytes = b"") -> None:
-        self._key = key
+        self.key = key
+        """What the next frame must begin with; a later one is as long."""
         self._full = len(key) + _HEAD
         self._head = b""
         self._kind = b""
@@ -60,7 +61,7 @@ class Cutter:
                 key, head = self._head[:-_HEAD], self._head[-_HEAD:]
                 self._kind, self._left = head[:1], int.from_bytes(head[1:], "big")
                 self._head = b""
-                if key != self._key:
+                if key != self.key:
                     raise wire.WireError("a frame that pid 1 did not send")
                 if self._kind not in (CHANNEL, OUT, ERR, RUNNER) or self._left > _LONGEST:
                     raise wire.WireError(f"a frame of kind {self._kind!r} and {self._left} bytes")
@@ -156,6 +157,12 @@ class Link:
         """Send a word of the runner and wait until everything is on its way."""
         self._outbox += frame(RUNNER, wire.pack(word), self.key)
         self.flush()
+
+    def part(self) -> None:
+        """Change the key, and say the new one under the old."""
+        key = os.urandom(len(self.key))
+        self._outbox += frame(RUNNER, wire.pack({"t": "key", "key": key.hex()}), self.key)
+        self.key = key
 
     def flush(self) -> None:
         """Wait until the host has taken everything."""

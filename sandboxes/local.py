@@ -3,6 +3,7 @@
 import base64
 import errno
 import importlib.util
+import math
 import os
 import threading
 import time
@@ -37,6 +38,8 @@ _MAX_READ: Final = 512 << 10
 _NOTE: Final = 64
 _LOOK_S: Final = 0.05
 _READY_PER_CORE: Final = 2
+# Stands in a session's past where its variables were lost, and loses them when that is run again.
+_FORGET: Final = Cell(code="import os\nos._exit(1)", transaction=False)
 
 
 class LocalSandbox(WorkerSandbox):
@@ -109,6 +112,7 @@ class LocalSession(CellSession):
     ) -> None:
         """Note the seed; ``turn`` is shared by a session and its forks, of which one runs at a time."""
         self._open = False
+        self._closing = threading.Lock()
         sandbox.enter()
         self._sandbox = sandbox
         self._seed = seed
@@ -139,17 +143,25 @@ class LocalSession(CellSession):
                 if cell.final:
                     raise  # whoever opened this session for one program opens another
                 result = self._again(cell)
-            if result.state == "kept" and not cell.final:
-                self._log.append(cell)
+            if not cell.final:
+                self._note(cell, result)
             return result
+
+    def _note(self, cell: Cell, result: Result) -> None:
+        if result.state == "lost" and self._log[-1:] != [_FORGET]:
+            # The files are there still, so what made them is run again as well.
+            self._log.append(_FORGET)
+        # Variables that were lost before a cell don't concern what it did itself.
+        if result.state == "kept" or (result.state == "lost" and result.status in ("ok", "error")):
+            self._log.append(cell)
 
     def _order(self, cell: Cell) -> wire.Message:
         limits = self._sandbox.limits
         if len(cell.code.encode("utf-8", "surrogatepass")) > limits.code_bytes:
             raise ValueError(f"the code is longer than {limits.code_bytes} bytes")
         cpu = limits.cpu_s if cell.timeout is None else cell.timeout
-        if not cpu > 0:
-            raise ValueError(f"the timeout must be positive, not {cpu!r}")
+        if not 0 < cpu < math.inf:
+            raise ValueError(f"the timeout must be positive and finite, not {cpu!r}")
         return {
             **{"t": "run", "code": cell.code, "cpu": cpu, "wall": cpu * limits.wall_factor, "stdin": cell.stdin},
             **{"seed": self._seed, "transaction": cell.transaction, "final": cell.final, "files": _encoded(cell.files)},
@@ -170,7 +182,7 @@ class LocalSession(CellSession):
         self._made_now = True
         try:
             for past in self._log:
-                self._expect_kept(self._once(past, self._order(past)))
+                self._expect(past, self._once(past, self._order(past)))
         except SandboxError:
             self.close()
             raise
@@ -180,9 +192,9 @@ class LocalSession(CellSession):
             self._log.clear()
             return Result(status="crash", attempts=2, state="lost", backend=self._sandbox.backend)
 
-    def _expect_kept(self, again: Result) -> None:
+    def _expect(self, past: Cell, again: Result) -> None:
         # Its variables are needed by what follows: a cell that lacks them would be blamed for a NameError.
-        if again.state != "kept":
+        if again.state != ("lost" if past is _FORGET else "kept"):
             raise SandboxError(f"the session died, and a cell that ran before ends with {again.status} now")
 
     def replay(self) -> CellSession:
@@ -248,8 +260,9 @@ class LocalSession(CellSession):
 
     def close(self) -> None:
         """End every process of the session, without waiting for it."""
-        if self._open:
-            self._open = False
+        with self._closing:
+            was_open, self._open = self._open, False
+        if was_open:
             self._sandbox.leave()
             # Wakes a thread that is in a call; it lets go of the descriptors then.
             if self._worker is not None:
@@ -315,6 +328,10 @@ class LocalSession(CellSession):
                     raise SandboxClosed("this session was closed during the call") from error
                 worker.dispose()
                 self._worker = None
+                raise
+            except BaseException:
+                # Ctrl-C, say: the answer is still to come, and would be taken for the next order's.
+                self.close()
                 raise
         return answer, captures, queue
 

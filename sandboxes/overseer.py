@@ -141,6 +141,8 @@ class Overseer:
         pid = kernel.clone(0)
         if pid == 0:
             program.main(start)
+        if self._aside is not None:
+            self._aside.part()
         self._adopt(pid)
         self._pristine, self._frozen = True, False
 
@@ -222,6 +224,8 @@ class Overseer:
             try:
                 for claim in line.claims(data):
                     self._weigh(claim)
+                    if self._line is not line:
+                        break  # the rest was said by a program that has ended
             except wire.WireError:
                 self._poison()
             if self._line is not line:
@@ -263,14 +267,14 @@ class Overseer:
             raise wire.WireError("out of turn")
 
     def _copied(self, pid: int) -> None:
-        if pid > 1 and pid != self._pid and processes.wait_until_stopped(pid):
+        if pid not in self._spared() | {self._pid} and processes.wait_until_stopped(pid):
             self._snapshot, self._stamp = pid, processes.cpu_clock(pid)
         self._alone = self._snapshot != 0
         self._settle()
 
     def _forked(self, pid: int, why: str) -> None:
         refused: str | None = why
-        if pid > 1 and pid not in (self._pid, self._snapshot) and processes.wait_until_stopped(pid):
+        if pid not in self._spared() | {self._pid} and processes.wait_until_stopped(pid):
             refused = self._kin.fork(self, pid, pristine=self._pristine)
         self._channel.sendall(wire.pack({"t": "done", "refused": refused}))
         self._settle()

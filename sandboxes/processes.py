@@ -15,6 +15,7 @@ _TICK: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _PATIENCE: Final = 5.0
 _STOP_PATIENCE: Final = 1.0
+_LAST_PID: Final = 1 << 22
 # Where a container sees its own memory cgroup, of the second and of the first version.
 _OOM_COUNTERS: Final = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 
@@ -213,14 +214,6 @@ def reap_orphans(ours: set[int]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def threads(pid: int) -> int:
-    """Count the threads of a process; 0 where it is gone."""
-    try:
-        return len(os.listdir(f"/proc/{pid}/task"))
-    except FileNotFoundError:
-        return 0
-
-
 def has_signals(pid: int) -> bool:
     """Whether signals wait for a stopped process; where the kernel does not tell, none do."""
     with suppress(FileNotFoundError), open(f"/proc/{pid}/status", "rb") as file:
@@ -240,9 +233,14 @@ def is_stopped(pid: int) -> bool:
 def wait_until_stopped(pid: int) -> bool:
     """Wait for a child that is about to stop itself.
 
+    Args:
+        pid: Whatever number a program says.
+
     Returns:
         Whether it is a child of ours, alive and stopped.
     """
+    if not 1 < pid <= _LAST_PID:
+        return False
     until = time.monotonic() + _STOP_PATIENCE
     try:
         while time.monotonic() < until:

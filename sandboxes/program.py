@@ -241,7 +241,8 @@ class _Program:
 
 def _stop_with(descriptors: list[int], targets: tuple[int, ...]) -> None:
     """Take descriptors in place of the original's, then stop until pid 1 has a use for this copy."""
-    os.setpgid(0, 0)
+    # A process group of the original's session could be joined and orphaned, and the kernel wakes what is orphaned.
+    os.setsid()
     for descriptor, target in zip(descriptors, targets, strict=True):
         os.dup2(descriptor, target, inheritable=False)
         os.close(descriptor)

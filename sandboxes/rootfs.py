@@ -23,6 +23,9 @@ SITE: Final = "/opt/site"
 RUNNER: Final = "/opt/agentrl"
 _SYSTEM: Final = ("bin", "sbin", "lib", "lib32", "lib64", "usr")
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom")
+_LIBRARIES: Final = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64")
+# Where many an image of a container keeps the project that it is made for.
+_SOURCES: Final = ("/usr/src", "/usr/local/src")
 _LOADER_CACHE: Final = "/etc/ld.so.cache"
 
 
@@ -82,7 +85,8 @@ def _add_python(made: Plan) -> None:
     # Installed packages may hold the answers of the very tasks that the program works on.
     schemes = [*site.getsitepackages([str(home)]), sysconfig.get_path("purelib", vars={"base": str(home)})]
     folders = {Path(folder) for folder in schemes}
-    folders |= {path for where in ("/usr/lib", "/usr/local/lib") for path in Path(where).glob("python3*/*-packages")}
+    folders |= {path for where in _LIBRARIES for path in Path(where).glob("python3*/*-packages")}
+    folders |= set(map(Path, _SOURCES))
     for folder in sorted(folders):
         inside = folder
         if folder.is_relative_to(home) and not home.is_relative_to("/usr"):

@@ -40,7 +40,7 @@ rt_sigqueueinfo 129 138; rt_sigsuspend 130 133; sigaltstack 131 132; utime 132 -
 fstatfs 138 44; getpriority 140 141; setpriority 141 140; sched_setparam 142 118; sched_getparam 143 121;
 sched_setscheduler 144 119; sched_getscheduler 145 120; sched_get_priority_max 146 125;
 sched_get_priority_min 147 126; sched_rr_get_interval 148 127; mlock 149 228; munlock 150 229; mlockall 151 230;
-munlockall 152 231; prctl 157 167; arch_prctl 158 -; setrlimit 160 164; sync 162 81; gettid 186 178;
+munlockall 152 231; prctl 157 167; arch_prctl 158 -; setrlimit 160 164; gettid 186 178;
 readahead 187 213; setxattr 188 5; lsetxattr 189 6; fsetxattr 190 7; getxattr 191 8; lgetxattr 192 9;
 fgetxattr 193 10; listxattr 194 11; llistxattr 195 12; flistxattr 196 13; removexattr 197 14; lremovexattr 198 15;
 fremovexattr 199 16; tkill 200 130; time 201 -; futex 202 98; sched_setaffinity 203 122; sched_getaffinity 204 123;
@@ -54,7 +54,7 @@ splice 275 76; tee 276 77; sync_file_range 277 84; vmsplice 278 75; utimensat 28
 signalfd 282 -; timerfd_create 283 85; eventfd 284 -; fallocate 285 47; timerfd_settime 286 86;
 timerfd_gettime 287 87; accept4 288 242; signalfd4 289 74; eventfd2 290 19; epoll_create1 291 20; dup3 292 24;
 pipe2 293 59; preadv 295 69; pwritev 296 70; rt_tgsigqueueinfo 297 240; recvmmsg 299 243;
-prlimit64 302 261; syncfs 306 267; sendmmsg 307 269; getcpu 309 168; sched_setattr 314 274; sched_getattr 315 275;
+prlimit64 302 261; sendmmsg 307 269; getcpu 309 168; sched_setattr 314 274; sched_getattr 315 275;
 renameat2 316 276; getrandom 318 278; execveat 322 281; membarrier 324 283; mlock2 325 284;
 copy_file_range 326 285; preadv2 327 286; pwritev2 328 287; statx 332 291; rseq 334 293; pidfd_send_signal 424 424;
 pidfd_open 434 434; close_range 436 436; openat2 437 437; faccessat2 439 439; epoll_pwait2 441 441;

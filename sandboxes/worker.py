@@ -16,6 +16,8 @@ from agentrl.sandboxes.capture import Capture
 _BACKSTOP_S: Final = 20.0
 _UP_S: Final = 60.0
 _CHUNK: Final = 1 << 18
+# Longest single wait: the kernel takes no more than 24 days.
+_LOOK_S: Final = 3600.0
 
 
 class WorkerDied(SandboxError):
@@ -123,7 +125,7 @@ class Worker:
             poll.register(descriptor, select.POLLIN)
         until, killed = time.monotonic() + seconds, False
         while (left := until - time.monotonic()) > 0:
-            ready = [descriptor for descriptor, _ in poll.poll(left * 1000)]
+            ready = [descriptor for descriptor, _ in poll.poll(min(left, _LOOK_S) * 1000)]
             if self._channel.fileno() in ready:
                 if (answer := self._hear()) is not None:
                     _drain(pipes)

@@ -1,9 +1,11 @@
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
-from agentrl.sandboxes import Sandbox, SandboxError, Session
+from agentrl.sandboxes import Sandbox, SandboxClosed, SandboxError, Session, open_sandbox
 
 from .conftest import count_side_by_side
 
@@ -125,6 +127,43 @@ def test_replay_runs_the_kept_cells_again(sandbox: Sandbox) -> None:
             assert again.run("(x, y)").value == expected
 
 
+def test_replay_does_not_bring_back_what_was_lost(sandbox: Sandbox) -> None:
+    with sandbox.session() as session:
+        session.run("x = 1\nopen('kept', 'w').close()", transaction=False)
+        assert session.run("import os; os._exit(1)", transaction=False).state == "lost"
+        session.run("y = 2")
+        with session.replay() as again, again.replay() as once_more:
+            assert once_more.run("import os\n('x' in globals(), y, os.path.exists('kept'))").value == "(False, 2, True)"
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, math.inf, math.nan])
+def test_a_timeout_is_a_time(session: Session, timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout must be positive and finite"):
+        session.run("1", timeout=timeout)
+    assert session.run("1 + 1", timeout=1e9).value == "2"
+
+
+def test_an_answer_that_nobody_waited_for_is_not_the_next_cells(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sandbox.session() as session:
+        session.run("1")
+        monkeypatch.setattr("agentrl.sandboxes.worker.Worker._hear", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            session.run("'late'")
+        monkeypatch.undo()
+        with pytest.raises(SandboxClosed):
+            session.run("'next'")
+
+
+def test_a_session_that_many_close_is_counted_once() -> None:
+    with open_sandbox("local", ready=0) as own, ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            session = own.session()
+            list(pool.map(lambda _, session=session: session.close(), range(32)))
+        assert own.health().sessions == 0
+
+
 def test_sabotage_of_the_result_channel_costs_the_state_only(session: Session) -> None:
     session.run("x = 1")
     code = "import os\nfor fd in range(3, 1024):\n    try: os.write(fd, b'\\xff' * 64)\n    except OSError: pass"
@@ -183,8 +222,8 @@ def test_a_cell_sees_the_last_cells_children_again_after_transaction_false(sessi
 
 def test_a_program_that_dies_between_cells_loses_its_state_only(session: Session) -> None:
     session.run("x = 1", transaction=False)
-    session.run("import signal, os\nsignal.signal(signal.SIGALRM, lambda *_: os._exit(1))\nsignal.setitimer(0, 0.05)")
-    threading.Event().wait(0.2)
+    session.run("import signal, os\nsignal.signal(signal.SIGALRM, lambda *_: os._exit(1))\nsignal.setitimer(0, 0.3)")
+    threading.Event().wait(0.6)
     assert session.run("1 + 1").value == "2"
 
 

@@ -10,7 +10,6 @@ from agentrl.sandboxes.conformance import Case, cases
 _INSIDE = "gVisor grants it inside its own kernel, where it reaches nothing of the host"
 _SLOW = "a fork of the interpreter costs gVisor some 50 ms of CPU time, so many of them pass the case's limit"
 _HEAVY = "a process costs gVisor so much memory that the limit of that may come first"
-_KILLED = "gVisor lets a program kill pid 1, which ends its own container: a crash, and never an ok"
 _SHOWN = "gVisor hides only the memory of pid 1; what is written to its descriptors lacks the stream's key"
 _BUSY = "gVisor counts waiting for a core as CPU time, so on a busy machine the time limit comes first"
 # What Debian's gVisor of 2022 does differently from a kernel.
@@ -24,7 +23,6 @@ GVISOR = {
         ),
         _SLOW,
     ),
-    **dict.fromkeys(("kill_pid1_all_signals", "signals_pid_1_for_long"), _KILLED),
     **dict.fromkeys(("proc1_environ", "proc1_fd_write", "proc_of_pid_1"), _SHOWN),
     **dict.fromkeys(("fork_bomb", "fork_bomb_catching", "a_bounded_fork_bomb_is_rolled_back"), _HEAVY),
     "shared_pages_count_once": "gVisor tells no proportional memory: only preloaded modules count once",

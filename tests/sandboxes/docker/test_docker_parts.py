@@ -46,6 +46,20 @@ def test_a_frame_that_pid_1_did_not_send_is_refused(forged: bytes) -> None:
         list(link.Cutter(b"k" * 16).feed(forged + bytes(40)))
 
 
+def test_a_link_that_parts_from_a_copy_of_itself_changes_its_key() -> None:
+    (source, _), (reader, sink) = os.pipe(), os.pipe()
+    ours, cutter = link.Link(source, sink), link.Cutter(b"k" * 16)
+    ours.key = b"k" * 16
+    ours.part()
+    ours.tell({"t": "ready"})
+    (told,) = wire.Frames(1 << 10).feed(b"".join(piece for _, piece in cutter.feed(os.read(reader, 16 + 5 + 4 + 61))))
+    cutter.key = bytes.fromhex(str(told["key"]))
+    assert cutter.key == ours.key != b"k" * 16
+    assert list(cutter.feed(os.read(reader, 1 << 10))) == [(link.RUNNER, wire.pack({"t": "ready"}))]
+    for descriptor in (source, reader, sink):
+        os.close(descriptor)
+
+
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(min_size=1, max_size=30))), st.integers(1, 11))
 def test_the_engines_frames_are_undone(frames: list[tuple[int, bytes]], size: int) -> None:
     stream = b"".join(bytes([kind, 0, 0, 0]) + len(data).to_bytes(4, "big") + data for kind, data in frames)
@@ -130,7 +144,9 @@ def test_owners_are_told_apart() -> None:
     child.kill()
     child.wait()
     assert docker_engine.is_gone(name)
-    assert not docker_engine.is_gone("another-boot/1:1:1")
+    here = name.split(":")[0]
+    for foreign in ("another-boot/1:1:1", "", "somebody", f"{here}:x:1", f"{here}::::"):
+        assert not docker_engine.is_gone(foreign)
 
 
 @pytest.mark.parametrize(
