@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 from agentrl.errors import AgentRLError, EnvContractError, InfrastructureError
 from agentrl.sandboxes import SandboxError
 from agentrl.tasks import TaskList, TaskSet
-from agentrl.tools import FunctionTool, Tool, cut_middle
+from agentrl.tools import FunctionTool, Tool, cut_middle, shown
 from agentrl.types import Message, Task
 
 _T = TypeVar("_T")
@@ -44,7 +44,7 @@ def ask(
         if is_ctrl_c(error):
             raise
         where = "" if task is None else f" on task {task.id!r}"
-        raise EnvContractError(f"{place} raised {error!r}{where}: correct it there") from error
+        raise EnvContractError(f"{place} raised {shown(error, repr)}{where}: correct it there") from error
 
 
 def is_ctrl_c(error: BaseException) -> bool:
@@ -54,7 +54,7 @@ def is_ctrl_c(error: BaseException) -> bool:
 
 def gave(place: str, given: object, remedy: str) -> EnvContractError:
     """The error that says that ``place`` gave something wrong and what to do."""
-    return EnvContractError(f"{place} gave {cut_middle(repr(given), 100)} ({type(given).__name__}): {remedy}")
+    return EnvContractError(f"{place} gave {cut_middle(shown(given, repr), 100)} ({type(given).__name__}): {remedy}")
 
 
 def as_task_set(place: str, given: object) -> TaskSet:
@@ -119,8 +119,9 @@ def own_tools(place: str, listed: object, env: object) -> tuple[Tool, ...]:
         # All at once, so that tools which share something still do.
         own = copy.deepcopy(tuple(cast(Sequence[Tool], listed)))
     except Exception as error:  # copying runs the tool's own code
+        said = shown(error, repr)
         raise EnvContractError(
-            f"{place} can't be copied for each instance ({error!r}): make them in __init__, after super().__init__()"
+            f"{place} can't be copied for each instance ({said}): make them in __init__, after super().__init__()"
         ) from error
     return tuple(tool.__get__(env, type(env)) if isinstance(tool, FunctionTool) else tool for tool in own)
 

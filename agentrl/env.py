@@ -18,6 +18,7 @@ Example:
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
@@ -29,7 +30,7 @@ from agentrl.errors import AgentRLError, ConfigError, EnvContractError, Infrastr
 from agentrl.sandboxes import SandboxError
 from agentrl.spaces import Messages, Unicode
 from agentrl.tasks import TaskSet
-from agentrl.tools import Tool, ToolContext, ToolError, cut_middle
+from agentrl.tools import Tool, ToolContext, ToolError, cut_middle, shown
 from agentrl.types import CutTurn, CutTurns, Message, Task, ToolCall, ToolRun
 
 _T = TypeVar("_T")
@@ -284,11 +285,10 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
 
     def close(self) -> None:
         """Give back whatever the episode and its tools hold. Safe to call twice."""
-        try:
+        with ExitStack() as stack:  # one that raises must not keep the others open
+            for tool in reversed(self.tools):
+                stack.callback(self._ask, f"tools: {tool.name}.close", tool.close)
             self._end()
-        finally:
-            for tool in self.tools:
-                self._ask(f"tools: {tool.name}.close", tool.close)
 
     def _end(self) -> None:
         held, self._held = self._held, None
@@ -325,7 +325,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         try:
             content, ok = self._run(call), True
         except ToolError as error:
-            content, ok = str(error), False
+            content, ok = shown(error), False
         name = _writable(call.name)
         message = Message(role="tool", content=_writable(content), name=name, tool_call_id=call.id)
         return message, ToolRun(name=name, ok=ok, wall_s=time.perf_counter() - began)
@@ -350,7 +350,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         except BaseException as error:  # a tool's own fault is an observation, whatever it raises
             if is_ctrl_c(error):
                 raise
-            raise ToolError(cut_middle(f"{type(error).__name__}: {error}", 2000)) from error
+            raise ToolError(cut_middle(f"{type(error).__name__}: {shown(error)}", 2000)) from error
         if not isinstance(content, str):
             raise gave(self._place(f"tools: {tool.name}.call"), content, "return text")
         return content

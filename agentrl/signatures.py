@@ -69,7 +69,7 @@ def read_signature(function: Callable[..., object], hidden: type) -> Signature:
 
     Raises:
         EnvContractError: a parameter has no type hint, is positional-only, is ``*args`` or ``**kwargs``, or has a type
-            that JSON can't express.
+            that JSON can't express; or two are hidden.
     """
     parameters = dict(inspect.signature(function).parameters)
     is_method = next(iter(parameters), "") == "self"
@@ -77,6 +77,8 @@ def read_signature(function: Callable[..., object], hidden: type) -> Signature:
         del parameters["self"]
     hints = _hints(function)
     names = [name for name in parameters if hints.get(name) is hidden]
+    if len(names) > 1:
+        raise EnvContractError(f"tool {function.__name__!r}: only one parameter can be a {hidden.__name__}")
     docs = argument_docs(function.__doc__ or "")
     # pyright knows every option of Field by its type, and so none by a name that is computed.
     make_field: Callable[..., object] = pydantic.Field

@@ -217,7 +217,7 @@ class FunctionTool:
             raise error
         if isinstance(error, SandboxError):
             raise InfrastructureError(f"sandbox failed: {error}") from error
-        said = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {_message(error)}"
+        said = shown(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {shown(error)}"
         raise ToolError(cut_middle(said, self.max_chars)) from error
 
     def _text(self, value: object) -> str:
@@ -282,8 +282,9 @@ def cut_middle(text: str, limit: int) -> str:
     return text[: keep - keep // 2] + note + text[len(text) - keep // 2 :]
 
 
-def _message(error: BaseException) -> str:
+def shown(value: object, write: Callable[[object], str] = str) -> str:
+    """``value`` as ``write`` says it, ``str`` or ``repr``, of which a class of somebody else's may have a wrong one."""
     try:
-        return str(error)
-    except Exception:  # an exception's own __str__ may be wrong too
-        return "(its message can't be read)"
+        return write(value)
+    except Exception:
+        return f"(a {type(value).__name__} that can't be shown)"

@@ -81,6 +81,9 @@ class Library:
                 line = self._process.stdout.readline()
             except OSError:
                 line = ""
+            except BaseException:
+                self._end()  # the reply is still to come, and would be taken for the next request's
+                raise
             if not line:
                 self._end()
         if not line:

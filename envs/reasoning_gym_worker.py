@@ -76,9 +76,11 @@ def score(name: str, config: str, place: int, answer: str) -> Mapping[str, objec
     read, write_ = os.pipe()
     child = os.fork()
     if child == 0:
-        _limit_fork()
-        os.write(write_, repr(_scored(dataset, name, entry, answer)).encode())
-        os._exit(0)
+        try:
+            _limit_fork()
+            os.write(write_, repr(_scored(dataset, name, entry, answer)).encode())
+        finally:
+            os._exit(0)  # whatever was raised: a second process must not answer requests
     os.close(write_)
     with open(read, "rb") as pipe:
         text = pipe.read()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -146,3 +147,11 @@ def test_what_an_environments_own_code_raises_names_it(method: str) -> None:
         play(InfrastructureError("gone"))
     with pytest.raises(InfrastructureError, match="sandbox failed: gone"):
         play(SandboxError("gone"))
+
+
+def test_a_tool_that_can_not_be_closed_keeps_no_other_open() -> None:
+    env = Plain()
+    env.tools = tuple(Mock(**{"close.side_effect": error}) for error in (OSError("busy"), None))
+    with pytest.raises(EnvContractError, match=r"close raised OSError\('busy'\)"):
+        env.close()
+    assert [one.close.call_count for one in env.tools] == [1, 1]

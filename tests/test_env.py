@@ -340,6 +340,8 @@ def test_a_tool_of_ones_own_may_raise_or_give_anything() -> None:
     own.given = "half a \ud800 letter"
     assert env.observation_space.contains(answer := env.step(call("a"))[0])
     assert answer[0]["content"] == "half a ? letter"
+    own.given = type("Unsayable", (Exception,), {"__str__": None})()
+    assert env.step(call("a"))[0][0]["content"] == "Unsayable: (a Unsayable that can't be shown)"
     own.given = None
     with pytest.raises(EnvContractError, match=r"Shout\.tools: python\.call gave None \(NoneType\): return text"):
         env.step(call("a"))

@@ -82,7 +82,7 @@ class Unsayable(Exception):
         (GeneratorExit(), "GeneratorExit: "),
         (asyncio.CancelledError("x"), "CancelledError: x"),
         (TimeoutError("slow"), "TimeoutError: slow"),
-        (Unsayable(), "Unsayable: (its message can't be read)"),
+        (Unsayable(), "Unsayable: (a Unsayable that can't be shown)"),
         (ToolError("not today"), "not today"),
         (ValueError("x" * 10000), "characters left out"),
     ],

@@ -274,6 +274,14 @@ def positional(a: int, /) -> str:
     return str(a)
 
 
+def test_the_episode_is_asked_for_once() -> None:
+    with pytest.raises(EnvContractError, match="'twice': only one parameter can be a ToolContext"):
+
+        @tool
+        def twice(one: ToolContext, other: ToolContext) -> str:
+            return str(one is other)
+
+
 @pytest.mark.parametrize("function", [untyped, starred, keywords, positional])
 def test_a_function_the_model_could_not_call_is_refused(function: Callable[..., str]) -> None:
     with pytest.raises(EnvContractError, match=f"{function.__name__}.*'a'"):

@@ -101,7 +101,9 @@ class Glm(Pairs):
 
 def _takes_anything(parameters: Mapping[str, object], key: str) -> bool:
     schema = cast(Mapping[str, object], parameters["properties"])[key]
-    return isinstance(schema, Mapping) and not {"type", "$ref", "anyOf", "oneOf", "allOf"} & schema.keys()
+    return schema is True or (
+        isinstance(schema, Mapping) and not {"type", "$ref", "anyOf", "oneOf", "allOf"} & schema.keys()
+    )
 
 
 def takes_text(parameters: Mapping[str, object], key: str) -> bool:

@@ -164,6 +164,16 @@ def test_values_of_pairs_follow_the_schema() -> None:
     assert call.arguments == arguments
 
 
+@pytest.mark.parametrize("schema", [True, {}, {"description": "whatever"}])
+def test_a_schema_that_takes_anything_takes_a_bare_word(schema: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = copy.copy(add)
+    monkeypatch.setattr(type(own), "parameters", {"properties": {"note": schema}})
+    (call,) = get_dialect("native-qwen3-coder", [own]).parse(
+        "<tool_call>\n<function=add>\n<parameter=note>\ntwo words\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert call.arguments == {"note": "two words"}
+
+
 def test_schemas_that_take_a_text() -> None:
     loop = {"$ref": "#/$defs/loop"}
     properties = {

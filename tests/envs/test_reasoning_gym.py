@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import pytest
@@ -237,7 +238,7 @@ def test_an_answer_that_is_too_long_is_wrong(library: Library) -> None:
     assert library.score("chain_sum", {}, asked.place, "1" * (MAX_CHARS + 1)) == 0.0
 
 
-def test_a_process_that_ended_is_replaced() -> None:
+def test_a_process_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Library()
     asked = made.question("gcd", {}, "train", 0)
     process = made._process
@@ -250,6 +251,13 @@ def test_a_process_that_ended_is_replaced() -> None:
     process.stdin.write("no request\n")
     with pytest.raises(InfrastructureError, match="ended before it replied"):
         made.question("gcd", {}, "train", 0)
+    made.question("gcd", {}, "train", 0)
+    process = made._process
+    assert process is not None and process.stdout is not None
+    monkeypatch.setattr(process.stdout, "readline", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        made.question("gcd", {}, "train", 7)
+    assert made.question("gcd", {}, "train", 0) == asked  # and not what was asked before
     made.close()
     made.close()
 

@@ -51,7 +51,7 @@ PROBES = {
     "root": ("import os\nos.access('/', os.W_OK) or os.access('/opt', os.W_OK) or os.access('/usr', os.W_OK)", "False"),
     "devices": ("import os\n[d for d in os.listdir('/dev') if d.startswith(('sd', 'vd', 'kmsg', 'mem', 'kvm'))]", "[]"),
     "hostname": ("import os\nos.uname().nodename", "'sandbox'"),
-    "descriptors": ("import os\nsorted(map(int, os.listdir('/proc/self/fd')))[:6]", "[0, 1, 2, 3, 4, 5]"),
+    "descriptors": ("import os\nsorted(map(int, os.listdir('/proc/self/fd')))", "[0, 1, 2, 3, 128, 129, 130]"),
     "our code": ("import sys\n[m for m in sys.modules if 'agentrl' in m]", "[]"),
     "home": ("import os\n(os.getcwd(), os.environ['HOME'], 'SECRET' in os.environ)", "('/tmp', '/tmp', False)"),
 }
