@@ -215,9 +215,10 @@ def reap_orphans(ours: set[int]) -> None:
 
 
 def has_signals(pid: int) -> bool:
-    """Whether signals wait for a stopped process; where the kernel does not tell, none do."""
+    """Whether signals wait for a stopped process; where the kernel does not tell, as gVisor's, they may."""
     with suppress(FileNotFoundError), open(f"/proc/{pid}/status", "rb") as file:
-        return any(int(line.split()[1], 16) for line in file if line.startswith((b"SigPnd:", b"ShdPnd:")))
+        waiting = [int(line.split()[1], 16) for line in file if line.startswith((b"SigPnd:", b"ShdPnd:"))]
+        return any(waiting) or not waiting
     return False
 
 

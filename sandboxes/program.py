@@ -17,6 +17,7 @@ import sys
 import tempfile
 import traceback
 import types
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TextIO, cast
 
@@ -129,6 +130,7 @@ class _Program:
         self._recursion = sys.getrecursionlimit()
         self._streams: list[TextIO] = [_writer(1), _writer(2)]
         self._pid = os.getpid()
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
     def serve(self) -> None:
         frames = wire.Frames(wire.MAX_ORDER)
@@ -141,6 +143,8 @@ class _Program:
             elif order["t"] == "fork":
                 self._fork(descriptors)
             elif order["t"] == "wake":
+                self._let_signals_in()
+                self._hold_signals()
                 self._tell({"t": "awake"})
             elif order["t"] == "read":
                 self._tell(reading.read(cast(str, order["path"]), cast(int, order["offset"]), cast(int, order["max"])))
@@ -222,6 +226,7 @@ class _Program:
 
     def _execute(self, order: wire.Message) -> wire.Message:
         name = f"<cell {self._cells}>"
+        self._let_signals_in()
         try:
             self._prepare(order)
             _allow_descriptors(self._limits.open_files)
@@ -235,8 +240,19 @@ class _Program:
             report = wire.cut(_report(error), self._limits.traceback_chars)
             return _claim(kind, exc_type=_name(type(error))[:200], trace=report)
         finally:
+            self._hold_signals()
             _allow_descriptors(self._limits.open_files + _SPARE)
         return _claim("ok", value=None if shown is None else wire.cut(shown, self._limits.value_chars))
+
+    def _let_signals_in(self) -> None:
+        # What rang before a cell, its handler's exception too, is not the cell's doing.
+        with suppress(BaseException):
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _hold_signals(self) -> None:
+        """Keep signals out until the next cell: an alarm would end what is being copied, and all variables with it."""
+        with suppress(BaseException):
+            self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
 def _stop_with(descriptors: list[int], targets: tuple[int, ...]) -> None:

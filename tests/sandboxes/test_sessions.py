@@ -222,8 +222,8 @@ def test_a_cell_sees_the_last_cells_children_again_after_transaction_false(sessi
 
 def test_a_program_that_dies_between_cells_loses_its_state_only(session: Session) -> None:
     session.run("x = 1", transaction=False)
-    session.run("import signal, os\nsignal.signal(signal.SIGALRM, lambda *_: os._exit(1))\nsignal.setitimer(0, 0.3)")
-    threading.Event().wait(0.6)
+    session.run("import signal, os\nsignal.signal(signal.SIGALRM, lambda *_: os._exit(1))\nsignal.setitimer(0, 0.05)")
+    threading.Event().wait(0.2)
     assert session.run("1 + 1").value == "2"
 
 
