@@ -100,7 +100,7 @@ class Overseer:
     def rest(self) -> frozenset[int]:
         """Stop every process of the session until its next order, and give which they are."""
         others = self._kin.spared(self)
-        processes.stop_all(self._spared())
+        processes.stop_all()
         self._frozen = True
         return frozenset(processes.living(others))
 
@@ -170,40 +170,40 @@ class Overseer:
         return True
 
     def _begin(self) -> None:
-        """Start the waiting order, as soon as the program is idle and has a copy of itself where one is wanted."""
-        order = self._waiting
-        if order is None or self._phase != "idle":
+        """Start the waiting order, if there is one and the program is idle, and wake what was stopped."""
+        if self._waiting is None or self._phase != "idle":
             return
-        transaction = bool(order["transaction"])
-        if self._frozen:
-            alarmed = processes.has_signals(self._pid)
-            processes.signal_all(signal.SIGCONT, self._spared())
-            self._frozen = False
-            if alarmed:
-                # What an alarm does, or ends, is not the coming cell's doing: that waits until it is over.
-                self._enter("waking", _SETTLE_S)
-                self._line.send({"t": "wake"})
-                return
+        frozen, self._frozen = self._frozen, False
+        if frozen and processes.has_signals(self._pid):
+            # What an alarm does, or ends, is not the coming cell's doing: that waits until it is over.
+            self._enter("waking", _SETTLE_S)
+            self._line.send({"t": "wake"})
+        else:
+            self._give(self._waiting)
+        if frozen:
+            # After the order, so that the program wakes once and finds it.
+            processes.continue_all(self._spared())
+
+    def _give(self, order: wire.Message) -> None:
+        """Give the program an order, after it has made a copy of itself where one is wanted."""
         if order["t"] == "fork":
             self._waiting = None
             self._enter("forking", _SETTLE_S)
             if not self._kin.ask_fork(self, self._line):
                 self._lose()
             return
-        if transaction and not self._pristine and not self._snapshot and self._alone:
+        if order["transaction"] and not self._pristine and not self._snapshot and self._alone:
             self._copy()
             return
-        if not transaction:
+        if not order["transaction"]:
             self._drop_snapshot()
         self._waiting = None
         self._enter("running")
         self._cell = cell = Running(order=order, token=secrets.token_hex(8))
         cell.cpu_before, cell.clock_before = processes.usage(self._spared()).cpu_s, processes.cpu_clock(self._pid)
-        fresh = {"seed": order["seed"] if self._pristine else None}
-        self._line.send({**order, **fresh, "token": cell.token})
+        self._line.send({**order, "seed": order["seed"] if self._pristine else None, "token": cell.token})
         if self._line.cut:
-            # The cell before shut the channel. Nothing of this one was heard: a fresh program gets it.
-            self._cell, self._waiting = None, order
+            self._cell, self._waiting = None, order  # the cell before shut the channel: a fresh program gets this one
             self._lose()
 
     def _copy(self) -> None:
@@ -224,8 +224,8 @@ class Overseer:
             try:
                 for claim in line.claims(data):
                     self._weigh(claim)
-                    if self._line is not line:
-                        break  # the rest was said by a program that has ended
+                    if self._line is not line:  # the rest was said by a program that has ended
+                        break
             except wire.WireError:
                 self._poison()
             if self._line is not line:
@@ -283,7 +283,7 @@ class Overseer:
         """Stop the program and what the cell left running: a signal's handler would run between cells too."""
         self._enter("idle")
         if self._waiting is None:
-            processes.stop_all(self._spared())
+            processes.stop_all()
             self._frozen = True
         self._begin()
 

@@ -1,7 +1,9 @@
 """The processes of one session as its pid 1 sees them: what they use, and how to stop, thaw and end them."""
 
 import errno
+import functools
 import os
+import re
 import resource
 import signal
 import time
@@ -15,6 +17,7 @@ _TICK: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _PATIENCE: Final = 5.0
 _STOP_PATIENCE: Final = 1.0
+_PENDING: Final = re.compile(rb"SigPnd:\t(\w+)\nShdPnd:\t(\w+)")
 _LAST_PID: Final = 1 << 22
 # Where a container sees its own memory cgroup, of the second and of the first version.
 _OOM_COUNTERS: Final = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
@@ -43,7 +46,7 @@ def usage(keep: Collection[int] = ()) -> Usage:
     ticks = pages = count = 0
     for pid in living(keep):
         # A process that ended since it was listed.
-        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat", "rb") as file:
+        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             # The name in parentheses is the program's own choice and may contain anything.
             fields = file.read().rpartition(b")")[2].split()
             ticks += sum(map(int, fields[11:15]))
@@ -118,11 +121,25 @@ def signal_all(number: int, keep: Collection[int] = ()) -> list[int]:
     return pids
 
 
-def stop_all(keep: Collection[int] = ()) -> None:
-    """Stop every process, those as well that are being started meanwhile."""
-    seen: set[int] = set()
-    while not seen.issuperset(pids := signal_all(signal.SIGSTOP, keep)):
-        seen.update(pids)
+def stop_all() -> None:
+    """Stop every process but this one, which is the first of a pid namespace; those that rest already stay stopped."""
+    _signal_every(signal.SIGSTOP)
+
+
+def continue_all(keep: Collection[int] = ()) -> None:
+    """Wake every process but those in ``keep``."""
+    if keep:
+        signal_all(signal.SIGCONT, keep)
+    else:
+        _signal_every(signal.SIGCONT)
+
+
+def _signal_every(number: int) -> None:
+    # One call, and none that is being started meanwhile escapes it. Elsewhere it would strike a whole machine.
+    if os.getpid() != 1:
+        raise RuntimeError("this signals every process that it can see, so it is for pid 1 of a pid namespace")
+    with suppress(ProcessLookupError):
+        os.kill(-1, number)
 
 
 def end_all(keep: Collection[int] = ()) -> bool:
@@ -216,9 +233,9 @@ def reap_orphans(ours: set[int]) -> None:
 
 def has_signals(pid: int) -> bool:
     """Whether signals wait for a stopped process; where the kernel does not tell, as gVisor's, they may."""
-    with suppress(FileNotFoundError), open(f"/proc/{pid}/status", "rb") as file:
-        waiting = [int(line.split()[1], 16) for line in file if line.startswith((b"SigPnd:", b"ShdPnd:"))]
-        return any(waiting) or not waiting
+    with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+        waiting = _PENDING.search(file.read())
+        return waiting is None or int(waiting[1], 16) > 0 or int(waiting[2], 16) > 0
     return False
 
 
@@ -248,15 +265,20 @@ def wait_until_stopped(pid: int) -> bool:
             found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
             if found:
                 return os.WIFSTOPPED(status)
-            time.sleep(0.0002)
+            time.sleep(0.00005)
     except ChildProcessError:
         return False
     return False
 
 
+@functools.cache
+def _oom_counter() -> str | None:
+    return next((path for path in _OOM_COUNTERS if os.access(path, os.R_OK)), None)
+
+
 def oom_kills() -> int:
     """Count the processes that the kernel killed as the container was at its limit; 0 where nothing counts them."""
-    for path in _OOM_COUNTERS:
-        with suppress(FileNotFoundError, PermissionError), open(path) as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
-    return 0
+    if (path := _oom_counter()) is None:
+        return 0
+    with open(path) as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
