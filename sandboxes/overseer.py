@@ -56,8 +56,7 @@ class Overseer:
         self._spare: Line | None = None
         self._pristine = True
         self._alone = True
-        self._lost = False
-        self._frozen = False
+        self._lost = self._frozen = False
         self._pid = self._pidfd = -1
 
     def serve(self) -> None:
@@ -210,9 +209,10 @@ class Overseer:
         """Have the program copy itself; the copy gets a channel of its own, out of the next cell's reach."""
         self._enter("copying", _SETTLE_S)
         spare = Line()
-        self._drop_snapshot()
+        heard = self._line.hand_over({"t": "snapshot"}, [spare.there])
+        self._drop_snapshot()  # meanwhile: to end one takes as long as to make one
         self._spare = spare
-        if not self._line.hand_over({"t": "snapshot"}, [spare.there]):
+        if not heard:
             self._copied(0)
 
     def _hear_program(self) -> None:

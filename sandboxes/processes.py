@@ -46,13 +46,22 @@ def usage(keep: Collection[int] = ()) -> Usage:
     ticks = pages = count = 0
     for pid in living(keep):
         # A process that ended since it was listed.
-        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        with suppress(FileNotFoundError, ProcessLookupError):
             # The name in parentheses is the program's own choice and may contain anything.
-            fields = file.read().rpartition(b")")[2].split()
+            fields = _told(pid, "stat").rpartition(b")")[2].split()
             ticks += sum(map(int, fields[11:15]))
             pages += int(fields[21])
             count += 1
     return Usage(cpu_s=ended.ru_utime + ended.ru_stime + ticks / _TICK, rss=pages * _PAGE, count=count)
+
+
+def _told(pid: int, name: str) -> bytes:
+    # Without a file object around it: several are read for each cell.
+    descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 1 << 14)
+    finally:
+        os.close(descriptor)
 
 
 def proportional_bytes(keep: Collection[int], otherwise: int, enough: int) -> int:
@@ -233,8 +242,8 @@ def reap_orphans(ours: set[int]) -> None:
 
 def has_signals(pid: int) -> bool:
     """Whether signals wait for a stopped process; where the kernel does not tell, as gVisor's, they may."""
-    with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status", "rb", buffering=0) as file:
-        waiting = _PENDING.search(file.read())
+    with suppress(FileNotFoundError, ProcessLookupError):
+        waiting = _PENDING.search(_told(pid, "status"))
         return waiting is None or int(waiting[1], 16) > 0 or int(waiting[2], 16) > 0
     return False
 
