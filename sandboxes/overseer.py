@@ -14,7 +14,7 @@ from agentrl.sandboxes import kernel, processes, program, wire
 from agentrl.sandboxes.cells import Running
 from agentrl.sandboxes.inheritance import Alone, Aside, Channel, Inheritance, Kin
 from agentrl.sandboxes.line import Line
-from agentrl.sandboxes.patience import OwnClock
+from agentrl.sandboxes.patience import LINGER_S, OwnClock
 
 POLL_MS: Final = 20
 """How often a busy program is looked at [milliseconds]."""
@@ -280,9 +280,9 @@ class Overseer:
         self._settle()
 
     def _settle(self) -> None:
-        """Stop the program and what the cell left running: a signal's handler would run between cells too."""
+        """Stop the program and what the cell left running, unless an order comes at once: handlers run at any time."""
         self._enter("idle")
-        if self._waiting is None:
+        if self._waiting is None and not select.select([self._channel], [], [], LINGER_S)[0]:
             processes.stop_all()
             self._frozen = True
         self._begin()

@@ -9,6 +9,8 @@ from agentrl.sandboxes import processes
 STRETCH: Final = 10.0
 """How much longer than on an idle machine a session may take, whatever it waited for: a program that sleeps can keep a
 thread that asks for a core and, at the lowest priority, gets none."""
+LINGER_S: Final = 0.001
+"""So soon after a cell the next one need not have been stopped and woken: that costs a tenth of a short cell."""
 _LOOK_S: Final = 0.01
 _NEWS_S: Final = 1.0
 
