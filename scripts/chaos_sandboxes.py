@@ -42,7 +42,8 @@ HOSTILE = (
     ("import os\nos.kill(-1, 9)", {"killed", "error"}),
     ("import os, time\nif os.fork() == 0: time.sleep(60)\n1", {"ok"}),
     ("import os\nfor n in range(20_000):\n    try: os.close(n)\n    except OSError: pass", {"ok", "exit", "killed"}),
-    ("def f(n): return f(n + 1)\nf(0)", {"error"}),
+    # A busy machine's cold caches may use up a fifth of a second of CPU time.
+    ("def f(n): return f(n + 1)\nf(0)", {"error", "timeout"}),
     (
         "import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return [f(n + 1)]\nf(0)",
         {"error", "killed", "memory", "timeout"},
@@ -53,6 +54,7 @@ HOSTILE = (
 HOSTILE_S = 0.2
 GROWTH_BYTES = 24 << 20
 _GRACE_S = 5.0
+_AFTERMATH_S = 1.0
 _SETTLE_S = 120.0
 _SPARED = 5  # programs that end between two kills
 
@@ -108,10 +110,10 @@ class Record:
                     self.violations.append(f"a fault that nothing caused: {found}: {code!r}")
                 return
             self.counts[found.status] += 1
-            # A worker that died twice is the program's doing, as far as anyone can tell from inside.
-            struck = (
-                found.status == "crash" and found.attempts == 2 and sum(moment > began for moment in self.kills) >= 2
-            )
+            # A worker that died twice is the program's doing, as far as anyone can tell from inside. The first kill may
+            # have struck one of the pool that was not yet seen to be dead when it was taken.
+            kills = sum(moment > began - _AFTERMATH_S for moment in self.kills)
+            struck = found.status == "crash" and found.attempts == 2 and kills >= 2
             right = found.status in expected.statuses and expected.value in (None, found.value)
             if not struck and (not right or (expected.kept and found.state == "lost")):
                 told = (found.status, found.value, found.exc_type, found.signal, found.state)
