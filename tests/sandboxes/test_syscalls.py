@@ -103,7 +103,6 @@ NEEDED = {
     "epoll_create1": (291, 0),
     "timerfd_create": (283, 1, 0),
     "pidfd_open itself": (434, 2, 0),
-    "sync": (162,),
 }
 
 
