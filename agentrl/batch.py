@@ -1,7 +1,7 @@
-"""``collate``: the one place that lays rows end to end, shifts, and drops what was not sampled.
+"""``collate`` turns episodes into packed tensors; only here are rows concatenated, shifted and filtered.
 
-Algorithms see tensors in *sampled coordinates* only: S sampled tokens of all rows, laid end to end, with row offsets.
-No algorithm ever sees a mask, a pad or a tool token.
+Algorithms see tensors in *sampled coordinates* only: the S sampled tokens of all rows, concatenated, with row offsets.
+No algorithm sees a mask, padding or a tool token.
 
 Legend: R rows (one episode each), T packed model-input tokens, S sampled tokens.
 """
@@ -18,7 +18,7 @@ from agentrl.types import Group, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A pack for one forward pass of the model.
+    """Rows packed for one forward pass of the model.
 
     Example:
         Rows ``p p p s s t s`` and ``p p s`` (p prompt, s sampled, t tool)::
@@ -31,7 +31,7 @@ class Batch:
     """
 
     tokens: Tensor
-    """Token ids, rows laid end to end, int64 [T]."""
+    """Token ids of all rows, concatenated, int64 [T]."""
     positions: Tensor
     """Position of each token within its row, int64 [T]."""
     row_starts: Tensor
@@ -46,21 +46,24 @@ class Batch:
     """Zero except on the last sampled token of a turn, float32 [S]."""
     sampler_logp: Tensor
     """Log-prob of each sampled token as the engine reported it, float32 [S]."""
-    row: Tensor
-    """Which episode each row is, counted over all groups given to ``collate``, int64 [R]."""
     index: Tensor
-    """Where each sampled token stands in the sampled coordinates of all episodes given to ``collate``, int64 [S]."""
+    """Position of each sampled token in the sampled coordinates of all episodes given to ``collate``, int64 [S]."""
 
     def __len__(self) -> int:
         return len(self.group)
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
+        """Copy the batch to another device."""
         names = Batch.__dataclass_fields__
         return replace(self, **{name: _field(self, name).to(device) for name in names})
 
+    @property
+    def sampled_rows(self) -> Tensor:
+        """Rows that hold a sampled token; an episode whose prompt left no room for a turn is none of them [≤ R]."""
+        return torch.nonzero(self.starts.diff() > 0)[:, 0]
+
     def split(self, max_tokens: int, rows: Sequence[int] | None = None) -> list["Batch"]:
-        """Cut into packs of whole rows, in order.
+        """Split into packs of whole rows, in order.
 
         Args:
             max_tokens: most tokens of a pack.
@@ -69,25 +72,64 @@ class Batch:
         Raises:
             TrajectoryError: a row alone is longer than ``max_tokens``.
         """
+        rows = range(len(self)) if rows is None else rows
+        return [self._select(torch.tensor(pack)) for pack in self._fill(rows, max_tokens)]
+
+    def balanced(self, max_tokens: int, rows: Sequence[int]) -> list["Batch"]:
+        """Split rows into few packs that take about equally long, by the sum of their squared lengths.
+
+        Rows of a group stay together where a pack holds them: tokens that they share are computed once per pack.
+
+        Args:
+            max_tokens: most tokens of a pack.
+            rows: which rows; those of a pack keep their order.
+
+        Raises:
+            TrajectoryError: a row alone is longer than ``max_tokens``.
+        """
+        lengths, group = self.row_starts.diff().tolist(), self.group.tolist()
+        members: dict[int, list[int]] = {}
+        for row in rows:
+            members.setdefault(group[row], []).append(row)
+        pieces = [piece for one in members.values() for piece in self._fill(one, max_tokens)]
+
+        def size(rows: Sequence[int], power: int = 1) -> int:
+            return sum(lengths[row] ** power for row in rows)
+
+        packs: list[list[int]] = [[] for _ in range(-(-size(rows) // max_tokens))]
+        # The most expensive piece first, each to the cheapest pack that has room.
+        for piece in sorted(pieces, key=lambda piece: -size(piece, 2)):
+            fitting = [pack for pack in packs if size(pack) + size(piece) <= max_tokens]
+            if not fitting:
+                packs.append([])
+                fitting = packs[-1:]
+            min(fitting, key=lambda pack: size(pack, 2)).extend(piece)
+        place = {row: number for number, row in enumerate(rows)}
+        return [self._select(torch.tensor(sorted(pack, key=place.__getitem__))) for pack in packs]
+
+    def _fill(self, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+        """Fill packs with whole rows, one after the other."""
         lengths = self.row_starts.diff().tolist()
         packs: list[list[int]] = []
         room = 0
-        for row in range(len(self)) if rows is None else rows:
+        for row in rows:
             if lengths[row] > max_tokens:
                 raise TrajectoryError(
                     f"an episode of {lengths[row]} tokens does not fit into max_tokens={max_tokens}: raise it, or "
                     "lower the token budget of an episode"
                 )
+            # Next fit, not best fit: rows keep their order, so packs concatenate to the episodes in order.
             if not packs or lengths[row] > room:
                 packs.append([])
                 room = max_tokens
             packs[-1].append(row)
             room -= lengths[row]
-        return [self._select(torch.tensor(pack)) for pack in packs]
+        return packs
 
     def _select(self, rows: Tensor) -> "Batch":
         tokens, row_starts = _gather_rows(self.row_starts, rows)
         sampled, starts = _gather_rows(self.starts, rows)
+        # ``sampled`` points into ``tokens``, so it moves by as much as its row moved.
         shift = row_starts[:-1] - self.row_starts[rows]
         counts = starts.diff()
         return Batch(
@@ -99,7 +141,6 @@ class Batch:
             group=self.group[rows],
             rewards=self.rewards[sampled],
             sampler_logp=self.sampler_logp[sampled],
-            row=self.row[rows],
             index=self.index[sampled],
         )
 
@@ -114,13 +155,13 @@ def collate(groups: Sequence[Group], *, max_tokens: int) -> list[Batch]:
         max_tokens: most model-input tokens of a pack.
 
     Raises:
-        TrajectoryError: there is no group, one episode alone is longer than ``max_tokens``, or what ``whole`` raises.
+        TrajectoryError: one episode alone is longer than ``max_tokens``, or as of ``whole``.
     """
     return whole(groups).split(max_tokens)
 
 
 def whole(groups: Sequence[Group]) -> Batch:
-    """All episodes of ``groups`` in one batch, whatever their size.
+    """Put all episodes of ``groups`` into one batch, whatever its size.
 
     Raises:
         TrajectoryError: there is no group, an episode's prompt is empty, or a reward has no token to stand on.
@@ -140,32 +181,35 @@ def whole(groups: Sequence[Group]) -> Batch:
     policy = [segment for _, trajectory in rows for segment in trajectory.sampled]
     return Batch(
         tokens=torch.tensor([token for _, trajectory in rows for token in trajectory.token_ids]),
+        # Each row counts from 0: rows do not attend to each other.
         positions=torch.arange(total) - torch.repeat_interleave(row_starts[:-1], row_starts.diff()),
         row_starts=row_starts,
+        # The dtype is named because torch makes floats of an empty list.
         sampled=torch.tensor(sampled, dtype=torch.int64),
         starts=starts,
         group=torch.tensor([number for number, _ in rows]),
         rewards=torch.tensor([r for _, trajectory in rows for r in _rewards(trajectory)], dtype=torch.float32),
         sampler_logp=torch.tensor([lp for segment in policy for lp in segment.logprobs or ()], dtype=torch.float32),
-        row=torch.arange(len(rows)),
         index=torch.arange(len(sampled)),
     )
 
 
 def _sampled_places(trajectory: Trajectory) -> list[int]:
+    """Positions of the sampled tokens within their row."""
     places: list[int] = []
     position = 0
     for segment in trajectory.segments:
         if segment.trained:
             places.extend(range(position, position + len(segment.token_ids)))
         position += len(segment.token_ids)
+    # A token is predicted at the position before it, and position 0 has none.
     if places and places[0] == 0:
         raise TrajectoryError(f"episode of task {trajectory.task_id!r} has an empty prompt: nothing predicts its turn")
     return places
 
 
 def _rewards(trajectory: Trajectory) -> list[float]:
-    """Each turn's reward on its last sampled token; that of a turn without tokens on the token before it."""
+    """Put each turn's reward on its last sampled token; that of an empty turn on the sampled token before it."""
     rewards = [0.0] * trajectory.n_sampled
     end = 0
     for segment, reward in zip(trajectory.sampled, trajectory.rewards, strict=True):
@@ -173,6 +217,7 @@ def _rewards(trajectory: Trajectory) -> list[float]:
         if reward and end == 0:
             raise TrajectoryError(f"episode of task {trajectory.task_id!r} has a reward before its first sampled token")
         if reward:
+            # Added, not set: an empty turn shares the token with the turn before.
             rewards[end - 1] += reward
     return rewards
 
@@ -182,9 +227,10 @@ def _offsets(lengths: Sequence[int]) -> Tensor:
 
 
 def _gather_rows(starts: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of all items of ``rows``, laid end to end, and the offsets of the rows among them."""
+    """Indices of all items of ``rows``, concatenated, and the offsets of the rows among them."""
     counts = starts.diff()[rows]
     offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    # An item's index is its place within its row plus the row's old start; this avoids a Python loop over rows.
     within = torch.arange(int(offsets[-1])) - torch.repeat_interleave(offsets[:-1], counts)
     return torch.repeat_interleave(starts[rows], counts) + within, offsets
 

@@ -23,9 +23,9 @@ import difflib
 from collections.abc import Iterable
 
 _MOST_NAMES = 20
-"""How many names an error lists: some environments come by the hundred."""
+"""Most names that an error lists: some environments come by the hundred."""
 _FEW_NAMES = 10
-"""So few are listed although one of them is near."""
+"""Up to this many names are listed even where one of them is close to the unknown one."""
 
 
 class AgentRLError(Exception):
@@ -33,7 +33,7 @@ class AgentRLError(Exception):
 
 
 class UsageError(AgentRLError):
-    """What the user asked for can't be done as asked; the message says what to do."""
+    """A request that can't be carried out as asked; the message says what to do."""
 
 
 class ConfigError(UsageError):
@@ -41,11 +41,12 @@ class ConfigError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """A name that is not there; the message names the nearest one that is."""
+    """A name that does not exist; the message suggests the nearest one that does."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
         told = nearest(name, names)
+        # The nearest name may be the wrong guess: a short list lets the user choose.
         if told.endswith("?") and len(names) <= _FEW_NAMES:
             told += f" There are {', '.join(names)}"
         super().__init__(f"no {kind} is called {name!r}; {told}")
@@ -64,7 +65,7 @@ class EnvContractError(AgentRLError):
 
 
 class DialectError(AgentRLError, ValueError):
-    """A call that can't be written in a dialect such that it is read again as it was."""
+    """A call that a dialect can't write so that it reads the same call back."""
 
 
 class RenderError(AgentRLError):
@@ -80,7 +81,7 @@ class InvariantError(AgentRLError):
 
 
 class InfrastructureError(AgentRLError):
-    """Something around the episode failed: a sandbox, an engine, a server. Never the agent's fault, never a reward."""
+    """A sandbox, engine or server failed. This is never the agent's fault and never becomes a reward."""
 
 
 class FaultRateError(InfrastructureError):
@@ -88,7 +89,7 @@ class FaultRateError(InfrastructureError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Say in half a sentence which of ``known`` the user may have meant."""
+    """Suggest, in half a sentence, which of ``known`` the user may have meant."""
     names = sorted(known)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     if close:

@@ -1,13 +1,14 @@
-"""The types that flow through the house: task → messages → segments → trajectory → group.
+"""The types that flow through the package: task → messages → segments → trajectory → group.
 
-A trajectory is a record, never a plan: it is frozen, append-only, and each fact in it is stated once.
-*Trained* is not stored anywhere; it means that a segment's source is ``"policy"``.
+A trajectory is a record: frozen, append-only, and each fact in it is stated once. *Trained* is not stored; it is
+derived: a segment is trained where its source is ``"policy"``.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Literal, NotRequired, TypedDict
 
 from agentrl.errors import TrajectoryError
@@ -15,31 +16,38 @@ from agentrl.errors import TrajectoryError
 Role = Literal["system", "user", "assistant", "tool"]
 Source = Literal["prompt", "policy", "tool", "template"]
 CutTurns = Literal["answer", "end", "continue"]
-"""What becomes of a turn that a limit of tokens cut off.
+"""How the environment treats a turn that a token limit cut off.
 
-``answer``: it is a turn like any other: its calls run, and a text without one is the final answer. ``end``: the episode
-ends there without an answer, and calls in it do not run. ``continue``: its calls run, and a text without one is no
-answer: the agent is told to go on.
+``answer``: as any other turn: its calls run, and a text without a call is the final answer. ``end``: the episode ends
+there without an answer, and its calls do not run. ``continue``: its calls run, and a text without a call is no answer:
+the agent is told to go on.
 """
 
+Swaps = tuple[tuple[int, int], ...]
+"""Where new weights came while tokens were sampled: index of the first token that they sampled, and their version."""
+
 _LARGEST_REWARD = 1e9
-"""What training sums and squares in float32 must not overflow."""
+"""Largest absolute reward: training sums and squares rewards in float32, which must not overflow."""
+_PARTS = 64
+"""Most parts of a reward, and most characters of a part's name."""
+_ROUNDING = 1e-9
+"""Tolerance for rounding where a return is compared with the best return."""
 
 
 class CutTurn(str):
-    """The text of a turn that a limit of tokens ended, not the assistant: an action for ``ToolEnv.step`` that says so.
+    """A turn's text that was cut off by a token limit: an action for ``ToolEnv.step`` that carries this fact.
 
-    It is a text like any other to Gymnasium, whose wrappers pass it on.
+    It is a ``str``, so Gymnasium's wrappers pass it on.
 
     Args:
         text: what the assistant had said by then.
-        then: what becomes of it.
+        then: how the environment treats the turn.
     """
 
     then: CutTurns
 
     def __new__(cls, text: str, then: CutTurns = "end") -> "CutTurn":
-        """A text that knows what becomes of it."""
+        """Make the text and attach ``then``."""
         made = super().__new__(cls, text)
         made.then = then
         return made
@@ -66,9 +74,9 @@ class ToolCall:
     arguments: Mapping[str, object]
     """The arguments as parsed, not yet validated against the tool."""
     id: str = ""
-    """Names the call within its turn, so that a result can say what it answers."""
+    """Names the call within its turn; a result refers to it."""
     error: str = ""
-    """Why the call could not be read, in words the model can learn from; empty for a well-formed call."""
+    """The reason why the call can't be read, in words the model can learn from; empty for a well-formed call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +84,19 @@ class Task:
     """One problem instance of an environment."""
 
     id: str
-    """Stable name within the environment: ``reset(options={"task": id})`` gives this very task again."""
+    """Stable name within the environment: ``reset(options={"task": id})`` begins this task again."""
     prompt: str
-    """What the agent reads, as the user's message."""
+    """The user's message that the agent reads."""
     answer: str = ""
     """The expected answer; the agent never sees it."""
     data: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Whatever else the environment needs to play and grade the task; the agent never sees it."""
+    """Further data for playing and grading the task; the agent never sees it."""
+    tags: tuple[str, ...] = ()
+    """Kinds of task that evaluations tell apart, such as ``level:3``."""
 
 
 class Stop(StrEnum):
-    """Why an episode ended."""
+    """The reason why an episode ended."""
 
     TERMINATED = "terminated"
     """The environment reached its end: a final answer was given."""
@@ -95,11 +105,11 @@ class Stop(StrEnum):
     TOKEN_LIMIT = "token_limit"
     """The collector truncated the episode: its token budget is used up."""
     TURN_CUT = "turn_cut"
-    """The collector truncated the episode: a turn was cut at its limit of tokens, and so is no answer."""
+    """The collector truncated the episode: a turn was cut at its token limit and counts as no answer."""
 
     @property
     def truncated(self) -> bool:
-        """Whether the episode was cut off rather than ended."""
+        """True if the episode was cut off rather than ended."""
         return self is not Stop.TERMINATED
 
 
@@ -114,7 +124,8 @@ class Segment:
         True
 
     Raises:
-        TrajectoryError: log-probs are missing, superfluous, of another length, not finite or above 0.
+        TrajectoryError: log-probs are missing, superfluous, of another length, not finite or above 0, or the swaps are
+            not in order.
     """
 
     source: Source
@@ -124,16 +135,19 @@ class Segment:
     logprobs: tuple[float, ...] | None = None
     """Log-prob of each token under the distribution it was sampled from [n], in nats."""
     version: int | None = None
-    """The version of the weights that sampled the tokens."""
+    """The version of the weights that sampled the tokens, up to the first swap."""
     cut: bool = False
-    """Whether a limit of tokens ended the turn, and not the policy."""
+    """True if a token limit ended the turn, not the policy."""
+    swaps: Swaps = ()
+    """Where new weights came meanwhile."""
 
     def __post_init__(self) -> None:
         if self.source not in ("prompt", "policy", "tool", "template"):
             raise TrajectoryError(f"unknown segment source {self.source!r}: use prompt, policy, tool or template")
+        # Callers may give lists; a tuple keeps the record from changing with them.
         object.__setattr__(self, "token_ids", tuple(self.token_ids))
         if self.source != "policy":
-            if self.logprobs is not None or self.version is not None or self.cut:
+            if self.logprobs is not None or self.version is not None or self.cut or self.swaps:
                 raise TrajectoryError(
                     f"a {self.source} segment was not sampled: it has no log-probs and no version, and is never cut"
                 )
@@ -141,28 +155,48 @@ class Segment:
         if self.logprobs is None or self.version is None:
             raise TrajectoryError("a policy segment needs the log-probs it was sampled with and its weights' version")
         object.__setattr__(self, "logprobs", tuple(self.logprobs))
+        object.__setattr__(self, "swaps", tuple((start, version) for start, version in self.swaps))
+        starts = [0, *(start for start, _ in self.swaps)]
+        if starts != sorted({*starts}) or starts[-1] >= max(1, len(self.token_ids)):
+            raise TrajectoryError(f"weights can't be swapped at {starts[1:]} of {len(self.token_ids)} sampled tokens")
         if len(self.logprobs) != len(self.token_ids):
             raise TrajectoryError(f"{len(self.token_ids)} sampled tokens came with {len(self.logprobs)} log-probs")
+        # One NaN would spread through the loss of the whole batch.
         for logprob in self.logprobs:
             if not (math.isfinite(logprob) and logprob <= 0.0):
                 raise TrajectoryError(f"{logprob} is no log-prob of a sampled token: it must be finite and at most 0")
 
     @property
     def trained(self) -> bool:
-        """Whether the loss may touch these tokens: exactly where the policy sampled them."""
+        """True if the policy sampled these tokens: only those enter the loss."""
         return self.source == "policy"
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Versions of all weights that sampled some of the tokens, in order; none where nothing was sampled."""
+        return () if self.version is None else (self.version, *(version for _, version in self.swaps))
+
+    @property
+    def token_versions(self) -> tuple[int, ...]:
+        """Version of the weights that sampled each token [n]; none where nothing was sampled."""
+        starts = (0, *(start for start, _ in self.swaps), len(self.token_ids))
+        return tuple(
+            version for version, (a, b) in zip(self.versions, pairwise(starts), strict=False) for _ in range(a, b)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRun:
-    """What one tool call cost."""
+    """The cost and outcome of one tool call."""
 
     name: str
     """The tool's name as called."""
     ok: bool
-    """Whether the tool answered; False for malformed calls and for errors inside the tool."""
+    """True if the tool answered; False for malformed calls and for errors inside the tool."""
     wall_s: float
     """Seconds from call to answer."""
+    arguments: Mapping[str, object] = field(default_factory=dict[str, object])
+    """The arguments as the tool received them. Its answer is the tool message at the same place in ``messages``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +210,8 @@ class Trajectory:
             rewards  =              0.0                                               1.0
 
     Raises:
-        TrajectoryError: the number of rewards is not the number of policy segments, or the first segment is no prompt.
+        TrajectoryError: the number of rewards is not the number of policy segments, the first segment is no prompt, or
+            a reward or a part is none that training can use.
     """
 
     task_id: str
@@ -188,13 +223,23 @@ class Trajectory:
     rewards: tuple[float, ...]
     """One reward per policy segment, paid on the segment's last token."""
     stop: Stop
-    """Why the episode ended."""
+    """The reason why the episode ended."""
     messages: tuple[Message, ...] = ()
     """The conversation as text, for people to read; training reads tokens only."""
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     """Named parts of the final reward, before weighting."""
     tool_runs: tuple[ToolRun, ...] = ()
     """One entry per tool call, in order."""
+    env: str = ""
+    """Name of its environment in a run that mixes several; empty where there is one."""
+    attempt: int | None = None
+    """Which attempt at its task it is in an evaluation, from 0; None elsewhere."""
+    tags: tuple[str, ...] = ()
+    """The task's tags."""
+    answer: str | None = None
+    """The final answer as :meth:`ToolEnv.answer_of` tells it; None where the environment can't."""
+    usage: tuple[int, int] | None = None
+    """Tokens that a server says it has read and written, over all turns; None where no server played."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "segments", tuple(self.segments))
@@ -208,6 +253,12 @@ class Trajectory:
                 f"episode of task {self.task_id!r} has a reward that is not finite or beyond ±{_LARGEST_REWARD:g}: "
                 f"{self.rewards}; give rewards of about 1"
             )
+        # They become names of metrics, and may come from a file of anyone's.
+        if len(self.parts) > _PARTS or not all(len(n) <= _PARTS and math.isfinite(v) for n, v in self.parts.items()):
+            raise TrajectoryError(
+                f"episode of task {self.task_id!r} has more than {_PARTS} parts of a reward, one that is not finite, "
+                f"or a name of more than {_PARTS} characters"
+            )
 
     @property
     def sampled(self) -> tuple[Segment, ...]:
@@ -216,7 +267,7 @@ class Trajectory:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens of the episode, laid end to end [T]."""
+        """All tokens of the episode, concatenated [T]."""
         return tuple(token for segment in self.segments for token in segment.token_ids)
 
     @property
@@ -225,22 +276,37 @@ class Trajectory:
         return sum(len(segment.token_ids) for segment in self.sampled)
 
     @property
+    def written(self) -> int:
+        """How many tokens the policy wrote: as its server counts them, where one played."""
+        return self.usage[1] if self.usage else self.n_sampled
+
+    @property
     def cut_turns(self) -> int:
-        """How many turns a limit of tokens cut off."""
+        """How many turns were cut off at a token limit."""
         return sum(segment.cut for segment in self.segments)
+
+    @property
+    def turns(self) -> tuple[tuple[str, tuple[Message, ...]], ...]:
+        """The text of each of the assistant's turns, with the messages that answered it."""
+        spoke = [at for at, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return tuple(
+            (self.messages[at]["content"], self.messages[at + 1 : end])
+            for at, end in pairwise([*spoke, len(self.messages)])
+        )
 
     @property
     def ret(self) -> float:
         """The episode's return: the sum of its rewards, undiscounted."""
+        # fsum rounds once, so rounding errors do not grow with the number of turns.
         return math.fsum(self.rewards)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Several episodes of one task, to be compared with each other.
+    """Several episodes of one task, whose returns are compared with each other.
 
     Raises:
-        TrajectoryError: the group is empty, mixes tasks, or its members began with different prompts.
+        TrajectoryError: the group is empty, mixes environments or tasks, or its members began with different prompts.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -254,6 +320,9 @@ class Group:
         for other in self.trajectories[1:]:
             if other.task_id != first.task_id:
                 raise TrajectoryError(f"a group holds one task, not {first.task_id!r} and {other.task_id!r}")
+            if other.env != first.env:
+                raise TrajectoryError(f"a group is of one environment, not of {first.env!r} and {other.env!r}")
+            # Returns are comparable only from the same starting point.
             if other.segments[0] != first.segments[0]:
                 raise TrajectoryError(f"members of the group of task {first.task_id!r} began with different prompts")
 
@@ -261,6 +330,11 @@ class Group:
     def task_id(self) -> str:
         """The task that every member played."""
         return self.trajectories[0].task_id
+
+    @property
+    def env(self) -> str:
+        """The name of its environment in a run that mixes several."""
+        return self.trajectories[0].env
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self.trajectories)
@@ -272,3 +346,30 @@ class Group:
 def flatten(groups: Sequence[Group]) -> list[Trajectory]:
     """All episodes of ``groups``, in order."""
     return [trajectory for group in groups for trajectory in group]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """An episode's environment and sampling settings, which suffice to judge it without that environment."""
+
+    env_id: str
+    """The environment's id."""
+    env_args: Mapping[str, object]
+    """The environment's own arguments, without the split."""
+    split: str
+    """The task's split."""
+    best_return: float
+    """Largest return that the environment's reward allows."""
+    dialect: str
+    """Name and hash of the dialect of its tool calls."""
+    temperature: float
+    """Sampling temperature."""
+    turn_tokens: int
+    """Token limit of a turn."""
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Versions of all that plays and grades it, as ``agentrl.toolenv.versions`` gives them."""
+
+
+def won(trajectory: Trajectory, best_return: float) -> bool:
+    """Return True if an episode succeeded: its return reaches ``best_return``, up to rounding."""
+    return trajectory.ret >= best_return - _ROUNDING

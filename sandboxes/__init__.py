@@ -76,29 +76,29 @@ def open_sandbox(
     limits = limits or Limits()
     if backend == "docker" or runtime is not None:
         return _docker(limits, runtime, ready, packages)
-    from agentrl.sandboxes.local import LocalSandbox
+    from agentrl.sandboxes.host.local import LocalSandbox
 
     try:
         sandbox = LocalSandbox(limits, ready=ready, packages=packages)
-    except SandboxUnavailable as obstacle:
+    except SandboxUnavailable as local:
         if backend == "local":
             raise
         try:
             return _docker(limits, None, ready, packages)
-        except SandboxUnavailable as other:
-            message = f"no sandbox can be opened here. local: {obstacle}. docker: {other}"
-            raise SandboxUnavailable(message, remedy=obstacle.remedy or other.remedy) from other
+        except SandboxUnavailable as docker:
+            message = f"no sandbox can be opened here. local: {local}. docker: {docker}"
+            raise SandboxUnavailable(message, remedy=local.remedy or docker.remedy) from docker
     return _with(sandbox, packages)
 
 
 def _docker(limits: Limits, runtime: str | None, ready: int | None, packages: Sequence[str]) -> Sandbox:
-    from agentrl.sandboxes.docker import DockerSandbox
+    from agentrl.sandboxes.docker.sandbox import DockerSandbox
 
     return _with(DockerSandbox(limits, runtime=runtime, ready=ready), packages)
 
 
 def _with(sandbox: Sandbox, packages: Sequence[str]) -> Sandbox:
-    """Give the sandbox; close it and say why where programs in it can't import these packages."""
+    """Return the sandbox; close it and say why where programs in it can't import these packages."""
     with ExitStack() as undo:
         undo.callback(sandbox.close)
         result = sandbox.run(f"import {', '.join(packages)}") if packages else Result(status="ok")

@@ -1,4 +1,4 @@
-"""What a sandbox is, whichever back end runs it: limits, results, the two abstract classes and the errors.
+"""The interface of every back end: limits, results, the two abstract classes and the errors.
 
 ::
 
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Literal, Self
 
+from agentrl.sandboxes.inside.limits import MIB, Limits
+
 Status = Literal["ok", "error", "exit", "timeout", "memory", "output_limit", "killed", "crash"]
 State = Literal["kept", "rolled_back", "lost"]
 Files = Mapping[str, str | bytes]
-
-MIB = 1 << 20
 
 
 class SandboxError(Exception):
@@ -48,54 +48,8 @@ class ForkRefused(SandboxError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one session may use; a cell that goes beyond is stopped.
-
-    Raises:
-        ValueError: A limit is not positive.
-    """
-
-    cpu_s: float = 5.0
-    """CPU seconds of one cell, of all its processes; ``run(timeout=...)`` replaces it."""
-    wall_factor: float = 3.0
-    """Wall seconds allowed for each CPU second: the backstop against sleeping and waiting. Time in which the session is
-    ready to run and gets no core does not count, until ten times as much has passed; gVisor does not tell such time
-    from the rest and counts it as CPU time even."""
-    memory_bytes: int = 512 * MIB
-    """Resident memory of all processes of a session together, and address space that one process may add [bytes]."""
-    processes: int = 48
-    """Processes and threads of a session at any instant."""
-    open_files: int = 128
-    """Descriptors of one process."""
-    file_bytes: int = 32 * MIB
-    """Largest file a program may write [bytes]."""
-    tmp_bytes: int = 64 * MIB
-    """Size of ``/tmp`` [bytes]."""
-    tmp_inodes: int = 4096
-    """Files and directories in ``/tmp``."""
-    shm_bytes: int = 16 * MIB
-    """Size of ``/dev/shm`` [bytes]."""
-    output_kept_bytes: int = 64 << 10
-    """Kept of each of stdout and stderr: the head and the tail [bytes]."""
-    output_kill_bytes: int = 16 * MIB
-    """Output of one cell after which it is stopped [bytes]."""
-    value_chars: int = 20_000
-    """Kept of the repr of the last expression [characters]."""
-    traceback_chars: int = 8_000
-    """Kept of a traceback [characters]."""
-    code_bytes: int = MIB
-    """Longest source of one cell [bytes]."""
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value: float = object.__getattribute__(self, name)
-            if not value > 0:
-                raise ValueError(f"Limits.{name} must be positive, not {value!r}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one cell."""
+    """The result of one cell."""
 
     status: Status
     """``ok``; ``error`` an exception; ``exit`` the program ended itself; ``timeout``; ``memory`` the limit or an
@@ -157,7 +111,7 @@ LATENCY_BOUNDS_S: Final = tuple(0.001 * 10 ** (step / 3) for step in range(16))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What a sandbox has done since it was opened: a copy, which stays as it is."""
+    """Counts of a sandbox since it was opened: a copy, which stays as it is."""
 
     runs: Mapping[Status, int]
     """Cells and one-shot programs that ended, by status; a status that never came is missing."""
@@ -178,7 +132,7 @@ class Counters:
         return self.faults / calls if calls else 0.0
 
     def __add__(self, other: "Counters") -> "Counters":
-        """Give what two sandboxes have done together."""
+        """Return what two sandboxes have done together."""
         latency = tuple(map(int.__add__, self.latency, other.latency))
         queue_s, runs = self.queue_s + other.queue_s, Counter(self.runs) + Counter(other.runs)
         faults, reruns = self.faults + other.faults, self.reruns + other.reruns
@@ -187,7 +141,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Whether a sandbox can run the next program."""
+    """State of a sandbox: can it run the next program?"""
 
     ok: bool
     """It is open and its processes are alive."""
@@ -202,15 +156,15 @@ class Health:
     fault_rate: float
     """``Counters.fault_rate``."""
     detail: str
-    """What is wrong, or what runs, for people to read."""
+    """The fault, or what runs, for people to read."""
 
 
 class Closing(ABC):
-    """What is closed at the end of a ``with`` statement."""
+    """Base of everything that a ``with`` statement closes."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything. Closing twice is allowed."""
+        """Release everything. Closing twice is allowed."""
 
     def __enter__(self) -> Self:
         return self
@@ -282,7 +236,7 @@ class Sandbox(Closing):
     backend: str
     """Name of the back end."""
     limits: Limits
-    """What each session may use."""
+    """Limits of each session."""
 
     @abstractmethod
     def run(
@@ -312,11 +266,11 @@ class Sandbox(Closing):
 
     @abstractmethod
     def counters(self) -> Counters:
-        """Give what this sandbox has done so far."""
+        """Return what this sandbox has done so far."""
 
     @abstractmethod
     def health(self) -> Health:
-        """Say whether this sandbox works, without running a program and without waiting."""
+        """Return whether this sandbox works, without running a program and without waiting."""
 
     @abstractmethod
     def close(self) -> None:

@@ -8,7 +8,6 @@ Legend: K tasks, N rows of a group, S sampled tokens, D width of the projection,
 """
 
 import argparse
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,15 +25,15 @@ from agentrl.algos.ratios import behaviour_weights
 from agentrl.algos.rows import Rows
 from agentrl.batch import Batch, whole
 from agentrl.config import Config
-from agentrl.diagnostics import effective_sample_size
-from agentrl.display import Display
 from agentrl.errors import TrajectoryError, UsageError
-from agentrl.policy import load_model, score
-from agentrl.records import read_episodes
-from agentrl.runfolder import checkpoints, read_config
+from agentrl.models.load import load_model
+from agentrl.runs.folder import checkpoints, read_config
+from agentrl.runs.progress import Display
+from agentrl.runs.records import read_episodes
+from agentrl.runs.report.text import brief
+from agentrl.train.diagnostics import effective_sample_size
+from agentrl.train.score import score
 from agentrl.types import Group, Trajectory
-from agentrl.viewer.axes import Frame, ticks
-from agentrl.viewer.text import brief, escape
 
 EXAMPLES = """examples:
   estimator_report.py runs/first                          the first recorded step whose weights were kept
@@ -46,16 +45,15 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     **{name: (name, {}) for name in algos.ADVANTAGES},
     "otb instantaneous": ("otb", {"energy_kind": "instantaneous"}),
     "otb carry": ("otb", {"tail": "carry"}),
-    "no baseline": ("group_mean", {}),
 }
-"""Every estimator of the table, two variants, and the plain return (a group of one has no baseline)."""
+"""Every estimator of the table, and two variants."""
 REFERENCE = "otb_loo"
 """Unbiased, and less noisy than ``rloo`` where energies differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """Episodes, and what is known of each of their sampled tokens."""
+    """Episodes, with energy, weight and gradient of each of their sampled tokens."""
 
     batch: Batch
     """The rows of K tasks, whole groups together."""
@@ -81,7 +79,7 @@ class Products:
     """Of that gradient with itself [K, K]."""
 
     def measures(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Value and standard error of each measure, 2 × [E]; the batch's gradient is the mean over its K tasks.
+        """Compute value and standard error of each measure, 2 × [E]; the batch's gradient is the mean over K tasks.
 
         ``variance`` E‖g − Eg‖² between groups; ``norm`` of a group's gradient; ``halves`` the cosine between the two
         groups' gradients, which is signal / (signal + variance); ``reference`` the cosine to the leave-one-out one.
@@ -97,9 +95,10 @@ class Products:
 
 
 class Projection:
-    """Gradients onto few coordinates that keep inner products, off by about √(2/D): every parameter is added to one.
+    """A random projection of gradients onto D coordinates that keeps inner products, off by about √(2/D).
 
-    Which one, and with which sign, is random (a count sketch). A model of no more than D parameters is kept as it is.
+    A count sketch: each parameter is added to a random coordinate with a random sign. A model of at most D parameters
+    is not projected.
     """
 
     def __init__(self, parameters: Sequence[Tensor], width: int, seed: int) -> None:
@@ -117,13 +116,11 @@ class Projection:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table and draw the picture."""
+    """Print the table."""
     arguments = _arguments(argv)
     display = Display()
     torch.set_num_threads(arguments.threads)
     try:
-        if not arguments.picture.parent.is_dir():
-            raise UsageError(f"the picture can't be written to {str(arguments.picture)!r}: make its folder first")
         config = read_config(arguments.run)
         file = arguments.episodes or _episodes_file(arguments.run, arguments.step)
         groups = _groups(file, arguments)
@@ -135,8 +132,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     products = compare(recorded, arguments, display)
     ranked = sorted(zip(ESTIMATORS, *_columns(products), strict=True), key=lambda row: -row[3][0])
     print(f"{_about(recorded, file, weights, arguments)}\n\n{table(ranked)}")
-    arguments.picture.write_text(picture(ranked), encoding="utf-8")
-    display.say(f"picture: {arguments.picture.resolve()}")
     return 0
 
 
@@ -189,12 +184,12 @@ def compare(recorded: Recorded, arguments: argparse.Namespace, display: Display)
 
 
 def gradients_of(recorded: Recorded, rows: Tensor, estimators: Sequence[str], aggregate: str) -> Tensor:
-    """Each task's gradient from some of its rows, by each estimator [E, K, D], float64."""
+    """Compute each task's gradient from some of its rows, by each estimator [E, K, D], float64."""
     batch = recorded.batch.split(len(recorded.batch.tokens), rows.sort().values.tolist())[0]
     layout = Rows.of(batch.starts, batch.rewards)
     tasks = int(recorded.batch.group.max()) + 1
     group = batch.group[layout.row]
-    # A row's share of its task's mean is that of the batch's mean, with its task's rows in place of all.
+    # coefficients divides by the rows of the batch; each task's mean divides by the rows of the task.
     share = coefficients(aggregate, layout, None) * len(batch) / batch.group.bincount()[group]
     share *= recorded.weights[batch.index]
     credit = torch.stack([_advantages(recorded, batch, name) * share for name in estimators])
@@ -206,46 +201,13 @@ def gradients_of(recorded: Recorded, rows: Tensor, estimators: Sequence[str], ag
 
 
 def table(ranked: Sequence[tuple[str, ...]]) -> str:
-    """The estimators in Markdown, the one whose gradients repeat best first."""
+    """Tabulate the estimators in Markdown, the one whose gradients repeat best first."""
     head = "| estimator | variance | norm | cosine of two groups | cosine to leave-one-out |\n|---|---|---|---|---|\n"
     return head + "\n".join(
         f"| {name} | "
         + " | ".join(f"{brief(value)} ± {brief(float(f'{error:.2g}'))}" for value, error in columns)
         + " |"
         for name, *columns in ranked
-    )
-
-
-def picture(ranked: Sequence[tuple[str, ...]]) -> str:
-    """The cosine between two groups' gradients with its 95% interval, an SVG."""
-    shown = [(name, value, 1.96 * error) for name, _, _, (value, error), _ in ranked if math.isfinite(value + error)]
-    low = min([0.0, *(value - reach for _, value, reach in shown)])
-    high = max([0.1, *(value + reach for _, value, reach in shown)])
-    frame = Frame(
-        width=640,
-        height=70 + 26 * len(shown),
-        margin=(34, 20, 30, 150),
-        steps=(low, high),
-        values=(len(shown) - 0.5, -0.5),
-    )
-    top, bottom = frame.y(-0.5), frame.y(len(shown) - 0.5)
-    body = '<text x="12" y="20" class="title">How well a gradient repeats on other episodes of the same tasks</text>'
-    for at in ticks(low, high, 6):
-        x = frame.x(at)
-        body += f'<path class="grid" d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>'
-        body += f'<text class="tick" x="{x:.1f}" y="{bottom + 16:.1f}">{escape(brief(at))}</text>'
-    for place, (name, value, reach) in enumerate(shown):
-        y = frame.y(place)
-        body += f'<text class="name" x="{frame.x(low) - 8:.1f}" y="{y + 4:.1f}">{escape(name)}</text>'
-        body += f'<path class="reach" d="{frame.path([(value - reach, place), (value + reach, place)])}"/>'
-        body += f'<circle cx="{frame.x(value):.1f}" cy="{y:.1f}" r="4"><title>{escape(brief(value))}</title></circle>'
-    style = (
-        "svg{background:#fff;font:13px sans-serif}.title{font-weight:600}.grid{stroke:#dfe1e6}.tick{text-anchor:middle}"
-        ".name{text-anchor:end}.reach{stroke:#1f5fbf;stroke-width:3;opacity:.45}circle{fill:#1f5fbf}text{fill:#1c2230}"
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {frame.width:g} {frame.height:g}" role="img" '
-        f'aria-label="cosine of two groups by estimator"><style>{style}</style>{body}</svg>\n'
     )
 
 
@@ -269,7 +231,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="of draws and projection (default 0)")
     parser.add_argument("--threads", type=_count, default=1, help="threads of PyTorch (default 1)")
-    parser.add_argument("--picture", type=Path, default=Path("estimators.svg"), help="where to draw (estimators.svg)")
     return parser.parse_args(argv)
 
 
@@ -280,7 +241,7 @@ def _count(text: str) -> int:
 
 
 def _episodes_file(run: Path, step: int | None) -> Path:
-    """The file of a step; by default of the first whose weights were kept, or else of the first."""
+    """Find the file of a step; by default of the first whose weights were kept, or else of the first."""
     files = sorted((run / "episodes").glob("step-*.jsonl.zst"))
     steps = {int(file.name.removeprefix("step-").removesuffix(".jsonl.zst")): file for file in files}
     if not steps:
@@ -294,7 +255,7 @@ def _episodes_file(run: Path, step: int | None) -> Path:
 
 
 def _groups(file: Path, arguments: argparse.Namespace) -> list[Group]:
-    """The episodes by task; tasks with fewer than two groups' worth of them are left out."""
+    """Group the episodes by task; tasks with too few for two groups are left out."""
     if not file.is_file():
         raise UsageError(f"there is no file of episodes at {str(file)!r}")
     tasks: dict[str, list[Trajectory]] = {}
@@ -312,8 +273,9 @@ def _groups(file: Path, arguments: argparse.Namespace) -> list[Group]:
 
 
 def _checkpoint(run: Path, groups: Sequence[Group]) -> Path:
-    """The weights that played the episodes, or the nearest before them."""
-    played = max(part.version or 0 for group in groups for one in group for part in one.sampled)
+    """Find the weights that played the episodes, or the nearest before them."""
+    turns = [part for group in groups for one in group for part in one.sampled]
+    played = max(version for part in turns for version in part.versions)
     before = [path for path in checkpoints(run) if _step_of(path) <= played]
     if not before:
         raise UsageError(f"the run {str(run)!r} has kept no weights up to step {played}: name some with --checkpoint")
@@ -325,7 +287,7 @@ def _step_of(checkpoint: Path) -> int:
 
 
 def _drawn(group: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Two groups of ``size`` rows of every task that share none, and the rows that are left."""
+    """Draw two disjoint groups of ``size`` rows of every task, and return them and the remaining rows."""
     parts: tuple[list[Tensor], ...] = ([], [], [])
     for task in range(int(group.max()) + 1):
         rows = torch.nonzero(group == task)[:, 0]
@@ -337,19 +299,19 @@ def _drawn(group: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor
 
 def _advantages(recorded: Recorded, batch: Batch, estimator: str) -> Tensor:
     name, options = ESTIMATORS[estimator]
-    group = torch.arange(len(batch)) if estimator == "no baseline" else batch.group
     energy = recorded.energy[batch.index]
-    return algos.advantage(name, batch.rewards, energy, batch.starts, group, **options)
+    return algos.advantage(name, batch.rewards, energy, batch.starts, batch.group, **options)
 
 
 def _without_each(products: Tensor) -> Tensor:
-    """The sum of all products [..., K, K], and that without each task, [..., 1 + K]."""
+    """Sum all products [..., K, K], and those without each task in turn, [..., 1 + K]."""
     total = products.sum((-2, -1))[..., None]
+    # Inclusion and exclusion: the diagonal is in the row's sum and in the column's.
     return torch.cat([total, total - products.sum(-1) - products.sum(-2) + products.diagonal(dim1=-2, dim2=-1)], dim=-1)
 
 
 def _jackknife(left_out: Tensor) -> Tensor:
-    """Standard error from the values without each task [E, K]."""
+    """Compute the standard error from the values without each task [E, K]."""
     count = left_out.shape[1]
     return ((left_out - left_out.mean(1, keepdim=True)).square().sum(1) * (count - 1) / count).sqrt()
 

@@ -1,9 +1,9 @@
-# What the scripts share: find Python, make the virtual environment, install agentrl into it. To be sourced by bash.
+# Shared by the scripts: find Python, make the virtual environment, install agentrl into it. To be sourced by bash.
 
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 VENV="${AGENTRL_VENV:-$ROOT/.venv}"
 unset AGENTRL_VENV # what is started from here may have an environment of its own
-# There while pip is at work: a run that finds it knows that the last one was interrupted.
+# Exists while pip runs: a run that finds it knows that the last one was interrupted.
 INSTALLING="$VENV/.agentrl-installing"
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
@@ -17,7 +17,7 @@ die() {
 find_python() {
   local candidate path
   for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.12 python3.13 python3; do
-    # A version manager's stand-in exists for versions that are not switched on: only running it tells.
+    # A version manager has a shim even for versions that are not enabled: only running it tells.
     path=$("$candidate" -c 'import sys; print(sys.executable if sys.version_info >= (3, 11) else "")' 2>/dev/null) || continue
     [[ -n $path ]] || continue
     "$path" -c 'import ensurepip, venv' 2>/dev/null ||
@@ -28,17 +28,17 @@ find_python() {
   die "agentrl needs Python 3.11 or newer, and none was found; install it with: apt-get install python3 python3-venv"
 }
 
-# What an installation depends on: the two files, and where the repository lies (installed scripts name that path).
+# Hash what an installation depends on: the two files, and the repository's path (installed scripts name it).
 fingerprint() {
   { cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" && printf '%s\n' "$ROOT"; } | sha256sum | cut -d ' ' -f 1
 }
 
-# Succeed when .venv can be built upon: made here, by a Python that still works, with no installation cut off halfway,
-# and with the packages in place that its stamps speak of.
+# Succeed when .venv can be reused: made here, by a Python that still works, with no interrupted installation, and with
+# the packages that its stamps name.
 sound() {
   local stamp python="$VENV/bin/python"
   [[ ! -e $INSTALLING ]] || return 1
-  # Its answer counts, not its exit status: a file cut short to nothing exits with 0.
+  # Its output counts, not its exit status: a truncated, empty file exits with 0.
   [[ $("$python" -c 'import sys; print(sys.version_info >= (3, 11) and sys.prefix)') == "$VENV" ]] || return 1
   # A folder that was moved keeps the old path in its scripts.
   grep -qF "$VENV/bin/" "$VENV/bin/pip" && "$python" -m pip --version || return 1

@@ -45,8 +45,8 @@ def play(tests: Sequence[str], mutant: Mutation | None = None) -> str:
     """Run tests in a copy of the repository, broken or as it is.
 
     Args:
-        tests: what pytest is to run; it stops at the first failure.
-        mutant: what to break first.
+        tests: pytest's arguments; it stops at the first failure.
+        mutant: the mutation to apply first.
 
     Returns:
         The first test that failed; empty where all passed.

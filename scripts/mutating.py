@@ -1,4 +1,4 @@
-"""What the scripts share that break the code on purpose: one change at a time, and who notices it."""
+"""Shared by the mutation scripts: apply one change to the code at a time, and report who notices it."""
 
 import argparse
 import time
@@ -15,27 +15,27 @@ class Patch:
     file: str
     """Path within the tree that is changed."""
     old: str
-    """What is there, exactly once."""
+    """The text to replace, which must occur exactly once."""
     new: str
-    """What takes its place."""
+    """Its replacement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """One thing that is right, and how to make it wrong."""
+    """A change that breaks one property of the code."""
 
     name: str
     """Short name."""
     defence: str
-    """What is removed or made wrong, in words."""
+    """The property that it breaks, in words."""
     watch: tuple[str, ...]
     """Cases or tests that should notice."""
     patches: tuple[Patch, ...]
-    """How it is done."""
+    """The replacements that make it."""
     covered_by: str = ""
-    """What else stands in, where nobody can notice."""
+    """The other defence that makes it unnoticeable, if there is one."""
     root: bool = False
-    """It makes a difference only where real root is at work."""
+    """True if it makes a difference only under real root."""
 
 
 class Misfit(Exception):
@@ -57,7 +57,7 @@ def apply(mutation: Mutation, tree: Path) -> None:
 
 
 def command_line(doc: str, examples: str) -> argparse.ArgumentParser:
-    """The options that both scripts have."""
+    """Make a parser with the options that both scripts have."""
     parser = argparse.ArgumentParser(
         description=doc, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -76,11 +76,11 @@ def run(
     """Make the chosen mutations one by one and print who noticed.
 
     Args:
-        arguments: what ``command_line`` read.
+        arguments: the parsed command line.
         mutations: those to choose from.
-        baseline: runs what watches them without any mutation; what fails, and how.
-        attempt: makes one, and says whether it is accounted for and by what.
-        verdict: what the last line says of those that are.
+        baseline: runs the watchers of mutations without any mutation; returns those that fail, and how.
+        attempt: makes one; returns True if it is accounted for, and by what.
+        verdict: the last line's words for those that are.
 
     Returns:
         0 all are accounted for; 1 one is not; 2 the runs mean nothing.

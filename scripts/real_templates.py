@@ -22,13 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from real_templates_fetch import Row, Shelf, Unreachable
+from real_templates_fetch import Shelf, TemplateRow, Unreachable
 from real_templates_play import Kind, Player, Verdict
 from real_templates_talk import CONVERSATIONS, Library, search
 
 from agentrl import check_env
-from agentrl.dialects import get_dialect, resolve_dialect
 from agentrl.errors import ConfigError, RenderError
+from agentrl.render.renderer import load_tokenizer
+from agentrl.toolenv.dialects import get_dialect, resolve_dialect
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "templates.md"
@@ -80,31 +81,31 @@ a model samples its turns, and only `agentrl`'s scripted ones are written by the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was seen of one template."""
+    """The results for one template."""
 
     name: str
     vocabulary: str
     lent: bool
-    """Whether the vocabulary is another model's."""
+    """True if the vocabulary is another model's."""
     native: str = ""
     """The form of its calls."""
     verdicts: Mapping[str, Sequence[Verdict]]
-    """By dialect, of those that are accepted."""
+    """The verdicts by dialect, for accepted dialects."""
     refused: Mapping[str, str]
     """The reason, by dialect."""
     findings: str = ""
     """The checker's codes."""
     why: str = ""
-    """Our words for what is kept or apart."""
+    """Our explanation of what is kept or apart."""
 
     @property
     def unexplained(self) -> bool:
-        """Whether a conversation differs, or is kept or apart without a word, or there is a word for none."""
+        """True if a conversation differs, or is kept or apart without an explanation, or one explains nothing."""
         kinds = {verdict.kind for verdicts in self.verdicts.values() for verdict in verdicts}
         return "differs" in kinds or bool(self.why) != bool(kinds & {"kept", "apart"})
 
     def row(self) -> str:
-        """A row of the table."""
+        """Format a row of the table."""
         accepted = "yes" if not self.refused else f"{' and '.join(self.verdicts)} only" if self.verdicts else "no"
         counts = [Counter(verdict.kind for verdict in verdicts) for verdicts in self.verdicts.values()]
         cells = [" + ".join(str(count[kind]) for count in counts) for kind in KINDS[:4]]
@@ -113,7 +114,7 @@ class Seen:
         return f"| {' | '.join([self.name, vocabulary, accepted, self.native, *cells, self.findings])} |\n"
 
     def notes(self) -> Iterator[str]:
-        """Why it is refused, and why conversations are not exact."""
+        """Yield why it is refused, and why conversations are not exact."""
         for dialect, reason in self.refused.items():
             yield f"refused with {dialect}: {_code(reason, 400)}"
         if self.why:
@@ -137,7 +138,7 @@ class Seen:
 
 
 SHOWN = 3
-"""Differences that a note lists: the shortest ones say what there is, and longer ones hold the same."""
+"""Most differences that a note lists: the longer ones contain the shortest."""
 
 
 def _arrow(pair: tuple[str, str]) -> str:
@@ -150,8 +151,8 @@ def _code(text: str, length: int) -> str:
     return f"`{shown if len(shown) <= length else shown[: length - 1] + '…'}`"
 
 
-def look(name: str, row: Row, shelf: Shelf, loaded: Any) -> Seen:
-    """Try one template; the loaded tokenizer is changed."""
+def look(name: str, row: TemplateRow, shelf: Shelf, loaded: Any) -> Seen:
+    """Try one template; modifies the loaded tokenizer."""
     tokenizer, lent = shelf.dressed(loaded, row)
     dialects = ["fence"]
     with contextlib.suppress(ConfigError):
@@ -180,30 +181,30 @@ def look(name: str, row: Row, shelf: Shelf, loaded: Any) -> Seen:
     )
 
 
-def look_at_all(rows: Mapping[str, Row], shelf: Shelf, processes: int) -> Iterator[Seen]:
+def look_at_all(rows: Mapping[str, TemplateRow], shelf: Shelf) -> Iterator[Seen]:
     """Try the templates, in the order of their vocabularies.
 
-    A vocabulary is read once, and each template has a process that inherits it and may change it.
+    A vocabulary is loaded once, and each template has a process that inherits it and may change it.
     """
     context = multiprocessing.get_context("fork")
     for vocabulary in dict.fromkeys(row.vocabulary for row in rows.values()):
-        _LOADED[vocabulary] = shelf.load(vocabulary)
+        _LOADED[vocabulary] = load_tokenizer(shelf.found[vocabulary])
         names = [name for name, row in rows.items() if row.vocabulary == vocabulary]
-        with context.Pool(processes, maxtasksperchild=1) as pool:
+        with context.Pool(maxtasksperchild=1) as pool:
             yield from pool.imap(partial(_look_in_a_process, rows=rows, shelf=shelf), names, chunksize=1)
         _LOADED.clear()
 
 
 _LOADED: dict[str, Any] = {}
-"""The vocabulary that the processes inherit: it is large, and would take as long to send as to read."""
+"""The vocabulary that forked processes inherit: it is large, and would take as long to send as to load."""
 
 
-def _look_in_a_process(name: str, rows: Mapping[str, Row], shelf: Shelf) -> Seen:
+def _look_in_a_process(name: str, rows: Mapping[str, TemplateRow], shelf: Shelf) -> Seen:
     return look(name, rows[name], shelf, _LOADED[rows[name].vocabulary])
 
 
 def page(seen: Sequence[Seen], packages: Mapping[str, str]) -> str:
-    """The page about what was seen."""
+    """Write the page of results."""
     native = sum(any(played.calls for played in conversation.rounds) for conversation in CONVERSATIONS)
     head = HEAD.format(
         npm=packages["npm"], llama=packages["llama-cpp-python"], count=len(CONVERSATIONS), native=native, line=LINE
@@ -212,10 +213,10 @@ def page(seen: Sequence[Seen], packages: Mapping[str, str]) -> str:
     return head + "".join(one.row() for one in seen) + NOTES + "".join(notes)
 
 
-def load() -> tuple[dict[str, Row], Mapping[str, Any]]:
-    """The rows of the list, and all of it."""
+def load() -> tuple[dict[str, TemplateRow], Mapping[str, Any]]:
+    """Load the table's rows, and the whole table."""
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    return {name: Row(**row) for name, row in table["templates"].items()}, table
+    return {name: TemplateRow(**row) for name, row in table["templates"].items()}, table
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -227,12 +228,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="try these only, and print what is seen")
     cache = ROOT / "build" / "templates"
     parser.add_argument("--cache", type=Path, default=cache, help="where the packages are kept (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="at once (default: %(default)s)")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try the templates; returns the exit status."""
+    """Try the templates; return the exit status."""
     arguments = parse(argv)
     rows, table = load()
     if arguments.only:
@@ -244,10 +244,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted = os.environ.get("AGENTRL_CI") == "1"
         _say(f"{error}: {'no template was tried' if wanted else 'skipped, because this needs a network'}")
         return 2 if wanted else 0
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads of a process do not live on in those that it forks
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process's threads do not exist in its forks
     reasons = {name: reason["why"] for reason in table["reasons"] for name in reason["templates"]}
     seen: dict[str, Seen] = {}
-    for one in look_at_all(rows, shelf, arguments.processes):
+    for one in look_at_all(rows, shelf):
         seen[one.name] = replace(one, why=reasons.get(one.name, ""))
         _say(one.row().strip())
     text = page([seen[name] for name in rows], table["packages"])
@@ -258,7 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def settle(text: str, seen: Sequence[Seen], *, write: bool) -> int:
-    """Write the page, or compare it; returns the exit status."""
+    """Write the page, or compare it; return the exit status."""
     lost = [one.name for one in seen if one.unexplained]
     for name in lost:
         _say(

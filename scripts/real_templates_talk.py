@@ -1,13 +1,13 @@
-"""What is said to a chat template: conversations with a library's search tool, and an environment that has it."""
+"""The conversations that chat templates are tried with: a library's search tool, and an environment that has it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentrl.env import Episode, ToolEnv
-from agentrl.grading import last_boxed
-from agentrl.tasks import GeneratedTasks, TaskSet
-from agentrl.tools import tool
+from agentrl.grading.numbers import last_boxed
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tasks import GeneratedTasks, TaskSet
+from agentrl.toolenv.tools.function import tool
 from agentrl.types import Message, Task
 
 Call = tuple[str, Mapping[str, object]]
@@ -25,14 +25,14 @@ def search(query: str, limit: int = 5) -> str:
 
 
 class Library(ToolEnv):
-    """Find a book: what the checker plays with each tokenizer."""
+    """Find a book; the checker plays this with each tokenizer."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.tools = (search,)
 
     def tasks(self, split: str) -> TaskSet:
-        """Books by number."""
+        """Return books by number."""
         start = {"train": 12345, "test": 67891}[split]
         return GeneratedTasks(
             split, lambda i: Task(id="", prompt=f"Which book has the number {start + i}?", answer=f"{start + i}"[::-1])
@@ -43,38 +43,38 @@ class Library(ToolEnv):
         return [self.dialect.render("search", {"query": task.prompt, "limit": 1}), rf"\boxed{{{task.answer}}}"]
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
-        """Whether the answer in the box is right."""
+        """Return 1 for the right answer in the box, else 0."""
         return {"correct": float(last_boxed(episode.final) == episode.task.answer)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """A turn of the assistant's, and what answers it."""
+    """A turn of the assistant's, and the messages that answer it."""
 
     said: str = ""
-    """What it says."""
+    """The turn's text."""
     thought: str = ""
-    """What it thinks before."""
+    """The thoughts before it."""
     calls: Sequence[Call] = ()
     """The tools that it calls."""
     answers: Sequence[Message] = ()
-    """What the environment says."""
+    """The environment's messages."""
 
     @property
     def answered_by(self) -> Literal["user", "tool"]:
-        """Who speaks first after the turn."""
+        """The role of the first message after the turn."""
         return "tool" if self.answers[0]["role"] == "tool" else "user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What is played; no content is part of another one that comes before it, so that each is found if it is there."""
+    """A conversation to render; no content is part of an earlier one, so that each is found if it is there."""
 
     name: str
     opening: Sequence[Message]
-    """Up to where the assistant speaks first."""
+    """The messages before the assistant's first turn."""
     rounds: Sequence[Round]
-    """What follows."""
+    """The turns, with their answers."""
 
 
 def _system(content: str) -> Message:

@@ -19,9 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutating import Misfit, Mutation, Patch, apply, command_line, run
-
-__all__ = ["Misfit", "Mutation", "Patch", "Seen", "apply", "judge", "load", "main", "play"]
+from mutating import Mutation, Patch, apply, command_line, run
 
 PACKAGE = Path(__file__).resolve().parents[1] / "agentrl" / "sandboxes"
 TABLE = Path(__file__).with_suffix(".toml")
@@ -35,6 +33,7 @@ examples:
 """
 # A variable that must not reach a program; the cases compare the host's environment with the program's.
 CANARY = {"AGENTRL_CANARY": "a variable of the host"}
+# A stub in place of agentrl: the copy holds only the sandboxes, and the real package must not supply them.
 WORKER = """
 import json, sys, types
 package = types.ModuleType("agentrl")
@@ -61,7 +60,7 @@ with sandbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the cases made of a copy."""
+    """The cases' outcomes on a copy."""
 
     noticed: dict[str, str]
     """Name of each case that failed, and what it saw."""
@@ -69,10 +68,10 @@ class Seen:
     """Cases that passed."""
 
 
-def load(table: Path = TABLE) -> tuple[Mutation, ...]:
+def load() -> tuple[Mutation, ...]:
     """Read the mutations."""
     mutations: list[Mutation] = []
-    for row in tomllib.loads(table.read_text(encoding="utf-8"))["mutation"]:
+    for row in tomllib.loads(TABLE.read_text(encoding="utf-8"))["mutation"]:
         patches = tuple(Patch(**patch) for patch in row.pop("patch"))
         mutations.append(Mutation(watch=tuple(row.pop("watch")), patches=patches, **row))
     return tuple(mutations)
@@ -83,7 +82,7 @@ def play(watch: Sequence[str] | None, mutation: Mutation | None = None) -> Seen:
 
     Args:
         watch: Patterns of cases; ``None`` for every case whose program is bounded.
-        mutation: What to remove first.
+        mutation: The mutation to apply first.
 
     Raises:
         Misfit: The mutation does not fit the code.
@@ -123,7 +122,7 @@ def _listen(command: list[str], everything: bool) -> Seen:
 
 
 def judge(mutation: Mutation, seen: Seen) -> tuple[bool, str]:
-    """Say whether a defence is accounted for, and by what."""
+    """Return True if a defence is accounted for, and by what."""
     if seen.noticed:
         return True, ", ".join(sorted(seen.noticed))
     if mutation.covered_by:

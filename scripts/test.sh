@@ -12,7 +12,7 @@ For example:
 
   scripts/test.sh                          everything that this machine can run
   scripts/test.sh -m "not slow"            without what takes more than ten seconds
-  scripts/test.sh -n 0 tests/test_env.py   one file, in one process: options like --pdb and -s need that
+  scripts/test.sh -n 0 tests/toolenv/test_base.py   one file, in one process: options like --pdb and -s need that
 
 With AGENTRL_CI=1 a test that would be skipped fails.
 

@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -65,6 +66,24 @@ def require() -> Callable[[bool, str], None]:
     return check
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def clean_registry() -> Iterator[None]:
+    """Gymnasium's registry, which is as it was when the test ends."""
+    import gymnasium
+
+    before = dict(gymnasium.registry)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
+
+
 def fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:
     """Turn a skip into a failure, so that CI can't pass by missing a piece."""
     # An expected failure is reported as skipped too; it ran, so it may stay.
@@ -110,7 +129,7 @@ def sandbox() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """The tiny tokenizer, trained on next to nothing: nearly every byte is a token."""
-    from agentrl.tiny import make_tokenizer
+    from agentrl.models.tiny import make_tokenizer
 
     opening = "system\nuser\nassistant\ntool\nTo use python, write\n```python\ncode\n```"
     return make_tokenizer([opening, "What is 12 + 30?", "```python\nprint(12 + 30)\n```"] * 4, vocab_size=300)
@@ -132,7 +151,7 @@ def model(tokenizer: Any) -> Any:
     """A tiny model whose next token depends on all that came before; tests that change it take a copy."""
     import torch
 
-    from agentrl.tiny import make_model
+    from agentrl.models.tiny import make_model
 
     made = make_model(tokenizer, hidden=32, layers=2, heads=4, seed=0)
     with torch.no_grad():

@@ -40,7 +40,6 @@ def test_the_worked_example() -> None:
         "starts": [0, 3, 4],
         "group": [0, 1],
         "rewards": [0.0, 0.25, 1.0, -1.0],
-        "row": [0, 1],
         "index": [0, 1, 2, 3],
     }
     assert {name: getattr(batch, name).tolist() for name in expected} == expected
@@ -125,10 +124,9 @@ def test_packs_hold_every_row_as_a_slow_reference_has_it(groups: list[Group], sp
 def test_packs_in_a_row_are_the_whole(groups: list[Group]) -> None:
     batch = whole(groups)
     packs = batch.split(max(batch.row_starts.diff().tolist()))
-    for name in ("tokens", "positions", "group", "rewards", "sampler_logp", "row", "index"):
+    for name in ("tokens", "positions", "group", "rewards", "sampler_logp", "index"):
         assert torch.equal(torch.cat([getattr(pack, name) for pack in packs]), getattr(batch, name))
     assert batch.index.tolist() == list(range(int(batch.starts[-1])))
-    assert batch.row.tolist() == list(range(len(batch)))
     assert [t.dtype for t in (batch.tokens, batch.sampled, batch.rewards, batch.sampler_logp)] == [
         *[torch.int64] * 2,
         *[torch.float32] * 2,
@@ -142,12 +140,43 @@ def test_picked_rows_know_where_they_came_from(groups: list[Group], data: st.Dat
     packs = batch.split(int(batch.row_starts[-1]), rows)
     reference = slowly(groups)
     assert [row for pack in packs for row in read_back(pack)] == [reference[row] for row in rows]
-    assert [int(row) for pack in packs for row in pack.row] == rows
     for pack in packs:
         assert torch.equal(batch.tokens[batch.sampled][pack.index], pack.tokens[pack.sampled])
         assert torch.equal(batch.sampler_logp[pack.index], pack.sampler_logp)
         again = pack.split(int(batch.row_starts[-1]), range(len(pack))[::-1])
-        assert [int(i) for part in again for i in part.row] == [int(row) for row in pack.row.flip(0)]
+        assert [row for part in again for row in read_back(part)] == read_back(pack)[::-1]
+
+
+@given(ragged_groups(), st.integers(0, 60), st.randoms())
+def test_balanced_packs_hold_every_row_once(groups: list[Group], spare: int, shuffle: Any) -> None:
+    batch = whole(groups)
+    lengths, most = batch.row_starts.diff().tolist(), int(batch.row_starts.diff().max()) + spare
+    rows = list(range(len(batch)))
+    shuffle.shuffle(rows)
+    reference, packs = slowly(groups), batch.balanced(most, rows)
+    assert sorted(str(row) for pack in packs for row in read_back(pack)) == sorted(map(str, reference))
+    for pack in packs:
+        assert 0 < len(pack.tokens) <= most
+        assert torch.equal(batch.tokens[batch.sampled][pack.index], pack.tokens[pack.sampled])
+    whole_groups = [number for number in set(batch.group.tolist())
+                    if sum(lengths[row] for row in rows if batch.group[row] == number) <= most]  # fmt: skip
+    assert all(sum(number in pack.group.tolist() for pack in packs) == 1 for number in whole_groups)
+    (together,) = batch.balanced(sum(lengths), rows)
+    assert read_back(together) == [reference[row] for row in rows], "one pack keeps the order"
+
+
+def test_balanced_packs_cost_alike() -> None:
+    """Squares 81, 49, 49, 36, 36: the two dearest apart, and each later one where less is."""
+    groups = [
+        Group((episode(Segment("prompt", (1,) * (length - 1)), policy(5), rewards=(1.0,), task=str(length + i)),))
+        for i, length in enumerate((6, 7, 9, 7, 6))
+    ]
+    batch = whole(groups)
+    packs = [pack.row_starts.diff().tolist() for pack in batch.balanced(22, range(5))]
+    assert packs == [[6, 9], [7, 7, 6]], "117 against 134"
+    assert [len(pack) for pack in batch.balanced(9, range(5))] == [1] * 5
+    with pytest.raises(TrajectoryError, match="an episode of 9 tokens does not fit"):
+        batch.balanced(8, range(5))
 
 
 def test_rows_without_a_sampled_token_take_up_no_sampled_place() -> None:

@@ -1,14 +1,13 @@
-"""The benchmarks run: their help, and our side of a small one; nothing is timed and nothing is installed."""
+"""The benchmarks run: their help, and a small one of each; nothing is timed."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from agentrl.sandboxes import SandboxUnavailable, open_sandbox
+from agentrl.sandboxes import Sandbox
 
 FOLDER = Path(__file__).resolve().parents[1] / "scripts" / "benchmarks"
 
@@ -17,21 +16,14 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd="/")
 
 
-def test_help_shows_examples() -> None:
-    shown = run(FOLDER / "end_to_end.py", "--help")
-    assert shown.returncode == 0
-    assert "examples:" in shown.stdout and "--quick --without-trl" in shown.stdout
-
-
-def test_help_of_the_sandboxes_shows_examples() -> None:
-    shown = run(FOLDER / "sandboxes.py", "--help")
-    assert shown.returncode == 0 and "examples:\n  sandboxes.py" in shown.stdout
+@pytest.mark.parametrize("name", ["sandboxes.py", "head.py"])
+def test_help_shows_examples(name: str) -> None:
+    shown = run(FOLDER / name, "--help")
+    assert shown.returncode == 0 and f"examples:\n  {name}" in shown.stdout
 
 
 @pytest.mark.slow
-def test_sandboxes_are_measured(tmp_path: Path) -> None:
-    if not can_open("local"):
-        pytest.skip("the local sandbox can't run here")
+def test_sandboxes_are_measured(sandbox: Sandbox, tmp_path: Path) -> None:
     numbers = tmp_path / "new" / "sandboxes.json"
     shown = run(FOLDER / "sandboxes.py", "--quick", "--only", "local", "--json", numbers)
     assert shown.returncode == 0, shown.stderr
@@ -41,20 +33,6 @@ def test_sandboxes_are_measured(tmp_path: Path) -> None:
     assert len(found["seconds"]["local: warm cell"]) == 30 and found["seconds"]["python3 -c pass"]
     names = {one["name"] for one in found["measures"]}
     assert {"local: warm cells", "local: fresh one-shots", "local: next cell after fork bomb"} <= names
-
-
-def can_open(backend: Literal["local", "docker"]) -> bool:
-    """Whether the back end can be opened."""
-    try:
-        open_sandbox(backend).close()
-    except SandboxUnavailable:
-        return False
-    return True
-
-
-def test_help_of_the_head_shows_examples() -> None:
-    shown = run(FOLDER / "head.py", "--help")
-    assert shown.returncode == 0 and "examples:\n  head.py" in shown.stdout
 
 
 def test_the_head_is_measured(tmp_path: Path) -> None:
@@ -69,21 +47,30 @@ def test_the_head_is_measured(tmp_path: Path) -> None:
     assert all(f"| {one['name']} | {one['value']} |" in shown.stdout for one in promised)
 
 
-@pytest.mark.slow
-def test_our_side_of_end_to_end_runs(tmp_path: Path) -> None:
-    numbers = tmp_path / "new" / "numbers.json"
-    shown = run(FOLDER / "end_to_end.py", "--quick", "--without-trl", "--threads", "1", "--json", numbers)
+def test_long_rows_are_measured() -> None:
+    shown = run(
+        FOLDER / "long_context.py", "--tokens", "128", "1100", "--layers", "1", "--hidden", "16", "--heads", "2"
+    )
     assert shown.returncode == 0, shown.stderr
-    assert "| ragged | ours | 2 |" in shown.stdout and "| fixed | ours | generate |" in shown.stdout
-    steps = {name: played["ours"] for name, played in json.loads(numbers.read_text())["steps"].items()}
-    assert {length for step in steps["fixed"] for length in step["lengths"]} == {16}
-    ragged = {length for step in steps["ragged"] for length in step["lengths"]}
-    assert len(ragged) > 1 and 5 <= min(ragged) <= max(ragged) == 24
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.stdout.splitlines()[2:]]
+    assert [(row[0], row[1]) for row in rows[:2]] == [("update", "128"), ("update", "1100")] and len(rows) == 8
+    assert all(float(cell) > 0 for row in rows for cell in row[1:4])
 
 
-def test_a_side_that_fails_says_why() -> None:
-    shown = run(FOLDER / "end_to_end_ours.py", json.dumps({"name": "broken"}))
-    assert shown.returncode != 0 and "Error" in shown.stderr
+@pytest.mark.slow
+def test_engines_are_measured() -> None:
+    shown = run(FOLDER / "engines.py", "--quick")
+    assert shown.returncode == 0, shown.stderr
+    sides = [line.split(" | ")[0] for line in shown.stdout.splitlines()[2:]]
+    assert sides == ["| transformers", "| generate", "| generate_batch"]
+
+
+@pytest.mark.slow
+def test_overlap_is_measured() -> None:
+    shown = run(FOLDER / "async.py", "--quick")
+    assert shown.returncode == 0, shown.stderr
+    modes = [line.split(" | ")[0] for line in shown.stdout.splitlines()[2:]]
+    assert modes == ["| off", "| lag", "| inflight, 1", "| inflight, 2"]
 
 
 def test_the_seeds_of_a_quickstart_are_a_table(tmp_path: Path) -> None:

@@ -5,9 +5,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from agentrl.config import parse_config
+from agentrl.train.live import check_run
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -32,6 +36,14 @@ def test_the_loop_is_short_and_of_public_names() -> None:
     assert not [name for name in (*imported, *used) if name.startswith("_")]
     table = "\n".join(re.findall(r"^\| `.*$", (DOCS / "loop.md").read_text(encoding="utf-8"), flags=re.MULTILINE))
     assert not [name for name in imported if name not in table], "the table says what each of them is"
+
+
+def test_the_mix_is_a_config() -> None:
+    page = (DOCS / "mix_and_episodes.md").read_text(encoding="utf-8")
+    text = page.partition("```toml\n")[2].partition("```")[0]
+    config = parse_config(tomllib.loads(text))
+    check_run(config)
+    assert [*config.env.played] == ["arithmetic", "countdown"]
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import pytest
 
 from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.scripted import ScriptedEngine
-from agentrl.env import ToolEnv
-from agentrl.render import Renderer
-from agentrl.rollout import Collector, EpisodeSpec, Limits
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.collector import Collector, EpisodeLimits
+from agentrl.rollout.plan import EpisodeSpec, TaskSource
 
 pytestmark = pytest.mark.slow
 KILLERS = (
@@ -35,13 +35,15 @@ KILLERS = (
 @pytest.mark.usefixtures("one_thread")
 def test_two_hundred_hostile_episodes_are_all_played(tokenizer: Any) -> None:
     renderer = Renderer(tokenizer)
-    limits = Limits(episode_tokens=4000, cut_turns="end")
-    args = {"level": 1, "max_turns": 4}
-    collector = Collector("agentrl/Arithmetic-v0", args, renderer, limits=limits, max_fault_rate=0.0, concurrency=4)
+    limits = EpisodeLimits(episode_tokens=4000, cut_turns="end")
+    env = ("agentrl/Arithmetic-v0", {"level": 1, "max_turns": 4})
+    collector = Collector({"": env}, renderer, limits=limits, max_fault_rate=0.0, concurrency=4)
     programs = itertools.cycle(KILLERS)
 
-    def hostile(env: ToolEnv, _task_id: str) -> Engine:
-        calls = [env.dialect.render("python", {"code": code}) for code in (next(programs), "print(6 * 7)")]
+    dialect = TaskSource(*env, "train").dialect
+
+    def hostile(_task_id: str) -> Engine:
+        calls = [dialect.render("python", {"code": code}) for code in (next(programs), "print(6 * 7)")]
         return ScriptedEngine([renderer.turn(turn) for turn in (*calls, r"\boxed{0}")])
 
     with contextlib.closing(collector):

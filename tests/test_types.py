@@ -52,6 +52,10 @@ def test_a_segment_holds_tuples_whatever_it_was_given() -> None:
         (("policy", (1,), (0.1,), 0), "no log-prob"),
         (("policy", (1,), (math.nan,), 0), "no log-prob"),
         (("policy", (1,), (-math.inf,), 0), "no log-prob"),
+        (("policy", (1, 2), (-1.0, -1.0), 0, False, ((0, 1),)), "can't be swapped at"),
+        (("policy", (1, 2), (-1.0, -1.0), 0, False, ((2, 1),)), "can't be swapped at"),
+        (("policy", (1, 2, 3), (-1.0, -1.0, -1.0), 0, False, ((2, 1), (1, 2))), "can't be swapped at"),
+        (("tool", (1, 2), None, None, False, ((1, 1),)), "was not sampled"),
         (("robot", (1,)), "unknown segment source 'robot'"),
     ],
 )

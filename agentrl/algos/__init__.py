@@ -19,6 +19,7 @@ from torch import Tensor
 
 from agentrl.algos import advantages as _advantages
 from agentrl.algos import losses as _losses
+from agentrl.algos.advantages import Terms
 from agentrl.algos.aggregate import AGGREGATES, Aggregate
 from agentrl.algos.losses import LossOut
 from agentrl.errors import ConfigError, UnknownNameError, nearest
@@ -33,6 +34,7 @@ __all__ = [
     "check_options",
     "loss",
     "needs_energy",
+    "terms",
 ]
 
 _Result = TypeVar("_Result")
@@ -46,6 +48,10 @@ class Algorithm(Generic[_Result]):
     """The function that computes it."""
     options: Mapping[str, object] = field(default_factory=dict[str, object])
     """Options that differ from the function's own defaults; the caller's come on top."""
+    compares: bool = True
+    """An advantage that compares the episodes of a group, which a group of one episode leaves without a baseline."""
+    terms: Callable[..., Terms] | None = None
+    """From the same arguments, what the result is made of; None where that is not one baseline per token."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -63,19 +69,23 @@ class Algorithm(Generic[_Result]):
 
 
 ADVANTAGES: Mapping[str, Algorithm[Tensor]] = MappingProxyType({
-    "otb": Algorithm(function=_advantages.otb),
-    "otb_loo": Algorithm(function=_advantages.otb, options={"leave_one_out": True}),
+    "otb": Algorithm(function=_advantages.otb, terms=_advantages.otb_terms),
+    "otb_loo": Algorithm(
+        function=_advantages.otb, terms=_advantages.otb_terms, options={"leave_one_out": True}
+    ),
     "group_mean": Algorithm(function=_advantages.group_mean),
     "grpo": Algorithm(function=_advantages.group_mean, options={"std": True}),
     "rloo": Algorithm(function=_advantages.rloo),
     "opo": Algorithm(function=_advantages.opo),
     "ogb": Algorithm(function=_advantages.ogb),
-    "reinforce_pp": Algorithm(function=_advantages.reinforce_pp),
+    "reinforce_pp": Algorithm(function=_advantages.reinforce_pp, compares=False),
+    "none": Algorithm(function=_advantages.none, compares=False),
 })  # fmt: skip
 """Every advantage estimator by its name in a config."""
 
 LOSSES: Mapping[str, Algorithm[LossOut]] = MappingProxyType({
     "ctpo": Algorithm(function=_losses.ctpo),
+    "cppo": Algorithm(function=_losses.cppo),
     "ppo_clip": Algorithm(function=_losses.ppo_clip),
     "dapo": Algorithm(function=_losses.ppo_clip, options={"clip_high": 0.28, "aggregate": "token_mean"}),
     "gspo": Algorithm(function=_losses.gspo),
@@ -114,6 +124,16 @@ def advantage(
     return entry.function(*(given[argument] for argument in entry.inputs), **{**entry.options, **options})
 
 
+def terms(
+    name: str, rewards: Tensor, energy: Tensor, starts: Tensor, group: Tensor, **options: object
+) -> Terms | None:  # fmt: skip
+    """Take an advantage apart, called as ``advantage`` is; None where the estimator has no baseline of each token."""
+    entry = _entry("advantage", ADVANTAGES, name, options)
+    # The estimator's own defaults are said once, in its signature.
+    defaults = entry.function.__kwdefaults__ or {}
+    return entry.terms and entry.terms(rewards, energy, starts, group, **{**defaults, **entry.options, **options})
+
+
 def loss(
     name: str, logp: Tensor, old_logp: Tensor, advantages: Tensor, starts: Tensor, **options: object
 ) -> LossOut:  # fmt: skip
@@ -140,13 +160,10 @@ def loss(
 
 
 def needs_energy(name: str) -> bool:
-    """Whether an advantage estimator reads token energies, and so needs Σπ² of every token.
+    """Return True if an advantage estimator reads token energies, and so needs Σπ² of every token.
 
     Args:
         name: A name of ``ADVANTAGES``.
-
-    Returns:
-        True where it does.
 
     Raises:
         UnknownNameError: an estimator that does not exist.
@@ -155,7 +172,7 @@ def needs_energy(name: str) -> bool:
 
 
 def aggregation(name: str, options: Mapping[str, object]) -> Aggregate:
-    """Name the aggregation that ``loss(name, …, **options)`` will use, as ``aggregate.pack_shares`` wants it.
+    """Return the aggregation that ``loss(name, …, **options)`` will use, for ``aggregate.pack_shares``.
 
     Args:
         name: A name of ``LOSSES``.
@@ -171,6 +188,7 @@ def aggregation(name: str, options: Mapping[str, object]) -> Aggregate:
     entry = _entry("loss", LOSSES, name, options)
     default = inspect.signature(entry.function).parameters["aggregate"].default
     chosen = {"aggregate": default, **entry.options, **options}["aggregate"]
+    # Returning the table's own literal narrows the option's type from object without a cast.
     for known in AGGREGATES:
         if known == chosen:
             return known
@@ -178,7 +196,7 @@ def aggregation(name: str, options: Mapping[str, object]) -> Aggregate:
 
 
 def check_options(kind: Literal["advantage", "loss"], name: str, options: Mapping[str, object]) -> None:
-    """Try a config's choice on a single token, so that a wrong one shows before anything has been sampled.
+    """Try a config's choice on a single token, so that a wrong one fails before anything has been sampled.
 
     Args:
         kind: Which part of the table.
@@ -195,6 +213,7 @@ def check_options(kind: Literal["advantage", "loss"], name: str, options: Mappin
             advantage(name, one, one, starts, starts[:1], **options)
         else:
             loss(name, one, one, one, starts, **options)
+    # The functions compare options with numbers at once: text or a list fails in the comparison itself.
     except (TypeError, AttributeError) as error:
         raise ConfigError(f"an option of {kind} {name!r} has a value of the wrong type: {error}") from error
 

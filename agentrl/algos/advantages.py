@@ -1,15 +1,20 @@
 """Advantages: how much better a token did than its group would have.
 
-Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows (one episode each), ``starts`` [R+1] the offset of each
-row, ``group`` [R] the task instance a row belongs to (any integers, in any order). ``t`` = 1, 2, … is the ordinal of a
-sampled token in its episode. A row with no sampled token takes no part and does not count in its group.
+Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows (one episode each). ``t`` = 1, 2, … is the ordinal of a
+sampled token in its episode. A row with no sampled token takes no part and does not count in its group. All take:
 
-Everything is summed in float64 and returned as float32 (float64 for float64 rewards). An episode that was cut into
-neighbouring rows is credited whole by giving the offsets of whole episodes, since tokens lie end to end.
+    rewards [S]    reward of each token, 0 except on a turn's last one
+    energy [S]     token energy ``‖onehot(y) − π‖²`` in [0, 2), as ``head.token_energy`` gives it; OTB and OGB only
+    starts [R+1]   offset of each row
+    group [R]      the task instance a row belongs to (any integers, in any order)
+
+They return the advantage of each token [S], summed in float64 and rounded to float32 (float64 for float64 rewards), and
+raise ValueError for shapes that do not fit, numbers that are not finite, and negative energy or weights. An episode
+that was cut into neighbouring rows is credited whole by giving the offsets of whole episodes: tokens lie end to end.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +30,17 @@ _TAILS = ("zero", "own", "carry")
 _ENERGY_EPS = 1e-8
 _STD_EPS = 1e-6
 _WHITEN_EPS = 1e-8
+
+
+class Terms(NamedTuple):
+    """What the Optimal Token Baseline subtracts from what: A = to_go − baseline; float64, [S] each."""
+
+    realized: Tensor
+    """W_t, the realized energy that weighs the row at t in its group's baseline."""
+    baseline: Tensor
+    """B_t, which all rows of a group have in common unless the row's own sample is left out."""
+    to_go: Tensor
+    """G_t, the reward from here to the row's end."""
 
 
 def otb(
@@ -43,11 +59,7 @@ def otb(
     W_t is the realized energy, the sum of the row's token energies up to and including t; G_t the reward-to-go.
     A group of one row has no baseline.
 
-    Args:
-        rewards: Reward of each token, 0 except on a turn's last one [S].
-        energy: Token energy ``‖onehot(y) − π‖²`` in [0, 2) [S], as ``head.token_energy`` gives it.
-        starts: Offset of each row [R+1].
-        group: Task instance of each row [R].
+    Options:
         energy_kind: ``"cumulative"``: W_t as above; ``"instantaneous"``: W_t = w_t; ``"uniform"``: W_t = 1, so the
             baseline is the plain mean of the rows alive at t.
         leave_one_out: Leave the row's own sample out of its baseline: exactly unbiased, more variance.
@@ -55,15 +67,30 @@ def otb(
             finished rows stay in the group with their last energy and their full return.
         weights: Importance weight ρ of each token [S]: w ← ρ²w before it is summed. Not for ``"uniform"``: W_t is 1.
 
-    Returns:
-        The advantage of each token [S].
-
     Raises:
-        ValueError: shapes that do not fit, numbers that are not finite, negative energy or weights.
         UnknownNameError: an energy kind or tail that does not exist.
 
     Source: arXiv 2602.07078, the Optimal Token Baseline and its Logit-Gradient Proxy.
     """
+    terms = otb_terms(
+        rewards, energy, starts, group,
+        energy_kind=energy_kind, leave_one_out=leave_one_out, tail=tail, weights=weights,
+    )  # fmt: skip
+    return _like(terms.to_go - terms.baseline, rewards)
+
+
+def otb_terms(
+    rewards: Tensor,
+    energy: Tensor,
+    starts: Tensor,
+    group: Tensor,
+    *,
+    energy_kind: EnergyKind,
+    leave_one_out: bool,
+    tail: Tail,
+    weights: Tensor | None,
+) -> Terms:
+    """The terms of ``otb``, from the same arguments."""
     if tail not in _TAILS:
         raise UnknownNameError("tail", tail, _TAILS)
     rows, member = _read(rewards, starts, group)
@@ -71,31 +98,22 @@ def otb(
     realized = _realized_energy(rows, energy, weights, energy_kind)
     cells = _Cells.of(rows, member)
     total, weighted, alive = _group_sums(rows, cells, realized, to_go, carry=tail == "carry")
+    # The group's sums less the row's own term are the sums over the other rows.
     own = realized if leave_one_out else torch.zeros_like(realized)
+    # The difference of two large sums may be a rounding error below 0, which the ε could not make positive.
     others = (total[cells.cell] - own).clamp_min(0.0)
     baseline = (weighted[cells.cell] - own * to_go) / (others + _ENERGY_EPS)
+    # `tail` decides only where other rows have finished; a group that began with one row never had a baseline.
     lone = to_go if tail == "own" else torch.zeros_like(to_go)
     baseline = torch.where(alive[cells.cell] < 2, lone, baseline)
     baseline = torch.where(cells.size[cells.cell] < 2, 0.0, baseline)
-    return _like(to_go - baseline, rewards)
+    return Terms(realized, baseline, to_go)
 
 
 def group_mean(rewards: Tensor, starts: Tensor, group: Tensor, *, std: bool = False) -> Tensor:
-    """Group mean: A = R − mean(R) of the row's group on every token; with ``std``, over std(R) + 1e-6.
+    """Group mean: A = R − mean(R) of the row's group on every token: Dr.GRPO; with ``std``, over std(R) + 1e-6: GRPO.
 
     R is the row's whole return. The standard deviation has ddof 1. A group of one row has no baseline and no scale.
-
-    Args:
-        rewards: Reward of each token [S].
-        starts: Offset of each row [R+1].
-        group: Task instance of each row [R].
-        std: Divide by the group's standard deviation: GRPO. Without: Dr.GRPO.
-
-    Returns:
-        The advantage of each token [S].
-
-    Raises:
-        ValueError: shapes that do not fit, or rewards that are not finite.
 
     Source: arXiv 2402.03300 (GRPO), arXiv 2503.20783 (Dr.GRPO).
     """
@@ -110,37 +128,16 @@ def group_mean(rewards: Tensor, starts: Tensor, group: Tensor, *, std: bool = Fa
 def rloo(rewards: Tensor, starts: Tensor, group: Tensor) -> Tensor:
     """REINFORCE leave-one-out: A = R − mean return of the group's other rows, on every token.
 
-    Args:
-        rewards: Reward of each token [S].
-        starts: Offset of each row [R+1].
-        group: Task instance of each row [R].
-
-    Returns:
-        The advantage of each token [S].
-
-    Raises:
-        ValueError: shapes that do not fit, or rewards that are not finite.
-
     Source: arXiv 2402.14740.
     """
     returns = _Returns.of(rewards, starts, group)
+    # A group of one has a sum of 0 over its others: the clamp makes its baseline 0 rather than 0/0.
     others = returns.group_sum(returns.ret * returns.present) - returns.ret
     return returns.spread(returns.ret - others / (returns.size - 1).clamp_min(1), rewards)
 
 
 def opo(rewards: Tensor, starts: Tensor, group: Tensor) -> Tensor:
     """OPO: A = R − Σ L^i R^i / Σ L^i on every token, the group's mean return weighted by sampled length L.
-
-    Args:
-        rewards: Reward of each token [S].
-        starts: Offset of each row [R+1].
-        group: Task instance of each row [R].
-
-    Returns:
-        The advantage of each token [S].
-
-    Raises:
-        ValueError: shapes that do not fit, or rewards that are not finite.
 
     Source: arXiv 2505.23585.
     """
@@ -150,18 +147,6 @@ def opo(rewards: Tensor, starts: Tensor, group: Tensor) -> Tensor:
 
 def ogb(rewards: Tensor, energy: Tensor, starts: Tensor, group: Tensor) -> Tensor:
     """Optimal Group Baseline: A = R − Σ W_T^i R^i / (Σ W_T^i + 1e-8) on every token, W_T the row's total energy.
-
-    Args:
-        rewards: Reward of each token [S].
-        energy: Token energy in [0, 2) [S].
-        starts: Offset of each row [R+1].
-        group: Task instance of each row [R].
-
-    Returns:
-        The advantage of each token [S].
-
-    Raises:
-        ValueError: shapes that do not fit, numbers that are not finite, or negative energy.
 
     Source: arXiv 2602.07078, the group-level form.
     """
@@ -176,17 +161,6 @@ def reinforce_pp(rewards: Tensor, starts: Tensor, group: Tensor) -> Tensor:
     Mean and (population) standard deviation are taken over tokens, so a row counts as often as it is long. Groups
     play no part.
 
-    Args:
-        rewards: Reward of each token [S].
-        starts: Offset of each row [R+1].
-        group: Task instance of each row [R].
-
-    Returns:
-        The advantage of each token [S].
-
-    Raises:
-        ValueError: shapes that do not fit, or rewards that are not finite.
-
     Source: arXiv 2501.03262.
     """
     returns = _Returns.of(rewards, starts, group)
@@ -195,6 +169,15 @@ def reinforce_pp(rewards: Tensor, starts: Tensor, group: Tensor) -> Tensor:
     centred = returns.ret - (returns.ret * lengths).sum() / n_tokens
     std = ((centred.square() * lengths).sum() / n_tokens).sqrt()
     return returns.spread(centred / (std + _WHITEN_EPS), rewards)
+
+
+def none(rewards: Tensor, starts: Tensor, group: Tensor) -> Tensor:
+    """No baseline: A_t = G_t, the return from the token on. Groups play no part.
+
+    Source: REINFORCE, Williams 1992.
+    """
+    rows, _ = _read(rewards, starts, group)
+    return _like(rows.suffix_sum(rewards), rewards)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,15 +189,16 @@ class _Cells:
     cell: Tensor
     """The cell of each token [S]."""
     size: Tensor
-    """How many rows with a sampled token the cell's group has [K], float64."""
+    """Number of rows with a sampled token in the cell's group [K], float64."""
     first_free: Tensor
     """The cell after the last token of each row with a sampled token; it may lie outside the row's group."""
     stays: Tensor
-    """Whether that cell still belongs to the row's group, that is, a longer row exists; same shape."""
+    """True where that cell still belongs to the row's group, that is, a longer row exists; same shape."""
 
     @classmethod
     def of(cls, rows: Rows, member: Tensor) -> "_Cells":
         n_groups = int(member.max()) + 1 if member.numel() else 0
+        # A group has as many cells as its longest row has tokens, so K ≤ S; a table of all groups × t may not be.
         longest = torch.zeros(n_groups, dtype=torch.int64, device=member.device)
         longest = longest.scatter_reduce(0, member, rows.lengths, "amax")
         starts = torch.cat([longest.new_zeros(1), longest.cumsum(0)])
@@ -225,6 +209,7 @@ class _Cells:
         row_starts = starts[member]
         return cls(
             spans=spans,
+            # Token j of a row lies in cell j of its group: shift the row's tokens to where the group's cells begin.
             cell=(row_starts - rows.starts[:-1])[rows.row] + torch.arange(rows.row.numel(), device=member.device),
             size=sizes[spans.row],
             first_free=(row_starts + rows.lengths)[present],
@@ -237,6 +222,7 @@ class _Cells:
 
     def carried(self, values: Tensor) -> Tensor:
         """Sum over each cell of one value per row that finished before it [K]; ``values`` is shaped as first_free."""
+        # Each finished row enters once, in the first cell without a token of its own; a prefix sum carries it on.
         ended = torch.zeros_like(self.size).index_add(0, self.first_free[self.stays], values[self.stays])
         return self.spans.prefix_sum(ended)
 
@@ -254,7 +240,7 @@ class _Returns:
     present: Tensor
     """1 where the row has a sampled token, else 0 [R]."""
     size: Tensor
-    """How many such rows the row's group has [R]."""
+    """Number of such rows in the row's group [R]."""
 
     @classmethod
     def of(cls, rewards: Tensor, starts: Tensor, group: Tensor) -> "_Returns":
@@ -283,12 +269,13 @@ def _group_sum(member: Tensor, values: Tensor) -> Tensor:
 
 
 def _read(rewards: Tensor, starts: Tensor, group: Tensor) -> tuple[Rows, Tensor]:
-    """Check what every estimator takes; return the rows, and their groups numbered from 0 [R]."""
+    """Check the arguments that every estimator takes; return the rows, and their groups numbered from 0 [R]."""
     check_tokens("rewards", rewards, rewards)
     rows = Rows.of(starts, rewards)
     if group.shape != rows.lengths.shape or group.is_floating_point():
         raise ValueError(f"group must be one integer per row, [{rows.lengths.numel()}], "
                          f"not {group.dtype} {list(group.shape)}")  # fmt: skip
+    # Numbered without gaps, groups can index tensors of one entry per group.
     _, member = torch.unique(group.to(rewards.device), return_inverse=True)
     return rows, member
 
@@ -314,6 +301,7 @@ def _group_sums(
     if not carry:
         return total, weighted, cells.sum(torch.ones_like(realized))
     present = rows.lengths > 0
+    # A finished row stays with the energy of its last token and the return from its first.
     kept = realized[rows.starts[1:][present] - 1]
     returns = to_go[rows.starts[:-1][present]]
     return total + cells.carried(kept), weighted + cells.carried(kept * returns), cells.size

@@ -15,22 +15,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from agentrl.linear import linear
+from agentrl.models.linear import linear
 
 _BLOCK_ELEMENTS = {"cpu": 2**22, "cuda": 2**26}
 """Logits held at a time: 16 MiB on a CPU, and on a GPU 256 MiB, to keep it busy."""
 _TILE = {"cpu": 2**13, "cuda": 2**15}
 """Vocabulary entries of one tile: a vocabulary below that is one tile, and no sum is ever rescaled."""
 _WIDE_RESULTS = "dtype" in torch.ops.aten.mm.overloads()
-"""Whether a GPU's product of bfloat16 factors can be had in float32: from PyTorch 2.8 on."""
+"""True where a GPU's product of bfloat16 factors can be returned in float32: from PyTorch 2.8 on."""
 
 Gradients = list[Tensor | None]
-"""By hidden [S, d], weight [V, d] and bias [V]: each in its own type, or None where nobody wants it."""
+"""By hidden [S, d], weight [V, d] and bias [V]: each in its own type, or None where it is not wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """What the head is asked: the distributions π = softmax(cap(hidden·weightᵀ + bias) / temperature)."""
+class HeadProblem:
+    """The head's inputs: they define the distributions π = softmax(cap(hidden·weightᵀ + bias) / temperature)."""
 
     hidden: Tensor
     """Hidden states [S, d]."""
@@ -45,7 +45,7 @@ class Problem:
     softcap: float | None
     """The bound of the logits before the temperature, or None."""
     squares: bool = True
-    """Whether S2 is summed; it is 0 otherwise, which only serves to measure what S2 costs."""
+    """True to sum S2; it is 0 otherwise, which only serves to measure what S2 costs."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,7 +54,7 @@ class Problem:
 
 
 class Sums(NamedTuple):
-    """What one walk over the vocabulary finds out about each token, 5 × [S]."""
+    """The results of one walk over the vocabulary for each token, 5 × [S]."""
 
     highest: Tensor
     """The highest logit m."""
@@ -70,7 +70,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """What the backward pass starts from, [S] each.
+    """The inputs of the backward pass, [S] each.
 
     With q = z − m, ∂L/∂z = onehot(y)·by_logp − e^q·(slope·(q + shift) + level): the gradient onehot(y) − π of ln π_y
     and the gradient −π(ln π + H) of the entropy, with π = e^q/S1 written out. No large number, such
@@ -84,12 +84,12 @@ class Upstream:
     level: Tensor
     """``by_logp`` / S1."""
     slope: Tensor | None
-    """Gradient of the loss by the entropy, / S1; None where the loss has no use for the entropy."""
+    """Gradient of the loss by the entropy, / S1; None where the loss does not use the entropy."""
     shift: Tensor
     """Entropy, less ln S1."""
 
 
-def sums(problem: Problem) -> Sums:
+def sums(problem: HeadProblem) -> Sums:
     """Walk once over the vocabulary.
 
     Args:
@@ -107,13 +107,13 @@ def sums(problem: Problem) -> Sums:
     return found
 
 
-def gradients(problem: Problem, upstream: Upstream, wanted: tuple[bool, ...]) -> Gradients:
+def gradients(problem: HeadProblem, upstream: Upstream, wanted: tuple[bool, ...]) -> Gradients:
     """Walk over the vocabulary again, making the blocks of logits a second time.
 
     Args:
         problem: S tokens, V vocabulary entries.
-        upstream: the gradients by log-prob and entropy, and what the forward pass kept.
-        wanted: whether hidden, weight and bias want a gradient.
+        upstream: the gradients by log-prob and entropy, and the saved results of the forward pass.
+        wanted: True for each of hidden, weight and bias that wants a gradient.
 
     Returns:
         Gradients by hidden, weight and bias.
@@ -123,6 +123,7 @@ def gradients(problem: Problem, upstream: Upstream, wanted: tuple[bool, ...]) ->
     by_weight = torch.empty_like(weight) if wanted[1] else None
     by_bias = torch.empty_like(problem.bias) if problem.bias is not None and wanted[2] else None
     for tile, factor in walk.tiles():
+        # Summed over the chunks in the wide type, and rounded to the weight's own type only once.
         tile_weight = torch.zeros_like(factor, dtype=problem.dtype)
         tile_bias = tile_weight.new_zeros(factor.shape[0])
         for chunk in walk.chunks():
@@ -142,9 +143,10 @@ def gradients(problem: Problem, upstream: Upstream, wanted: tuple[bool, ...]) ->
 
 
 def _add_block(found: Sums, walk: "_Walk", chunk: slice, tile: slice, block: Tensor) -> None:
-    """Take one block of logits into the running sums; uses up ``block``."""
+    """Add one block of logits to the running sums; overwrites ``block``."""
     highest, s1, s2, s3, picked = (part[chunk] for part in found)
     place, inside = walk.in_tile(chunk, tile)
+    # Picked before sub_ below overwrites the logits.
     picked += torch.where(inside, block.gather(1, place)[:, 0], 0.0)
     top = block.amax(1)
     # m has no value before the first tile, and e^Δ, Δ·S1 would be NaN there.
@@ -152,6 +154,7 @@ def _add_block(found: Sums, walk: "_Walk", chunk: slice, tile: slice, block: Ten
     moved = torch.zeros_like(top) if tile.start == 0 else highest - top
     shrink = moved.exp()
     powers = block.sub_(top[:, None]).exp()
+    # S3 first: its rescaling, (z−m') = (z−m) + Δ, needs S1 under the old maximum.
     s3.copy_((s3 + moved * s1) * shrink + block.mul_(powers).sum(1))
     s1.mul_(shrink).add_(powers.sum(1))
     if walk.problem.squares:
@@ -166,8 +169,8 @@ class _Walk:
     In this order a tile of narrow weights is widened once, and its gradient is finished before the next tile's begins.
     """
 
-    problem: Problem
-    """What the head is asked."""
+    problem: HeadProblem
+    """The head's inputs."""
 
     @property
     def factor_dtype(self) -> torch.dtype:
@@ -210,8 +213,9 @@ class _Walk:
         return torch.mm(left, right, out_dtype=self.problem.dtype)
 
     def in_tile(self, chunk: slice, tile: slice) -> tuple[Tensor, Tensor]:
-        """Where in the tile each token's target is [chunk, 1], and whether it is there at all [chunk]."""
+        """Each token's target as an index into the tile [chunk, 1], and True where it lies in the tile [chunk]."""
         place = self.problem.targets[chunk] - tile.start
+        # gather and scatter need a valid index even for targets outside the tile; the mask discards those.
         return place.clamp(0, tile.stop - tile.start - 1)[:, None], (place >= 0) & (place < tile.stop - tile.start)
 
     def logit_gradient(self, chunk: slice, tile: slice, weight: Tensor, upstream: Upstream) -> Tensor:
@@ -220,6 +224,7 @@ class _Walk:
         above = block - upstream.highest[chunk, None]
         powers = above.exp()
         if upstream.slope is None:
+            # Without the entropy's gradient the slope is 0, and a pass over the block is saved.
             grad = powers.mul_(-upstream.level[chunk, None])
         else:
             above.add_(upstream.shift[chunk, None]).mul_(upstream.slope[chunk, None]).add_(upstream.level[chunk, None])
@@ -229,8 +234,9 @@ class _Walk:
         return self._chain(grad, block)
 
     def _chain(self, grad: Tensor, logits: Tensor) -> Tensor:
-        """Turn the gradient by the logits into the gradient by the products, in place; uses up ``logits``."""
+        """Turn the gradient by the logits into the gradient by the products, in place; overwrites ``logits``."""
         softcap, temperature = self.problem.softcap, self.problem.temperature
+        # d/dx c·tanh(x/c) = 1 − tanh², with tanh = z·temperature/c read back from the logits.
         if softcap is not None:
             grad.mul_(logits.mul_(temperature / softcap).square_().neg_().add_(1.0))
         return grad if temperature == 1.0 else grad.div_(temperature)

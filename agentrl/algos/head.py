@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from agentrl.algos import blocks
-from agentrl.algos.blocks import Gradients, Problem, Sums, Upstream
+from agentrl.algos.blocks import Gradients, HeadProblem, Sums, Upstream
 from agentrl.errors import UsageError
 
 Form = Literal["auto", "torch", "triton"]
-"""Who walks over the vocabulary: PyTorch, Triton, or Triton exactly where the inputs are on a GPU and narrow enough."""
+"""Implementation: PyTorch, Triton, or Triton exactly where the inputs are on a GPU and float32 or bfloat16."""
 
 
 class TokenStats(NamedTuple):
-    """What the estimators need to know of the distribution that each token was sampled from."""
+    """Statistics of the distribution that each token was sampled from."""
 
     logp: Tensor
     """Log-prob of the token, at most 0 [S], in nats; differentiable."""
@@ -74,10 +74,10 @@ def token_stats(
 
 
 def token_energy(logp: Tensor, sum_sq: Tensor) -> Tensor:
-    """Token energy w = ‖onehot(y) − π‖² = (1 − π_y)² + Σ_{v≠y} π_v², in [0, 2).
+    """Compute the token energy w = ‖onehot(y) − π‖² = (1 − π_y)² + Σ_{v≠y} π_v², in [0, 2).
 
-    The second sum is Σπ² − π_y², held between 0 and (1 − π_y)², where it must lie: so rounding in ``sum_sq`` can make
-    no energy negative, nor swamp the small energy of a token that was nearly certain.
+    The second sum is Σπ² − π_y², clamped to [0, (1 − π_y)²], where it must lie: so rounding in ``sum_sq`` makes no
+    energy negative, nor swamps the small energy of a token that was nearly certain.
 
     Args:
         logp: Log-prob of each token [S], in nats.
@@ -96,25 +96,26 @@ def token_energy(logp: Tensor, sum_sq: Tensor) -> Tensor:
     exact = logp.detach().double()
     if bool((exact > 0).any()):
         raise ValueError(f"a log-prob is at most 0, not {float(exact.max())}")
+    # expm1 keeps every digit of 1 − π_y where π_y is near 1.
     missed = torch.expm1(exact).square()
     others = torch.minimum((sum_sq.detach().double() - (2 * exact).exp()).clamp_min(0.0), missed)
     return (missed + others).to(torch.promote_types(logp.dtype, torch.float32))
 
 
 class _Form(Protocol):
-    """What ``blocks`` and ``launch`` both offer."""
+    """The interface that ``blocks`` and ``launch`` share."""
 
-    def sums(self, problem: Problem) -> Sums:
+    def sums(self, problem: HeadProblem) -> Sums:
         """Walk once over the vocabulary."""
         ...
 
-    def gradients(self, problem: Problem, upstream: Upstream, wanted: tuple[bool, ...]) -> Gradients:
+    def gradients(self, problem: HeadProblem, upstream: Upstream, wanted: tuple[bool, ...]) -> Gradients:
         """Walk over it again for the gradients."""
         ...
 
 
 def _walk(form: Form, hidden: Tensor, weight: Tensor) -> _Form:
-    """Choose who walks over the vocabulary."""
+    """Choose the implementation of the walk over the vocabulary."""
     if form not in get_args(Form):
         raise ValueError(f"form must be one of {', '.join(get_args(Form))}, not {form!r}")
     taken = {hidden.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
@@ -124,8 +125,10 @@ def _walk(form: Form, hidden: Tensor, weight: Tensor) -> _Form:
         raise ValueError(f"the Triton form takes float32 and bfloat16, not {hidden.dtype} and {weight.dtype}: "
                          "convert them, or pass form='torch'")  # fmt: skip
     try:
+        # Imported here since Triton is optional.
         from agentrl.algos import launch
     except ModuleNotFoundError as error:
+        # A missing module inside Triton is a broken installation, which `pip install triton` would not mend.
         if error.name != "triton":
             raise
         raise UsageError("scoring on a GPU needs Triton: pip install triton, or pass form='torch'") from error
@@ -147,12 +150,15 @@ class _Score(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         problem = _problem(hidden, weight, bias, targets.long(), settings)
         with torch.autocast(hidden.device.type, enabled=False):
+            # Autocast would compute the products in half precision; the problem has a type of its own.
             highest, s1, s2, s3, picked = walk.sums(problem)
         log_s1 = s1.log()
+        # Rounding must not leave the range that the results promise: H ≥ 0, Σπ² ≤ 1, ln π ≤ 0.
         entropy = (log_s1 - s3 / s1).clamp_min(0.0)
         sum_sq = (s2 / s1.square()).clamp_max(1.0)
         ctx.save_for_backward(hidden, weight, bias, problem.targets, highest, s1, entropy)
         ctx.mark_non_differentiable(sum_sq)
+        # None for an unused output, rather than zeros, lets the backward pass leave the entropy's terms out.
         ctx.set_materialize_grads(False)
         ctx.settings, ctx.walk = settings, walk
         return (picked - highest - log_s1).clamp_max(0.0), entropy, sum_sq
@@ -181,16 +187,16 @@ class _Score(torch.autograd.Function):
 
 def _problem(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: tuple[float, float | None]
-) -> Problem:
-    """Put together what the head is asked, from the tensors that autograd keeps and the settings beside them."""
+) -> HeadProblem:
+    """Build the problem from the tensors that autograd saves and the settings beside them."""
     temperature, softcap = settings
-    return Problem(
+    return HeadProblem(
         hidden=hidden, weight=weight, bias=bias, targets=targets, temperature=temperature, softcap=softcap
     )  # fmt: skip
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
-    """Insist on [S, d], [V, d], [S] and [V]."""
+    """Check that the shapes are [S, d], [V, d], [S] and [V]."""
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or weight.shape[0] == 0:
         raise ValueError(f"hidden [S, d] and weight [V, d] do not fit: {list(hidden.shape)}, {list(weight.shape)}")
     if not (hidden.is_floating_point() and weight.is_floating_point()):

@@ -1,8 +1,8 @@
-"""The scoring head's Triton kernels: what one program on a GPU does. ``launch.py`` starts them.
+"""The scoring head's Triton kernels: the work of one program on a GPU. ``launch.py`` starts them.
 
-A program computes ``ROWS`` × ``COLUMNS`` of a matrix product, taking in ``DEPTH`` elements of each row at a time, in
+A program computes ``ROWS`` × ``COLUMNS`` of a matrix product, loading ``DEPTH`` elements of each row at a time, in
 the type ``FACTOR``, with sums in float32, and goes on with the result while it is in registers. A matrix argument is
-three: a pointer, the elements from row to row, and those from one element of a row to the next.
+three: a pointer, the stride from row to row, and the stride from one element of a row to the next.
 
 Rows and columns past the end are wrapped around rather than left out, which keeps loads wide; they are never stored.
 """
@@ -20,7 +20,7 @@ _GROUP = tl.constexpr(16)
 
 @triton.jit
 def _place(row_blocks, others):
-    """Which block of rows this program takes, and which of the ``others`` with it: groups of neighbours share both."""
+    """Return this program's block of rows and its index among the ``others``: groups of neighbours share both."""
     group = _GROUP * others
     first = tl.program_id(0) // group * _GROUP
     within = tl.program_id(0) % group
@@ -35,6 +35,7 @@ def _product(
 ):  # fmt: skip
     """Σ_k left[i, k]·right[j, k] for some rows i of the one factor and j of the other, in float32."""
     step = tl.arange(0, DEPTH)
+    # 64 bits: the offset of a row in a large weight exceeds 32.
     left += rows.to(tl.int64)[:, None] * left_row + step[None, :] * left_step
     right += columns.to(tl.int64)[None, :] * right_row + step[:, None] * right_step
     total = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
@@ -82,7 +83,7 @@ def walk_span(
     HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, SQUARES: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Take a block of tokens through a span of the vocabulary: m, S1, S2, S3 and the target's logit, if it is there."""
+    """Walk a block of tokens through a span of the vocabulary: m, S1, S2, S3 and the target's logit, if it is there."""
     row_block, part = _place(tl.cdiv(tokens, ROWS), spans)
     rows = row_block * ROWS + tl.arange(0, ROWS)
     target = tl.load(targets + rows, mask=rows < tokens, other=-1)
@@ -102,15 +103,18 @@ def walk_span(
         there = (columns < vocabulary)[None, :]
         z = tl.where(there, z, float("-inf"))
         top = tl.maximum(highest, tl.max(z, 1))
+        # Before the first tile m is −∞, and Δ·S1 = −∞·0 would be NaN.
         moved = tl.where(highest == float("-inf"), 0.0, highest - top)
         shrink = tl.exp(moved)
         above = z - top[:, None]
         powers = tl.exp(above)
+        # Beyond the vocabulary z−m is −∞ and its power 0, whose product would be NaN: hence 0 in its place.
         s3 = (s3 + moved * s1) * shrink + tl.sum(tl.where(there, above, 0.0) * powers, 1)
         s1 = s1 * shrink + tl.sum(powers, 1)
         if SQUARES:
             s2 = s2 * shrink * shrink + tl.sum(powers * powers, 1)
         highest = top
+    # partial is [5, spans, tokens]: no two programs share a cell, so nothing depends on their order.
     at = partial + part * tokens + rows
     tl.store(at, highest, mask=rows < tokens)
     tl.store(at + spans * tokens, s1, mask=rows < tokens)
@@ -144,6 +148,7 @@ def gradient_tile(
     grad = -tl.exp(above) * (slope[:, None] * (above + shift[:, None]) + level[:, None])
     grad += tl.where(columns[None, :] == target[:, None], by_logp[:, None], 0.0)
     if HAS_CAP:
+        # tanh(x/c), read back from the logit that it became.
         bent = z / (cap * coldness)
         grad *= 1.0 - bent * bent
     at = block + rows.to(tl.int64)[:, None] * width + columns[None, :]

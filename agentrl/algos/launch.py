@@ -1,12 +1,12 @@
 """The scoring head in Triton, for GPUs: float32 and bfloat16, sums always in float32.
 
 Shapes: ``S`` sampled tokens, ``V`` vocabulary, ``d`` hidden size. The forward pass is one kernel: each program takes a
-block of tokens through a span of the vocabulary, tile by tile, and what the spans came to is put together afterwards;
-so a few tokens keep a GPU as busy as many. In the backward pass a kernel makes one block of logits a second time and
-turns it into their gradient at once, in the type of the factors. The block is all that is ever held of [S, V]. It is
-multiplied twice: for the weights by the library, for the hidden states by a kernel that adds to float32 as it goes.
+block of tokens through a span of the vocabulary, tile by tile, and the spans' sums are combined afterwards; so a few
+tokens keep a GPU as busy as many. The backward pass recomputes one block of logits at a time and turns it into their
+gradient at once, in the type of the factors. The block is all that is ever held of [S, V]. It is multiplied twice: for
+the weights by the library, for the hidden states by a kernel that accumulates in float32.
 
-Nothing here is added up in an order that changes from run to run.
+The order of every sum is fixed: results are the same from run to run.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from agentrl.algos import kernels
-from agentrl.algos.blocks import Gradients, Problem, Sums, Upstream
+from agentrl.algos.blocks import Gradients, HeadProblem, Sums, Upstream
 
 _BLOCK_ELEMENTS = 2**26
 """Gradients by logits held at a time: 128 MiB in bfloat16."""
@@ -69,7 +69,7 @@ _TILES = {
 _LANGUAGE_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
-def sums(problem: Problem) -> Sums:
+def sums(problem: HeadProblem) -> Sums:
     """Walk once over the vocabulary.
 
     Args:
@@ -81,6 +81,7 @@ def sums(problem: Problem) -> Sums:
     tokens, vocabulary = problem.hidden.shape[0], problem.weight.shape[0]
     tile, gpu = _tile(_factors(problem), problem.hidden.device), _gpu(problem.hidden.device)
     blocks, tiles = _pieces(tokens, tile.rows), _pieces(vocabulary, tile.columns)
+    # Few tokens get short spans, so that there are programs enough for all processors.
     span = min(_SPAN_TILES, max(1, blocks * tiles // (_WAVES * gpu.processors)))
     spans = _pieces(tiles, span)
     partial = problem.hidden.new_empty((len(Sums._fields), spans, tokens), dtype=torch.float32)
@@ -96,13 +97,13 @@ def sums(problem: Problem) -> Sums:
     return _together(Sums(*partial))
 
 
-def gradients(problem: Problem, upstream: Upstream, wanted: tuple[bool, ...]) -> Gradients:
+def gradients(problem: HeadProblem, upstream: Upstream, wanted: tuple[bool, ...]) -> Gradients:
     """Walk over the vocabulary again, making the logits a second time, block by block.
 
     Args:
         problem: S tokens, V vocabulary entries, in float32 or bfloat16.
-        upstream: the gradients by log-prob and entropy, and what the forward pass kept.
-        wanted: whether hidden, weight and bias want a gradient.
+        upstream: the gradients by log-prob and entropy, and the saved results of the forward pass.
+        wanted: True for each of hidden, weight and bias that wants a gradient.
 
     Returns:
         Gradients by hidden, weight and bias.
@@ -113,6 +114,7 @@ def gradients(problem: Problem, upstream: Upstream, wanted: tuple[bool, ...]) ->
     by_hidden = hidden.new_zeros(hidden.shape, dtype=torch.float32) if wanted[0] else None
     by_weight = torch.empty_like(weight) if wanted[1] else None
     by_bias = torch.empty_like(bias) if bias is not None and wanted[2] else None
+    # As wide as the memory allows: each block reads and writes all of by_hidden once.
     width = max(_LEAST_WIDTH, _BLOCK_ELEMENTS // max(1, hidden.shape[0]) // _ALIGNED * _ALIGNED)
     for begin in range(0, weight.shape[0], width):
         part = slice(begin, min(begin + width, weight.shape[0]))
@@ -127,7 +129,7 @@ def gradients(problem: Problem, upstream: Upstream, wanted: tuple[bool, ...]) ->
     return [None if by_hidden is None else by_hidden.to(hidden.dtype), by_weight, by_bias]
 
 
-def _gradient_block(problem: Problem, rows: Tensor, part: slice) -> Tensor:
+def _gradient_block(problem: HeadProblem, rows: Tensor, part: slice) -> Tensor:
     """Gradient by hidden·weightᵀ + bias of some vocabulary entries [S, part], in the type of the factors."""
     hidden, weight = problem.hidden, problem.weight[part]
     bias = None if problem.bias is None else problem.bias[part]
@@ -150,6 +152,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         total.addmm_(left, right)
         return
+    # The library's product would be rounded to bfloat16 before it is added.
     tile = _tile(left.dtype, left.device)
     _start(
         kernels.add_tile,
@@ -161,25 +164,26 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _start(kernel: Any, programs: int, first: Tensor, *arguments: Tensor | float, **options: Any) -> None:
-    """Start some programs of a kernel on the GPU of its first argument; a GPU refuses to start none."""
+    """Start ``programs`` programs of a kernel on the GPU of its first argument; a GPU refuses to start none."""
     if programs:
         with torch.cuda.device_of(first):
             kernel[(programs,)](first, *arguments, **options)
 
 
 def _pieces(whole: int, piece: int) -> int:
-    """How many pieces hold the whole."""
+    """Divide, rounding up."""
     return -(-whole // piece)
 
 
 def _coefficients(upstream: Upstream) -> Tensor:
-    """What each token's gradients are computed from [5, S], in the order that the kernel reads them."""
+    """Stack the inputs of each token's gradient [5, S], in the order that the kernel reads them."""
     slope = torch.zeros_like(upstream.level) if upstream.slope is None else upstream.slope
     return torch.stack([upstream.highest, upstream.by_logp, upstream.level, slope, upstream.shift])
 
 
 def _together(partial: Sums) -> Sums:
-    """What the spans [spans, S] come to together [S]."""
+    """Combine the sums of the spans [spans, S] into one [S]."""
+    # The same rescaling as when m moves within a span.
     highest = partial.highest.amax(0)
     moved = partial.highest - highest
     shrink = moved.exp()
@@ -193,12 +197,12 @@ def _together(partial: Sums) -> Sums:
 
 
 def _operands(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
-    """What a kernel that makes logits begins with; without a bias any tensor stands in for it."""
+    """Return the first arguments of a kernel that makes logits; without a bias any tensor stands in for it."""
     return hidden, *hidden.stride(), weight, *weight.stride(), hidden if bias is None else bias.contiguous()
 
 
-def _options(problem: Problem, tile: _Tile) -> dict[str, Any]:
-    """What a kernel that makes logits is made for."""
+def _options(problem: HeadProblem, tile: _Tile) -> dict[str, Any]:
+    """Return the compile-time options of a kernel that makes logits."""
     return {
         "cap": problem.softcap or 1.0,
         "coldness": 1.0 / problem.temperature,
@@ -209,7 +213,7 @@ def _options(problem: Problem, tile: _Tile) -> dict[str, Any]:
 
 
 def _shape(tile: _Tile, factor: torch.dtype) -> dict[str, Any]:
-    """A tile as a kernel's options."""
+    """Return a tile as a kernel's options."""
     return {
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
@@ -221,20 +225,20 @@ def _shape(tile: _Tile, factor: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _factors(problem: Problem) -> torch.dtype:
-    """The type that both factors are multiplied in."""
+def _factors(problem: HeadProblem) -> torch.dtype:
+    """Return the type that both factors are multiplied in."""
     return torch.promote_types(problem.hidden.dtype, problem.weight.dtype)
 
 
 def _tile(factors: torch.dtype, device: torch.device) -> _Tile:
-    """The largest tile of the factors' type that the GPU can hold."""
+    """Return the largest tile of the factors' type that the GPU can hold."""
     room, choice = _gpu(device).shared_memory, _TILES[factors]
     return next((tile for tile in choice if tile.shared_memory(factors.itemsize) <= room), choice[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gpu:
-    """What the launches depend on."""
+    """The properties of a GPU that launches depend on."""
 
     processors: int
     """Programs that run at the same time."""
@@ -244,7 +248,7 @@ class _Gpu:
 
 @cache
 def _gpu(device: torch.device) -> _Gpu:
-    """Look at the GPU; the interpreter on a CPU takes the first tile of the table, one at a time."""
+    """Read the GPU's properties; on a CPU the interpreter takes the first tile of the table, one at a time."""
     if device.type == "cpu":
         return _Gpu(processors=1, shared_memory=2**31)
     driver: Any = triton.runtime.driver.active
@@ -253,4 +257,4 @@ def _gpu(device: torch.device) -> _Gpu:
 
 
 INTERPRETED = not isinstance(cast(object, kernels.walk_span), triton.JITFunction)
-"""Whether Triton was imported with TRITON_INTERPRET=1, which runs the kernels on a CPU, for tests."""
+"""True where Triton was imported with TRITON_INTERPRET=1, which runs the kernels on a CPU, for tests."""

@@ -1,10 +1,19 @@
 """Policy losses on sampled tokens: CTPO, and what it is compared with.
 
-Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows (one episode each), ``starts`` [R+1] the offset of each
-row. ``t`` = 1, 2, … counts the sampled tokens of an episode through all its turns. Log-probs are in nats, at the
-sampling temperature. All losses share their first four arguments and three options: ``weights`` multiplies each
-token's loss, ``aggregate`` says how tokens become one number (``aggregate.coefficients``), ``max_tokens`` goes with one
-of the aggregations.
+Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows (one episode each). ``t`` = 1, 2, … counts the sampled
+tokens of an episode through all its turns, and d = logp − old_logp is a token's log ratio. Log-probs are in nats, at
+the sampling temperature. All losses take:
+
+    logp [S]         log-prob of each token under the policy being optimised
+    old_logp [S]     log-prob at the start of the batch
+    advantages [S]   advantage of each token; detached
+    starts [R+1]     offset of each row
+    weights [S]      factor of each token's loss, as ``behaviour_weights`` gives it; None: 1
+    aggregate        how the tokens' losses become one number (``aggregate.coefficients``)
+    max_tokens       the constant length of the aggregation ``token_sum_const``
+
+They return a ``LossOut``, and raise ValueError for shapes that do not fit or numbers that are not finite, ConfigError
+for an option out of its range, and UnknownNameError for an aggregation that does not exist.
 """
 
 import math
@@ -14,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from agentrl.algos.aggregate import AGGREGATES, Aggregate, Carry, coefficients, episode_ordinal, pack_shares
+from agentrl.algos.aggregate import AGGREGATES, Aggregate, coefficients, pack_shares
 from agentrl.algos.ratios import behaviour_weights, cumulative_log_ratio, token_log_ratio
 from agentrl.algos.rows import Rows, check_tokens
 from agentrl.errors import ConfigError
@@ -22,10 +31,10 @@ from agentrl.errors import ConfigError
 __all__ = [
     "AGGREGATES",
     "Aggregate",
-    "Carry",
     "LossOut",
     "behaviour_weights",
     "cispo",
+    "cppo",
     "ctpo",
     "cumulative_log_ratio",
     "gspo",
@@ -35,11 +44,11 @@ __all__ = [
 ]
 
 MAX_LOG_RATIO = 10.0
-"""No ratio that a loss multiplies by exceeds e^10."""
+"""Upper clamp of the logarithm of every ratio that a loss multiplies by."""
 
 
 class LossOut(NamedTuple):
-    """What a loss function returns."""
+    """A loss and its metrics."""
 
     loss: Tensor
     """The aggregated loss, a scalar that gradients flow from."""
@@ -61,46 +70,82 @@ def ctpo(
     weights: Tensor | None = None,
     aggregate: Aggregate = "seq_mean_token_mean",
     max_tokens: int | None = None,
-    carry: Carry | None = None,
 ) -> LossOut:
     """CTPO: the cumulative ratio c_t = exp(Σ_{j≤t} d_j) in a window that widens with t^power.
 
     The prefix is detached: ∂loss_t/∂logp_t = −A_t·c_t, and no other token's log-prob has a part in loss_t. A token with
     A > 0 is trained iff S_t ≤ clip_high·t^p, one with A < 0 iff −clip_low·t^p ≤ S_t ≤ clip_dual·t^p.
 
-    Args:
-        logp: Log-prob of each token under the policy being optimised [S].
-        old_logp: Log-prob at the start of the batch [S].
-        advantages: Advantage of each token [S].
-        starts: Offset of each row [R+1].
+    Options:
         clip_low: Lower half-width of the window at t = 1, in nats.
         clip_high: Upper half-width at t = 1, in nats.
         clip_dual: Where the loss of a negative advantage stops growing at t = 1, in nats; None: nowhere.
         power: Exponent p; 0 for a window of fixed width.
-        weights: Factor of each token's loss [S], as ``behaviour_weights`` gives it.
-        aggregate: How the tokens' losses become one.
-        max_tokens: The constant length of ``token_sum_const``.
-        carry: What rows bring along that go on with an episode of earlier rows.
-
-    Returns:
-        The loss and its metrics.
-
-    Raises:
-        ValueError: shapes that do not fit, or numbers that are not finite.
-        ConfigError: a setting out of its range.
-        UnknownNameError: an aggregation that does not exist.
 
     Source: arXiv 2605.07331.
     """
     dual = math.inf if clip_dual is None else clip_dual
-    _check_widths(clip_low=clip_low, clip_high=clip_high, clip_dual=dual, power=power)
+    _check_widths("ctpo", clip_low=clip_low, clip_high=clip_high, clip_dual=dual, power=power)
     tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
-    total = cumulative_log_ratio(logp, old_logp, starts, carry=carry)
-    width = episode_ordinal(tokens.rows, carry).to(total.dtype) ** power
+    total = cumulative_log_ratio(logp, old_logp, starts)
+    # S_t is a sum of t steps: with power 1/2 the window grows as the standard deviation of a random walk does.
+    width = tokens.rows.ordinal.to(total.dtype) ** power
     bounds = _Bounds(low=-clip_low * width, high=clip_high * width, dual=dual * width)
     metrics = {"S_mean": total.mean(), "S_std": total.std(correction=0)} if total.numel() else {}
-    out = _clipped(tokens, total, tokens.grad_only, bounds, coefficients(aggregate, tokens.rows, max_tokens, carry))
+    # grad_only is the token's own log-prob, so the gradient sees the prefix as a constant factor.
+    out = _clipped(tokens, total, tokens.grad_only, bounds, coefficients(aggregate, tokens.rows, max_tokens))
     return LossOut(out.loss, out.metrics | metrics)
+
+
+def cppo(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    starts: Tensor,
+    *,
+    threshold: float = 0.15,
+    budget: float = 0.015,
+    floor: float = 0.8,
+    adaptive: bool = False,
+    weights: Tensor | None = None,
+    aggregate: Aggregate = "seq_mean_token_mean",
+    max_tokens: int | None = None,
+) -> LossOut:
+    """CPPO: −A·r, but 0 for a token that moves π away from *old* by more than its row's prefix leaves room for.
+
+    D_t = |π(y_t) − old(y_t)| is weighed by w_t, which falls in a straight line from 1 at the row's first token to
+    ``floor`` at its last. With the prefix sums S_t = Σ_{j≤t} w_j·D_j and W_t = Σ_{j≤t} w_j a token is trained iff
+    A·(r − 1) ≤ 0 or w_t·D_t ≤ min(threshold, threshold + budget·W_{t−1} − S_{t−1}).
+
+    Options:
+        threshold: The largest w_t·D_t, δ in the paper.
+        budget: The largest weighted mean of D over a prefix, δ_b; 1 for none, and DPPO with ``floor=1`` as well.
+        floor: The weight of the row's last token, in (0, 1].
+        adaptive: Raise the budget to the 90th percentile of the row's D, at most to twice itself, as the paper does for
+            base models, with ``budget=.02``.
+
+    Source: arXiv 2606.10968, equations 8 to 11 and 22, with the binary form of the divergence. Its μ, the policy that
+    sampled, is *old* here, as in all losses.
+    """
+    _check_widths("cppo", threshold=threshold, budget=budget)
+    if not 0 < floor <= 1:
+        raise ConfigError(f"floor of cppo must be above 0 and at most 1, but is {floor}")
+    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
+    rows = tokens.rows
+    moved = (logp.detach().double().exp() - old_logp.detach().double().exp()).abs()
+    weight = 1 - (1 - floor) * (rows.ordinal - 1) / (rows.lengths - 1).clamp_min(1)[rows.row]
+    room = torch.full_like(moved, budget)
+    if adaptive:
+        tops = [float(row.quantile(0.9)) if len(row) else 0.0 for row in moved.split(rows.lengths.tolist())]
+        room = moved.new_tensor(tops).clamp(budget, 2 * budget)[rows.row]
+    spent = weight * moved
+    # Sums over the tokens before: the inclusive ones less the token's own term.
+    slack = room * (rows.prefix_sum(weight) - weight) - (rows.prefix_sum(spent) - spent)
+    away = tokens.advantages * tokens.log_ratio > 0
+    cut = away & (spent > threshold + slack.clamp(max=0.0))
+    ratio = (tokens.log_ratio + tokens.grad_only).clamp(max=MAX_LOG_RATIO).exp()
+    surrogate = torch.where(cut, 0.0, -tokens.advantages * ratio)
+    return _out(tokens, tokens.log_ratio, surrogate, cut, coefficients(aggregate, rows, max_tokens))
 
 
 def ppo_clip(
@@ -120,25 +165,10 @@ def ppo_clip(
 
     DAPO is this with ``clip_high=.28, aggregate="token_mean"``; the dual clip with ``clip_dual=3``.
 
-    Args:
-        logp: Log-prob of each token under the policy being optimised [S].
-        old_logp: Log-prob at the start of the batch [S].
-        advantages: Advantage of each token [S].
-        starts: Offset of each row [R+1].
+    Options:
         clip_low: How far below 1 the ratio counts, at most 1.
         clip_high: How far above 1 the ratio counts.
         clip_dual: The ratio where the loss of a negative advantage stops growing, above 1; None: nowhere.
-        weights: Factor of each token's loss [S].
-        aggregate: How the tokens' losses become one.
-        max_tokens: The constant length of ``token_sum_const``.
-
-    Returns:
-        The loss and its metrics.
-
-    Raises:
-        ValueError: shapes that do not fit, or numbers that are not finite.
-        ConfigError: a setting out of its range.
-        UnknownNameError: an aggregation that does not exist.
 
     Source: arXiv 1707.06347, as in GRPO (2402.03300); clip-higher 2503.14476; dual clip 1912.09729.
     """
@@ -167,32 +197,19 @@ def gspo(
 ) -> LossOut:
     """GSPO: PPO's clip on the row's length-normalised ratio s = exp(mean_j d_j).
 
-    Args:
-        logp: Log-prob of each token under the policy being optimised [S].
-        old_logp: Log-prob at the start of the batch [S].
-        advantages: Advantage of each token [S].
-        starts: Offset of each row [R+1].
+    Options:
         clip_low: How far below 1 the ratio counts, at most 1.
         clip_high: How far above 1 the ratio counts.
         token_form: Let each token's gradient flow through its own log-prob only, with the row's ratio as value
-            (GSPO-token), rather than through the mean over the row. One gradient where the row has one advantage.
-        weights: Factor of each token's loss [S].
-        aggregate: How the tokens' losses become one.
-        max_tokens: The constant length of ``token_sum_const``.
-
-    Returns:
-        The loss and its metrics.
-
-    Raises:
-        ValueError: shapes that do not fit, or numbers that are not finite.
-        ConfigError: a setting out of its range.
-        UnknownNameError: an aggregation that does not exist.
+            (GSPO-token), rather than through the mean over the row. Where the row has one advantage the two agree.
 
     Source: arXiv 2507.18071.
     """
     tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
     rows = tokens.rows
+    # Rows without a token divide by 0, but no token indexes them.
     mean = (rows.sum(tokens.log_ratio) / rows.lengths)[rows.row].to(tokens.log_ratio)
+    # The value is the row's mean ratio in both forms; the forms differ only in where its gradient goes.
     flow = tokens.grad_only
     if not token_form:
         flow = (rows.sum(flow) / rows.lengths)[rows.row].to(mean)
@@ -213,33 +230,20 @@ def cispo(
     aggregate: Aggregate = "seq_mean_token_mean",
     max_tokens: int | None = None,
 ) -> LossOut:
-    """CISPO: −sg(clip(r, 1 − low, 1 + high))·A·logp; the ratio is held, but no token's gradient is cut.
+    """CISPO: −sg(clip(r, 1 − low, 1 + high))·A·logp; the ratio is clipped, but no token's gradient is cut.
 
     Its paper sets no lower bound, hence ``clip_low=1``, and does not state the upper one: a ratio of 5 is our choice.
+    The metric ``clip_fraction`` counts the clipped ratios.
 
-    Args:
-        logp: Log-prob of each token under the policy being optimised [S].
-        old_logp: Log-prob at the start of the batch [S].
-        advantages: Advantage of each token [S].
-        starts: Offset of each row [R+1].
+    Options:
         clip_low: How far below 1 the ratio counts, at most 1.
         clip_high: How far above 1 the ratio counts.
-        weights: Factor of each token's loss [S].
-        aggregate: How the tokens' losses become one.
-        max_tokens: The constant length of ``token_sum_const``.
-
-    Returns:
-        The loss and its metrics; ``clip_fraction`` counts the ratios that were held.
-
-    Raises:
-        ValueError: shapes that do not fit, or numbers that are not finite.
-        ConfigError: a setting out of its range.
-        UnknownNameError: an aggregation that does not exist.
 
     Source: arXiv 2506.13585.
     """
     tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
     low, high = _log_window("cispo", clip_low, clip_high)
+    # log_ratio is detached, which makes the ratio the constant sg(…); the gradient is that of logp alone.
     ratio = tokens.log_ratio.clamp(low, min(high, MAX_LOG_RATIO)).exp()
     held = (tokens.log_ratio < low) | (tokens.log_ratio > high)
     surrogate = -ratio * tokens.advantages * logp
@@ -258,26 +262,11 @@ def reinforce(
     aggregate: Aggregate = "seq_mean_token_mean",
     max_tokens: int | None = None,
 ) -> LossOut:
-    """REINFORCE with a truncated weight: −sg(min(r, cap))·A·logp, r = exp(logp − old).
+    """REINFORCE with a truncated weight: −sg(min(r, cap))·A·logp, r = exp(logp − old) and cap at least 1.
 
-    Args:
-        logp: Log-prob of each token under the policy being optimised [S].
-        old_logp: Log-prob at the start of the batch [S].
-        advantages: Advantage of each token [S].
-        starts: Offset of each row [R+1].
-        cap: The largest ratio, at least 1.
-        weights: Factor of each token's loss [S].
-        aggregate: How the tokens' losses become one.
-        max_tokens: The constant length of ``token_sum_const``.
-
-    Returns:
-        The loss and its metrics; ``clip_fraction`` counts the ratios that were held.
-
-    Raises:
-        ValueError: shapes that do not fit, or numbers that are not finite.
-        ConfigError: a setting out of its range.
-        UnknownNameError: an aggregation that does not exist.
+    The metric ``clip_fraction`` counts the truncated ratios.
     """
+    # `not >=` refuses NaN as well.
     if not cap >= 1:
         raise ConfigError(f"cap of reinforce must be at least 1, but is {cap}")
     keep = cap - 1.0
@@ -316,13 +305,14 @@ class _Tokens:
             advantages=advantages.detach().to(log_ratio),
             weights=None if weights is None else weights.detach().to(log_ratio),
             log_ratio=log_ratio,
+            # Added to a detached value, it gives that value logp's gradient without changing it.
             grad_only=(logp - logp.detach()).to(log_ratio),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bounds:
-    """Where the log ratio of each token stops to count [S]."""
+    """Clip bounds of the log ratio of each token [S]."""
 
     low: Tensor
     """Lower bound, for negative advantages."""
@@ -338,15 +328,16 @@ class _Bounds:
 
 
 def _clipped(tokens: _Tokens, log_ratio: Tensor, flow: Tensor, bounds: _Bounds, factors: Tensor) -> LossOut:
-    """The clipped surrogate of the detached ``log_ratio`` [S], whose gradient goes through the zeros ``flow`` [S].
+    """Clip the surrogate of the detached ``log_ratio`` [S]; its gradient flows through the zeros ``flow`` [S].
 
-    max(−A·r, −A·clip(r)), with min(·, −A·r_dual) where A < 0, is −A·exp of the log ratio held below ``high`` where
-    A ≥ 0 and within [low, dual] where A < 0.
+    max(−A·r, −A·clip(r)), with min(·, −A·r_dual) where A < 0, is −A·exp of the log ratio clamped below ``high`` where
+    A ≥ 0 and to [low, dual] where A < 0.
     """
     negative = tokens.advantages < 0
     floor = torch.where(negative, bounds.low, -math.inf)
     ceiling = torch.where(negative, bounds.dual, bounds.high).clamp(max=MAX_LOG_RATIO)
     cut = (log_ratio < floor) | (log_ratio > ceiling)
+    # clamp's gradient is 0 outside its bounds, which is exactly what PPO's max and min cut.
     surrogate = -tokens.advantages * (log_ratio + flow).clamp(floor, ceiling).exp()
     return _out(tokens, log_ratio, surrogate, cut, factors)
 
@@ -357,6 +348,7 @@ def _out(tokens: _Tokens, log_ratio: Tensor, surrogate: Tensor, cut: Tensor, fac
     loss = (surrogate * (factors if tokens.weights is None else factors * tokens.weights)).sum()
     if log_ratio.numel() == 0:
         return LossOut(loss, {})
+    # A token without an advantage has no gradient to cut: counting it would only dilute the fraction.
     credited = tokens.advantages != 0
     metrics = {
         "clip_fraction": (cut & credited).sum() / credited.sum().clamp_min(1),
@@ -366,16 +358,17 @@ def _out(tokens: _Tokens, log_ratio: Tensor, surrogate: Tensor, cut: Tensor, fac
     return LossOut(loss, metrics)
 
 
-def _check_widths(**widths: float) -> None:
+def _check_widths(loss: str, **widths: float) -> None:
     for name, value in widths.items():
         if not value >= 0:
-            raise ConfigError(f"{name} of ctpo must not be negative, but is {value}")
+            raise ConfigError(f"{name} of {loss} must not be negative, but is {value}")
 
 
 def _log_window(loss: str, clip_low: float, clip_high: float) -> tuple[float, float]:
-    """The window [1 − low, 1 + high] of a ratio, as bounds of its logarithm."""
+    """Turn the window [1 − low, 1 + high] of a ratio into bounds of its logarithm."""
     if not 0 <= clip_low <= 1:
         raise ConfigError(f"clip_low of {loss} must lie between 0 and 1, but is {clip_low}")
     if not clip_high >= 0:
         raise ConfigError(f"clip_high of {loss} must not be negative, but is {clip_high}")
+    # log1p raises an error at -1, where there is no lower bound.
     return math.log1p(-clip_low) if clip_low < 1 else -math.inf, math.log1p(clip_high)

@@ -5,12 +5,12 @@ engine reported as it sampled. Shapes: ``S`` sampled tokens of all rows end to e
 """
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from agentrl.algos.aggregate import Carry
 from agentrl.algos.rows import Rows, check_tokens
 from agentrl.errors import ConfigError, UnknownNameError
 
@@ -19,11 +19,13 @@ MAX_TOKEN_LOG_RATIO = 20.0
 
 CorrectionKind = Literal["sequence", "prefix", "token", "none"]
 
+RejectionLevel = Literal["token", "sequence", "geometric"]
+
 _KINDS = ("sequence", "prefix", "token", "none")
 
 
 def token_log_ratio(logp: Tensor, old_logp: Tensor) -> Tensor:
-    """Per-token log ratio d = clamp(logp − old, −20, 20), at least float32 before the subtraction; detached [S].
+    """Compute each token's log ratio d = clamp(logp − old, −20, 20), at least float32; detached [S].
 
     Args:
         logp: Log-prob of each token under the newer policy [S], in nats.
@@ -32,13 +34,14 @@ def token_log_ratio(logp: Tensor, old_logp: Tensor) -> Tensor:
     Returns:
         The log ratio of each token [S].
     """
+    # Widened before the subtraction: in bfloat16 the difference of two near log-probs has no correct digit.
     dtype = torch.promote_types(logp.dtype, torch.float32)
     difference = logp.detach().to(dtype) - old_logp.detach().to(dtype)
     return difference.clamp(-MAX_TOKEN_LOG_RATIO, MAX_TOKEN_LOG_RATIO)
 
 
-def cumulative_log_ratio(logp: Tensor, old_logp: Tensor, starts: Tensor, *, carry: Carry | None = None) -> Tensor:
-    """S_t = Σ_{j≤t} d_j over the sampled tokens of the row, across its turns; detached [S].
+def cumulative_log_ratio(logp: Tensor, old_logp: Tensor, starts: Tensor) -> Tensor:
+    """Sum the log ratios S_t = Σ_{j≤t} d_j over the sampled tokens of the row, across its turns; detached [S].
 
     ``exp(S_t)`` is also the ratio by which OTB's energy can be weighted.
 
@@ -46,7 +49,6 @@ def cumulative_log_ratio(logp: Tensor, old_logp: Tensor, starts: Tensor, *, carr
         logp: Log-prob of each token under the newer policy [S], in nats.
         old_logp: Under the older one [S], in nats.
         starts: Offset of each row [R+1].
-        carry: What rows bring along that go on with an episode of earlier rows.
 
     Returns:
         S_t of each token [S], at least float32; summed in float64, since 8192 steps of 2e-4 stall in bfloat16.
@@ -60,17 +62,13 @@ def cumulative_log_ratio(logp: Tensor, old_logp: Tensor, starts: Tensor, *, carr
     check_tokens("old_logp", old_logp, logp)
     rows = Rows.of(starts, logp)
     step = token_log_ratio(logp, old_logp)
-    total = rows.prefix_sum(step)
-    if carry is not None:
-        carry.check(rows)
-        total = total + carry.log_ratio.detach().to(total)[rows.row]
-    return total.to(step.dtype)
+    return rows.prefix_sum(step).to(step.dtype)
 
 
 def behaviour_weights(
     old_logp: Tensor, sampler_logp: Tensor, starts: Tensor, *, kind: CorrectionKind, cap: float = 5.0
 ) -> Tensor:
-    """Weights that correct a loss on θ/old for tokens that the engine sampled: truncated ratios old/sampler.
+    """Compute weights that correct a loss on θ/old for tokens that the engine sampled: truncated ratios old/sampler.
 
     Pass the true old log-probs. Where old *is* the sampler (θ is compared with the engine directly) every weight is 1,
     as it must be: the loss's own ratio has the correction in it.
@@ -110,3 +108,44 @@ def behaviour_weights(
         log_weight = rows.prefix_sum(step)
     # min before exp: the product of a long row would overflow first.
     return log_weight.clamp(max=math.log(cap)).exp().to(step.dtype)
+
+
+def rejection_mask(
+    old_logp: Tensor, sampler_logp: Tensor, starts: Tensor, bounds: Mapping[RejectionLevel, tuple[float, float]]
+) -> Tensor:
+    """Tell which tokens the engine sampled much as the trainer would have: the ratios old/sampler lie within bounds.
+
+    Args:
+        old_logp: Log-prob of each token as the trainer scored it at the start of the batch [S], in nats.
+        sampler_logp: As the engine reported it [S], in nats.
+        starts: Offset of each row [R+1].
+        bounds: Smallest and largest ratio by level; a token has to pass all. ``"token"``: its own ratio;
+            ``"sequence"``: the product over its row; ``"geometric"``: the geometric mean over its row.
+
+    Returns:
+        True for the tokens to train on, bool [S].
+
+    Raises:
+        ValueError: shapes that do not fit, or log-probs that are not finite.
+        ConfigError: bounds that are not two rising numbers from 0 up.
+
+    Source: IcePop (arXiv 2510.18855) for tokens; ``token_k1``, ``seq_sum_k1`` and ``seq_mean_k1`` of verl, which the
+    code of OTB and CTPO extends: they bound the inverse, sampler/old.
+    """
+    check_tokens("old_logp", old_logp, old_logp)
+    check_tokens("sampler_logp", sampler_logp, old_logp)
+    rows = Rows.of(starts, old_logp)
+    step = token_log_ratio(old_logp, sampler_logp)
+    total = rows.sum(step)
+    log_ratio = {
+        "token": step.double(),
+        "sequence": total[rows.row],
+        # Rows without a token divide by 0, but no token indexes them.
+        "geometric": (total / rows.lengths)[rows.row],
+    }
+    kept = torch.ones_like(step, dtype=torch.bool)
+    for level, (low, high) in bounds.items():
+        if not 0 <= low < high:
+            raise ConfigError(f"the bounds of a ratio must rise from 0 up, but those of {level!r} are {low} and {high}")
+        kept &= (log_ratio[level] >= (math.log(low) if low else -math.inf)) & (log_ratio[level] <= math.log(high))
+    return kept

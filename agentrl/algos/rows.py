@@ -13,7 +13,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Where each row begins and ends, and which row a token is in.
+    """Offsets of the rows, and the row of each token.
 
     Example:
         Three rows, the second without a sampled token::
@@ -33,7 +33,7 @@ class Rows:
 
     @classmethod
     def of(cls, starts: Tensor, like: Tensor) -> "Rows":
-        """Read the row offsets of the tensor ``like`` [S].
+        """Check ``starts`` against the tensor ``like`` [S], whose rows they are the offsets of.
 
         Raises:
             ValueError: ``starts`` [R+1] is no list of offsets that begins at 0, never falls and ends at S.
@@ -61,8 +61,8 @@ class Rows:
     def prefix_sum(self, values: Tensor) -> Tensor:
         """Inclusive sum of ``values`` [S] along each row [S], in float64.
 
-        One running sum serves all rows: a slot before each row takes the last row's total off again, and what
-        rounding leaves there is subtracted. So a row that begins with values near 0 keeps them, wherever it stands.
+        One running sum serves all rows: a reset slot before each row subtracts the previous row's total. So a row that
+        begins with values near 0 keeps their precision, wherever it stands.
         """
         n_rows, n_tokens = self.lengths.numel(), self.row.numel()
         resets = self.starts[:-1] + torch.arange(n_rows, device=values.device)
@@ -71,15 +71,17 @@ class Rows:
         laid_out[slots] = values.double()
         laid_out[resets[1:]] = -self.sum(values)[:-1]
         running = laid_out.cumsum(0)
+        # Totals and running sums are rounded in other orders: what a reset leaves over is not part of the row.
         return running[slots] - running[resets][self.row]
 
     def suffix_sum(self, values: Tensor) -> Tensor:
         """Sum of ``values`` [S] from each token to the end of its row, inclusive [S], in float64."""
+        # Total less prefix, and the token's own value put back: no second pass over a reversed tensor.
         return self.sum(values)[self.row] - self.prefix_sum(values) + values
 
 
 def check_tokens(name: str, values: Tensor, like: Tensor, *, least: float | None = None) -> None:
-    """Insist on one finite number per sampled token.
+    """Check that there is one finite number per sampled token.
 
     Args:
         name: What the message calls the tensor.

@@ -1,7 +1,9 @@
 """The command line: each family of commands has a file here.
 
-Results go to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 what was
-asked for is not there, 130 interrupted, 143 terminated.
+Results go to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 the
+request can't be carried out as asked, 130 interrupted, 141 the reader of standard output left, 143 terminated.
+
+Commands import what they need only when they run, so that ``agentrl --help`` is quick and works on the base install.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from agentrl import __version__
-from agentrl.cli import environments, machine, runs
+from agentrl.cli import environments, episodes, evaluation, machine, plan, runs, sweep, view
 from agentrl.errors import AgentRLError, Terminated, UsageError
 from agentrl.sandboxes import SandboxError
 
@@ -29,17 +31,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = _parser().parse_args(argv)
         code: int = arguments.run(arguments)
-        sys.stdout.flush()
+        sys.stdout.flush()  # here, where a broken pipe is still handled below
         return code
     except UsageError as error:
         return _fail(error, 2)
     except (AgentRLError, SandboxError) as error:
         return _fail(error, 1)
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers", "rich", "safetensors", "tokenizers"):
+        # Only packages of the extras: any other missing module is a bug and keeps its traceback.
+        if error.name not in ("torch", "transformers", "safetensors", "tokenizers", "jinja2"):
             raise
         return _fail(f"{error.name} is not installed: pip install 'agentrl[train]'", 2)
     except BrokenPipeError:
+        # Another pipe than standard output broke, such as one to a sandbox: that is a bug.
         if not _reader_left():
             raise
         return 141
@@ -50,17 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _reader_left() -> bool:
-    """Whether whoever read standard output, such as head, has seen enough; then the rest goes nowhere."""
+    """Return True if the reader of standard output, such as head, has closed it; the rest is then discarded."""
     pipe = select.poll()
     pipe.register(sys.stdout.fileno(), 0)
     left = any(event & select.POLLERR for _, event in pipe.poll(0))
     if left:
+        # Python flushes standard output at exit, which would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return left
 
 
 def _fail(reason: object, code: int) -> int:
-    """Give the reason in one line, whatever a library's part of it looks like."""
+    """Print the reason on one line, even where it holds a library's message of several lines."""
     print("agentrl:", *str(reason).split(), file=sys.stderr)
     return code
 
@@ -74,6 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"agentrl {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    for family in (runs, environments, machine):
+    for family in (runs, evaluation, view, plan, episodes, sweep, environments, machine):
         family.add_commands(commands)
     return parser

@@ -1,21 +1,26 @@
-"""What the command families have in common: how a command is added to the parser."""
+"""Helpers of the command families: they add commands and a run's settings to the parser, and check the settings."""
 
 import argparse
+import importlib.util
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from agentrl.errors import ConfigError
+
 Run = Callable[[argparse.Namespace], int]
-"""Does what a command was asked for; gives the exit code."""
+"""Carries out a command; returns the exit code."""
 
 
 def add_command(commands: Any, name: str, run: Run, text: str, examples: str) -> argparse.ArgumentParser:
-    """Add a command whose help says what it does and gives examples.
+    """Add a command with a description and examples in its help.
 
     Args:
         commands: argparse's subparsers.
-        name: of the command.
-        run: does it; gives the exit code.
-        text: what it does, without a capital letter and a full stop.
+        name: the command's name.
+        run: carries it out; returns the exit code.
+        text: its description, without a capital letter and a full stop.
         examples: lines that begin with ``examples:``.
     """
     command: argparse.ArgumentParser = commands.add_parser(
@@ -27,3 +32,33 @@ def add_command(commands: Any, name: str, run: Run, text: str, examples: str) ->
     )
     command.set_defaults(run=run)
     return command
+
+
+def add_config_arguments(command: argparse.ArgumentParser) -> None:
+    """Add a run's settings: a TOML file, a preset and ``--set``."""
+    command.add_argument("config", nargs="?", type=Path, help="a TOML file of settings")
+    command.add_argument("--preset", help="begin with a preset; 'agentrl list' names them")
+    add_set_argument(command)
+
+
+def add_set_argument(command: argparse.ArgumentParser) -> None:
+    """Add ``--set``."""
+    command.add_argument(
+        "--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a setting"
+    )
+
+
+def check_config(arguments: argparse.Namespace) -> None:
+    """Require a TOML file or a preset to begin with.
+
+    Raises:
+        ConfigError: there is neither a TOML file nor a preset.
+    """
+    if arguments.config is None and arguments.preset is None:
+        raise ConfigError("say what to do: give a TOML file, or --preset quickstart")
+
+
+def load_torch() -> None:
+    """Announce the import of PyTorch, which takes some seconds, and more on a busy machine."""
+    if "torch" not in sys.modules and importlib.util.find_spec("torch") is not None:
+        print("loading PyTorch …", file=sys.stderr, flush=True)

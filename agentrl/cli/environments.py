@@ -1,4 +1,4 @@
-"""``agentrl new | list | play | check-env``: environments are begun, looked at, played and checked."""
+"""``agentrl new | list | play | check-env``: create, list, play and check environments."""
 
 import argparse
 import json
@@ -56,37 +56,36 @@ def add_commands(commands: Any) -> None:
 
 
 def _new(arguments: argparse.Namespace) -> int:
-    from agentrl.scaffold import create
+    from agentrl.cli.scaffold import create
 
     print(create(arguments.name, folder=arguments.dir, namespace=arguments.namespace).next_steps)
     return 0
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from agentrl import listing
-    from agentrl.terminal import Terminal
+    from agentrl.cli import listing
+    from agentrl.runs.progress import Display
 
-    found = listing.overview() if arguments.env is None else listing.details(arguments.env)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(listing.overview() if arguments.env is None else listing.details(arguments.env)))
     elif arguments.env is None:
-        listing.show_overview(Terminal())
+        listing.show_overview(Display(sys.stdout))
     else:
-        listing.show_details(found, Terminal())
+        listing.show_details(listing.details(arguments.env), Display(sys.stdout))
     return 0
 
 
 def _play(arguments: argparse.Namespace) -> int:
-    from agentrl.play import Request, play
-    from agentrl.terminal import Terminal
+    from agentrl.cli.play import play
+    from agentrl.runs.progress import Display
 
-    chosen = {name: getattr(arguments, name) for name in ("env", "task", "seed", "split", "dialect")}
-    play(Request(**chosen), Terminal())
+    chosen = {name: getattr(arguments, name) for name in ("task", "seed", "split", "dialect")}
+    play(arguments.env, Display(sys.stdout), **chosen)
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from agentrl.checker import check_env
+    from agentrl.toolenv.checker import check_env
 
     company = Company()
     found = check_env(
@@ -102,8 +101,9 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 class Company:
-    """Tells on standard error how far a check is; a short one needs none."""
+    """Reports a check's progress on standard error; a short check reports none."""
 
+    # Seconds without any report, then between two reports while turns are played.
     _QUIET_S = 2.0
     _EVERY_S = 10.0
 
@@ -112,13 +112,13 @@ class Company:
         self._what, self._turns = "", 0
 
     def begin(self, what: str) -> None:
-        """Another check begins."""
+        """Note that another check begins."""
         self._what = what
         if time.monotonic() - self._began > self._QUIET_S:
             self._tell()
 
     def turn(self) -> None:
-        """Another turn was played."""
+        """Note that another turn was played."""
         self._turns += 1
         if time.monotonic() - self._told > self._EVERY_S:
             self._tell()

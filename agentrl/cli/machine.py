@@ -1,4 +1,4 @@
-"""``agentrl doctor | sandbox``: what this machine can do, and what its sandboxes need."""
+"""``agentrl doctor | sandbox``: diagnose this machine, and build the sandboxes' image."""
 
 import argparse
 import json
@@ -30,18 +30,19 @@ def add_commands(commands: Any) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from agentrl import doctor
+    from agentrl.cli import doctor
+    from agentrl.runs.progress import Display
 
     found = doctor.diagnose(sandbox_only=arguments.sandbox, say=lambda text: print(text, file=sys.stderr))
     if arguments.json:
         print(json.dumps(found.row()))
     else:
-        doctor.show(found)
+        doctor.show(found, Display(sys.stdout))
     return 0 if found.ok else 1
 
 
 def _sandbox(arguments: argparse.Namespace) -> int:
-    from agentrl.sandboxes.docker_image import build_image
+    from agentrl.sandboxes.docker.image import build_image
 
     print(build_image(packages=arguments.packages))
     return 0

@@ -1,34 +1,32 @@
-"""``agentrl train | sft | eval | config | report``: runs are set up, made, gone on with, evaluated and shown."""
+"""``agentrl train | sft | export | config | report``: configure, start, resume and report runs."""
 
 import argparse
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from agentrl.cli.command import add_command
+from agentrl.cli.command import add_command, add_config_arguments, check_config, load_torch
 from agentrl.errors import ConfigError
 
 _TRAIN = """examples:
   agentrl train --preset quickstart
   agentrl train my.toml --name second-try --set optim.lr=1e-4 --set algo.advantage=group_mean
   agentrl train --resume runs/second-try
+  agentrl train --preset qwen3-4b-tir --dry-run
+  agentrl train --preset quickstart --set model.path=runs/quickstart --episodes rollouts.jsonl
 """
 _SFT = """examples:
   agentrl sft --preset quickstart --name warm
   agentrl sft my.toml --set sft.steps=200
 """
-_EVAL = """examples:
-  agentrl eval runs/quickstart
-  agentrl eval runs/quickstart --greedy --tasks 500 --out episodes.jsonl
-  agentrl eval runs/quickstart/checkpoints/step-000000 --attempts 8
-  agentrl eval path/to/model --preset quickstart --set rollout.turn_tokens=512
-"""
 _CONFIG = """examples:
   agentrl config
   agentrl config rollout
   agentrl config quickstart > my.toml
+"""
+_EXPORT = """examples:
+  agentrl export runs/quickstart model
+  agentrl export runs/mine/checkpoints/step-000100 model --dtype bfloat16
 """
 _REPORT = """examples:
   agentrl report runs/quickstart
@@ -38,135 +36,107 @@ _REPORT = """examples:
 def add_commands(commands: Any) -> None:
     """Add the commands of this family to argparse's subparsers."""
     train = add_command(commands, "train", _train, "train an agent; makes a run folder", _TRAIN)
-    _config_arguments(train)
+    _run_arguments(train)
     train.add_argument("--resume", metavar="RUN", type=Path, help="go on with a run folder from its last checkpoint")
+    why = "learn from saved episodes, each file a step, and play none"
+    train.add_argument("--episodes", metavar="FILE", type=Path, nargs="+", help=why)
+    train.add_argument("--dry-run", action="store_true", help="check everything but the weights, and say what it needs")
     sft = add_command(commands, "sft", _sft, "the warm start alone: learn oracle episodes", _SFT)
-    _config_arguments(sft)
-    _eval_arguments(add_command(commands, "eval", _eval, "evaluate a run, a checkpoint or a model", _EVAL))
+    _run_arguments(sft)
     config = add_command(commands, "config", _config, "print every setting with its meaning, as a TOML file", _CONFIG)
     config.add_argument("what", metavar="SECTION|PRESET", nargs="?", help="these alone, or with a preset's values")
+    export = add_command(commands, "export", _export, "write a run's model, adapters merged, as one folder", _EXPORT)
+    export.add_argument("path", help="a run folder, a checkpoint in one, or a folder of adapters")
+    export.add_argument("out", metavar="OUT", type=Path, help="the folder to make")
+    export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights")
     report = add_command(commands, "report", _report, "write a run's report.html anew", _REPORT)
     report.add_argument("path", metavar="RUN", type=Path, help="a run folder")
 
 
-def _config_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("config", nargs="?", type=Path, help="a TOML file of settings")
-    command.add_argument("--preset", help="begin with a preset; 'agentrl list' names them")
+def _run_arguments(command: argparse.ArgumentParser) -> None:
+    add_config_arguments(command)
     command.add_argument("--name", help="name of the run; one that is taken is an error")
     command.add_argument("--seed", type=int, help="seeds weights, tasks and sampling")
-    _set_argument(command)
-
-
-def _set_argument(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a setting"
-    )
-
-
-def _eval_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("path", help="a run folder, a checkpoint in one, or a model's folder or name")
-    command.add_argument("--config", type=Path, help="settings for a model that is in no run folder")
-    command.add_argument("--preset", help="preset for a model that is in no run folder")
-    command.add_argument("--split", help="which tasks (default: the run's eval.split)")
-    command.add_argument("--tasks", type=int, help="how many tasks (default: the run's eval.tasks)")
-    command.add_argument("--attempts", type=int, help="episodes per task, for pass@k")
-    how = command.add_mutually_exclusive_group()
-    how.add_argument("--greedy", action="store_true", help="take the most probable token")
-    how.add_argument("--temperature", type=float, help="sample at this temperature")
-    command.add_argument("--seed", type=int, default=0, help="of sampling (default: 0)")
-    command.add_argument("--out", type=Path, help="write the episodes here: .jsonl or .jsonl.zst")
-    command.add_argument("--force", action="store_true", help="evaluate in another dialect than the run's own")
-    command.add_argument("--json", action="store_true", help="write the result as JSON")
-    _set_argument(command)
-
-
-def _load_torch() -> None:
-    """Say why nothing is said for a while: PyTorch takes some seconds to import, and more on a busy machine."""
-    if "torch" not in sys.modules and importlib.util.find_spec("torch") is not None:
-        print("loading PyTorch …", file=sys.stderr, flush=True)
 
 
 def _train(arguments: argparse.Namespace) -> int:
     if arguments.resume is None:
         return _new_run(arguments, sft_only=False)
-    if arguments.config or arguments.preset or arguments.name or arguments.seed is not None:
+    others = (arguments.config, arguments.preset, arguments.name, arguments.dry_run, arguments.episodes)
+    if any(others) or arguments.seed is not None:
         raise ConfigError("--resume goes on with the run's own settings: leave all options out but --set")
-    _load_torch()
-    from agentrl import pipeline
-    from agentrl.display import Display
+    load_torch()
+    from agentrl.runs.progress import Display
+    from agentrl.train import ranks
+    from agentrl.train import run as pipeline
 
+    if ranks.is_follower():
+        ranks.follow()
+        return 0
     print(pipeline.resume(arguments.resume, Display(), arguments.overrides))
     return 0
 
 
 def _sft(arguments: argparse.Namespace) -> int:
+    arguments.dry_run, arguments.episodes = False, None
     return _new_run(arguments, sft_only=True)
 
 
 def _new_run(arguments: argparse.Namespace, *, sft_only: bool) -> int:
     from agentrl.config import load_config
 
-    if arguments.config is None and arguments.preset is None:
-        raise ConfigError("say what to do: give a TOML file, or --preset quickstart")
+    check_config(arguments)
     overrides = list(arguments.overrides)
     if arguments.name is not None:
         overrides.append(f"run.name={json.dumps(arguments.name)}")
     if arguments.seed is not None:
         overrides.append(f"run.seed={arguments.seed}")
     config = load_config(preset=arguments.preset, path=arguments.config, overrides=overrides)
-    _load_torch()
-    from agentrl import pipeline
-    from agentrl.display import Display
+    if arguments.dry_run and arguments.episodes:
+        raise ConfigError("--dry-run is for runs that play, and one of --episodes plays nothing: leave one of them out")
+    if arguments.dry_run:
+        from agentrl.cli.plan import show_plan
 
-    print(pipeline.train(config, Display(), numbered=arguments.name is None, sft_only=sft_only))
-    return 0
+        return show_plan(config, whole=True)
+    # After the settings, so that a mistake there is reported before PyTorch has been waited for.
+    load_torch()
+    from agentrl.runs.progress import Display
+    from agentrl.train import ranks
+    from agentrl.train import run as pipeline
 
-
-def _eval(arguments: argparse.Namespace) -> int:
-    _load_torch()
-    from agentrl import evaluation
-    from agentrl.display import Display
-
-    request = evaluation.Request(
-        path=arguments.path,
-        config=arguments.config,
-        preset=arguments.preset,
-        overrides=tuple(_eval_overrides(arguments)),
-        seed=arguments.seed,
-        out=arguments.out,
-        force=arguments.force,
-    )
-    display = Display()
-    result = evaluation.run(request, display)
-    if arguments.json:
-        print(json.dumps(result.row()))
+    if ranks.is_follower():
+        ranks.follow()
+        return 0
+    numbered = arguments.name is None
+    if arguments.episodes:
+        print(pipeline.train_on(arguments.episodes, config, Display(), numbered=numbered))
     else:
-        display.evaluation(str(arguments.path), result)
+        print(pipeline.train(config, Display(), numbered=numbered, sft_only=sft_only))
     return 0
-
-
-def _eval_overrides(arguments: argparse.Namespace) -> list[str]:
-    chosen = {
-        "split": None if arguments.split is None else json.dumps(arguments.split),
-        "tasks": arguments.tasks,
-        "attempts": arguments.attempts,
-        "temperature": 0.0 if arguments.greedy else arguments.temperature,
-    }
-    return [*arguments.overrides, *(f"eval.{key}={value}" for key, value in chosen.items() if value is not None)]
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    from agentrl.settings import explained
+    from agentrl.cli.settings import explained
 
     print(explained(arguments.what), end="")
     return 0
 
 
+def _export(arguments: argparse.Namespace) -> int:
+    load_torch()
+    from agentrl.runs.checkpoint import export
+    from agentrl.runs.progress import Display
+
+    export(arguments.path, arguments.out, arguments.dtype, Display().say)
+    print(arguments.out)
+    return 0
+
+
 def _report(arguments: argparse.Namespace) -> int:
-    from agentrl.runfolder import read_config
-    from agentrl.viewer import write_report
+    from agentrl.runs.folder import read_config
+    from agentrl.runs.report import write_report
 
     if not arguments.path.is_dir():
-        read_config(arguments.path)  # names the nearest run
+        read_config(arguments.path)  # raises, and suggests the nearest run
     print(write_report(arguments.path).resolve())
     return 0

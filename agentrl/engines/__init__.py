@@ -1,1 +1,41 @@
-"""Engines sample tokens: ``transformers`` (embedded) and ``scripted`` (tests, oracles)."""
+"""Engines sample tokens: one for each name that ``engine.name`` can have, and ``scripted`` for tests and oracles."""
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from agentrl.engines.base import Engine
+from agentrl.errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ENGINES: Mapping[str, str] = {
+    "transformers": "agentrl.engines.transformers:TransformersEngine",
+    "vllm": "agentrl.engines.vllm:VllmEngine",
+    "openai": "agentrl.engines.openai:OpenAIEngine",
+}
+"""Module and class of each engine by its name; a module is imported only for a run that chooses its engine."""
+
+
+def make_engine(name: str, model: "PreTrainedModel | None", options: Mapping[str, Any]) -> Engine:
+    """Make the engine that a config chooses.
+
+    Args:
+        name: a name of ``ENGINES``.
+        model: a copy of the policy, which the engine owns; None for ``openai``, whose model is elsewhere.
+        options: the engine's own keyword arguments.
+
+    Raises:
+        UnknownNameError: there is no such engine.
+        ConfigError: its package is not installed, or it does not take one of the options, or not such a value.
+    """
+    if name not in ENGINES:
+        raise UnknownNameError("engine", name, ENGINES)
+    module, _, kind = ENGINES[name].partition(":")
+    try:
+        return getattr(importlib.import_module(module), kind)(model, **options)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"engine {name!r} needs {error.name}: pip install 'agentrl[{name}]'") from error
+    except TypeError as error:
+        raise ConfigError(f"engine {name!r} can't be made with engine.options: {error}") from error

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from agentrl.errors import ConfigError
+from agentrl.types import Swaps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -12,20 +13,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to sample one completion.
+    """Settings for sampling one completion.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
     temperature: float = 1.0
-    """Logits are divided by this; 0 takes the most probable token."""
+    """Divisor of the logits; 0 takes the most probable token."""
     max_tokens: int = 256
     """Most tokens to sample."""
     stop_ids: tuple[int, ...] = ()
-    """Sampling ends with any of these tokens, which is part of the completion."""
+    """Tokens that end the completion; the one that does is part of it."""
 
     def __post_init__(self) -> None:
+        # Written so that NaN fails too.
         if not self.temperature >= 0.0:
             raise ConfigError(f"temperature is {self.temperature}: it must be 0 (greedy) or more")
         if self.max_tokens < 1:
@@ -34,20 +36,54 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What an engine sampled."""
+    """One sampled continuation of a prompt."""
 
     token_ids: tuple[int, ...]
     """The sampled tokens, the stop token included [n]."""
     logprobs: tuple[float, ...]
     """Log-prob of each under the distribution it was sampled from [n], in nats; 0 where sampling is greedy."""
     finish: Literal["stop", "length"]
-    """Whether a stop token came, or the limit did."""
+    """``stop``: ended by a stop token; ``length``: cut off by ``max_tokens``."""
     version: int
-    """Version of the weights that sampled it."""
+    """Version of the weights that sampled it, up to the first swap."""
+    swaps: Swaps = ()
+    """Where new weights came while it was sampled."""
+    usage: tuple[int, int] | None = None
+    """Tokens that a server says it has read and written; None without a server."""
+
+
+def check_request(prompt_ids: tuple[int, ...], sampling: Sampling, seed: int, *, vocab: int, max_length: int) -> None:
+    """Refuse a request that would fail in the model, and with it every request that is computed beside it.
+
+    Raises:
+        ConfigError: the prompt is empty or not in the vocabulary, prompt and completion may not fit into
+            ``max_length``, or the seed is not in [0, 2⁶³).
+    """
+    if not prompt_ids:
+        raise ConfigError("the prompt is empty: there is nothing to continue")
+    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
+        raise ConfigError(f"the prompt has tokens outside the model's vocabulary of {vocab}")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"the seed {seed} is not in [0, 2⁶³)")
+    if len(prompt_ids) + sampling.max_tokens > max_length:
+        raise ConfigError(
+            f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones exceed the engine's max_length "
+            f"of {max_length}"
+        )
 
 
 class Engine(Protocol):
-    """Whatever samples tokens."""
+    """Contract of everything that samples tokens."""
+
+    @property
+    def exact(self) -> bool:
+        """True if the same prompt, sampling, weights and seed give the same tokens, whatever runs concurrently."""
+        ...
+
+    @property
+    def rounding(self) -> float:
+        """Largest error of a log-prob that rounding in the engine's arithmetic explains, in nats."""
+        ...
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
         """Sample a continuation of ``prompt_ids``.
@@ -55,13 +91,24 @@ class Engine(Protocol):
         Args:
             prompt_ids: all tokens so far.
             sampling: temperature and limits.
-            seed: the same prompt, sampling, weights and seed give the same tokens, whatever runs beside.
+            seed: of this completion's sampling noise; an ``exact`` engine is deterministic in it.
 
         Raises:
             InfrastructureError: the engine failed.
         """
         ...
 
-    def load_weights(self, named_tensors: "Iterable[tuple[str, Tensor]]", version: int) -> None:
-        """Take over new weights; completions from now on carry ``version``."""
+    async def load_weights(self, named_tensors: "Iterable[tuple[str, Tensor]]", version: int) -> None:
+        """Load new weights; later requests are answered with them and carry ``version``.
+
+        It may be called while requests are running, and each engine documents how it finishes those. A log-prob is
+        always that under the version of its token, given all tokens before it.
+
+        Raises:
+            InfrastructureError: a tensor is unknown to the model or of another shape.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the engine's resources; it can't be used afterwards. Calling twice is allowed."""
         ...

@@ -1,4 +1,4 @@
-"""An engine that says what it was told to: for tests, oracles and the warm start."""
+"""An engine that plays a script: for tests, oracles and the warm start."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ScriptedEngine:
-    """Plays the turns of one episode, in order, each with log-prob 0: a policy that could do nothing else.
+    """Plays the turns of one episode in order, with log-prob 0 each, as a policy that is certain of them would.
 
     Args:
         turns: token ids of each turn, the stop token included.
@@ -22,10 +22,10 @@ class ScriptedEngine:
         self._version = 0
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
-        """The next turn of the script, cut at ``sampling.max_tokens``.
+        """Give the next turn of the script, cut at ``sampling.max_tokens``.
 
         Raises:
-            InfrastructureError: the script is at its end.
+            InfrastructureError: the script has no more turns.
         """
         if not self._turns:
             raise InfrastructureError("the script has no more turns, but the episode goes on")
@@ -33,6 +33,19 @@ class ScriptedEngine:
         finish = "stop" if turn and turn[-1] in sampling.stop_ids else "length"
         return Completion(token_ids=turn, logprobs=(0.0,) * len(turn), finish=finish, version=self._version)
 
-    def load_weights(self, named_tensors: "Iterable[tuple[str, Tensor]]", version: int) -> None:
-        """There are no weights; only the version is taken."""
+    @property
+    def exact(self) -> bool:
+        """True: nothing is sampled."""
+        return True
+
+    @property
+    def rounding(self) -> float:
+        """0: nothing is computed."""
+        return 0.0
+
+    async def load_weights(self, named_tensors: "Iterable[tuple[str, Tensor]]", version: int) -> None:
+        """Take over the version; there are no weights."""
         self._version = version
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""

@@ -1,14 +1,17 @@
 """The embedded engine: continuous batching over a transformers model, on a CPU or a GPU.
 
-Every request lives in a slot, a row of the key-value cache. When a turn ends its slot stays *parked* with all that it
-holds; the episode's next turn is recognised by its tokens, which begin with the parked ones, and only what is new is
-computed. A step runs the new tokens of all active slots through the model at once: one token for those that generate,
-a whole prompt or tool answer for those that join.
+Every request has a slot, a row of the key-value cache. When a turn ends, its slot is *parked*, its cache intact. The
+episode's next turn is recognised by its tokens, which begin with the parked ones, and only the new ones are computed. A
+step runs new tokens of all active slots through the model at once: one token for slots that generate, and up to
+``CHUNK`` of a prompt or tool answer for slots that join, so that a long one takes several steps and holds up nobody.
+
+Legend: B active slots, T new tokens of them end to end, d hidden size.
 """
 
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,12 +19,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from agentrl.attention import NAME, SlotCache, SlotPlan, padded_keys
-from agentrl.engines.base import Completion, Sampling
+from agentrl.engines.base import Completion, Sampling, check_request
+from agentrl.engines.rng import uniforms
 from agentrl.errors import ConfigError, InfrastructureError
-from agentrl.linear import LANES
-from agentrl.logits import logits_of
-from agentrl.rng import uniforms
+from agentrl.models.attention import NAME
+from agentrl.models.cache import CachedRows, RowCache
+from agentrl.models.linear import LANES
+from agentrl.models.load import ROUNDING
+from agentrl.models.logits import logits_of
+
+CHUNK = 512
+"""Most new tokens of a slot that a step runs."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -32,29 +40,31 @@ class _Request:
     done: "asyncio.Future[Completion]"
     sampled: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+    """Of the weights that sampled each of these."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Slot:
     cached: list[int] = field(default_factory=list[int])
-    """Tokens whose keys and values the slot holds."""
+    """Tokens whose keys and values are cached."""
     new: list[int] = field(default_factory=list[int])
-    """Tokens to run through the model in the next step."""
+    """Tokens to run through the model in the next steps."""
     request: _Request | None = None
     used_at: int = 0
-    """When the slot was last active, in steps: the longest idle one is given away first."""
+    """Step in which the slot was last active: the least recently used one is evicted first."""
 
 
 class TransformersEngine:
-    """Samples from ``model``, many requests at once.
+    """Samples from ``model`` with continuous batching.
 
     Args:
         model: a causal language model loaded with ``attn_implementation="agentrl"``; the engine owns its weights.
-        slots: requests that generate at the same time; more wait.
+        slots: most requests that generate at the same time; further ones wait.
         max_length: most tokens of prompt and completion together.
 
     Raises:
-        ConfigError: the model was loaded with another attention implementation, or there is no slot.
+        ConfigError: the model was loaded with another attention implementation, or ``slots`` is below 1.
     """
 
     def __init__(self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096) -> None:
@@ -66,7 +76,7 @@ class TransformersEngine:
         self._model = model.eval()
         self._max_length = max_length
         self._vocab: int = config.vocab_size
-        self._cache = SlotCache(slots)
+        self._cache = RowCache(slots)
         self._slots = [_Slot() for _ in range(slots)]
         self._waiting: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
@@ -81,43 +91,38 @@ class TransformersEngine:
         Raises:
             ConfigError: the prompt is empty or not in the vocabulary, prompt and completion may not fit into
                 ``max_length``, or the seed is not in [0, 2⁶³).
-            InfrastructureError: the model failed, for example for want of memory.
+            InfrastructureError: the model failed, for example out of memory.
         """
-        self._check(prompt_ids, sampling, seed)
+        check_request(prompt_ids, sampling, seed, vocab=self._vocab, max_length=self._max_length)
         loop = asyncio.get_running_loop()
         request = _Request(prompt=prompt_ids, sampling=sampling, seed=seed, done=loop.create_future())
         self._waiting.append(request)
+        # A worker that never ended would outlive the event loop that it was made in.
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
         return await request.done
 
-    def _check(self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int) -> None:
-        """Refuse by itself what would break the step that it shares with others."""
-        if not prompt_ids:
-            raise ConfigError("the prompt is empty: there is nothing to continue")
-        if min(prompt_ids) < 0 or max(prompt_ids) >= self._vocab:
-            raise ConfigError(f"the prompt has tokens outside the model's vocabulary of {self._vocab}")
-        if not 0 <= seed < 2**63:
-            raise ConfigError(f"the seed {seed} is not in [0, 2⁶³)")
-        if len(prompt_ids) + sampling.max_tokens > self._max_length:
-            raise ConfigError(
-                f"{len(prompt_ids)} prompt tokens and {sampling.max_tokens} new ones exceed the engine's max_length "
-                f"of {self._max_length}"
-            )
+    @property
+    def exact(self) -> bool:
+        """True: noise comes from seed and position, and a row's sums do not depend on the other rows."""
+        return True
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Copy new weights in and forget every cached key and value.
+    @property
+    def rounding(self) -> float:
+        """Error of a log-prob that the model's dtype explains, in nats."""
+        return ROUNDING[self._model.dtype]
+
+    async def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Copy new weights in, between two steps, and drop all cached keys and values.
+
+        Requests under way go on with the new ones, and the keys and values of all their tokens are computed anew.
 
         Raises:
-            InfrastructureError: requests are still being generated, or a tensor is unknown to the model or of another
-                shape.
+            InfrastructureError: a tensor is unknown to the model or of another shape.
         """
-        self._drop_cancelled()
-        if self._waiting or any(slot.request for slot in self._slots):
-            raise InfrastructureError("weights can't change while requests are being generated")
         own = dict(self._model.named_parameters())
-        for slot in self._slots:
-            slot.cached = []
+        # Dropped first: a load that fails half-way must not leave keys and values of other weights.
+        self._forget()
         with torch.no_grad():
             for name, tensor in named_tensors:
                 if name not in own or own[name].shape != tensor.shape:
@@ -125,28 +130,40 @@ class TransformersEngine:
                 own[name].copy_(tensor)
         self._version = version
 
+    def close(self) -> None:
+        """Drop all cached keys and values; pending requests fail."""
+        self._fail(InfrastructureError("the engine is closed"))
+
     async def _work(self) -> None:
         try:
             while self._waiting or any(slot.request for slot in self._slots):
                 self._drop_cancelled()
                 self._admit()
                 self._step()
-                # Lets finished turns go to their environments and new requests come in.
+                # A step blocks the loop: in between, finished turns go to their environments and new requests come in.
                 await asyncio.sleep(0)
-        except Exception as error:  # whatever broke the model breaks every request, each with the cause
+        except Exception as error:  # a step serves all requests: each fails, with the cause
             self._fail(error)
+
+    def _forget(self) -> None:
+        """Drop all cached keys and values, and their memory; those of requests under way are to be computed again."""
+        for slot in self._slots:
+            slot.cached, slot.new = [], slot.cached + slot.new
+        self._cache = RowCache(len(self._slots))
 
     def _fail(self, error: Exception) -> None:
         requests = [*self._waiting, *(slot.request for slot in self._slots if slot.request)]
         self._waiting = []
+        # A step that failed may have written some layers' keys and values and not others.
+        self._forget()
         for slot in self._slots:
-            slot.request, slot.cached, slot.new = None, [], []
+            slot.request, slot.new = None, []
         for request in requests:
             if not request.done.done():
                 request.done.set_exception(InfrastructureError(f"the engine failed: {error!r}"))
 
     def _drop_cancelled(self) -> None:
-        """Forget requests whose asker is gone; what their slots have computed stays parked."""
+        """Drop requests whose caller was cancelled; their slots are parked with what they have computed."""
         self._waiting = [request for request in self._waiting if not request.done.done()]
         for slot in self._slots:
             if slot.request and slot.request.done.done():
@@ -154,16 +171,18 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _admit(self) -> None:
-        """Give waiting requests a slot: the one that holds most of their tokens, else the longest idle one."""
+        """Give waiting requests a slot: the one with the longest cached prefix, else the least recently used one."""
         idle = [index for index, slot in enumerate(self._slots) if slot.request is None]
         for request in list(self._waiting):
             if not idle:
                 return
-            if self._prompt_under_way(request.prompt):
-                continue
             own = [index for index in idle if _begins_with(request.prompt, self._slots[index].cached)]
-            best = max(own, key=lambda index: len(self._slots[index].cached)) if own else idle[0]
-            if not self._slots[best].cached or best not in own:
+            if own:
+                best = max(own, key=lambda index: len(self._slots[index].cached))
+            # The rest of a group waits until the prompt, which is computed once, can be copied.
+            elif self._prompt_under_way(request.prompt):
+                continue
+            else:
                 best = min(idle, key=lambda index: self._slots[index].used_at)
                 self._slots[best].cached = self._shared_prompt(request.prompt, best)
             idle.remove(best)
@@ -172,18 +191,19 @@ class TransformersEngine:
             self._waiting.remove(request)
 
     def _prompt_under_way(self, prompt: tuple[int, ...]) -> bool:
-        """Whether the next step computes this very prompt: group members wait for it and then copy."""
-        wanted = list(prompt)
-        return any(slot.request is not None and not slot.cached and slot.new == wanted for slot in self._slots)
+        """Return True if this very prompt is being computed for another request."""
+        # A slot with one token to run has copied the rest, or samples already.
+        return any(slot.request and slot.request.prompt == prompt and len(slot.new) > 1 for slot in self._slots)
 
     def _shared_prompt(self, prompt: tuple[int, ...], target: int) -> list[int]:
-        """Copy the keys and values of a prompt that some slot has computed already; what was copied."""
+        """Copy a prompt's keys and values from a slot that has computed them; give the copied tokens."""
+        # Without the last token, which must go through the model again: its hidden state gives the first sample.
         wanted = list(prompt[:-1])
-        for index, other in enumerate(self._slots):
-            if wanted and other.cached[: len(wanted)] == wanted:
-                self._cache.copy_prefix(index, target, len(wanted))
-                return wanted
-        return []
+        holders = (index for index, slot in enumerate(self._slots) if slot.cached[: len(wanted)] == wanted)
+        if (source := next(holders, None)) is None:
+            wanted, source = [], target
+        self._cache.copy_prefix(source, target, len(wanted))
+        return wanted
 
     @torch.inference_mode()
     def _step(self) -> None:
@@ -191,18 +211,18 @@ class TransformersEngine:
         active = [index for index, slot in enumerate(self._slots) if slot.request]
         if not active:
             return
+        # Attention runs over all rows up to the last active one: when half of them are idle, moving the others pays.
         if 2 * len(active) <= active[-1]:
             active = self._compact(active)
-        tokens, logprobs = self._sample(self._forward(active), active)
+        hidden = self._forward(active)
         self._steps += 1
-        for index, token, logprob in zip(active, tokens, logprobs, strict=True):
-            slot = self._slots[index]
-            slot.cached += slot.new
-            slot.new, slot.used_at = [token], self._steps
-            assert slot.request is not None
-            slot.request.sampled.append(token)
-            slot.request.logprobs.append(logprob)
-            self._finish_if_done(slot, slot.request)
+        for slot in (self._slots[index] for index in active):
+            slot.cached += slot.new[:CHUNK]
+            slot.new, slot.used_at = slot.new[CHUNK:], self._steps
+        # Slots whose prompt has been run to its end.
+        ready = [place for place, index in enumerate(active) if not self._slots[index].new]
+        if ready:
+            self._sample(hidden[ready], [self._slots[active[place]] for place in ready])
 
     def _finish_if_done(self, slot: _Slot, request: _Request) -> None:
         stopped = request.sampled[-1] in request.sampling.stop_ids
@@ -213,24 +233,34 @@ class TransformersEngine:
                     token_ids=tuple(request.sampled),
                     logprobs=tuple(request.logprobs),
                     finish="stop" if stopped else "length",
-                    version=self._version,
+                    version=request.versions[0],
+                    swaps=tuple(
+                        (place, new)
+                        for place, (old, new) in enumerate(pairwise(request.versions), start=1)
+                        if new != old
+                    ),
                 )
             )
 
     def _compact(self, active: list[int]) -> list[int]:
-        """Move the active slots to the front, so that the rows behind them cost nothing."""
+        """Move the active slots to the front of the cache, so that the rows behind them cost nothing."""
         order = active + [index for index in range(active[-1] + 1) if self._slots[index].request is None]
         self._cache.move(order, list(range(len(order))))
         self._slots[: len(order)] = [self._slots[index] for index in order]
         return list(range(len(active)))
 
     def _forward(self, active: list[int]) -> Tensor:
-        """Last hidden state of each active slot [B, d]."""
+        """Run the next new tokens through the model; give the last hidden state of each active slot [B, d]."""
         slots = [self._slots[index] for index in active]
-        counts = [len(slot.new) for slot in slots]
-        self.computed_tokens += sum(counts)
-        plan = self._plan(active, [len(slot.cached) for slot in slots], counts)
-        tokens = torch.tensor([token for slot in slots for token in slot.new], device=self._model.device)
+        new = [slot.new[:CHUNK] for slot in slots]
+        plan = CachedRows(
+            self._cache, active, [len(slot.cached) for slot in slots], [len(part) for part in new],
+            torch.zeros((), dtype=self._model.dtype, device=self._model.device),
+        )  # fmt: skip
+        tokens = torch.tensor([token for part in new for token in part], device=self._model.device)
+        self.computed_tokens += len(tokens)
+        # Tokens that fill no vector of the processor are summed in another order: with padding, a token's bits do not
+        # depend on how many others there are.
         padding = (0, -len(tokens) % LANES)
         out = self._model.base_model(
             input_ids=pad(tokens, padding)[None],
@@ -240,57 +270,35 @@ class TransformersEngine:
         )
         return out.last_hidden_state[0][plan.last]
 
-    def _plan(self, active: list[int], cached: list[int], counts: list[int]) -> SlotPlan:
-        ends = [have + count for have, count in zip(cached, counts, strict=True)]
-        length, used = padded_keys(max(ends)), active[-1] + 1
-        self._cache.reserve(length)
-        like = torch.zeros((), dtype=self._model.dtype, device=self._model.device)
-        device = like.device
-        n = torch.tensor(counts, device=device)
-        rows = torch.tensor(active, device=device)
-        last = n.cumsum(0) - 1
-        single = len(active) == sum(counts)
-        final = torch.tensor(ends, device=device) - 1
-        mask = like.new_zeros(used, 1, 1, length)
-        keys = torch.arange(length, device=device)
-        mask[rows, 0, 0] = like.new_zeros(len(active), length).masked_fill_(keys > final[:, None], float("-inf"))
-        if single:
-            return SlotPlan(
-                cache=self._cache, rows=rows, positions=final, last=last, active=rows, used=used, length=length,
-                mask=mask,
-            )  # fmt: skip
-        back = torch.repeat_interleave(last, n) - torch.arange(sum(counts), device=device)
-        positions = torch.repeat_interleave(final, n) - back
-        long = torch.nonzero(n > 1)[:, 0]
-        first = last[long] - n[long] + 1
-        offsets = torch.arange(int(n.max()) - 1, device=device)
-        inside = offsets < (n[long] - 1)[:, None]
-        extra = first[:, None] + torch.where(inside, offsets, 0)
-        extra_mask = like.new_zeros(*extra.shape, length).masked_fill_(
-            keys > positions[extra][..., None], float("-inf")
-        )
-        return SlotPlan(
-            cache=self._cache, rows=torch.repeat_interleave(rows, n), positions=positions, last=last, active=rows,
-            used=used, length=length, mask=mask, extra=extra, extra_rows=rows[long], extra_mask=extra_mask[:, None],
-        )  # fmt: skip
-
-    def _sample(self, hidden: Tensor, active: list[int]) -> tuple[list[int], list[float]]:
-        requests = [request for index in active if (request := self._slots[index].request)]
+    def _sample(self, hidden: Tensor, slots: list[_Slot]) -> None:
+        """Sample a token for each slot from its last hidden state [B, d]."""
+        requests = [request for slot in slots if (request := slot.request)]
         logits = logits_of(self._model, hidden)
         device = logits.device
         temperature = torch.tensor([request.sampling.temperature for request in requests], device=device)
         greedy = temperature == 0.0
+        # Greedy rows divide by 1: a division by 0 would put NaN into results that are not even used.
         logp = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
         seeds = torch.tensor([request.seed for request in requests], device=device)
         counters = torch.tensor([len(request.sampled) for request in requests], device=device)
         cdf = logp.exp().double().cumsum(-1)
-        # right=True passes over tokens of probability 0; the last step of the cdf is met only by rounding.
+        # Inverse transform sampling. The uniform is scaled by the cdf's end, which rounding keeps from being 1.
+        # right=True skips tokens of probability 0, and the clamp is for a point that rounding puts on the very end.
         points = uniforms(seeds, counters)[:, None] * cdf[:, -1:]
         chosen = torch.searchsorted(cdf, points, right=True)[:, 0].clamp_(max=logp.shape[1] - 1)
         tokens = torch.where(greedy, logits.argmax(-1), chosen)
         logprobs = torch.where(greedy, 0.0, logp.gather(1, tokens[:, None])[:, 0])
-        return tokens.tolist(), logprobs.clamp_(max=0.0).tolist()
+        # Rounding may give a log-prob slightly above 0, which the trainer would refuse.
+        sampled = zip(slots, requests, tokens.tolist(), logprobs.clamp_(max=0.0).tolist(), strict=True)
+        for slot, request, token, logprob in sampled:
+            # It has no keys and values yet: it gets them when the next step, or turn, runs it.
+            slot.new = [token]
+            request.sampled.append(token)
+            request.logprobs.append(logprob)
+            request.versions.append(self._version)
+            self._finish_if_done(slot, request)
 
 
 def _begins_with(prompt: tuple[int, ...], cached: list[int]) -> bool:
-    return len(cached) < len(prompt) and list(prompt[: len(cached)]) == cached
+    # An empty slot has no prefix of anything, and of a whole prompt at least one token must be run to sample the next.
+    return 0 < len(cached) < len(prompt) and list(prompt[: len(cached)]) == cached

@@ -31,7 +31,7 @@ __all__ = ["Case", "Outcome", "Report", "Violation", "cases", "check"]
 
 
 def cases(only: Sequence[str] | None = None) -> tuple[Case, ...]:
-    """Give the cases.
+    """Return the cases.
 
     Args:
         only: Names or groups of cases, with ``*`` and ``?``; ``None`` for all.

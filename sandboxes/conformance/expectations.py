@@ -12,7 +12,7 @@ from typing import Any, Final
 from agentrl.sandboxes.base import Result
 
 Expectation = Mapping[str, Any]
-"""What the data files hold under ``expect``."""
+"""The entry ``expect`` of a data file's case."""
 
 CHECKS: Final[dict[str, Callable[[Any, Result], bool]]] = {
     "verdict": lambda wanted, result: result.status in wanted,

@@ -1,4 +1,4 @@
-"""What a conformance case is, and what running one yields."""
+"""Conformance cases, and the outcome and report of running them."""
 
 import time
 from collections.abc import Callable
@@ -13,26 +13,26 @@ class Violation(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one case."""
+    """The outcome of one case."""
 
     name: str
     """Name of the case."""
     group: str
-    """What it belongs to, such as ``memory`` or ``transactions``."""
+    """Its group, such as ``memory`` or ``transactions``."""
     expected: str
-    """What has to happen."""
+    """The promise, in words."""
     seen: str
-    """What happened instead; empty where it did what it had to."""
+    """Seen instead; empty where the promise held."""
     why: str
     """What goes wrong elsewhere when this does not hold."""
     wall_s: float
     """Seconds it took."""
     asked: bool = True
-    """Whether this back end makes the promise at all; where not, nothing was run."""
+    """This back end makes the promise; where not, nothing was run."""
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was seen that should not be."""
+        """The promise held, or was not asked for."""
         return not self.seen
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What became of all cases."""
+    """The outcomes of all cases."""
 
     outcomes: tuple[Outcome, ...]
     """One for each case, in the order in which they ran."""
@@ -58,7 +58,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every promise was kept."""
+        """Every promise was kept."""
         return not self.failures
 
     def __str__(self) -> str:
@@ -74,9 +74,9 @@ class Case:
     name: str
     """Unique among all cases."""
     group: str
-    """What it belongs to."""
+    """Its group."""
     expected: str
-    """What has to happen, for the report."""
+    """The promise in words, for the report."""
     why: str
     """What goes wrong elsewhere when this does not hold."""
     play: Callable[[Sandbox], None]
@@ -90,7 +90,7 @@ class Case:
         return self.name
 
     def asked_of(self, sandbox: Sandbox) -> bool:
-        """Whether the sandbox's back end makes this promise."""
+        """Return whether the sandbox's back end makes this promise."""
         return not self.backends or sandbox.backend in self.backends
 
     def run(self, sandbox: Sandbox) -> Outcome:

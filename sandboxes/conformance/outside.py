@@ -1,4 +1,4 @@
-"""The cases that need hands outside: listeners, threads, markers and counts on the host's side."""
+"""The cases that also act on the host: listeners, threads, markers and counts."""
 
 import os
 import socket
@@ -76,7 +76,7 @@ def host_abstract_socket_is_out_of_reach(sandbox: Sandbox) -> None:
 
 
 def abstract_socket_of_another_session(sandbox: Sandbox) -> None:
-    """Nor one of another session."""
+    """An abstract unix socket of another session can't be reached."""
     serve = "import socket\ns = socket.socket(socket.AF_UNIX)\ns.bind('\\0beside')\ns.listen()"
     with sandbox.session() as one:
         _ok(one.run(serve, transaction=False))
@@ -153,7 +153,7 @@ def daemon_dies_with_a_one_shot(sandbox: Sandbox) -> None:
 
 
 def daemon_dies_with_its_session(sandbox: Sandbox) -> None:
-    """Nor a session that is closed."""
+    """A session that is closed leaves no process."""
     marker = _marker()
     with sandbox.session() as session:
         _ok(session.run(_daemon(marker)))
@@ -161,7 +161,7 @@ def daemon_dies_with_its_session(sandbox: Sandbox) -> None:
 
 
 def daemon_dies_with_a_failed_cell(sandbox: Sandbox) -> None:
-    """Nor the cell that failed, although the session goes on."""
+    """A cell that failed leaves no process, although the session goes on."""
     marker = _marker()
     with sandbox.session() as session:
         _ok(session.run("x = 1"))
@@ -273,7 +273,7 @@ def seeds_differ(sandbox: Sandbox) -> None:
 
 
 def failures_are_no_faults(sandbox: Sandbox) -> None:
-    """What programs do to themselves is no fault of the machinery, and is not counted as one."""
+    """A program that fails is no fault of the machinery, and is not counted as one."""
     before = sandbox.counters().faults
     for code in ("while True: pass", "import os; os._exit(9)", "import os; os.kill(os.getpid(), 9)", "1 / 0"):
         sandbox.run(code, timeout=0.2)
@@ -321,7 +321,7 @@ _CASES: Final[tuple[tuple[str, Callable[[Sandbox], None], str], ...]] = (
 
 
 def load() -> tuple[Case, ...]:
-    """Give every case of this file."""
+    """Return every case of this file."""
     return tuple(
         Case(name=play.__name__, group=group, expected=(play.__doc__ or "").strip(), why=why, play=play)
         for group, play, why in _CASES

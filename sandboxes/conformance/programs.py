@@ -88,7 +88,7 @@ def _case(entry: Entry) -> Case:
 
 
 def source(entry: Entry, limits: Limits, canary: Path) -> str:
-    """Give the code of an entry with the sandbox's limits and the secret file's path in place."""
+    """Return the code of an entry with the sandbox's limits and the secret file's path in place."""
     code = entry["code"] if isinstance(entry["code"], str) else "\n".join(entry["code"])
     for name in Limits.__slots__:
         code = code.replace(f"{{{name}}}", str(object.__getattribute__(limits, name)))

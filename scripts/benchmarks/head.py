@@ -6,24 +6,23 @@ the token's entry. It needs more passes over [S, V] for entropy and Σπ², whic
 """
 
 import argparse
-import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from measures import Measure, Samples, measure_table, say, write
 from torch import Tensor
 from torch.nn import functional
 
 from agentrl.algos import blocks
-from agentrl.algos.blocks import Problem
+from agentrl.algos.blocks import HeadProblem
 from agentrl.algos.head import token_stats
 
 EXAMPLES = """examples:
@@ -37,21 +36,6 @@ PRODUCTS = 4
 EAGER, ALL_THREE, OURS = "eager log_softmax", "eager log_softmax, entropy and Σπ²", "ours"
 LIGER = "liger fused linear cross-entropy"
 Call = Callable[[], object]
-Samples = dict[str, list[float]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """One line of the table."""
-
-    name: str
-    """What was measured."""
-    value: str
-    """The result, with its unit."""
-    target: str = ""
-    """What the project promises; empty where it promises nothing."""
-    met: bool | None = None
-    """Whether it holds; ``None`` where nothing is promised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +51,7 @@ class Inputs:
 
     @property
     def operations(self) -> int:
-        """Of one matrix product."""
+        """Floating point operations of one matrix product."""
         return 2 * self.hidden.numel() * self.weight.shape[0]
 
 
@@ -78,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     samples: Samples = {}
+    # First, before timed calls leave memory behind that would hide the peak.
     measures = [memory(args)] if args.memory_tokens else []
     inputs = made(args, args.tokens)
     measures += times(inputs, args.rounds, samples)
@@ -85,13 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measures += rates(inputs, args, samples)
     print("\n\n".join((machine(args), seconds_table(samples), measure_table(measures))))
     if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        found = {"machine": machine(args), "seconds": samples, "measures": [asdict(one) for one in measures]}
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        write(args.json, machine(args), samples, measures)
 
 
 def made(args: argparse.Namespace, tokens: int) -> Inputs:
-    """Random inputs whose logits have about the spread of a trained model's."""
+    """Draw inputs whose logits have about the spread of a trained model's."""
     kind = {"dtype": args.dtype, "device": args.device}
     hidden = torch.randn(tokens, args.width, **kind)
     weight = torch.randn(args.vocabulary, args.width, **kind).mul_(2 / args.width**0.5)
@@ -100,7 +83,7 @@ def made(args: argparse.Namespace, tokens: int) -> Inputs:
 
 
 def eager(inputs: Inputs, *, all_three: bool) -> Tensor:
-    """Log-probs [S] from whole logits, with or without what else the head gives."""
+    """Compute log-probs [S] from whole logits, with or without the head's other two results."""
     log_probs = functional.linear(inputs.hidden, inputs.weight).float().log_softmax(1)
     if all_three:
         probs = log_probs.exp()
@@ -109,12 +92,12 @@ def eager(inputs: Inputs, *, all_three: bool) -> Tensor:
 
 
 def ours(inputs: Inputs) -> Tensor:
-    """Log-probs [S] by the head, which computes entropy and Σπ² along."""
+    """Compute log-probs [S] by the head, which also computes entropy and Σπ²."""
     return token_stats(inputs.hidden, inputs.weight, inputs.targets).logp
 
 
 def backward(inputs: Inputs, score: Callable[[], Tensor]) -> Call:
-    """Score, and take the gradients by hidden states and weights."""
+    """Return a call that scores and computes the gradients by hidden states and weights."""
 
     def both() -> object:
         return torch.autograd.grad(score().mean(), (inputs.hidden, inputs.weight))
@@ -123,7 +106,7 @@ def backward(inputs: Inputs, score: Callable[[], Tensor]) -> Call:
 
 
 def forward(score: Callable[[], Tensor]) -> Call:
-    """Score with nothing kept for a gradient."""
+    """Return a call that scores without saving anything for a gradient."""
 
     def alone() -> object:
         with torch.no_grad():
@@ -133,7 +116,7 @@ def forward(score: Callable[[], Tensor]) -> Call:
 
 
 def times(inputs: Inputs, rounds: int, samples: Samples) -> list[Measure]:
-    """Time beside eager's, forwards and with the gradients, and what Σπ² adds."""
+    """Compare with eager's time, forwards and with the gradients, and time what Σπ² adds."""
     scores: dict[str, Callable[[], Tensor]] = {
         EAGER: lambda: eager(inputs, all_three=False),
         ALL_THREE: lambda: eager(inputs, all_three=True),
@@ -156,14 +139,14 @@ def times(inputs: Inputs, rounds: int, samples: Samples) -> list[Measure]:
 
 
 def times_of(name: str, taken: float, most: float | None) -> Measure:
-    """Put a ratio into words."""
+    """Format a ratio of times."""
     if most is None:
         return Measure(name=name, value=f"x {taken:.3f}")
     return Measure(name=name, value=f"x {taken:.3f}", target=f"<= {most}", met=taken <= most)
 
 
 def liger(inputs: Inputs) -> Callable[[], Tensor]:
-    """A public fused kernel: the mean over tokens alone, whose gradients it computes in the forward pass."""
+    """Return a public fused kernel: the mean over tokens alone, whose gradients it computes in the forward pass."""
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     loss: Any = LigerFusedLinearCrossEntropyLoss()
@@ -171,13 +154,13 @@ def liger(inputs: Inputs) -> Callable[[], Tensor]:
 
 
 def walk(inputs: Inputs, squares: bool) -> Call:
-    """The forward pass's walk over the vocabulary, with or without the sum that only Σπ² needs."""
+    """Return the forward pass's walk over the vocabulary, with or without the sum that only Σπ² needs."""
     form: Any = blocks
     if inputs.hidden.is_cuda:
         from agentrl.algos import launch
 
         form = launch
-    problem = Problem(
+    problem = HeadProblem(
         hidden=inputs.hidden.detach(),
         weight=inputs.weight.detach(),
         bias=None,
@@ -190,7 +173,7 @@ def walk(inputs: Inputs, squares: bool) -> Call:
 
 
 def play(ways: dict[str, Call], rounds: int, samples: Samples) -> None:
-    """Each way in turn; the first turn is not counted."""
+    """Time each way in turn; the first turn is not counted."""
     for turn in range(rounds + 1):
         for name, call in ways.items():
             taken = timed(call)
@@ -200,7 +183,7 @@ def play(ways: dict[str, Call], rounds: int, samples: Samples) -> None:
 
 
 def timed(call: Call) -> float:
-    """Seconds that one call takes, on a GPU until it has finished."""
+    """Time one call in seconds, on a GPU until it has finished."""
     settle()
     began = time.perf_counter()
     call()
@@ -215,12 +198,12 @@ def settle() -> None:
 
 
 def ratio(samples: Samples, name: str, other: str) -> float:
-    """How many times as long one way takes as another."""
+    """Return the median ratio of one way's time to another's, turn by turn."""
     return median(mine / theirs for mine, theirs in zip(samples[name], samples[other], strict=True))
 
 
 def memory(args: argparse.Namespace) -> Measure:
-    """Extra peak memory of the head's forward and backward pass beside eager's logits alone, which are not made."""
+    """Measure the head's extra peak memory, forwards and backwards, against the size of eager's logits alone."""
     inputs = made(args, args.memory_tokens)
     call = backward(inputs, lambda: ours(inputs))
     if args.device == "cpu":
@@ -237,7 +220,7 @@ def memory(args: argparse.Namespace) -> Measure:
 
 
 def peak_on_gpu(call: Call) -> int:
-    """Bytes that a call takes at its peak, with what it returns."""
+    """Measure the peak bytes of a call, its result included."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -248,7 +231,7 @@ def peak_on_gpu(call: Call) -> int:
 
 
 def peak_on_cpu(call: Call) -> int:
-    """Bytes that a call takes at its peak, with what it returns; Linux keeps the peak and can be told to forget it."""
+    """Measure the peak bytes of a call, its result included, by Linux's high-water mark, which can be reset."""
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     kept = call()
@@ -257,13 +240,13 @@ def peak_on_cpu(call: Call) -> int:
 
 
 def status(name: str) -> int:
-    """One of the sizes that Linux keeps of this process [bytes]."""
+    """Read one of Linux's sizes of this process [bytes]."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def rates(inputs: Inputs, args: argparse.Namespace, samples: Samples) -> list[Measure]:
-    """The matrix rate reached in the forward and backward pass, counting four products, beside a plain product's."""
+    """Compare the matrix rate of the forward and backward pass, counting four products, with a plain product's."""
     size = 512 if args.quick else 8192
     left, right = (torch.randn(size, size, dtype=args.dtype, device=args.device) for _ in range(2))
     name = f"plain product of {size} x {size} matrices"
@@ -280,13 +263,13 @@ def rates(inputs: Inputs, args: argparse.Namespace, samples: Samples) -> list[Me
 
 
 def share(name: str, reached: float, whole: float, of: str) -> Measure:
-    """Put a share of a matrix rate into words."""
+    """Format a share of a matrix rate."""
     value = f"{reached:,.0f} TFLOP/s, {reached / whole:.0%} {of}"
     return Measure(name=name, value=value, target=">= 60%", met=reached >= 0.6 * whole)
 
 
 def machine(args: argparse.Namespace) -> str:
-    """What all of this ran on, and with which sizes."""
+    """Describe the machine and the sizes."""
     where = f"{platform.machine()}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}"
     if args.device == "cuda":
         where = torch.cuda.get_device_name()
@@ -295,28 +278,15 @@ def machine(args: argparse.Namespace) -> str:
 
 
 def seconds_table(samples: Samples) -> str:
-    """Every row's median and range."""
+    """Tabulate every row's median and range."""
     lines = ["| row | turns | median s | from | to |", "|---|---|---|---|---|"]
     for name, taken in samples.items():
         lines.append(f"| {name} | {len(taken)} | {median(taken):.4f} | {min(taken):.4f} | {max(taken):.4f} |")
     return "\n".join(lines)
 
 
-def measure_table(measures: list[Measure]) -> str:
-    """Everything beside its target."""
-    words = {True: "yes", False: "NO", None: ""}
-    lines = ["| what | measured | target | met |", "|---|---|---|---|"]
-    lines += [f"| {one.name} | {one.value} | {one.target} | {words[one.met]} |" for one in measures]
-    return "\n".join(lines)
-
-
-def say(text: str) -> None:
-    """Progress goes to stderr: stdout holds the tables alone."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; ``--quick`` gives what is not given sizes that take no time."""
+    """Parse the command line; ``--quick`` makes the default sizes small."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )

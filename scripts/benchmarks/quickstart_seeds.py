@@ -1,4 +1,4 @@
-"""What run folders of the quickstart reached, one row a seed: ``quickstart_seeds.py runs/seed-*``."""
+"""Tabulate the results of quickstart runs, one row a seed: ``quickstart_seeds.py runs/seed-*``."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def row(run: Path) -> str:
-    """Seed, held-out success at each evaluation, and seconds from the run's beginning to the last one."""
+    """Format seed, held-out success at each evaluation, and seconds from the run's beginning to the last one."""
     seed = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["run"]["seed"]
     evals = [json.loads(line) for line in (run / "evals.jsonl").read_text(encoding="utf-8").splitlines()]
     curve = ", ".join(f"{one['success']:.1%} ({one['step']})" for one in evals)

@@ -1,29 +1,27 @@
-"""How long a program takes in each sandbox, beside ``python3 -c pass``, Docker's own commands and bubblewrap.
+"""How long a program takes in each sandbox, beside ``python3 -c pass``.
 
 The rows take turns, so that whatever else the machine does meets all of them alike. Each latency row shows what the
 project promises and how many times as long as ``python3 -c pass`` of the same run it took.
 """
 
 import argparse
-import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 
 import psutil
 import sandboxes_rows as rows
-from sandboxes_rows import Row
+from measures import Measure, Samples, measure_table, say, write
+from sandboxes_rows import BenchmarkRow
 
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, SandboxUnavailable, open_sandbox
-from agentrl.sandboxes.local import LocalSandbox
+from agentrl.sandboxes.host.local import LocalSandbox
 
 EXAMPLES = """examples:
   sandboxes.py                         everything that this machine has: about two minutes
@@ -32,21 +30,6 @@ EXAMPLES = """examples:
   sandboxes.py --rounds 300 --json runs/sandboxes.json
 """
 BASELINE = "python3 -c pass"
-Samples = dict[str, list[float]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """One number that is no latency."""
-
-    name: str
-    """What the table calls it."""
-    value: str
-    """What was measured, with its unit."""
-    target: str
-    """What the project promises; empty where it promises nothing."""
-    met: bool | None
-    """Whether it holds; ``None`` where nothing is promised or nothing was measured."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,14 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measures: list[Measure] = []
     with ExitStack() as stack:
         sandboxes = opened(stack, args.only)
-        table = [*rows.tool_rows(), *docker_tools(stack, args.only), *sandbox_rows(stack, sandboxes)]
-        table = play(table, args.rounds, samples)
+        table = [BenchmarkRow(name=BASELINE, sample=rows.interpreter, each=2), *sandbox_rows(stack, sandboxes)]
+        failed = play(table, args.rounds, samples)
         for name, sandbox in sandboxes.items():
             measures += [*throughput(name, sandbox, args.seconds), *recovery(name, sandbox, args.repeats)]
     measures += memory(args.only)
-    print("\n\n".join((machine(), latency_table(table, samples), measure_table(measures))))
+    print("\n\n".join((machine(), latency_table(table, samples, failed), measure_table(measures))))
     if args.json is not None:
-        write(args.json, samples, measures)
+        write(args.json, machine(), samples, measures)
 
 
 def opened(stack: ExitStack, only: str | None) -> dict[str, Sandbox]:
@@ -78,46 +61,39 @@ def opened(stack: ExitStack, only: str | None) -> dict[str, Sandbox]:
     return found
 
 
-def docker_tools(stack: ExitStack, only: str | None) -> Iterator[Row]:
-    """Docker's own commands, where its back end is asked for."""
-    if only in (None, "docker"):
-        container = stack.enter_context(closing(rows.ContainerOfTools()))
-        yield from rows.docker_tool_rows(container.name, container.python)
-
-
-def sandbox_rows(stack: ExitStack, sandboxes: dict[str, Sandbox]) -> Iterator[Row]:
-    """The latency rows of every back end."""
+def sandbox_rows(stack: ExitStack, sandboxes: dict[str, Sandbox]) -> Iterator[BenchmarkRow]:
+    """Yield the latency rows of every back end."""
     for name, sandbox in sandboxes.items():
         session, parent = (stack.enter_context(sandbox.session()) for _ in range(2))
         parent.run("x = [1]")
         cell = partial(rows.warm_cell, session)
         warm = (1, 3) if name == "local" else (1.5, 5)
-        yield Row(name=f"{name}: warm cell", sample=partial(cell, transaction=False), targets=warm, each=10)
+        yield BenchmarkRow(name=f"{name}: warm cell", sample=partial(cell, transaction=False), targets=warm, each=10)
         copied = (8, 15) if name == "local" else None
-        yield Row(name=f"{name}: transactional cell", sample=partial(cell, transaction=True), targets=copied, each=3)
+        yield BenchmarkRow(
+            name=f"{name}: transactional cell", sample=partial(cell, transaction=True), targets=copied, each=3
+        )
         made = (7, 15) if name == "local" else None
         shot = partial(rows.one_shot, sandbox)
-        yield Row(name=f"{name}: one-shot made ready, numpy and sympy", sample=shot, targets=made, each=2)
-        yield Row(name=f"{name}: fork() and its first cell", sample=partial(rows.fork, parent))
+        yield BenchmarkRow(name=f"{name}: one-shot made ready, numpy and sympy", sample=shot, targets=made, each=2)
+        yield BenchmarkRow(name=f"{name}: fork() and its first cell", sample=partial(rows.fork, parent))
         for what, code, target in (("", rows.HOSTILE["sleep"][1], 50), (", fork bomb", rows.SLEEPY_BOMB, 250)):
             late = partial(rows.verdict_delay, sandbox, code)
-            yield Row(name=f"{name}: verdict after deadline{what}", sample=late, targets=(target, target), rare=10)
+            yield BenchmarkRow(
+                name=f"{name}: verdict after deadline{what}", sample=late, targets=(target, target), rare=10
+            )
     if "local" in sandboxes:
         unpooled = stack.enter_context(LocalSandbox(Limits(), ready=0))
         fresh = partial(rows.fresh, unpooled)
-        yield Row(name="local: fresh session, no pool, numpy and sympy", sample=fresh, targets=(20, 30))
+        yield BenchmarkRow(name="local: fresh session, no pool, numpy and sympy", sample=fresh, targets=(20, 30))
 
 
-def play(table: list[Row], rounds: int, samples: Samples) -> list[Row]:
-    """Let the rows take turns; the first time of each is not counted.
-
-    Returns:
-        The table, in which a row that failed says why.
-    """
+def play(table: list[BenchmarkRow], rounds: int, samples: Samples) -> dict[str, str]:
+    """Run the rows in turns, of which the first is not counted; return why rows failed."""
     failed: dict[str, str] = {}
     for turn in range(rounds + 1):
         for row in table:
-            if row.sample is None or row.name in failed or (turn > 1 and turn % row.rare):
+            if row.name in failed or (turn > 1 and turn % row.rare):
                 continue
             try:
                 taken = [row.sample() for _ in range(row.each)]
@@ -129,11 +105,11 @@ def play(table: list[Row], rounds: int, samples: Samples) -> list[Row]:
                     samples.setdefault(row.name, []).extend(taken)
         if turn % max(1, rounds // 10) == 0:
             say(f"round {turn} of {rounds}")
-    return [replace(row, sample=None, missing=failed[row.name]) if row.name in failed else row for row in table]
+    return failed
 
 
 def throughput(name: str, sandbox: Sandbox, seconds: float) -> Iterator[Measure]:
-    """How much is done per second and core when every core is busy."""
+    """Measure results per second and core when every core is busy."""
     cores = len(os.sched_getaffinity(0))
     local = name == "local"
     say(f"{name}: throughput")
@@ -147,14 +123,14 @@ def throughput(name: str, sandbox: Sandbox, seconds: float) -> Iterator[Measure]
 
 
 def per_core(name: str, value: float, target: int | None) -> Measure:
-    """Put a rate into words."""
+    """Format a rate."""
     promised = "" if target is None else f">= {target:,}"
     met = None if target is None else value >= target
     return Measure(name=name, value=f"{value:,.0f} per second and core", target=promised, met=met)
 
 
 def rate(calls: list[Callable[[], Result]], seconds: float) -> float:
-    """Results per second when each of ``calls`` is repeated in a thread of its own."""
+    """Measure results per second with each of ``calls`` repeated in a thread of its own."""
     until = time.perf_counter() + seconds
 
     def repeat(call: Callable[[], Result]) -> int:
@@ -171,7 +147,7 @@ def rate(calls: list[Callable[[], Result]], seconds: float) -> float:
 
 
 def recovery(name: str, sandbox: Sandbox, repeats: int) -> Iterator[Measure]:
-    """Time until the next program's result after each class of hostile program: one-shot, and in one session."""
+    """Time the next program's result after each class of hostile program: one-shot, and in one session."""
     for kind in rows.HOSTILE:
         say(f"{name}: after {kind}")
         shots = [rows.usable_again(sandbox, kind) for _ in range(repeats)]
@@ -187,7 +163,7 @@ def recovery(name: str, sandbox: Sandbox, repeats: int) -> Iterator[Measure]:
 
 
 def memory(only: str | None) -> Iterator[Measure]:
-    """What a session that waits for its first program costs."""
+    """Measure the memory of a session that waits for its first program."""
     if only in (None, "local"):
         name = "local: memory per ready session (PSS)"
         try:
@@ -199,14 +175,14 @@ def memory(only: str | None) -> Iterator[Measure]:
 
 
 def machine() -> str:
-    """What all of this ran on."""
+    """Describe the machine."""
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     versions = f"Linux {platform.release()}, Python {platform.python_version()}"
     return f"{platform.machine()}, {cores} cores, load {load:.1f}, {versions}"
 
 
-def latency_table(table: list[Row], samples: Samples) -> str:
-    """Each row's percentiles beside the project's targets and the plain interpreter."""
+def latency_table(table: list[BenchmarkRow], samples: Samples, failed: dict[str, str]) -> str:
+    """Tabulate each row's percentiles beside the project's targets and the plain interpreter."""
     lines = [
         f"| program | runs | p50 ms | p99 ms | target p50 / p99 | met | x {BASELINE} |",
         "|---|---|---|---|---|---|---|",
@@ -214,7 +190,7 @@ def latency_table(table: list[Row], samples: Samples) -> str:
     unit = median(samples[BASELINE])
     for row in table:
         if row.name not in samples:
-            lines.append(f"| {row.name} | 0 | {row.missing} | | | | |")
+            lines.append(f"| {row.name} | 0 | {failed[row.name]} | | | | |")
             continue
         half, most = percentiles(samples[row.name])
         target = met = ""
@@ -227,35 +203,15 @@ def latency_table(table: list[Row], samples: Samples) -> str:
 
 
 def percentiles(seconds: list[float]) -> tuple[float, float]:
-    """The median and the 99th percentile [milliseconds]."""
+    """Compute the median and the 99th percentile [milliseconds]."""
     if len(seconds) == 1:
         return seconds[0] * 1e3, seconds[0] * 1e3
     cuts = quantiles(seconds, n=100, method="inclusive")
     return cuts[49] * 1e3, cuts[98] * 1e3
 
 
-def measure_table(measures: list[Measure]) -> str:
-    """Everything that is no latency."""
-    words = {True: "yes", False: "NO", None: ""}
-    lines = ["| what | measured | target | met |", "|---|---|---|---|"]
-    lines += [f"| {one.name} | {one.value} | {one.target} | {words[one.met]} |" for one in measures]
-    return "\n".join(lines)
-
-
-def write(path: Path, samples: Samples, measures: list[Measure]) -> None:
-    """Write every sample [seconds] and every measure."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = {"machine": machine(), "seconds": samples, "measures": [asdict(one) for one in measures]}
-    path.write_text(json.dumps(found, indent=1) + "\n")
-
-
-def say(text: str) -> None:
-    """Progress goes to stderr: stdout holds the tables alone."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,19 +1,17 @@
-"""What the benchmark of the sandboxes times: one row for each way of running a program."""
+"""The rows of the sandbox benchmark: one for each way of running a program."""
 
 import os
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
 
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, Session
-from agentrl.sandboxes.docker_image import IMAGE, PYTHON_LABEL
-from agentrl.sandboxes.local import LocalSandbox
+from agentrl.sandboxes.host.local import LocalSandbox
 
 PYTHON = os.path.realpath(sys.executable)
 """The interpreter itself: a virtual environment's start is slower, which would flatter every ratio."""
@@ -43,109 +41,38 @@ SETTLE_S = 0.06
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class BenchmarkRow:
     """One way to run a program."""
 
     name: str
-    """What the table calls it."""
-    sample: Callable[[], float] | None = None
-    """Prepare, run once and give the seconds that count; ``None`` where it can't be had here."""
+    """Its name in the table."""
+    sample: Callable[[], float]
+    """Prepare, run once and return the seconds that count."""
     targets: tuple[float, float] | None = None
-    """What the project promises: p50 and p99 [milliseconds]."""
+    """The project's targets: p50 and p99 [milliseconds]."""
     each: int = 1
     """Samples per round: quick rows get more."""
     rare: int = 1
     """Take part in one round of this many: slow rows get fewer."""
-    missing: str = "not installed"
-    """Why there are no samples."""
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds that one call takes."""
+    """Time one call in seconds."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
 
 
-def command(*arguments: str) -> Callable[[], float]:
-    """Time a whole process.
-
-    Raises:
-        subprocess.CalledProcessError: It failed, when it is called.
-    """
-    run = lambda: subprocess.run(arguments, check=True, stdin=subprocess.DEVNULL, capture_output=True)
-    return lambda: timed(run)
-
-
 def expected(result: Result, value: str) -> Result:
-    """Give the result back when it is the right one: a wrong one must not be timed as a quick one."""
+    """Return the result if it is the right one: a wrong one must not be timed as a quick one."""
     if (result.status, result.value) != ("ok", value):
         raise SandboxError(f"expected ok and {value}, not {result.status} and {result.value}: {result.traceback}")
     return result
 
 
-def tool_rows() -> Iterator[Row]:
-    """Time the ways that need nothing of ours."""
-    yield Row(name="python3 -c pass", sample=command(PYTHON, "-c", "pass"), each=2)
-    # Not the whole of /: below it the mounts of containers come and go, and bubblewrap fails where one has just gone.
-    folders = dict.fromkeys(("/usr", "/lib", "/lib64", sys.base_prefix))
-    binds = [word for folder in folders for word in ("--ro-bind-try", folder, folder)]
-    flags = ("--unshare-all", "--die-with-parent", *binds, "--proc", "/proc", "--tmpfs", "/tmp")
-    yield _tool_row("bwrap python3 -I -S -c pass", command("bwrap", *flags, PYTHON, "-I", "-S", "-c", "pass"), "bwrap")
-
-
-def docker_tool_rows(container: str, python: str) -> Iterator[Row]:
-    """Time the ways that Docker's own commands offer.
-
-    Args:
-        container: Name of a running container; empty where there is no engine or no image.
-        python: Where the image has its interpreter.
-    """
-    run = ("docker", "run", "--rm", "--network", "none", "--entrypoint", python, IMAGE, "-c", "pass")
-    missing = "" if container else "no engine, or no image"
-    for name, arguments in (
-        ("docker exec … python3 -c pass", ("docker", "exec", container, python, "-c", "pass")),
-        ("docker run … python3 -c pass", run),
-    ):
-        yield _tool_row(name, command(*arguments), "docker", missing)
-
-
-def _tool_row(name: str, sample: Callable[[], float], tool: str, missing: str = "") -> Row:
-    if missing or shutil.which(tool) is None:
-        return Row(name=name, missing=missing or "not installed")
-    try:
-        sample()
-    except subprocess.CalledProcessError as error:
-        return Row(name=name, missing=f"fails here: {error.stderr.decode().strip()[-80:]}")
-    return Row(name=name, sample=sample)
-
-
-class ContainerOfTools:
-    """A container for ``docker exec``; its name is empty where there is no engine or no image."""
-
-    def __init__(self) -> None:
-        self.name = self.python = ""
-        if shutil.which("docker") is None:
-            return
-        form = f'{{{{index .Config.Labels "{PYTHON_LABEL}"}}}}'
-        asked = _said("docker", "image", "inspect", "--format", form, IMAGE)
-        if asked:
-            self.python = asked
-            sleep = ("-c", "import time; time.sleep(86400)")
-            self.name = _said(
-                *("docker", "run", "--rm", "--detach", "--init", "--network", "none"),
-                *("--entrypoint", self.python, IMAGE, *sleep),
-            )
-
-    def close(self) -> None:
-        """Remove it."""
-        if self.name:
-            subprocess.run(["docker", "rm", "--force", self.name], capture_output=True, check=False)
-
-
-def _said(*arguments: str) -> str:
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""
+def interpreter() -> float:
+    """Time a process that is only the interpreter."""
+    return timed(lambda: subprocess.run([PYTHON, "-c", "pass"], check=True))
 
 
 def one_shot(sandbox: Sandbox) -> float:
@@ -173,7 +100,7 @@ def fork(session: Session) -> float:
 
 
 def fresh(unpooled: Sandbox) -> float:
-    """Time a session that nobody made in advance, until its first cell is done; ``unpooled`` keeps none ready."""
+    """Time a session that was not made in advance, until its first cell is done; ``unpooled`` keeps none ready."""
     with unpooled.session() as session:
         return timed(lambda: expected(session.run(LIBRARIES, transaction=False), "42"))
 
@@ -215,7 +142,7 @@ def proportional_bytes() -> int:
 
 
 def bytes_per_session(count: int) -> float:
-    """What one more session that waits for its first program costs [bytes].
+    """Measure the memory of one more session that waits for its first program [bytes].
 
     Args:
         count: Sessions that each of the two zygotes keeps ready.
@@ -225,6 +152,7 @@ def bytes_per_session(count: int) -> float:
         with LocalSandbox(Limits(), ready=ready) as sandbox:
             for code in (LIBRARIES, "6 * 7"):
                 expected(sandbox.run(code), "42")
+            # The pool refills in the background after the two runs.
             time.sleep(1.0 + 0.02 * count)
             used.append(proportional_bytes())
     return (used[1] - used[0]) / (2 * count)

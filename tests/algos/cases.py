@@ -3,9 +3,9 @@
 import torch
 from hypothesis import strategies as st
 
-from agentrl.algos.losses import cispo, ctpo, gspo, ppo_clip, reinforce
+from agentrl.algos.losses import cispo, cppo, ctpo, gspo, ppo_clip, reinforce
 
-LOSSES = (ctpo, ppo_clip, gspo, cispo, reinforce)
+LOSSES = (ctpo, cppo, ppo_clip, gspo, cispo, reinforce)
 
 
 def case(steps, advantages, *, dtype=torch.float64):

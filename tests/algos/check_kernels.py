@@ -148,7 +148,7 @@ def test_no_tokens():
 def test_sums_of_squares_can_be_left_out_to_measure_them():
     hidden, weight, targets = (tensor.to(DEVICE) for tensor in inputs(6, 40, 8))
     shared = {"hidden": hidden, "weight": weight, "targets": targets, "bias": None, "temperature": 1.0, "softcap": None}
-    full, less = (launch.sums(blocks.Problem(**shared, squares=squares)) for squares in (True, False))
+    full, less = (launch.sums(blocks.HeadProblem(**shared, squares=squares)) for squares in (True, False))
     assert float(less.s2.abs().max()) == 0.0 < float(full.s2.min())
     assert all(torch.equal(getattr(full, name), getattr(less, name)) for name in ("highest", "s1", "s3", "picked"))
 

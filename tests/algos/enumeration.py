@@ -34,9 +34,8 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "otb, uniform": ("otb", {"energy_kind": "uniform"}),
     "otb, carry": ("otb", {"tail": "carry"}),
     "otb_loo, carry": ("otb_loo", {"tail": "carry"}),
-    "no baseline": ("group_mean", {}),
 }
-"""Every estimator of the table, its variants, and the plain return (groups of one have no baseline)."""
+"""Every estimator of the table, and variants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +216,6 @@ class Groups:
         """What an estimator of ``ESTIMATORS`` gives every token of every group."""
         name, options = ESTIMATORS[estimator]
         rewards, energy = self.world.rewards[self.token], self.world.energy[self.token]
-        if estimator == "no baseline":
-            return algos.advantage("otb", rewards, energy, self.starts, torch.arange(len(self.starts) - 1))
         if name != "reinforce_pp":
             return algos.advantage(name, rewards, energy, self.starts, self.group, **options)
         # It whitens over the batch, so here a batch is one group.
@@ -321,7 +318,7 @@ def table() -> str:
         cells = " | ".join(f"{one.bias:.3f}, {one.noise:.3g}, {one.cosine:.3f}" for one in found)
         lines.append(f"| {name} | {cells} |")
     lines += ["", f"| many rows: noise of a row | {head} |", "|---" * (len(worlds) + 1) + "|"]
-    for name in ("otb", "otb, instantaneous", "otb, uniform", "no baseline"):
+    for name in ("otb", "otb, instantaneous", "otb, uniform", "none"):
         noises = [world.row_noise(name) for world in worlds.values()]
         lines.append(f"| {name} | " + " | ".join(f"{noise:.3g}" for noise in noises) + " |")
     return "\n".join(lines)

@@ -149,6 +149,43 @@ def ppo(steps, advantages, *, low, high, dual=None):
     return [[loss for loss, _ in row] for row in pairs], [[slope for _, slope in row] for row in pairs]
 
 
+def cppo(logp, old, advantages, *, threshold=0.15, budget=0.015, floor=0.8, adaptive=False):
+    """Loss and derivative by logp of each token, by Algorithm 1 of arXiv 2606.10968 with D = |π − old|."""
+    losses, slopes = [], []
+    for new_row, old_row, credit in zip(logp, old, advantages, strict=True):
+        moved = [abs(math.exp(new) - math.exp(past)) for new, past in zip(new_row, old_row, strict=True)]
+        room = budget
+        if adaptive and moved:
+            place = 0.9 * (len(moved) - 1)
+            low, high = sorted(moved)[math.floor(place)], sorted(moved)[math.ceil(place)]
+            room = clip(low + (place - math.floor(place)) * (high - low), budget, 2 * budget)
+        spent, width, loss_row = 0.0, 0.0, []
+        for t, (new, past, a, far) in enumerate(zip(new_row, old_row, credit, moved, strict=True), start=1):
+            weight = 1 - (1 - floor) / (len(moved) - 1) * (t - 1) if len(moved) > 1 else 1.0
+            ratio = math.exp(clip(new - past, -20.0, 10.0))
+            kept = a * (ratio - 1) <= 0 or weight * far <= min(threshold, threshold + room * width - spent)
+            loss_row.append(-a * ratio if kept else 0.0)
+            spent, width = spent + weight * far, width + weight
+        losses.append(loss_row)
+        slopes.append(
+            [0.0 if new - past > 10 else loss for new, past, loss in zip(new_row, old_row, loss_row, strict=True)]
+        )
+    return losses, slopes
+
+
+def rejected(steps, bounds):
+    """Whether each token is out of any of the bounds of its ratio, its row's product and geometric mean."""
+    rows = []
+    for row in steps:
+        measured = {"token": row, "sequence": [math.fsum(row)] * len(row)}
+        measured["geometric"] = [math.fsum(row) / len(row)] * len(row)
+        rows.append([
+            any(not low <= math.exp(measured[level][t]) <= high for level, (low, high) in bounds.items())
+            for t in range(len(row))
+        ])  # fmt: skip
+    return rows
+
+
 def padded_ctpo_loss(steps, advantages, mask):
     """CTPO as a padded trainer writes it: rectangles with a mask, tool tokens of ratio 1, defaults, row means."""
     row_means = []

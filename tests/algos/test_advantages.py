@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import algos
-from agentrl.algos.advantages import group_mean, ogb, opo, otb, reinforce_pp, rloo
+from agentrl.algos.advantages import group_mean, none, ogb, opo, otb, reinforce_pp, rloo
 from agentrl.algos.ratios import behaviour_weights
 from agentrl.algos.rows import Rows
 from agentrl.errors import ConfigError, UnknownNameError
@@ -74,13 +74,7 @@ def test_otb_is_the_slow_loop(batch, kind, leave_one_out, tail, weighted):
         weights=tensors(weights, group)[0] if weighted else None,
     )
     expected = reference.otb(
-        rewards,
-        energy,
-        group,
-        kind=kind,
-        leave_one_out=leave_one_out,
-        tail=tail,
-        weights=weights if weighted else None,
+        rewards, energy, group, kind=kind, leave_one_out=leave_one_out, tail=tail, weights=weights if weighted else None
     )
     torch.testing.assert_close(got, torch.tensor(reference.flat(expected)), atol=1e-5, rtol=1e-5)
 
@@ -212,6 +206,14 @@ def test_turn_rewards_are_credited_to_go():
     assert group_mean(rewards, starts, group).tolist() == [1.5] * 4
 
 
+@settings(max_examples=50, deadline=None)
+@given(batches())
+def test_none_is_the_return_from_the_token_on(batch):
+    rewards, _, _, group = batch
+    wanted = [math.fsum(row[t:]) for row in rewards for t in range(len(row))]
+    assert none(*tensors(rewards, group)).tolist() == pytest.approx(wanted)
+
+
 def test_whitening_has_mean_0_and_std_1_over_tokens():
     rewards, _, starts, group = random_batch(*RAGGED)
     white = reinforce_pp(rewards, starts, group)
@@ -266,21 +268,13 @@ def test_an_episode_cut_into_neighbouring_rows_is_credited_whole_by_its_own_offs
 @pytest.mark.parametrize(
     "change",
     [
-        {"starts": torch.tensor([0, 2])},
-        {"starts": torch.tensor([1, 2, 4])},
-        {"starts": torch.tensor([0, 5, 4])},
-        {"starts": torch.tensor([0.0, 2.0, 4.0])},
-        {"starts": torch.tensor([0, 3, 1, 4])},
-        {"group": torch.tensor([0])},
-        {"group": torch.tensor([0.0, 1.0])},
-        {"energy": torch.ones(3)},
-        {"energy": -torch.ones(4)},
-        {"energy": torch.ones(4, dtype=torch.int64)},
+        *({"starts": torch.tensor([0, 2])}, {"starts": torch.tensor([1, 2, 4])}, {"starts": torch.tensor([0, 5, 4])}),
+        *({"starts": torch.tensor([0.0, 2.0, 4.0])}, {"starts": torch.tensor([0, 3, 1, 4])}),
+        *({"group": torch.tensor([0])}, {"group": torch.tensor([0.0, 1.0])}, {"energy": torch.ones(3)}),
+        *({"energy": -torch.ones(4)}, {"energy": torch.ones(4, dtype=torch.int64)}),
         {"energy": torch.tensor([1.0, float("nan"), 1.0, 1.0])},
-        {"rewards": torch.tensor([1.0, float("inf"), 1.0, 1.0])},
-        {"rewards": torch.full((4,), float("inf"))},
-        {"weights": torch.tensor([1.0, 1.0, -1.0, 1.0])},
-        {"weights": torch.ones(2, 2)},
+        *({"rewards": torch.tensor([1.0, float("inf"), 1.0, 1.0])}, {"rewards": torch.full((4,), float("inf"))}),
+        *({"weights": torch.tensor([1.0, 1.0, -1.0, 1.0])}, {"weights": torch.ones(2, 2)}),
     ],
 )
 def test_wrong_inputs_are_refused(change):
@@ -305,7 +299,7 @@ def test_unknown_kinds_are_named():
 
 def test_the_table_of_advantages():
     rewards, energy, starts, group = random_batch(*RAGGED)
-    assert set(algos.ADVANTAGES) == {"otb", "otb_loo", *PER_ROW}
+    assert set(algos.ADVANTAGES) == {"otb", "otb_loo", "none", *PER_ROW}
     torch.testing.assert_close(
         algos.advantage("otb_loo", rewards, energy, starts, group),
         otb(rewards, energy, starts, group, leave_one_out=True),

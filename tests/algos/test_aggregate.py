@@ -44,8 +44,6 @@ def test_aggregation_is_checked():
         ctpo(*args, aggregate="token_sum_const")
     with pytest.raises(UnknownNameError, match="token_mean"):
         pack_shares("token_meen", [torch.tensor([0, 1])])
-    with pytest.raises(ValueError, match="zip"):
-        pack_shares("token_mean", [torch.tensor([0, 1])], [None, None])
 
 
 def test_packs_without_a_sampled_token_count_for_nothing():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.algos.losses import AGGREGATES, Carry, ctpo, cumulative_log_ratio, pack_shares
+from agentrl.algos.losses import AGGREGATES, ctpo, cumulative_log_ratio
 
 from . import reference
 from .cases import case, gradient, ragged, random_case
@@ -68,14 +68,15 @@ def test_ctpo_gradient_is_the_finite_difference_with_the_prefix_held():
     before = cumulative_log_ratio(logp, old, starts) - (logp - old).detach()
 
     def held(values):
-        # The objective as a function of each token's own log-prob, everything before it a constant.
-        carry = Carry(log_ratio=before, tokens=ordinal - 1)
-        singles = torch.arange(values.numel() + 1)
-        return ctpo(values, old, advantages, singles, carry=carry, weights=share, aggregate="token_sum_const",
-                    max_tokens=1).loss * values.numel()  # fmt: skip
+        # Each token in a row of its own, everything before it a constant: in its old log-prob, and in the window of t.
+        loss = 0.0
+        for k, (t, share) in enumerate([*((t, 1 / 12) for t in range(1, 7)), *((t, 1 / 8) for t in range(1, 5))]):
+            one, widths = slice(k, k + 1), {"clip_low": 0.025, "clip_high": 0.05, "clip_dual": 0.05}
+            wide = {name: width * t**0.5 for name, width in widths.items()}
+            before_it = old[one] - before[one]
+            loss = loss + share * ctpo(values[one], before_it, advantages[one], torch.tensor([0, 1]), **wide).loss
+        return loss
 
-    ordinal = torch.tensor([1, 2, 3, 4, 5, 6, 1, 2, 3, 4])
-    share = torch.tensor([1 / 12] * 6 + [1 / 8] * 4, dtype=torch.float64)
     assert held(logp).item() == pytest.approx(ctpo(logp, old, advantages, starts).loss.item())
     step, numeric = 1e-6, []
     for k in range(logp.numel()):
@@ -162,62 +163,3 @@ def test_ctpo_metrics_are_detached_facts():
     assert float(metrics["ratio_mean"]) == pytest.approx(sum(math.exp(s) for s in totals) / 3)
     assert float(metrics["log_ratio_abs_max"]) == pytest.approx(0.3)
     assert not any(value.requires_grad for value in metrics.values())
-
-
-def test_a_split_episode_is_the_unsplit_one():
-    steps, credit = random_case([9, 4])
-    logp, old, advantages, starts = case(steps, credit)
-    whole = ctpo(logp, old, advantages, starts)
-    total = cumulative_log_ratio(logp, old, starts)
-    carry = Carry(
-        log_ratio=torch.stack([total.new_zeros(()), total[2], total[6], total.new_zeros(())]),
-        tokens=torch.tensor([0, 3, 7, 0]),
-        total=torch.tensor([9, 9, 9, 4]),
-    )
-    cut = torch.tensor([0, 3, 7, 9, 13])
-    split = ctpo(logp, old, advantages, cut, carry=carry)
-    torch.testing.assert_close(split.loss, whole.loss)
-    torch.testing.assert_close(gradient(split, logp), gradient(whole, logp))
-    for aggregate in AGGREGATES:
-        options = {"aggregate": aggregate, "max_tokens": 12}
-        torch.testing.assert_close(
-            ctpo(logp, old, advantages, cut, carry=carry, **options).loss,
-            ctpo(logp, old, advantages, starts, **options).loss,
-        )
-    reset = ctpo(logp, old, advantages, cut)
-    assert abs((reset.loss - whole.loss).item()) > 1e-4
-
-
-def test_packs_of_a_split_episode_add_up():
-    steps, credit = random_case([6])
-    logp, old, advantages, starts = case(steps, credit)
-    total = cumulative_log_ratio(logp, old, starts)
-    first = Carry(log_ratio=torch.zeros(1), tokens=torch.tensor([0]), total=torch.tensor([6]))
-    second = Carry(log_ratio=total[3:4], tokens=torch.tensor([4]), total=torch.tensor([6]))
-    packs = [torch.tensor([0, 4]), torch.tensor([0, 2])]
-    for aggregate in AGGREGATES:
-        options = {"aggregate": aggregate, "max_tokens": 12}
-        shares = pack_shares(aggregate, packs, [first, second])
-        parts = [
-            ctpo(logp[:4], old[:4], advantages[:4], packs[0], carry=first, **options).loss,
-            ctpo(logp[4:], old[4:], advantages[4:], packs[1], carry=second, **options).loss,
-        ]
-        whole = ctpo(logp, old, advantages, starts, **options).loss
-        torch.testing.assert_close(shares[0] * parts[0] + shares[1] * parts[1], whole)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"log_ratio": torch.zeros(2)},
-        {"log_ratio": torch.tensor([math.nan])},
-        {"tokens": torch.tensor([-1])},
-        {"total": torch.tensor([1])},
-        {"tokens": torch.tensor([9]), "total": torch.tensor([8])},
-    ],
-)
-def test_a_carry_that_does_not_fit_is_refused(wrong):
-    logp, old, advantages, starts = case([[0.1, 0.1]], [[1.0, 1.0]])
-    carry = Carry(**{"log_ratio": torch.zeros(1), "tokens": torch.tensor([0])} | wrong)
-    with pytest.raises(ValueError, match=r"carry\."):
-        ctpo(logp, old, advantages, starts, carry=carry)

@@ -26,7 +26,7 @@ from .enumeration import (
 )
 
 README = Path(__file__).parents[2] / "agentrl" / "algos" / "README.md"
-UNBIASED = ("otb_loo", "otb_loo, carry", "rloo", "no baseline")
+UNBIASED = ("otb_loo", "otb_loo, carry", "rloo", "none")
 GENERATORS = range(4)
 
 

@@ -197,7 +197,7 @@ def test_blocks_never_reach_tokens_times_vocabulary(monkeypatch):
 
 
 def problem(hidden, weight, targets, **options):
-    return blocks.Problem(
+    return blocks.HeadProblem(
         hidden=hidden, weight=weight, bias=None, targets=targets, temperature=1.0, softcap=None, **options
     )
 
@@ -219,17 +219,14 @@ def test_sums_of_squares_can_be_left_out_to_measure_them():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden": torch.zeros(3, 5)}, "do not fit"),
-        ({"hidden": torch.zeros(3)}, "do not fit"),
+        *(({"hidden": torch.zeros(3, 5)}, "do not fit"), ({"hidden": torch.zeros(3)}, "do not fit")),
         ({"weight": torch.zeros(0, 4)}, "do not fit"),
         ({"weight": torch.zeros(6, 4, dtype=torch.int64)}, "floating point"),
         ({"targets": torch.tensor([0, 1])}, "one token id per hidden state"),
         ({"targets": torch.zeros(3)}, "one token id per hidden state"),
         ({"targets": torch.tensor([0, 1, 6])}, "outside the vocabulary"),
-        ({"targets": torch.tensor([0, -1, 5])}, "outside the vocabulary"),
-        ({"bias": torch.zeros(5)}, "bias"),
-        ({"temperature": 0.0}, "temperature"),
-        ({"temperature": math.inf}, "temperature"),
+        *(({"targets": torch.tensor([0, -1, 5])}, "outside the vocabulary"), ({"bias": torch.zeros(5)}, "bias")),
+        *(({"temperature": 0.0}, "temperature"), ({"temperature": math.inf}, "temperature")),
         ({"softcap": -1.0}, "softcap"),
         ({"weight": torch.zeros(6, 4, device="meta")}, "on one device, not on cpu, meta"),
         ({"form": "cuda"}, "form must be one of auto, torch, triton, not 'cuda'"),

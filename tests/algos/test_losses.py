@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl import algos
-from agentrl.algos.losses import LossOut, cispo, ctpo, gspo, ppo_clip, reinforce
+from agentrl.algos.losses import LossOut, cispo, cppo, ctpo, gspo, ppo_clip, reinforce
 from agentrl.errors import ConfigError, UnknownNameError
 
 from . import reference
@@ -58,15 +58,10 @@ def test_shapes_and_weights_are_checked():
 @pytest.mark.parametrize(
     ("loss", "options"),
     [
-        (ctpo, {"clip_low": -0.1}),
-        (ctpo, {"clip_dual": math.nan}),
-        (ctpo, {"power": -1.0}),
-        (ppo_clip, {"clip_low": 1.5}),
-        (ppo_clip, {"clip_high": -0.1}),
-        (ppo_clip, {"clip_dual": 0.5}),
-        (gspo, {"clip_low": -1.0}),
-        (cispo, {"clip_high": math.nan}),
-        (reinforce, {"cap": 0.5}),
+        *((ctpo, {"clip_low": -0.1}), (ctpo, {"clip_dual": math.nan}), (ctpo, {"power": -1.0})),
+        *((ppo_clip, {"clip_low": 1.5}), (ppo_clip, {"clip_high": -0.1}), (ppo_clip, {"clip_dual": 0.5})),
+        *((cppo, {"threshold": -0.1}), (cppo, {"budget": math.nan}), (cppo, {"floor": 0.0}), (cppo, {"floor": 1.1})),
+        *((gspo, {"clip_low": -1.0}), (cispo, {"clip_high": math.nan}), (reinforce, {"cap": 0.5})),
     ],
 )
 def test_settings_out_of_range_are_refused(loss, options):
@@ -86,6 +81,49 @@ def test_ppo_clip_is_the_slow_loop(rows, window, dual):
     present = sum(1 for row in steps if row)
     expected = [s / (len(row) * present) for row in slopes for s in row]
     assert gradient(out, logp).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ragged(), st.sampled_from([0.0, 0.015, 0.1, 1.0]), st.sampled_from([0.3, 0.8, 1.0]), st.booleans())
+def test_cppo_is_the_slow_loop(rows, budget, floor, adaptive):
+    steps, credit = rows
+    logp, old, advantages, starts = case(steps, credit)
+    lengths = [len(row) for row in steps]
+    options = {"threshold": 0.1, "budget": budget, "floor": floor, "adaptive": adaptive}
+    out = cppo(logp, old, advantages, starts, **options)
+    losses, slopes = reference.cppo(*(reference.cut(one.tolist(), lengths) for one in (logp, old)), credit, **options)
+    assert out.loss.item() == pytest.approx(reference.aggregate(losses, "seq_mean_token_mean"), rel=1e-6, abs=1e-9)
+    present = sum(1 for row in steps if row)
+    expected = [s / (len(row) * present) for row in slopes for s in row]
+    assert gradient(out, logp).tolist() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def test_cppo_hand_worked():
+    # Away from old by D = .1, .1, .1, .3 and then back to it; w = 1, .9, .8, .7, .6.
+    old = torch.full((5,), 0.4, dtype=torch.float64).log()
+    logp = torch.tensor([0.5, 0.5, 0.5, 0.7, 0.1], dtype=torch.float64).log().requires_grad_()
+    args = (logp, old, torch.ones(5, dtype=torch.float64), torch.tensor([0, 5]))
+    kept = {
+        # Room after the threshold .25: .25, .25 + .05 − .1, .25 + .095 − .19, .25 + .135 − .27.
+        (0.05, False): [1, 1, 1, 0, 1],
+        # Spent before the third token: .19 of .15 + .25.
+        (0.0, False): [1, 1, 0, 0, 1],
+        # The 90th percentile of D, .3, is cut to twice .05; then .25 + .27 − .27 leaves room for w·D = .21.
+        (0.05, True): [1, 1, 1, 1, 1],
+    }
+    for (budget, adaptive), wanted in kept.items():
+        out = cppo(*args, threshold=0.25, budget=budget, floor=0.6, adaptive=adaptive)
+        assert (gradient(out, logp) != 0).long().tolist() == wanted, (budget, adaptive)
+        assert float(out.metrics["clip_fraction"]) == pytest.approx(wanted.count(0) / 5)
+
+
+def test_cppo_without_its_budget_and_weights_is_a_mask_by_divergence():
+    steps, credit = random_case([6, 5], spread=0.6)
+    logp, old, advantages, starts = case(steps, credit)
+    far = (logp.exp() - old.exp()).abs() > 0.1
+    cut = far & (advantages * (logp - old) > 0)
+    got = gradient(cppo(logp, old, advantages, starts, threshold=0.1, budget=1.0, floor=1.0), logp)
+    assert 0 < int(cut.sum()) < 11 and ((got == 0) == cut).all()
 
 
 def test_gspo_sequence_and_token_form_share_a_gradient_where_the_row_has_one_advantage():
@@ -154,7 +192,9 @@ def test_on_policy_every_loss_has_the_policy_gradient(loss):
 
 def test_the_table_of_losses():
     args = case(*random_case([3, 2], spread=0.3))
-    assert set(algos.LOSSES) == {"ctpo", "ppo_clip", "dapo", "gspo", "gspo_token", "cispo", "reinforce"}
+    assert set(algos.LOSSES) == {
+        *("ctpo", "cppo", "ppo_clip", "dapo", "gspo", "gspo_token", "cispo", "reinforce"),
+    }
     for name in algos.LOSSES:
         assert isinstance(algos.loss(name, *args), LossOut)
     torch.testing.assert_close(

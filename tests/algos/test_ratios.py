@@ -3,10 +3,12 @@ import math
 import pytest
 import torch
 
-from agentrl.algos.losses import Carry, behaviour_weights, cumulative_log_ratio
-from agentrl.algos.ratios import token_log_ratio
+from agentrl.algos.losses import behaviour_weights, cumulative_log_ratio
+from agentrl.algos.ratios import rejection_mask, token_log_ratio
 from agentrl.algos.rows import Rows, check_tokens
 from agentrl.errors import ConfigError, UnknownNameError
+
+from . import reference
 
 STARTS = torch.tensor([0, 3, 3, 5])
 STEPS = torch.tensor([0.5, 2.0, -1.0, -0.25, 0.125])
@@ -65,11 +67,9 @@ def test_one_broken_log_prob_is_held_at_twenty():
     assert token_log_ratio(torch.tensor([-1.0, -90.0]), torch.tensor([-90.0, -1.0])).tolist() == [20.0, -20.0]
 
 
-def test_cumulative_log_ratio_carries_on():
+def test_cumulative_log_ratio_by_hand():
     old = torch.zeros(5)
-    carry = Carry(log_ratio=torch.tensor([1.0, 7.0, -1.0]), tokens=torch.tensor([4, 0, 2]))
     assert cumulative_log_ratio(STEPS, old, STARTS).tolist() == [0.5, 2.5, 1.5, -0.25, -0.125]
-    assert cumulative_log_ratio(STEPS, old, STARTS, carry=carry).tolist() == [1.5, 3.5, 2.5, -1.25, -1.125]
 
 
 def test_behaviour_weights_by_hand():
@@ -111,3 +111,23 @@ def test_behaviour_weights_are_checked():
             weights("token", cap=cap)
     with pytest.raises(ValueError, match="sampler_logp"):
         behaviour_weights(STEPS, STEPS[:2], STARTS, kind="none")
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        *({}, {"token": (0.5, 2.0)}, {"sequence": (0.7, 1.5)}, {"geometric": (0.9, 1.5)}, {"sequence": (0.0, 1.0)}),
+        {"token": (0.4, 8.0), "geometric": (0.99, 2.0)},
+    ],
+)
+def test_rejection_is_the_slow_loop(bounds):
+    sampler = torch.full((5,), -2.0)
+    kept = rejection_mask(sampler + STEPS, sampler, STARTS, bounds)
+    slow = [not one for row in reference.rejected([[0.5, 2.0, -1.0], [-0.25, 0.125]], bounds) for one in row]
+    assert kept.tolist() == slow and (not all(slow) or not bounds)
+
+
+@pytest.mark.parametrize("bounds", [(2.0, 1.0), (-0.1, 1.0), (1.0, 1.0), (math.nan, 1.0)])
+def test_bounds_of_a_rejection_rise(bounds):
+    with pytest.raises(ConfigError, match="must rise from 0 up, but those of 'token'"):
+        rejection_mask(STEPS, STEPS, STARTS, {"token": bounds})

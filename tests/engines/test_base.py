@@ -2,9 +2,12 @@
 
 import dataclasses
 import math
+import sys
+from typing import Any
 
 import pytest
 
+from agentrl.engines import make_engine
 from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import ConfigError
 
@@ -31,3 +34,10 @@ def test_requests_and_completions_can_not_be_changed() -> None:
     for record, name in ((Sampling(), "temperature"), (completion, "version")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(record, name, 1)
+
+
+def test_an_engine_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.delitem(sys.modules, "agentrl.engines.vllm", raising=False)
+    with pytest.raises(ConfigError, match=r"engine 'vllm' needs vllm: pip install 'agentrl\[vllm\]'"):
+        make_engine("vllm", model, {})

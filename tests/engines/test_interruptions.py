@@ -11,6 +11,7 @@ from torch import Tensor
 from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import InfrastructureError
+from agentrl.types import Segment
 
 from .asking import PROMPT, MakeEngine, ask, expected_logprobs
 
@@ -45,7 +46,7 @@ def test_weights_can_be_loaded_as_soon_as_the_last_request_is_cancelled(make_eng
             await asyncio.sleep(0)
         for task in tasks:
             task.cancel()
-        engine.load_weights([], 3)  # before the engine itself has had a turn to notice
+        await engine.load_weights([], 3)  # before the engine itself has had a turn to notice
         await asyncio.gather(*tasks, return_exceptions=True)
         assert (await engine.generate(PROMPT, Sampling(max_tokens=1), seed=0)).version == 3
 
@@ -61,7 +62,7 @@ def test_an_engine_outlives_an_event_loop_that_was_left_in_the_middle(make_engin
 
     with pytest.raises(TimeoutError):
         asyncio.run(leave())
-    engine.load_weights([], 1)
+    asyncio.run(engine.load_weights([], 1))
     assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids
 
 
@@ -77,7 +78,7 @@ def test_new_weights_are_sampled_from_and_nothing_old_is_kept(make_engine: MakeE
     engine = make_engine()
     first = ask(engine, seed=1)
     weights = new_weights(engine)
-    engine.load_weights(((name, tensor) for name, tensor in weights), 7)
+    asyncio.run(engine.load_weights(((name, tensor) for name, tensor in weights), 7))
     changed = copy.deepcopy(reference)
     assert not changed.load_state_dict(dict(weights), strict=False).unexpected_keys
     computed, prompt = engine.computed_tokens, (*PROMPT, *first.token_ids, 8)
@@ -88,21 +89,53 @@ def test_new_weights_are_sampled_from_and_nothing_old_is_kept(make_engine: MakeE
     assert (first.version, second.version) == (0, 7)
 
 
-def test_weights_do_not_change_under_a_request(make_engine: MakeEngine) -> None:
+def test_requests_under_way_go_on_with_new_weights_and_nothing_is_shared_across_versions(
+    make_engine: MakeEngine, reference: Any
+) -> None:
+    engine, models = make_engine(slots=4), [reference]
+    for _ in range(2):
+        models.append(copy.deepcopy(models[-1]))
+        assert not models[-1].load_state_dict(dict(new_weights(engine)), strict=False).unexpected_keys
+        asyncio.run(engine.load_weights(models[-1].named_parameters(), 0))
+    asyncio.run(engine.load_weights(reference.named_parameters(), 0))
+    # Two groups that share a prompt, more requests than slots, and one that ends before the first swap.
+    prompts = [(9,), *((*PROMPT, place // 3) for place in range(6))]
+
+    async def scenario() -> list[Completion]:
+        requests = (
+            engine.generate(prompt, Sampling(max_tokens=2 if len(prompt) == 1 else 30), seed=seed)
+            for seed, prompt in enumerate(prompts)
+        )
+        tasks = [asyncio.create_task(request) for request in requests]
+        for version in (1, 2):
+            before = engine.computed_tokens
+            while engine.computed_tokens < before + 40:
+                await asyncio.sleep(0)
+            await engine.load_weights(models[version].named_parameters(), version)
+        return await asyncio.gather(*tasks)
+
+    done = asyncio.run(scenario())
+    assert {len(one.swaps) for one in done} == {0, 2} and {one.version for one in done} == {0, 2}
+    for prompt, one in zip(prompts, done, strict=True):
+        segment = Segment("policy", one.token_ids, one.logprobs, one.version, swaps=one.swaps)
+        under = [expected_logprobs(model, prompt, one, 1.0) for model in models]
+        wanted = [under[version][place] for place, version in enumerate(segment.token_versions)]
+        assert one.logprobs == pytest.approx(wanted, abs=1e-4), "each token is of its version, on keys of that version"
+    assert done[0].version == 0 and not done[0].swaps, "who has ended by then has met the old weights only"
+
+
+def test_a_closed_engine_leaves_nobody_waiting(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=1)
 
-    async def scenario() -> Completion:
-        tasks = [asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=6), seed=n)) for n in range(2)]
+    async def scenario() -> list[Any]:
+        tasks = [asyncio.create_task(engine.generate(PROMPT, Sampling(max_tokens=60), seed=n)) for n in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(InfrastructureError, match="can't change"):
-            engine.load_weights(new_weights(engine), 1)
-        while engine.computed_tokens < 8:
-            await asyncio.sleep(0)
-        with pytest.raises(InfrastructureError, match="can't change"):
-            engine.load_weights(new_weights(engine), 1)
-        return (await asyncio.gather(*tasks))[0]
+        engine.close()
+        engine.close()
+        async with asyncio.timeout(20):
+            return await asyncio.gather(*tasks, return_exceptions=True)
 
-    assert asyncio.run(scenario()).token_ids == ask(make_engine(), seed=0, max_tokens=6).token_ids
+    assert all(isinstance(error, InfrastructureError) and "closed" in str(error) for error in asyncio.run(scenario()))
 
 
 @pytest.mark.parametrize("shape", [None, (1,), (3, 3)])
@@ -112,7 +145,7 @@ def test_weights_that_do_not_fit_are_refused(make_engine: MakeEngine, shape: tup
     wrong = ("no.such", right) if shape is None else (name, torch.ones(shape))
     first = ask(engine, seed=1)
     with pytest.raises(InfrastructureError, match="no parameter"):
-        engine.load_weights([(name, right + 0.1), wrong], 1)
+        asyncio.run(engine.load_weights([(name, right + 0.1), wrong], 1))
     computed, prompt = engine.computed_tokens, (*PROMPT, *first.token_ids, 8)
     ask(engine, prompt)
     assert engine.computed_tokens - computed == len(prompt) + 7, "half of the weights are new: the cache is void"
@@ -141,7 +174,7 @@ def test_a_model_that_breaks_fails_every_request_and_the_next_ones_work(make_eng
     assert [type(failure) for failure in failures] == [InfrastructureError] * 5
     assert all("MemoryError('no room')" in str(failure) for failure in failures)
     hook.remove()
-    engine.load_weights([], 2)
+    asyncio.run(engine.load_weights([], 2))
     assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids
 
 

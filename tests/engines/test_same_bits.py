@@ -17,10 +17,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from agentrl.attention import NAME
 from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.transformers import TransformersEngine
-from agentrl.linear import use_fast_linear
+from agentrl.models.attention import NAME
+from agentrl.models.linear import use_fast_linear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {"vocab_size": 300, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -37,12 +37,12 @@ CONFIGS = {
 
 def talk(model: Any, slots: int, seed: int) -> list[list[Completion]]:
     """Conversations of three turns, in any order and company that ``seed`` and few ``slots`` make."""
-    engine, order = TransformersEngine(copy.deepcopy(model), slots=slots, max_length=1024), random.Random(seed)
+    engine, order = TransformersEngine(copy.deepcopy(model), slots=slots, max_length=2048), random.Random(seed)
 
     async def conversation(number: int) -> list[Completion]:
         words, tokens, said = (
             random.Random(number),
-            [(7 * number + 13 * i) % 250 + 3 for i in range(1 + 67 * number)],
+            [(7 * number + 13 * i) % 250 + 3 for i in range(1 + 67 * number + 600 * (number > 6))],
             [],
         )
         for turn in range(3):

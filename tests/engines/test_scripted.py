@@ -53,5 +53,5 @@ def test_the_script_is_read_once() -> None:
 
 def test_a_version_is_taken_over() -> None:
     engine = ScriptedEngine([[STOP]])
-    engine.load_weights([("any", torch.zeros(1))], 5)
+    asyncio.run(engine.load_weights([("any", torch.zeros(1))], 5))
     assert say(engine).version == 5

@@ -140,6 +140,25 @@ def test_a_shared_prompt_of_one_token_is_nothing_to_share(make_engine: MakeEngin
                                                   for s in range(5)]  # fmt: skip
 
 
+def test_a_long_prompt_is_computed_in_parts_and_holds_up_nobody(make_engine: MakeEngine, reference: Any) -> None:
+    """1,100 tokens take three of the nine steps that another request needs; a second member waits, and copies."""
+    engine, prompt = make_engine(slots=4), tuple(i * i % 250 + 3 for i in range(1100))
+    widths: list[int] = []
+    engine._model.base_model.embed_tokens.register_forward_hook(lambda _m, given, _o: widths.append(given[0].numel()))
+    short = engine.generate(PROMPT, Sampling(max_tokens=9), seed=0)
+    first, *members = together(short, *(engine.generate(prompt, Sampling(max_tokens=5), seed=i) for i in range(2)))
+    assert max(widths) <= 512 + 16 and len(widths) == 9
+    assert engine.computed_tokens == len(PROMPT) + 8 + len(prompt) + 1 + 2 * 4
+    later = ask(engine, (*prompt, *members[1].token_ids, *prompt[:700]), seed=5)
+    assert engine.computed_tokens == len(PROMPT) + 8 + len(prompt) + 1 + 2 * 4 + 1 + 700 + 7
+    rows = [(PROMPT, first), *((prompt, member) for member in members)]
+    for begun, completion in [*rows, ((*prompt, *members[1].token_ids, *prompt[:700]), later)]:
+        assert completion.logprobs == pytest.approx(expected_logprobs(reference, begun, completion, 1.0), abs=1e-4)
+    # The longest row is forgotten with the weights, and its row of the cache is used for a short one.
+    asyncio.run(engine.load_weights([], 1))
+    assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids
+
+
 def test_rows_that_finished_are_left_behind(make_engine: MakeEngine, reference: Any) -> None:
     """Only the last of eight goes on for long, so it is moved to the front; all of them stay parked."""
     engine, prompts = make_engine(slots=8), ragged(8)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import agentrl
-from agentrl.env import ToolEnv
 from agentrl.errors import UsageError
+from agentrl.toolenv.base import ToolEnv
 
 Row = Mapping[str, Any]
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl.envs import code_grading
-from agentrl.envs.code_asserts import call_of, read_asserts
-from agentrl.envs.code_data import MAX_INPUT_CHARS
-from agentrl.envs.code_grading import Problem, Stream, Verdict, grade
+from agentrl.envs.code import grading
+from agentrl.envs.code.asserts import call_of, read_asserts
+from agentrl.envs.code.data import MAX_INPUT_CHARS
+from agentrl.envs.code.grading import Problem, Stream, Verdict, grade
 from agentrl.errors import InfrastructureError
-from agentrl.python_tool import close_shared_sandbox, shared_sandbox
-from agentrl.sandboxes.profiles import profile_of
+from agentrl.sandboxes.host.profiles import profile_of
+from agentrl.toolenv.tools.python import close_shared_sandbox, shared_sandbox
 
 ECHO = Problem(entry_point="echo", cases=tuple(call_of([n], {}, n) for n in range(4)))
 PROGRAM = Problem(cases=(Stream(stdin="a\n", stdout="a\n"),))
@@ -47,12 +47,9 @@ TRUTH = Problem(entry_point="find", cases=read_asserts("assert find('a1')\nasser
 @pytest.mark.parametrize(
     ("body", "verdicts"),
     [
-        ("return re.search('[0-9]', text)", ("passed", "passed")),
-        ("return '1' in text", ("passed", "passed")),
-        ("return [1] * ('1' in text)", ("passed", "passed")),
-        ("return 7", ("passed", "wrong")),
-        ("return None", ("wrong", "passed")),
-        ("return 'False'", ("passed", "wrong")),
+        *(("return re.search('[0-9]', text)", ("passed", "passed")), ("return '1' in text", ("passed", "passed"))),
+        *(("return [1] * ('1' in text)", ("passed", "passed")), ("return 7", ("passed", "wrong"))),
+        *(("return None", ("wrong", "passed")), ("return 'False'", ("passed", "wrong"))),
         ("return not re.search('[0-9]', text)", ("wrong", "wrong")),
         ("return type('X', (), {'__bool__': lambda self: 1 / 0})()", ("error", "error")),
     ],
@@ -93,15 +90,11 @@ def test_a_hanging_submission_costs_one_time_limit() -> None:
 @pytest.mark.parametrize(
     ("code", "verdict"),
     [
-        ("print(input())", "passed"),
-        ("import sys\nsys.stdout.write(sys.stdin.read())\nsys.exit()", "passed"),
-        ("import os\nos.write(1, b'a')\nos._exit(0)", "passed"),
-        ("print('a')\nraise SystemExit(2)", "exit"),
+        *(("print(input())", "passed"), ("import sys\nsys.stdout.write(sys.stdin.read())\nsys.exit()", "passed")),
+        *(("import os\nos.write(1, b'a')\nos._exit(0)", "passed"), ("print('a')\nraise SystemExit(2)", "exit")),
         ("if __name__ == '__main__':\n    print('a   ')\n    print()", "passed"),
-        ("print(input().upper())", "wrong"),
-        ("from __future__ import annotations\nprint('a')", "passed"),
-        ("input()\ninput()", "error"),
-        ("print('a')\nimport sys\nprint('x' * 10**6, file=sys.stderr)", "passed"),
+        *(("print(input().upper())", "wrong"), ("from __future__ import annotations\nprint('a')", "passed")),
+        *(("input()\ninput()", "error"), ("print('a')\nimport sys\nprint('x' * 10**6, file=sys.stderr)", "passed")),
     ],
 )
 def test_programs(code: str, verdict: Verdict) -> None:
@@ -175,7 +168,7 @@ def test_nothing_of_the_tests_is_inside(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_sent_along_asks_for_no_large_interpreter() -> None:
-    assert profile_of(code_grading._inside()) == "plain"
+    assert profile_of(grading._inside()) == "plain"
 
 
 def test_a_broken_sandbox_is_never_a_grade() -> None:

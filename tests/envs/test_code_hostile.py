@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.envs.code_asserts import call_of
-from agentrl.envs.code_grading import MAX_CODE_CHARS, Problem, Stream, grade
+from agentrl.envs.code.asserts import call_of
+from agentrl.envs.code.grading import MAX_CODE_CHARS, Problem, Stream, grade
 
 FUNCTION = Problem(
     entry_point="double",
@@ -28,10 +28,7 @@ def read_cheats(section: str) -> dict[str, str]:
 
 FUNCTIONS, PROGRAMS = read_cheats("Functions"), read_cheats("Programs")
 NO_CODE = {
-    "is empty": "",
-    "is no text": "\x00\ud800\u202e",
-    "does not end": '"""',
-    "is too deep": "(" * 5000,
+    **{"is empty": "", "is no text": "\x00\ud800\u202e", "does not end": '"""', "is too deep": "(" * 5000},
     "is too long": "double = lambda n: 2 * n\nprint(2 * int(input()))\n" + "#" * MAX_CODE_CHARS,
 }
 
@@ -41,17 +38,15 @@ def test_there_are_cheats() -> None:
     assert len(PROGRAMS) >= 14
 
 
-@pytest.mark.parametrize("code", [*FUNCTIONS.values(), *NO_CODE.values()], ids=[*FUNCTIONS, *NO_CODE])
-def test_no_cheat_passes_as_a_function(code: str) -> None:
-    graded = grade(FUNCTION, code, timeout=1.0)
-    assert "passed" not in graded.verdicts, graded
-    assert len(graded.verdicts) == 3
-    assert not graded.correct
-
-
-@pytest.mark.parametrize("code", [*PROGRAMS.values(), *NO_CODE.values()], ids=[*PROGRAMS, *NO_CODE])
-def test_no_cheat_passes_as_a_program(code: str) -> None:
-    graded = grade(PROGRAM, code, timeout=1.0)
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        *(pytest.param(FUNCTION, code, id=f"function that {name}") for name, code in (FUNCTIONS | NO_CODE).items()),
+        *(pytest.param(PROGRAM, code, id=f"program that {name}") for name, code in (PROGRAMS | NO_CODE).items()),
+    ],
+)
+def test_no_cheat_passes(problem: Problem, code: str) -> None:
+    graded = grade(problem, code, timeout=1.0)
     assert "passed" not in graded.verdicts, graded
     assert len(graded.verdicts) == 3
     assert not graded.correct

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.envs.code_inside import Claim, describe
-from agentrl.envs.code_values import MAX_VALUE_CHARS, Tolerance, described, read_claim, same, same_output
+from agentrl.envs.code.inside import Claim, describe
+from agentrl.envs.code.values import MAX_VALUE_CHARS, Tolerance, described, read_claim, same_output, same_value
 
 INF, NAN = float("inf"), float("nan")
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -35,7 +35,7 @@ def returned(value: object) -> object:
     ],
 )
 def test_equal(expected: object, value: object) -> None:
-    assert same(described(expected), returned(value))
+    assert same_value(described(expected), returned(value))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_equal(expected: object, value: object) -> None:
     ],
 )
 def test_different(expected: object, value: object) -> None:
-    assert not same(described(expected), returned(value))
+    assert not same_value(described(expected), returned(value))
 
 
 def plainly_equal(left: Any, right: Any) -> bool:
@@ -81,8 +81,8 @@ def distinct_keys(value: Any) -> bool:
 
 @given(values.filter(distinct_keys), values)
 def test_as_a_plain_comparison_says(expected: object, value: object) -> None:
-    assert same(described(expected), returned(expected))
-    assert same(described(expected), returned(value)) == plainly_equal(expected, value)
+    assert same_value(described(expected), returned(expected))
+    assert same_value(described(expected), returned(value)) == plainly_equal(expected, value)
 
 
 json_values = st.recursive(
@@ -98,32 +98,22 @@ json_values = st.recursive(
 @given(values.filter(distinct_keys), json_values)
 def test_no_claim_makes_the_comparison_raise(expected: object, claim: object) -> None:
     claimed = read_claim(json.dumps(claim))
-    assert same(described(expected), claimed) in (True, False)
+    assert same_value(described(expected), claimed) in (True, False)
     for kind in ("set", "dict", "int", "other"):
-        assert same(described({1: 2}), {kind: claimed}) is False
-        assert same(described({7, 8}), {kind: claimed}) in (True, False)
+        assert same_value(described({1: 2}), {kind: claimed}) is False
+        assert same_value(described({7, 8}), {kind: claimed}) in (True, False)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        None,
-        "",
-        "nan",
-        "[1",
-        "[" * 9000,
-        "{" * 9000,
-        "9" * 9000,
-        '"\\ud',
-        "\x00",
-        "1" + " " * 10**6,
-        '{"set": 1}',
+        *(None, "", "nan", "[1", "[" * 9000, "{" * 9000, "9" * 9000, '"\\ud', "\x00", "1" + " " * 10**6, '{"set": 1}'),
         "1 2",
     ],
 )
 def test_unreadable_claims_equal_nothing(text: str | None) -> None:
     for expected in (None, 1, 1.0, "", [], {}, set()):
-        assert not same(described(expected), read_claim(text))
+        assert not same_value(described(expected), read_claim(text))
 
 
 @pytest.mark.parametrize("value", [NAN, [NAN], {"a": object()}, b"a", 1j, "x" * MAX_VALUE_CHARS, [0] * MAX_VALUE_CHARS])
@@ -134,10 +124,10 @@ def test_values_that_nothing_can_equal_are_refused(value: object) -> None:
 
 def test_tolerance() -> None:
     near = Tolerance(relative=0.0, absolute=0.1)
-    assert same(1.0, 1.09, near)
-    assert same(1.0, 1, near)
-    assert not same(1.0, 1.11, near)
-    assert not same(1, 1.01, near)
+    assert same_value(1.0, 1.09, near)
+    assert same_value(1.0, 1, near)
+    assert not same_value(1.0, 1.11, near)
+    assert not same_value(1, 1.01, near)
 
 
 def test_subclasses_are_described_by_what_they_hold() -> None:

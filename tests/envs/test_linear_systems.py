@@ -1,17 +1,13 @@
 """LinearSystems-v0: systems whose solutions sympy agrees with, every way to write them, and nothing else."""
 
 import itertools
-import time
 from fractions import Fraction
 
 import pytest
 import sympy
 
-from agentrl.envs.linear_systems import System, determinant, key_of, make_system, solves, write_system
+from agentrl.envs.generated.linear_systems import System, key_of, make_system, solves, write_system
 
-from . import families
-
-ID = "agentrl/LinearSystems-v0"
 ONE = System(rows=((2, 3), (1, -1)), right=(4, -3), kind="one", solution=(Fraction(-1), Fraction(2)))
 HALVES = System(rows=((2, 0), (0, 4)), right=(-1, 3), kind="one", solution=(Fraction(-1, 2), Fraction(3, 4)))
 NONE = System(rows=((1, 1), (2, 2)), right=(1, 3), kind="none", solution=())
@@ -35,13 +31,6 @@ def test_sympy_finds_the_same_solutions(level: int) -> None:
                 assert [Fraction(int(value.p), int(value.q)) for value in values] == list(system.solution)
         kinds.add(system.kind)
     assert kinds == ({"one", "none", "many"} if level == 5 else {"one"})
-
-
-@pytest.mark.parametrize(
-    "rows", [((2, 3), (1, -1)), ((0, 1), (1, 0)), ((1, 2), (2, 4)), ((0, 2, 1), (3, 0, 1), (1, 1, 1)), ((0,) * 3,) * 3]
-)
-def test_determinant(rows: tuple[tuple[int, ...], ...]) -> None:
-    assert determinant(rows) == int(sympy.Matrix(rows).det())
 
 
 def test_levels_differ_in_unknowns_and_fractions() -> None:
@@ -96,33 +85,3 @@ def test_what_does_not_solve(answer: str) -> None:
 def test_what_is_no_word_for_it(answer: str) -> None:
     assert not solves(answer, NONE)
     assert not solves(answer, MANY)
-
-
-@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
-def test_gold_is_perfect(level: int) -> None:
-    families.gold_is_perfect(ID, level, 200)
-
-
-def test_gold_is_perfect_with_the_tool() -> None:
-    families.gold_is_perfect_with_the_tool(ID)
-
-
-def test_problems_are_the_same_in_every_process() -> None:
-    families.problems_are_the_same_in_every_process(ID, 100)
-
-
-def test_splits_share_no_problem() -> None:
-    families.splits_share_no_prompt(ID, 1000)
-    keys = {split: {key_of(make_system(split, 1, index)) for index in range(2000)} for split in ("train", "test")}
-    assert not keys["train"] & keys["test"]
-
-
-def test_hostile_answers_never_score_and_take_no_time() -> None:
-    began = time.process_time()
-    families.nothing_hostile_scores(ID, families.HOSTILE)
-    families.a_box_beside_a_call_or_before_another_is_no_answer(ID)
-    assert time.process_time() - began < 5
-
-
-def test_our_checker_is_content() -> None:
-    families.the_checker_is_content(ID)

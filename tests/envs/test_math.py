@@ -10,17 +10,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 import sympy
-from gymnasium.utils.env_checker import check_env
 
 import agentrl
-from agentrl.answers import close_graders, same_answer
-from agentrl.dialects import DIALECTS
-from agentrl.envs.math import Math, MathPython
-from agentrl.envs.math_data import SAMPLE
+from agentrl.envs.math.data import SAMPLE
+from agentrl.envs.math.env import Math
 from agentrl.errors import UsageError
+from agentrl.grading.latex import close_graders, same_answer
 
 IDS = ("agentrl/Math-v0", "agentrl/MathPython-v0")
 x, n = sympy.symbols("x n")
@@ -171,20 +168,12 @@ def test_the_sample() -> None:
 @pytest.mark.parametrize(
     ("text", "reward"),
     [
-        (r"\boxed{8\sqrt{2}}", 1.0),
-        (r"It is $\boxed{8 \sqrt2}$.", 1.0),
-        (r"\boxed{1}, no: \boxed{\sqrt{128}}", 1.0),
-        (r"<think>\boxed{1}</think>\boxed{8\sqrt{2}}", 1.0),
-        (r"\boxed{8\sqrt{2}} or \boxed{1}", 0.0),
-        (r"<think>\boxed{8\sqrt{2}}</think>I do not know.", 0.0),
-        (r"\boxed{\sqrt{50} + \sqrt{18}}", 0.0),
-        (r"\boxed{ \sqrt {50}+\sqrt{18} }", 0.0),
-        (r"8\sqrt{2}", 0.0),
-        (r"\boxed{}", 0.0),
-        (r"\boxed{8\sqrt{2}", 0.0),
-        (r"\boxed{" + "9" * 100_000 + "}", 0.0),
-        (r"\boxed{9^{9^{9^9}}}", 0.0),
-        ("", 0.0),
+        *((r"\boxed{8\sqrt{2}}", 1.0), (r"It is $\boxed{8 \sqrt2}$.", 1.0)),
+        *((r"\boxed{1}, no: \boxed{\sqrt{128}}", 1.0), (r"<think>\boxed{1}</think>\boxed{8\sqrt{2}}", 1.0)),
+        *((r"\boxed{8\sqrt{2}} or \boxed{1}", 0.0), (r"<think>\boxed{8\sqrt{2}}</think>I do not know.", 0.0)),
+        *((r"\boxed{\sqrt{50} + \sqrt{18}}", 0.0), (r"\boxed{ \sqrt {50}+\sqrt{18} }", 0.0), (r"8\sqrt{2}", 0.0)),
+        *((r"\boxed{}", 0.0), (r"\boxed{8\sqrt{2}", 0.0), (r"\boxed{" + "9" * 100_000 + "}", 0.0)),
+        *((r"\boxed{9^{9^{9^9}}}", 0.0), ("", 0.0)),
     ],
 )
 def test_what_is_rewarded(text: str, reward: float) -> None:
@@ -195,24 +184,13 @@ def test_what_is_rewarded(text: str, reward: float) -> None:
 
 UNWORKED = {
     "int-01": r"\{14\cdot18-197\}\cup\emptyset",
-    "int-11": r"\{((256\cdot3/4+16)\cdot3/4+16)\cdot3/4+16\}\cup\emptyset",
-    "frac-02": r"0.2\overline{7}",
-    "frac-04": r"x\in\{3/(7/4-1/2)\}\cup\emptyset",
-    "surd-01": r"0+\sqrt{50} + \sqrt{18}",
-    "surd-02": r"\sqrt{4^2+6^2}",
-    "surd-04": r"\frac{4}{-1+\sqrt5}",
-    "pi-01": r"\pi(10\pi/(2\pi))^2",
-    "pi-03": r"\arcsin\frac{\sqrt3}{2}",
-    "pi-04": r"\arctan 1-\arctan(-1)",
-    "ival-01": "6-5x+x^2<0",
-    "ival-02": r"9-x^2\ge 0",
-    "ival-03": r"|1-2x|\le 5",
-    "ival-05": r"\frac{x-1}{2+x}\ge 0",
-    "ival-06": r"3\ge\log_2 x",
-    "poly-01": "(x^2+2x+4)(x-2)",
-    "poly-02": r"\frac{3-8x+3x^2+2x^3}{x+3}",
-    "poly-03": r"\frac{d}{dx}x^4-\frac{d}{dx}3x^2+\frac{d}{dx}5x",
-    "poly-04": "(x+4)(x-7)",
+    **{"int-11": r"\{((256\cdot3/4+16)\cdot3/4+16)\cdot3/4+16\}\cup\emptyset", "frac-02": r"0.2\overline{7}"},
+    **{"frac-04": r"x\in\{3/(7/4-1/2)\}\cup\emptyset", "surd-01": r"0+\sqrt{50} + \sqrt{18}"},
+    **{"surd-02": r"\sqrt{4^2+6^2}", "surd-04": r"\frac{4}{-1+\sqrt5}", "pi-01": r"\pi(10\pi/(2\pi))^2"},
+    **{"pi-03": r"\arcsin\frac{\sqrt3}{2}", "pi-04": r"\arctan 1-\arctan(-1)", "ival-01": "6-5x+x^2<0"},
+    **{"ival-02": r"9-x^2\ge 0", "ival-03": r"|1-2x|\le 5", "ival-05": r"\frac{x-1}{2+x}\ge 0"},
+    **{"ival-06": r"3\ge\log_2 x", "poly-01": "(x^2+2x+4)(x-2)", "poly-02": r"\frac{3-8x+3x^2+2x^3}{x+3}"},
+    **{"poly-03": r"\frac{d}{dx}x^4-\frac{d}{dx}3x^2+\frac{d}{dx}5x", "poly-04": "(x+4)(x-7)"},
 }
 """What restates a problem of the sample, or leaves its work to the reader, and has the right value."""
 
@@ -241,22 +219,12 @@ def test_a_copy_of_a_number_is_no_copy_of_a_calculation(tmp_path: Path) -> None:
 
 
 def test_python_helps_and_a_box_beside_a_call_is_no_answer() -> None:
-    env = MathPython(split="test", max_turns=2)
+    env = Math(tool=True, split="test", max_turns=2)
     env.reset(seed=0, options={"task": "surd-01"})
     assert env.step("```python\nx = 8\n```")[1:4] == (0.0, False, False)
     assert env.step(r"\boxed{8\sqrt{2}}" + "\n```python\nprint(x)\n```")[1:4] == (0.0, False, True)
     assert env.episode.messages[-1]["content"] == "8"
     env.close()
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("env_id", IDS)
-def test_our_checker_is_content(env_id: str, dialect: str) -> None:
-    env = agentrl.make(env_id, dialect=dialect)
-    report = agentrl.check_env(env, tasks=2)
-    env.close()
-    assert report.ok, report
-    assert not report.skipped
 
 
 @pytest.mark.parametrize("env_id", IDS)
@@ -267,13 +235,6 @@ def test_gold_is_perfect(env_id: str) -> None:
             env.reset(seed=0, options={"task": task.id})
             assert [env.step(action) for action in env.gold(task)][-1][1:4] == (1.0, True, False)
         env.close()
-
-
-@pytest.mark.parametrize("env_id", IDS)
-def test_gymnasiums_checker_is_content(env_id: str) -> None:
-    env = gymnasium.make(env_id).unwrapped
-    check_env(env)
-    env.close()
 
 
 def test_arguments_reach_the_data(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs.math_data import Source, load_problems
+from agentrl.envs.math.data import Source, load_problems
 from agentrl.errors import ConfigError, UsageError
 
 Write = Callable[..., str]
@@ -133,15 +133,8 @@ def test_choices(write: Write, choices: object, answer: object, shown: str, lett
 @pytest.mark.parametrize(
     ("choices", "answer"),
     [
-        *(
-            (["1", "2"], 2),
-            (["1", "2"], -1),
-            (["1", "2"], True),
-            (["1", "2"], "2"),
-            (["1", "2"], "C"),
-            (["1", "2"], "AB"),
-        ),
-        *((["1", "2"], 0.5), (["1", "2"], None), (["1"], 0), ([["1"], "2"], 1), ("1 or 2", "A"), ("A) 1 C) 2", "A")),
+        *((["1", "2"], answer) for answer in (2, -1, True, "2", "C", "AB", 0.5, None)),
+        *((["1"], 0), ([["1"], "2"], 1), ("1 or 2", "A"), ("A) 1 C) 2", "A")),
         *(({"text": ["1", "2"], "label": ["A", "B"]}, "A"), (4, "A"), (["x"] * 27, "A")),
     ],
     ids=str,
@@ -177,7 +170,7 @@ def test_unknown_columns_are_named(write: Write, columns: tuple[tuple[str, str],
 def test_wrong_arguments() -> None:
     with pytest.raises(ConfigError, match=r"'question': it maps prompt, passage, choices, answer, id to columns"):
         Source(columns=(("question", "q"),))
-    with pytest.raises(ConfigError, match=r"for train and one for test"):
+    with pytest.raises(ConfigError, match=r"needs a data set for test"):
         Source(data=(("train", "a.jsonl"),))
 
 

@@ -107,8 +107,8 @@ def leetcode_0_3(i: int, one: Function) -> Row:
         "question_id": i,
         "difficulty": "Easy",
         "tags": ["Array"],
-        "problem_description": one.text,
         "query": "You are…",
+        "problem_description": one.text,
     }
     return {**leetcode(i, one), **row, "starter_code": f"{starter(one)}\n        ", "estimated_date": "2024-08-04"}
 
@@ -168,12 +168,9 @@ def taco(i: int, text: str, code: str, tests: Row) -> Row:
 def test_programs(tmp_path: Path, name: str, build: Callable[[int, str, str, Row], Row]) -> None:
     method = "class Solution:\n    def flip(self, text):\n        return text[::-1]"
     twice = "import sys\nfor line in sys.stdin:\n    print(line.strip() * 2)"
+    total = "print(sum(map(int, input().split())))"
     problems = (
-        (
-            "Print the sum.",
-            "print(sum(map(int, input().split())))",
-            {"inputs": ["1 2\n", "4"], "outputs": ["3\n", "4"]},
-        ),
+        ("Print the sum.", total, {"inputs": ["1 2\n", "4"], "outputs": ["3\n", "4"]}),
         ("Print every line twice.", twice, {"inputs": ["a\nb"], "outputs": ["aa\nbb"]}),
         ("Turn a text around.", method, {"fn_name": "flip", "inputs": [["ab"], ["xyz"]], "outputs": ["ba", ["zyx"]]}),
     )

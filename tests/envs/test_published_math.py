@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from agentrl.answers import close_graders
+from agentrl.grading.latex import close_graders
 
 from .published import Row, played, write
 

@@ -11,13 +11,13 @@ import gymnasium
 import pytest
 
 import agentrl
-from agentrl.checker import tasks as checker_tasks
-from agentrl.envs import reasoning_gym_worker as worker
-from agentrl.envs.reasoning_gym import ReasoningGym, widest_box
-from agentrl.envs.reasoning_gym_library import MAX_CHARS, Library, shared_library
+from agentrl.envs.reasoning_gym import worker
+from agentrl.envs.reasoning_gym.env import ReasoningGym, widest_box
+from agentrl.envs.reasoning_gym.library import MAX_CHARS, Library, shared_library
+from agentrl.envs.reasoning_gym.names import TASKS
 from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError, UsageError
-from agentrl.reasoning_gym_tasks import TASKS
-from agentrl.tasks import split_of
+from agentrl.toolenv.checker import tasks as checker_tasks
+from agentrl.toolenv.tasks import split_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the library's, as it is imported
 NO_GOLD = {"boxnet", "rush_hour"}
@@ -122,15 +122,9 @@ def test_too_few_questions_are_an_error_and_no_endless_search(library: Library) 
 @pytest.mark.parametrize(
     ("text", "box"),
     [
-        (r"\boxed{5}", "5"),
-        (r"\boxed{4} no $\boxed{5}$.", "5"),
-        (r"\boxed{}])}", "}])"),
-        ("\\boxed{ 1 2\n3 4 }", " 1 2\n3 4 "),
-        (r'\boxed{{"a": {"b": 1}}}', '{"a": {"b": 1}}'),
-        (r"\boxed{}", ""),
-        (r"} \boxed{5", None),
-        ("5", None),
-        ("", None),
+        *((r"\boxed{5}", "5"), (r"\boxed{4} no $\boxed{5}$.", "5"), (r"\boxed{}])}", "}])")),
+        *(("\\boxed{ 1 2\n3 4 }", " 1 2\n3 4 "), (r'\boxed{{"a": {"b": 1}}}', '{"a": {"b": 1}}'), (r"\boxed{}", "")),
+        *((r"} \boxed{5", None), ("5", None), ("", None)),
     ],
 )
 def test_the_widest_box_counts(text: str, box: str | None) -> None:
@@ -140,12 +134,8 @@ def test_the_widest_box_counts(text: str, box: str | None) -> None:
 def test_full_marks_alone_count_unless_asked_otherwise() -> None:
     exact, partial = env("chain_sum"), env("chain_sum", partial=True)
     answer = exact.task_set[0].answer
-    for text, score in {
-        rf"\boxed{{{answer}}}": 1.0,
-        rf"\boxed{{ {answer} }}": 1.0,
-        answer: 0.0,
-        r"\boxed{}": 0.0,
-    }.items():
+    scores = {rf"\boxed{{{answer}}}": 1.0, rf"\boxed{{ {answer} }}": 1.0, answer: 0.0, r"\boxed{}": 0.0}
+    for text, score in scores.items():
         assert played(exact, text) == played(partial, text) == score
     near = rf"\boxed{{about {answer}}}"
     assert played(exact, near) == 0.0 < played(partial, near) < 1.0
@@ -166,16 +156,8 @@ HOSTILE = (
     *("__import__('os')._exit(0)", "().__class__", "[exit() for _ in [0]]", "open('/etc/passwd').read()", "x" * 19_000),
     *("9**9**9**9", "9" * 19_000, "1e999999999", "1e99999999999999", "1/1e10", "[" * 9000, "[" * 9000 + "]" * 9000),
     *("{" * 9000, '{"a":' * 3000, "(" * 9000, "nan", "inf", "-inf", "\x00", "\ud800", "1" + "0" * 4400, "a," * 9000),
-    *(
-        "factorial(10**9)",
-        "x**10**10",
-        "exp(" * 90 + "x" + ")" * 90,
-        "0x" + "f" * 18_000,
-        "\n" * 19_000,
-        "None",
-        "True",
-    ),
-    *("nanj", "(n A n)", "1 + nani", "nan+nanj"),
+    *("factorial(10**9)", "x**10**10", "exp(" * 90 + "x" + ")" * 90, "0x" + "f" * 18_000, "\n" * 19_000, "None"),
+    *("True", "nanj", "(n A n)", "1 + nani", "nan+nanj"),
 )
 EVALUATING = ("n_queens", "string_insertion", "spiral_matrix", "binary_matrix", "countdown", "puzzle24")
 EVALUATING += ("simple_integration", "intermediate_integration", "polynomial_multiplication")
@@ -195,12 +177,10 @@ def test_no_scorer_evaluates_a_call(name: str) -> None:
     entry = worker._made(name, "{}", 5)[1]
     for text in (*HOSTILE, "print(1)", "[print(1)]", "().a", "'a'.join('b')", "f'{1}'", "x.y", "__debug__", "a[b](c)"):
         admitted = worker.admitted(name, entry, text)
-        assert (
-            admitted is None
-            or not set("abcdefghijklmnopqrstuvwxyz(") & set(admitted)
-            or name.endswith(("integration", "multiplication"))
-        )
-        assert admitted is None or "__" not in admitted or not any(c.islower() for c in admitted)
+        if admitted is not None:
+            named = set("abcdefghijklmnopqrstuvwxyz(") & set(admitted)
+            assert not named or name.endswith(("integration", "multiplication"))
+            assert "__" not in admitted or not any(c.islower() for c in admitted)
 
 
 def test_puzzles_are_scored_by_the_given_numbers(library: Library) -> None:
@@ -214,13 +194,12 @@ def test_puzzles_are_scored_by_the_given_numbers(library: Library) -> None:
 
 def test_halting_is_no_matter_of_saying_anything(library: Library) -> None:
     answers: set[str] = set()
+    name = "game_of_life_halting"
     for index in range(8):
-        asked = library.question("game_of_life_halting", {}, "train", index)
+        asked = library.question(name, {}, "train", index)
         answers.add(asked.answer)
         other = {"True": "False", "False": "True"}[asked.answer]
-        scores = [
-            library.score("game_of_life_halting", {}, asked.place, text) for text in (asked.answer, other, "so", "")
-        ]
+        scores = [library.score(name, {}, asked.place, text) for text in (asked.answer, other, "so", "")]
         assert scores == [1.0, 0.0, 0.0, 0.0]
     assert answers == {"True", "False"}
 

@@ -1,6 +1,7 @@
 """The sandbox's own processes are killed while programs run; and what the chaos must notice, it does notice."""
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -38,27 +39,33 @@ def test_help_shows_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "kills", "wrong"),
+    ("found", "kill", "wrong"),
     [
-        (Result(status="ok", value="4"), 0, False),
-        (Result(status="ok", value="5"), 0, True),
-        (Result(status="ok", value="5"), 2, True),
-        (Result(status="timeout"), 0, True),
-        (Result(status="killed"), 1, True),
-        (Result(status="crash", attempts=2), 0, True),
-        (Result(status="crash", attempts=2), 1, True),
-        (Result(status="crash", attempts=2), 2, False),
-        (Result(status="ok", value="4", state="lost"), 1, True),
-        (SandboxError("gone"), 0, True),
-        (SandboxError("gone"), 1, False),
+        *((Result(status="ok", value="4"), -1.0, False), (Result(status="ok", value="5"), -1.0, True)),
+        *((Result(status="ok", value="5"), 1.0, True), (Result(status="timeout"), -1.0, True)),
+        *((Result(status="killed"), 1.0, True), (Result(status="crash", attempts=2), 1.0, True)),
+        *((Result(status="ok", value="4", state="lost"), 1.0, True), (SandboxError("gone"), -1.0, True)),
+        *((SandboxError("gone"), 1.0, False), (SandboxError("gone"), math.inf, False)),
     ],
 )
-def test_judge(chaos: ModuleType, found: Result | SandboxError, kills: int, wrong: bool) -> None:
+def test_judge(chaos: ModuleType, found: Result | SandboxError, kill: float, wrong: bool) -> None:
+    """The last kill had its effect so many seconds after the program began."""
     record, began = chaos.Record(), time.monotonic()
-    record.kills = [began - 100, *(began + 0.01 for _ in range(kills))]
+    record.last_kill = began + kill
     record.judge("2 + 2", chaos.Expected(statuses=frozenset({"ok"}), value="4", kept=True), found, began)
     assert bool(record.violations) is wrong
     assert sum(record.counts.values()) == 1
+
+
+def test_no_program_meets_two_kills(chaos: ModuleType) -> None:
+    record = chaos.Record()
+    with record.run():
+        assert record.may_kill()
+        record.last_kill = time.monotonic()
+        with record.run():
+            assert not record.may_kill()
+    with record.run():
+        assert record.may_kill()
 
 
 def test_a_session_whose_pid_1_is_killed_runs_again(chaos: ModuleType, sandbox: Sandbox) -> None:
@@ -113,8 +120,3 @@ def test_what_escapes_from_a_thread_is_a_violation(chaos: ModuleType) -> None:
 
     chaos.guarded(record, fail)
     assert record.violations == ["KeyError came out of the sandbox: 'lost'"]
-
-
-def test_threads_share_the_numbers(chaos: ModuleType) -> None:
-    shared = chaos.Shared(3)
-    assert [next(shared), *shared] == [0, 1, 2]

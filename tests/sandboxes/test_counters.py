@@ -7,14 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError
 from agentrl.sandboxes.base import LATENCY_BOUNDS_S, Counters, ForkRefused, SandboxClosed
-from agentrl.sandboxes.counters import Meter
-from agentrl.sandboxes.local import LocalSandbox
+from agentrl.sandboxes.host.counters import Meter
+from agentrl.sandboxes.host.local import LocalSandbox
 
 
 def test_bounds_are_three_for_each_power_of_ten() -> None:
@@ -86,7 +87,7 @@ def test_a_sandbox_counts_cells_and_programs(sandbox: Sandbox) -> None:
 
 def test_a_dead_zygote_is_counted_and_seen_until_it_is_replaced(sandbox: Sandbox) -> None:
     def launchers() -> set[int]:
-        found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent(pid) == os.getpid()]
+        found = [child.pid for child in psutil.Process().children()]
         return {pid for pid in found if b"launcher" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
     before = launchers()
@@ -105,14 +106,6 @@ def test_a_dead_zygote_is_counted_and_seen_until_it_is_replaced(sandbox: Sandbox
         assert (counted.faults, counted.fault_rate) == (1, 1 / (1 + sum(counted.runs.values())))
         assert own.run("1 + 1").value == "2"
         assert own.health().ok and own.health().faults == 1
-
-
-def parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
 
 
 def test_what_the_owner_closed_is_no_fault(sandbox: Sandbox) -> None:

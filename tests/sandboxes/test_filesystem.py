@@ -1,73 +1,57 @@
 """What a program finds in its file system, place by place."""
 
 import errno
+from pathlib import Path
 
 import pytest
 
-from agentrl.sandboxes import Sandbox, Session
+from agentrl.sandboxes import Session
 
 VALUES = {
     "' '.join(sorted(os.listdir('/dev')))": "'fd full null random shm stderr stdin stdout urandom zero'",
-    "os.listdir('/tmp')": "[]",
-    "os.listdir('/dev/shm')": "[]",
+    **{"os.listdir('/tmp')": "[]", "os.listdir('/dev/shm')": "[]"},
     "' '.join(sorted(n for n in os.listdir('/') if n[:3] not in ('bin', 'sbi', 'lib')))": "'dev etc opt proc tmp usr'",
     "set(os.listdir('/etc')) <= {'ld.so.cache', 'alternatives'}": "True",
     "[p for p in os.listdir('/proc') if not p.isdigit() and not p.endswith('self')]": "[]",
-    "open('/dev/null', 'w').write('x')": "1",
-    "len(open('/dev/urandom', 'rb').read(8))": "8",
-    "open('/dev/zero', 'rb').read(2)": "b'\\x00\\x00'",
-    "os.stat('/tmp').st_mode & 0o7777 == 0o1777": "True",
+    **{"open('/dev/null', 'w').write('x')": "1", "len(open('/dev/urandom', 'rb').read(8))": "8"},
+    **{"open('/dev/zero', 'rb').read(2)": "b'\\x00\\x00'", "os.stat('/tmp').st_mode & 0o7777 == 0o1777": "True"},
     "os.access('/usr', os.W_OK), os.access('/', os.W_OK), os.access('/opt', os.W_OK)": "(False, False, False)",
     "os.getuid(), os.getgid(), os.getgroups() in ([], [65534], [1000])": "(1000, 1000, True)",
     "os.stat('/tmp').st_uid": "1000",
     "os.statvfs('/tmp').f_flag & os.ST_NOSUID > 0, os.statvfs('/tmp').f_flag & os.ST_NODEV > 0": "(True, True)",
     "os.statvfs('/usr').f_flag & os.ST_RDONLY > 0, os.statvfs('/usr').f_flag & os.ST_NOSUID > 0": "(True, True)",
     "os.statvfs('/proc').f_flag & os.ST_RDONLY > 0": "True",
+    "sorted(int(name) for name in os.listdir('/proc') if name.isdigit())": "[1, 2]",
+    "os.listdir('/opt/agentrl'), 'agentrl' in __import__('sys').modules": "([], False)",
+    f"{str(Path(__file__).parents[2])!r} in open('/proc/self/cmdline').read()": "False",
     "os.readlink('/proc/1/exe') if os.access('/proc/1/exe', os.R_OK) else 'hidden'": "'hidden'",
 }
-ERRORS = {
-    "open('/usr/bin/env', 'a')": {"OSError", "PermissionError"},
-    "open('/dev/new', 'w')": {"OSError", "PermissionError"},
-    "open('/opt/site/new', 'w')": {"OSError", "PermissionError"},
-    "open('/new', 'w')": {"OSError", "PermissionError"},
-    "open('/proc/1/mem', 'rb')": {"PermissionError"},
-    "open('/proc/1/environ', 'rb')": {"PermissionError"},
-    "os.listdir('/proc/1/fd')": {"PermissionError"},
-    "os.readlink('/proc/1/root')": {"PermissionError"},
-    "open('/proc/1/root/etc/shadow')": {"PermissionError"},
-    "os.readlink('/proc/1/ns/mnt')": {"PermissionError"},
-    "open('/proc/self/uid_map', 'w')": {"OSError", "PermissionError"},
-    "open('/proc/self/oom_score_adj', 'w')": {"OSError", "PermissionError"},
-    "open('/proc/sys/kernel/core_pattern')": {"FileNotFoundError"},
-    "open('/proc/sysrq-trigger')": {"FileNotFoundError"},
-    "open('/proc/kcore')": {"FileNotFoundError"},
-    "open('/proc/kmsg')": {"FileNotFoundError"},
-    "open('/proc/3/stat')": {"FileNotFoundError"},
-    "open('/dev/mem')": {"FileNotFoundError"},
-    "open('/dev/tty')": {"FileNotFoundError"},
-    "open('/dev/kvm')": {"FileNotFoundError"},
-    "os.listdir('/sys')": {"FileNotFoundError"},
-    "os.listdir('/var')": {"FileNotFoundError"},
-    "os.listdir('/boot')": {"FileNotFoundError"},
-    "os.chdir('..') or os.chdir('/tmp/../home')": {"FileNotFoundError"},
-    "os.mknod('/tmp/disk', 0o600 | 0o060000, os.makedev(8, 0))": {"PermissionError"},
-    "os.mknod('/tmp/mem', 0o600 | 0o020000, os.makedev(1, 1))": {"PermissionError"},
-    "os.chroot('/tmp')": {"PermissionError"},
-    "os.chown('/tmp', 0, 0)": {"OSError", "PermissionError"},
-    "os.setuid(0)": {"OSError", "PermissionError"},
-    "os.setgid(0)": {"OSError", "PermissionError"},
-    "os.setgroups([0])": {"PermissionError"},
-    "os.nice(-5)": {"PermissionError"},
-    "os.link('/usr/bin/env', '/tmp/env')": {"OSError", "PermissionError"},
-    "os.symlink('/etc/shadow', '/tmp/s') or open('/tmp/s')": {"FileNotFoundError"},
-    "os.kill(1, 9)": {"PermissionError"},
-    "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))": {"PermissionError"},
-    "resource.setrlimit(resource.RLIMIT_NPROC, (-1, -1))": {"ValueError"},
-    "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))": {"ValueError"},
-    "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))": {"ValueError"},
-    "resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))": {"ValueError"},
-    "resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))": {"ValueError"},
+REFUSED = {
+    "OSError PermissionError": (
+        *("open('/usr/bin/env', 'a')", "open('/dev/new', 'w')", "open('/opt/site/new', 'w')", "open('/new', 'w')"),
+        *("open('/proc/self/uid_map', 'w')", "open('/proc/self/oom_score_adj', 'w')", "os.chown('/tmp', 0, 0)"),
+        *("os.setuid(0)", "os.setgid(0)", "os.link('/usr/bin/env', '/tmp/env')"),
+    ),
+    "PermissionError": (
+        *("open('/proc/1/mem', 'rb')", "open('/proc/1/environ', 'rb')", "os.listdir('/proc/1/fd')"),
+        *("os.readlink('/proc/1/root')", "open('/proc/1/root/etc/shadow')", "os.readlink('/proc/1/ns/mnt')"),
+        "os.mknod('/tmp/disk', 0o600 | 0o060000, os.makedev(8, 0))",
+        *("os.mknod('/tmp/mem', 0o600 | 0o020000, os.makedev(1, 1))", "os.chroot('/tmp')", "os.setgroups([0])"),
+        *("os.nice(-5)", "os.kill(1, 9)", "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"),
+    ),
+    "FileNotFoundError": (
+        *("open('/proc/sys/kernel/core_pattern')", "open('/proc/sysrq-trigger')", "open('/proc/kcore')"),
+        *("open('/proc/kmsg')", "open('/proc/3/stat')", "open('/dev/mem')", "open('/dev/tty')", "open('/dev/kvm')"),
+        *("os.listdir('/sys')", "os.listdir('/var')", "os.listdir('/boot')"),
+        *("os.chdir('..') or os.chdir('/tmp/../home')", "os.symlink('/etc/shadow', '/tmp/s') or open('/tmp/s')"),
+    ),
+    "ValueError": (
+        *(f"resource.setrlimit(resource.RLIMIT_{name}, (-1, -1))" for name in ("NPROC", "AS", "FSIZE", "CPU")),
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))",
+    ),
 }
+"""By the errors that may come of them."""
+ERRORS = {expression: kinds.split() for kinds, expressions in REFUSED.items() for expression in expressions}
 
 
 @pytest.mark.parametrize("expression", VALUES)
@@ -98,6 +82,7 @@ def test_read_file_takes_regular_files_only_and_does_not_wait(session: Session) 
         "x = 1\nimport os, socket\nos.mkfifo('p')\ns = socket.socket(socket.AF_UNIX)\ns.bind('s')\nos.mkdir('d')"
     )
     expected = {"p": errno.EINVAL, "/dev/zero": errno.EINVAL, "s": errno.ENXIO, "d": errno.EISDIR, ".": errno.EISDIR}
+    expected |= {"none": errno.ENOENT, "/etc/passwd": errno.ENOENT}
     for path, number in expected.items():
         with pytest.raises(OSError) as caught:
             session.read_file(path)
@@ -109,9 +94,3 @@ def test_read_file_is_bounded(session: Session) -> None:
     session.run("f = open('big', 'wb')\nf.truncate(20 << 20)")
     assert session.read_file("big", 700_000) == bytes(700_000)
     assert session.read_file("big", 0) == b""
-
-
-def test_deep_folders_do_not_hinder_the_end(sandbox: Sandbox) -> None:
-    code = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\nprint('deep')"
-    assert sandbox.run(code).stdout == "deep\n"
-    assert sandbox.run("import os\nos.listdir('/tmp')").value == "[]"

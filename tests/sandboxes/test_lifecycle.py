@@ -16,7 +16,7 @@ import pytest
 from agentrl.sandboxes import Sandbox, SandboxError, open_sandbox
 from agentrl.sandboxes.base import SandboxClosed
 
-from .conftest import below
+from .conftest import alive, below, pid_ones
 
 HOST = """
 import sys, time
@@ -27,16 +27,6 @@ session.run("import subprocess\\nsubprocess.Popen(['sleep', '600'])")
 print("up", flush=True)
 time.sleep(600)
 """
-
-
-def alive(pids: set[int]) -> set[int]:
-    """Those that run still; a zombie whose new parent does not look does not."""
-    found = set[int]()
-    for pid in pids:
-        with suppress(psutil.NoSuchProcess):
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.add(pid)
-    return found
 
 
 @pytest.fixture
@@ -143,24 +133,10 @@ def test_ctrl_c_does_not_reach_the_sandbox(own: Sandbox) -> None:
     assert own.run("1 + 1").value == "2"
 
 
-def zygotes() -> set[int]:
-    found = set[int]()
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-            if "zygote" in " ".join(child.cmdline()) and is_first(child.pid):
-                found.add(child.pid)
-    return found
-
-
-def is_first(pid: int) -> bool:
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("NSpid"))
-    return line.split()[-1] == "1" and len(line.split()) == 3
-
-
 def test_a_dead_zygote_is_replaced_and_its_sessions_go_on(sandbox: Sandbox) -> None:
-    shared = zygotes()
+    shared = pid_ones(1)
     with open_sandbox("local") as own:
-        (mine,) = zygotes() - shared
+        (mine,) = pid_ones(1) - shared
         with own.session() as session:
             session.run("x = 1")
             os.kill(mine, signal.SIGKILL)
@@ -170,8 +146,8 @@ def test_a_dead_zygote_is_replaced_and_its_sessions_go_on(sandbox: Sandbox) -> N
             again = session.run("x")  # in a fresh worker, where the cells before it ran again
             assert (again.value, again.attempts) == ("1", 2)
         assert own.run("1 + 1").value == "2"
-        assert len(zygotes() - shared - {mine}) == 1
-    assert zygotes() == shared
+        assert len(pid_ones(1) - shared - {mine}) == 1
+    assert pid_ones(1) == shared
 
 
 def test_a_back_end_that_does_not_exist_is_refused() -> None:

@@ -7,21 +7,10 @@ import pytest
 from agentrl.sandboxes import Limits, Sandbox, open_sandbox
 
 SMALL = Limits(
-    cpu_s=0.3,
-    wall_factor=2.0,
-    memory_bytes=96 << 20,
-    processes=6,
-    open_files=16,
-    file_bytes=1 << 20,
-    tmp_bytes=2 << 20,
-    tmp_inodes=20,
-    shm_bytes=1 << 20,
-    output_kept_bytes=1000,
-    output_kill_bytes=100_000,
-    value_chars=100,
-    traceback_chars=200,
-    code_bytes=10_000,
-)
+    cpu_s=0.3, wall_factor=2.0, memory_bytes=96 << 20, processes=6, open_files=16, file_bytes=1 << 20,
+    tmp_bytes=2 << 20, tmp_inodes=20, shm_bytes=1 << 20, output_kept_bytes=1000, output_kill_bytes=100_000,
+    value_chars=100, traceback_chars=200, code_bytes=10_000,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -5,17 +5,16 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
 
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError
 from agentrl.sandboxes.base import SandboxClosed
-from agentrl.sandboxes.local import LocalSandbox
-from agentrl.sandboxes.pool import Nursery
+from agentrl.sandboxes.host.local import LocalSandbox
+from agentrl.sandboxes.host.pool import ZygotePool
 
-from .conftest import await_ready, below
+from .conftest import await_ready, below, pid_ones
 
 PSS_BOUND = 8 << 20
 """What a ready session may cost [bytes]."""
@@ -89,22 +88,15 @@ def test_closing_while_others_take_raises_and_leaves_nothing() -> None:
 
 
 def test_dead_ready_sessions_are_not_handed_out() -> None:
-    shared = below(os.getpid())
+    shared = pid_ones(2)
     with LocalSandbox(Limits(), ready=2) as own:
         await_ready(own, 2)
         own.run("1")
         time.sleep(0.3)
-        killed = set[int]()
-        for pid in below(os.getpid()) - shared:
-            try:
-                status = Path(f"/proc/{pid}/status").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # the session of the run above, which has just ended
-            line = next(line for line in status.splitlines() if line.startswith("NSpid"))
-            # Pid 1 of a session: here, in the sandbox, in its own namespace.
-            if len(line.split()) == 4 and line.split()[-1] == "1" and line.split()[-2] != "1":
+        killed = pid_ones(2) - shared
+        for pid in killed:
+            with suppress(ProcessLookupError):  # the session of the run above, which has just ended
                 os.kill(pid, 9)
-                killed.add(pid)
         assert killed
         while killed & below(os.getpid()):
             time.sleep(0.02)
@@ -162,13 +154,13 @@ def test_closing_wakes_a_call_that_waits_for_a_core() -> None:
                 waiting.result()
 
 
-def test_a_nursery_that_was_closed_says_so() -> None:
-    nursery = Nursery(Limits(), (), 2)
-    assert (nursery.state, nursery.ready) == ("waiting", 0)
-    nursery.close()
-    nursery.close()
-    assert nursery.state == "closed"
+def test_a_pool_that_was_closed_says_so() -> None:
+    pool = ZygotePool(Limits(), (), 2)
+    assert (pool.state, pool.ready) == ("waiting", 0)
+    pool.close()
+    pool.close()
+    assert pool.state == "closed"
     with pytest.raises(SandboxClosed):
-        nursery.take()
+        pool.take()
     with pytest.raises(SandboxClosed):
-        nursery.start()
+        pool.start()

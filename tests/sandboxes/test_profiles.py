@@ -4,28 +4,19 @@ import psutil
 import pytest
 
 from agentrl.sandboxes import Limits, Sandbox, SandboxError, SandboxUnavailable, open_sandbox
-from agentrl.sandboxes.local import LocalSandbox
-from agentrl.sandboxes.profiles import Profile, profile_of
+from agentrl.sandboxes.host.local import LocalSandbox
+from agentrl.sandboxes.host.profiles import Profile, profile_of
 
 
 @pytest.mark.parametrize(
     ("code", "profile"),
     [
-        ("", "plain"),
-        ("import math, json\nprint(math.pi)", "plain"),
-        ("import re\nre.compile('x')", "plain"),
-        ("my_numpy_thing = 1\nexecutor = 2\nevaluate = 3", "plain"),
-        ("def broken(:", "plain"),
-        ("import numpy as np", "numpy"),
-        ("from numpy.linalg import inv", "numpy"),
-        ("def f():\n    import pandas", "numpy"),
-        ("import \\\n  scipy", "numpy"),
-        ("import numpy, sympy", "sympy"),
-        ("from sympy import *", "sympy"),
-        ("import mpmath", "sympy"),
-        ("exec(input())", "sympy"),
-        ("__import__('num' + 'py')", "sympy"),
-        ("import importlib\nimportlib.import_module(name)", "sympy"),
+        *(("", "plain"), ("import math, json\nprint(math.pi)", "plain"), ("import re\nre.compile('x')", "plain")),
+        *(("my_numpy_thing = 1\nexecutor = 2\nevaluate = 3", "plain"), ("def broken(:", "plain")),
+        *(("import numpy as np", "numpy"), ("from numpy.linalg import inv", "numpy")),
+        *(("def f():\n    import pandas", "numpy"), ("import \\\n  scipy", "numpy"), ("import numpy, sympy", "sympy")),
+        *(("from sympy import *", "sympy"), ("import mpmath", "sympy"), ("exec(input())", "sympy")),
+        *(("__import__('num' + 'py')", "sympy"), ("import importlib\nimportlib.import_module(name)", "sympy")),
     ],
 )
 def test_words_decide(code: str, profile: Profile) -> None:
@@ -50,10 +41,8 @@ def test_sessions_have_imported_what_the_first_cell_names(sandbox: Sandbox, firs
     pytest.importorskip("sympy")
     with sandbox.session() as session:
         session.run(first)
-        assert (
-            session.run("import sys\nsorted(n for n in sys.modules if n in ('nump' + 'y', 'symp' + 'y'))").value
-            == loaded
-        )
+        look = "import sys\nsorted(n for n in sys.modules if n in ('nump' + 'y', 'symp' + 'y'))"
+        assert session.run(look).value == loaded
 
 
 def test_a_later_cell_may_import_what_was_not_foreseen(sandbox: Sandbox) -> None:
@@ -82,10 +71,8 @@ def test_further_packages_are_there_where_they_are_named(sandbox: Sandbox) -> No
     assert sandbox.run("import sortedcontainers").exc_type == "ModuleNotFoundError"
     with open_sandbox("local", ready=1, packages=["sortedcontainers"]) as own:
         assert own.run("import sortedcontainers as s\n[*s.SortedSet('ba')]").value == "['a', 'b']"
-        assert (
-            own.run("import sortedcontainers as s, numpy\nnumpy.max(s.SortedList([1, 2])) == 2", timeout=20).status
-            == "ok"
-        )
+        largest = "import sortedcontainers as s, numpy\nnumpy.max(s.SortedList([1, 2])) == 2"
+        assert own.run(largest, timeout=20).status == "ok"
         assert own.run("import hypothesis").exc_type == "ModuleNotFoundError"
         assert own.run("import sortedcontainers as s\nopen(s.__file__, 'w')").exc_type in ("PermissionError", "OSError")
 
@@ -121,16 +108,6 @@ def test_zygotes_start_when_they_are_needed() -> None:
         assert "sympy zygote waiting" in own.health().detail
         own.run("import sympy")
         assert "numpy zygote waiting, sympy zygote running" in own.health().detail
-
-
-def test_preloading_goes_on_in_the_background() -> None:
-    with LocalSandbox(Limits(), ready=0) as own:
-        own.preload("numpy")
-        assert own.run("1").value == "1"
-        assert own.run("import numpy\nint(numpy.arange(4).sum())").value == "6"
-        own.preload()
-    # Closing waits for what was being started, and leaves nothing behind.
-    assert own.health().detail == "plain zygote closed, numpy zygote closed, sympy zygote closed"
 
 
 def test_replay_chooses_the_same_interpreter_and_random_state(sandbox: Sandbox) -> None:

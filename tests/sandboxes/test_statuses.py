@@ -1,6 +1,3 @@
-import random
-import time
-
 import pytest
 
 from agentrl.sandboxes import Limits, Sandbox, open_sandbox
@@ -12,12 +9,6 @@ def test_ok_has_output_and_value(sandbox: Sandbox) -> None:
     assert (result.exc_type, result.traceback, result.exit_code, result.signal) == (None, None, None, None)
     assert (result.truncated, result.attempts, result.backend) == (False, 1, "local")
     assert 0 < result.cpu_s < 2 and result.wall_s > 0 and result.queue_s > 0 and result.max_rss > 1 << 20
-
-
-@pytest.mark.parametrize("code", ["None", "x = 1", "", "# nothing", "print('only output')", "def f(): pass"])
-def test_nothing_to_show_is_none(sandbox: Sandbox, code: str) -> None:
-    result = sandbox.run(code)
-    assert (result.status, result.value) == ("ok", None)
 
 
 def test_error_is_cut_to_the_programs_own_frames(sandbox: Sandbox) -> None:
@@ -53,23 +44,6 @@ def test_exit_message_goes_to_stderr(sandbox: Sandbox) -> None:
     assert sandbox.run("raise SystemExit('bye')").stderr == "bye\n"
 
 
-def test_killed_names_the_signal(sandbox: Sandbox) -> None:
-    result = sandbox.run("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)")
-    assert (result.status, result.signal, result.exit_code) == ("killed", 11, None)
-
-
-def test_cpu_timeout_keeps_what_was_printed(sandbox: Sandbox) -> None:
-    result = sandbox.run("print('before', flush=True)\nwhile True: pass", timeout=0.3)
-    assert (result.status, result.stdout) == ("timeout", "before\n")
-    assert result.cpu_s < 2
-
-
-def test_wall_backstop_ends_a_sleeper_and_counts_no_cpu(sandbox: Sandbox) -> None:
-    result = sandbox.run("import time\ntime.sleep(60)", timeout=0.2)
-    assert result.status == "timeout"
-    assert result.wall_s >= 0.6 and result.cpu_s < 0.2
-
-
 def test_a_sleep_longer_than_the_cpu_limit_is_fine(sandbox: Sandbox) -> None:
     assert sandbox.run("import time\ntime.sleep(0.4)", timeout=0.2).status == "ok"
 
@@ -84,41 +58,11 @@ def test_cpu_of_children_counts(sandbox: Sandbox) -> None:
     assert result.status == "timeout" and result.cpu_s >= 0.4
 
 
-def test_memory_error_is_memory(sandbox: Sandbox) -> None:
-    result = sandbox.run("x = bytearray(1 << 30)")
-    assert (result.status, result.exc_type) == ("memory", "MemoryError")
-
-
 def test_memory_of_all_processes_together_is_limited() -> None:
     with open_sandbox(limits=Limits(memory_bytes=128 << 20)) as small:
         result = small.run(forks(8, "x = b'x' * (30 << 20); time.sleep(9)") + "\ntime.sleep(9)")
     assert result.status == "memory"
     assert result.max_rss > 128 << 20
-
-
-def test_shared_pages_do_not_count_twice(sandbox: Sandbox) -> None:
-    # Every child maps the whole preloaded interpreter: 20 of them pass the limit, if pages counted once for each.
-    assert sandbox.run(forks(20, "time.sleep(0.3); os._exit(0)")).status == "ok"
-
-
-def test_output_flood_is_stopped(sandbox: Sandbox) -> None:
-    result = sandbox.run("while True: print('x' * 1000)")
-    assert result.status == "output_limit"
-    assert result.truncated and len(result.stdout) < 66_000
-
-
-def test_long_output_keeps_head_and_tail(sandbox: Sandbox) -> None:
-    result = sandbox.run("print('START' + 'a' * 300_000 + 'END')")
-    assert (result.status, result.truncated) == ("ok", True)
-    assert result.stdout.startswith("STARTa") and result.stdout.endswith("aEND\n")
-    assert "bytes cut" in result.stdout and len(result.stdout) < 66_000
-
-
-def test_long_value_and_traceback_are_cut(sandbox: Sandbox) -> None:
-    value = sandbox.run("'v' * 100_000").value
-    trace = sandbox.run("raise ValueError('t' * 100_000)").traceback
-    assert value is not None and value.startswith("'vvv") and value.endswith("vvv'") and len(value) < 20_100
-    assert trace is not None and trace.startswith("Traceback") and len(trace) < 8_100
 
 
 def test_stdin_and_files(sandbox: Sandbox) -> None:
@@ -131,30 +75,3 @@ def test_stdin_and_files(sandbox: Sandbox) -> None:
 def test_files_that_do_not_fit_are_the_programs_error(sandbox: Sandbox) -> None:
     result = sandbox.run("1", files={"/usr/x": "no"})
     assert (result.status, result.exc_type) == ("error", "OSError")
-
-
-def test_random_is_seeded_and_hashes_are_fixed(sandbox: Sandbox) -> None:
-    code = "import random, os\nprint(random.random(), hash('abc'), os.environ['PYTHONHASHSEED'])"
-    first, again, other = (sandbox.run(code, seed=seed).stdout for seed in (7, 7, 8))
-    assert first == again != other
-    assert first.startswith(f"{random.Random(7).random()} ") and first.endswith(" 0\n")
-
-
-def test_numpy_is_seeded(sandbox: Sandbox) -> None:
-    np = pytest.importorskip("numpy")
-    assert sandbox.run("import numpy as np\nnp.random.rand()", seed=3).value == repr(np.random.RandomState(3).rand())
-
-
-def test_arguments_are_checked(sandbox: Sandbox) -> None:
-    with pytest.raises(ValueError, match="timeout must be positive"):
-        sandbox.run("1", timeout=0)
-    with pytest.raises(ValueError, match="longer than 1048576 bytes"):
-        sandbox.run("#" * (1 << 20 | 1))
-    with pytest.raises(ValueError, match="memory_bytes must be positive"):
-        Limits(memory_bytes=0)
-
-
-def test_queueing_is_not_counted(sandbox: Sandbox) -> None:
-    started = time.monotonic()
-    result = sandbox.run("1")
-    assert result.wall_s + result.queue_s < time.monotonic() - started + 0.001

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.sandboxes import Sandbox, SandboxUnavailable, open_sandbox
-from agentrl.sandboxes.docker_engine import Engine, connect
-from agentrl.sandboxes.docker_image import IMAGE, build_image
+from agentrl.sandboxes.docker.engine import DockerEngine, connect
+from agentrl.sandboxes.docker.image import IMAGE, build_image
 
 RUNTIMES = ("runc", "runsc")
 
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[Engine]:
+def engine() -> Iterator[DockerEngine]:
     """The engine of this machine, with our image."""
     try:
         opened = connect()
@@ -37,9 +37,9 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session", params=RUNTIMES)
-def runtime(request: pytest.FixtureRequest, engine: Engine) -> str:
+def runtime(request: pytest.FixtureRequest, engine: DockerEngine) -> str:
     """A runtime of the engine."""
-    if request.param not in engine.abilities().runtimes:
+    if request.param not in engine.info().runtimes:
         if shutil.which("runsc") is None:
             pytest.skip("runsc is not installed: apt-get install runsc")
         pytest.skip("the engine does not know runsc: start it with scripts/engine.sh")
@@ -53,7 +53,7 @@ def sandbox(runtime: str) -> Iterator[Sandbox]:
 
 
 @pytest.fixture
-def own(engine: Engine) -> Iterator[Callable[..., Sandbox]]:
+def own(engine: DockerEngine) -> Iterator[Callable[..., Sandbox]]:
     """Opens sandboxes that a test may break, of the engine's own runtime."""
     opened: list[Sandbox] = []
 

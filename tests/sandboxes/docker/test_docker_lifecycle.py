@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from agentrl.sandboxes import Limits, Sandbox, SandboxError, SandboxUnavailable, open_sandbox
-from agentrl.sandboxes.docker import DockerSandbox
-from agentrl.sandboxes.docker_engine import OWNER_LABEL, Engine, is_gone, owner
-from agentrl.sandboxes.docker_image import IMAGE
+from agentrl.sandboxes.docker.engine import OWNER_LABEL, DockerEngine, is_gone, owner
+from agentrl.sandboxes.docker.image import IMAGE
+from agentrl.sandboxes.docker.sandbox import DockerSandbox
 
 ROOT = Path(__file__).parents[3]
 HOST = """
@@ -46,7 +46,7 @@ sandbox.close()
 """
 
 
-def of(engine: Engine, name: str) -> set[str]:
+def of(engine: DockerEngine, name: str) -> set[str]:
     return {container.id for container in engine.owned() if container.owner == name}
 
 
@@ -56,7 +56,7 @@ def eventually(true: Callable[[], bool]) -> bool:
     return True
 
 
-def test_close_leaves_no_container_and_no_descriptor(engine: Engine) -> None:
+def test_close_leaves_no_container_and_no_descriptor(engine: DockerEngine) -> None:
     before, descriptors = of(engine, owner()), len(os.listdir("/proc/self/fd"))
     with open_sandbox("docker", ready=2) as opened:
         session = opened.session()
@@ -71,7 +71,7 @@ def test_close_leaves_no_container_and_no_descriptor(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_containers_end_with_the_host(engine: Engine, number: signal.Signals) -> None:
+def test_containers_end_with_the_host(engine: DockerEngine, number: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOST], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
     ) as host:
@@ -83,7 +83,7 @@ def test_containers_end_with_the_host(engine: Engine, number: signal.Signals) ->
     assert eventually(lambda: not of(engine, name))
 
 
-def test_leftovers_of_the_dead_are_removed_at_the_next_start(engine: Engine, own: Callable[..., Sandbox]) -> None:
+def test_leftovers_of_the_dead_are_removed_at_the_next_start(engine: DockerEngine, own: Callable[..., Sandbox]) -> None:
     here, _, _ = owner().split(":")
     dead, elsewhere = f"{here}:{os.getpid()}:1", "another-boot/1:1:1"
     made = [
@@ -124,7 +124,7 @@ def test_a_container_is_replaced_after_a_violation(own: Callable[..., Sandbox], 
 
 
 def test_a_container_is_replaced_after_many_uses(own: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.sandboxes.docker_pool.MAX_USES", 6)
+    monkeypatch.setattr("agentrl.sandboxes.docker.pool.MAX_USES", 6)
     assert len(ids(own(), 12)) == 2
 
 
@@ -139,8 +139,8 @@ def test_files_of_one_session_are_gone_for_the_next(own: Callable[..., Sandbox])
     )
 
 
-def test_the_kernels_memory_limit_is_the_programs_memory(engine: Engine, own: Callable[..., Sandbox]) -> None:
-    """The overseer's watch is slower than the kernel's here: the cgroup is made smaller than the session's limit."""
+def test_the_kernels_memory_limit_is_the_programs_memory(engine: DockerEngine, own: Callable[..., Sandbox]) -> None:
+    """The supervisor's watch is slower than the kernel's here: the cgroup is made smaller than the session's limit."""
     others = of(engine, owner())
     sandbox = own()
     with sandbox.session() as session:
@@ -192,7 +192,7 @@ def flaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 def test_a_dead_engine_is_a_fault_and_never_a_verdict(
-    engine: Engine, flaky: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    engine: DockerEngine, flaky: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # In a process of its own, as the SDK does not close a socket that it could not connect.
     with subprocess.Popen([sys.executable, "-c", LOSER], stdout=subprocess.PIPE, text=True, cwd=ROOT) as host:
@@ -208,7 +208,7 @@ def test_a_dead_engine_is_a_fault_and_never_a_verdict(
 
 
 def test_a_container_that_ends_while_a_program_runs_is_tried_once_more(
-    engine: Engine, own: Callable[..., Sandbox]
+    engine: DockerEngine, own: Callable[..., Sandbox]
 ) -> None:
     others = of(engine, owner())
     sandbox = own()
@@ -232,7 +232,7 @@ def test_health_and_counters(own: Callable[..., Sandbox]) -> None:
     assert not sandbox.health().ok and sandbox.health().detail == "closed"
 
 
-def test_what_is_missing_is_named(engine: Engine) -> None:
+def test_what_is_missing_is_named(engine: DockerEngine) -> None:
     with pytest.raises(SandboxUnavailable, match=r"no runtime called 'kata', only .*runc"):
         open_sandbox("docker", runtime="kata")
     with pytest.raises(
@@ -241,7 +241,7 @@ def test_what_is_missing_is_named(engine: Engine) -> None:
         DockerSandbox(Limits(), image="nobody/none")
 
 
-def test_packages_that_the_image_lacks_are_said(engine: Engine) -> None:
+def test_packages_that_the_image_lacks_are_said(engine: DockerEngine) -> None:
     with pytest.raises(SandboxUnavailable, match="No module named 'sortedcontainers'") as caught:
         open_sandbox("docker", ready=1, packages=["sortedcontainers"])
     assert caught.value.remedy == "agentrl sandbox build-image --packages sortedcontainers"

@@ -11,80 +11,63 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.sandboxes import (
-    SandboxUnavailable,
-    docker_boot,
-    docker_engine,
-    docker_image,
-    link,
-    open_sandbox,
-    runner,
-    wire,
-)
-from agentrl.sandboxes.docker_container import _EngineFrames
+from agentrl.sandboxes import SandboxUnavailable, open_sandbox
+from agentrl.sandboxes.docker import engine as docker_engine
+from agentrl.sandboxes.docker import image as docker_image
+from agentrl.sandboxes.inside import boot, mux, runner, wire
 
-KINDS = st.sampled_from([link.CHANNEL, link.OUT, link.ERR, link.RUNNER])
+KINDS = st.sampled_from([mux.CHANNEL, mux.OUT, mux.ERR, mux.CONTROL])
 ROOT = Path(__file__).parents[3]
 
 
 @given(st.lists(st.tuples(KINDS, st.binary(max_size=40))), st.binary(max_size=16), st.integers(1, 9))
 def test_frames_come_out_as_they_went_in(frames: list[tuple[bytes, bytes]], key: bytes, size: int) -> None:
-    stream = b"".join(link.frame(kind, data, key) for kind, data in frames)
-    cutter, found = link.Cutter(key), list[tuple[bytes, bytes]]()
+    stream = b"".join(mux.frame(kind, data, key) for kind, data in frames)
+    decoder, found = mux.FrameDecoder(key), list[tuple[bytes, bytes]]()
     for start in range(0, len(stream), size):
-        found += cutter.feed(stream[start : start + size])
-    for kind in (link.CHANNEL, link.OUT, link.ERR, link.RUNNER):
+        found += decoder.feed(stream[start : start + size])
+    for kind in (mux.CHANNEL, mux.OUT, mux.ERR, mux.CONTROL):
         expected = b"".join(data for one, data in frames if one == kind)
         assert b"".join(piece for one, piece in found if one == kind) == expected
 
 
 @pytest.mark.parametrize(
-    "forged", [link.frame(link.CHANNEL, b"x"), b"k" * 16 + b"?" + bytes(4), b"k" * 16 + b"c\xff\xff\xff\xff"]
+    "forged", [mux.frame(mux.CHANNEL, b"x"), b"k" * 16 + b"?" + bytes(4), b"k" * 16 + b"c\xff\xff\xff\xff"]
 )
 def test_a_frame_that_pid_1_did_not_send_is_refused(forged: bytes) -> None:
     with pytest.raises(wire.WireError):
-        list(link.Cutter(b"k" * 16).feed(forged + bytes(40)))
+        list(mux.FrameDecoder(b"k" * 16).feed(forged + bytes(40)))
 
 
-def test_a_link_that_parts_from_a_copy_of_itself_changes_its_key() -> None:
+def test_a_mux_that_parts_from_a_copy_of_itself_changes_its_key() -> None:
     (source, _), (reader, sink) = os.pipe(), os.pipe()
-    ours, cutter = link.Link(source, sink), link.Cutter(b"k" * 16)
+    ours, decoder = mux.Mux(source, sink), mux.FrameDecoder(b"k" * 16)
     ours.key = b"k" * 16
-    ours.part()
-    ours.tell({"t": "ready"})
-    (told,) = wire.Frames(1 << 10).feed(b"".join(piece for _, piece in cutter.feed(os.read(reader, 16 + 5 + 4 + 61))))
-    cutter.key = bytes.fromhex(str(told["key"]))
-    assert cutter.key == ours.key != b"k" * 16
-    assert list(cutter.feed(os.read(reader, 1 << 10))) == [(link.RUNNER, wire.pack({"t": "ready"}))]
+    ours.rotate_key()
+    ours.send_control({"t": "ready"})
+    (told,) = wire.Decoder(1 << 10).feed(b"".join(piece for _, piece in decoder.feed(os.read(reader, 16 + 5 + 4 + 61))))
+    decoder.key = bytes.fromhex(str(told["key"]))
+    assert decoder.key == ours.key != b"k" * 16
+    assert list(decoder.feed(os.read(reader, 1 << 10))) == [(mux.CONTROL, wire.pack({"t": "ready"}))]
     for descriptor in (source, reader, sink):
         os.close(descriptor)
 
 
-@given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(min_size=1, max_size=30))), st.integers(1, 11))
-def test_the_engines_frames_are_undone(frames: list[tuple[int, bytes]], size: int) -> None:
-    stream = b"".join(bytes([kind, 0, 0, 0]) + len(data).to_bytes(4, "big") + data for kind, data in frames)
-    cutter, found = _EngineFrames(), list[tuple[int, bytes]]()
-    for start in range(0, len(stream), size):
-        found += cutter.feed(stream[start : start + size])
-    for kind in (1, 2):
-        assert b"".join(piece for one, piece in found if one == kind) == b"".join(d for one, d in frames if one == kind)
-
-
-def test_the_link_sends_output_before_the_answer_that_came_after_it() -> None:
+def test_the_mux_sends_output_before_the_answer_that_came_after_it() -> None:
     (source, _), (reader, sink) = os.pipe(), os.pipe()
-    ours = link.Link(source, sink)
-    out, err = ours.begin()
+    ours = mux.Mux(source, sink)
+    out, err = ours.open_pipes()
     os.write(out, b"out")
     os.write(err, b"err")
     ours.sendall(b"answer")
-    found = list(link.Cutter().feed(os.read(reader, 1000)))
-    assert found == [(link.OUT, b"out"), (link.ERR, b"err"), (link.CHANNEL, b"answer")]
+    found = list(mux.FrameDecoder().feed(os.read(reader, 1000)))
+    assert found == [(mux.OUT, b"out"), (mux.ERR, b"err"), (mux.CHANNEL, b"answer")]
 
 
-def test_the_link_does_not_block_on_a_host_that_reads_nothing() -> None:
+def test_the_mux_does_not_block_on_a_host_that_reads_nothing() -> None:
     (source, _), (_, sink) = os.pipe(), os.pipe()
-    ours = link.Link(source, sink)
-    out, _ = ours.begin()
+    ours = mux.Mux(source, sink)
+    out, _ = ours.open_pipes()
     os.set_blocking(out, False)
     for _ in range(200):
         ours.sendall(b"x" * 10_000)
@@ -92,27 +75,25 @@ def test_the_link_does_not_block_on_a_host_that_reads_nothing() -> None:
     assert sum(ours.fileno() == source for _ in range(1)) == 1
 
 
-def test_the_link_tells_the_end_of_a_session() -> None:
+def test_the_mux_tells_the_end_of_a_session() -> None:
     (source, host), (_, sink) = os.pipe(), os.pipe()
-    ours = link.Link(source, sink)
-    os.write(host, link.frame(link.CHANNEL, b"order")[:3])
-    os.write(host, link.frame(link.CHANNEL, b"order")[3:])
+    ours = mux.Mux(source, sink)
+    os.write(host, mux.frame(mux.CHANNEL, b"order")[:3])
+    os.write(host, mux.frame(mux.CHANNEL, b"order")[3:])
     assert ours.recv(1000) == b"order"
-    os.write(host, link.frame(link.RUNNER, wire.pack({"t": "close"})))
-    with pytest.raises(link.SessionEnded):
+    os.write(host, mux.frame(mux.CONTROL, wire.pack({"t": "close"})))
+    with pytest.raises(mux.SessionEnded):
         ours.recv(1000)
-    os.write(
-        host, link.frame(link.RUNNER, wire.pack({"t": "open"})) + link.frame(link.RUNNER, wire.pack({"t": "close"}))
-    )
-    assert [word["t"] for word in ours.hear()] == ["open", "close"]
+    os.write(host, mux.frame(mux.CONTROL, wire.pack({"t": "open"})) + mux.frame(mux.CONTROL, wire.pack({"t": "close"})))
+    assert [word["t"] for word in ours.receive_control()] == ["open", "close"]
 
 
 def test_the_first_lines_run_what_they_are_sent() -> None:
     runner_text = "import agentrl.sandboxes.other as o\ndef main():\n    print(o.x, flush=True)"
-    sources = {"agentrl": "", "agentrl.sandboxes": "", "agentrl.sandboxes.runner": runner_text}
-    sent = wire.pack({**sources, "agentrl.sandboxes.other": "x = 'sent'"})
-    boot = Path(docker_boot.__file__).read_text()
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", boot], input=sent + b"rest", capture_output=True, cwd="/")
+    sources = {"agentrl": "", "agentrl.sandboxes": "", "agentrl.sandboxes.inside": ""}
+    sent = wire.pack({**sources, f"{boot.__package__}.runner": runner_text, "agentrl.sandboxes.other": "x = 'sent'"})
+    command = [sys.executable, "-I", "-S", "-c", Path(boot.__file__).read_text()]
+    done = subprocess.run(command, input=sent + b"rest", capture_output=True, cwd="/")
     assert (done.stdout, done.stderr, done.returncode) == (b"sent\n", b"", 0)
 
 
@@ -165,7 +146,8 @@ def test_a_socket_without_permission_is_named(tmp_path: Path) -> None:
     pytest.importorskip("docker")
     path = tmp_path / "docker.sock"
     script = (
-        "import os, docker\nfrom agentrl.sandboxes import SandboxUnavailable, docker_engine\n"
+        "import os, docker\nfrom agentrl.sandboxes import SandboxUnavailable\n"
+        "from agentrl.sandboxes.docker import engine as docker_engine\n"
         "if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
         "try: docker_engine.connect()\nexcept SandboxUnavailable as error: print(error, '|', error.remedy)"
     )
@@ -200,7 +182,12 @@ def test_there_are_two_bases() -> None:
 
 
 def test_sources_are_all_there() -> None:
-    from agentrl.sandboxes.docker_container import _sources
+    from agentrl.sandboxes.docker.container import _sources
 
     sent = json.loads(_sources()[4:])
-    assert {"agentrl", "agentrl.sandboxes", "agentrl.sandboxes.runner", "agentrl.sandboxes.seccomp"} <= set(sent)
+    assert {
+        "agentrl",
+        "agentrl.sandboxes",
+        "agentrl.sandboxes.inside.runner",
+        "agentrl.sandboxes.inside.seccomp",
+    } <= set(sent)

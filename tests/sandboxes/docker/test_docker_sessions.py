@@ -2,9 +2,7 @@
 
 import pytest
 
-from agentrl.sandboxes import ForkRefused, Sandbox, SandboxError, Session
-
-from ..conftest import count_side_by_side
+from agentrl.sandboxes import ForkRefused, Sandbox, Session
 
 
 def test_one_shot_has_output_value_input_and_files(sandbox: Sandbox) -> None:
@@ -12,25 +10,6 @@ def test_one_shot_has_output_value_input_and_files(sandbox: Sandbox) -> None:
     result = sandbox.run(code, stdin="één\n", files={"helper.py": "x = 5", "d/b.bin": b"\x00\xff"})
     assert (result.status, result.stdout, result.stderr) == ("ok", "één b'\\x00\\xff'\n", "e\n")
     assert (result.value, result.backend, result.attempts, result.state) == ("5", "docker", 1, "lost")
-
-
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("1 / 0", "error"),
-        ("exit(3)", "exit"),
-        ("import os; os._exit(0)", "exit"),
-        ("while True: pass", "timeout"),
-        ("import time; time.sleep(60)", "timeout"),
-        ("x = bytearray(1 << 30)", "memory"),
-        ("while True: print('x' * 1000)", "output_limit"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed"),
-    ],
-)
-def test_statuses(sandbox: Sandbox, code: str, status: str) -> None:
-    result = sandbox.run(code, timeout=0.6 if status == "timeout" else 60)
-    assert (result.status, result.attempts) == (status, 1)
-    assert sandbox.run("1 + 1").value == "2"
 
 
 def test_killing_everything_is_no_success(sandbox: Sandbox, runtime: str) -> None:
@@ -41,36 +20,6 @@ def test_killing_everything_is_no_success(sandbox: Sandbox, runtime: str) -> Non
     assert sandbox.run("1 + 1").value == "2"
 
 
-def test_variables_and_files_are_kept_and_shared_with_nobody(sandbox: Sandbox) -> None:
-    with sandbox.session() as one, sandbox.session() as two:
-        one.run("x = 1\nopen('/tmp/f', 'w').write('hi')")
-        assert one.run("(x, open('/tmp/f').read())").value == "(1, 'hi')"
-        assert two.run("import os\n('x' in globals(), os.listdir('/tmp'))").value == "(False, [])"
-
-
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("l.append(2)\nwhile True: pass", "timeout"),
-        ("l.append(2)\nimport os\nos._exit(0)", "exit"),
-        ("l.append(2)\nimport os\nos.killpg(0, 9)", "killed"),
-        ("l.append(2)\nwhile True: print('y' * 10000)", "output_limit"),
-    ],
-)
-def test_transactions_roll_back(session: Session, code: str, status: str) -> None:
-    session.run("l = [1]")
-    for _ in range(2):
-        result = session.run(code, timeout=0.6 if status == "timeout" else 60)
-        assert (result.status, result.state) == (status, "rolled_back")
-        assert session.run("l").value == "[1]"
-
-
-def test_without_a_transaction_state_is_lost(session: Session) -> None:
-    session.run("x = 1", transaction=False)
-    assert session.run("import os; os._exit(1)", transaction=False).state == "lost"
-    assert session.run("x").exc_type == "NameError"
-
-
 def test_background_processes_end_with_their_session(sandbox: Sandbox) -> None:
     with sandbox.session() as session:
         session.run("import subprocess\np = subprocess.Popen(['/bin/sh', '-c', 'while :; do :; done'])")
@@ -79,23 +28,13 @@ def test_background_processes_end_with_their_session(sandbox: Sandbox) -> None:
     assert {sandbox.run(code).value for _ in range(4)} == {"[]"}
 
 
-def test_replay_and_seeds(sandbox: Sandbox) -> None:
-    with sandbox.session(seed=9) as session:
-        session.run("import random, numpy\nx = (random.random(), float(numpy.random.rand()))")
-        session.run("x = 0\nwhile True: pass", timeout=0.3)
-        with session.replay() as again, sandbox.session(seed=10) as other:
-            assert again.run("x").value == session.run("x").value
-            other.run("import random, numpy\nx = (random.random(), float(numpy.random.rand()))")
-            assert other.run("x").value != session.run("x").value
-
-
 def test_fork_parts_from_its_session(session: Session) -> None:
     session.run("l = [object()]\nopen('f', 'w').write('hi')\nl")
-    with session.fork() as twin:
-        assert twin.read_file("f") == b"hi"
-        twin.run("l.append(2)\nopen('f', 'w').write('bye')")
+    with session.fork() as forked:
+        assert forked.read_file("f") == b"hi"
+        forked.run("l.append(2)\nopen('f', 'w').write('bye')")
         assert session.run("len(l)").value == "1"
-        assert (session.read_file("f"), twin.read_file("f")) == (b"hi", b"bye")
+        assert (session.read_file("f"), forked.read_file("f")) == (b"hi", b"bye")
 
 
 @pytest.mark.parametrize(
@@ -109,14 +48,6 @@ def test_fork_refuses_what_it_can_not_copy(session: Session, cell: str, why: str
     assert session.run("1 + 1").value == "2"
 
 
-def test_read_file(session: Session) -> None:
-    session.run("open('/tmp/big', 'wb').write(bytes(range(256)) * 4096)")
-    assert session.read_file("/tmp/big") == bytes(range(256)) * 4096
-    assert session.read_file("big", 5) == b"\x00\x01\x02\x03\x04"
-    with pytest.raises(FileNotFoundError):
-        session.read_file("/tmp/none")
-
-
 def test_large_orders_and_outputs_travel(sandbox: Sandbox) -> None:
     data = bytes(range(256)) * (20 << 12)
     code = (
@@ -125,19 +56,6 @@ def test_large_orders_and_outputs_travel(sandbox: Sandbox) -> None:
     result = sandbox.run(code, files={"b": data})
     assert (result.value, result.truncated) == (str(len(data)), True)
     assert result.stdout.startswith("xxx") and result.stderr.endswith("yyy")
-
-
-def test_sessions_side_by_side(sandbox: Sandbox) -> None:
-    count_side_by_side(sandbox, threads=4, sessions=8)
-
-
-def test_a_closed_session_says_so(sandbox: Sandbox) -> None:
-    session = sandbox.session()
-    session.run("1")
-    session.close()
-    session.close()
-    with pytest.raises(SandboxError, match="closed"):
-        session.run("1")
 
 
 def test_a_session_closed_at_once_leaves_its_container_usable(sandbox: Sandbox) -> None:
@@ -153,9 +71,9 @@ def test_a_session_closed_at_once_leaves_its_container_usable(sandbox: Sandbox) 
 FORGED = """
 import json, sys
 outer = sys._getframe()
-while "start" not in outer.f_locals or not hasattr(outer.f_locals.get("self"), "_aside"):
+while "setup" not in outer.f_locals or not hasattr(outer.f_locals.get("self"), "_handler"):
     outer = outer.f_back
-key = outer.f_locals["self"]._aside.key
+key = outer.f_locals["self"]._handler.key
 answer = json.dumps(ANSWER).encode()
 data = len(answer).to_bytes(4, "big") + answer
 with open("/proc/1/fd/1", "wb", buffering=0) as stream:

@@ -1,0 +1,112 @@
+"""``agentrl compare | replay | probe``: look at episodes again."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentrl.cli.command import add_command
+
+if TYPE_CHECKING:
+    from agentrl.eval.replay import Replayed
+
+_COMPARE = """examples:
+  agentrl compare before.jsonl after.jsonl
+  agentrl compare runs/otb runs/group_mean --html difference.html
+  agentrl compare greedy.jsonl.zst sampled.jsonl.zst --json
+"""
+_REPLAY = """examples:
+  agentrl replay evals/first
+  agentrl replay runs/first --id train-1:7 --tools recorded
+  agentrl replay evals/first --regrade --json
+
+What the agent said is played again in the environment that the file names. The exit code is 0 where all is as it
+was, and 1 where anything is not. With --regrade it is the grades that are compared, and tools answer as recorded. A
+file that somebody else wrote chooses an environment and its arguments: where these could name a file or a module, the
+command says so and wants --trust.
+"""
+_PROBE = """examples:
+  agentrl probe evals/first
+  agentrl probe runs/first --json
+
+It lists wins that a person should look at, the gravest first, and losses that other graders would call wins. It takes
+the right answers from the environment that the file names, which is made as for agentrl replay.
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands of this family to argparse's subparsers."""
+    text = "compare two agents on the same tasks, episode by episode"
+    compare = add_command(commands, "compare", _compare, text, _COMPARE)
+    for name in ("a", "b"):
+        compare.add_argument(name, metavar=name.upper(), type=Path, help="an episodes file, a folder of such, or a run")
+    compare.add_argument("--html", metavar="FILE", type=Path, help="write a page as well")
+    compare.add_argument("--json", action="store_true", help="write JSON")
+    replay = add_command(commands, "replay", _replay, "play recorded actions again and say what changes", _REPLAY)
+    _episodes_arguments(replay)
+    replay.add_argument("--tools", choices=("live", "recorded"), help="run tools, or serve what they answered then")
+    replay.add_argument("--regrade", action="store_true", help="compare grades: score with the grader of today")
+    probe = add_command(commands, "probe", _probe, "audit rewards: find wins that were not earned", _PROBE)
+    _episodes_arguments(probe)
+
+
+def _episodes_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("episodes", type=Path, help="an episodes file, a folder of such, or a run")
+    command.add_argument("--id", action="append", default=[], metavar="TASK", help="only this task's; may be repeated")
+    command.add_argument("--trust", action="store_true", help="make the environment whatever the file says of it")
+    command.add_argument("--json", action="store_true", help="write JSON")
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from agentrl.eval.compare import compare
+    from agentrl.eval.compare_text import sections
+    from agentrl.eval.pages import markdown, write_page
+    from agentrl.runs.progress import Display
+
+    found = compare(arguments.a, arguments.b)
+    title = f"{arguments.a.name} against {arguments.b.name}"
+    if arguments.html is not None:
+        write_page(arguments.html, title, sections(found))
+    if arguments.json:
+        print(json.dumps(found.row()))
+    else:
+        Display(sys.stdout).say(markdown(title, sections(found)))
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from agentrl.eval.episodes import load, named
+    from agentrl.eval.pages import markdown
+    from agentrl.eval.replay import replay, sections
+    from agentrl.runs.progress import Display
+
+    regrade, display = arguments.regrade, Display()
+    records = named(load(arguments.episodes), arguments.id)
+    tools = arguments.tools or ("recorded" if regrade else "live")
+    found: list[Replayed] = []
+    with display.phase("replaying", len(records)) as bar:
+        for one in replay(records, tools=tools, trusted=arguments.trust, regrade=regrade, say=display.say):
+            found.append(one)
+            bar.advance("episodes")
+    if arguments.json:
+        print(json.dumps([asdict(one) for one in found]))
+    else:
+        Display(sys.stdout).say(markdown(str(arguments.episodes), sections(found, regrade=regrade)))
+    return int(any(one.regraded or one.now is None if regrade else one.change for one in found))
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    from agentrl.eval.episodes import load, named
+    from agentrl.eval.pages import markdown
+    from agentrl.eval.probe import probe, sections
+    from agentrl.runs.progress import Display
+
+    records = named(load(arguments.episodes), arguments.id)
+    found = probe(records, trusted=arguments.trust, say=Display().say)
+    if arguments.json:
+        print(json.dumps(asdict(found)))
+    else:
+        Display(sys.stdout).say(markdown(str(arguments.episodes), sections(found)))
+    return 0

@@ -1,0 +1,83 @@
+"""``agentrl eval``: evaluate a run, a checkpoint, a model or a server."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from agentrl.cli.command import add_command, add_set_argument, load_torch
+
+_EVAL = """examples:
+  agentrl eval runs/quickstart
+  agentrl eval runs/quickstart --greedy --tasks 500 --out evals/greedy
+  agentrl eval runs/quickstart/checkpoints/step-000000 --attempts 8
+  agentrl eval path/to/model --preset quickstart --set rollout.turn_tokens=512
+  agentrl eval path/to/model --env 'aime24=agentrl/Math-v0?data.test=aime24.jsonl&attempts=32'
+  agentrl eval --engine openai --model NAME --base-url http://localhost:8000/v1 --env agentrl/Arithmetic-v0
+"""
+_ENGINE = ("base_url", "model", "tokenizer", "key_env")
+"""Options of the engine ``openai`` that have a word of their own here."""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command to argparse's subparsers."""
+    command = add_command(commands, "eval", _eval, "evaluate a run, a checkpoint, a model or a server", _EVAL)
+    command.add_argument("path", metavar="TARGET", nargs="?", default="", help="a run, a checkpoint in one, or a model")
+    command.add_argument("--config", type=Path, help="settings for a model that is in no run folder")
+    command.add_argument("--preset", help="preset for a model that is in no run folder")
+    command.add_argument(
+        "--env",
+        dest="envs",
+        action="append",
+        default=[],
+        metavar="[NAME=]ID[?KEY=VALUE&…]",
+        help="play this environment, with these arguments, split, tasks, attempts (repeatable; default: the run's own)",
+    )
+    command.add_argument("--split", help="which tasks (default: the run's eval.split)")
+    command.add_argument("--tasks", type=int, help="how many tasks (default: the run's eval.tasks)")
+    command.add_argument("--attempts", type=int, help="episodes per task, for avg@n, pass@k and maj@n")
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--greedy", action="store_true", help="take the most probable token")
+    how.add_argument("--temperature", type=float, help="sample at this temperature")
+    command.add_argument("--seed", type=int, default=0, help="of sampling (default: 0)")
+    command.add_argument("--out", type=Path, help="a folder for the episodes, the summary and the report")
+    command.add_argument("--force", action="store_true", help="evaluate in another dialect than the run's own")
+    command.add_argument("--json", action="store_true", help="write the result as JSON")
+    command.add_argument("--engine", help="what samples: transformers, vllm, or openai, a server")
+    command.add_argument("--base-url", help="of the server (default: OPENAI_BASE_URL)")
+    command.add_argument("--model", help="the model's name on the server")
+    command.add_argument("--tokenizer", help="of the server's model, a folder or hub name: token ids, not messages")
+    command.add_argument("--key-env", help="environment variable with the server's key (default: OPENAI_API_KEY)")
+    add_set_argument(command)
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    load_torch()
+    from agentrl.eval import command as evaluation
+    from agentrl.eval.results import as_text
+    from agentrl.eval.target import EvalRequest
+    from agentrl.runs.progress import Display, visible
+
+    names = ("path", "config", "preset", "seed", "out", "force", "engine")
+    chosen: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    options = {name: value for name in _ENGINE if (value := getattr(arguments, name)) is not None}
+    overrides = tuple(_overrides(arguments))
+    request = EvalRequest(**chosen, envs=tuple(arguments.envs), engine_options=options, overrides=overrides)
+    results = evaluation.run(request, Display())
+    if arguments.json:
+        rows = {result.name: result.whole.row() for result in results}
+        print(json.dumps(rows.get("", rows)))
+    else:
+        print(visible(as_text(results)))
+    return 0
+
+
+def _overrides(arguments: argparse.Namespace) -> list[str]:
+    # An option that was not given leaves the run's own setting; a text is quoted, since --set takes TOML.
+    chosen = {
+        "split": None if arguments.split is None else json.dumps(arguments.split),
+        "tasks": arguments.tasks,
+        "attempts": arguments.attempts,
+        "temperature": 0.0 if arguments.greedy else arguments.temperature,
+    }
+    return [*arguments.overrides, *(f"eval.{key}={value}" for key, value in chosen.items() if value is not None)]

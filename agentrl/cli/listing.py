@@ -1,0 +1,194 @@
+"""``agentrl list``: the environments and their properties, without playing any of them."""
+
+import contextlib
+import inspect
+import sys
+import warnings
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+
+import gymnasium
+
+from agentrl.config import presets
+from agentrl.errors import UsageError
+from agentrl.runs.progress import Display
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.registry import list_envs, make, module_of, plugins
+from agentrl.toolenv.tools.function import Tool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One environment in the list."""
+
+    id: str
+    """The id for ``make``."""
+    distribution: str
+    """Name and version of the distribution that offers it; the package's name where no plugin did."""
+    tools: tuple[str, ...] = ()
+    """The names of its tools."""
+    splits: tuple[str, ...] = ()
+    """The names of its splits."""
+    reward: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Weight of each part of the reward."""
+    gold: bool = False
+    """True if it has a gold player."""
+    problem: str = ""
+    """The reason why it can't be made; empty where it can."""
+
+
+def overview() -> dict[str, object]:
+    """List environments, broken plugins and presets, as plain data for JSON."""
+    return {
+        "environments": {entry.id: asdict(entry) for entry in entries()},
+        "broken_plugins": [asdict(plugin) for plugin in plugins() if plugin.problem],
+        "presets": list(presets()),
+    }
+
+
+def entries() -> tuple[Entry, ...]:
+    """List all environments, sorted by id. One that can't be made has a problem and stops no other."""
+    with _quiet():
+        return tuple(_entry(env_id) for env_id in list_envs())
+
+
+def show_overview(display: Display) -> None:
+    """Print one line per environment, grouped by namespace, then the broken plugins, then the presets."""
+    found = entries()
+    # Limited: one overlong id must not push every other line's text to the right.
+    width = min(max((len(entry.id) for entry in found), default=0), 50)
+    for namespace, group in groupby(found, key=lambda entry: entry.id.rpartition("/")[0]):
+        members = list(group)
+        homes = ", ".join(sorted({entry.distribution for entry in members}))
+        display.say(f"environments {namespace or 'without a namespace'} (from {homes})", "bold")
+        for entry in members:
+            display.say(f"  {entry.id:<{width}}  {_summary(entry)}", "red" if entry.problem else "")
+    broken = [plugin for plugin in plugins() if plugin.problem]
+    if broken:
+        display.say("broken plugins", "bold")
+    for plugin in broken:
+        display.say(f"  {plugin.name!r} of {plugin.distribution}: {plugin.value!r} {plugin.problem}", "red")
+    display.say("presets", "bold")
+    for name in presets():
+        display.say(f"  {name}")
+
+
+def details(env_id: str) -> dict[str, object]:
+    """Describe one environment without playing it, as plain data for JSON.
+
+    Raises:
+        UsageError: there is no such environment, or it can't be made here; the message says why.
+    """
+    with _quiet():
+        try:
+            env = make(env_id)
+        except UsageError as error:
+            if env_id in presets():
+                raise UsageError(
+                    f"{env_id!r} is a preset, no environment: agentrl config {env_id} prints it"
+                ) from error
+            raise
+        except (Exception, SystemExit) as error:  # an environment's code may raise anything, which is then the cause
+            raise UsageError(f"the environment {env_id!r} is broken: {error.__cause__ or error!r}") from error
+        try:
+            return _details(env)
+        finally:
+            env.close()
+
+
+def show_details(found: Mapping[str, object], display: Display) -> None:
+    """Print the facts of ``details``, a line for each."""
+    for name, value in found.items():
+        rows = value if isinstance(value, list) else [_line(value)]
+        for row in rows or [""]:
+            display.say(f"{name.replace('_', ' '):<14}{row or 'none'}", "bold" if name == "id" else "")
+
+
+def _details(env: ToolEnv) -> dict[str, object]:
+    spec, kind = env.spec, type(env)
+    assert spec is not None
+    parameters = inspect.signature(kind).parameters.values()
+    return {
+        "id": spec.id,
+        "description": inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].replace("\n", " "),
+        "distribution": _home(spec.id),
+        "class": f"{kind.__module__}:{kind.__qualname__}",
+        "arguments": {one.name: repr(one.default) for one in parameters if one.default is not one.empty},
+        "set_by_the_id": {name: repr(value) for name, value in spec.kwargs.items()},
+        "dialect": env.dialect.name,
+        "max_turns": env.max_turns,
+        "splits": tuple(env.splits),
+        "reward": dict(env.reward_weights),
+        "gold": _has_gold(env),
+        "tools": [f"{_signature(tool)}: {tool.description}" for tool in env.tools],
+    }
+
+
+def _line(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(
+            f"{name}: {item:g}" if isinstance(item, float) else f"{name}={item}" for name, item in value.items()
+        )
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _entry(env_id: str) -> Entry:
+    home = _home(env_id)
+    try:
+        env = make(env_id)
+        try:
+            return Entry(
+                id=env_id,
+                distribution=home,
+                tools=tuple(tool.name for tool in env.tools),
+                splits=tuple(env.splits),
+                reward=dict(env.reward_weights),
+                gold=_has_gold(env),
+            )
+        finally:
+            env.close()
+    except UsageError as error:
+        return Entry(id=env_id, distribution=home, problem=f"not available: {error}")
+    except (Exception, SystemExit) as error:  # an environment's code may raise anything
+        return Entry(id=env_id, distribution=home, problem=f"broken: {error.__cause__ or error!r}")
+
+
+def _home(env_id: str) -> str:
+    for plugin in plugins():
+        if env_id in plugin.ids:
+            return plugin.distribution
+    return module_of(gymnasium.registry[env_id]).partition(".")[0]
+
+
+def _has_gold(env: ToolEnv) -> bool:
+    # Calling gold would need a task, and making tasks may take long.
+    return type(env).gold is not ToolEnv.gold
+
+
+def _summary(entry: Entry) -> str:
+    if entry.problem:
+        return entry.problem
+    tools = f"tools {', '.join(entry.tools)}" if entry.tools else "no tools"
+    gold = "gold" if entry.gold else "no gold"
+    return f"{tools}; splits {', '.join(entry.splits)}; reward {_parts(entry.reward)}; {gold}"
+
+
+def _parts(weights: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}: {weight:g}" for name, weight in weights.items())
+
+
+def _signature(tool: Tool) -> str:
+    properties = tool.parameters.get("properties")
+    names = [str(name) for name in properties] if isinstance(properties, Mapping) else []
+    return f"{tool.name}({', '.join(names)})"
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """Keep prints and warnings of environments' code out of the list, which may be JSON."""
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,101 @@
+"""``agentrl plan``: what a run will need, before it begins."""
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from agentrl.cli.command import add_command, add_config_arguments, check_config, load_torch
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.config import Config
+    from agentrl.train.memory import Needs
+
+_PLAN = """examples:
+  agentrl plan --preset quickstart
+  agentrl plan my.toml --set optim.max_tokens=16384 --memory 80
+  agentrl plan --preset qwen3-4b-tir --set model.path=path/to/Qwen3-4B-Base --memory 80 --json
+
+Of the model only its config.json is read. Its times and activations are measured, on small random models of the same
+widths, in some seconds; on another device than the run's there are no times. Steps are taken as long as the settings
+allow. The exit code is 1 where the run does not fit.
+"""
+_GIB = 1 << 30
+
+
+def add_commands(commands: Any) -> None:
+    """Add the command to argparse's subparsers."""
+    plan = add_command(
+        commands, "plan", _plan, "say what memory and time a run will need, and what will not fit", _PLAN
+    )
+    add_config_arguments(plan)
+    plan.add_argument("--memory", type=float, metavar="GIB", help="what the run may use (default: what is here)")
+    plan.add_argument("--json", action="store_true", help="write the plan as JSON, in bytes, tokens and seconds")
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from agentrl.config import load_config
+
+    check_config(arguments)
+    if arguments.memory is not None and not 0 < arguments.memory < float("inf"):
+        raise ConfigError(f"--memory is {arguments.memory:g}: give the GiB that the run may use, for example 80")
+    config = load_config(preset=arguments.preset, path=arguments.config, overrides=arguments.overrides)
+    return show_plan(config, memory=arguments.memory, as_json=arguments.json)
+
+
+def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = False, whole: bool = False) -> int:
+    """Print what a run will need; give the exit code, 1 where it does not fit.
+
+    Args:
+        config: the run's settings.
+        memory: GiB that it may use; by default what its device has.
+        as_json: print JSON.
+        whole: check all else that a run needs too, as it does before it loads its model.
+
+    Raises:
+        UsageError: something that the config names is not there.
+    """
+    load_torch()
+    from transformers.utils import logging
+
+    from agentrl.runs.assemble import model_config, run_tokenizer, task_mix, with_dialect
+    from agentrl.train.memory import needs
+
+    logging.set_verbosity_error()
+    config = with_dialect(config)
+    tokenizer = run_tokenizer(config, task_mix(config, "train"))
+    if whole:
+        _show_tasks(config, tokenizer)
+    limit = None if memory is None else int(memory * _GIB)
+    found = needs(config, model_config(config, tokenizer), limit)
+    if as_json:
+        print(json.dumps({**asdict(found), "total": found.total, "fits": not found.remedy}))
+    else:
+        _show(found)
+    return int(bool(found.remedy))
+
+
+def _show_tasks(config: "Config", tokenizer: Any) -> None:
+    from agentrl.render.renderer import Renderer
+    from agentrl.train.live import check_run
+
+    sources = check_run(config)
+    for name, train in sources.train.sources.items():
+        renderer = Renderer(tokenizer, config.model.template_args, train.dialect.template_tools)
+        prompt = len(renderer.prompt(train.opening()).token_ids)
+        counts = [f"{one.tasks.size or 'endless'} {one.split}" for one in (train, sources.held_out.sources[name])]
+        share = f", {sources.train.shares(100)[name]}% of a step" if name else ""
+        print(f"tasks     {' and '.join(counts)} of {train.env_id}, in the dialect {train.dialect.name}{share}")
+        print(f"prompt    {prompt} tokens, the first; an episode has at most {config.rollout.episode_tokens}")
+
+
+def _show(found: "Needs") -> None:
+    """Print a line for each part of the memory, for the step, and for what does not fit."""
+    for name, size in found.memory.items():
+        print(f"memory    {size / _GIB:8.2f} GiB  {name}")
+    print(f"in all    {found.total / _GIB:8.2f} GiB" + (f"  of {found.limit / _GIB:.2f}" if found.limit else ""))
+    phases = ", ".join(f"{seconds:.3g} s to {name}" for name, seconds in found.seconds.items())
+    print(f"a step    {found.tokens} tokens at most, {phases or 'and no times: they are measured on its device only'}")
+    if found.remedy:
+        print(f"too much  {found.remedy}")

@@ -1,0 +1,183 @@
+"""``agentrl play``: a person takes the agent's place, at a terminal or through a pipe."""
+
+import importlib
+import importlib.util
+import io
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+
+from agentrl.errors import ConfigError, EnvContractError
+from agentrl.runs.progress import Display
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.registry import make
+from agentrl.types import Message
+
+_HELP = """Write what the agent would write, on as many lines as it takes, and end it with a line that holds only a dot.
+Ctrl-D ends it too; before the first line, it leaves. A line that is to hold only a dot is written with two.
+What begins with one of these is a command where the agent's text would begin:
+  :gold   let the perfect player take its next turn
+  :tools  the tools, and how they are called
+  :help   this page
+  :quit   leave"""
+_LISTEN_S = 0.2
+_STYLES: Mapping[str, str] = {"system": "dim", "user": "cyan", "assistant": "yellow", "tool": "green"}
+
+
+def play(env_id: str, display: Display, *, task: str | None, seed: int | None, **options: str | None) -> None:
+    """Play one episode with turns from standard input, to its end or until the person leaves.
+
+    Args:
+        env_id: the environment's id.
+        display: shows the episode.
+        task: the task's id; one is drawn where there is none.
+        seed: the episode's seed; without one, every episode draws anew.
+        options: the environment's ``split`` and ``dialect``; None takes its own default.
+
+    Raises:
+        UsageError: the environment, its split, task or dialect is not there, or the seed is negative.
+        EnvContractError: the environment broke its contract.
+        InfrastructureError: a tool's sandbox or server failed.
+    """
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed is {seed}: it must be at least 0")
+    _prepare_input()
+    env = make(env_id, **{name: value for name, value in options.items() if value is not None})
+    try:
+        messages, _ = env.reset(seed=seed, options={} if task is None else {"task": task})
+        game = _Game(env, display)
+        game.begin(messages)
+        while not game.over and (text := game.turn()) is not None:
+            game.act(text)
+        game.end()
+    finally:
+        env.close()
+
+
+class _Game:
+    """One episode and the person who plays it."""
+
+    def __init__(self, env: ToolEnv, display: Display) -> None:
+        self._env, self._display = env, display
+        self._gold_turns = 0
+        self._return = 0.0
+        self.over = False
+
+    def begin(self, messages: Iterable[Message]) -> None:
+        """Show the first observation."""
+        env = self._env
+        self._display.say(f"task {env.episode.task.id}, split {env.split}, at most {env.max_turns} turns", "bold")
+        self._show(messages)
+        self._display.say("(your turn ends with a line that holds only a dot; :help lists the commands)", "dim")
+
+    def turn(self) -> str | None:
+        """Read the person's next turn; None where they leave."""
+        lines: list[str] = []
+        while True:
+            try:
+                line = _ask()
+            except EOFError:
+                return "\n".join(lines) if lines else None
+            if line == ".":
+                return "\n".join(lines)
+            # Inside a turn a colon is text; only its first line can be a command.
+            if lines or not line.startswith(":"):
+                lines.append("." if line == ".." else line)
+            elif line.strip() == ":quit":
+                return None
+            elif (text := self._command(line.strip())) is not None:
+                return text
+
+    def act(self, text: str) -> None:
+        """Take a turn, and show its result."""
+        messages, reward, terminated, truncated, _ = self._env.step(text)
+        self._return += reward
+        self._show(messages)
+        self._display.say(f"reward {reward:g}", "bold")
+        self.over = terminated or truncated
+        # No token limit cuts a person's turn, so the turn limit is the only reason.
+        if truncated:
+            self._display.say("the turns are used up", "red")
+
+    def end(self) -> None:
+        """Print the return, part by part."""
+        episode, weights = self._env.episode, self._env.reward_weights
+        if not self.over:
+            self._display.say(f"left after {episode.turns} turns: nothing was graded")
+            return
+        parts = ", ".join(
+            f"{name} {value:g} (weight {weights[name]:g})" for name, value in (episode.parts or {}).items()
+        )
+        self._display.say(f"return {self._return:g}: {parts}", "bold")
+
+    def _command(self, line: str) -> str | None:
+        """Carry out a command; return the text to play where it is ``:gold``."""
+        if line == ":gold":
+            return self._gold()
+        if line == ":tools":
+            self._tools()
+        elif line == ":help":
+            self._display.say(_HELP)
+        else:
+            self._display.say(f"there is no command {line!r}: :help lists them", "red")
+        return None
+
+    def _gold(self) -> str | None:
+        try:
+            turns = self._env.gold_turns(self._env.episode.task)
+        except NotImplementedError:
+            self._display.say("this environment has no perfect player", "red")
+            return None
+        if self._gold_turns >= len(turns):
+            self._display.say("the perfect player has no turn left", "red")
+            return None
+        text = turns[self._gold_turns]
+        self._gold_turns += 1
+        self._show([Message(role="assistant", content=text)])
+        return text
+
+    def _tools(self) -> None:
+        for tool in self._env.tools:
+            self._display.say(f"{tool.name}: {tool.description}")
+        self._display.say(self._env.dialect.instructions() or "there are no tools")
+
+    def _show(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            role = message["role"]
+            if role not in _STYLES:
+                raise EnvContractError(f"an observation has the role {role!r}")
+            name = f" {message['name']}" if "name" in message else ""
+            self._display.say(f"[{role}{name}]", f"bold {_STYLES[role]}")
+            self._display.say(message["content"], _STYLES[role])
+
+
+def _prepare_input() -> None:
+    """Accept any bytes as text and, at a terminal, let lines be edited where Python has readline."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    if sys.stdin.isatty() and importlib.util.find_spec("readline") is not None:
+        importlib.import_module("readline")  # from then on input() uses it
+
+
+def _ask() -> str:
+    """Read a line, and react to a Ctrl-C between the display of the prompt and the beginning of the wait for keys.
+
+    Python handles a signal only when it interrupts a wait, so a timer interrupts the wait regularly.
+
+    Raises:
+        EOFError: nothing more comes.
+    """
+    if not sys.stdin.isatty():
+        return input()
+    before = signal.signal(signal.SIGALRM, _go_on)
+    signal.setitimer(signal.ITIMER_REAL, _LISTEN_S, _LISTEN_S)
+    try:
+        return input("> ")
+    finally:
+        # The timer first: without a handler, its signal would end the process.
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _go_on(*_: object) -> None:
+    """Handle a signal, so that it interrupts what waits."""

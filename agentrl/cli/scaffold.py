@@ -1,0 +1,125 @@
+"""``agentrl new``: write a package with a working environment as a starting point."""
+
+import importlib.util
+import keyword
+import os
+import re
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from agentrl.errors import UsageError
+
+_FILES = {
+    "pyproject.toml.in": "pyproject.toml",
+    "README.md.in": "README.md",
+    "gitignore.in": ".gitignore",
+    "train.toml.in": "train.toml",
+    "init.py.in": "$name/__init__.py",
+    "env.py.in": "$name/env.py",
+    "test.py.in": "tests/test_$name.py",
+}
+"""Maps each template to its place in the new folder."""
+_MAX_NAME = 50
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_TAKEN = ("agentrl", "test", "tests")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A package that was written."""
+
+    folder: Path
+    """Its folder."""
+    env_id: str
+    """The id of its environment."""
+
+    @property
+    def next_steps(self) -> str:
+        """The commands to type next."""
+        return "\n".join(
+            [
+                f"{self.env_id} is in {shlex.quote(str(self.folder))}; go on with:",
+                f"  cd {shlex.quote(str(self.folder))}",
+                "  pip install -e .",
+                f"  agentrl play {self.env_id}",
+                f"  agentrl check-env {self.env_id}",
+                "  agentrl train train.toml --name first",
+            ]
+        )
+
+
+def create(name: str, *, folder: Path | None = None, namespace: str = "me") -> Package:
+    """Write a package whose environment can be played, checked and trained on as it is.
+
+    Args:
+        name: the package's name: lower-case letters, digits and underscores.
+        folder: a new or an empty folder to write to; ``name`` by default.
+        namespace: the beginning of the environment's id.
+
+    Raises:
+        UsageError: a name is not allowed, or the folder can't be written; nothing was written then.
+    """
+    kind = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    _check_name(name, kind)
+    if len(namespace) > _MAX_NAME or not _NAMESPACE.fullmatch(namespace) or namespace == "agentrl":
+        raise UsageError(
+            f"the namespace {namespace[:_MAX_NAME]!r} won't do: use letters, digits, - and _, and not agentrl's own"
+        )
+    folder = Path(name) if folder is None else folder
+    words = {"name": name, "kind": kind, "id": f"{namespace}/{kind}-v0", "project": name.replace("_", "-")}
+    templates = resources.files("agentrl") / "templates" / "new"
+    texts = {
+        Template(place).substitute(words): Template((templates / source).read_text(encoding="utf-8")).substitute(words)
+        for source, place in _FILES.items()
+    }
+    _write(folder, texts)
+    return Package(folder=folder, env_id=words["id"])
+
+
+def _check_name(name: str, kind: str) -> None:
+    if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name[:_MAX_NAME]!r} can't be a package's name: use up to {_MAX_NAME} lower-case letters, digits and "
+            "underscores, beginning with a letter, such as my_env"
+        )
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name) or keyword.iskeyword(kind):
+        raise UsageError(f"{name!r} is a word of the Python language: choose another name")
+    if name in _TAKEN or name in sys.stdlib_module_names or _installed(name):
+        raise UsageError(f"there is a module called {name!r} already, which would be hidden: choose another name")
+
+
+def _installed(name: str) -> bool:
+    # A folder without __init__.py is found too, but has no origin: it may be the empty one to write to.
+    found = importlib.util.find_spec(name)
+    return found is not None and found.origin is not None
+
+
+def _write(folder: Path, texts: dict[str, str]) -> None:
+    """Write all files to a draft beside ``folder`` and rename it, so that no half-written package is left."""
+    shown = repr(str(folder))
+    if not str(folder).isprintable():
+        raise UsageError(f"the folder {shown} holds a character that can't be printed: choose another")
+    try:
+        if folder.is_symlink() or folder.exists():
+            if not folder.is_dir() or folder.is_symlink() or any(folder.iterdir()):
+                raise UsageError(f"{shown} exists already and is no empty folder: choose another --dir")
+            # A folder given as "." has no name to build the draft's from.
+            folder = folder.resolve()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+        try:
+            for place, text in texts.items():
+                path = draft / place
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            draft.replace(folder)  # takes the place of an empty folder too
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise UsageError(f"the folder {shown} can't be written: {error.strerror}") from error

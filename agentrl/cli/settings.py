@@ -1,0 +1,60 @@
+"""``agentrl config``: every setting with its meaning, as a valid TOML file."""
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping
+
+from agentrl.config import Config, load_config, presets
+from agentrl.errors import UnknownNameError
+
+_KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
+_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+
+
+def explained(what: str | None = None) -> str:
+    """Write the settings as TOML, each under comments with its meaning, type and default.
+
+    Args:
+        what: a section to write alone, or a preset to take the values from; by default all settings with their
+            defaults.
+
+    Raises:
+        UnknownNameError: there is no such section or preset.
+    """
+    sections, known = list(Config.model_fields), presets()
+    if what is not None and what not in [*sections, *known]:
+        raise UnknownNameError("section or preset", what, [*sections, *known])
+    values, defaults = (one.model_dump() for one in (load_config(preset=what if what in known else None), Config()))
+    about = Config.model_json_schema()["$defs"]
+    text = "# For agentrl train FILE.toml; --set section.key=value changes one of them.\n"
+    for section in [what] if what in sections else sections:
+        schema = about[type(getattr(Config(), section)).__name__]
+        text += f"\n{_comment(schema['description'])}[{section}]\n"
+        for key, setting in schema["properties"].items():
+            default = _value(defaults[section][key])
+            # A description ends with the modules that read the setting, which users need not know.
+            meaning = re.sub(r" \([\w, ]+\)\.$", ".", setting["description"])
+            text += f"\n{_comment(meaning)}{_comment(f'{_kind(setting)}; default {default}')}"
+            text += f"{key} = {_value(values[section][key])}\n"
+    return text
+
+
+def _value(value: object) -> str:
+    # Not by tomli-w, which spreads lists over lines and makes a table a section. Other values are the same as in JSON.
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_value(item)}" for name, item in value.items()) + "}"
+    return json.dumps(value)
+
+
+def _comment(text: str) -> str:
+    return textwrap.fill(text.replace("``", ""), 120, initial_indent="# ", subsequent_indent="# ") + "\n"
+
+
+def _kind(setting: Mapping[str, object]) -> str:
+    if isinstance(choices := setting.get("enum"), list):
+        return " or ".join(map(json.dumps, choices))
+    if isinstance(several := setting.get("anyOf"), list):
+        return " or ".join(map(_kind, several))
+    kind = _KINDS.get(str(setting["type"])) or ("a list" if setting["type"] == "array" else "a table")
+    return ", ".join([kind, *(f"{words} {setting[name]}" for name, words in _BOUNDS.items() if name in setting)])

@@ -1,0 +1,181 @@
+"""Reading settings: presets, TOML files and ``--set section.key=value``, and one sentence for a mistake."""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from agentrl.config.settings import Config, EnvSettings, MixedEnv
+from agentrl.errors import ConfigError, UnknownNameError, UsageError, nearest
+
+_RANKS = "set run.ranks, the processes, each with a device, over which the weights in training are sharded"
+_INSTEAD = {
+    "quantization quantize qlora bit bits": "there is no quantization: a frozen model, beside [lora], is float32 too",
+    "lora peft adapter": "set lora.rank, and lora.alpha or lora.targets if need be",
+    "vllm sglang tgi backend server": "set engine.name to 'transformers' or 'vllm'; only agentrl eval takes servers",
+    "top min penalty": "an episode is sampled from the policy's whole distribution: another one biases every ratio",
+    "gpu gpus cuda devices node nodes ray world ddp fsdp deepspeed zero accelerate megatron parallel": _RANKS,
+    "wandb tensorboard trackio mlflow logger logging": "set log.to, for example log.to=['tensorboard']",
+    "kl ref reference": "the KL to the weights that reinforcement learning began with weighs algo.kl_coef",
+    "entropy": "the bonus for entropy weighs algo.entropy_coef",
+    "dynamic filter overlong": "set rollout.refills, rollout.overlong_buffer or algo.mask_truncated",
+    "critic gae vf lam lambda": "there is no critic: algo.advantage compares the episodes of a group",
+    "generations samples n": "set rollout.group_size, the episodes per task",
+    "batch micro accumulation": "set rollout.tasks and group_size, optim.minibatches, and optim.max_tokens for memory",
+    "response completion new length": "set rollout.turn_tokens for a turn and rollout.episode_tokens for the whole",
+    "rate": "set optim.lr",
+    "dataset datasets data": "the environment has the tasks: set env.id, and env.args.data where it takes one",
+}
+"""Words in a setting's name, and what to tell whoever tries it."""
+_VALUE_KINDS = "Input should be text, a number, true or false, or a list of whole numbers or of texts"
+
+
+def presets() -> dict[str, str]:
+    """The TOML text of every preset, by name."""
+    folder = resources.files("agentrl") / "presets"
+    return {
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".toml")
+    }
+
+
+def load_config(*, preset: str | None = None, path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Read a config.
+
+    Args:
+        preset: a preset to begin with.
+        path: a TOML file, laid over the preset.
+        overrides: ``section.key=value`` each, laid over both; values are TOML, or plain text.
+
+    Raises:
+        UnknownNameError: there is no such preset.
+        ConfigError: a key is unknown, a value is invalid, or the text is not TOML.
+        UsageError: the file can't be read.
+    """
+    data: dict[str, Any] = {}
+    if preset is not None:
+        known = presets()
+        if preset not in known:
+            raise UnknownNameError("preset", preset, known)
+        data = _merged(data, tomllib.loads(known[preset]))
+    if path is not None:
+        # A run's own config.toml will do: it ends with the versions of what ran it, which are no settings.
+        data = _merged(data, {name: value for name, value in read_toml(Path(path)).items() if name != "versions"})
+    for override in overrides:
+        data = _merged(data, _parsed(override))
+    return parse_config(data)
+
+
+def parse_config(data: Mapping[str, Any]) -> Config:
+    """Make a config of plain data.
+
+    Raises:
+        ConfigError: a key is unknown, a value is invalid, the split is among an environment's arguments, or there is
+            one environment beside a mix of several.
+    """
+    try:
+        config = Config.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise ConfigError(_explained(error.errors()[0])) from error
+    if config.env.mix and (config.env.args or config.env.id != EnvSettings().id):
+        raise ConfigError("env.mix names the environments: give each its id and args there, and no env.id or env.args")
+    for name, env in config.env.played.items():
+        if "split" in env.args:
+            place = f"env.mix.{name}" if name else "env"
+            raise ConfigError(
+                f"setting '{place}.args.split' has no effect: training plays 'train', and evaluation the split of "
+                "eval.split"
+            )
+    return config
+
+
+def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
+    """The same config with ``section.key=value`` each laid over it.
+
+    Raises:
+        ConfigError: a key is unknown or a value is invalid.
+    """
+    data: dict[str, Any] = config.model_dump(mode="json")
+    for override in overrides:
+        data = _merged(data, _parsed(override))
+    return parse_config(data)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The data of a TOML file.
+
+    Raises:
+        UsageError: the file can't be read.
+        ConfigError: it is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"the config {str(path)!r} can't be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the config {str(path)!r} is not TOML: {error}") from error
+
+
+def _merged(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in new.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _parsed(override: str) -> dict[str, Any]:
+    key, equals, value = override.partition("=")
+    if not override.isprintable():
+        raise ConfigError(f"{override!r} holds a character that can't be printed")
+    if not equals or "." not in key:
+        raise ConfigError(f"{override!r} sets nothing: write section.key=value, for example optim.steps=20")
+    try:
+        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        # JSON's or Python's way to write a table would else become a text, and that the name of a file.
+        if value.lstrip()[:1] in ("[", "{"):
+            raise ConfigError(f'{override!r} is not TOML: write tables as {{key = "value"}}, text in quotes') from error
+        parsed = value
+    for part in reversed(key.strip().split(".")):
+        parsed = {part: parsed}
+    return parsed
+
+
+def _explained(item: Mapping[str, Any]) -> str:
+    place = [str(part) for part in item["loc"]]
+    at = 3 if place[:2] == ["env", "mix"] else 1
+    if place[at:] and place[at].rpartition("_")[2] in ("args", "options") and len(place) > at + 2:
+        table = ", or a table of these" if place[at] == "args" else ""
+        return f"setting {'.'.join(place[: at + 2])!r} is {item['input']!r}: {_VALUE_KINDS}{table}"
+    if item["type"] == "extra_forbidden":
+        inside: Mapping[str, Any] = item["input"] if isinstance(item["input"], Mapping) else {}
+        instead = _hint([*place, *inside]) or nearest(place[-1], _keys(place[:-1]))
+        return f"unknown setting {'.'.join(place)!r}; {instead}"
+    return f"setting {'.'.join(place)!r} is {item['input']!r}: {item['msg']}"
+
+
+def _keys(place: Sequence[str]) -> list[str]:
+    model: type[pydantic.BaseModel] = Config
+    if place[:2] == ["env", "mix"]:
+        return list(MixedEnv.model_fields)
+    for part in place:
+        annotation = model.model_fields[part].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel)
+        model = annotation
+    return list(model.model_fields)
+
+
+def _hint(names: Iterable[str]) -> str:
+    """What there is in place of a setting; empty where its name reminds of nothing.
+
+    Args:
+        names: its section and key, and the keys in it.
+    """
+    words = {word for name in names for word in re.split(r"[^a-z]+", name.lower())}
+    return next((told for known, told in _INSTEAD.items() if words & set(known.split())), "")

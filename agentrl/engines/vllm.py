@@ -1,0 +1,278 @@
+"""vLLM as the engine: token ids in, ids and log-probs out, computed in processes of its own on a GPU or a CPU.
+
+Weights go to it as a safetensors file, in memory where ``/dev/shm`` has room, and from there into the running model. On
+a GPU they do so too, by way of the host: nothing here has been run on one, and there is no CUDA IPC. vLLM starts from
+the folder of that file as well: one that died comes back with the newest weights.
+"""
+
+import asyncio
+import copy
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.engines.base import Completion, Sampling, check_request
+from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.models.load import ROUNDING
+
+for _name, _value in {
+    # Standard output belongs to the command.
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    # A fork would copy the locks that PyTorch's threads hold.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+# Only now, since it reads these variables while it is imported; and so, since pyright takes the name for this file.
+_vllm: Any = import_module("vllm")
+_sampling: Any = import_module("vllm.sampling_params")
+_engine: Any = import_module("vllm.v1.engine.async_llm")
+_platforms: Any = import_module("vllm.platforms")
+
+_COLDEST = 0.01
+"""vLLM would silently sample at this temperature where a lower one is asked for."""
+_SHARED = "/dev/shm"
+"""Files here are memory."""
+_ALWAYS: dict[str, Any] = {
+    "seed": 0,
+    "skip_tokenizer_init": True,
+    # Of the distribution that was sampled from, temperature included.
+    "logprobs_mode": "processed_logprobs",
+    # Else the model's own file may set a penalty or top-k.
+    "generation_config": "vllm",
+    "enable_prefix_caching": True,
+    "worker_extension_cls": "agentrl.engines.vllm_worker.Extension",
+    "disable_log_stats": True,
+    "use_tqdm_on_load": False,
+}
+_ON_CPU = {
+    # Only whole blocks are cached: in the usual ones of 128 tokens, no prefix of a short prompt ever would be.
+    "block_size": 32,
+    # A prompt that is computed in parts would end vLLM's process: a CPU's generator can't take back what was drawn for
+    # the first part.
+    "enable_chunked_prefill": False,
+    # Compiling takes minutes.
+    "enforce_eager": True,
+}
+"""Fields of ``vllm.AsyncEngineArgs``; those before hold on a GPU too."""
+
+
+class VllmEngine:
+    """Samples with vLLM.
+
+    An engine serves one event loop. Requests that run while weights come go on with the new ones, all their keys and
+    values computed anew; the versions of a completion say from which token on. Where vLLM dies its requests fail, and
+    the next one starts it again with the newest weights; if it dies once more before it gets others, it stays dead.
+
+    Args:
+        model: a causal language model; its configuration and weights are copied.
+        slots: most requests that generate at the same time; further ones wait.
+        max_length: most tokens of prompt and completion together.
+        memory: share of the GPU's memory, or on a CPU of the machine's, for weights, keys and values.
+        options: further fields of ``vllm.AsyncEngineArgs``.
+
+    Raises:
+        ConfigError: vLLM does not start with this model and these options.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096, memory: float = 0.3, **options: Any
+    ) -> None:
+        config: Any = copy.deepcopy(model.config)
+        config.architectures = [type(model).__name__]
+        on_cpu = _platforms.current_platform.is_cpu()
+        if on_cpu:
+            _check_heads(config)
+        self._dtype, self._vocab, self._max_length = model.dtype, int(config.vocab_size), max_length
+        self._shapes = {name: weights.shape for name, weights in model.named_parameters()}
+        # Twice, since new weights are written beside the old ones.
+        room = _shared(2 * model.get_memory_footprint())
+        self._folder = tempfile.TemporaryDirectory(prefix="agentrl-vllm-", dir=room)
+        config.save_pretrained(self._folder.name)
+        self._weights = Path(self._folder.name, "model.safetensors")
+        self._write(model.named_parameters())
+        arguments: dict[str, Any] = {
+            "model": self._folder.name,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "max_num_seqs": slots,
+            "max_model_len": max_length,
+            "gpu_memory_utilization": memory,
+        }
+        # vLLM's own Qwen3 leaves out the bias of attention's output without a word, and our tiny model has one.
+        if config.model_type == "qwen3" and config.attention_bias:
+            arguments["model_impl"] = "transformers"
+        self._arguments = _ALWAYS | arguments | (_ON_CPU if on_cpu else {}) | options
+        self._version = 0
+        self._may_die, self._closed = True, False
+        self._starting = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._numbers = itertools.count()
+        try:
+            self._start()
+        except (ValueError, TypeError, RuntimeError) as error:
+            self._folder.cleanup()
+            raise ConfigError(f"vLLM does not start: {' '.join(str(error).split())}") from error
+
+    @property
+    def exact(self) -> bool:
+        """False: what is computed beside a request may change its log-probs by rounding, and so a token."""
+        return False
+
+    @property
+    def rounding(self) -> float:
+        """Error of a log-prob that the model's dtype explains, in nats."""
+        return ROUNDING[self._dtype]
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        """Sample a continuation of ``prompt_ids``; see :class:`agentrl.engines.base.Engine`.
+
+        Raises:
+            ConfigError: the prompt is empty or not in the vocabulary, prompt and completion may not fit into
+                ``max_length``, the seed is not in [0, 2⁶³), or the temperature lies between 0 and 0.01.
+            InfrastructureError: vLLM failed, or ended the request before it was complete.
+        """
+        check_request(prompt_ids, sampling, seed, vocab=self._vocab, max_length=self._max_length)
+        if 0 < sampling.temperature < _COLDEST:
+            raise ConfigError(f"vLLM can't sample at temperature {sampling.temperature}: use 0, or {_COLDEST} and more")
+        llm = await self._alive()
+        params = _sampling.SamplingParams(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            stop_token_ids=list(sampling.stop_ids),
+            # Else it stops at the end that the model's configuration names, too.
+            ignore_eos=True,
+            seed=seed,
+            # Of the sampled token and no others.
+            logprobs=0,
+            detokenize=False,
+            output_kind=_sampling.RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = {"prompt_token_ids": list(prompt_ids)}
+        try:
+            outputs = [output async for output in llm.generate(prompt, params, str(next(self._numbers)))]
+        except (_engine.EngineDeadError, _engine.EngineGenerateError) as error:
+            raise InfrastructureError(f"vLLM failed: {error.__cause__ or error}") from error
+        return self._completion(outputs[-1].outputs[0], greedy=sampling.temperature == 0)
+
+    def _completion(self, done: Any, *, greedy: bool) -> Completion:
+        if done.finish_reason not in ("stop", "length"):
+            raise InfrastructureError(f"vLLM ended a request before it was complete: {done.finish_reason!r}")
+        # Rounding may give a log-prob slightly above 0, which the trainer would refuse.
+        pairs = zip(done.token_ids, done.logprobs, strict=True)
+        logprobs = tuple(0.0 if greedy else min(0.0, given[token].logprob) for token, given in pairs)
+        # Weights that it has started from have no number of ours.
+        (_, version), *swaps = [
+            (span.start, self._first if span.version == "default" else int(span.version))
+            for span in done.weight_versions
+        ]
+        return Completion(
+            token_ids=tuple(done.token_ids),
+            logprobs=logprobs,
+            finish=done.finish_reason,
+            version=version,
+            swaps=tuple(swaps),
+        )
+
+    async def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Load all weights; requests that are running go on with them.
+
+        Raises:
+            InfrastructureError: a parameter of the model is missing, a tensor is unknown to it or of another shape, or
+                vLLM failed.
+        """
+        # Not while it starts, from that very file.
+        async with self._starting:
+            self._write(named_tensors)
+            self._version, self._may_die = version, True
+        llm = await self._alive()
+        try:
+            # Without a pause a request would meet half of the weights; and what is cached is of the old ones.
+            await llm.pause_generation(mode="keep", clear_cache=True)
+            try:
+                await llm.collective_rpc("agentrl_load", args=(str(self._weights),))
+                await llm.update_weight_version(str(version))
+            finally:
+                await llm.resume_generation()
+        except _engine.EngineDeadError:
+            await self._alive()
+        except Exception as error:  # what a worker raises arrives as a plain Exception
+            raise InfrastructureError(f"vLLM did not take the weights: {error}") from error
+
+    def close(self) -> None:
+        """End vLLM's processes."""
+        if not self._closed:
+            self._closed = True
+            # shutdown() leaves who waits for a request waiting.
+            self._llm.output_processor.propagate_error(_engine.EngineDeadError())
+            self._llm.shutdown()
+            # Collected while Python ends, it would fail and say so.
+            self._llm = None
+            self._folder.cleanup()
+
+    def _start(self) -> None:
+        # Its processes end with this one. By name, since vLLM's module for workers is for them alone.
+        os.environ["AGENTRL_VLLM_OWNER"] = str(os.getpid())
+        arguments = _vllm.AsyncEngineArgs(**self._arguments)
+        self._llm: Any = _engine.AsyncLLM.from_engine_args(arguments)
+        self._first = self._version
+        if self._closed:  # meanwhile
+            self._llm.shutdown()
+
+    async def _alive(self) -> Any:
+        """Give the running vLLM, started again if it has died."""
+        loop = asyncio.get_running_loop()
+        # vLLM's own tasks are in the first loop: in another one a request would wait for ever.
+        if self._loop not in (None, loop):
+            raise ConfigError("a vLLM engine serves the event loop of its first request: make an engine for each loop")
+        self._loop = loop
+        async with self._starting:
+            if self._closed:
+                raise InfrastructureError("the engine is closed")
+            if self._llm.errored:
+                if not self._may_die:
+                    raise InfrastructureError("vLLM has died twice with the same weights")
+                self._may_die = False
+                self._llm.shutdown()
+                try:
+                    await asyncio.to_thread(self._start)
+                except (ValueError, RuntimeError) as error:
+                    raise InfrastructureError(f"vLLM died and does not start again: {error}") from error
+            return self._llm
+
+    def _write(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        tensors = {name: tensor.detach().to("cpu", self._dtype).contiguous() for name, tensor in named_tensors}
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        if wrong := shapes.items() ^ self._shapes.items():
+            name = min(name for name, _ in wrong)
+            raise InfrastructureError(f"of vLLM's weights {name!r} is missing, unknown or of another shape")
+        written = self._weights.with_suffix(".new")
+        save_file(tensors, written)
+        written.replace(self._weights)
+
+
+def _check_heads(config: Any) -> None:
+    """Refuse heads that vLLM has no kernel for on a CPU: its process would end with the first request."""
+    backend: Any = import_module("vllm.v1.attention.backends.cpu_attn").CPUAttentionBackend
+    widths = backend.get_supported_head_sizes()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if width not in widths:
+        raise ConfigError(
+            f"on a CPU vLLM computes heads of {', '.join(map(str, widths))}, not of {width}: choose another model, or "
+            "model.heads of the tiny one"
+        )
+
+
+def _shared(size: int) -> str | None:
+    """Give the folder whose files are memory; None where it has no room for so many bytes."""
+    return _SHARED if os.path.isdir(_SHARED) and shutil.disk_usage(_SHARED).free > size else None

@@ -1,0 +1,1 @@
+"""Evaluation: episodes on held-out tasks, and the table of their results."""

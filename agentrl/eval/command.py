@@ -1,0 +1,174 @@
+"""``agentrl eval``: play every set of tasks, each episode on disk as it ends, and say what was found."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from pathlib import Path
+
+from agentrl.config import Config
+from agentrl.engines.base import Sampling
+from agentrl.errors import UsageError
+from agentrl.eval.results import SetResult, write_results
+from agentrl.eval.sets import make_sets, source_of
+from agentrl.eval.table import plan, play
+from agentrl.eval.target import Agent, EvalRequest, check_dialect, make_agent, resolve, tokenizer_of, unlimited
+from agentrl.rollout.mix import TaskMix
+from agentrl.rollout.plan import TaskSource
+from agentrl.runs.assemble import make_collector, with_dialect
+from agentrl.runs.folder import lock_folder, settings_of, versions_of
+from agentrl.runs.progress import Bar, Display
+from agentrl.runs.records import EPISODES, EpisodeWriter, Record, read_begun
+from agentrl.types import Origin, Trajectory, won
+
+_DECIDES = ("model.template_args", "model.dtype", "rollout.cut_turns", "rollout.episode_tokens")
+"""Settings that an episode depends on beside its origin; numbers of tasks and attempts may differ at a resume."""
+_PACKAGES = ("agentrl", "torch", "transformers", "vllm", "openai")
+
+
+def run(request: EvalRequest, display: Display) -> list[SetResult]:
+    """Evaluate what ``request`` names; episodes that its folder already holds are not played again.
+
+    Raises:
+        UsageError: it is not there, the folder can't be written or is of another evaluation, or the run was trained in
+            another dialect.
+        TrajectoryError: the folder's file holds anything but episodes.
+        FaultRateError: too many tasks were lost to infrastructure faults.
+        KeyboardInterrupt: a person pressed Ctrl-C; the message says what is saved.
+    """
+    base, model = resolve(request, display.say)
+    # All that can be refused without a model comes before one is loaded, which takes long.
+    with ExitStack() as stack:
+        kept, records = _begun(request.out, stack)
+        place = model or tokenizer_of(base)
+        sets = {name: with_dialect(unlimited(config), place) for name, config in make_sets(base, request.envs).items()}
+        sources = {name: source_of(config) for name, config in sets.items()}
+        mix = TaskMix(sources, dict.fromkeys(sources, 1.0), block=1)
+        check_dialect(request, mix.label)
+        agent = make_agent(next(iter(sets.values())), mix, model)
+        stack.enter_context(closing(agent.engine))
+        origins = {name: source.origin(_sampling(sets[name])) for name, source in sources.items()}
+        config = next(iter(sets.values()))
+        values = settings_of(config)
+        # The folder's episodes count towards this evaluation only if the same weights and settings would play them.
+        played_with = {name: values[name] for name in _DECIDES} | {"seed": request.seed, "weights": agent.weights}
+        for record in records:
+            _check_same(request, record, origins, played_with)
+        add: Callable[[Trajectory], None] = lambda _: None
+        if request.out is not None:
+            writer = EpisodeWriter(request.out / EPISODES, agent.pieces, kept, origins, played_with)
+            add = stack.enter_context(closing(writer)).add
+        game = _Game(request.seed, sets, sources, agent, [record.trajectory for record in records], display, add)
+        try:
+            results = asyncio.run(game.play())
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_left(request.out)) from None
+        if request.out is not None:
+            about: dict[str, object] = {"target": request.path or agent.weights, "weights": agent.weights}
+            about |= {"engine": config.engine.name, "seed": request.seed, "settings": played_with}
+            write_results(request.out, results, about | {"versions": versions_of(_PACKAGES)})
+        return results
+
+
+class _Game:
+    """Plays the sets one after the other."""
+
+    def __init__(
+        self,
+        seed: int,
+        sets: Mapping[str, Config],
+        sources: Mapping[str, TaskSource],
+        agent: Agent,
+        done: Sequence[Trajectory],
+        display: Display,
+        add: Callable[[Trajectory], None],
+    ) -> None:
+        self._sets, self._sources, self._agent, self._add = sets, sources, agent, add
+        self._display, self._done = display, done
+        self._specs = {name: plan(source, sets[name].eval, seed) for name, source in sources.items()}
+        for name, specs in self._specs.items():
+            settings = sets[name].eval
+            if len(specs) < settings.tasks:
+                split = f"{settings.split!r}{name and f' of {name}'}"
+                display.say(f"the split {split} has {len(specs)} tasks, not {settings.tasks}")
+
+    async def play(self) -> list[SetResult]:
+        """Play all sets, with a bar for each from the beginning."""
+        with ExitStack() as stack:
+            bars = {
+                name: stack.enter_context(
+                    self._display.phase(name or "evaluating", sum(len(group) for group in self._specs[name]))
+                )
+                for name in self._sets
+            }
+            return [await self._play_set(name, bar) for name, bar in bars.items()]
+
+    async def _play_set(self, name: str, bar: Bar) -> SetResult:
+        config, source, specs = self._sets[name], self._sources[name], self._specs[name]
+        wanted = {(spec.task_id, spec.seed) for group in specs for spec in group}
+        done = [one for one in self._done if one.env == name and (one.task_id, one.seed) in wanted]
+        wins = [won(one, source.best_return) for one in done]
+        tokens = 0
+        for _ in done:
+            bar.advance()
+
+        def ended(episode: Trajectory) -> None:
+            nonlocal tokens
+            self._add(episode)
+            wins.append(won(episode, source.best_return))
+            tokens += episode.written
+            bar.advance(f"success {sum(wins) / len(wins):.1%} so far")
+
+        began, sampling = time.perf_counter(), _sampling(config)
+        with closing(make_collector(config, self._agent.renderer, split=config.eval.split)) as collector:
+            played = await play(collector, self._agent.engine, specs, sampling, done=done, on_episode=ended)
+        return SetResult(
+            name=name,
+            config=config,
+            origin=source.origin(sampling),
+            played=played,
+            seconds=time.perf_counter() - began,
+            new=len(wins) - len(done),
+            new_tokens=tokens,
+        )
+
+
+def _sampling(config: Config) -> Sampling:
+    return Sampling(temperature=config.eval.temperature, max_tokens=config.rollout.turn_tokens)
+
+
+def _begun(out: Path | None, stack: ExitStack) -> tuple[bytes, list[Record]]:
+    """Lock the folder, and read what an evaluation that was stopped has left in it."""
+    if out is None:
+        return b"", []
+    if ".jsonl" in out.name or out.is_file():
+        raise UsageError(f"--out {str(out)!r} names a file: name a folder, new or of an evaluation that was stopped")
+    stack.enter_context(lock_folder(out, "evaluation's folder", "--out"))
+    if not os.access(out, os.W_OK):
+        raise UsageError(f"--out {str(out)!r} can't be written: name a folder that is yours to write")
+    return read_begun(out / EPISODES)
+
+
+def _left(out: Path | None) -> str:
+    if out is None:
+        return "stopped, and no episode is kept: with --out FOLDER they are, and the same command goes on"
+    saved = len(read_begun(out / EPISODES)[1])
+    return f"stopped, {saved} episodes are saved in {out}; go on with the same command"
+
+
+def _check_same(
+    request: EvalRequest, record: Record, origins: Mapping[str, Origin], played_with: Mapping[str, object]
+) -> None:
+    env = record.trajectory.env
+    if env not in origins and "" not in origins:
+        return  # of a set that is not asked for this time
+    found = {"set": env, **asdict(record.origin), **record.evaluation}
+    wanted = {**asdict(origins[env]), **played_with} if env in origins else {"set": ""}
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise UsageError(
+                f"--out {str(request.out)!r} holds episodes of another evaluation, with {name} {found.get(name)!r} and "
+                f"not {value!r}: name another folder"
+            )

@@ -1,0 +1,102 @@
+"""Episodes to look at again: where they lie, and the environments that can play or grade them.
+
+An episodes file may come from anyone, and it names an environment and its arguments. Making an environment runs the
+module that its id names, and may read the files that its arguments name: see ``remake``.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from agentrl.config import Config
+from agentrl.errors import UsageError
+from agentrl.runs.folder import read_config
+from agentrl.runs.records import Record, read_episodes
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.registry import make
+from agentrl.types import Origin
+
+_SUFFIXES = (".jsonl", ".jsonl.zst")
+_NO_EPISODES = ("metrics.jsonl", "evals.jsonl")
+_HARMLESS = ("dialect",)
+"""Arguments of every environment that are texts and name neither file nor data set."""
+
+
+def load(path: Path) -> list[Record]:
+    """Read the episodes at ``path``: a file, a folder of files, or a run's folder, whose last episodes are taken.
+
+    Raises:
+        UsageError: there are none.
+        TrajectoryError: a file holds something else.
+    """
+    records = [record for file in _files(path) for record in read_episodes(file)]
+    if not records:
+        raise UsageError(f"there are no episodes in {str(path)!r}: name a file, a folder of such, or a run's folder")
+    return records
+
+
+def config_of(path: Path) -> Config | None:
+    """Read the config of the run whose folder ``path`` is or lies in; None where it belongs to none."""
+    whole = path.resolve()
+    found = next((one for one in (whole, *whole.parents[:2]) if (one / "config.toml").is_file()), None)
+    return None if found is None else read_config(found)
+
+
+def named(records: Sequence[Record], tasks: Sequence[str]) -> list[Record]:
+    """Select the episodes of some tasks, or all where no task is named.
+
+    Raises:
+        UsageError: there is no episode of a task.
+    """
+    there = {record.trajectory.task_id for record in records}
+    for task in tasks:
+        if task not in there:
+            raise UsageError(f"there is no episode of the task {task!r}, but of {len(there)} others, as {min(there)!r}")
+    return [record for record in records if not tasks or record.trajectory.task_id in tasks]
+
+
+def remake(origin: Origin, *, trusted: bool) -> ToolEnv:
+    """Make the environment that an episode names.
+
+    Args:
+        origin: of the episode.
+        trusted: also where its id names a module, which would be imported, or its arguments hold a text, which may be
+            the name of a file or of a data set. Numbers and the dialect are taken from anyone.
+
+    Raises:
+        UsageError: there is no such environment, or it is not to be made without a person's consent.
+    """
+    texts = [name for name, value in origin.env_args.items() if name not in _HARMLESS and _holds_text(value)]
+    if not trusted and (":" in origin.env_id or texts):
+        why = f"its argument {texts[0]!r} may name a file or a data set" if texts else "its id names a module to import"
+        raise UsageError(f"the episodes ask for {told(origin)}, and {why}: if you would make it, add --trust")
+    return make(origin.env_id, **{**origin.env_args, "split": origin.split})
+
+
+def told(origin: Origin) -> str:
+    """Say which environment an episode names, as the call that would make it."""
+    given = "".join(f", {name}={value!r}" for name, value in {**origin.env_args, "split": origin.split}.items())
+    return f"{origin.env_id}{given}"
+
+
+def _files(path: Path) -> Sequence[Path]:
+    if not path.is_dir():
+        if not path.is_file():
+            raise UsageError(f"there is no file {str(path)!r}")
+        return [path]
+    if (path / "episodes").is_dir():
+        return list(_episodes_in(path / "episodes"))[-1:]
+    return list(_episodes_in(path))
+
+
+def _episodes_in(folder: Path) -> Iterator[Path]:
+    files = (file for file in sorted(folder.iterdir()) if file.is_file() and not file.name.startswith("."))
+    return (file for file in files if file.name.endswith(_SUFFIXES) and file.name not in _NO_EPISODES)
+
+
+def _holds_text(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(_holds_text(one) for pair in cast(Mapping[object, object], value).items() for one in pair)
+    if isinstance(value, list | tuple):
+        return any(map(_holds_text, cast(Sequence[object], value)))
+    return isinstance(value, str)

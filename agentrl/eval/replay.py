@@ -1,0 +1,280 @@
+"""``agentrl replay``: play recorded actions again, and say at which turn anything is another way than it was."""
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal
+
+from agentrl.errors import EnvContractError, InfrastructureError, UnknownNameError, UsageError
+from agentrl.eval.episodes import remake, told
+from agentrl.eval.pages import Section
+from agentrl.runs.records import Record
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.tools.function import Tool, ToolContext, ToolError
+from agentrl.types import CutTurn, CutTurns, Message, Stop, ToolRun, Trajectory
+
+Tools = Literal["live", "recorded"]
+"""Whether tools run again, or answer what they answered then."""
+_Recorded = tuple[Message, ToolRun]
+_ENDS = {(True, False): "terminated", (False, True): "truncated", (False, False): "went on"}
+_ROUNDING = 1e-9
+_AROUND = 60
+"""Characters shown on each side of a change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Something that is another way than it was recorded."""
+
+    turn: int
+    """The assistant's turn that it follows, from 1; 0 for the beginning."""
+    what: str
+    """``task`` is not there, ``prompt``, ``tool``: its answer, ``observation``: other messages, ``reward``, ``end``,
+    ``error``: the environment's own code raised, ``fault``: its sandbox failed."""
+    recorded: str
+    """As it was, as text."""
+    now: str
+    """As it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """How an episode was graded."""
+
+    ret: float
+    """Its return."""
+    won: bool
+    """Whether it succeeded."""
+    parts: Mapping[str, float]
+    """The parts of the final reward; none where it was not graded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """An episode that was played again."""
+
+    task_id: str
+    """Its task."""
+    seed: int
+    """Its seed."""
+    change: Change | None
+    """The first change; None where all is equal."""
+    recorded: Grade
+    """As recorded."""
+    now: Grade | None
+    """As graded now; None where it was not played to its end."""
+
+    @property
+    def regraded(self) -> bool:
+        """True where the grade is another one now."""
+        now, before = self.now, self.recorded
+        return now is not None and (
+            now.won != before.won or not _near(now.ret, before.ret) or now.parts != before.parts
+        )
+
+
+class RecordedTool:
+    """Answers calls of a tool with what it answered when the episode was recorded.
+
+    Args:
+        tool: gives name, description and parameters; it never runs.
+        results: of the turn being played, shared by all tools; an answer is taken out of it.
+    """
+
+    def __init__(self, tool: Tool, results: deque[_Recorded]) -> None:
+        self.name, self.description, self.parameters = tool.name, tool.description, tool.parameters
+        self._results = results
+
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext) -> str:
+        """Give the answer to the recorded call with this name and these arguments; ``ctx`` is not used.
+
+        Raises:
+            ToolError: the tool answered with an error, or there is no such call in this turn.
+        """
+        for found in self._results:
+            message, run = found
+            if run.name == self.name and run.arguments == arguments:
+                self._results.remove(found)
+                if not run.ok:
+                    raise ToolError(message["content"])
+                return message["content"]
+        raise ToolError("this call was not recorded")
+
+    def open(self, seed: int) -> None:
+        """Begin an episode."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+def replay(
+    records: Sequence[Record],
+    *,
+    tools: Tools,
+    trusted: bool,
+    regrade: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[Replayed]:
+    """Play the recorded actions of episodes again, each in an episode of its own of the environment that it names.
+
+    Args:
+        records: the episodes.
+        tools: with ``recorded``, neither tools nor their sandbox run.
+        trusted: see ``agentrl.eval.episodes.remake``.
+        regrade: play on after a change, so that every episode is graded.
+        say: told of each environment before it is made.
+
+    Raises:
+        UsageError: an environment is not there or not to be made, or an episode's messages are not those of its turns.
+    """
+    made: dict[str, tuple[ToolEnv, deque[_Recorded]]] = {}
+    with ExitStack() as stack:
+        for record in records:
+            key = told(record.origin)
+            if key not in made:
+                say(f"environment: {key}")
+                env = stack.enter_context(closing(remake(record.origin, trusted=trusted)))
+                results = deque[_Recorded]()
+                if tools == "recorded":
+                    env.tools = [RecordedTool(tool, results) for tool in env.tools]
+                made[key] = env, results
+            yield _replayed(record, *made[key], on=regrade)
+
+
+def _replayed(record: Record, env: ToolEnv, results: deque[_Recorded], *, on: bool) -> Replayed:
+    trajectory = record.trajectory
+    _check(record)
+    change, rewards, over = None, list[float](), False
+    try:
+        for found, reward in _played(record, env, results):
+            rewards.append(reward)
+            change = change or found
+            if change and not on:
+                break
+        else:
+            over = True
+    except UnknownNameError as error:
+        change = change or Change(turn=0, what="task", recorded=trajectory.task_id, now=str(error))
+    except (EnvContractError, InfrastructureError) as error:
+        what = "fault" if isinstance(error, InfrastructureError) else "error"
+        change = change or Change(turn=len(rewards), what=what, recorded="", now=str(error))
+    now = None
+    if over:
+        ret = math.fsum(rewards)
+        now = Grade(ret=ret, won=ret >= env.best_return - _ROUNDING, parts=env.episode.parts or {})
+    return Replayed(
+        task_id=trajectory.task_id,
+        seed=trajectory.seed,
+        change=change,
+        recorded=Grade(ret=trajectory.ret, won=record.won, parts=trajectory.parts),
+        now=now,
+    )
+
+
+def _played(record: Record, env: ToolEnv, results: deque[_Recorded]) -> Iterator[tuple[Change | None, float]]:
+    """Yield what the beginning and each turn changed, with the reward it brought."""
+    trajectory = record.trajectory
+    observation, _ = env.reset(seed=trajectory.seed % 2**32, options={"task": trajectory.task_id})
+    opening = trajectory.messages[: len(trajectory.messages) - sum(1 + len(said) for _, said in trajectory.turns)]
+    yield _message_change(0, opening, observation), 0.0
+    runs = iter(trajectory.tool_runs)
+    for number, (text, said) in enumerate(trajectory.turns, start=1):
+        results.clear()
+        results.extend(zip((message for message in said if message["role"] == "tool"), runs, strict=False))
+        cut = trajectory.sampled[number - 1].cut
+        action = CutTurn(text, _treated(record, said)) if cut else text
+        messages, reward, *end, _ = env.step(action)
+        change = _message_change(number, said, messages)
+        before = trajectory.rewards[number - 1]
+        if change is None and not _near(reward, before):
+            change = Change(turn=number, what="reward", recorded=f"{before:g}", now=f"{reward:g}")
+        ended = _end(trajectory, last=number == len(trajectory.turns), cut=cut and not said)
+        if change is None and tuple(end) != ended:
+            change = Change(turn=number, what="end", recorded=_ENDS[ended], now=_ENDS[end[0], end[1]])
+        yield change, reward
+        if any(end):
+            return
+
+
+def _check(record: Record) -> None:
+    trajectory = record.trajectory
+    spoken, answers = len(trajectory.turns), sum(message["role"] == "tool" for message in trajectory.messages)
+    if (spoken, answers) != (len(trajectory.sampled), len(trajectory.tool_runs)):
+        raise UsageError(
+            f"the episode of task {trajectory.task_id!r} has {len(trajectory.sampled)} turns and "
+            f"{len(trajectory.tool_runs)} tool calls, but messages of {spoken} and {answers}: it can't be played again"
+        )
+
+
+def _treated(record: Record, said: Sequence[Message]) -> CutTurns:
+    """How the environment treated a turn that was cut off, by what followed it."""
+    if not said:
+        return "answer" if record.trajectory.stop is Stop.TERMINATED else "end"
+    # Its calls ran, as under either; only the grader may see which of them it was.
+    return "answer" if record.evaluation.get("rollout.cut_turns") == "answer" else "continue"
+
+
+def _end(trajectory: Trajectory, *, last: bool, cut: bool) -> tuple[bool, bool]:
+    """Give the flags ``terminated`` and ``truncated`` that a turn's step returned."""
+    if not last or trajectory.stop is Stop.TERMINATED:
+        return last, False
+    # Tokens also run out between turns, where the environment knows nothing of it.
+    return False, cut or trajectory.stop is not Stop.TOKEN_LIMIT
+
+
+def _message_change(turn: int, recorded: Sequence[Message], now: Sequence[Message]) -> Change | None:
+    for before, after in zip_longest(recorded, now):
+        if before == after:
+            continue
+        tool = before is not None and after is not None and before["role"] == after["role"] == "tool"
+        what = "prompt" if turn == 0 else "tool" if tool else "observation"
+        texts = [_told(message) for message in (before, after)]
+        at = next((at for at, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]), min(map(len, texts)))
+        start = max(0, at - _AROUND)
+        cut = [("…" if start else "") + text[start : at + _AROUND] for text in texts]
+        return Change(turn=turn, what=what, recorded=cut[0], now=cut[1])
+    return None
+
+
+def _told(message: Message | None) -> str:
+    if message is None:
+        return "no message"
+    names = (message["role"], message.get("name", ""), message.get("tool_call_id", ""))
+    return f"{' '.join(filter(None, names))}: {message['content']}"
+
+
+def _near(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+
+
+def sections(found: Sequence[Replayed], *, regrade: bool) -> Iterator[Section]:
+    """Give what changed, for people."""
+    changed = [(one, one.change) for one in found if one.change]
+    counts = Counter(change.what for _, change in changed)
+    told = ", ".join(f"{count} at first in {what}" for what, count in counts.most_common())
+    if regrade:
+        graded = [(one, one.now) for one in found if one.now and one.regraded]
+        yield Section(
+            title=f"{len(graded)} of {len(found)} episodes are graded in another way",
+            head=["task", "seed", "return", "now", "won", "now", "parts", "now"] if graded else (),
+            rows=[_graded(one, now) for one, now in graded],
+        )
+        # Its reward is what a new grader is expected to change.
+        changed = [(one, change) for one, change in changed if change.what != "reward"]
+    yield Section(
+        title=f"{len(changed)} of {len(found)} episodes went another way",
+        text=[told] if changed and not regrade else (),
+        head=["task", "seed", "turn", "what", "recorded", "now"] if changed else (),
+        rows=[
+            (one.task_id, one.seed, change.turn, change.what, repr(change.recorded), repr(change.now))
+            for one, change in changed
+        ],
+    )
+
+
+def _graded(one: Replayed, now: Grade) -> tuple[object, ...]:
+    pairs = [(f"{grade.ret:g}", grade.won, dict(grade.parts)) for grade in (one.recorded, now)]
+    return one.task_id, one.seed, *(cell for both in zip(*pairs, strict=True) for cell in both)

@@ -1,0 +1,60 @@
+"""The sets of tasks of one evaluation: ``--env 'aime24=agentrl/Math-v0?data.test=aime24.jsonl&attempts=32'``."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from agentrl.config import Config, parse_config, with_overrides
+from agentrl.errors import UsageError
+from agentrl.rollout.plan import TaskSource
+
+_SETTINGS = ("split", "tasks", "attempts", "temperature")
+"""What a set may say in its own way of ``[eval]``; all else are arguments of its environment."""
+
+
+def make_sets(config: Config, texts: Sequence[str]) -> dict[str, Config]:
+    """Give the settings of each set by its name, which is empty for the environment of a run that has one.
+
+    Args:
+        config: settings of the evaluation.
+        texts: ``[NAME=]ID[?key=value&key=value…]`` each; values are TOML, or plain text. Without any, the sets are the
+            environments of ``config``.
+
+    Raises:
+        UsageError: a text can't be read, or two sets have one name.
+    """
+    if not texts:
+        return {name: _only(config, name, env.id, env.args) for name, env in config.env.played.items()}
+    # What the model was taught holds for all sets that don't say otherwise.
+    dialects = {str(env.args["dialect"]) for env in config.env.played.values() if "dialect" in env.args}
+    taught = {"dialect": dialects.pop()} if len(dialects) == 1 else {}
+    sets: dict[str, Config] = {}
+    for text in texts:
+        head, _, options = text.partition("?")
+        given, _, env_id = head.rpartition("=")
+        name = given or re.sub(r"[^A-Za-z0-9_-]", "-", env_id.rpartition("/")[2])
+        if not env_id or name in sets:
+            raise UsageError(
+                f"--env {text!r} names no set, or one for the second time: write NAME=ID?key=value&key=value"
+            )
+        overrides = [
+            f"eval.{option}" if option.partition("=")[0] in _SETTINGS else f"env.mix.{name}.args.{option}"
+            for option in filter(None, options.split("&"))
+        ]
+        sets[name] = with_overrides(_only(config, name, env_id, taught), overrides)
+    return sets
+
+
+def source_of(config: Config) -> TaskSource:
+    """Make the tasks of a set.
+
+    Raises:
+        UnknownNameError: there is no such environment or split.
+        ConfigError: the environment does not take one of its arguments.
+    """
+    ((name, env),) = config.env.played.items()
+    return TaskSource(env.id, env.args, config.eval.split, name)
+
+
+def _only(config: Config, name: str, env_id: str, args: Mapping[str, object]) -> Config:
+    env = {"id": env_id, "args": dict(args)}
+    return parse_config({**config.model_dump(mode="json"), "env": {"mix": {name: env}} if name else env})

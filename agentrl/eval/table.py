@@ -1,0 +1,227 @@
+"""Evaluation: play episodes on held-out tasks, and summarise them with confidence intervals.
+
+An episode *succeeds* if its return reaches the maximum that the environment's reward weights allow.
+"""
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from agentrl.config import EvalSettings
+from agentrl.engines.base import Engine, Sampling
+from agentrl.engines.rng import derive_seed
+from agentrl.eval.intervals import interval
+from agentrl.rollout.collector import Collector, always
+from agentrl.rollout.plan import EpisodeSpec, TaskSource
+from agentrl.types import Group, Trajectory, flatten, won
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Statistics of an agent's episodes on held-out tasks."""
+
+    tasks: int
+    """Number of tasks."""
+    attempts: int
+    """Episodes per task."""
+    success: float
+    """Share of episodes that succeeded, averaged over tasks."""
+    low: float
+    """Lower end of the 95% confidence interval of ``success``."""
+    high: float
+    """Upper end of that interval."""
+    pass_at: dict[int, float]
+    """Unbiased estimate of pass@k, the chance that at least one of k attempts succeeds, by k."""
+    reward_mean: float
+    """Mean return."""
+    turns_mean: float
+    """Mean number of the assistant's turns."""
+    tool_calls_mean: float
+    """Mean number of tool calls per episode."""
+    tool_errors_mean: float
+    """Mean number of failed tool calls per episode."""
+    truncated: int
+    """Episodes cut off by a limit of turns or tokens."""
+    cut_turns: int
+    """Turns cut off by a limit of tokens."""
+    lost: int
+    """Tasks left out because of infrastructure faults."""
+    tokens_mean: float = 0.0
+    """Mean number of tokens that the agent wrote."""
+    pass_interval: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
+    """The 95% confidence interval of each of ``pass_at``."""
+    majority: float | None = None
+    """maj@n, the share of tasks whose most frequent answer is right; None where answers can't be compared."""
+    majority_interval: tuple[float, float] | None = None
+    """The 95% confidence interval of ``majority``."""
+
+    def __str__(self) -> str:
+        passes = "".join(f", pass@{k} {value:.1%}" for k, value in self.pass_at.items() if k > 1)
+        passes += "" if self.majority is None or self.attempts < 2 else f", maj@{self.attempts} {self.majority:.1%}"
+        return (
+            f"success {self.success:.1%} (95% CI {self.low:.1%} to {self.high:.1%}) on {self.tasks} tasks{passes}, "
+            f"{self.turns_mean:.2f} turns, {self.tool_calls_mean:.2f} tool calls, {self.tool_errors_mean:.2f} tool "
+            f"errors, {self.truncated} truncated, {self.cut_turns} cut turns"
+        )
+
+    def row(self) -> dict[str, Any]:
+        """Give plain data, for one line of JSON."""
+        # As JSON gives it back: keys are texts, and there are no tuples.
+        return json.loads(json.dumps(asdict(self)))
+
+
+def plan(source: TaskSource, settings: EvalSettings, seed: int) -> list[list[EpisodeSpec]]:
+    """Plan ``settings.attempts`` episodes of each of the first ``settings.tasks`` tasks, or of all if there are fewer.
+
+    Args:
+        source: the tasks of the split.
+        settings: numbers of tasks and attempts.
+        seed: of sampling; the same seed plays the same episodes.
+    """
+    size = source.tasks.size
+    tasks = source.pick(settings.tasks if size is None else min(size, settings.tasks))
+    # Seeds by task and attempt, so that raising either number later leaves the other episodes as they were.
+    return [
+        [
+            EpisodeSpec(
+                task_id=task.id, seed=derive_seed(seed, "eval", task.id, attempt), env=source.name, attempt=attempt
+            )
+            for attempt in range(settings.attempts)
+        ]
+        for task in tasks
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What was played of a plan."""
+
+    groups: list[Group]
+    """The tasks with all of their attempts."""
+    lost: int
+    """Tasks left out because of infrastructure faults."""
+    faults: int
+    """Attempts at an episode that such a fault ended."""
+
+
+async def evaluate(
+    collector: Collector,
+    engine: Engine,
+    specs: Sequence[Sequence[EpisodeSpec]],
+    sampling: Sampling,
+    *,
+    best_return: float,
+    done: Iterable[Trajectory] = (),
+    on_episode: Callable[[Trajectory], None] = lambda _: None,
+) -> Evaluation:
+    """Play the planned episodes, as :func:`play` does, and summarise them; ``best_return`` is the environment's."""
+    played = await play(collector, engine, specs, sampling, done=done, on_episode=on_episode)
+    return summarise(played.groups, best_return=best_return, lost=played.lost)
+
+
+async def play(
+    collector: Collector,
+    engine: Engine,
+    specs: Sequence[Sequence[EpisodeSpec]],
+    sampling: Sampling,
+    *,
+    done: Iterable[Trajectory] = (),
+    on_episode: Callable[[Trajectory], None] = lambda _: None,
+) -> Played:
+    """Play the planned episodes.
+
+    Args:
+        collector: plays the split.
+        engine: samples.
+        specs: result of ``plan``.
+        sampling: temperature; ``max_tokens`` limits a turn.
+        done: episodes that were played before.
+        on_episode: called with each newly played episode.
+
+    Raises:
+        FaultRateError: too many tasks were lost to infrastructure faults.
+    """
+    played = {(episode.task_id, episode.seed): episode for episode in done}
+
+    def ended(episode: Trajectory) -> None:
+        played[episode.task_id, episode.seed] = episode
+        on_episode(episode)
+
+    # By task and seed, which name an episode; whatever else ``done`` holds is not looked up, and so is not counted.
+    missing = [[spec for spec in group if (spec.task_id, spec.seed) not in played] for group in specs]
+    new = await collector.collect([group for group in missing if group], always(engine), sampling, on_episode=ended)
+    # A task counts only with all of its attempts: pass@k and the interval want the same number of each.
+    found = [[played.get((spec.task_id, spec.seed)) for spec in group] for group in specs]
+    groups = [Group(tuple(episode for episode in group if episode)) for group in found if all(group)]
+    return Played(groups=groups, lost=len(specs) - len(groups), faults=new.faults)
+
+
+def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> Evaluation:
+    """Summarise ``groups``, at least one, one per task and all with the same number of attempts."""
+    episodes = flatten(groups)
+    count, attempts = len(episodes), len(groups[0])
+    wins = [sum(won(trajectory, best_return) for trajectory in group) for group in groups]
+    success = sum(wins) / count
+    low, high = interval([won / attempts for won in wins], attempts)
+    runs = [run for trajectory in episodes for run in trajectory.tool_runs]
+    # Powers of two show how pass@k grows, and the number of attempts is the largest k that can be estimated.
+    ks = [2**power for power in range(attempts.bit_length()) if 2**power <= attempts]
+    passes = {k: [pass_at_k(attempts, won, k) for won in wins] for k in sorted({*ks, attempts})}
+    votes = [vote for group in groups if (vote := majority(group, best_return)) is not None]
+    return Evaluation(
+        tasks=len(groups),
+        attempts=attempts,
+        success=success,
+        low=low,
+        high=high,
+        pass_at={k: sum(rates) / len(groups) for k, rates in passes.items()},
+        # The attempts left over by a subset of k say more of pass@k than one trial, but of pass@n there is only one.
+        pass_interval={k: interval(rates, attempts // k) for k, rates in passes.items()},
+        majority=sum(votes) / len(groups) if votes else None,
+        majority_interval=interval([*votes, *[0.0] * (len(groups) - len(votes))]) if votes else None,
+        reward_mean=sum(trajectory.ret for trajectory in episodes) / count,
+        tokens_mean=sum(trajectory.written for trajectory in episodes) / count,
+        turns_mean=sum(len(trajectory.sampled) for trajectory in episodes) / count,
+        tool_calls_mean=len(runs) / count,
+        tool_errors_mean=sum(not run.ok for run in runs) / count,
+        truncated=sum(trajectory.stop.truncated for trajectory in episodes),
+        cut_turns=sum(trajectory.cut_turns for trajectory in episodes),
+        lost=lost,
+    )
+
+
+def pass_at_k(attempts: int, wins: int, k: int) -> float:
+    """Estimate without bias the chance that at least one of ``k`` attempts succeeds: 1 - C(n-c, k)/C(n, k).
+
+    Here n is ``attempts`` and c is ``wins``.
+
+    Chen et al., Evaluating Large Language Models Trained on Code (arXiv 2107.03374), equation 1.
+    """
+    return 1.0 - math.comb(attempts - wins, k) / math.comb(attempts, k)
+
+
+def majority(group: Group, best_return: float) -> float | None:
+    """Give the chance that the most frequent answer to a task is right; a tie is broken at random.
+
+    None where no attempt has an answer that can be compared. An attempt without an answer has no vote.
+    """
+    episodes = [episode for episode in group if episode.answer is not None]
+    if not episodes:
+        return None
+    counts = Counter(episode.answer for episode in episodes if episode.answer)
+    most = [answer for answer, count in counts.items() if count == max(counts.values())]
+    # Answers spelled alike are graded alike, but for graders that look at more than the answer.
+    graded = [[won(one, best_return) for one in episodes if one.answer == answer] for answer in most]
+    return sum(sum(wins) / len(wins) for wins in graded) / len(graded) if graded else 0.0
+
+
+def by_tag(groups: Sequence[Group], *, best_return: float) -> dict[str, Evaluation]:
+    """Summarise the tasks of each tag, by tag."""
+    tagged: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        for tag in group.trajectories[0].tags:
+            tagged[tag].append(group)
+    return {tag: summarise(some, best_return=best_return) for tag, some in sorted(tagged.items())}

@@ -1,0 +1,166 @@
+"""What is evaluated: a run, a checkpoint, a model, or a server."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.config import Config, load_config, parse_config, with_overrides
+from agentrl.engines import make_engine
+from agentrl.engines.base import Engine
+from agentrl.errors import RunFolderError, UsageError, nearest
+from agentrl.models.lora import fingerprint
+from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.render.transcript import Transcript, Writer
+from agentrl.rollout.mix import TaskMix
+from agentrl.runs.assemble import assemble
+from agentrl.runs.checkpoint import model_at
+from agentrl.runs.folder import checkpoints, read_config, read_dialect
+from agentrl.runs.records import Pieces
+
+SERVER = "openai"
+"""The engine whose model is elsewhere."""
+_ENDLESS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRequest:
+    """Arguments of ``agentrl eval``."""
+
+    path: str = ""
+    """A run folder, a checkpoint in one, or a model's folder or name; empty for a server."""
+    config: Path | None = None
+    """Settings for a model that is in no run folder."""
+    preset: str | None = None
+    """Preset for a model that is in no run folder."""
+    overrides: tuple[str, ...] = ()
+    """Settings to override, ``section.key=value`` each."""
+    envs: tuple[str, ...] = ()
+    """Sets of tasks, as :func:`agentrl.eval.sets.make_sets` reads them; those of the settings without any."""
+    engine: str | None = None
+    """Engine in place of that of the settings."""
+    engine_options: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Its options, beside those of the settings where these are for the same engine."""
+    seed: int = 0
+    """Seed of sampling."""
+    out: Path | None = None
+    """Folder to write the episodes to."""
+    force: bool = False
+    """Evaluate a run in another dialect than it was trained in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """What plays the episodes."""
+
+    engine: Engine
+    """Samples its turns."""
+    renderer: Writer
+    """Writes conversations as tokens for it."""
+    pieces: Pieces
+    """Gives the text of a token."""
+    weights: str
+    """Says which weights it has: equal texts are equal weights."""
+
+
+def resolve(request: EvalRequest, say: Callable[[str], None]) -> tuple[Config, str]:
+    """Resolve settings and model path, which is empty for a server; ``say`` is told of checkpoints passed over.
+
+    Raises:
+        UsageError: there is no run, checkpoint or model, the checkpoint is damaged, or a run has no whole one.
+    """
+    config, path = _settings(request)
+    if request.engine or request.engine_options:
+        name = request.engine or config.engine.name
+        old = config.engine.options if name == config.engine.name else {}
+        engine = {"name": name, "options": {**old, **request.engine_options}}
+        config = parse_config({**config.model_dump(mode="json"), "engine": engine})
+    if (config.engine.name == SERVER) == bool(path):
+        raise UsageError(
+            "say what to evaluate: either a run, a checkpoint or a model, or with --engine openai --model NAME a server"
+        )
+    return config, model_at(path, say) if path else ""
+
+
+def _settings(request: EvalRequest) -> tuple[Config, str]:
+    path = Path(request.path)
+    checkpoint, run_path = _places(path)
+    if request.path and (run_path / "config.toml").is_file():
+        if request.config or request.preset:
+            raise UsageError(f"{request.path!r} has its own settings: use --set instead of --config and --preset")
+        config = with_overrides(read_config(run_path), request.overrides)
+        if checkpoint and checkpoint not in (saved := checkpoints(run_path)):
+            names = [one.name for one in saved]
+            raise RunFolderError(f"there is no checkpoint {str(path)!r}; {nearest(checkpoint.name, names)}")
+        return config, str(path if checkpoint else run_path)
+    if request.config is None and request.preset is None and not request.envs and request.path:
+        # A path that is there, or looks local, is a mistyped run; owner/name may be a model on the hub.
+        is_model = (path / "config.json").is_file()
+        if not is_model and (path.exists() or "/" not in request.path or request.path.startswith((".", "/", "runs/"))):
+            read_config(path)  # raises, and names the nearest run
+        raise UsageError(
+            f"{request.path!r} is in no run folder: say with --config or --preset how to evaluate it, or with --env on "
+            "what"
+        )
+    return load_config(preset=request.preset, path=request.config, overrides=request.overrides), request.path
+
+
+def tokenizer_of(config: Config) -> str:
+    """Give the tokenizer of a server's model; empty where it is talked to in messages."""
+    return str(config.engine.options.get("tokenizer", ""))
+
+
+def unlimited(config: Config) -> Config:
+    """Take away the limit of an episode's tokens where nobody can count them."""
+    if config.engine.name != SERVER or tokenizer_of(config):
+        return config
+    return with_overrides(config, [f"rollout.episode_tokens={_ENDLESS}"])
+
+
+def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:
+    """Load the model, or connect to the server.
+
+    Raises:
+        UsageError: the model or its tokenizer can't be loaded, or the engine can't be made.
+        RenderError: the tokenizer's chat template can't be extended.
+    """
+    if config.engine.name != SERVER:
+        parts = assemble(config, mix, path)
+        return Agent(
+            engine=parts.engine, renderer=parts.renderer, pieces=parts.tokenizer, weights=fingerprint(parts.model)
+        )
+    options = config.engine.options
+    engine = make_engine(SERVER, None, options)
+    base = options.get("base_url") or os.environ.get("OPENAI_BASE_URL", "OpenAI")
+    weights = f"{options['model']} at {base}"
+    if not (name := tokenizer_of(config)):
+        transcript = Transcript()
+        return Agent(engine=engine, renderer=transcript, pieces=transcript, weights=weights)
+    tokenizer = load_tokenizer(name)
+    # All of them, so that tools which can't be described are refused here.
+    renderer, *_ = [Renderer(tokenizer, config.model.template_args, one.template_tools) for one in mix.dialects]
+    return Agent(engine=engine, renderer=renderer, pieces=tokenizer, weights=weights)
+
+
+def _places(path: Path) -> tuple[Path | None, Path]:
+    """Split ``path`` into the checkpoint, if it looks like one, and the folder of its run."""
+    whole = path.resolve()
+    return (whole, whole.parent.parent) if whole.parent.name == "checkpoints" else (None, path)
+
+
+def check_dialect(request: EvalRequest, label: str) -> None:
+    """Refuse another dialect than a run was trained in; of other environments its name alone counts, not their tools.
+
+    Raises:
+        UsageError: it is another one, and ``force`` is not set.
+    """
+    run_path = _places(Path(request.path))[1]
+    trained = read_dialect(run_path) if request.path and (run_path / "config.toml").is_file() else ""
+    if request.force or not trained:
+        return
+    names = [{part.split()[0] for part in text.split(", ")} for text in (label, trained)]
+    if not (names[0] <= names[1] if request.envs else label == trained):
+        raise UsageError(
+            f"the run {str(run_path)!r} was trained in dialect {trained!r} and would be evaluated in {label!r}, which "
+            "is another game: evaluate it with the dialect, tools and instructions of its training, or add --force"
+        )

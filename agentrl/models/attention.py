@@ -1,0 +1,247 @@
+"""Attention over packed rows of different length.
+
+Registered with transformers under the name ``agentrl``: a model loaded with that implementation takes one keyword,
+``agentrl_plan``, which splits the T packed tokens of its input into rows.
+
+Legend: T packed tokens, R rows, H query heads, K key heads, G = H/K, D head size; N rows of a bucket, which attend from
+m tokens over n.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from agentrl.errors import ConfigError
+
+NAME = "agentrl"
+_SIMILAR, _SLACK = 0.75, 16
+"""A row joins a bucket when it has at least this share of the longest row's tokens, less that many."""
+_LONG = 1024
+"""Tokens from which a row attends by itself."""
+_QUERIES = 256
+"""Queries that attend at a time where a mask is needed."""
+_HEAD = 16
+"""Head sizes are padded to a multiple of this: with others a CPU's kernels sum in another order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """How a layer turns products of query and key into scores."""
+
+    scale: float
+    """Factor of each product of query and key."""
+    window: int | None = None
+    """Number of keys, its own included, that a query sees; None is all."""
+    softcap: float | None = None
+    """The c of scores that are c·tanh(s/c), as Gemma 2's are."""
+
+
+class Plan(Protocol):
+    """The attention pattern of the packed tokens of one forward pass."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+        """Attention of one layer: ``query`` [T, H, D], ``key`` and ``value`` [T, K, D] to [T, H, D]."""
+        ...
+
+
+class PackedRows:
+    """Rows laid end to end, each attending causally to itself only.
+
+    Short rows attend in padded batches of similar length, a long row by itself: then nothing is padded or copied, and
+    tokens that an earlier row has computed are keys only.
+
+    Args:
+        row_starts: int64 [R+1], offsets of the rows in the pack.
+        source: index of the input token at each place of the rows, int64 [places], counted in the order in which they
+            first appear: rows that share a prefix may name the same tokens, which are then computed once. Without it
+            every place has a token of its own.
+    """
+
+    def __init__(self, row_starts: Tensor, source: Tensor | None = None) -> None:
+        device = row_starts.device
+        if source is None:
+            source = torch.arange(int(row_starts[-1]), device=device)
+        starts = row_starts.tolist()
+        lengths = [end - begin for begin, end in pairwise(starts)]
+        # For each bucket the tokens that attend [N, m], the last of those that are attended to [N, n].
+        self._buckets: list[tuple[_Cells, _Cells]] = []
+        cells: list[Tensor] = []
+        for row in (row for row, length in enumerate(lengths) if length >= _LONG):
+            tokens = source[starts[row] : starts[row + 1]]
+            # Tokens have their numbers in the order of their rows, so those of this row are the ones not seen before.
+            own = tokens[tokens > source[: starts[row]].max()] if row else tokens
+            if len(own):
+                self._add(cells, own[None], tokens[None])
+        for bucket in _buckets([row for row, length in enumerate(lengths) if length < _LONG], lengths):
+            rows = torch.tensor(bucket, device=device)
+            within = torch.arange(lengths[bucket[0]], device=device)
+            # Pads, all on the right, repeat the row's first token: any valid index will do.
+            within = torch.where(within < row_starts.diff()[rows][:, None], within, 0)
+            tokens = source[row_starts[rows][:, None] + within]
+            self._add(cells, tokens, tokens)
+        found = torch.cat(cells)
+        # Each token's result is read from one cell. The first that holds it is no pad: pads follow the token they
+        # repeat. "amin" also makes the choice independent of the order in which the device scatters.
+        first = torch.full((int(source.max()) + 1,), len(found), device=device)
+        first.scatter_reduce_(0, found, torch.arange(len(found), device=device), "amin")
+        self._cell = None if _consecutive(first) and len(first) == len(found) else first
+        self._bands: dict[int | None, Tensor] = {}
+        self._longest = max(lengths)
+
+    def _add(self, cells: list[Tensor], queries: Tensor, keys: Tensor) -> None:
+        self._buckets.append((_Cells.of(queries), _Cells.of(keys)))
+        cells.append(queries.flatten())
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+        """Attend bucket by bucket, padded on the right for the kernel only: a causal row never sees what follows it."""
+        outs: list[Tensor] = []
+        for queries, keys in self._buckets:
+            out = self._causal(queries.pick(query), keys.pick(key), keys.pick(value), how)
+            outs.append(out.transpose(1, 2).flatten(0, 1))
+        packed = outs[0] if len(outs) == 1 else torch.cat(outs)
+        return packed if self._cell is None else packed.index_select(0, self._cell)
+
+    def _causal(self, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+        """Attend from the last m tokens of each row [N, H, m, D] over all n, [N, K, n, D]."""
+        count, length, window = query.shape[2], key.shape[2], how.window
+        if window is not None and window >= length:
+            window = None
+        plain = count == length and window is None and how.softcap is None
+        # enable_gqa has no fast kernel on a CPU, nor with a mask.
+        grouped = plain and query.device.type != "cpu"
+        q, k, v = (query, key, value) if grouped else same_heads(query, key, value)
+        if plain:
+            out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scale, enable_gqa=grouped)
+        else:
+            out = self._in_chunks(q, k, v, window, how)
+        return out.reshape(query.shape)
+
+    def _in_chunks(self, query: Tensor, key: Tensor, value: Tensor, window: int | None, how: How) -> Tensor:
+        """Attend from a few queries at a time, so that mask and scores grow with a row and not with its square."""
+        count, length = query.shape[2], key.shape[2]
+        # One mask serves all: that of fewer queries or keys is its lower right corner, which is no copy.
+        if window not in self._bands:
+            self._bands[window] = _band(self._longest, window, query)
+        outs: list[Tensor] = []
+        for begin in range(0, count, _QUERIES):
+            part = query[:, :, begin : begin + _QUERIES]
+            end = length - count + begin + part.shape[2]
+            first = 0 if window is None else max(0, end - part.shape[2] - window + 1)
+            band = self._bands[window][-part.shape[2] :, first - end :]
+            attended = part, key[:, :, first:end], value[:, :, first:end], band, how
+            # What would be kept for the backward pass, a softcap's scores and copies of the mask, is made again then.
+            again = how.softcap is not None or query.device.type != "cpu"
+            outs.append(checkpoint(masked, *attended, use_reentrant=False) if again else masked(*attended))
+        return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cells:
+    """Which tokens the rows of a bucket hold."""
+
+    shape: torch.Size
+    """Rows and tokens of each, (N, n)."""
+    begin: int
+    """The first token, where they follow each other."""
+    index: Tensor | None
+    """Index of each token [N·n], where they don't."""
+
+    @classmethod
+    def of(cls, tokens: Tensor) -> "_Cells":
+        flat = tokens.flatten()
+        return cls(shape=tokens.shape, begin=int(flat[0]), index=None if _consecutive(flat) else flat)
+
+    def pick(self, tensor: Tensor) -> Tensor:
+        """The rows' tokens of [C, H, D] as [N, H, n, D], by a view where they follow each other."""
+        if self.index is None:
+            cells = tensor[self.begin : self.begin + self.shape.numel()]
+        else:
+            cells = tensor.index_select(0, self.index)
+        return cells.unflatten(0, self.shape).transpose(1, 2)
+
+
+def _consecutive(index: Tensor) -> bool:
+    return bool((index.diff() == 1).all())
+
+
+def _buckets(rows: list[int], lengths: list[int]) -> list[list[int]]:
+    """Bucket rows of similar length, the longest first: padding costs as much as tokens."""
+    buckets: list[list[int]] = []
+    for row in sorted(rows, key=lengths.__getitem__, reverse=True):
+        if not buckets or lengths[row] < _SIMILAR * lengths[buckets[-1][0]] - _SLACK:
+            buckets.append([])
+        buckets[-1].append(row)
+    return buckets
+
+
+def same_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Give each query head keys of its own, for [N, H, m, D] and [N, K, n, D]; those of a single row are not copied."""
+    rows, heads = key.shape[:2]
+    shares = query.shape[1] // heads
+    if shares == 1:
+        return query, key, value
+    if rows > 1:
+        return query, key.repeat_interleave(shares, dim=1), value.repeat_interleave(shares, dim=1)
+    # Heads that share keys as [K, G, m, D]: the kernel reads the same memory for each of them.
+    k, v = (tensor[0, :, None].expand(-1, shares, -1, -1) for tensor in (key, value))
+    return query[0].unflatten(0, (heads, shares)), k, v
+
+
+def _band(longest: int, window: int | None, like: Tensor) -> Tensor:
+    """The additive mask of the last queries of the longest row, over all keys that they see."""
+    keys = longest if window is None else min(longest, _QUERIES - 1 + window)
+    positions = torch.arange(keys, device=like.device)
+    distance = positions[-_QUERIES:, None] - positions
+    hidden = (distance < 0) | (distance >= (window or keys))
+    return like.new_zeros(distance.shape).masked_fill_(hidden, float("-inf"))
+
+
+def masked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: How) -> Tensor:
+    """Attend from [N, H, m, D] over [N, H, n, D], adding a mask that fits [N, H, m, n]."""
+    if query.device.type != "cpu":
+        # Their kernels want it aligned, which a part of a larger mask may not be.
+        mask = mask.contiguous()
+    if how.softcap is None:
+        return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=how.scale)
+    scores = how.softcap * torch.tanh(query @ keys.transpose(-1, -2) * (how.scale / how.softcap))
+    return torch.softmax(scores + mask, dim=-1) @ values
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend with the signature that transformers calls: [1, H, T, D] in, [1, T, H, D] out."""
+    plan: Any = options["agentrl_plan"]
+    # transformers passes sinks as an option, and ignoring it would compute another model.
+    if options.get("s_aux") is not None:
+        raise ConfigError(f"the model's attention has sinks, which attention {NAME!r} does not have")
+    how = How(scale=options["scaling"], window=options.get("sliding_window"), softcap=options.get("softcap"))
+    # DeepSeek's values are shorter than its keys: zeros behind them change no product.
+    wanted = value.shape[-1]
+    size = -(-max(key.shape[-1], wanted) // _HEAD) * _HEAD
+    q, k, v = (_widened(tensor[0].transpose(0, 1), size) for tensor in (query, key, value))
+    return plan.attend(module.layer_idx, q, k, v, how)[None, ..., :wanted], None
+
+
+def _widened(tensor: Tensor, size: int) -> Tensor:
+    return tensor if tensor.shape[-1] == size else pad(tensor, (0, size - tensor.shape[-1]))
+
+
+def _no_mask(*_: object, **__: object) -> None:
+    """Build no mask: the plan says which tokens attend to which."""
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _no_mask)

@@ -1,0 +1,198 @@
+"""The engine's keys and values, and attention over them.
+
+Rows that generate, one new token each, attend in one batch while they are short. Longer ones, and rows with more new
+tokens, such as a prompt or a tool's answer, attend one by one. On a CPU a token's result has the same bits either way.
+
+Legend: T new tokens of a step, B rows in the batch, H query heads, K key heads, G = H/K, D head size, n new tokens of
+one row, L keys.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from agentrl.models.attention import How, masked, same_heads
+
+_QUERIES, _KEYS = 4, (192, 384, 512)
+"""Queries are padded to a multiple of this, keys to one of these above a multiple of the last. With other sizes a CPU's
+kernels sum in another order, so a token's last bits depend on the batch it is in."""
+SHORT = _KEYS[-1]
+"""Most tokens of a short row."""
+
+
+def padded_keys(length: int) -> int:
+    """Round the length of a row up to a number of keys that sums in the same order (``_KEYS``)."""
+    whole, rest = divmod(length - 1, _KEYS[-1])
+    return whole * _KEYS[-1] + next(size for size in _KEYS if rest < size)
+
+
+class RowCache:
+    """Keys and values of many rows; memory follows the tokens that they hold.
+
+    Short rows share a tensor [rows, 2, K, capacity, D] per layer, so that many of them can attend at once. A row that
+    outgrows it has a tensor [2, K, capacity, D] of its own. Both are made when the layer first attends, since K and D
+    may differ by layer.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._capacity = 0
+        self._short: dict[int, Tensor] = {}
+        self._long: dict[tuple[int, int], Tensor] = {}
+
+    def reserve(self, length: int) -> None:
+        """Make room for short rows of ``length`` tokens, keeping what is cached; longer ones get theirs in ``row``."""
+        if min(length, SHORT) > self._capacity:
+            self._capacity = min(length, SHORT)
+            self._short = {layer: _grown(store, self._capacity) for layer, store in self._short.items()}
+
+    def short(self, layer: int, key: Tensor) -> Tensor:
+        """The store of the short rows of a layer whose keys are like ``key`` [T, K, D]."""
+        if layer not in self._short:
+            _, heads, size = key.shape
+            self._short[layer] = key.new_zeros(self._rows, 2, heads, self._capacity, size)
+        return self._short[layer]
+
+    def row(self, layer: int, row: int, length: int, key: Tensor) -> Tensor:
+        """The store of one row of a layer, with room for ``length`` tokens."""
+        store = self._long.get((layer, row), self.short(layer, key)[row])
+        if length > (have := store.shape[-2]):
+            # Growing by half at least keeps all copying together in proportion to the final size.
+            store = self._long[layer, row] = _grown(store, max(length, have + have // 2))
+        return store
+
+    def move(self, source: list[int], target: list[int]) -> None:
+        """Move row ``source[i]`` to ``target[i]``, all at once; both lists name the same rows in other orders."""
+        for store in self._short.values():
+            store[target] = store[source]
+        to = dict(zip(source, target, strict=True))
+        self._long = {(layer, to.get(row, row)): store for (layer, row), store in self._long.items()}
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Replace all of one row by the first ``length`` cached tokens of another, or of its own."""
+        for layer, short in self._short.items():
+            held = self._long.get((layer, source), short[source])[:, :, :length]
+            self._long.pop((layer, target), None)
+            if length > SHORT:
+                self._long[layer, target] = held.clone()
+            else:
+                short[target, :, :, :length] = held
+
+
+def _grown(store: Tensor, length: int) -> Tensor:
+    grown = store.new_zeros(*store.shape[:-2], length, store.shape[-1])
+    grown[..., : store.shape[-2], :] = store
+    return grown
+
+
+class CachedRows:
+    """The plan of a step: new tokens of cached rows, laid end to end.
+
+    Args:
+        cache: where keys and values are kept.
+        rows: cache row of each row that takes part.
+        cached: tokens that each of them holds.
+        counts: new tokens of each, at least one.
+        like: has the model's dtype and device.
+    """
+
+    def __init__(
+        self, cache: RowCache, rows: Sequence[int], cached: Sequence[int], counts: Sequence[int], like: Tensor
+    ) -> None:
+        self._cache, self._like = cache, like
+        ends = [have + count for have, count in zip(cached, counts, strict=True)]
+        begins = [0, *accumulate(counts)]
+        cache.reserve(padded_keys(max(ends)))
+        self.positions = self._indices(p for have, end in zip(cached, ends, strict=True) for p in range(have, end))
+        """Position of each new token within its row [T]."""
+        self.last = self._indices(begins[1:]) - 1
+        """Index in T of the last new token of each row."""
+        every = list(zip(rows, begins, counts, ends, strict=False))
+        # Cache row, index in T of the first new token, number of new tokens, and length of the row with them.
+        self._alone = [one for one in every if one[2] > 1 or one[3] > SHORT]
+        batch = [one for one in every if one[2] == 1 and one[3] <= SHORT]
+        self._rows = self._indices(row for row, *_ in batch)
+        self._last = self._indices(end - 1 for *_, end in batch)
+        # Where all tokens are the batch's own, a slice takes them without a copy.
+        self._at = self._indices(begin for _, begin, *_ in batch) if self._alone else slice(len(batch))
+        # A slice of the first rows is a view; selecting those of the batch would copy their keys and values each step.
+        self._used = max((row + 1 for row, *_ in batch), default=0)
+        self._length = padded_keys(max((end for *_, end in batch), default=1))
+        self._masks: dict[object, Tensor] = {}
+
+    def _indices(self, numbers: Iterable[int]) -> Tensor:
+        return torch.tensor([*numbers], dtype=torch.int64, device=self._like.device)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+        """Write the new keys and values, then attend over all cached ones.
+
+        Tokens after the planned ones are padding: they are not cached, and their rows of the result are 0.
+        """
+        out = self._together(layer, query, key, value, how) if self._used else query[:0]
+        # The common step, one new token for every row in order, needs no scatter.
+        if len(out) == len(self._rows) == len(query):
+            return out
+        result = torch.zeros_like(query)
+        result[self._at] = out[self._rows]
+        for row, begin, count, end in self._alone:
+            new = slice(begin, begin + count)
+            store = self._cache.row(layer, row, padded_keys(end), key)
+            for part, tensor in enumerate((key, value)):
+                store[part, :, end - count : end] = tensor[new].transpose(0, 1)
+            result[new] = self._alone_over(store, query[new], end, how)
+        return result
+
+    def _together(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+        """Attend from the batch's tokens; the results of all rows in use [used, H, D], those of others without use."""
+        store = self._cache.short(layer, key)
+        for part, tensor in enumerate((key, value)):
+            store[self._rows, part, :, self._last] = tensor[self._at]
+        keys, values = (store[: self._used, part, :, : self._length] for part in (0, 1))
+        queries = query[self._at]
+        if len(queries) != self._used:
+            queries = queries.new_zeros(self._used, *queries.shape[1:]).index_copy(0, self._rows, queries)
+        if how.window not in self._masks:
+            seen = self._hidden(self._last, 0, self._length, how.window)
+            # Idle rows see all keys: with none, softmax would give NaN.
+            mask = self._like.new_zeros(self._used, self._length).index_copy_(0, self._rows, seen)
+            self._masks[how.window] = mask[:, None, None]
+        return _one_each(queries, keys, values, self._masks[how.window], how)
+
+    def _alone_over(self, store: Tensor, query: Tensor, end: int, how: How) -> Tensor:
+        """Attend from the new tokens [n, H, D] of a row of ``end`` tokens."""
+        count, first = len(query), 0
+        if how.window is not None and how.softcap is None:
+            # What no token sees is left out, by whole blocks of the kernel, which a softcap has none of.
+            first = max(0, end - count + 1 - how.window) // _KEYS[-1] * _KEYS[-1]
+        keys, values = store[:, None, :, first : padded_keys(end)]
+        missing = -count % _QUERIES
+        if (kind := (count, end, first, how.window)) not in self._masks:
+            at = torch.arange(end - count, end + missing, device=query.device).clamp_(max=end - 1)
+            self._masks[kind] = self._hidden(at, first, first + keys.shape[2], how.window)
+        mask = self._masks[kind]
+        if count == 1:
+            return _one_each(query, keys, values, mask[:1], how)
+        queries = pad(query.transpose(0, 1)[None], (0, 0, 0, missing))
+        out = masked(*same_heads(queries, keys, values), mask, how)
+        return out.reshape(queries.shape)[0, :, :count].transpose(0, 1)
+
+    def _hidden(self, positions: Tensor, first: int, end: int, window: int | None) -> Tensor:
+        """The additive mask of tokens at ``positions`` [n] over the keys from ``first`` to ``end`` [n, end-first]."""
+        keys = torch.arange(first, end, device=positions.device)
+        hidden = keys > positions[:, None]
+        if window is not None:
+            hidden |= keys <= positions[:, None] - window
+        return self._like.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+
+
+def _one_each(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: How) -> Tensor:
+    """Attend from one token of each row [N, H, D] over [N, K, L, D]; the G heads that share keys are G queries."""
+    heads = keys.shape[1]
+    folded = query.unflatten(1, (heads, -1))
+    # Keys are read once for all heads that share them, and a single row of the mask serves all queries, padding too.
+    shares = folded.shape[2]
+    folded = pad(folded, (0, 0, 0, -shares % _QUERIES))
+    return masked(folded, keys, values, mask, how)[:, :, :shares].flatten(1, 2)

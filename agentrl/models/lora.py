@@ -1,0 +1,187 @@
+"""LoRA: low-rank adapters beside frozen weights (arXiv 2106.09685), made and saved by peft.
+
+A layer with weights W and adapters A and B computes with W + (alpha/rank)·B·A. B begins as 0, so that fresh adapters
+change nothing. peft is imported only for a run or a folder that has adapters.
+"""
+
+import hashlib
+import json
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agentrl.errors import ConfigError, UsageError, nearest
+from agentrl.models.linear import use_fast_linear
+
+_CONFIG, _WEIGHTS, _BASE = "adapter_config.json", "adapter_model.safetensors", "base_fingerprint.txt"
+_ADAPTER = "default"
+"""peft's name for a model's only adapter."""
+_PREFIX = "base_model.model."
+"""What peft's own model adds before the names of parameters, and expects in files."""
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Return True if the model has adapters."""
+    return any(".lora_" in name for name, _ in model.named_parameters())
+
+
+def target_names(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
+    """Select the linear layers that get adapters, by the last part of their names; without ``targets`` all of them.
+
+    Raises:
+        ConfigError: one of ``targets`` names no linear layer, or the scoring head, whose weight is read as it is.
+    """
+    head = model.get_output_embeddings()
+    layers = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    }
+    if unknown := [name for name in targets if name not in layers]:
+        raise ConfigError(f"lora.targets names no linear layer {unknown[0]!r}; {nearest(unknown[0], layers)}")
+    return sorted(targets or layers)
+
+
+def add_adapters(
+    model: PreTrainedModel, *, rank: int, alpha: float, targets: Sequence[str], base: str, seed: int
+) -> None:
+    """Freeze a model's weights, and give it fresh adapters to train.
+
+    Args:
+        model: has none yet; it computes the same as before.
+        rank: columns of B and rows of A.
+        alpha: B·A counts alpha/rank times.
+        targets: see :func:`target_names`.
+        base: folder or name of the model as it is now, which a checkpoint of the adapters names.
+        seed: of A.
+    """
+    from peft import LoraConfig
+
+    names = target_names(model, targets)
+    alike: Any = alpha  # peft says int, and only divides it
+    config = LoraConfig(
+        r=rank, lora_alpha=alike, target_modules=names, base_model_name_or_path=base, task_type="CAUSAL_LM"
+    )
+    # Seeded without touching the generator that the caller draws from.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _inject(model, config)
+
+
+def merged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Give a model's named weights with its adapters added, under the names that they have without adapters."""
+    for name, weight in model.named_parameters():
+        layer, wrapped, kind = name.rpartition(".base_layer.")
+        if wrapped and kind == "weight":
+            owner: Any = model.get_submodule(layer)
+            with torch.no_grad():
+                yield f"{layer}.{kind}", weight + owner.get_delta_weight(_ADAPTER)
+        elif ".lora_" not in name:
+            yield f"{layer}.{kind}" if wrapped else name, weight
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Generator[None]:
+    """Let a model compute as if it had no adapters; within, it can be read and not trained."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "base_layer")]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def save_adapters(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model's adapters as ``peft.PeftModel.from_pretrained`` loads them, with the fingerprint of their base."""
+    configs: Any = model.peft_config
+    configs[_ADAPTER].save_pretrained(folder)
+    tensors = {f"{_PREFIX}{name}": weight.detach().contiguous() for name, weight in _adapters(model).items()}
+    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+    (folder / _BASE).write_text(fingerprint(model), encoding="utf-8")
+
+
+def load_adapters(model: PreTrainedModel, folder: Path) -> None:
+    """Freeze a model's weights, and give it the adapters saved in ``folder``, to train on.
+
+    Raises:
+        UsageError: they are damaged, of another kind than LoRA, or were trained beside other weights.
+    """
+    from peft import LoraConfig
+
+    try:
+        # Adapters that others made have no fingerprint.
+        if (folder / _BASE).exists() and (folder / _BASE).read_text(encoding="utf-8") != fingerprint(model):
+            raise ValueError(f"they were trained beside other weights than {base_of(folder)!r} holds now")
+        saved = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(folder / _WEIGHTS).items()}
+        _inject(model, LoraConfig.from_pretrained(str(folder)))
+        own = _adapters(model)
+        if {name: one.shape for name, one in own.items()} != {name: one.shape for name, one in saved.items()}:
+            raise ValueError("they do not fit the model, or are of a kind that agentrl can't load")
+    except Exception as error:  # peft and safetensors raise all kinds of things on files that are none of theirs
+        raise UsageError(f"the adapters in {str(folder)!r} can't be used: {error}") from error
+    with torch.no_grad():
+        for name, weight in own.items():
+            weight.copy_(saved[name])
+
+
+def merge(model: Any) -> None:
+    """Add a model's adapters to its weights and take them out; afterwards it is one that never had any."""
+    wrapped = {name: module for name, module in model.named_modules() if hasattr(module, "base_layer")}
+    for name, module in wrapped.items():
+        layer: Any = module
+        layer.merge()
+        model.set_submodule(name, layer.get_base_layer())
+    model.requires_grad_(True)
+    del model.peft_config
+
+
+def base_of(path: str | Path) -> str | None:
+    """Locate the model that the adapters in a folder belong to; None where there are none.
+
+    Beside a checkpoint it is found whatever became of the run folder's path since.
+
+    Raises:
+        UsageError: the adapters do not say.
+    """
+    file = Path(path) / _CONFIG
+    if not file.is_file():
+        return None
+    try:
+        named = str(json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{file} does not name the model that its adapters belong to: {error!r}") from error
+    beside = Path(path).resolve().parent / Path(named).name
+    return str(beside) if (beside / "config.json").is_file() else named
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Hash a model's weights, without its adapters, such that other weights have another hash."""
+    weights = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        # An update changes all numbers of most tensors, so the first ones tell two sets of weights apart.
+        if ".lora_" not in name:
+            weights.update(parameter.detach().flatten()[:64].float().cpu().numpy().tobytes())
+    return weights.hexdigest()[:16]
+
+
+def _inject(model: PreTrainedModel, config: Any) -> None:
+    # get_peft_model would return another class, whose base_model is not what it is in transformers.
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(config, model, _ADAPTER)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(".lora_" in name)
+    use_fast_linear(model)
+
+
+def _adapters(model: nn.Module) -> dict[str, Tensor]:
+    """Give the parameters of a model's adapters by the names that peft gives them in files."""
+    return {name.replace(f".{_ADAPTER}.", "."): one for name, one in model.named_parameters() if ".lora_" in name}

@@ -1,0 +1,1 @@
+"""Singletons of a process."""

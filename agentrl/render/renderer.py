@@ -1,0 +1,263 @@
+"""Messages to token ids, append-only: tokens that were sampled or shown are never tokenized again.
+
+The chat template's text is cut at its control tokens. The text between two of them, contents included, is tokenized as
+one plain text, as in the template's whole rendering. So a task or a tool's output that spells a control token stays
+text.
+
+Some templates rewrite the past as the conversation goes on: they strip the thinking from earlier turns, move the system
+message to the newest question, or add an empty thinking block. The renderer rewrites nothing: prompts and sampled
+tokens stay as they were shown, and every turn is followed by the text that the template writes after the first turn of
+a conversation.
+"""
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from agentrl.errors import RenderError, UsageError
+from agentrl.render import harmony
+from agentrl.render.template import ChatTemplate, Piece, Shape, Slot, Template, shapes_of
+from agentrl.render.tokens import IN_TEXT, Owned, TextTokenizer, TextTokens
+from agentrl.types import Message, Segment, Source
+
+
+class ChatTokenizer(TextTokenizer, Template, Protocol):
+    """The part of a Hugging Face tokenizer that the renderer uses."""
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The padding token."""
+        ...
+
+
+def load_tokenizer(source: str | Path, remedy: str = "give the folder of one") -> Any:
+    """Load a tokenizer from a folder or by its name on the Hugging Face hub.
+
+    Args:
+        source: the folder or name.
+        remedy: advice for the error message.
+
+    Raises:
+        UsageError: transformers is not installed, or there is no such tokenizer.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ModuleNotFoundError as error:
+        raise UsageError("checking tokens needs transformers: pip install 'agentrl[train]'") from error
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"no tokenizer can be loaded from {str(source)!r}: {remedy} ({reason})") from error
+    # For a folder without a tokenizer, transformers may make one that writes no tokens.
+    if not tokenizer("a", add_special_tokens=False).input_ids:
+        raise UsageError(f"no tokenizer can be loaded from {str(source)!r}: {remedy} (it has no tokenizer.json)")
+    return tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Suffix:
+    """The continuation of the prompt after the assistant's turn."""
+
+    blank: str
+    """White space that the template writes before the end-of-turn token."""
+    end: int
+    """The end-of-turn token."""
+    ends: tuple[int, ...]
+    """Tokens by which a sampled turn may have ended itself."""
+    rest: Sequence[str | int | Slot]
+    """The template's texts and control tokens after the end of the turn, and slots for the contents."""
+
+
+class Renderer:
+    """Writes prompts for one tokenizer and its chat template.
+
+    Args:
+        tokenizer: has a chat template that ends the assistant's turn with a control token.
+        template_args: further variables of the chat template, such as ``enable_thinking``.
+        tools: schemas of the tools that the chat template is to describe; of named templates they choose ``tool_use``.
+
+    Raises:
+        RenderError: the tokenizer does not give back what it writes; there is no chat template, or it can't be
+            extended: a content is changed, a turn is not followed by an end-of-turn token, which is nowhere inside of
+            it, or messages are numbered; or a tool's schema spells a control token.
+        ConfigError: the chat template has no variable of such a name.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        template_args: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> None:
+        if tokenizer.eos_token_id is None:
+            raise RenderError("the tokenizer has no eos_token, so there is nothing to end a turn with: set eos_token")
+        self.tokenizer = tokenizer
+        self._given = template_args, tools
+        self._tokens = TextTokens(tokenizer)
+        # The template writes the schemas into its own text, where their control tokens would count as its own.
+        if self._tokens.parts(schemas := json.dumps(list(tools), ensure_ascii=False)) != [schemas]:
+            raise RenderError("a tool's schema spells a control token of the tokenizer: change its description")
+        self._template = ChatTemplate(tokenizer, template_args or {}, tools)
+        self._lead = self._tokens.parts(self._template.lead)
+        ends = self._tokens.parts(harmony.RETURN + harmony.CALL) if self._template.lead == harmony.LEAD else ()
+        self._harmony = tuple(end for end in ends if isinstance(end, int))
+        # Keyed by shapes, which repeat from turn to turn, not by contents.
+        self._suffix = functools.lru_cache(maxsize=256)(self._make_suffix)
+        answers = [(Shape(role="user"),), (Shape(role="tool", name="python", call_id="call00000"),)]
+        self._closes = {answer[0].role: self._suffix(answer) for answer in answers}
+        for answer in answers:
+            self._template.check_turns(answer)
+        self._check_stops()
+        # The token before every sampled turn: after some, the tokenizer puts a space, which text() has to know.
+        self._opened = self.prompt([Message(role="user", content="x")]).token_ids[-1]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The other process analyses the template anew: caches and cached functions can't be pickled.
+        return type(self), (self.tokenizer, *self._given)
+
+    def describing(self, tools: Sequence[Mapping[str, object]]) -> "Renderer":
+        """Give the renderer of the same tokenizer and template whose prompts describe ``tools``.
+
+        Raises:
+            RenderError: as of the class.
+        """
+        template_args, own = self._given
+        return self if list(tools) == list(own) else Renderer(self.tokenizer, template_args, tools)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end the assistant's turn: its end-of-turn token, or one per role that may speak next.
+
+        The tokenizer's ``eos_token`` comes last where it is a different token.
+        """
+        ends = self._harmony or [close.end for close in self._closes.values()]
+        return tuple(dict.fromkeys([*ends, int(self.tokenizer.eos_token_id)]))
+
+    def prompt(self, messages: Sequence[Message]) -> Segment:
+        """Render the first prompt, up to where the assistant begins to speak.
+
+        Args:
+            messages: the environment's first observation.
+
+        Raises:
+            RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it.
+        """
+        pieces = self._cut(self._template.write(shapes_of(messages)))
+        return Segment("prompt", tuple(token for token, _ in self._tokens.write(_filled(pieces, messages), None)))
+
+    def extend(self, turn: Sequence[int], messages: Sequence[Message]) -> list[Segment]:
+        """Render what follows a sampled turn: its end, the new messages, and the beginning of the next turn.
+
+        Args:
+            turn: the tokens of the turn; an end-of-turn token in it is not written twice.
+            messages: the environment's answer.
+
+        Returns:
+            Segments of source ``template``, and ``tool`` or ``prompt`` for the contents; a token that covers both
+            template and content belongs to the content.
+
+        Raises:
+            RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it.
+        """
+        last = turn[-1] if turn else None
+        called = last in self._harmony[1:] and bool(messages) and messages[0]["role"] == "tool"
+        suffix = self._suffix(shapes_of(messages), called)
+        # A turn that was cut off lacks its end-of-turn token, which the template then supplies.
+        ended = last in suffix.ends
+        pieces = suffix.rest if ended else (suffix.blank, suffix.end, *suffix.rest)
+        written = self._tokens.write(_filled(pieces, messages), suffix.end if ended else IN_TEXT)
+        template: list[int] = []
+        segments: list[Segment] = []
+        for owner, run in itertools.groupby(written, lambda token: token[1]):
+            ids = tuple(token for token, _ in run)
+            if owner is None:
+                template += ids
+                continue
+            source: Source = "tool" if messages[owner]["role"] == "tool" else "prompt"
+            segments += [Segment("template", tuple(template)), Segment(source, ids)]
+            template = []
+        return [*segments, Segment("template", tuple(template))]
+
+    def text(self, turn: Sequence[int]) -> str:
+        """Decode a sampled turn, without its end-of-turn token.
+
+        A ``<think>`` that the template opened for the model belongs to the prompt and is left out. Of gpt-oss's
+        channels, thinking is put between ``<think>`` and ``</think>``, and the answer is bare.
+        """
+        turn = turn[:-1] if turn and turn[-1] in self.stop_ids else turn
+        if not self._harmony:
+            return self._tokens.text(turn, self._opened).removeprefix(self._template.lead)
+        # One run per control token, and one for all text between two of them.
+        runs = itertools.groupby(enumerate(turn), lambda item: item[0] if item[1] in self._tokens.control else None)
+        return harmony.read((self._tokens.text([token for _, token in run]), place is not None) for place, run in runs)
+
+    def turn(self, text: str, *, answered_by: Literal["user", "tool"] = "user", marks: Sequence[str] = ()) -> list[int]:
+        """Tokenize a turn that was not sampled, its end-of-turn token included.
+
+        Args:
+            text: the turn's text.
+            answered_by: who speaks next. Some templates end a turn with the token that begins the next one.
+            marks: such as a dialect's ``<tool_call>``: a mark that the vocabulary has as a token becomes that token.
+                Any other spelling of a control token stays text.
+        """
+        close = self._closes[answered_by]
+        lead, end = self._lead, close.end
+        # In harmony a call has its recipient in place of the answer's channel, and an end of its own.
+        if self._harmony:
+            call = text.startswith(harmony.RECIPIENT)
+            lead, end = ([] if call else lead), self._harmony[call]
+        pieces = (*lead, *self._tokens.marked(text, marks), close.blank, end)
+        return [token for token, _ in self._tokens.write([(piece, None) for piece in pieces], self._opened)]
+
+    def _make_suffix(self, shapes: tuple[Shape, ...], called: bool = False) -> _Suffix:
+        """Split the template's text after an assistant's turn, or after a call in harmony."""
+        if called:
+            rest = self._cut(self._template.after_call(shapes))
+            return _Suffix(blank="", end=self._harmony[1], ends=self._harmony, rest=rest)
+        parts = self._cut(self._template.after_turn(shapes))
+        blank = str(parts.pop(0)) if parts and isinstance(parts[0], str) and parts[0].isspace() else ""
+        end = parts.pop(0) if parts else None
+        if not isinstance(end, int) or not self._ends_a_turn(end):
+            raise RenderError(
+                "the chat template does not end the assistant's turn with the tokenizer's eos_token (id "
+                f"{self.tokenizer.eos_token_id}) or another control token: set eos_token to the token that ends a turn"
+            )
+        return _Suffix(blank=blank, end=end, ends=self._harmony or (end,), rest=parts)
+
+    def _ends_a_turn(self, end: int) -> bool:
+        # A padding token would not be learned as an end, and a token that opens a turn can't end it.
+        usable = end != self.tokenizer.pad_token_id and end not in self._tokens.parts(self._template.opening)
+        return usable or end == self.tokenizer.eos_token_id
+
+    def _check_stops(self) -> None:
+        """Check that no stop token occurs inside a turn.
+
+        Raises:
+            RenderError: the template writes the end-of-turn token after thinking, or before a call.
+        """
+        inside = {part for text in self._template.inside_turns() for part in self._tokens.parts(text)}
+        for token in self.stop_ids:
+            if token in inside:
+                spelled = self._tokens.text([token])
+                raise RenderError(
+                    f"the chat template writes {spelled!r}, which ends the assistant's turn, inside of turns too, so "
+                    "that sampling would stop behind the thinking or before a call, and what came so far would be the "
+                    "answer: use another model, or set tokenizer.chat_template to one that ends a turn otherwise"
+                )
+
+    def _cut(self, pieces: Sequence[Piece]) -> list[str | int | Slot]:
+        return [part for piece in pieces for part in (self._tokens.parts(piece) if isinstance(piece, str) else [piece])]
+
+
+def _filled(pieces: Sequence[str | int | Slot], messages: Sequence[Message]) -> Iterator[Owned[str | int]]:
+    """Fill the contents into the slots; each content is owned by its message."""
+    for piece in pieces:
+        if isinstance(piece, Slot):
+            yield piece.fill(messages[piece.number]["content"]), piece.number
+        else:
+            yield piece, None

@@ -1,0 +1,360 @@
+"""A chat template as text and slots: it is rendered with marks in place of the contents, and split at the marks.
+
+No content passes through the template, so none can steer it. A second rendering shows what the template does to
+contents, such as trimming; the slot then does the same.
+
+Some templates raise at a system message, a tool's result or two messages of one role in a row, or leave one out. They
+are given all messages between two of the assistant's turns as one user message, the texts a blank line apart.
+"""
+
+import contextlib
+import datetime
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from agentrl.errors import ConfigError, RenderError, nearest
+from agentrl.render import harmony
+from agentrl.types import Message, Role
+
+_MARK = "Zq0x{}xq0Z"
+_MARKS = re.compile(r"Zq0x(\d+)xq0Z")
+# White space around a probe, removed where the template trims. Neither is a rotation of the other: else it would be
+# unclear, where the template itself writes white space, which of the two is left.
+_LEFT, _RIGHT = "\n ", "\t "
+_CHANGED = (
+    "the chat template does not write every message's content once, in order, as it is: set tokenizer.chat_template to "
+    "one that does"
+)
+_OURS = {"messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception"}
+"""Variables that the renderer sets, not the user."""
+_TODAY = datetime.datetime(2025, 1, 1)
+"""The date for templates that ask for one, fixed so that a run resumed tomorrow shows the same prompts."""
+
+
+class Template(Protocol):
+    """The part of a tokenizer that holds its chat template."""
+
+    @property
+    def chat_template(self) -> Any:
+        """The template's source."""
+        ...
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """Render a conversation as one text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A message as the template sees it."""
+
+    role: Role
+    """The speaker."""
+    content: str | None = None
+    """A fixed text; None makes the content a slot."""
+    name: str = ""
+    """The tool's name."""
+    call_id: str = ""
+    """The call that a tool's result answers."""
+    calls: str = ""
+    """The tool that an assistant's turn calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A place for a message's content."""
+
+    number: int
+    """The message's index."""
+    trim_left: bool = False
+    """True if the template strips leading white space."""
+    trim_right: bool = False
+    """True if the template strips trailing white space."""
+    quoted: bool = False
+    """True if the template writes the content as a JSON string; the quotes belong to the template."""
+
+    def fill(self, content: str) -> str:
+        """Return the text that the template would write for ``content``."""
+        content = content.lstrip() if self.trim_left else content
+        content = content.rstrip() if self.trim_right else content
+        return json.dumps(content, ensure_ascii=False)[1:-1] if self.quoted else content
+
+
+Piece = str | Slot
+_Row = dict[str, object]
+_Write = Callable[[int, Shape], str]
+_BEGUN = (Shape(role="user", content="x"), Shape(role="assistant"))
+"""The shortest conversation in which the assistant has spoken."""
+# Templates differ in the variable that holds the thinking: all names are set, and each reads its own.
+_THOUGHT, _SAID, _CALLED = (_MARK.format(number) for number in range(3))
+_THINKING = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
+_CALL = {"type": "function", "id": "call00000", "function": {"name": _CALLED, "arguments": {}}}
+_TURNS: Sequence[_Row] = (
+    {"content": _SAID, **_THINKING},
+    {"content": f"<think>{_THOUGHT}</think>{_SAID}"},
+    {"content": [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _SAID}]},
+    {"content": "", "tool_calls": [_CALL], **_THINKING},
+    {"content": _SAID, "tool_calls": [_CALL]},
+)
+"""Turns with more than one part, in the forms that templates take; only the last one has no thinking."""
+
+
+class Refusal(RenderError):
+    """The template raised, or left a message out."""
+
+
+def shapes_of(messages: Sequence[Message]) -> tuple[Shape, ...]:
+    """Strip the messages of their contents.
+
+    Only an empty content is kept: around one, a template may leave out text.
+    """
+    return tuple(_shape(message, number) for number, message in enumerate(messages))
+
+
+class ChatTemplate:
+    """A tokenizer's chat template.
+
+    Args:
+        tokenizer: has the template.
+        args: further variables of the template, such as ``enable_thinking``.
+        tools: schemas of the tools that it is to describe; of named templates they choose ``tool_use``.
+
+    Raises:
+        ConfigError: the template has no such variable.
+    """
+
+    def __init__(
+        self, tokenizer: Template, args: Mapping[str, object], tools: Sequence[Mapping[str, object]] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        # ``tools`` is left out where there are none: even an empty list would choose the named template ``tool_use``.
+        self._args = {"strftime_now": _TODAY.strftime, **args, **({"tools": list(tools)} if tools else {})}
+        self.write = functools.lru_cache(maxsize=256)(self._write)
+        # Any word of the source counts as a variable: enough to catch a typo, without parsing Jinja.
+        words = set(re.findall(r"[A-Za-z_]\w*", str(tokenizer.chat_template))) - _OURS
+        for name in args:
+            if name not in words:
+                raise ConfigError(f"the chat template has no variable {name!r} to set; {nearest(name, words)}")
+
+    @functools.cached_property
+    def opening(self) -> str:
+        """The generation prompt, which opens the assistant's turn; empty where the template has none."""
+        user = [{"role": "user", "content": "x"}]
+        closed, opened = (self._render(user, opened=opened) for opened in (False, True))
+        return opened.removeprefix(closed) if opened.startswith(closed) else ""
+
+    @functools.cached_property
+    def lead(self) -> str:
+        """Text between the generation prompt and a past turn's content: white space, or harmony's channel."""
+        user, turn = {"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK.format(0)}
+        prompt, text = self._render([user]), self._render([user, turn])
+        written = text.partition(_MARK.format(0))[0]
+        lead = written.removeprefix(prompt)
+        return lead if written.startswith(prompt) and (lead.isspace() or lead == harmony.LEAD) else ""
+
+    def inside_turns(self) -> Iterator[str]:
+        """The template's text inside a turn: after thinking and, where it describes tools, before a call."""
+        for turn in _TURNS if "tools" in self._args else _TURNS[:-1]:
+            with contextlib.suppress(Refusal):  # a form that this template does not take
+                text = self._render([{"role": "user", "content": "x"}, {"role": "assistant", **turn}], opened=False)
+                yield from _split(text)[0][1:-1]
+
+    def after_turn(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
+        """Render what follows the assistant's turn when ``shapes`` answer it, up to where the assistant speaks again.
+
+        It is the text after the first turn of a conversation.
+
+        Raises:
+            RenderError: the template refuses the messages, or leaves one out, repeats or changes it.
+        """
+        pieces = self.write((*_BEGUN, *shapes))
+        turn = next(place for place, piece in enumerate(pieces) if isinstance(piece, Slot))
+        return _renumbered(pieces[turn + 1 :])
+
+    def after_call(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
+        """Render what follows a turn of harmony's that calls a tool, when ``shapes`` answer it.
+
+        Raises:
+            RenderError: as of :meth:`after_turn`.
+        """
+        call = Shape(role="assistant", content="", calls=shapes[0].name)
+        first, *others = self.write((_BEGUN[0], call, *shapes))
+        return _renumbered((str(first).rpartition(harmony.CALL)[2], *others))
+
+    def check_turns(self, shapes: tuple[Shape, ...]) -> None:
+        """Check that the template does not number its messages.
+
+        Compared are the texts after the second and the third turn. So a template passes that announces only the first
+        tool's output of a conversation.
+
+        Raises:
+            RenderError: the text after the second turn differs from that after the third.
+        """
+        second, third = (self._text_after(shapes, turns) for turns in (1, 2))
+        if second is not None and third is not None and second != third:
+            raise RenderError(
+                "the chat template counts: what it writes changes from turn to turn "
+                f"({_differing(second, third)}); set tokenizer.chat_template to one that writes every turn alike"
+            )
+
+    def _text_after(self, shapes: tuple[Shape, ...], turns: int) -> str | None:
+        played = [replace(shape, content="x") for shape in (Shape(role="assistant"), *shapes)] * turns
+        conversation = (_BEGUN[0], *played, _BEGUN[1], *shapes)
+        try:
+            text = self._render([_message(*item, _mark) for item in enumerate(conversation)])
+        except Refusal:  # templates that insist on turns of user and assistant refuse a second tool call
+            return None
+        return _MARKS.sub("...", text.partition(_MARK.format(len(played) + 1))[2])
+
+    def _write(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
+        """Render a conversation as text and slots, up to where the assistant speaks.
+
+        Raises:
+            RenderError: the template refuses the messages, or leaves one out, repeats or changes it.
+        """
+        # A left-out message with empty content has no mark that is missed, so every content is tried as a slot too.
+        told = tuple(shape if shape.role == "assistant" else replace(shape, content=None) for shape in shapes)
+        try:
+            if told != shapes:
+                self._read(told, functools.partial(_as_they_are, told))
+            return self._read(shapes, functools.partial(_as_they_are, shapes))
+        except Refusal as refusal:
+            try:
+                return self._read(shapes, functools.partial(_folded, shapes))
+            except Refusal:
+                # The first refusal is about the messages as the user knows them.
+                raise refusal from None
+
+    def _read(self, shapes: Sequence[Shape], conversation: Callable[[_Write], list[_Row]]) -> tuple[Piece, ...]:
+        slots = [number for number, shape in enumerate(shapes) if shape.content is None]
+        texts, marks = _split(self._render(conversation(_mark)))
+        # Marks missing but in order: messages were left out, which folding may cure. Anything else it can't.
+        if marks != slots:
+            raise (Refusal if marks == [slot for slot in slots if slot in marks] else RenderError)(_CHANGED)
+        probed, twice = _split(self._render(conversation(_probe)))
+        if twice != [number for number in slots for _ in range(2)]:
+            raise RenderError(_CHANGED)
+        pieces = itertools.chain.from_iterable(zip(texts, _habits(slots, texts, probed), strict=False))
+        return tuple(piece for piece in (*pieces, texts[-1]) if piece != "")
+
+    def _render(self, messages: Sequence[Mapping[str, object]], *, opened: bool = True) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=opened, **self._args
+            )
+        except Exception as error:  # templates raise whatever their author chose
+            reason = " ".join(str(error).split())
+            remedy = "set tokenizer.chat_template to one that takes them"
+            raise Refusal(f"the chat template refuses these messages: {reason}; {remedy}") from error
+        return str(text)
+
+
+def _shape(message: Message, number: int) -> Shape:
+    content = None if message["content"] else ""
+    if message["role"] != "tool":
+        return Shape(role=message["role"], content=content, name=_plain(message.get("name", "")))
+    call_id = message.get("tool_call_id", "")
+    # The strictest templates demand nine letters and digits.
+    call_id = call_id if re.fullmatch("[A-Za-z0-9]{9}", call_id) and not _MARKS.search(call_id) else f"call{number:05d}"
+    return Shape(role="tool", content=content, name=_plain(message.get("name", "")), call_id=call_id)
+
+
+def _plain(name: str) -> str:
+    # The model wrote the name, and it passes through the template: it must not spell a control token or a mark.
+    return name if re.fullmatch(r"[\w.-]{0,64}", name) and not _MARKS.search(name) else "unknown"
+
+
+def _mark(number: int, _shape: Shape) -> str:
+    return _MARK.format(number)
+
+
+def _probe(number: int, shape: Shape) -> str:
+    """A content that shows whether the template trims or quotes it.
+
+    The assistant's has no white space to trim, since sampled tokens stay as they are.
+    """
+    mark = _MARK.format(number)
+    return f'{mark}"{mark}' if shape.role == "assistant" else f'{_LEFT}{mark}"{mark}{_RIGHT}'
+
+
+def _message(number: int, shape: Shape, write: _Write) -> _Row:
+    row: _Row = {"role": shape.role, "content": _content(number, shape, write)}
+    row |= {"name": shape.name} if shape.name else {}
+    if shape.calls:
+        row["tool_calls"] = [{"type": "function", "function": {"name": shape.calls, "arguments": {}}}]
+    return row | ({"tool_call_id": shape.call_id} if shape.call_id else {})
+
+
+def _content(number: int, shape: Shape, write: _Write) -> str:
+    return write(number, shape) if shape.content is None else shape.content
+
+
+def _as_they_are(shapes: Sequence[Shape], write: _Write) -> list[_Row]:
+    return [_message(*item, write) for item in enumerate(shapes)]
+
+
+def _folded(shapes: Sequence[Shape], write: _Write) -> list[_Row]:
+    """Join all messages between two of the assistant's turns into one user message."""
+    rows: list[_Row] = []
+    for assistant, side in itertools.groupby(enumerate(shapes), lambda item: item[1].role == "assistant"):
+        if assistant:
+            rows += [_message(*item, write) for item in side]
+        else:
+            rows.append(
+                {"role": "user", "content": "\n\n".join(filter(None, (_content(*item, write) for item in side)))}
+            )
+    return rows
+
+
+def _split(text: str) -> tuple[list[str], list[int]]:
+    """Split at the marks: the texts around them, one more than marks, and the marks' numbers."""
+    parts = _MARKS.split(text)
+    return parts[::2], [int(part) for part in parts[1::2]]
+
+
+def _habits(numbers: Sequence[int], texts: Sequence[str], probed: Sequence[str]) -> list[Slot]:
+    """Find out what the template does to each content, in order.
+
+    Args:
+        numbers: the messages' indices.
+        texts: the texts around the contents.
+        probed: the texts around and inside of the probes, alternating.
+
+    Raises:
+        RenderError: it does something else than trimming or quoting.
+    """
+    # Between a probe's two marks is one quotation mark, which JSON escapes.
+    quoted = [{'"': False, '\\"': True}.get(inside) for inside in probed[1::2]]
+    trims: list[tuple[bool, bool]] = []
+    # Each text has white space left from the probe before and from the one after, or lacks what was trimmed.
+    for place, (text, found) in enumerate(zip(texts, probed[::2], strict=True)):
+        endings = _forms(_RIGHT, quoted[place - 1]) if place else [""]
+        beginnings = _forms(_LEFT, quoted[place]) if place < len(quoted) else [""]
+        match = [(r, b) for r in endings for b in beginnings if r + text + b == found]
+        if not match or None in quoted:
+            raise RenderError(_CHANGED)
+        trims.append((not match[0][0], not match[0][1]))
+    return [
+        Slot(number=number, trim_left=trims[place][1], trim_right=trims[place + 1][0], quoted=bool(quoted[place]))
+        for place, number in enumerate(numbers)
+    ]
+
+
+def _forms(blanks: str, quoted: bool | None) -> list[str]:
+    return [json.dumps(blanks)[1:-1] if quoted else blanks, ""]
+
+
+def _renumbered(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Number the slots from the first message after ``_BEGUN``."""
+    return tuple(p if isinstance(p, str) else replace(p, number=p.number - len(_BEGUN)) for p in pieces)
+
+
+def _differing(first: str, second: str) -> str:
+    """Excerpts of two texts from where they differ, short enough for a sentence."""
+    start = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
+    return " and ".join(repr(text[max(0, start - 10) : start + 20]) for text in (first, second))

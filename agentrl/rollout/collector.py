@@ -1,0 +1,352 @@
+"""Play episodes token-exactly: one, or many concurrently in groups.
+
+The collector records exactly the tokens that were sampled. Each prompt is the tokens so far plus new ones: no text is
+tokenized again.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from agentrl.engines.base import Completion, Engine, Sampling
+from agentrl.engines.rng import derive_seed
+from agentrl.errors import FaultRateError, InfrastructureError
+from agentrl.render.transcript import Writer
+from agentrl.rollout.metrics import sandbox_metrics
+from agentrl.rollout.plan import EpisodeSpec
+from agentrl.toolenv.author import ask
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.registry import make
+from agentrl.toolenv.tools.python import sandbox_counters
+from agentrl.types import CutTurn, CutTurns, Group, Segment, Stop, Trajectory
+
+EngineFor = Callable[[str], Engine]
+"""Maps a task's id to the engine that plays it: the same one for all tasks, except where a script is played."""
+
+
+def always(engine: Engine) -> EngineFor:
+    """Use the same engine for every task."""
+
+    def engine_for(_task_id: str) -> Engine:
+        return engine
+
+    return engine_for
+
+
+@dataclass(slots=True, kw_only=True)
+class Clock:
+    """Seconds spent while collecting, summed over concurrent episodes."""
+
+    tools: float = 0.0
+    """Seconds in environments: tools and grading."""
+    engine: float = 0.0
+    """Seconds of waiting for completions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeLimits:
+    """Limits of an episode's length."""
+
+    episode_tokens: int
+    """Most tokens of an episode, prompt and tool output included."""
+    cut_turns: CutTurns = "end"
+    """How to treat a turn that the limit of a turn, or of the episode, cut off."""
+
+    def after_cut(self, spent: bool) -> CutTurns:
+        """Say how to treat a turn that was cut off; where the episode's tokens are spent, it can't continue."""
+        return "end" if spent and self.cut_turns == "continue" else self.cut_turns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """Episodes of one collection, and what became of the others."""
+
+    groups: tuple[Group, ...]
+    """The complete groups, in the order they were asked for."""
+    faults: int
+    """Attempts at an episode that an infrastructure fault ended."""
+    lost: int
+    """Groups left out because an episode failed twice."""
+    seconds: float
+    """Wall time of the whole collection."""
+    clock: Clock
+    """The episodes' time in environments and in the engine, summed over all of them."""
+    sandbox: Mapping[str, float]
+    """Metrics of the sandbox behind the ``python`` tool during the collection."""
+
+
+async def play(
+    env: ToolEnv, engine: Engine, renderer: Writer, spec: EpisodeSpec, *, sampling: Sampling, player: "Player"
+) -> Trajectory:
+    """Play one episode.
+
+    Args:
+        env: steps in a thread of ``player``, so that other episodes go on meanwhile.
+        engine: samples the turns.
+        renderer: writes messages as tokens.
+        spec: task and seed.
+        sampling: temperature; ``max_tokens`` is the limit of a turn.
+        player: threads, limits and clock.
+
+    Raises:
+        InfrastructureError: a sandbox or the engine failed.
+    """
+    first, _ = await player.in_thread(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
+    segments = [renderer.prompt(first)]
+    tokens = list(segments[0].token_ids)
+    rewards, usages = list[float](), list[tuple[int, int]]()
+    stop: Stop | None = None
+    while stop is None:
+        # Only a first prompt that is too long leaves no room: later ones are checked before they are appended.
+        room = player.limits.episode_tokens - len(tokens)
+        if room < 1:
+            stop = Stop.TOKEN_LIMIT
+            break
+        turn = Sampling(
+            temperature=sampling.temperature,
+            max_tokens=min(room, sampling.max_tokens),
+            stop_ids=renderer.stop_ids,
+        )
+        completion = await player.timed(engine.generate(tuple(tokens), turn, seed=derive_seed(spec.seed, len(rewards))))
+        segments.append(_policy(completion))
+        usages += [completion.usage] if completion.usage else []
+        tokens += completion.token_ids
+        # A cut turn that has filled the room met the episode's limit, else it met that of the turn.
+        spent = len(completion.token_ids) == room
+        action = renderer.text(completion.token_ids)
+        if completion.finish == "length":
+            action = CutTurn(action, player.limits.after_cut(spent))
+        messages, reward, terminated, truncated, _ = await player.in_thread(env.step, action)
+        rewards.append(reward)
+        if terminated or truncated:
+            stop = Stop.TERMINATED if terminated else _why_truncated(action, spent)
+            break
+        # Where no token could be sampled behind the answer, it is left out: an episode ends with a sampled turn.
+        new = renderer.extend(completion.token_ids, messages)
+        if len(tokens) + sum(len(segment.token_ids) for segment in new) >= player.limits.episode_tokens:
+            stop = Stop.TOKEN_LIMIT
+            break
+        segments += new
+        tokens += [token for segment in new for token in segment.token_ids]
+    trajectory = _trajectory(env, spec, segments, rewards, stop, usages)
+    assert list(trajectory.token_ids) == tokens, "an episode's record must be the very tokens that were played"
+    return trajectory
+
+
+def _why_truncated(action: str, spent: bool) -> Stop:
+    # Gymnasium's flag does not say which limit it was. Unless a cut turn ended the episode, it was the number of turns.
+    if not isinstance(action, CutTurn) or action.then != "end":
+        return Stop.TURN_LIMIT
+    return Stop.TOKEN_LIMIT if spent else Stop.TURN_CUT
+
+
+def _policy(completion: Completion) -> Segment:
+    cut = completion.finish == "length"
+    return Segment("policy", completion.token_ids, completion.logprobs, completion.version, cut, completion.swaps)
+
+
+def _trajectory(
+    env: ToolEnv,
+    spec: EpisodeSpec,
+    segments: Sequence[Segment],
+    rewards: Sequence[float],
+    stop: Stop,
+    usages: Sequence[tuple[int, int]],
+) -> Trajectory:
+    episode = env.episode
+    return Trajectory(
+        task_id=spec.task_id,
+        seed=spec.seed,
+        segments=tuple(segments),
+        rewards=tuple(rewards),
+        stop=stop,
+        messages=episode.messages,
+        parts=episode.parts or {},
+        tool_runs=episode.tool_runs,
+        env=spec.env,
+        attempt=spec.attempt,
+        tags=episode.task.tags,
+        answer=episode.answer,
+        usage=(sum(read for read, _ in usages), sum(wrote for _, wrote in usages)) if usages else None,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Player:
+    """The threads that environments run in, the limits of an episode, and the clock."""
+
+    limits: EpisodeLimits
+    """Limits of each episode."""
+    threads: ThreadPoolExecutor
+    """Threads in which environments step."""
+    clock: Clock = field(default_factory=Clock)
+    """Time spent so far."""
+
+    async def in_thread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a blocking call of an environment while other episodes go on."""
+
+        def timed() -> tuple[Any, float]:
+            began = time.perf_counter()
+            # A BaseException, such as from sys.exit() in the environment's own code, would end the whole process.
+            result = ask(function.__qualname__, lambda: function(*args, **kwargs), passing=(Exception,))
+            return result, time.perf_counter() - began
+
+        call = self.threads.submit(timed)
+        try:
+            result, seconds = await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            # The caller closes the environment next, which must not happen while a thread is still inside of it.
+            if not call.cancelled():
+                await asyncio.gather(asyncio.wrap_future(call), return_exceptions=True)
+            raise
+        self.clock.tools += seconds
+        return result
+
+    async def timed(self, completion: Awaitable[Completion]) -> Completion:
+        """Wait for a completion, and count the time."""
+        began = time.perf_counter()
+        result = await completion
+        self.clock.engine += time.perf_counter() - began
+        return result
+
+
+class Collector:
+    """Plays groups of episodes, many at a time, each on an instance of its environment.
+
+    An infrastructure fault is no outcome of an episode: the episode is retried once on another environment, and if that
+    fails too its group is left out.
+
+    Args:
+        envs: each environment's id and own arguments, by the name that an episode's spec has.
+        renderer: writes messages as tokens.
+        limits: how long an episode may be.
+        concurrency: episodes that run at the same time.
+        max_fault_rate: share of lost groups above which the collection fails.
+    """
+
+    def __init__(
+        self,
+        envs: Mapping[str, tuple[str, Mapping[str, Any]]],
+        renderer: Writer,
+        *,
+        limits: EpisodeLimits,
+        concurrency: int = 64,
+        max_fault_rate: float = 0.01,
+    ) -> None:
+        self._envs = envs
+        self._renderer = renderer
+        self._renderers: dict[str, Writer] = {}
+        self._limits = limits
+        self._concurrency = concurrency
+        self._max_fault_rate = max_fault_rate
+        self._threads: ThreadPoolExecutor | None = None
+        self._idle: dict[str, list[ToolEnv]] = {name: [] for name in envs}
+
+    def __getstate__(self) -> dict[str, object]:
+        # Threads and environments can't be pickled: another process makes its own.
+        return {**self.__dict__, "_threads": None, "_idle": {name: [] for name in self._envs}}
+
+    async def collect(
+        self,
+        specs: Sequence[Sequence[EpisodeSpec]],
+        engine_for: EngineFor,
+        sampling: Sampling,
+        *,
+        on_episode: Callable[[Trajectory], None] = lambda _: None,
+        known: Mapping[int, Trajectory] = MappingProxyType({}),
+        gate: asyncio.Semaphore | None = None,
+    ) -> Collected:
+        """Play groups; those that are complete are given in order.
+
+        Args:
+            specs: one sequence per group, its members' task and seeds.
+            engine_for: gives the engine of an episode.
+            sampling: temperature; ``max_tokens`` limits a turn.
+            on_episode: called with each finished episode.
+            known: episodes that were played before, by their seed; they are taken as they are.
+            gate: bounds the episodes at a time of several collections together; else each has its own ``concurrency``.
+
+        Raises:
+            FaultRateError: more groups were lost than ``max_fault_rate`` allows.
+        """
+        began, before = time.perf_counter(), sandbox_counters()
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(min(self._concurrency, 32), thread_name_prefix="agentrl-env")
+        player = Player(limits=self._limits, threads=self._threads)
+        gate, faults = gate or asyncio.Semaphore(self._concurrency), list[InfrastructureError]()
+
+        async def member(spec: EpisodeSpec) -> Trajectory | None:
+            trajectory, attempts = known.get(spec.seed), 0
+            while trajectory is None and attempts < 2:
+                attempts += 1
+                async with gate:
+                    try:
+                        trajectory = await self._episode(spec, engine_for, sampling, player)
+                    except InfrastructureError as error:
+                        faults.append(error)
+            if trajectory is not None:
+                on_episode(trajectory)
+            return trajectory
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [[tasks.create_task(member(spec)) for spec in group] for group in specs]
+        except ExceptionGroup as errors:
+            # One bug in an environment breaks many episodes alike: the first error says it all.
+            raise errors.exceptions[0] from None
+        played = [[task.result() for task in group] for group in running]
+        groups = tuple(Group(tuple(t for t in group if t)) for group in played if all(group))
+        lost = len(specs) - len(groups)
+        self._check_rate(lost, len(specs), faults)
+        return Collected(
+            groups=groups,
+            faults=len(faults),
+            lost=lost,
+            seconds=time.perf_counter() - began,
+            clock=player.clock,
+            sandbox=sandbox_metrics(before, sandbox_counters()),
+        )
+
+    def _check_rate(self, lost: int, count: int, faults: Sequence[InfrastructureError]) -> None:
+        if lost > self._max_fault_rate * count:
+            raise FaultRateError(
+                f"{lost} of {count} groups were lost to infrastructure faults, more than max_fault_rate="
+                f"{self._max_fault_rate:g} allows; the last fault: {faults[-1]}"
+            ) from faults[-1]
+
+    async def _episode(
+        self, spec: EpisodeSpec, engine_for: EngineFor, sampling: Sampling, player: Player
+    ) -> Trajectory:
+        # Making an environment may load data sets: one that has ended an episode well is used again.
+        env_id, env_args = self._envs[spec.env]
+        env = self._idle[spec.env].pop() if self._idle[spec.env] else make(env_id, **env_args)
+        try:
+            engine = engine_for(spec.task_id)
+            # A template may describe the tools, and each environment has its own.
+            if spec.env not in self._renderers:
+                self._renderers[spec.env] = self._renderer.describing(env.dialect.template_tools)
+            renderer = self._renderers[spec.env]
+            trajectory = await play(env, engine, renderer, spec, sampling=sampling, player=player)
+        except BaseException:
+            # A broken sandbox goes with its environment, and what closing it raises must not hide the fault.
+            with suppress(Exception):
+                env.close()
+            raise
+        # Closed even so: an idle environment must not hold a sandbox that others wait for.
+        env.close()
+        self._idle[spec.env].append(env)
+        return trajectory
+
+    def close(self) -> None:
+        """Close every environment and thread."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+            self._threads = None
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().close()

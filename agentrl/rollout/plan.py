@@ -1,0 +1,144 @@
+"""Plan episodes: the tasks of a split, their order, and the turns of the environment's gold player."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from agentrl.engines.base import Sampling
+from agentrl.engines.rng import derive_seed
+from agentrl.errors import ConfigError
+from agentrl.toolenv.dialects import Dialect
+from agentrl.toolenv.registry import make
+from agentrl.toolenv.tasks import TaskSet
+from agentrl.toolenv.versions import versions_of
+from agentrl.types import Message, Origin, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSpec:
+    """Task and seed of one episode."""
+
+    task_id: str
+    """Id of the task."""
+    seed: int
+    """Seeds the environment; sampling derives the seed of each turn from it."""
+    env: str = ""
+    """Name of the environment in a run that mixes several."""
+    attempt: int | None = None
+    """Which attempt at its task it is in an evaluation, from 0."""
+
+
+class TaskSource:
+    """Tasks and properties of one split of an environment, which is made only once for all of them.
+
+    Args:
+        env_id: the environment's id.
+        env_args: the environment's own arguments, without the split.
+        split: name of the split.
+        name: of the environment in a run that mixes several.
+
+    Raises:
+        UnknownNameError: there is no such environment or split.
+        ConfigError: the environment does not take one of ``env_args``.
+    """
+
+    def __init__(self, env_id: str, env_args: Mapping[str, Any], split: str, name: str = "") -> None:
+        self.env_id, self.env_args, self.split, self.name = env_id, env_args, split, name
+        self._env = make(env_id, **{**env_args, "split": split})
+        # Tasks and gold player need no sandbox, nor anything else that the environment holds open.
+        self._env.close()
+        self.dialect: Dialect = self._env.dialect
+        """Reads and writes the environment's tool calls."""
+        self.best_return: float = self._env.best_return
+        """The most that an episode's return can be."""
+        self.has_tools = bool(self._env.tools)
+        """True where the environment has tools."""
+
+    @property
+    def dialects(self) -> list[Dialect]:
+        """The dialect alone, as a mix of environments has several."""
+        return [self.dialect]
+
+    @property
+    def tasks(self) -> TaskSet:
+        """All tasks of the split.
+
+        Raises:
+            EnvContractError: the environment gives anything but tasks with unique ids.
+        """
+        return self._env.task_set
+
+    def pick(self, count: int, *, first: int = 0, seed: int | None = None) -> Sequence[Task]:
+        """Pick tasks ``first`` to ``first + count``; a finite split begins again where it ends.
+
+        Args:
+            count: number of tasks.
+            first: offset of the first one, counted through all passes; a negative one is in a pass before the first.
+            seed: shuffles each pass of a finite split anew, every task once a pass; None keeps the split's own order.
+        """
+        size, places = self.tasks.size, range(first, first + count)
+        if size is None:
+            return [self.tasks[place] for place in places]
+        # Floor division numbers the passes, the negative ones too, and the modulo is a place in the pass.
+        orders = {number: _order(size, seed, number) for number in {place // size for place in places}}
+        return [self.tasks[orders[place // size][place % size]] for place in places]
+
+    def gold(self, task: Task, what: str, remedy: str) -> Sequence[str]:
+        """Give the turns of the environment's gold player.
+
+        Args:
+            task: one of the split's tasks.
+            what: who needs them, for the error, such as ``"the warm start learns"``.
+            remedy: how to do without, for the error.
+
+        Raises:
+            ConfigError: the environment has no gold player.
+            EnvContractError: its gold is no list of texts.
+        """
+        try:
+            return self._env.gold_turns(task)
+        except NotImplementedError as error:
+            raise ConfigError(f"{what} from gold episodes, and {error}: {remedy}, or give it a gold method") from error
+
+    def opening(self) -> tuple[Message, ...]:
+        """Give the first observation of an episode, always the same one."""
+        # System message and instructions are the environment's own, and only a reset writes them.
+        observation, _ = self._env.reset(seed=0)
+        self._env.close()
+        return observation
+
+    def texts(self, count: int) -> Iterator[str]:
+        """Give the texts of the gold episodes of the first ``count`` tasks, to train a tokenizer on.
+
+        Raises:
+            ConfigError: the environment has no gold player.
+        """
+        opening = [message["content"] for message in self.opening()]
+        for task in itertools.islice(self.tasks, count):
+            gold = self.gold(task, "the tiny model's vocabulary comes", "set model.path")
+            # The names of the roles are what chat templates write between the contents.
+            yield "\n".join(["system\nuser\nassistant\ntool", *opening, task.prompt, *gold])
+
+    def origin(self, sampling: Sampling) -> Origin:
+        """Give the origin that records of this split's episodes carry."""
+        return Origin(
+            env_id=self.env_id,
+            env_args=self.env_args,
+            split=self.split,
+            best_return=float(self.best_return),
+            dialect=self.dialect.label,
+            temperature=sampling.temperature,
+            turn_tokens=sampling.max_tokens,
+            versions=versions_of(type(self._env)),
+        )
+
+
+def _order(size: int, seed: int | None, number: int) -> Sequence[int]:
+    """Give the order of ``size`` tasks in pass ``number``."""
+    if seed is None:
+        return range(size)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "pass", number))
+    return torch.randperm(size, generator=generator).tolist()

@@ -1,0 +1,1 @@
+"""Run folders: settings, episodes, checkpoints and the report of a run."""

@@ -1,0 +1,263 @@
+"""Assemble the parts of a run from its config: model, tokenizer, renderer, engine, collectors."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from agentrl.config import Config, with_overrides
+from agentrl.engines import make_engine
+from agentrl.engines.base import Engine
+from agentrl.engines.rng import derive_seed
+from agentrl.errors import ConfigError, UsageError
+from agentrl.models.load import cast_copy, load_model
+from agentrl.models.lora import add_adapters, base_of, load_adapters, target_names
+from agentrl.models.tiny import make_model, make_tokenizer, tiny_config
+from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.render.transcript import Writer
+from agentrl.rollout.collector import Collector, EpisodeLimits
+from agentrl.rollout.mix import TaskMix
+from agentrl.rollout.plan import TaskSource
+from agentrl.toolenv.dialects import NATIVE, resolve_dialect
+
+_TOKENIZER_TASKS = 500
+_NO_TOKENIZER = "give model.path a folder that holds a model, or its name on the Hugging Face hub"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a run trains."""
+
+    model: PreTrainedModel
+    """The policy that is trained."""
+    tokenizer: PreTrainedTokenizerBase
+    """The policy's tokenizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts(Policy):
+    """Model, tokenizer, renderer and engine of a run."""
+
+    renderer: Renderer
+    """Writes messages as tokens of that tokenizer."""
+    engine: Engine
+    """Samples from a copy of the model."""
+
+
+def assemble(config: Config, source: TaskSource | TaskMix, path: str | Path | None = None) -> Parts:
+    """Make model, tokenizer, renderer and engine.
+
+    Args:
+        config: the run's settings.
+        source: a split of its environments.
+        path: loads the model from here instead of ``config.model.path``.
+
+    Raises:
+        UsageError: the model or its tokenizer can't be loaded.
+        RenderError: the tokenizer's chat template can't be extended.
+        ConfigError: there is no such device, the chat template has no such variable, the engine no such option, or the
+            model no such layer as ``lora.targets`` names.
+        UnknownNameError: there is no such engine.
+    """
+    if config.engine.name == "openai":
+        raise ConfigError("engine 'openai' only evaluates: set engine.name to 'transformers' or 'vllm'")
+    _quiet()
+    tokenizer = run_tokenizer(config, source, path)
+    # All of them, so that tools which can't be described are refused here; a collector makes those of the others.
+    args, dialects = config.model.template_args, source.dialects
+    renderer, *_ = [Renderer(tokenizer, args, dialect.template_tools) for dialect in dialects]
+    model = load_policy(config, tokenizer, path).model
+    longest = config.rollout.episode_tokens + config.rollout.turn_tokens
+    # A copy in the type of the computation: the trainer keeps float32 weights, and the engine's own change only when
+    # they get a new version.
+    sampled = cast_copy(model, getattr(torch, config.model.dtype))
+    options = {"slots": config.rollout.concurrency, "max_length": longest, **config.engine.options}
+    engine = make_engine(config.engine.name, sampled, options)
+    return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=engine)
+
+
+def load_policy(config: Config, tokenizer: Any = None, path: str | Path | None = None) -> Policy:
+    """Load the model of a run, or make the tiny one.
+
+    Args:
+        config: the run's settings.
+        tokenizer: the run's; without one, that of ``model.path`` is loaded.
+        path: loads the model from here instead.
+
+    Raises:
+        UsageError: the model or its tokenizer can't be loaded.
+        ConfigError: there is no such device, or the model has no such layer as ``lora.targets`` names.
+    """
+    _quiet()
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    if config.run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+    # Where there is no repeatable kernel, PyTorch warns.
+    torch.use_deterministic_algorithms(config.run.deterministic, warn_only=True)
+    place = path or config.model.path
+    tokenizer = tokenizer or load_tokenizer(place, _NO_TOKENIZER)
+    device = _device(config.model.device)
+    if place:
+        model = load_model(place, device=device)
+    else:
+        tiny, seed = config.model, derive_seed(config.run.seed, "weights")
+        model: Any = make_model(tokenizer, hidden=tiny.hidden, layers=tiny.layers, heads=tiny.heads, seed=seed)
+        model = model.to(device)
+    if config.lora.rank:
+        target_names(model, config.lora.targets)  # refused here, and not after the warm start
+    return Policy(model=model, tokenizer=tokenizer)
+
+
+def _quiet() -> None:
+    # transformers' own bars and notes would break into ours.
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+
+
+def run_tokenizer(config: Config, source: TaskSource | TaskMix, path: str | Path | None = None) -> Any:
+    """Load the tokenizer of a run's model, or make that of the tiny model from the texts of the environments.
+
+    Args:
+        config: the run's settings.
+        source: a split of its environments.
+        path: loads it from here instead of ``config.model.path``.
+
+    Raises:
+        UsageError: it can't be loaded.
+    """
+    place = path or config.model.path
+    return load_tokenizer(place, _NO_TOKENIZER) if place else make_tokenizer(source.texts(_TOKENIZER_TASKS))
+
+
+def model_config(config: Config, tokenizer: Any) -> PreTrainedConfig:
+    """Read the configuration of a run's model, which says all of it but its weights.
+
+    Args:
+        config: the run's settings.
+        tokenizer: the run's, which gives the tiny model its vocabulary.
+
+    Raises:
+        UsageError: there is none at ``config.model.path``.
+        ConfigError: no tiny model has such a shape.
+    """
+    settings = config.model
+    if not settings.path:
+        return tiny_config(tokenizer, hidden=settings.hidden, layers=settings.layers, heads=settings.heads)
+    try:
+        return AutoConfig.from_pretrained(settings.path)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"no model's config can be read from {settings.path!r}: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def adapt(config: Config, model: PreTrainedModel, *, base: str, saved: Path | None) -> None:
+    """Give a run's model the adapters that ``[lora]`` asks for.
+
+    Args:
+        config: the run's settings.
+        model: the adapters' base.
+        base: its name, as :func:`adapters_base` gives it.
+        saved: a checkpoint that holds adapters; without one they are fresh.
+
+    Raises:
+        UsageError: the checkpoint's adapters are damaged, or belong to another model.
+    """
+    lora = config.lora
+    if saved is not None:
+        load_adapters(model, saved)
+    else:
+        seed = derive_seed(config.run.seed, "lora")
+        add_adapters(model, rank=lora.rank, alpha=lora.alpha, targets=lora.targets, base=base, seed=seed)
+
+
+def adapters_base(config: Config, first: Path) -> str:
+    """Name the model that a run's adapters belong to: ``model.path``, or its first checkpoint.
+
+    Args:
+        config: the run's settings.
+        first: the run's checkpoint of step 0, which holds a whole model where there is none elsewhere: where the run
+            made it, taught it in a warm start, or began with the adapters of another run.
+    """
+    path = config.model.path
+    if not path or config.sft.steps or base_of(path) is not None:
+        return str(first.resolve())
+    return str(Path(path).resolve()) if Path(path).exists() else path
+
+
+def with_dialect(config: Config, path: str | Path | None = None) -> Config:
+    """Replace the dialect ``native`` in a config with the one that the model's chat template writes.
+
+    Args:
+        config: the run's settings.
+        path: loads the tokenizer from here instead of ``config.model.path``.
+
+    Raises:
+        UsageError: the tokenizer can't be loaded.
+        ConfigError: the template writes no known dialect, or the model is the tiny one, which was never taught any.
+    """
+    native = [name for name, env in config.env.played.items() if env.args.get("dialect") == NATIVE]
+    if not native:
+        return config
+    source = path or config.model.path
+    if not source:
+        raise ConfigError(
+            "env.args.dialect='native' needs a model that was taught to call tools: set model.path, or use dialect "
+            "'fence', 'hermes' or 'xml'"
+        )
+    dialect = resolve_dialect(NATIVE, load_tokenizer(source, _NO_TOKENIZER))
+    places = [f"env.mix.{name}" if name else "env" for name in native]
+    return with_overrides(config, [f"{place}.args.dialect={dialect}" for place in places])
+
+
+def task_source(config: Config, split: str) -> TaskSource:
+    """Make the task source of one split of the config's environment.
+
+    Raises:
+        UnknownNameError: there is no such environment or split.
+        ConfigError: the environment does not take one of ``env.args``, or the config mixes several.
+    """
+    if config.env.mix:
+        raise ConfigError("env.mix names several environments: task_mix gives the tasks of all")
+    return TaskSource(config.env.id, config.env.args, split)
+
+
+def task_mix(config: Config, split: str) -> TaskMix:
+    """Make the task source of one split of each of the config's environments.
+
+    Raises:
+        UnknownNameError: there is no such environment or split.
+        ConfigError: an environment does not take one of its arguments.
+    """
+    envs, rollout = config.env.played, config.rollout
+    return TaskMix(
+        {name: TaskSource(env.id, env.args, split, name) for name, env in envs.items()},
+        {name: env.weight for name, env in envs.items()},
+        block=rollout.tasks * (1 + rollout.refills),
+    )
+
+
+def make_collector(config: Config, renderer: Writer, *, split: str) -> Collector:
+    """Make a collector of episodes of one split of the config's environments."""
+    rollout = config.rollout
+    return Collector(
+        {name: (env.id, {**env.args, "split": split}) for name, env in config.env.played.items()},
+        renderer,
+        limits=EpisodeLimits(episode_tokens=rollout.episode_tokens, cut_turns=rollout.cut_turns),
+        concurrency=rollout.concurrency,
+        max_fault_rate=rollout.max_fault_rate,
+    )
+
+
+def _device(name: str) -> str:
+    # Only an allocation tells if a device is there and works; a name alone may be valid and not usable here.
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"there is no device {name!r} here: {str(error).splitlines()[0]}") from error
+    return name

@@ -1,0 +1,269 @@
+"""Checkpoints: written to a temporary folder, synced, then renamed, so that a kill at any instant leaves a whole one.
+
+Seeds derive from the run's seed and the step, so weights, optimizer and step number are all that a run resumes from.
+``SHA256SUMS``, written last, detects any change to a saved checkpoint; ``sha256sum -c`` reads it too.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from agentrl.errors import RunFolderError, UsageError
+from agentrl.models.load import cast_copy, load_model
+from agentrl.models.lora import base_of, is_adapted, save_adapters
+from agentrl.render.renderer import load_tokenizer
+from agentrl.runs.folder import RunFolder, checkpoints, numbered
+from agentrl.runs.records import read_episodes, write_episodes
+from agentrl.types import Origin, Trajectory
+
+_STATE = "trainer.json"
+_OPTIMIZER = "optimizer.pt"
+_SUMS = "SHA256SUMS"
+_UNUSED = "unused.jsonl.zst"
+
+
+def save_checkpoint(
+    path: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    weights: dict[str, Tensor] | None = None,
+    optimizer: Mapping[str, Any] | None = None,
+    state: dict[str, object],
+    unused: Sequence[Trajectory] = (),
+    origins: Mapping[str, Origin] = MappingProxyType({}),
+) -> None:
+    """Write a checkpoint that ``AutoModelForCausalLM.from_pretrained`` and ``AutoTokenizer.from_pretrained`` load.
+
+    Of a model with adapters it holds these alone, as ``peft.PeftModel.from_pretrained`` loads them.
+
+    Args:
+        path: the checkpoint's folder; one that exists already is left unchanged.
+        model: saved as safetensors.
+        tokenizer: saved with its chat template.
+        weights: the model's, where it does not hold them itself, or not whole.
+        optimizer: its state, for resuming.
+        state: plain data: ``step`` and ``updates`` at least.
+        unused: episodes that were played and not trained on yet.
+        origins: of the environments of these.
+    """
+    # A run that is stopped right after it has saved asks for the same checkpoint again.
+    if path.exists():
+        return
+    # Beside its final place, on the same file system: only there is a rename atomic. A kill may have left an old one.
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        if is_adapted(model):
+            save_adapters(model, temporary)
+        else:
+            model.save_pretrained(temporary, state_dict=weights)
+        tokenizer.save_pretrained(temporary)
+        if optimizer is not None:
+            torch.save(optimizer, temporary / _OPTIMIZER)
+        if unused:
+            write_episodes(temporary / _UNUSED, unused, tokenizer, origins)
+        (temporary / _STATE).write_text(json.dumps(state), encoding="utf-8")
+        sums = "".join(f"{_sha256(temporary / name)}  {name}\n" for name in sorted(_files(temporary)))
+        (temporary / _SUMS).write_text(sums, encoding="utf-8")
+        # Everything must be on disk before the rename is: a power failure could else leave the name without contents.
+        for file in temporary.rglob("*"):
+            _sync(file)
+        _sync(temporary)
+        temporary.rename(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
+        raise
+    _sync(path.parent)  # the rename itself is a change to this folder
+
+
+def damage(path: Path) -> str:
+    """Describe the damage to a checkpoint, in words that follow its name; empty where it is as it was saved.
+
+    One saved by an older version has no checksums: only its step is checked.
+    """
+    try:
+        lines = (path / _SUMS).read_text(encoding="utf-8").splitlines() if (path / _SUMS).exists() else []
+        sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        # The union: a file that is missing counts as damage, and so does one that was added.
+        for name in sorted(sums.keys() | _files(path)) if sums else ():
+            if sums.get(name) != _sha256(path / name):
+                return f"holds another {name} than it was saved with"
+        base = base_of(path)
+        if base is not None and (Path(base) / _SUMS).exists() and (fault := damage(Path(base))):
+            return f"has the adapters of {base}, which {fault}"
+        state = load_state(path)
+    except (OSError, ValueError, UsageError) as error:
+        return f"can't be read ({error})"
+    # Whatever writes "records" writes checksums too, so they were lost.
+    if not sums and "records" in state:
+        return f"has no {_SUMS}"
+    right = f"step-{state['step']:06d}"  # else it is of another run, or was renamed
+    return f"is of {right}" if path.name.startswith("step-") and path.name != right else ""
+
+
+def newest(run: Path, say: Callable[[str], None]) -> tuple[Path | None, list[Path]]:
+    """Find a run's newest whole checkpoint, and the damaged ones after it.
+
+    Args:
+        run: the run's folder.
+        say: is told of each checkpoint that is passed over.
+
+    Raises:
+        RunFolderError: the run has checkpoints, and none of them is whole.
+    """
+    broken: dict[Path, str] = {}
+    for path in reversed(numbered(run)):
+        if not (fault := damage(path)):
+            if broken:
+                say(f"warning: {', '.join(broken.values())}: {path.name} is taken instead, the last whole checkpoint")
+            _tell_of_no_sums(path, say)
+            return path, list(broken)
+        broken[path] = f"{path.name} {fault}"
+    if checkpoints(run):
+        raise RunFolderError(f"no checkpoint of {str(run)!r} is whole: {', '.join(broken.values())}: put a copy back")
+    return None, list(broken)
+
+
+def model_at(path: str, say: Callable[[str], None]) -> str:
+    """Locate the model that ``path`` names: a run's last whole checkpoint, else ``path`` itself.
+
+    Raises:
+        RunFolderError: the run has no checkpoint yet, or only damaged ones; or the checkpoint is damaged.
+    """
+    place = Path(path)
+    # A folder with a config.json is itself a model in Hugging Face's form; one with a config.toml alone is a run.
+    if path and (place / "config.toml").is_file() and not (place / "config.json").is_file():
+        saved, _ = newest(place, say)
+        if saved is None:
+            raise RunFolderError(f"the run {path!r} has no checkpoint yet")
+        return str(saved)
+    if path and ((place / _STATE).exists() or place in checkpoints(place.parent.parent)):
+        if fault := damage(place):
+            raise RunFolderError(f"the checkpoint {path!r} {fault}: name another one, or put a whole copy back")
+        _tell_of_no_sums(place, say)
+    return path
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read the plain data of a checkpoint.
+
+    Raises:
+        RunFolderError: ``path`` is no checkpoint of a run.
+    """
+    try:
+        state: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        return {**state, "step": int(state["step"]), "updates": int(state["updates"])}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RunFolderError(f"{str(path)!r} is no checkpoint of a run: {_STATE}: {error!r}") from error
+
+
+def load_optimizer(path: Path, take: Callable[[Mapping[str, Any]], None]) -> None:
+    """Load the optimizer's state of a checkpoint, and pass it to ``take``.
+
+    Raises:
+        RunFolderError: it is missing, unreadable or refused by ``take``: without it the run would continue otherwise.
+    """
+    try:
+        take(torch.load(path / _OPTIMIZER, weights_only=True, map_location="cpu"))
+    except Exception as error:  # torch raises all kinds of things on a file that is none of its own
+        raise RunFolderError(
+            f"{path / _OPTIMIZER} can't be read ({type(error).__name__}): put a whole copy back, or move {path.name} "
+            "away to go on from the checkpoint before it"
+        ) from error
+
+
+def load_unused(path: Path) -> list[Trajectory]:
+    """Read the episodes that a checkpoint keeps for later steps.
+
+    Raises:
+        TrajectoryError: the file holds anything else.
+    """
+    file = path / _UNUSED
+    return [record.trajectory for record in read_episodes(file)] if file.exists() else []
+
+
+def prune(run: Path, keep: int) -> None:
+    """Delete all checkpoints of a run but that of step 0, to which adapters and a reference may refer, and the newest.
+
+    Args:
+        run: the run's folder.
+        keep: how many of the newest to keep; 0 keeps all.
+    """
+    for path in checkpoints(run)[1:-keep] if keep else ():
+        # Renamed first: a kill must not leave half of a checkpoint under its name.
+        gone = path.rename(path.with_name(f".{path.name}.tmp"))
+        shutil.rmtree(gone)
+
+
+def load_reference(run: RunFolder, device: str) -> PreTrainedModel:
+    """Load the model that a run's reinforcement learning began with, which its KL penalty refers to.
+
+    Raises:
+        RunFolderError: the checkpoint that holds it is missing or damaged.
+    """
+    path = run.checkpoint(0)
+    if fault := damage(path):
+        raise RunFolderError(f"{path} {fault}, and is the reference of algo.kl_coef: put a whole copy back")
+    return load_model(path, device=device)
+
+
+def export(path: str, out: Path, dtype: str, say: Callable[[str], None]) -> None:
+    """Write the model that ``path`` names, adapters added to its weights, and its tokenizer, in Hugging Face's form.
+
+    Args:
+        path: a run, a checkpoint of one, or a folder of adapters or of a model.
+        out: a folder that does not exist yet.
+        dtype: of the written weights, such as ``"bfloat16"``.
+        say: is told of checkpoints that are passed over.
+
+    Raises:
+        UsageError: there is no such model, it is damaged, or ``out`` exists or can't be written.
+    """
+    place = model_at(path, say)
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"the folder {str(out)!r} can't be made ({error.strerror}): name another one") from error
+    try:
+        tokenizer = load_tokenizer(place, "name a run, or a folder that holds a model")
+        cast_copy(load_model(place), getattr(torch, dtype)).save_pretrained(out)
+        tokenizer.save_pretrained(out)
+    except BaseException:
+        shutil.rmtree(out)
+        raise
+
+
+def _tell_of_no_sums(path: Path, say: Callable[[str], None]) -> None:
+    if not (path / _SUMS).exists():
+        say(f"{path.name} was saved without checksums, by an older agentrl: damage to its weights would not be seen")
+
+
+def _files(path: Path) -> set[str]:
+    """List the files of a checkpoint, without its checksums and hidden files."""
+    # File browsers and network file systems leave hidden files of their own.
+    files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+    return {str(file.relative_to(path)) for file in files} - {_SUMS}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,337 @@
+"""The run folder: created once, locked while in use, never overwritten."""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import tomli_w
+
+from agentrl.config import Config, RunSettings, parse_config, read_toml, with_overrides
+from agentrl.errors import ConfigError, InfrastructureError, RunFolderError, nearest
+
+_MAY_CHANGE = (
+    *("run.threads", "run.ranks", "model.device", "rollout.concurrency"),
+    "rollout.max_fault_rate",
+    *("optim.steps", "optim.max_sampled_tokens", "optim.max_tokens", "optim.gradient_checkpointing"),
+    *("eval.*", "save.*", "log.*"),
+)
+"""Settings that may change when a run is resumed: its length, hardware, speed and evaluation. The others decide what is
+learned."""
+_RECORDS = ("metrics.jsonl", "evals.jsonl")
+_PACKAGES = ("agentrl", "torch", "transformers", "tokenizers", "gymnasium", "numpy", "sympy")
+
+
+class RunFolder(AbstractContextManager["RunFolder"]):
+    """One run's folder, locked for this process until closed.
+
+    Use :meth:`create` or :meth:`resume`.
+    """
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, config: Config, *, numbered: bool, dialect: str = "") -> "RunFolder":
+        """Create the folder of a new run and write its config.
+
+        Args:
+            config: names the run.
+            numbered: if the name is taken, use the next free ``name-2``, ``name-3`` …
+            dialect: name and hash of the dialect that the run is trained in.
+
+        Raises:
+            RunFolderError: the folder exists or can't be written.
+        """
+        path = Path(config.run.dir) / config.run.name
+        number = 1
+        try:
+            while numbered and path.exists():
+                number += 1
+                path = Path(config.run.dir) / f"{config.run.name}-{number}"
+            # mkdir refuses a folder that exists, so of two runs that start at once only one gets the name.
+            path.mkdir(parents=True)
+            (path / "episodes").mkdir()
+            write_config(path, config, dialect)
+        except FileExistsError as error:
+            raise RunFolderError(
+                f"the run folder {str(path)!r} exists already: choose another --name, or go on with --resume {path}"
+            ) from error
+        except OSError as error:
+            raise RunFolderError(f"the run folder {str(path)!r} can't be made: {error.strerror}") from error
+        return cls(path, lock_folder(path))
+
+    @classmethod
+    def resume(cls, path: Path) -> tuple["RunFolder", Config]:
+        """Open the folder of a run that ended or was stopped.
+
+        Raises:
+            RunFolderError: there is no run at ``path``, or another process is using it.
+        """
+        config = read_config(path)
+        return cls(path, lock_folder(path)), config
+
+    def append(self, file: str, row: Mapping[str, object]) -> None:
+        """Append a line to a JSONL file; it is on disk when this returns.
+
+        Raises:
+            InfrastructureError: the line can't be written.
+        """
+        with self.writing(), (self.path / file).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    @contextmanager
+    def writing(self, *kinds: type[Exception]) -> Generator[None]:
+        """Turn a failed write into an error that names the disk and the last checkpoint.
+
+        Args:
+            kinds: exceptions that mean a failed write, beside ``OSError``.
+
+        Raises:
+            InfrastructureError: one of these was raised.
+        """
+        try:
+            yield
+        except (OSError, *kinds) as error:
+            place, saved = self.path.resolve(), checkpoints(self.path)
+            disk = next(folder for folder in (place, *place.parents) if folder.is_mount())
+            raise InfrastructureError(
+                f"the disk at {disk}, with {shutil.disk_usage(disk).free / 1e6:.1f} MB left, does not take what the "
+                f"run writes ({error}): {saved[-1].name if saved else 'no checkpoint'} is saved; when there is room, "
+                f"go on with: agentrl train --resume {self.path}"
+            ) from error
+
+    def seal(self) -> dict[str, tuple[int, str]]:
+        """Give length and checksum of each JSONL file as it is; a checkpoint stores them for :meth:`kept`."""
+        return {file: _sealed(_bytes(self.path / file)) for file in _RECORDS}
+
+    def kept(self, step: int, sealed: Mapping[str, Sequence[Any]]) -> dict[str, bytes]:
+        """Select the rows of each JSONL file up to ``step``: the run that is resumed there writes the later ones again.
+
+        Args:
+            step: of its checkpoint; -1 where it has none and begins again.
+            sealed: result of :meth:`seal` for the checkpoint; empty where an older version saved it.
+
+        Returns:
+            The bytes that each file keeps.
+
+        Raises:
+            RunFolderError: a file does not begin with what it held then, or can't be read.
+        """
+        kept: dict[str, bytes] = {}
+        for file in _RECORDS:
+            path, (size, digest) = self.path / file, sealed.get(file, _sealed(b""))
+            data = _bytes(path)
+            if step < 0 and data:
+                raise RunFolderError(f"{path} has rows, and the run no checkpoint: put its folder checkpoints back")
+            if _sealed(data[:size]) != (size, digest):
+                raise RunFolderError(
+                    f"{path} is damaged or gone: its first {size} bytes are not those that it had when step-{step:06d} "
+                    "was saved; put a copy back, or move that checkpoint away to go on from the one before it"
+                )
+            if not sealed:
+                read_jsonl(path)  # without a checksum: no line may be lost silently
+            # Behind the seal stands what was written after the checkpoint. Its evaluation has the same step and stays;
+            # the last piece is empty, or a line that was cut off.
+            rows = ((line + b"\n", read_row(line)) for line in data[size:].split(b"\n")[:-1])
+            kept[file] = data[:size] + b"".join(line for line, row in rows if row and row["step"] <= step)
+        return kept
+
+    def episodes(self, step: int) -> Path:
+        """Give the path of a step's episodes."""
+        return self.path / "episodes" / f"step-{step:06d}.jsonl.zst"
+
+    def checkpoint(self, step: int) -> Path:
+        """Give the path of a step's checkpoint."""
+        return self.path / "checkpoints" / f"step-{step:06d}"
+
+    def close(self) -> None:
+        """Release the lock, so that other processes can use the folder."""
+        self._lock.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def write_config(path: Path, config: Config, dialect: str) -> None:
+    """Write every setting, the versions of what runs it, and the dialect into the folder at ``path``."""
+    # Python's version comes last: without it ``read_config`` knows that the file was cut off.
+    versions = versions_of(_PACKAGES) | {"python": platform.python_version()}
+    versions = {"dialect": dialect, **versions} if dialect else versions
+    text = tomli_w.dumps({**config.model_dump(mode="json"), "versions": versions})
+    replace(path / "config.toml", text.encode())
+
+
+def read_config(path: Path) -> Config:
+    """Read the config of the run at ``path``.
+
+    Raises:
+        RunFolderError: there is no run, and the message names the nearest folder that holds one; or the file was cut
+            off.
+    """
+    file = path / "config.toml"
+    if not file.is_file():
+        folders = {folder for folder in (path.parent, Path(RunSettings().dir)) if folder.is_dir()}
+        runs = {str(other) for folder in folders for other in folder.iterdir() if (other / "config.toml").is_file()}
+        raise RunFolderError(f"there is no run in {str(path)!r}; {nearest(str(path), runs)}")
+    data = read_toml(file)
+    if "python" not in data.pop("versions", {}):
+        raise RunFolderError(f"{file} was cut off: a run's ends with the versions that ran it; put a whole copy back")
+    return parse_config(data)
+
+
+def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
+    """Override settings, ``section.key=value`` each, of a run at ``path`` that is resumed.
+
+    Raises:
+        ConfigError: a key is unknown, a value is invalid, or the setting can't change in a resumed run.
+    """
+    new = with_overrides(config, overrides)
+    before, after = kept_settings(config), kept_settings(new)
+    for name in (override.partition("=")[0] for override in overrides):
+        # An override may reach into a table, as env.args.dialect does. One that changes nothing is allowed.
+        setting = ".".join(name.split(".")[:2])
+        if before.get(setting) != after.get(setting):
+            raise ConfigError(
+                f"{name} can't change in a run that goes on, only {', '.join(_MAY_CHANGE)}; a new run can begin with "
+                f"this one's model: --set model.path={path}"
+            )
+    return new
+
+
+def kept_settings(config: Config) -> dict[str, Any]:
+    """Select the settings that can't change when a run is resumed, as plain data by ``section.key``."""
+    changing = set(_MAY_CHANGE)
+    return {
+        name: value
+        for name, value in settings_of(config).items()
+        if not {name, f"{name.partition('.')[0]}.*"} & changing
+    }
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Flatten all settings to plain data by ``section.key``."""
+    sections: dict[str, dict[str, Any]] = config.model_dump(mode="json")
+    return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
+
+
+def read_dialect(path: Path) -> str:
+    """Read name and hash of the dialect that the run at ``path`` was trained in; empty where it is not recorded."""
+    return str(read_toml(path / "config.toml").get("versions", {}).get("dialect", ""))
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a JSONL file; a last line that was cut off while it was written is left out.
+
+    Raises:
+        RunFolderError: a line is no row, or the file can't be read.
+    """
+    rows: list[dict[str, Any]] = []
+    for at, line in enumerate(_bytes(path).split(b"\n")[:-1], start=1):
+        if (row := read_row(line)) is None:
+            raise RunFolderError(
+                f"line {at} of {path} is no JSON object with a step: put a copy of the file back, or take the line out"
+            )
+        rows.append(row)
+    return rows
+
+
+def read_row(line: bytes) -> dict[str, Any] | None:
+    """Parse a line of a JSONL file; None where it is no JSON object whose ``step`` is a number."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int | float) else None
+
+
+def checkpoints(path: Path) -> list[Path]:
+    """List the checkpoints of the run at ``path``, oldest first."""
+    return [entry for entry in numbered(path) if entry.is_dir()]
+
+
+def numbered(path: Path) -> list[Path]:
+    """List all entries named like checkpoints of the run at ``path``, oldest first; they may include a stray file."""
+    folder = path / "checkpoints"
+    if not folder.is_dir():
+        return []
+    steps = ((re.fullmatch(r"step-(\d+)", entry.name), entry) for entry in folder.iterdir())
+    return [entry for _, entry in sorted((int(step[1]), entry) for step, entry in steps if step)]
+
+
+def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") -> IO[str]:
+    """Lock a folder, created if need be, against other processes until the returned file is closed.
+
+    Args:
+        path: of the folder.
+        kind: name of such a folder, for the error.
+        option: command-line option that chooses another one, for the error.
+
+    Raises:
+        RunFolderError: it can't be written, or another process is using it.
+    """
+    # Opened to append: the holder's process id in it must survive until the lock is ours. The kernel releases the lock
+    # of a process that dies, so none is ever left over.
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / ".lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(f"the {kind} {str(path)!r} can't be written: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise RunFolderError(
+            f"the {kind} {str(path)!r} is in use by process {holder}: wait for it, or choose another {option}"
+        ) from error
+    lock.truncate(0)
+    with suppress(OSError):  # a full disk: the lock holds without the number
+        os.write(lock.fileno(), str(os.getpid()).encode())
+    return lock
+
+
+def _sealed(data: bytes) -> tuple[int, str]:
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise RunFolderError(f"{path} can't be read: {error.strerror}: put a copy of the file back") from error
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Replace a file's contents atomically."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())  # else an empty file may take the old one's place if the machine fails
+    temporary.replace(path)
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Look up the installed versions of ``packages``, without importing them."""
+    found: dict[str, str] = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found

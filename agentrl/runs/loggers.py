@@ -1,0 +1,116 @@
+"""Loggers: rows of metrics go to JSONL files always, and from here to the trackers that a run asks for as well."""
+
+import hashlib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError, nearest
+
+Row = Mapping[str, float]
+_Logger = tuple[Callable[[Row, int], object], Callable[[], object]]
+"""Logs the metrics of a step; ends."""
+_Start = Callable[[Mapping[str, Any], Path, Mapping[str, object]], _Logger]
+"""Starts a logger with its options, for the run in a folder with these settings."""
+
+
+class Loggers:
+    """All loggers of a run. One that fails is named and left out from then on: the JSONL files have every row.
+
+    Args:
+        names: ``tensorboard``, ``wandb``, ``trackio``, or ``module:function`` for a function of one's own, which is
+            called with each row, a mapping from names to numbers, and its step.
+        options: for each name, keyword arguments of ``SummaryWriter``, ``wandb.init`` or ``trackio.init``.
+        run: the run's folder.
+        settings: the run's settings by dotted name, for trackers that show them.
+        say: prints a line.
+
+    Raises:
+        ConfigError: a name is unknown, its package is not installed, or it does not take its options.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        options: Mapping[str, Mapping[str, Any]],
+        run: Path,
+        settings: Mapping[str, object],
+        say: Callable[[str], None],
+    ) -> None:
+        self._say = say
+        self._loggers: dict[str, _Logger] = {}
+        for name, start in find_loggers(names, options).items():
+            try:
+                self._loggers[name] = start(options.get(name, {}), run, settings)
+            except TypeError as error:
+                raise ConfigError(f"logger {name!r} can't be made with log.options.{name}: {error}") from error
+
+    def log(self, row: Mapping[str, object], step: int, prefix: str = "") -> None:
+        """Log the numbers in ``row``, their names preceded by ``prefix``."""
+        numbers = {prefix + name: value for name, value in row.items() if isinstance(value, int | float)}
+        for name, (log, _) in [*self._loggers.items()]:
+            # A tracker's server or a user's function may fail in any way; hours of training must not end with it.
+            try:
+                log(numbers, step)
+            except Exception as error:
+                self._say(f"warning: the logger {name!r} failed and is left out from here on: {error!r}")
+                del self._loggers[name]
+
+    def close(self) -> None:
+        """End all loggers, which write what they hold back."""
+        for name, (_, close) in self._loggers.items():
+            try:
+                close()
+            except Exception as error:
+                self._say(f"warning: the logger {name!r} could not be ended: {error!r}")
+        self._loggers.clear()
+
+
+def find_loggers(names: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> dict[str, _Start]:
+    """Import what each name stands for, before a run folder is made.
+
+    Raises:
+        ConfigError: a name is unknown, its package is not installed, or there are options without a logger.
+    """
+    if strange := sorted({*options} - {*names}):
+        raise ConfigError(f"log.options has a table for {strange[0]!r}, but log.to does not name it")
+    found: dict[str, _Start] = {}
+    for name in names:
+        module, colon, function = name.partition(":")
+        if not colon and name not in _KNOWN:
+            raise ConfigError(f"there is no logger {name!r}; {nearest(name, _KNOWN)}")
+        try:
+            imported = importlib.import_module(_KNOWN.get(name, module))
+            own = getattr(imported, function) if colon else None
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"log.to names {name!r}, which can't be imported: {error}") from error
+        found[name] = partial(_hook, own) if colon else partial(_STARTS[name], imported)
+    return found
+
+
+def _hook(function: Any, options: Mapping[str, Any], run: Path, settings: Mapping[str, object]) -> _Logger:
+    return partial(function, **options), lambda: None
+
+
+def _tensorboard(module: Any, options: Mapping[str, Any], run: Path, settings: Mapping[str, object]) -> _Logger:
+    writer = module.SummaryWriter(**{"log_dir": str(run / "tensorboard"), **options})
+    return lambda row, step: [writer.add_scalar(name, row[name], step) for name in row], writer.close
+
+
+def _wandb(module: Any, options: Mapping[str, Any], run: Path, settings: Mapping[str, object]) -> _Logger:
+    # A resumed run goes on in the tracker's run of the same id.
+    place = {"dir": str(run), "id": hashlib.sha256(bytes(run.resolve())).hexdigest()[:16]}
+    return _trackio(module, {**place, **options}, run, settings)
+
+
+def _trackio(module: Any, options: Mapping[str, Any], run: Path, settings: Mapping[str, object]) -> _Logger:
+    """Start trackio, which has the interface of wandb but finds the run to resume by its name."""
+    about = {"project": "agentrl", "name": run.name, "config": dict(settings), "resume": "allow"}
+    module.init(**{**about, **options})
+    return lambda row, step: module.log(dict(row), step=step), module.finish
+
+
+_KNOWN = {"tensorboard": "torch.utils.tensorboard.writer", "wandb": "wandb", "trackio": "trackio"}
+_STARTS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}

@@ -1,0 +1,131 @@
+"""Output for people: in colour and with bars at a terminal, plain lines elsewhere, and never control characters."""
+
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+def visible(text: str) -> str:
+    r"""Escape every invisible character in ``text`` but line ends and tabs.
+
+    Texts of tools, tasks and models may hold characters that move the cursor, change colours or reverse the direction
+    of writing; a terminal would obey them.
+
+    Example:
+        >>> visible("a\x1b[2Jb")
+        'a\\x1b[2Jb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def _nothing(*_: object, **_changes: object) -> None:
+    """Show nothing."""
+
+
+class Display:
+    """Shows lines that stay, and phases: with colours and bars where ``out`` is a terminal and rich is installed.
+
+    Args:
+        out: the stream; standard error by default, so that standard output stays usable in pipes.
+    """
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stderr
+        self._bars: Progress | None = None
+        if self._out.isatty() and importlib.util.find_spec("rich") is not None:
+            from agentrl.runs.bars import make_bars
+
+            self._bars = make_bars(self._out)
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print one line that stays.
+
+        Args:
+            text: any text; invisible characters and those that can't be encoded are escaped.
+            style: a style of rich, such as ``"bold red"``.
+        """
+        encoding = self._out.encoding or "utf-8"
+        shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
+        if self._bars is None:
+            print(shown, file=self._out, flush=True)
+        else:  # as it is: rich would read markup in it
+            self._bars.console.print(shown, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def phase(self, name: str, total: int) -> Generator["Bar"]:
+        """Show a bar while the block runs; where there is none, a line every ten seconds."""
+        if self._bars is None:
+            yield Bar(name, total, say=self.say)
+            return
+        self._bars.start()
+        task = self._bars.add_task(name, total=total, note="")
+        try:
+            yield Bar(name, total, draw=partial(self._bars.update, task))
+        finally:
+            self._bars.remove_task(task)
+            if not self._bars.tasks:  # phases nest: evaluation within training
+                self._bars.stop()
+
+
+class Bar:
+    """How far a phase of a :class:`Display` is.
+
+    Args:
+        name: of the phase.
+        total: how many units it has.
+        draw: draws the bar with what has changed.
+        say: prints a line.
+    """
+
+    _EVERY_S = 10.0
+
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        *,
+        draw: Callable[..., None] = _nothing,
+        say: Callable[[str], None] = _nothing,
+    ) -> None:
+        self._name, self._total, self._draw, self._say = name, total, draw, say
+        self._done = self._before = 0
+        self._began = self._told = time.monotonic()
+
+    def expect(self, total: int) -> None:
+        """Correct the expected number of units to ``total``."""
+        self._total = total
+        self._draw(total=total)
+
+    def advance(self, note: str = "") -> None:
+        """Count one more unit as done; without a note it was done in an earlier process."""
+        self._done += 1
+        # It took no time here, so it must not shorten the estimate of those that are left.
+        if not note:
+            self._before += 1
+            self._draw(advance=1)
+            return
+        self._draw(advance=1, note=note)
+        now = time.monotonic()
+        if now - self._told > self._EVERY_S:
+            self._told = now
+            left = time_left((now - self._began) / (self._done - self._before), self._total - self._done)
+            self._say(f"{self._name} {self._done}/{self._total}: {note}, {left}")
+
+
+def time_left(each: float, count: float) -> str:
+    """Say in words how long ``count`` more units will take at ``each`` seconds per unit."""
+    seconds = each * count
+    return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"

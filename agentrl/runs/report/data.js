@@ -1,0 +1,56 @@
+"use strict";
+// Whatever comes from an episode is put on the page as text nodes, never as markup.
+
+const $ = (id) => document.getElementById(id);
+const wait = (ms) => new Promise((resume) => setTimeout(resume, ms));
+
+// Characters that show nothing or move their neighbours, as agentrl/runs/report/text.py finds them.
+const INVISIBLE = /(?! )[\p{C}\p{Z}]/gu;
+const sign = (char) => "U+" + char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+const plain = (text) => String(text).replace(INVISIBLE, sign);
+
+function element(name, attributes = {}, ...inside) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...inside.map((one) => (one instanceof Node ? one : plain(one))));
+  return made;
+}
+
+// Line breaks and tabs stay; `all` gives them a sign as well.
+function marked(place, text, all) {
+  let end = 0;
+  for (const found of text.matchAll(INVISIBLE)) {
+    const known = { "\n": "↵", "\t": "⇥" }[found[0]];
+    if (known && !all) continue;
+    place.append(text.slice(end, found.index), element("i", { class: "sign" }, known || sign(found[0])), known ? found[0] : "");
+    end = found.index + found[0].length;
+  }
+  place.append(text.slice(end));
+}
+
+function written(value, digits = 3) {
+  if (value === null || value === undefined) return "unknown";
+  if (typeof value !== "number") return plain(value);
+  return String(Number(value.toPrecision(digits))).replace(/^-/, "−");
+}
+
+// Blocks stand behind this script: one may not be there yet, or not as a whole.
+async function read(id) {
+  let block = $(id);
+  for (; document.readyState === "loading" && !block?.nextElementSibling; block = $(id)) await wait(20);
+  const text = atob(block.textContent);
+  const bytes = new Uint8Array(text.length);
+  for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// The blocks that were opened last; what is too old to be shown again soon is dropped.
+const opened = new Map();
+function open(id) {
+  const block = opened.get(id) || read(id);
+  opened.delete(id);
+  opened.set(id, block);
+  if (opened.size > 64) opened.delete(opened.keys().next().value);
+  return block;
+}

@@ -1,0 +1,168 @@
+// One episode in a column. Its tokens are in chunks of whole lines; only chunks near the screen hold elements.
+
+const exp = (value) => value === null || value === undefined ? value : Math.exp(value);
+const same = (value) => value;
+// Each view of the tokens: its name; the numbers it shows; how; how one is written; and what it says.
+const MODES = {
+  text: ["Conversation", null, "", same, "What was said, and by whom."],
+  source: ["Tokens by source", null, "", same, "Every token apart; those that the policy sampled have a background."],
+  logp: ["Log-prob", "logp", "low", same, "Nats, as the engine sampled it: the darker, the less probable."],
+  entropy: ["Entropy", "entropy", "high", same, "Nats, of the distribution it was sampled from: the darker, the more."],
+  ratio: ["Ratio", "log_ratio", "signed", exp, "θ/old at the update's first pass: blue over a solid line above 1, orange over a dashed one below."],
+  cumulative: ["Cumulative ratio, clipped", "cumulative_log_ratio", "signed", exp, "Product of the ratios so far; crossed out where the loss cut the gradient."],
+  advantage: ["Advantage", "advantage", "signed", same, "Blue over a solid line raises a token's probability, orange over a dashed one lowers it."],
+  weight: ["W_t", "realized_energy", "high", same, "OTB's realized energy: the episode's weight in the baseline of its group."],
+  baseline: ["B_t", "baseline", "signed", same, "OTB's baseline: what the reward from here on is compared with."],
+  mismatch: ["Trainer − engine", "mismatch", "signed", same, "Nats by which trainer and engine disagree on the log-prob."],
+  version: ["Weight version", null, "", same, "Another background with each version of the weights that sampled."],
+};
+let mode = "text";
+
+function largest(values) {
+  const sizes = (values || []).filter((one) => one !== null).map(Math.abs).sort((a, b) => a - b);
+  return sizes.length ? sizes[Math.floor(0.98 * (sizes.length - 1))] || sizes[sizes.length - 1] : 0;
+}
+
+// Cuts an episode's segments into chunks; a chunk ends with a line where it can, so that it can be a block of its own.
+function chunks(segment, first, sampled) {
+  const found = [];
+  for (let from = 0; from < segment.pieces.length; ) {
+    let to = from, size = 0;
+    while (to < segment.pieces.length && to - from < 1200) {
+      const piece = segment.pieces[to];
+      size += piece.length;
+      to += 1;
+      if (to - from >= 200 && piece.endsWith("\n")) break;
+    }
+    found.push({ segment, from, to, size, first: first + from, sampled: sampled < 0 ? -1 : sampled + from });
+    from = to;
+  }
+  return found;
+}
+
+class Column {
+  constructor(number, row) {
+    Object.assign(this, { number, row, nodes: [], turns: [], scale: new Map() });
+    this.pane = element("article", { class: "episode", tabindex: "0", "aria-label": `Episode of task ${plain(row.task)}, ${row.won ? "solved" : "failed"}` });
+    this.pane.column = this;
+    this.watch = new IntersectionObserver((seen) => seen.forEach((one) => this.turn(one)), { root: this.pane, rootMargin: "1000px" });
+  }
+
+  async fill() {
+    [this.texts, this.numbers] = await Promise.all([open(`text-${this.number}`), open(`numbers-${this.number}`)]);
+    this.pane.replaceChildren(this.header());
+    let first = 0, sampled = 0;
+    for (const segment of this.texts.segments) {
+      const trained = segment.source === "policy", count = segment.pieces.length;
+      const notes = [`${count} token${count === 1 ? "" : "s"}`];
+      if (trained) notes.push(`reward ${written(segment.reward)}`, `weights ${[segment.version, ...segment.swaps.map((one) => one[1])].map((one) => `v${one}`).join(" → ")}`);
+      if (segment.cut) notes.push(`cut at ${count} tokens`);
+      const title = element("h4", {}, trained ? `policy · turn ${this.turns.length + 1}` : segment.source, ...notes.map((note) => element("span", {}, note)));
+      const body = element("div", { class: "tokens" });
+      const section = element("section", { class: `segment ${segment.source}` }, title, body);
+      if (trained) this.turns.push(section);
+      for (const chunk of chunks(segment, first, trained ? sampled : -1)) {
+        const node = element("div", { class: "chunk" });
+        node.chunk = chunk;
+        node.style.height = `${Math.ceil(chunk.size / 80) * 1.45}rem`;
+        this.nodes.push(node);
+        body.append(node);
+      }
+      first += count;
+      sampled += trained ? count : 0;
+      this.pane.append(section);
+    }
+    this.nodes.forEach((node) => this.watch.observe(node));
+  }
+
+  header() {
+    const { row } = this, facts = element("dl", { class: "facts" });
+    const tools = this.texts.tools.map(([name, ok, s]) => `${name} ${ok ? "✓" : "✗"}${s === null ? "" : ` ${(1000 * s).toFixed(1)} ms`}`);
+    const parts = Object.entries(this.texts.parts).map(([name, value]) => `${name} ${written(value)}`);
+    const told = { Stop: `${row.stop}: ${row.why}`, Return: written(row.return), Parts: parts.join(", "), Tokens: `${row.sampled} sampled of ${row.tokens}`, Tools: tools.slice(0, 8).join(", ") + (tools.length > 8 ? `, ${tools.length - 8} more` : "") };
+    for (const [name, text] of Object.entries(told)) if (text) facts.append(element("div", {}, element("dt", {}, name), element("dd", {}, text)));
+    const outcome = element("span", { class: `outcome ${row.won ? "good" : "bad"}` }, row.won ? "✓ solved" : "✗ failed");
+    return element("header", {}, outcome, element("h3", { tabindex: "-1" }, row.task), element("p", {}, [sources[row.source], row.step, `seed ${row.seed}`].filter(Boolean).join(", ")), facts);
+  }
+
+  turn({ target, isIntersecting, boundingClientRect }) {
+    if (isIntersecting) this.show(target);
+    else if (target.firstChild) {
+      target.style.height = `${boundingClientRect.height}px`;
+      target.replaceChildren();
+    }
+  }
+
+  show(node) {
+    const { segment, from, to, first, sampled } = node.chunk;
+    const shown = document.createDocumentFragment();
+    if (mode === "text") marked(shown, segment.pieces.slice(from, to).join(""), false);
+    else for (let at = from; at < to; at += 1) {
+      // <bdi> keeps right-to-left text from moving the tokens around it.
+      const token = document.createElement("bdi");
+      token.at = first + at - from;
+      token.sampled = sampled < 0 ? -1 : sampled + at - from;
+      if (token.sampled >= 0) this.colour(token, segment, at);
+      marked(token, segment.pieces[at], true);
+      shown.append(token);
+    }
+    node.style.height = "";
+    node.replaceChildren(shown);
+  }
+
+  colour(token, segment, at) {
+    const [, key, kind] = MODES[mode], values = this.numbers[key], value = values?.[token.sampled];
+    token.className = "even";
+    if (mode === "version") token.className = (segment.version + segment.swaps.filter((one) => one[0] <= at).length) % 2 ? "odd" : "even";
+    if (mode === "cumulative" && this.numbers.clipped?.[token.sampled]) token.className += " clipped";
+    if (!value) return;
+    if (!this.scale.has(key)) this.scale.set(key, largest(values));
+    token.className += kind !== "signed" ? " more" : value > 0 ? " up" : " down";
+    token.style.setProperty("--size", Math.min(1, Math.abs(value) / this.scale.get(key)).toFixed(2));
+  }
+
+  describe(token, segment) {
+    const said = [`token ${this.numbers.ids[token.at]}`];
+    if (token.sampled < 0) return [segment, ...said].join(" · ");
+    for (const [name, key, , write] of Object.values(MODES))
+      if (key && this.numbers[key]) said.push(`${name.replace(", clipped", "").toLowerCase()} ${written(write(this.numbers[key][token.sampled]), 4)}`);
+    const p = exp(this.numbers.logp[token.sampled]);
+    return [`sampled, probability ${(100 * p).toFixed(1)}%`, ...said, ...(this.numbers.clipped?.[token.sampled] ? ["clipped"] : [])].join(" · ");
+  }
+
+  refresh() {
+    this.nodes.filter((node) => node.firstChild).forEach((node) => this.show(node));
+  }
+
+  close() {
+    this.watch.disconnect();
+  }
+}
+
+const SVG = $("baseline").firstElementChild.namespaceURI;
+
+function drawn(name, attributes, ...inside) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...inside);
+  return made;
+}
+
+// B_t over the sampled tokens of a group's members, and where each of them ended with what return.
+function baselineChart(columns) {
+  const known = columns.filter((one) => one.numbers?.baseline);
+  const values = [0, ...known.flatMap((one) => [one.row.return, largest(one.numbers.baseline), ...one.numbers.baseline.filter((_, at) => at % 50 === 0)])];
+  const low = Math.min(...values), high = Math.max(...values, low + 1e-9), longest = Math.max(1, ...known.map((one) => one.row.sampled));
+  const x = (t) => (40 + (710 * t) / longest).toFixed(1), y = (value) => (110 - (100 * (value - low)) / (high - low)).toFixed(1);
+  const svg = drawn("svg", { viewBox: "0 0 760 135", role: "img", "aria-label": `Baseline of the group by token, from ${written(low)} to ${written(high)}` });
+  for (const value of [low, high]) svg.append(drawn("line", { class: "grid", x1: 40, x2: 750, y1: y(value), y2: y(value) }), drawn("text", { class: "tick", x: 34, y: y(value), dy: ".34em" }, written(value)));
+  svg.append(drawn("text", { class: "tick step", x: 395, y: 130 }, `sampled token, 1 to ${longest}`));
+  for (const { numbers, row } of known) {
+    const apart = Math.ceil(numbers.baseline.length / 700);
+    const points = numbers.baseline.map((value, at) => [at, value]).filter(([at, value]) => value !== null && at % apart === 0);
+    if (points.length) svg.append(drawn("path", { class: "line success", d: "M" + points.map(([at, value]) => `${x(at + 1)} ${y(value)}`).join("L") }));
+    svg.append(drawn("circle", { class: `dot ${row.won ? "success" : "reward"}`, cx: x(row.sampled), cy: y(row.return), r: 4 }, drawn("title", {}, `return ${written(row.return)} after ${row.sampled} tokens`)));
+  }
+  const title = element("figcaption", {}, element("b", {}, "Baseline B_t of the group"), "and where each episode ended with its return: blue solved, orange failed");
+  return known.length ? [title, svg] : [];
+}

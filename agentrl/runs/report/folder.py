@@ -1,0 +1,107 @@
+"""What a run folder holds, read as far as it goes: a run that was interrupted is still worth looking at."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from agentrl.errors import RunFolderError
+from agentrl.runs.folder import read_row
+from agentrl.runs.report.text import number
+
+RunRow: TypeAlias = Mapping[str, object]
+"""One line of ``metrics.jsonl`` or ``evals.jsonl``; ``step`` is a number, all else may be missing."""
+_MARKS = ("config.toml", "metrics.jsonl", "evals.jsonl", "episodes")
+_LAST_STEP = 1e12
+"""A step beyond this is damage; far beyond it, neighbouring steps are one and the same float."""
+_EPISODES = re.compile(r"(?:[A-Za-z_]+-)?(\d{1,15})\.jsonl(?:\.zst)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """The contents of a run folder that the report shows."""
+
+    name: str
+    """The folder's name."""
+    config: str
+    """``config.toml`` as text; empty where there is none."""
+    steps: tuple[RunRow, ...]
+    """One row per training step, in order; of a step that was trained twice, the later row."""
+    evals: tuple[RunRow, ...]
+    """One row per step, split and environment, in order of steps."""
+    episodes: tuple[tuple[int, Path], ...]
+    """Episode files with their step, in order of steps."""
+    notes: tuple[str, ...]
+    """What could not be read, a sentence each."""
+
+
+def read_folder(run: Path) -> RunData:
+    """Read what there is of ``run``.
+
+    Raises:
+        RunFolderError: ``run`` is no folder, or holds nothing that a run writes.
+    """
+    if not run.is_dir():
+        raise RunFolderError(f"{run} is no folder: name the folder of a run")
+    if not any((run / mark).exists() for mark in _MARKS):
+        raise RunFolderError(f"{run} is no run: it has none of {', '.join(_MARKS)}")
+    notes: list[str] = []
+    steps = {row["step"]: row for row in _read_rows(run / "metrics.jsonl", notes)}
+    evals = {(row["step"], str(row.get("split")), env_of(row)): row for row in _read_rows(run / "evals.jsonl", notes)}
+    config = run / "config.toml"
+    return RunData(
+        name=run.resolve().name,
+        config=config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
+        steps=tuple(sorted(steps.values(), key=step_of)),
+        evals=tuple(sorted(evals.values(), key=step_of)),
+        episodes=_episode_files(run / "episodes"),
+        notes=tuple(notes),
+    )
+
+
+def step_of(row: RunRow) -> float:
+    """The training step that a row is about."""
+    step = number(row["step"])
+    assert step is not None, "rows without a step are not kept"
+    return step
+
+
+def env_of(row: RunRow) -> str:
+    """The environment of a mix that an evaluation is of; empty where there is no mix."""
+    return str(row.get("env", ""))
+
+
+def series(rows: Sequence[RunRow], key: str) -> list[tuple[float, float]]:
+    """The points ``(step, value)`` of ``key``, without rows that lack it or where it is not finite."""
+    found = ((step_of(row), number(row.get(key))) for row in rows)
+    return [(step, value) for step, value in found if value is not None]
+
+
+def _read_rows(path: Path, notes: list[str]) -> list[RunRow]:
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    rows: list[RunRow] = []
+    for at, line in enumerate(lines, start=1):
+        row = _read_row(line)
+        if row is not None:
+            rows.append(row)
+        elif at == len(lines) and line:
+            notes.append(f"{path.name} ends in an unfinished line, which is left out.")
+        elif line.strip():
+            notes.append(f"Line {at} of {path.name} is no JSON object with a step and is left out.")
+    return rows
+
+
+def _read_row(line: bytes) -> RunRow | None:
+    row = read_row(line)
+    step = None if row is None else number(row["step"])
+    return row if step is not None and abs(step) < _LAST_STEP else None
+
+
+def _episode_files(folder: Path) -> tuple[tuple[int, Path], ...]:
+    if not folder.is_dir():
+        return ()
+    matches = ((_EPISODES.fullmatch(path.name), path) for path in folder.iterdir())
+    return tuple(sorted((int(match[1]), path) for match, path in matches if match))

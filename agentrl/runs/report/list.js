@@ -1,0 +1,215 @@
+// The list, its filters, the keyboard, and what is on the stage.
+
+const ROW = 44, MOST_COLUMNS = 16;
+let rows = [], sources = [], shown = [], at = 0, columns = [], shows = 0, searches = 0;
+const list = $("list"), filters = $("filters").elements, tools = $("tools").elements, told = $("told");
+const texts = new Map();
+
+function rowOf(number, place) {
+  const row = rows[number], other = rows[row.pair];
+  const outcome = (one) => element("b", { class: one.won ? "good" : "bad" }, `${one.won ? "✓" : "✗"} ${written(one.return)}`);
+  const notes = [sources.length > 1 && !other ? sources[row.source] : "", row.env, row.step, `${row.turns} turn${row.turns === 1 ? "" : "s"}`, row.errors ? `${row.errors} tool error${row.errors === 1 ? "" : "s"}` : "", row.cut ? "cut" : ""];
+  const flip = other && other.won !== row.won;
+  const line = element("div", { role: "option", id: `row-${place}`, "aria-selected": String(place === at), "aria-posinset": place + 1, "aria-setsize": shown.length, class: flip ? "flip" : "" },
+    element("span", { class: "score" }, outcome(row), ...(other ? [" → ", outcome(other)] : [])), element("span", { class: "task" }, row.task), element("small", {}, notes.filter(Boolean).join(" · ")));
+  line.style.top = `${place * ROW}px`;
+  line.addEventListener("click", () => choose(place));
+  return line;
+}
+
+function drawList() {
+  const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 5), last = Math.min(shown.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + 5);
+  list.firstElementChild.style.height = `${shown.length * ROW}px`;
+  const lines = [];
+  for (let place = first; place < last; place += 1) lines.push(rowOf(shown[place], place));
+  list.firstElementChild.replaceChildren(...lines);
+  if (shown.length) list.setAttribute("aria-activedescendant", `row-${at}`);
+  else list.removeAttribute("aria-activedescendant");
+}
+
+function matches(row) {
+  const { outcome, source, low, high, few, many, errors, cut } = filters;
+  const other = rows[row.pair];
+  // Of a pair only the first is listed: the second is shown beside it.
+  if (other && other.source < row.source && !source.value) return false;
+  if (outcome.value && (outcome.value === "flip" ? !other || other.won === row.won : row.won !== (outcome.value === "won"))) return false;
+  if (source.value && row.source !== Number(source.value)) return false;
+  const within = (value, from, to) => (from.value === "" || value >= Number(from.value)) && (to.value === "" || value <= Number(to.value));
+  return within(row.return, low, high) && within(row.turns, few, many) && (!errors.checked || row.errors > 0) && (!cut.checked || row.cut);
+}
+
+async function filter() {
+  const mine = (searches += 1), was = shown[at], wanted = filters.text.value.toLowerCase();
+  const flipped = (number) => (rows[number].pair === undefined ? 1 : rows[rows[number].pair].won === rows[number].won ? 1 : 0);
+  let found = rows.map((_, number) => number).filter((number) => matches(rows[number]));
+  if (rows.some((row) => row.pair !== undefined)) found.sort((a, b) => flipped(a) - flipped(b) || a - b);
+  if (wanted) {
+    await wait(200);
+    const hits = [];
+    for (const [place, number] of found.entries()) {
+      if (mine !== searches) return;
+      if (!texts.has(number)) texts.set(number, (await read(`text-${number}`)).segments.map((one) => one.pieces.join("")).join("\n").toLowerCase());
+      if (rows[number].task.toLowerCase().includes(wanted) || texts.get(number).includes(wanted)) hits.push(number);
+      if (place % 50 === 49) $("count").textContent = `searched ${place + 1} of ${found.length} …`;
+    }
+    found = hits;
+  }
+  if (mine !== searches) return;
+  shown = found;
+  $("count").textContent = `${shown.length} of ${rows.length} episodes`;
+  list.scrollTop = 0;
+  choose(Math.max(0, shown.indexOf(was)));
+}
+
+function choose(place) {
+  if (place < 0 || place >= shown.length) return shown.length ? undefined : (drawList(), show());
+  at = place;
+  if (place * ROW < list.scrollTop) list.scrollTop = place * ROW;
+  if ((place + 1) * ROW > list.scrollTop + list.clientHeight) list.scrollTop = (place + 1) * ROW - list.clientHeight;
+  drawList();
+  show();
+}
+
+function beside(number) {
+  const row = rows[number], layout = tools.layout.value;
+  if (layout === "pair" && row.pair !== undefined) return [number, row.pair];
+  const group = (one) => one.source === row.source && one.file === row.file && one.env === row.env && one.task === row.task;
+  return layout === "group" ? rows.map((_, other) => other).filter((other) => group(rows[other])).slice(0, MOST_COLUMNS) : [number];
+}
+
+async function show() {
+  const mine = (shows += 1), number = shown[at];
+  const next = number === undefined ? [] : beside(number).map((one) => new Column(one, rows[one]));
+  await Promise.all(next.map((column) => column.fill()));
+  // Another episode may have been chosen while this one was being read.
+  if (mine !== shows) return next.forEach((column) => column.close());
+  columns.forEach((column) => column.close());
+  columns = next;
+  told.hidden = true;
+  $("columns").className = `of-${Math.min(columns.length, 3)}`;
+  $("columns").replaceChildren(...columns.map((column) => column.pane));
+  const chart = tools.layout.value === "group" ? baselineChart(columns) : [];
+  $("baseline").replaceChildren(...chart);
+  $("baseline").hidden = !chart.length;
+  tools.turn.max = columns[0]?.turns.length || 1;
+  legend();
+}
+
+function legend() {
+  const [, key, , write, what] = MODES[mode], scale = columns[0] && key ? largest(columns[0].numbers[key]) : 0;
+  const missing = key && columns.length && !columns.some((one) => one.numbers[key]);
+  $("legend").textContent = missing ? "This episode's file does not hold it." : what + (scale ? ` Full shade at ${write === exp ? `a factor of ${written(exp(scale))}` : written(scale)}.` : "");
+}
+
+function setMode(name) {
+  tools.mode.value = mode = name;
+  columns.forEach((column) => column.refresh());
+  told.hidden = true;
+  legend();
+}
+
+function setLayout(name) {
+  const radio = [...tools.layout].find((one) => one.value === name);
+  if (radio.closest("label").hidden) return;
+  radio.checked = true;
+  show();
+}
+
+function goTo(turn) {
+  const column = columns[0], place = Math.min(Math.max(1, turn), column?.turns.length || 1);
+  tools.turn.value = place;
+  columns.forEach((one) => one.turns[place - 1]?.scrollIntoView({ block: "start" }));
+}
+
+// The token that was pointed at, clicked, or reached with the arrow keys is told in a bar at the bottom.
+function tell(token, kept) {
+  document.querySelectorAll("bdi.chosen").forEach((one) => one.classList.remove("chosen"));
+  const column = token.closest(".episode").column;
+  token.title = column.describe(token, token.closest(".chunk").chunk.segment.source);
+  if (!kept) return;
+  token.classList.add("chosen");
+  token.scrollIntoView({ block: "nearest" });
+  told.textContent = token.title;
+  told.hidden = false;
+}
+
+const KEYS = {
+  j: () => choose(at + 1), k: () => choose(at - 1), "/": () => filters.text.focus(),
+  m: () => setMode(turned(1)), M: () => setMode(turned(-1)),
+  o: () => setLayout("one"), g: () => setLayout("group"), p: () => setLayout("pair"),
+  "]": () => goTo(Number(tools.turn.value || 0) + 1), "[": () => goTo(Number(tools.turn.value || 2) - 1),
+  ArrowRight: () => move("nextElementSibling", "firstElementChild"), ArrowLeft: () => move("previousElementSibling", "lastElementChild"),
+};
+const LIST_KEYS = { ArrowDown: () => at + 1, ArrowUp: () => at - 1, PageDown: () => Math.min(at + 10, shown.length - 1), PageUp: () => Math.max(at - 10, 0), Home: () => 0, End: () => shown.length - 1 };
+const turned = (by) => Object.keys(MODES).at((Object.keys(MODES).indexOf(mode) + by) % Object.keys(MODES).length);
+
+function move(sibling, end) {
+  const token = document.querySelector("bdi.chosen");
+  const next = token && (token[sibling] || token.closest(".chunk")[sibling]?.[end]);
+  if (next?.localName === "bdi") tell(next, true);
+  return Boolean(token);
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || $("episodes").hidden) return;
+  if (event.target.matches("input, select, textarea")) return event.key === "Escape" ? event.target.blur() : undefined;
+  if (event.target === list && event.key in LIST_KEYS) choose(LIST_KEYS[event.key]());
+  else if (event.target === list && event.key === "Enter") columns[0]?.pane.querySelector("h3").focus();
+  else if (!(event.key in KEYS) || KEYS[event.key]() === false) return;
+  event.preventDefault();
+});
+
+document.addEventListener("pointerover", (event) => {
+  const token = event.target.closest?.("bdi");
+  if (token && !token.title) tell(token, false);
+});
+
+// A touch screen shows no tooltips: a tap puts the tooltip's text in a bar at the bottom.
+document.addEventListener("click", (event) => {
+  const token = event.target.closest("bdi");
+  if (token) return tell(token, true);
+  const inChart = event.target.closest("svg *");
+  const owner = inChart && (inChart.querySelector(":scope > title") || inChart.parentNode.querySelector(":scope > title"));
+  told.textContent = owner ? owner.textContent : "";
+  told.hidden = !owner;
+});
+
+function goToPart(name) {
+  for (const part of ["overview", "episodes"]) {
+    $(part).hidden = part !== name;
+    if (part === name) $(`to-${part}`).setAttribute("aria-current", "page");
+    else $(`to-${part}`).removeAttribute("aria-current");
+  }
+  document.body.className = name;
+  if (name === "episodes" && rows.length) drawList();
+}
+
+// Closed sections and chunks that are off the screen are not printed.
+window.addEventListener("beforeprint", () => {
+  document.querySelectorAll("details").forEach((one) => (one.open = true));
+  columns.forEach((column) => column.nodes.forEach((node) => column.show(node)));
+});
+window.addEventListener("afterprint", () => $("episodes").hidden || show());
+
+async function begin() {
+  document.querySelector("nav").hidden = false;
+  ["overview", "episodes"].forEach((part) => $(`to-${part}`).addEventListener("click", () => goToPart(part)));
+  for (const [name, [title]] of Object.entries(MODES)) tools.mode.append(new Option(title, name));
+  ({ rows, sources } = await read("index"));
+  sources.forEach((name, place) => filters.source.append(new Option(plain(name), place)));
+  filters.source.closest("label").hidden = sources.length < 2;
+  const paired = rows.some((row) => row.pair !== undefined);
+  filters.outcome.querySelector("[value=flip]").hidden = !paired;
+  [...tools.layout].at(-1).closest("label").hidden = !paired;
+  if (paired) [...tools.layout].at(-1).checked = true;
+  $("filters").addEventListener("input", filter);
+  $("filters").addEventListener("submit", (event) => event.preventDefault());
+  $("tools").addEventListener("submit", (event) => event.preventDefault());
+  tools.mode.addEventListener("change", () => setMode(tools.mode.value));
+  tools.turn.addEventListener("change", () => goTo(Number(tools.turn.value)));
+  [...tools.layout].forEach((one) => one.addEventListener("change", show));
+  list.addEventListener("scroll", drawList);
+  goToPart($("to-overview").hidden ? "episodes" : "overview");
+  await filter();
+}
+begin();

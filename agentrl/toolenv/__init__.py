@@ -1,0 +1,1 @@
+"""Environments: the contract that all keep, tasks, tools, dialects of tool calls, the registry and the checker."""

@@ -1,0 +1,167 @@
+"""Checks on what an environment's own code returns or raises: each fault becomes a sentence that names its place."""
+
+import copy
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, cast
+
+from agentrl.errors import AgentRLError, EnvContractError, InfrastructureError
+from agentrl.sandboxes import SandboxError
+from agentrl.toolenv.tasks import TaskList, TaskSet
+from agentrl.toolenv.tools.function import FunctionTool, Tool, cut_middle, shown
+from agentrl.types import Message, Task
+
+_T = TypeVar("_T")
+_TOOL_PARTS = ("name", "description", "parameters", "call", "open", "close")
+
+
+def ask(
+    place: str,
+    function: Callable[[], _T],
+    task: Task | None = None,
+    *,
+    passing: tuple[type[BaseException], ...] = (AgentRLError,),
+) -> _T:
+    """Call the environment's own code, and turn what it raises into an error that names the place.
+
+    Args:
+        place: the class and its method, such as ``"Trivia.reward"``.
+        function: makes the call.
+        task: the task in question, if there is one.
+        passing: exceptions that are raised as they are.
+
+    Raises:
+        EnvContractError: the call raised something else.
+        InfrastructureError: a sandbox failed.
+    """
+    try:
+        return function()
+    except passing:
+        raise
+    except SandboxError as error:
+        raise InfrastructureError(f"sandbox failed: {error}") from error
+    except BaseException as error:  # whatever the environment's author did not think of, sys.exit() included
+        if is_ctrl_c(error):
+            raise
+        where = "" if task is None else f" on task {task.id!r}"
+        raise EnvContractError(f"{place} raised {shown(error, repr)}{where}: correct it there") from error
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Return True if ``error`` is a user's Ctrl-C.
+
+    Python raises that in the main thread only; in another thread, somebody's code has raised it.
+    """
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def gave(place: str, given: object, remedy: str) -> EnvContractError:
+    """Make the error which says that ``place`` returned something wrong and how to correct it."""
+    return EnvContractError(f"{place} gave {cut_middle(shown(given, repr), 100)} ({type(given).__name__}): {remedy}")
+
+
+def as_task_set(place: str, given: object) -> TaskSet:
+    """Return ``given`` as a task set; a list of tasks becomes one.
+
+    Raises:
+        EnvContractError: it is neither, it is empty, or two tasks share an id.
+    """
+    if isinstance(given, TaskSet):
+        return given
+    tasks = _items(place, given, Task, "return a list of Task, or a TaskSet")
+    try:
+        return TaskList(tasks)
+    except EnvContractError as error:
+        raise EnvContractError(f"{place}: {error}") from error
+
+
+def as_answer(place: str, given: object) -> str | None:
+    """Return ``given`` as the text of an answer, or None.
+
+    Raises:
+        EnvContractError: it is something else.
+    """
+    if given is None or isinstance(given, str):
+        return given
+    raise gave(place, given, "return the answer as text, or None where answers can't be compared")
+
+
+def as_parts(place: str, given: object, weights: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the parts of a reward as floats.
+
+    Raises:
+        EnvContractError: they are no mapping from names to numbers, or a part has no weight.
+    """
+    if not isinstance(given, Mapping):
+        raise gave(place, given, 'return named parts, such as {"correct": 1.0}')
+    parts = cast(Mapping[str, float], given)
+    # ``float()`` may run the author's code, and raises on what is no number.
+    numbers = ask(place, lambda: {name: float(value) for name, value in parts.items()})
+    for name in numbers:
+        if name not in weights:
+            raise EnvContractError(f"{place}: the part {name!r} has no weight in reward_weights")
+    return numbers
+
+
+def as_messages(place: str, given: object) -> tuple[Message, ...]:
+    """Return ``given`` as a tuple of messages.
+
+    Raises:
+        EnvContractError: it is no sequence of mappings.
+    """
+    messages: tuple[object, ...] = _items(place, given, Mapping, "return a tuple of Messages, or () to say nothing")
+    return cast(tuple[Message, ...], messages)
+
+
+def as_turns(place: str, given: object) -> tuple[str, ...]:
+    """Return ``given`` as a tuple of texts, a player's turns.
+
+    Raises:
+        EnvContractError: it is no sequence of texts.
+    """
+    return _items(place, given, str, "return a list of texts, one per turn")
+
+
+def own_tools(place: str, listed: object, env: object) -> tuple[Tool, ...]:
+    """Copy a class's tools for one instance, so that instances share no state, and bind methods to it.
+
+    Raises:
+        EnvContractError: they are no list, or can't be copied.
+    """
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
+        raise gave(place, listed, "list tools, as in tools = (search,)")
+    try:
+        # One deepcopy for all tools: what two of them share stays shared between the copies.
+        own = copy.deepcopy(tuple(cast(Sequence[Tool], listed)))
+    except Exception as error:  # copying runs the tool's own code
+        said = shown(error, repr)
+        raise EnvContractError(
+            f"{place} can't be copied for each instance ({said}): make them in __init__, after super().__init__()"
+        ) from error
+    return tuple(tool.__get__(env, type(env)) if isinstance(tool, FunctionTool) else tool for tool in own)
+
+
+def validate_tools(place: str, tools: Sequence[Tool]) -> None:
+    """Check that every item is a tool and that names are unique.
+
+    Raises:
+        EnvContractError: one is no tool, or two share a name.
+    """
+    seen: set[str] = set()
+    for tool in tools:
+        if not all(hasattr(tool, part) for part in _TOOL_PARTS):
+            raise gave(place, tool, "list tools; a function becomes one by @tool above it")
+        if tool.name in seen:
+            raise EnvContractError(f"{place} has two tools called {tool.name!r}: rename one")
+        seen.add(tool.name)
+
+
+def _items(place: str, given: object, kind: type[_T], remedy: str) -> tuple[_T, ...]:
+    # A str is a sequence too: it is what an author returns who forgot the brackets.
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise gave(place, given, remedy)
+    items = tuple(cast(Sequence[object], given))
+    for item in items:
+        if not isinstance(item, kind):
+            raise gave(place, item, remedy)
+    return cast(tuple[_T, ...], items)

@@ -1,0 +1,386 @@
+"""The environment contract: Gymnasium's reset and step, over chat messages.
+
+To write an environment, subclass :class:`ToolEnv`, write ``tasks`` and ``reward``, and list ``tools``. Optional are
+``gold`` (a perfect player), ``respond`` (messages after the tool results), ``turn_reward``, and ``open_episode`` with
+``close_episode`` for the resources of an episode.
+
+Example:
+    >>> class Capitals(ToolEnv):
+    ...     tools = (look_up,)
+    ...
+    ...     def tasks(self, split):
+    ...         return [Task(id=land, prompt=f"What is the capital of {land}?", answer=city) for land, city in ...]
+    ...
+    ...     def reward(self, episode):
+    ...         return {"correct": episode.final == episode.task.answer}
+"""
+
+import copy
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, TypeVar, cast
+
+import gymnasium
+
+from agentrl.errors import AgentRLError, ConfigError, EnvContractError, InfrastructureError, UnknownNameError
+from agentrl.sandboxes import SandboxError
+from agentrl.toolenv import author
+from agentrl.toolenv.dialects import Dialect, get_dialect
+from agentrl.toolenv.spaces import Messages, Unicode
+from agentrl.toolenv.tasks import TaskSet
+from agentrl.toolenv.tools.function import Tool, ToolContext, ToolError, cut_middle, shown
+from agentrl.types import CutTurn, CutTurns, Message, Task, ToolCall, ToolRun
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """The episode so far, as ``reward`` and ``respond`` read it."""
+
+    task: Task
+    """The task being played."""
+    messages: tuple[Message, ...]
+    """The whole conversation, the assistant's turns included."""
+    tool_runs: tuple[ToolRun, ...] = ()
+    """One entry per tool call, in order."""
+    turns: int = 0
+    """How often the assistant has spoken."""
+    cut: Literal["", CutTurns] = ""
+    """How a token limit's cut of the assistant's last turn is treated; empty where that turn was whole."""
+    # Any: whoever puts a value in knows its type, and would have to narrow an object at every use.
+    state: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The tools' ``ToolContext.state``."""
+    parts: Mapping[str, float] | None = None
+    """The parts of the final reward, once the episode is over."""
+    answer: str | None = None
+    """The final answer, once the episode is over, where the environment can tell it."""
+
+    @property
+    def final(self) -> str:
+        """The assistant's last text; empty before its first turn, and where a cut made it no answer."""
+        if self.cut in ("end", "continue"):
+            return ""
+        texts = [message["content"] for message in self.messages if message["role"] == "assistant"]
+        return texts[-1] if texts else ""
+
+
+class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
+    """An environment whose observations are new chat messages and whose actions are the assistant's raw text.
+
+    A text with tool calls runs them and returns their results; a text without one is the final answer and ends the
+    episode. Malformed calls, unknown tools, bad arguments and errors inside a tool become observations.
+
+    Tools are listed in the class, as ``tools = (search,)``, or made in ``__init__``, after ``super().__init__()``.
+    Every instance copies the tools of its class; a tool that can't be copied is made in ``__init__``.
+
+    Args:
+        split: which tasks ``reset`` draws from.
+        dialect: how tool calls are written.
+        max_turns: how often the assistant may speak before the episode is truncated.
+
+    Raises:
+        UnknownNameError: there is no such dialect or split.
+        ConfigError: ``max_turns`` is less than 1.
+    """
+
+    splits: ClassVar[tuple[str, ...]] = ("train", "test")
+    instructions: str = ""
+    """Beginning of the system message, before the description of the tools."""
+    reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0}
+    """The weight of each part that ``reward`` names."""
+    cut_message: ClassVar[str] = "Your last turn was cut off at its limit of tokens. Go on, in fewer words."
+    """The user's message after a turn that was cut off and is to go on."""
+    tools: Sequence[Tool] = ()
+    """The tools that the agent can call."""
+
+    def __init__(self, *, split: str = "train", dialect: str = "fence", max_turns: int = 8) -> None:
+        if split not in self.splits:
+            raise UnknownNameError("split", split, self.splits)
+        if max_turns < 1:
+            raise ConfigError(f"max_turns is {max_turns}: an agent needs at least one turn")
+        self.split = split
+        get_dialect(dialect)  # a wrong name is an error now, although the tools are not known yet
+        self._dialect_name = dialect
+        self.max_turns = max_turns
+        self.tools = author.own_tools(self._place("tools"), type(self).tools, self)
+        self.observation_space = Messages()
+        self.action_space = Unicode()
+        self._tasks: TaskSet | None = None
+        self._episode: Episode | None = None
+        self._context: ToolContext | None = None
+        self._held: ToolContext | None = None
+        """The context that still has to go to ``close_episode``."""
+
+    def __getstate__(self) -> dict[str, object]:
+        # Tasks may hold a function that can't be pickled; the receiver makes them anew.
+        return {**self.__dict__, "_tasks": None}
+
+    @functools.cached_property
+    def dialect(self) -> Dialect:
+        """The dialect that reads and writes calls of this instance's tools.
+
+        Raises:
+            EnvContractError: ``tools`` holds something that is no tool, or two of one name.
+        """
+        author.validate_tools(self._place("tools"), self.tools)
+        return get_dialect(self._dialect_name, self.tools)
+
+    def tasks(self, split: str) -> TaskSet | Sequence[Task]:
+        """The tasks of ``split``, as a list or a set; called once per instance."""
+        raise EnvContractError(f"{self._place('tasks')} is not written: let it return a list of Task for {split!r}")
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        """Grade a finished episode: named parts, weighted by ``reward_weights``."""
+        raise EnvContractError(f"{self._place('reward')} is not written: let it return parts, as in {{'correct': 1.0}}")
+
+    def answer_of(self, episode: Episode) -> str | None:
+        """The final answer of a finished episode, spelled so that equal answers are equal texts.
+
+        Evaluations let the attempts at a task vote by it. Empty where the agent gave none; None, the default, where
+        answers can't be compared so.
+        """
+        return None
+
+    def turn_reward(self, episode: Episode) -> float:
+        """A reward for the turn just taken; none by default."""
+        return 0.0
+
+    def respond(self, episode: Episode) -> tuple[Message, ...]:
+        """Messages that follow the tool results of a turn; none by default."""
+        return ()
+
+    def open_episode(self, context: ToolContext) -> None:
+        """Open an episode's resources, such as a connection, and put them into ``context.state``; none by default.
+
+        This method, the functions that are tools, ``respond``, ``turn_reward``, ``reward`` and ``close_episode`` run in
+        one thread per episode. After a tool has overrun its time limit, the calls that follow run in another thread.
+        """
+
+    def close_episode(self, context: ToolContext) -> None:
+        """Release what ``open_episode`` and the tools put into ``context.state``; nothing by default.
+
+        It runs once for every episode that ``open_episode`` has begun: after grading, else in ``close`` or the next
+        ``reset``.
+        """
+
+    def gold(self, task: Task) -> Sequence[str]:
+        """The turns of a perfect player.
+
+        Raises:
+            NotImplementedError: this environment has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no gold player")
+
+    def gold_turns(self, task: Task) -> tuple[str, ...]:
+        """The turns of ``gold``, checked.
+
+        Raises:
+            NotImplementedError: this environment has no gold player.
+            EnvContractError: ``gold`` raised, or returned something else than a list of texts.
+        """
+        place = self._place("gold")
+        given = author.ask(place, lambda: self.gold(task), task, passing=(AgentRLError, NotImplementedError))
+        return author.as_turns(place, given)
+
+    @property
+    def best_return(self) -> float:
+        """The most that the weighted parts can add up to, each part being at most 1."""
+        return sum(weight for weight in self.reward_weights.values() if weight > 0)
+
+    @property
+    def task_set(self) -> TaskSet:
+        """The tasks of this instance's split.
+
+        Raises:
+            EnvContractError: ``tasks`` raised, or returned something else than tasks with unique ids.
+        """
+        if self._tasks is None:
+            self._tasks = author.as_task_set(self._place("tasks"), self._ask("tasks", lambda: self.tasks(self.split)))
+        return self._tasks
+
+    @property
+    def episode(self) -> Episode:
+        """The episode being played.
+
+        Raises:
+            EnvContractError: ``reset`` was not called yet.
+        """
+        if self._episode is None:
+            raise EnvContractError(f"{type(self).__name__}: call reset before step")
+        return self._episode
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[tuple[Message, ...], dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: seeds this instance's ``np_random``.
+            options: ``{"task": id}`` asks for a task; without it one is drawn at random.
+
+        Returns:
+            The system and user messages, and an info dict with the task's id.
+
+        Raises:
+            UnknownNameError: the split has no such task.
+            EnvContractError: the environment's own code raised or gave something wrong; the message says what to do.
+        """
+        super().reset(seed=seed)
+        task = self._choose(options or {})
+        # Drawn even if no tool needs it, so that the environment's own draws do not depend on its tools.
+        tool_seed = int(self.np_random.integers(2**31))
+        dialect = self.dialect  # before anything is opened: it checks the tools
+        self._end()
+        for tool in self.tools:
+            self._ask(f"tools: {tool.name}.open", functools.partial(tool.open, tool_seed), task)
+        context = ToolContext(task=task, seed=tool_seed)
+        # The default opens nothing, so it needs no thread.
+        if type(self).open_episode is not ToolEnv.open_episode:
+            self._ask("open_episode", lambda: context.thread.run(lambda: self.open_episode(context), begin=True), task)
+        # Set only now: an episode whose open_episode raised was not begun and is not closed.
+        self._context = self._held = context
+        system = "\n".join(part for part in (self.instructions, dialect.instructions()) if part)
+        opening = (Message(role="system", content=system),) if system else ()
+        messages = (*opening, Message(role="user", content=task.prompt))
+        self._episode = Episode(task=task, messages=messages, state=context.state)
+        return messages, {"task_id": task.id}
+
+    def step(self, action: str) -> tuple[tuple[Message, ...], float, bool, bool, dict[str, Any]]:
+        """Take the assistant's turn.
+
+        Args:
+            action: the assistant's text, exactly as sampled; a ``CutTurn`` where a limit of tokens ended it.
+
+        Returns:
+            New messages, the turn's reward, terminated, truncated, and an info dict.
+
+        Raises:
+            EnvContractError: there is no episode, it is over, or the environment's own code raised or gave something
+                wrong; the message says what to do.
+            InfrastructureError: a tool's sandbox or server failed; the episode says nothing about the agent.
+        """
+        episode = self.episode
+        if episode.parts is not None:
+            raise EnvContractError(f"{type(self).__name__}: the episode is over: call reset")
+        cut = action.then if isinstance(action, CutTurn) else ""
+        calls = () if cut == "end" else self.dialect.parse(action)
+        answers = [self._answer(call) for call in calls]
+        results = tuple(message for message, _ in answers)
+        episode = replace(
+            episode,
+            messages=(*episode.messages, Message(role="assistant", content=str(action)), *results),
+            tool_runs=(*episode.tool_runs, *(run for _, run in answers)),
+            turns=episode.turns + 1,
+            cut=cut,
+        )
+        # A turn with a call is never a final answer, however it was cut.
+        terminated = not calls and cut in ("", "answer")
+        truncated = not terminated and (cut == "end" or episode.turns >= self.max_turns)
+        extra: tuple[Message, ...] = ()
+        if not calls and not terminated and not truncated:
+            extra = (Message(role="user", content=self.cut_message),)
+        if calls:
+            given = self._ask_inside("respond", lambda: self.respond(episode))
+            extra = author.as_messages(self._place("respond"), given)
+        episode = replace(episode, messages=(*episode.messages, *extra))
+        reward = self._ask_inside("turn_reward", lambda: float(self.turn_reward(episode)))
+        if terminated or truncated:
+            given = self._ask_inside("reward", lambda: self.reward(episode))
+            parts = author.as_parts(self._place("reward"), given, self.reward_weights)
+            reward += sum(self.reward_weights[name] * value for name, value in parts.items())
+            answer = author.as_answer(
+                self._place("answer_of"), self._ask_inside("answer_of", lambda: self.answer_of(episode))
+            )
+            episode = replace(episode, parts=parts, answer=answer)
+        # Assigned last: where the author's code raised above, the record still shows the turn before.
+        self._episode = episode
+        if episode.parts is not None:
+            self._end()
+        return (*results, *extra), reward, terminated, truncated, {"parts": dict(episode.parts or {})}
+
+    def close(self) -> None:
+        """Release whatever the episode and its tools hold. Safe to call twice."""
+        # The stack closes every tool even if one raises; close_episode runs before, since it may use the tools.
+        with ExitStack() as stack:
+            for tool in reversed(self.tools):
+                stack.callback(self._ask, f"tools: {tool.name}.close", tool.close)
+            self._end()
+
+    def _end(self) -> None:
+        # Taken first: a close_episode that raises is not called again.
+        held, self._held = self._held, None
+        if held is not None:
+            try:
+                self._ask("close_episode", lambda: held.thread.run(lambda: self.close_episode(held)), held.task)
+            finally:
+                held.thread.close()
+
+    def _choose(self, options: Mapping[str, Any]) -> Task:
+        if unknown := set(options) - {"task"}:
+            raise UnknownNameError("reset option", sorted(unknown)[0], ["task"])
+        tasks = self.task_set
+        if "task" in options:
+            return self._ask("tasks", lambda: tasks.find(str(options["task"])))
+        size = tasks.size
+        # An endless set is sampled from its first 2**31 tasks.
+        index = int(self.np_random.integers(2**31 if size is None else size))
+        return self._ask("tasks", lambda: tasks[index])
+
+    def _ask(self, method: str, function: Callable[[], _T], task: Task | None = None) -> _T:
+        return author.ask(self._place(method), function, task)
+
+    def _ask_inside(self, method: str, function: Callable[[], _T]) -> _T:
+        """As ``_ask``, in the episode's thread."""
+        context = self._context
+        assert context is not None, "reset makes a context before anything is asked about the episode"
+        return self._ask(method, lambda: context.thread.run(function), context.task)
+
+    def _place(self, part: str) -> str:
+        return f"{type(self).__name__}.{part}"
+
+    def _answer(self, call: ToolCall) -> tuple[Message, ToolRun]:
+        # Copied first: a tool may change what it is given.
+        arguments = copy.deepcopy(dict(call.arguments))
+        began = time.perf_counter()
+        try:
+            content, ok = self._run(call), True
+        except ToolError as error:
+            content, ok = shown(error), False
+        name = _writable(call.name)
+        message = Message(role="tool", content=_writable(content), name=name, tool_call_id=call.id)
+        return message, ToolRun(name=name, ok=ok, wall_s=time.perf_counter() - began, arguments=arguments)
+
+    def _run(self, call: ToolCall) -> str:
+        if call.error:
+            raise ToolError(call.error)
+        for tool in self.tools:
+            if tool.name == call.name:
+                return self._called(tool, call)
+        names = ", ".join(tool.name for tool in self.tools)
+        raise ToolError(f"there is no tool {cut_middle(repr(call.name), 100)}; the tools are: {names}")
+
+    def _called(self, tool: Tool, call: ToolCall) -> str:
+        assert self._context is not None, "reset makes a context before any tool is called"
+        try:
+            content = cast(object, tool.call(call.arguments, self._context))
+        except (AgentRLError, ToolError):
+            raise
+        except SandboxError as error:
+            raise InfrastructureError(f"sandbox failed: {error}") from error
+        except BaseException as error:  # a tool's fault becomes an observation, sys.exit() included
+            if author.is_ctrl_c(error):
+                raise
+            raise ToolError(cut_middle(f"{type(error).__name__}: {shown(error)}", 2000)) from error
+        if not isinstance(content, str):
+            raise author.gave(self._place(f"tools: {tool.name}.call"), content, "return text")
+        return content
+
+
+def _writable(text: str) -> str:
+    """Replace lone surrogates, which a model can spell in JSON but UTF-8 can't encode."""
+    # str.encode, not text.encode: a subclass of str may override it.
+    return str.encode(text, "utf-8", errors="replace").decode("utf-8")

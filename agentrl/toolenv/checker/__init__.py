@@ -1,0 +1,168 @@
+"""The environment checker: it plays an environment and reports contract violations under stable codes.
+
+Scripts play good calls, malformed ones, unknown tools, odd Unicode, over-long and cut-off turns, hostile programs and
+the gold player; ``codes.CODES`` gives each code's meaning and remedy. Not covered: the tasks' quality, how well a model
+reads the environment, and leaks of grandchild processes.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
+from agentrl.render.renderer import load_tokenizer
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.checker import contract, leaks, rewards, tasks, tokens, tools
+from agentrl.toolenv.checker.codes import CODES, Code
+from agentrl.toolenv.checker.play import Check, ControlTokens, StepRaised, Subject, as_sentence, from_spec
+from agentrl.toolenv.checker.report import Finding, Report
+from agentrl.toolenv.dialects import resolve_dialect
+from agentrl.toolenv.registry import make
+
+__all__ = ["CODES", "Code", "Finding", "Report", "check_env"]
+
+_SHOWN = 3
+"""Most findings of one code that a report lists: the first ones say it all."""
+# Tools are tried early: a tool that always times out (ARL-E024) ends the check before the many plays that follow.
+_CHECKS: tuple[Check, ...] = (
+    tasks.check_tasks,
+    tasks.check_spec,
+    contract.check_first_observation,
+    tasks.check_drawing,
+    tools.check_tools_work,
+    tools.check_tools,
+    contract.check_turns,
+    contract.check_turn_limit,
+    contract.check_gold,
+    contract.check_record,
+    contract.check_misuse,
+    rewards.check_worthless_answers,
+    rewards.check_no_numbers,
+    rewards.check_constants,
+    rewards.check_tool_answers,
+    rewards.check_tampering,
+    rewards.check_time,
+    contract.check_reproducibility,
+    contract.check_independence,
+    leaks.check_leaks,
+    tokens.check_tokens,
+)
+
+
+def check_env(
+    env: str | ToolEnv,
+    *,
+    tasks: int = 3,
+    dialect: str | None = None,
+    tokenizer: str | Path | ControlTokens | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    on_turn: Callable[[], None] = lambda: None,
+) -> Report:
+    """Play an environment with hostile, careless and perfect turns, and report contract violations.
+
+    Args:
+        env: the id of an environment, or an instance. For an instance that ``make`` did not build, checks that need a
+            second instance are skipped, and the report says so. A given instance is left open, within an episode.
+        tasks: how many tasks to play, from the beginning of the split.
+        dialect: how tool calls are written; the environment's own choice by default, and for an instance its own.
+            ``native`` is the form that the tokenizer's chat template writes.
+        tokenizer: a tokenizer, or the folder or hub name of one, to check tokens with as well.
+        say: receives each check's name, number and the number of checks before it begins, as in ``"turns, 7 of 22"``.
+        on_turn: called after every turn that is played.
+
+    Raises:
+        UnknownNameError: there is no such id or dialect.
+        UsageError: the tokenizer can't be loaded.
+        ConfigError: ``tasks`` is less than 1, ``dialect`` is given with an instance, or there is no native one.
+        InfrastructureError: a tool's sandbox or server failed, which says nothing about the environment.
+    """
+    if tasks < 1:
+        raise ConfigError(f"tasks is {tasks}: a check needs at least one task")
+    if dialect is not None and not isinstance(env, str):
+        raise ConfigError("an instance has its dialect already: make it with the one to check, or give its id")
+    loaded = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+    try:
+        made = _made(env, dialect, loaded) if isinstance(env, str) else env
+    except EnvContractError as error:
+        return Report(findings=(Finding("ARL-E000", f"It can't be made: {error}."),))
+    try:
+        if unplayable := tools.unplayable(made):
+            return Report(findings=tuple(unplayable))
+        subject, findings = _subject(made, tasks, loaded, on_turn), list[Finding]()
+        if isinstance(subject, Finding):
+            return Report(findings=(subject,))
+        for number, check in enumerate(_CHECKS, start=1):
+            say(f"{_name(check)}, {number} of {len(_CHECKS)}")
+            findings += _guarded(check, subject)
+            if any(finding.code == "ARL-E024" for finding in findings):
+                subject.skipped.append("what plays on: each call would take the tool's whole time.")
+                break
+        # Two checks may find the same: the dict removes duplicates and keeps the order.
+        return Report(findings=tuple(_few(dict.fromkeys(findings))), skipped=(*subject.skipped, *_skipped(subject)))
+    finally:
+        if isinstance(env, str):
+            made.close()
+
+
+def _made(env_id: str, dialect: str | None, tokenizer: ControlTokens | None) -> ToolEnv:
+    if dialect is None:
+        return make(env_id)
+    return make(env_id, dialect=dialect if tokenizer is None else resolve_dialect(dialect, tokenizer))
+
+
+def _subject(
+    env: ToolEnv, count: int, tokenizer: ControlTokens | None, on_turn: Callable[[], None]
+) -> Subject | Finding:
+    try:
+        tasks = tuple(itertools.islice(env.task_set, count))
+    except Exception as error:  # an environment under check may raise anything
+        return Finding("ARL-E000", f"Making its tasks raised {error!r}.")
+    if not tasks:
+        return Finding("ARL-E000", f"Its split {env.split!r} has no task.")
+    again = None if env.spec is None else functools.partial(from_spec, env.spec)
+    return Subject(env=env, tasks=tasks, again=again, tokenizer=tokenizer, on_turn=on_turn)
+
+
+def _few(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Keep the first findings of each code; the last one kept says how many more there are."""
+    by_code: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_code.setdefault(finding.code, []).append(finding)
+    for alike in by_code.values():
+        yield from alike[: _SHOWN - 1]
+        for last in alike[_SHOWN - 1 : _SHOWN]:
+            more = len(alike) - _SHOWN
+            yield replace(last, message=f"{last.message} ({more} more like it.)") if more else last
+
+
+def _name(check: Check) -> str:
+    return check.__name__.removeprefix("check_").replace("_", " ")
+
+
+def _guarded(check: Check, subject: Subject) -> Iterator[Finding]:
+    try:
+        yield from check(subject)
+    except InfrastructureError:  # no finding: it says nothing about the environment
+        raise
+    except StepRaised as error:
+        yield Finding("ARL-E005", as_sentence(error))
+    except Exception as error:  # an environment under check may raise anything
+        yield Finding("ARL-E000", f"Checking its {_name(check)} raised {error!r}.")
+
+
+def _skipped(subject: Subject) -> Iterator[str]:
+    spec = subject.env.spec
+    if spec is None:
+        yield "what takes a second instance, shared state and leaks: this one was not built by make."
+    elif callable(spec.entry_point):
+        yield "whether the specification can be written as JSON: its entry point is no 'module:Class'."
+    if spec is not None and not leaks.can_look():
+        yield "what is left running: this machine has no /proc."
+    try:
+        lacking = subject.gold(subject.tasks[0]) is None
+    except Exception:  # whatever it raised was found when gold was played
+        lacking = False
+    if lacking:
+        yield "whether the maximum can be reached: there is no gold player."

@@ -1,0 +1,193 @@
+"""Checks of ``reset`` and ``step``: observations, the end of episodes, and reproducibility."""
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from agentrl.errors import EnvContractError
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.checker.play import SEED, Subject, Turn, alike, both, parting, short
+from agentrl.toolenv.checker.report import Finding
+from agentrl.types import Message, Task
+
+TOLERANCE = 1e-9
+"""Tolerance for rounding between scores, which are sums of weights."""
+
+
+def check_first_observation(subject: Subject) -> Iterator[Finding]:
+    """ARL-E001, E002: the first observation is well formed and depends on the task alone, on every instance."""
+    env = subject.env
+    firsts: list[tuple[Message, ...]] = []
+    for task in subject.tasks:
+        first = subject.begin(task)
+        # A copy, since the environment may change what it returned.
+        firsts.append(copy.deepcopy(first))
+        if not env.observation_space.contains(first):
+            yield Finding("ARL-E001", f"The first observation {short(str(first))} is outside its space.")
+        elif not first or first[-1]["role"] != "user":
+            yield Finding("ARL-E001", "The first observation does not end with the user's message.")
+        # Another seed as well: it draws tasks, but must not change a task that is asked for by id.
+        for seed in (SEED, SEED + 1):
+            if (again := subject.begin(task, seed)) != first:
+                yield Finding("ARL-E002", f"Task {task.id!r} began in two ways on one instance, {both(first, again)}.")
+    if subject.again is not None:
+        with subject.fresh() as other:
+            for task, first in zip(subject.tasks, firsts, strict=True):
+                if (again := other.begin(task)) != first:
+                    message = f"Task {task.id!r} began in two ways on two instances, {both(first, again)}."
+                    yield Finding("ARL-E002", message)
+
+
+def check_turns(subject: Subject) -> Iterator[Finding]:
+    """ARL-E004 to E006, E010 to E012, R007, S005: ``step`` takes every text that a model may write."""
+    env = subject.env
+    for action in subject.hostile_turns():
+        if not env.action_space.contains(action):
+            yield Finding("ARL-S005", f"The action space leaves out the text {short(action)}.")
+        for turn in subject.play(subject.tasks[0], [action]):
+            yield from _turn_findings(env, action, turn)
+
+
+def _turn_findings(env: ToolEnv, action: str, turn: Turn) -> Iterator[Finding]:
+    if turn.terminated and turn.truncated:
+        yield Finding("ARL-E006", f"The text {short(action)} both terminated and truncated the episode.")
+    if env.dialect.parse(action):
+        # With a limit of one turn, any call uses up the turns.
+        if turn.terminated or (turn.truncated and env.max_turns > 1):
+            yield Finding("ARL-E004", f"The call {short(action)} ended the episode.")
+    elif not turn.over:
+        yield Finding("ARL-E011", f"The text {short(action)} has no call, yet the episode goes on.")
+    if not env.observation_space.contains(turn.messages):
+        yield Finding("ARL-E010", f"What follows the text {short(action)} is outside its space.")
+    if not (isinstance(turn.reward, float) and math.isfinite(turn.reward)):
+        yield Finding("ARL-E012", f"The text {short(action)} earned {turn.reward!r}.")
+    yield from part_findings(turn)
+
+
+def part_findings(turn: Turn) -> Iterator[Finding]:
+    """ARL-R007: no part of a final reward is above 1."""
+    for name, value in turn.parts.items():
+        if value > 1 + TOLERANCE:
+            yield Finding("ARL-R007", f"The part {name!r} of a reward was {value:g}.")
+
+
+def check_turn_limit(subject: Subject) -> Iterator[Finding]:
+    """ARL-E006, E011: running out of turns truncates the episode, no sooner and no later."""
+    env = subject.env
+    # One call more than is allowed: an environment without a limit would take it.
+    for call in subject.calls()[:1]:
+        turns = list(subject.play(subject.tasks[0], [call] * (env.max_turns + 1)))
+        if len(turns) != env.max_turns or not turns[-1].over:
+            yield Finding("ARL-E011", f"{len(turns)} turns, not {env.max_turns}, were allowed.")
+        elif turns[-1].terminated:
+            yield Finding("ARL-E006", "Running out of turns terminated the episode.")
+
+
+def check_gold(subject: Subject) -> Iterator[Finding]:
+    """ARL-E003, E022, R007: the gold player's calls work, and its last turn ends the episode with the maximum."""
+    for task in subject.tasks:
+        actions = subject.gold(task)
+        if actions is None:
+            return
+        turns, failed = _heard(subject, task, actions)
+        if failed:
+            yield Finding("ARL-E022", f"Gold's call of {failed[0]} on task {task.id!r}.")
+        reached, top = subject.score(turns), subject.env.best_return
+        cut_off = bool(turns) and turns[-1].truncated and not turns[-1].terminated
+        if len(turns) != len(actions) or cut_off or reached < top - TOLERANCE:
+            message = (
+                f"Gold scored {reached:g} of {top:g} in {len(turns)} of its {len(actions)} turns of task {task.id!r}"
+                f"{', and the turn limit cut it off' if cut_off else ''}."
+            )
+            yield Finding("ARL-E003", message)
+        for turn in turns[-1:]:
+            yield from part_findings(turn)
+
+
+def _heard(subject: Subject, task: Task, actions: Sequence[str]) -> tuple[list[Turn], list[str]]:
+    """Play ``actions``; return the turns, and for each failed call its tool and answer."""
+    turns: list[Turn] = []
+    failed: list[str] = []
+    before = 0
+    for turn in subject.play(task, actions):
+        turns.append(turn)
+        runs = subject.env.episode.tool_runs
+        answered = zip(runs[before:], turn.messages, strict=False)  # respond's messages come after the results
+        failed += [f"{run.name!r} failed with {short(said['content'], 100)}" for run, said in answered if not run.ok]
+        before = len(runs)
+    return turns, failed
+
+
+def check_record(subject: Subject) -> Iterator[Finding]:
+    """ARL-E016: returned messages are never changed afterwards, and ``env.episode`` holds the same ones."""
+    env = subject.env
+    for actions in subject.scripts(subject.tasks[0]):
+        first = subject.begin(subject.tasks[0])
+        given: list[object] = [first]
+        said = [copy.deepcopy(first)]
+        for action in actions:
+            turn = subject.step(action)
+            given.append(turn.given)
+            said += [(Message(role="assistant", content=action),), turn.messages]
+            if turn.over:
+                break
+        # Every second entry was returned by the environment; those between are the assistant's turns.
+        if given != said[::2]:
+            yield Finding("ARL-E016", "Messages were changed after reset or step had returned them.")
+        elif list(env.episode.messages) != list(itertools.chain.from_iterable(said)):
+            yield Finding("ARL-E016", "The record in env.episode holds other messages than reset and step exchanged.")
+
+
+def check_misuse(subject: Subject) -> Iterator[Finding]:
+    """ARL-E017: ``step`` before ``reset`` and after the end raises the typed error."""
+    # More turns than are allowed, so that the episode ends whatever an empty text means to the environment.
+    turns = list(subject.play(subject.tasks[0], [""] * (subject.env.max_turns + 1)))
+    if turns and turns[-1].over and (seen := _misused(subject.env)):
+        yield Finding("ARL-E017", f"After the end of an episode step {seen}.")
+    if subject.again is not None:
+        with subject.fresh() as other:
+            if seen := _misused(other.env):
+                yield Finding("ARL-E017", f"Before the first reset step {seen}.")
+
+
+def _misused(env: ToolEnv) -> str:
+    """Call ``step`` where it should refuse; return what it did instead, empty where it refused."""
+    try:
+        env.step("")
+    except EnvContractError:
+        return ""
+    except Exception as error:  # an environment under check may raise anything
+        return f"raised {error!r}"
+    return "went on"
+
+
+def check_reproducibility(subject: Subject) -> Iterator[Finding]:
+    """ARL-E007: the same task, seed and actions give the same turns."""
+    for task in subject.tasks:
+        for actions in subject.scripts(task):
+            one, other = list(subject.play(task, actions)), list(subject.play(task, actions))
+            if not alike(one, other):
+                yield Finding("ARL-E007", f"Task {task.id!r} was played twice alike and gave {parting(one, other)}.")
+
+
+def check_independence(subject: Subject) -> Iterator[Finding]:
+    """ARL-E008: an episode takes the same course alone and beside a second instance."""
+    if subject.again is None:
+        return
+    task = subject.tasks[0]
+    plays = subject.scripts(task)
+    alone = [_alone(subject, task, actions) for actions in plays]
+    with subject.fresh() as one, subject.fresh() as other:
+        playing = [who.play(task, actions) for who, actions in zip((one, other), plays, strict=True)]
+        # ``play`` is lazy: zip_longest makes the two take turns.
+        together = list(itertools.zip_longest(*playing))
+    for number, turns in enumerate(alone):
+        beside = [turn for pair in together if (turn := pair[number]) is not None]
+        if not alike(beside, turns):
+            yield Finding("ARL-E008", f"An episode alone and beside a second instance gave {parting(turns, beside)}.")
+
+
+def _alone(subject: Subject, task: Task, actions: Sequence[str]) -> list[Turn]:
+    with subject.fresh() as other:
+        return list(other.play(task, actions))

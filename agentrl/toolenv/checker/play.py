@@ -1,0 +1,275 @@
+"""Scripted play of an environment, and the turns that scripts are made of."""
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from agentrl.errors import InfrastructureError
+from agentrl.render.renderer import ChatTokenizer
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.checker.report import Finding
+from agentrl.toolenv.dialects.sample import sample_arguments
+from agentrl.toolenv.tools.function import Tool
+from agentrl.types import Message, Task
+
+SEED = 7
+SNIPPETS = ("x = 41", "print(x + 1)", "import random\nprint(random.random())")
+"""Arguments for every tool: for Python, they set state, read state and draw a random number."""
+IGNORANT = ("I do not know.", r"\boxed{unknown}")
+"""Answers without knowledge; their score is the floor."""
+LONG = 100_000
+"""Characters of an over-long text."""
+NOISE = (
+    "",
+    " \n\t",
+    IGNORANT[0],
+    "h\u00e9llo \u6f22\u5b57 \U0001f642",
+    "\u202e\u05e9\u05dc\u05d5\u05dd\u202c \u0645\u0631\u062d\u0628\u0627",
+    "zero\u200bwidth\u200d\ufeff",
+    "e\u0301\u0323Z\u0334\u031b\u0300" * 20,
+    "\x00\x1b[2J\x7f\u2028\u0085\ufffe",
+    "```",
+    "<tool_call>{",
+    "<think>",
+    "{}" * 500,
+    "word " * (LONG // 5),
+)
+"""Texts without a call in most dialects: a model may write any of them."""
+
+
+class ControlTokens(ChatTokenizer, Protocol):
+    """A tokenizer that can also list its control tokens."""
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """The control tokens' spellings."""
+        ...
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Their ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The result of one ``step``."""
+
+    messages: tuple[Message, ...]
+    """The new messages, as they were when they were returned."""
+    reward: float
+    """The turn's reward."""
+    terminated: bool
+    """True if a final answer ended the episode."""
+    truncated: bool
+    """True if a limit ended the episode."""
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    """The parts of the final reward."""
+    given: object = dataclasses.field(default=(), repr=False)
+    """The returned objects themselves, which the environment may have changed since."""
+
+    @property
+    def over(self) -> bool:
+        """True if the episode has ended."""
+        return self.terminated or self.truncated
+
+
+def alike(one: Sequence[Turn], other: Sequence[Turn]) -> bool:
+    """Return True if two episodes went the same way; NaN equals NaN here, unlike among floats."""
+    return repr(one) == repr(other)
+
+
+def parting(one: Sequence[Turn], other: Sequence[Turn]) -> str:
+    """Describe the first difference between two episodes, such as ``'a' and 'b' in turn 2``."""
+    for number, (first, second) in enumerate(itertools.zip_longest(one, other), start=1):
+        if first is None or second is None:
+            return f"{len(one)} turns and {len(other)}"
+        for name in ("messages", "reward", "terminated", "truncated", "parts"):
+            values = getattr(first, name), getattr(second, name)
+            if repr(values[0]) != repr(values[1]):
+                return f"{both(*values) if name == 'messages' else f'{name} {both(*values)}'} in turn {number}"
+    return "the same"
+
+
+def both(one: object, other: object) -> str:
+    """Quote two things, each cut to where it begins to differ from the other; messages are quoted by content."""
+    texts = [_said(thing) for thing in (one, other)]
+    # The same contents: the difference is in the messages' roles or names.
+    if texts[0] == texts[1]:
+        texts = [str(one), str(other)]
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+    begin = max(sum(1 for _ in alike) - 20, 0)
+    return " and ".join(short(f"{'…' if begin else ''}{text[begin:]}", 60) for text in texts)
+
+
+def _said(thing: object) -> str:
+    try:
+        return "\n".join(message["content"] for message in thing)  # pyright: ignore
+    except Exception:  # not messages, or malformed ones
+        return str(thing)
+
+
+def shut(env: ToolEnv) -> str:
+    """Close ``env`` and return what ``close`` raised, since raising it would hide a check's findings."""
+    try:
+        env.close()
+    except Exception as error:  # an environment under check may raise anything
+        return repr(error)
+    return ""
+
+
+class StepRaised(Exception):
+    """``step`` raised; the cause is its exception."""
+
+
+def short(text: str, length: int = 40) -> str:
+    """Quote ``text``, cut after ``length`` characters."""
+    return repr(text if len(text) <= length else text[:length] + "…")
+
+
+def as_sentence(said: object) -> str:
+    """Write an error's message as a sentence on one line."""
+    text = " ".join(str(said).split()).rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The environment under check, and ways to play it."""
+
+    env: ToolEnv
+    """The environment."""
+    tasks: tuple[Task, ...]
+    """The tasks that it is checked on."""
+    again: Callable[[], ToolEnv] | None
+    """Makes another instance of the same environment; None where ``make`` did not build the instance."""
+    tokenizer: ControlTokens | None = None
+    """Writes the messages as tokens; None where tokens are not checked."""
+    on_turn: Callable[[], None] = lambda: None
+    """Called after every turn that is played."""
+    skipped: list[str] = dataclasses.field(default_factory=list[str])
+    """A sentence for each thing that a check could not tell, with the reason; checks append to it."""
+
+    def another(self) -> "Subject":
+        """Make another instance; only where ``again`` is given."""
+        assert self.again is not None
+        return dataclasses.replace(self, env=self.again())
+
+    @contextmanager
+    def fresh(self) -> Generator["Subject"]:
+        """Make another instance, and close it afterwards."""
+        other = self.another()
+        try:
+            yield other
+        finally:
+            shut(other.env)
+
+    def begin(self, task: Task, seed: int = SEED) -> tuple[Message, ...]:
+        """Begin an episode; return the first observation."""
+        return self.env.reset(seed=seed, options={"task": task.id})[0]
+
+    def play(self, task: Task, actions: Sequence[str]) -> Iterator[Turn]:
+        """Play ``actions`` lazily, until they or the episode end.
+
+        Raises:
+            StepRaised: ``step`` raised.
+            InfrastructureError: a tool's sandbox or server failed.
+        """
+        self.begin(task)
+        for action in actions:
+            turn = self.step(action)
+            yield turn
+            if turn.over:
+                return
+
+    def step(self, action: str) -> Turn:
+        """Take one turn.
+
+        Raises:
+            StepRaised: ``step`` raised.
+            InfrastructureError: a tool's sandbox or server failed.
+        """
+        try:
+            messages, reward, terminated, truncated, info = self.env.step(action)
+        except InfrastructureError:
+            raise
+        except (Exception, SystemExit) as error:  # an environment under check may raise anything
+            raise StepRaised(f"step raised {error!r} on the text {short(action)}") from error
+        self.on_turn()
+        return Turn(
+            # Copied, since the environment may change a message later.
+            messages=copy.deepcopy(messages),
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            parts=info.get("parts", {}),
+            given=messages,
+        )
+
+    def gold(self, task: Task) -> list[str] | None:
+        """The turns of the gold player; None where there is none."""
+        try:
+            return list(self.env.gold_turns(task))
+        except NotImplementedError:
+            return None
+
+    def score(self, turns: Sequence[Turn]) -> float:
+        """The weighted parts of the final reward, without the turns' own rewards."""
+        # Below every score: a gold player without turns must not pass as one that scores 0.
+        if not turns:
+            return float("-inf")
+        return sum(self.env.reward_weights[name] * value for name, value in turns[-1].parts.items())
+
+    def reached(self, task: Task, actions: Sequence[str]) -> float:
+        """Play ``actions``; return the score."""
+        return self.score(list(self.play(task, actions)))
+
+    def call(self, tool: Tool, text: str) -> str:
+        """Write a call of ``tool`` with ``text`` for every text argument; empty where the dialect can't write it."""
+        dialect = self.env.dialect
+        try:
+            written = dialect.render(tool.name, sample_arguments(tool.parameters, text, optional=True))
+        except Exception:  # a dialect may raise anything on a tool that it can't write, which is reported as ARL-E013
+            return ""
+        calls = dialect.parse(written)
+        return written if [call.name for call in calls] == [tool.name] and not calls[0].error else ""
+
+    def calls(self) -> list[str]:
+        """Turns that call each callable tool with each snippet."""
+        return [turn for tool in self.env.tools for snippet in SNIPPETS if (turn := self.call(tool, snippet))]
+
+    def hostile_turns(self) -> list[str]:
+        """Turns that a careless or hostile model may write, with calls and without, each once."""
+        turns = [*NOISE, *self.calls()]
+        # Broken in the places where dialects differ: the closing mark, thinking around a call, two calls in one turn.
+        for call in filter(None, (self.call(tool, SNIPPETS[0]) for tool in self.env.tools)):
+            turns += [call[:-1], call[:-3], call[: len(call) // 2], f"{call}\n{call}", f"{call}{call}"]
+            turns += [f"<think>\n{call}\n</think>\nHm.", f"<think>\n{call}"]
+            turns += [call.replace(SNIPPETS[0], "\u202ee\u0301\u200b")]
+        for tool in self.env.tools[:1]:
+            call = self.call(tool, SNIPPETS[0])
+            renamed = (call.replace(tool.name, name, 1) for name in ("no_such_tool", "\u00e9 <x>"))
+            turns += filter(None, (*renamed, self.call(tool, "#" * LONG)))
+        return list(dict.fromkeys(turns))
+
+    def scripts(self, task: Task) -> list[list[str]]:
+        """Two ways to play a task, both of which change any state that outlives a turn."""
+        calls, end = self.calls(), self.gold(task) or [""]
+        return [[*calls, ""], [*calls[1:2], *end]]
+
+
+Check = Callable[[Subject], Iterator[Finding]]
+
+
+def from_spec(spec: EnvSpec) -> ToolEnv:
+    """Make the environment of a specification, which holds the arguments that the first instance was made with."""
+    made = gymnasium.make(spec, disable_env_checker=True).unwrapped
+    assert isinstance(made, ToolEnv), "it was when it was made before"
+    return made

@@ -1,0 +1,236 @@
+"""Probes of the reward: worthless answers and programs must not score above the floor.
+
+The floor is the score of an answer without knowledge. Where a probe calls a tool, its floor calls that tool as well,
+since an environment may reward calls.
+"""
+
+import builtins
+import itertools
+import math
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+
+from agentrl.toolenv.checker.contract import TOLERANCE
+from agentrl.toolenv.checker.play import IGNORANT, LONG, StepRaised, Subject, as_sentence, short
+from agentrl.toolenv.checker.report import Finding
+from agentrl.toolenv.checker.tasks import facts
+from agentrl.types import Message, Task
+
+CONSTANTS = ("0", "1", "-1", "2", "42", "yes", "no", "True", "None", "A", "[]")
+"""Answers that do not depend on the task."""
+_MORE_TASKS = 20
+_FORMS = ("{}", r"\boxed{{{}}}", "<answer>{}</answer>")
+_NO_NUMBERS = (
+    "nan",
+    "NaN",
+    "inf",
+    "-inf",
+    "Infinity",
+    r"\infty",
+    "1e999",
+    "-1e999",
+    "9" * 5000,
+    "1/0",
+    "0/0",
+    "10**5000",
+)
+_MARK = "agentrl_was_here"
+_PLANT = f"__import__('builtins').__dict__.__setitem__('{_MARK}', 1)"
+_INJECTIONS = (_PLANT, f"({_PLANT} or 1)", f"1 if {_PLANT} else 1")
+_TAMPERING = (
+    "import sys\nsys.exit(0)",
+    f"import builtins\nbuiltins.{_MARK} = 1\nbuiltins.print = lambda *a, **k: None",
+    "class Same:\n    __eq__ = lambda *a: True\n    __ne__ = lambda *a: False\n    __hash__ = lambda *a: 0\n"
+    "answer = result = expected = solution = Same()",
+    "import builtins\nfor name in ('float', 'abs', 'round', 'eval', 'all', 'any'):\n"
+    "    setattr(builtins, name, lambda *a, **k: True)",
+    "import sys\nfor name in ('agentrl.grading.numbers', '__main__'):\n    module = sys.modules.get(name)\n"
+    "    for key in ('equal', 'last_boxed', 'grade', 'verify', 'check', 'reward'):\n"
+    "        module and setattr(module, key, lambda *a, **k: True)",
+)
+"""Programs that would win if they ran in the grader's process."""
+_COUNTS = (24, 1_000, 10_000, LONG)
+"""Repetitions of a piece: exponential time shows at the first, quadratic time at the middle ones."""
+_SLOW_S = 3.0
+"""Allowed seconds of CPU time for a turn of ``LONG`` characters, and proportionally less for a shorter one."""
+_REPEATED = ("(", r"\boxed{", "9", " ", "a", "{", "```python\n", "<tool_call>", "\\frac{", "<answer>", "\n- ")
+
+
+def check_worthless_answers(subject: Subject) -> Iterator[Finding]:
+    """ARL-E009: answers that say nothing, or list every guess, score no more than the floor."""
+    env = subject.env
+    for task in subject.tasks:
+        floor = _floor(subject, task)
+        if floor >= env.best_return - TOLERANCE:
+            yield Finding("ARL-E009", f"An answer that knows nothing scores {floor:g}, the maximum.")
+        first = subject.begin(task)
+        # Messages that show a tool call are left out: copied, they would be a call, which may be rewarded.
+        for what, text in _probes(task, [message for message in first if not env.dialect.parse(message["content"])]):
+            reached = subject.reached(task, [text, ""])
+            if reached > floor + TOLERANCE:
+                yield Finding("ARL-E009", f"{what} scores {reached:g} on task {task.id!r}.")
+
+
+def _probes(task: Task, first: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """Answers that must be worth nothing, each with a name for the finding."""
+    yield "An empty answer", ""
+    yield "An empty box", r"\boxed{}"
+    yield "A copy of the prompt", task.prompt
+    yield "A copy of the prompt in a box", rf"\boxed{{{task.prompt}}}"
+    yield "A copy of everything read", "\n".join(message["content"] for message in first)
+    # A lenient grader may evaluate a calculation that the agent has only copied.
+    for sum_ in re.findall(r"[0-9(][0-9+\-*/(). ]*[+\-*/][0-9+\-*/(). ]*[0-9)]", task.prompt):
+        yield "The calculation in a box, not worked out,", rf"\boxed{{{sum_}}}"
+    # The right answer is in the middle, where a grader of only the first or last box does not look.
+    guesses = ["guess one", *map(str, range(20)), task.answer, "guess two"]
+    yield "A box for every guess", " ".join(rf"\boxed{{{guess}}}" for guess in guesses)
+
+
+def check_no_numbers(subject: Subject) -> Iterator[Finding]:
+    """ARL-R003: what looks like a number but is none scores no more than a wrong number."""
+    task = subject.tasks[0]
+    # A wrong number belongs to the floor: an environment may reward the form of an answer.
+    floor = max(_floor(subject, task), *(subject.reached(task, [form.format("-123456789.5")]) for form in _FORMS))
+    for text in _NO_NUMBERS:
+        for form in _FORMS:
+            floor = max(floor, _filler(subject, task, len(form.format(text))))
+            reached = subject.reached(task, [form.format(text)])
+            # Not ``reached > floor + TOLERANCE``, which a score that is NaN would pass.
+            if text != task.answer and not reached <= floor + TOLERANCE:
+                yield Finding("ARL-R003", f"The answer {short(form.format(text))} scores {reached:g}.")
+                break
+
+
+def check_constants(subject: Subject) -> Iterator[Finding]:
+    """ARL-R005: no constant answer is right on all tasks, where their answers differ."""
+    env = subject.env
+    if len({task.answer or (task.prompt, facts(task)["data"]) for task in subject.tasks}) < 2:
+        return
+    if any(_floor(subject, task) >= env.best_return - TOLERANCE for task in subject.tasks):
+        return  # anything is right there, which is ARL-E009
+    for text in (form.format(constant) for constant in CONSTANTS for form in _FORMS):
+        if not _right_everywhere(subject, subject.tasks, text):
+            continue
+        # A few tasks may share an answer by chance, such as yes or no: only more tasks can tell.
+        more = list(itertools.islice(env.task_set, _MORE_TASKS))
+        if _right_everywhere(subject, more, text):
+            yield Finding("ARL-R005", f"The answer {short(text)} scores the maximum on all of {len(more)} tasks.")
+            return
+
+
+def _right_everywhere(subject: Subject, tasks: Iterable[Task], text: str) -> bool:
+    return all(subject.reached(task, [text]) >= subject.env.best_return - TOLERANCE for task in tasks)
+
+
+def check_tool_answers(subject: Subject) -> Iterator[Finding]:
+    """ARL-R001: an answer that only a tool has printed, not the agent's final text, scores nothing."""
+    for task in subject.tasks:
+        gold = subject.gold(task)
+        # The gold player's last turn has the form that the environment asks for.
+        for answer in [gold[-1]] if gold else [form.format(task.answer) for form in _FORMS if task.answer]:
+            yield from _printed(subject, task, answer)
+
+
+def _printed(subject: Subject, task: Task, answer: str) -> Iterator[Finding]:
+    # Written in hex, the answer occurs only in the program's output, not in the agent's own text.
+    hidden = f"print(bytes.fromhex('{answer.encode().hex()}').decode())"
+    for tool in subject.env.tools:
+        idle = subject.call(tool, "print('nothing')")
+        for call in (subject.call(tool, f"print({answer!r})"), subject.call(tool, hidden)):
+            for final in ("", "See above.") if call and idle else ():
+                floor, reached = subject.reached(task, [idle, final]), subject.reached(task, [call, final])
+                if reached > max(floor, _floor(subject, task)) + TOLERANCE:
+                    message = f"An answer that only {tool.name!r} has printed scores {reached:g} on task {task.id!r}."
+                    yield Finding("ARL-R001", message)
+                    return
+
+
+def check_tampering(subject: Subject) -> Iterator[Finding]:
+    """ARL-R002, R006: code in a tool call or an answer affects neither this process nor the grade."""
+    task = subject.tasks[0]
+    floor = _floor(subject, task)
+    for code in _TAMPERING:
+        for tool in subject.env.tools:
+            call, idle = subject.call(tool, code), subject.call(tool, "pass")
+            if call and idle:
+                allowed = max(floor, subject.reached(task, [idle, IGNORANT[1]]))
+                yield from _tampered(subject, task, [call, IGNORANT[1]], allowed, "ARL-R002")
+        for form in ("{}", "```python\n{}\n```"):
+            idle = max(_filler(subject, task, len(code)), subject.reached(task, [form.format("pass"), ""]))
+            yield from _tampered(subject, task, [form.format(code), ""], max(floor, idle), "ARL-R002")
+    for text in (form.format(injection) for injection in _INJECTIONS for form in _FORMS):
+        yield from _tampered(subject, task, [text], max(floor, _filler(subject, task, len(text))), "ARL-R006")
+
+
+def _filler(subject: Subject, task: Task, length: int) -> float:
+    """Score of a meaningless text of the same length; rewarding length is no tampering but ARL-E009."""
+    return subject.reached(task, [("word " * length)[:length]])
+
+
+def _tampered(subject: Subject, task: Task, actions: Sequence[str], allowed: float, code: str) -> Iterator[Finding]:
+    before = {module: dict(vars(module)) for module in _within_reach()}
+    try:
+        reached, raised = subject.reached(task, actions), ""
+    except StepRaised as error:
+        reached, raised = -math.inf, str(error)
+    # Before anything else: the program may have replaced the builtins that the following lines use.
+    changed = _restore(before)
+    if changed:
+        yield Finding(code, f"The text {short(actions[0])} changed {changed[0]} in the process that grades.")
+    elif "SystemExit" in raised:
+        yield Finding(code, f"The text {short(actions[0])} ended the process that grades.")
+    elif raised:
+        yield Finding("ARL-E005", as_sentence(raised))
+    elif reached > allowed + TOLERANCE:
+        yield Finding(code, f"The text {short(actions[0])} scores {reached:g} on task {task.id!r}.")
+
+
+def _within_reach() -> list[ModuleType]:
+    return [builtins, *(sys.modules[name] for name in ("agentrl.grading.numbers", "__main__") if name in sys.modules)]
+
+
+def _restore(before: Mapping[ModuleType, dict[str, object]]) -> list[str]:
+    """Undo changes to modules of this process, since the check has to go on; return the changed names."""
+    changed: list[str] = []
+    for module, names in before.items():
+        now = vars(module)
+        touched = [name for name in now if name not in names or now[name] is not names[name]]
+        for name in [name for name in touched if name not in names]:
+            del now[name]
+        now.update(names)
+        changed += touched
+    return changed
+
+
+def check_time(subject: Subject) -> Iterator[Finding]:
+    """ARL-R004: parsing and grading take linear time, whatever the text."""
+    task = subject.tasks[0]
+    for piece in _REPEATED:
+        for count in _COUNTS:
+            text = (piece * count)[:LONG] + "!"
+            # Shorter texts have a proportional limit: what is too slow there would not end on the longest.
+            allowed = max(_SLOW_S * len(text) / LONG, 0.1)
+            if (took := _seconds(subject, task, text, allowed)) > allowed:
+                message = f"A text of {len(text)} characters, {short(piece)} repeated, took {took:.1f} s of CPU time."
+                yield Finding("ARL-R004", message)
+                return
+
+
+def _seconds(subject: Subject, task: Task, text: str, enough: float) -> float:
+    """CPU seconds of a turn with ``text``, in all threads; the best of three, since a busy machine slows some."""
+    best = math.inf
+    for _ in range(3):
+        subject.begin(task)
+        began = time.process_time()
+        subject.step(text)
+        best = min(best, time.process_time() - began)
+        if best <= enough:
+            break
+    return best
+
+
+def _floor(subject: Subject, task: Task) -> float:
+    return max(subject.reached(task, [text]) for text in IGNORANT)

@@ -1,0 +1,170 @@
+"""Checks of environment × tokenizer × dialect: episodes are replayed in tokens, as collectors play them.
+
+Turns are token ids as a model would sample them, cut-off turns among them. The prompt grows by the renderer's
+additions, and is compared with a rendering of the environment's own record. Not covered: how well a model reads the
+tokens, and whether the chat template writes earlier turns the same way when it is given the whole conversation.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from agentrl.errors import RenderError
+from agentrl.render.renderer import Renderer
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.checker.contract import TOLERANCE
+from agentrl.toolenv.checker.play import SEED, ControlTokens, Subject, Turn, as_sentence, short
+from agentrl.toolenv.checker.report import Finding
+from agentrl.types import Group, Message, Segment, Stop, Task, Trajectory
+
+
+class _Wrong(Exception):
+    """A replay found a fault; carries the finding."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.finding = Finding(code, message)
+
+
+def check_tokens(subject: Subject) -> Iterator[Finding]:
+    """ARL-T001 to T005: replay good, hostile and cut-off turns, and those of the gold player."""
+    if subject.tokenizer is None:
+        return
+    try:
+        renderer = Renderer(subject.tokenizer, tools=subject.env.dialect.template_tools)
+        for number, turns in enumerate(_scripts(subject, renderer)):
+            seeds = (SEED,) if number else (SEED, SEED + 1)
+            members = [replay(subject, renderer, subject.tasks[0], turns, seed)[0] for seed in seeds]
+            # A group checks that its members began with the same prompt; the first script makes one of two.
+            Group(tuple(members))
+        yield from _check_gold(subject, renderer)
+        yield from _check_calls(subject, renderer)
+        yield from _check_control(renderer, subject.tokenizer)
+    except RenderError as error:
+        yield Finding("ARL-T001", as_sentence(error))
+    except _Wrong as error:  # ends all replays: tokens that have parted once stay apart
+        yield error.finding
+
+
+def _scripts(subject: Subject, renderer: Renderer) -> Iterator[list[list[int]]]:
+    """Episodes in tokens: every hostile turn with a turn after it, and turns cut off at a token limit."""
+    env, calls = subject.env, subject.calls()
+    yield [_turn(env, renderer, text) for text in [*calls, r"\boxed{unknown}"]]
+    for text in subject.hostile_turns():
+        yield [_turn(env, renderer, text), renderer.turn("")]
+    for call in calls:
+        turn = _turn(env, renderer, call)
+        yield [turn[:-1], turn[: len(turn) // 2], turn]
+    # Cut inside the emoji, whose bytes may be several tokens: half a character has to survive as well.
+    cut = renderer.turn("h\u00e9llo \U0001f642")
+    yield [cut[:-2], []]
+
+
+def _turn(env: ToolEnv, renderer: Renderer, text: str) -> list[int]:
+    dialect = env.dialect
+    return renderer.turn(text, answered_by="tool" if dialect.parse(text) else "user", marks=dialect.marks)
+
+
+def replay(
+    subject: Subject, renderer: Renderer, task: Task, turns: Sequence[Sequence[int]], seed: int = SEED
+) -> tuple[Trajectory, list[Turn]]:
+    """Play ``turns`` as a collector does, and compare every prompt with the environment's own record.
+
+    Returns:
+        The episode, and the result of each step.
+
+    Raises:
+        RenderError: the chat template refuses what the environment says.
+        StepRaised: ``step`` raised.
+    """
+    segments, played = [renderer.prompt(subject.begin(task, seed))], list[Turn]()
+    for number, ids in enumerate(turns, start=1):
+        segments.append(_policy(ids))
+        before = _ids(segments)
+        played.append(subject.step(renderer.text(ids)))
+        if not played[-1].over:
+            segments += renderer.extend(ids, played[-1].messages)
+        # The shown tokens must be a prefix, which training relies on; then all of it must agree.
+        recorded = _recorded(subject.env, renderer, turns[:number], over=played[-1].over)
+        if _ids(recorded)[: len(before)] != before:
+            raise _Wrong("ARL-T002", f"After turn {number} the prompt does not begin with the tokens played so far.")
+        if _ids(recorded) != _ids(segments):
+            raise _Wrong("ARL-T002", f"After turn {number} the record reads otherwise in tokens than what was shown.")
+        if played[-1].over:
+            break
+    trajectory = Trajectory(
+        task_id=task.id,
+        seed=seed,
+        segments=tuple(segments),
+        rewards=(0.0,) * len(played),
+        stop=Stop.TERMINATED if played and played[-1].terminated else Stop.TURN_LIMIT,
+    )
+    return trajectory, played
+
+
+def _recorded(env: ToolEnv, renderer: Renderer, turns: Sequence[Sequence[int]], *, over: bool) -> list[Segment]:
+    """Render the environment's record, with the sampled tokens in place of the agent's turns."""
+    stretches: list[list[Message]] = [[]]
+    said: list[str] = []
+    for message in env.episode.messages:
+        if message["role"] == "assistant":
+            said.append(message["content"])
+            stretches.append([])
+        else:
+            stretches[-1].append(message)
+    if len(said) == len(turns) and said != [renderer.text(ids) for ids in turns]:
+        raise _Wrong("ARL-T003", f"After turn {len(turns)} the record holds other words of the agent than it sampled.")
+    if not stretches[0]:
+        raise _Wrong("ARL-T002", f"After turn {len(turns)} the record has lost the first observation.")
+    segments = [renderer.prompt(stretches[0])]
+    for number, (ids, messages) in enumerate(zip(turns, stretches[1:], strict=True), start=1):
+        segments.append(_policy(ids))
+        # No prompt follows the episode's last turn.
+        if not over or number < len(turns):
+            segments += renderer.extend(ids, messages)
+    return segments
+
+
+def _policy(ids: Sequence[int]) -> Segment:
+    # A policy segment needs log-probs; their values play no part here.
+    return Segment("policy", tuple(ids), (0.0,) * len(ids), 0)
+
+
+def _ids(segments: Sequence[Segment]) -> list[int]:
+    return [token for segment in segments for token in segment.token_ids]
+
+
+def _check_gold(subject: Subject, renderer: Renderer) -> Iterator[Finding]:
+    for task in subject.tasks:
+        gold = subject.gold(task)
+        if gold is None:
+            return
+        turns = [_turn(subject.env, renderer, text) for text in gold]
+        trajectory, played = replay(subject, renderer, task, turns)
+        sampled = [list(segment.token_ids) for segment in trajectory.sampled]
+        assert sampled == turns[: len(played)], "a trajectory holds the very turns that were played"
+        reached = subject.score(played)
+        # Compared with gold in text: where gold fails there too, that is ARL-E003.
+        in_text = subject.reached(task, gold)
+        if reached < in_text - TOLERANCE:
+            yield Finding("ARL-T004", f"Gold scores {reached:g} in tokens and {in_text:g} in text on task {task.id!r}.")
+
+
+def _check_calls(subject: Subject, renderer: Renderer) -> Iterator[Finding]:
+    parse = subject.env.dialect.parse
+    for call in subject.calls():
+        back = renderer.text(_turn(subject.env, renderer, call))
+        if parse(back) != parse(call):
+            yield Finding("ARL-T004", f"The call {short(call)} comes back from tokens as {short(back)}.")
+
+
+def _check_control(renderer: Renderer, tokenizer: ControlTokens) -> Iterator[Finding]:
+    """Spell every control token in a task, a tool's answer and the agent's text."""
+    control = set(tokenizer.all_special_ids)
+    for spelled in tokenizer.all_special_tokens:
+        text = f"before {spelled} after"
+        answers = (Message(role="tool", content=text, name="python"), Message(role="user", content=text))
+        # Segments of the template rightly hold control tokens, and so does the end of a turn below.
+        content = [s for m in answers for s in renderer.extend([], (m,)) if s.source != "template"]
+        if control & set(_ids(content)):
+            yield Finding("ARL-T005", f"{spelled!r} in a tool's answer becomes a control token.")
+        if control & set(renderer.turn(text)[:-1]):
+            yield Finding("ARL-T005", f"{spelled!r} in a turn's text becomes a control token.")

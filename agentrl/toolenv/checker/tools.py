@@ -1,0 +1,168 @@
+"""Checks of the tools: names, descriptions, schemas, and answers, which must come and must be bounded."""
+
+import json
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.checker.play import LONG, Subject, short
+from agentrl.toolenv.checker.report import Finding
+from agentrl.toolenv.tools.function import NAME, BadArgumentsError, FunctionTool, Tool, ToolContext, ToolError
+from agentrl.toolenv.tools.timed import Overrun
+
+MAX_RESULT = 50_000
+"""Characters that an answer may have beyond twice its call: a mere echo is bounded by the agent's own text."""
+_TYPES = {"string", "integer", "number", "boolean", "array", "object", "null"}
+_PROMPTS_FOR_MUCH = ("#" * LONG, f"print('x' * {10 * LONG})")
+"""Arguments that make an unbounded tool answer at length: by echoing them, or by running them as a program."""
+
+
+def unplayable(env: ToolEnv) -> list[Finding]:
+    """ARL-E018 and E020 where they keep the dialect from being made: then nothing else can be checked."""
+    counts = Counter(tool.name for tool in env.tools)
+    if twins := [name for name, count in counts.items() if count > 1]:
+        return [Finding("ARL-E018", f"{counts[name]} tools are called {name!r}.") for name in twins]
+    try:
+        env.dialect.instructions()
+    except Exception:  # a dialect may raise anything on a malformed schema
+        return [finding for tool in env.tools for finding in _schema_findings(tool)]
+    return []
+
+
+def _schema_findings(tool: Tool) -> list[Finding]:
+    fault = schema_fault(tool.parameters)
+    return [Finding("ARL-E020", f"The parameters of {tool.name!r} {fault}.")] if fault else []
+
+
+def check_tools(subject: Subject) -> Iterator[Finding]:
+    """ARL-E013, E018 to E021: every tool can be named, described, called and read."""
+    env = subject.env
+    for tool in env.tools:
+        if not NAME.fullmatch(tool.name):
+            yield Finding("ARL-E018", f"A tool is called {short(tool.name)}.")
+        if not tool.description.strip():
+            yield Finding("ARL-E019", f"The tool {tool.name!r} has no description.")
+        if faults := _schema_findings(tool):
+            yield from faults
+        # A name that no dialect can write is ARL-E018 already.
+        elif NAME.fullmatch(tool.name) and not subject.call(tool, "x"):
+            yield Finding("ARL-E013", f"The dialect {env.dialect.name} can't call {tool.name!r}.")
+        yield from _bound(subject, tool)
+
+
+class _Listener:
+    """Wraps a tool and records how each call ended."""
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+        self.ended: list[Exception | None] = []
+
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext) -> str:
+        """Call the tool."""
+        try:
+            answer = self.tool.call(arguments, ctx)
+        except Exception as error:
+            self.ended.append(error)
+            raise
+        self.ended.append(None)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tool, name)
+
+
+@contextmanager
+def _listening(env: ToolEnv) -> Generator[list[_Listener]]:
+    # The environment turns a tool's exception into an observation, so it has to be caught at the tool.
+    tools = env.tools
+    listeners = [_Listener(tool) for tool in tools]
+    env.tools = cast("list[Tool]", listeners)
+    try:
+        yield listeners
+    finally:
+        env.tools = tools
+
+
+def check_tools_work(subject: Subject) -> Iterator[Finding]:
+    """ARL-E023, E024: no tool raises on every call, or runs out of time on every call."""
+    with _listening(subject.env) as listeners:
+        for call in subject.calls():
+            list(subject.play(subject.tasks[0], [call]))
+        # Gold's calls cost more, and are needed only where made-up arguments never worked.
+        if all(None in one.ended for one in listeners):
+            return
+        for task in subject.tasks:
+            list(subject.play(task, subject.gold(task) or []))
+    for one in listeners:
+        faults = [error for error in one.ended if error is not None]
+        if len(faults) < len(one.ended) or not faults or schema_fault(one.parameters):
+            continue
+        calls, kinds = f"{len(faults)} calls of {one.name!r}", {_kind(one.tool, error) for error in faults}
+        last = faults[-1]
+        said = short(str(last) if isinstance(last, ToolError) else f"{type(last).__name__}: {last}", 100)
+        if kinds == {"overran"}:
+            yield Finding("ARL-E024", f"All {calls} ran out of time.")
+        elif kinds <= {"overran", "raised"}:
+            yield Finding("ARL-E023", f"All {calls} raised, such as with {said}.")
+        else:  # perhaps rightly: the made-up arguments may all be wrong
+            subject.skipped.append(f"whether {one.name!r} works: all {calls} were refused, such as with {said}.")
+
+
+def _kind(tool: Tool, error: Exception) -> str:
+    """Classify a failed call: ``overran``, ``raised`` (no word meant for the model) or ``refused``."""
+    if isinstance(error.__cause__, Overrun):
+        return "overran"
+    if not isinstance(error, ToolError):
+        return "raised"
+    if not isinstance(tool, FunctionTool) or isinstance(error, BadArgumentsError):
+        return "refused"
+    # FunctionTool wraps every exception; the cause is a ToolError where the function raised one on purpose.
+    return "refused" if isinstance(error.__cause__, ToolError) else "raised"
+
+
+def schema_fault(schema: object) -> str:
+    """Say why ``schema`` is no JSON schema of an object, in words after "the parameters"; empty where it is one."""
+    try:
+        json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"can't be written as JSON ({error})"
+    if not isinstance(schema, Mapping):
+        return f"are {short(str(schema))}, no mapping"
+    known = cast(Mapping[str, object], schema)
+    if known.get("type") != "object":
+        return f"have the type {known.get('type')!r}, not 'object'"
+    properties = known.get("properties")
+    if not isinstance(properties, Mapping):
+        return "have no properties"
+    named = cast(Mapping[str, object], properties)
+    required = known.get("required", [])
+    if not isinstance(required, list) or not set(cast(list[str], required)) <= set(named):
+        return f"require {required!r}, which are not all properties"
+    for name, property_ in named.items():
+        if fault := _property_fault(property_):
+            return f"give {name!r} {fault}"
+    return ""
+
+
+def _property_fault(schema: object) -> str:
+    if isinstance(schema, bool):
+        return ""
+    if not isinstance(schema, Mapping):
+        return f"the schema {short(str(schema))}"
+    # Without a type, any value is allowed; "string" stands for one that is known.
+    kind = cast(Mapping[str, object], schema).get("type", "string")
+    kinds = cast(list[object], kind) if isinstance(kind, list) else [kind]
+    return "" if set(map(str, kinds)) <= _TYPES else f"the unknown type {kind!r}"
+
+
+def _bound(subject: Subject, tool: Tool) -> Iterator[Finding]:
+    for text in _PROMPTS_FOR_MUCH:
+        call = subject.call(tool, text)
+        for turn in subject.play(subject.tasks[0], [call] if call else []):
+            longest = max((len(str(message["content"])) for message in turn.messages), default=0)
+            if longest > MAX_RESULT + 2 * len(call):
+                message = f"The tool {tool.name!r} answered a call of {len(call)} characters with {longest}."
+                yield Finding("ARL-E021", message)
+                return

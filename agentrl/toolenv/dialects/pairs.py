@@ -1,0 +1,127 @@
+"""Calls as tagged pairs of argument name and value, between ``<tool_call>`` and ``</tool_call>``."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, cast
+
+from agentrl.toolenv.dialects.hermes import Enveloped
+from agentrl.toolenv.dialects.reading import MAX_NAME, UnreadableCall, malformed, read_json, write_json
+from agentrl.types import ToolCall
+
+_PYTHONS: Mapping[str, object] = {"True": True, "False": False, "None": None}
+"""Python's constants: some chat templates write these, and so do the models trained on them."""
+
+
+class Pairs(Enveloped):
+    """A name and pairs; a value is verbatim text where the schema takes a text, else JSON or a Python constant.
+
+    The chat template describes the tools. An argument that the schema does not name is read as text, and the tool
+    reports it. Where the schema takes any value, a value that is no JSON is text.
+    """
+
+    native = True
+    head: ClassVar[re.Pattern[str]]
+    """Matches the beginning of a call, with the group ``name``."""
+    pair: ClassVar[re.Pattern[str]]
+    """Matches a pair, with the groups ``key`` and ``value``."""
+    tail: ClassVar[str] = ""
+    """The end of a call."""
+    example: ClassVar[str]
+    """An example call, shown to the model in errors."""
+
+    def _call(self, body: str) -> ToolCall:
+        head = self.head.match(body)
+        if head is None:
+            return malformed(f"a call looks like this: {self.example}")
+        name, position = head["name"], head.end()
+        arguments: dict[str, object] = {}
+        while (found := self.pair.match(body, position)) is not None:
+            key, position = found["key"], found.end()
+            if key in arguments:
+                return malformed(f"the argument {key[:20]!r} is there twice", name)
+            try:
+                arguments[key] = self._value(name, key, found["value"])
+            except UnreadableCall as error:
+                return malformed(f"argument {key[:20]!r}: {error}", name)
+        # Text that is no pair is an error, not ignored: it may be an argument that the model meant to give.
+        if body[position:].strip() != self.tail:
+            return malformed(f"a call looks like this: {self.example}", name)
+        return ToolCall(name=name, arguments=arguments)
+
+    def _value(self, name: str, key: str, value: str) -> object:
+        tool = self.tools.get(name)
+        if tool is None or takes_text(tool.parameters, key):
+            return value
+        try:
+            return _PYTHONS[value] if value in _PYTHONS else read_json(value)
+        except UnreadableCall:
+            if _takes_anything(tool.parameters, key):
+                return value
+            raise
+
+    def _text(self, value: object) -> str:
+        return value if isinstance(value, str) else write_json(value)
+
+
+class NativeQwen3Coder(Pairs):
+    """``<function=name>`` with a ``<parameter=key>`` for each argument, its value on lines of its own: Qwen3-Coder."""
+
+    name = "native-qwen3-coder"
+    head = re.compile(rf"\s*<function=(?P<name>[^<>\s]{{1,{MAX_NAME}}})>")
+    pair = re.compile(r"\s*<parameter=(?P<key>[^<>\n]{1,128})>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL)
+    tail = "</function>"
+    example = "<function=name> <parameter=key> value </parameter> </function>"
+
+    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write the call."""
+        pairs = "".join(f"<parameter={key}>\n{self._text(value)}\n</parameter>\n" for key, value in arguments.items())
+        return f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
+
+
+class NativeGlm(Pairs):
+    """The tool's name, then ``<arg_key>`` and ``<arg_value>`` for each argument: GLM-4.5."""
+
+    name = "native-glm"
+    marks = (*Enveloped.marks, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
+    head = re.compile(rf"\s*(?P<name>[^<>\s]{{1,{MAX_NAME}}})(?=\s|<|\Z)")
+    pair = re.compile(
+        r"\s*<arg_key>(?P<key>[^<>\n]{1,128})</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL
+    )
+    example = "name <arg_key>key</arg_key> <arg_value>value</arg_value>"
+
+    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write the call."""
+        pairs = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{self._text(value)}</arg_value>\n"
+            for key, value in arguments.items()
+        )
+        return f"<tool_call>{name}\n{pairs}</tool_call>"
+
+
+def _takes_anything(parameters: Mapping[str, object], key: str) -> bool:
+    # Only asked after takes_text has found that the schema names ``key``.
+    schema = cast(Mapping[str, object], parameters["properties"])[key]
+    return schema is True or (
+        isinstance(schema, Mapping) and not {"type", "$ref", "anyOf", "oneOf", "allOf"} & schema.keys()
+    )
+
+
+def takes_text(parameters: Mapping[str, object], key: str) -> bool:
+    """Return True if the schema ``parameters`` takes a text for the argument ``key``, or does not name ``key``."""
+    properties = parameters.get("properties")
+    if not isinstance(properties, Mapping) or key not in properties:
+        return True
+    return _is_text(cast(object, properties[key]), parameters.get("$defs"), 8)
+
+
+def _is_text(schema: object, definitions: object, depth: int) -> bool:
+    # Definitions may refer to themselves: the depth ends the recursion.
+    if not isinstance(schema, Mapping) or depth == 0:
+        return False
+    kind, reference, choices = schema.get("type"), schema.get("$ref"), schema.get("anyOf")
+    if isinstance(reference, str) and isinstance(definitions, Mapping):
+        return _is_text(definitions.get(reference.removeprefix("#/$defs/")), definitions, depth - 1)
+    if isinstance(choices, Sequence):
+        return any(_is_text(choice, definitions, depth - 1) for choice in choices)
+    return kind == "string" or (isinstance(kind, list) and "string" in kind)

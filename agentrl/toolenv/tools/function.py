@@ -1,0 +1,295 @@
+"""Tools: a typed function becomes a JSON schema with validated arguments.
+
+Example:
+    >>> @tool
+    ... def add(a: int, b: int) -> int:
+    ...     "Add two numbers."
+    ...     return a + b
+    >>> add.call({"a": 2, "b": "3"})
+    '5'
+"""
+
+import copy
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, overload
+
+import numpy as np
+import pydantic_core
+
+from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
+from agentrl.sandboxes import SandboxError
+from agentrl.toolenv.tools.schema import Signature, read_signature
+from agentrl.toolenv.tools.timed import Outcome, Overrun, Worker, call_async, in_thread
+from agentrl.types import Task
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+"""A name that every dialect can write, of a tool or of a dialect."""
+MIN_CHARS = 60
+"""The smallest limit of output: the note that something is left out needs most of it."""
+
+
+class ToolError(Exception):
+    """A tool could not answer; the model reads the error's text."""
+
+
+class BadArgumentsError(ToolError):
+    """The arguments of a call do not fit the tool's schema."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """The episode that a tool is called in. Every episode of every environment instance has one of its own."""
+
+    task: Task
+    """The task being played."""
+    seed: int
+    """Follows from the seed of the episode."""
+    # Any: whoever puts a value in knows its type, and would have to narrow an object at every use.
+    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Whatever tools want to remember until the episode ends; rewards read it as ``episode.state``."""
+    thread: Worker = field(default_factory=Worker, repr=False, compare=False)
+    """The thread of the episode's sync functions, and of the environment's own methods from ``open_episode`` on."""
+    rng: np.random.Generator = field(init=False)
+    """The tools' source of randomness, seeded with ``seed``."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rng", np.random.default_rng(self.seed))
+
+
+class Tool(Protocol):
+    """The interface of whatever an agent can call."""
+
+    @property
+    def name(self) -> str:
+        """The name that the model calls."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """One or two sentences for the model."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        """The JSON schema of the arguments."""
+        ...
+
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext) -> str:
+        """Run the tool.
+
+        Args:
+            arguments: as the model wrote them, not validated.
+            ctx: the episode that it is called in.
+
+        Raises:
+            ToolError: bad arguments or a failure inside the tool, in words for the model.
+            InfrastructureError: the tool's sandbox or server failed.
+        """
+        ...
+
+    def open(self, seed: int) -> None:
+        """Begin an episode: forget everything of the one before."""
+        ...
+
+    def close(self) -> None:
+        """Release whatever the episode holds."""
+        ...
+
+
+class FunctionTool:
+    """A tool made from a typed function by :func:`tool`; calling it calls the function.
+
+    It keeps no state, so environments may share one. Defined in a class it is a method: ``self.lookup`` is the tool of
+    that instance.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        *,
+        name: str | None = None,
+        timeout: float | None = 10.0,
+        max_chars: int = 2000,
+    ) -> None:
+        if not inspect.isroutine(function):
+            raise EnvContractError(f"a tool is made from a function, and {function!r} is none")
+        self.name = function.__name__ if name is None else name
+        if not NAME.fullmatch(self.name):
+            raise EnvContractError(
+                f"a tool can't be called {self.name!r}: give it a name of letters, digits, _ and -, as in @tool(name=…)"
+            )
+        if (timeout is not None and not timeout > 0) or max_chars < MIN_CHARS:
+            raise ConfigError(
+                f"tool {self.name!r} has timeout={timeout} and max_chars={max_chars}: use more than 0 seconds or None, "
+                f"and at least {MIN_CHARS} characters"
+            )
+        self.timeout = timeout
+        self.max_chars = max_chars
+        self._function = function
+        self._owner: object = None
+        _signature_of(function)  # a wrong signature is an error now, where it was written
+
+    @property
+    def description(self) -> str:
+        """The docstring's first paragraph."""
+        return self._signature.description
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        """The JSON schema of the arguments."""
+        return self._signature.schema
+
+    @property
+    def is_method(self) -> bool:
+        """True if it is a method that is not bound to an instance yet."""
+        return self._signature.is_method and self._owner is None
+
+    @property
+    def _signature(self) -> Signature:
+        return _signature_of(self._function)
+
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
+        """Validate ``arguments`` and run the function.
+
+        When a function overruns its time limit, the model gets an answer, but a Python thread can't be killed: the
+        function runs on in the background and may still write to ``ctx.state``. An async function is cancelled.
+
+        Args:
+            arguments: as the model wrote them.
+            ctx: the episode; only a function with a ``ToolContext`` parameter needs it.
+
+        Raises:
+            ToolError: the arguments do not fit the schema, the function raised, took too long, or returned something
+                that is no text and can't be written as JSON.
+            InfrastructureError: a sandbox or server that the function uses failed.
+            EnvContractError: the function needs the episode or the instance, and there is none.
+        """
+        signature = self._signature
+        if self.is_method:
+            raise EnvContractError(f"tool {self.name!r} is a method: list it as self.{self.name} in __init__")
+        if signature.hidden is not None and ctx is None:
+            raise EnvContractError(f"tool {self.name!r} needs the episode: call it with a ToolContext")
+        try:
+            values = signature.values(arguments)
+        except ValueError as error:
+            raise BadArgumentsError(f"bad arguments for {self.name}: {error}") from error
+        if signature.hidden is not None:
+            values[signature.hidden] = ctx
+        # In the episode's own thread, where earlier calls may have opened what this one uses.
+        return self._answer(self._run(values, in_thread if ctx is None else ctx.thread.call))
+
+    def open(self, seed: int) -> None:
+        """Do nothing: a function keeps no state."""
+
+    def close(self) -> None:
+        """Do nothing: a function holds nothing."""
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Call the function itself, without checking arguments or result."""
+        return self._bound(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type) -> "FunctionTool":
+        if instance is None or not self.is_method:
+            return self
+        # A copy: the tool in the class stays unbound for the other instances.
+        bound = copy.copy(self)
+        bound._owner = instance
+        return bound
+
+    @property
+    def _bound(self) -> Callable[..., Any]:
+        return self._function if self._owner is None else functools.partial(self._function, self._owner)
+
+    def _run(self, values: Mapping[str, object], in_its_thread: Callable[..., Outcome]) -> Outcome:
+        call = functools.partial(self._bound, **values)
+        if inspect.iscoroutinefunction(self._function):
+            return call_async(call, self.timeout)
+        return in_its_thread(call, self.timeout)
+
+    def _answer(self, outcome: Outcome) -> str:
+        # Infrastructure faults are raised as such; anything else that the function raised is told to the model.
+        error = outcome.error
+        if error is None:
+            return cut_middle(self._text(outcome.value), self.max_chars)
+        if isinstance(error, Overrun):
+            raise ToolError(f"stopped: {self.name} ran longer than {self.timeout:g} s") from error
+        if isinstance(error, InfrastructureError):
+            raise error
+        if isinstance(error, SandboxError):
+            raise InfrastructureError(f"sandbox failed: {error}") from error
+        said = shown(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {shown(error)}"
+        raise ToolError(cut_middle(said, self.max_chars)) from error
+
+    def _text(self, value: object) -> str:
+        if isinstance(value, str):
+            return value
+        try:
+            return pydantic_core.to_json(value).decode()
+        except ValueError as error:
+            raise ToolError(f"{self.name} gave a {type(value).__name__}, which can't be written as JSON") from error
+
+
+# Cached by function: every instance copies its tools, and building the pydantic model is slow.
+@functools.lru_cache(maxsize=1024)
+def _signature_of(function: Callable[..., object]) -> Signature:
+    return read_signature(function, hidden=ToolContext)
+
+
+@overload
+def tool(function: Callable[..., object], /) -> FunctionTool: ...
+@overload
+def tool(
+    *, name: str | None = None, timeout: float | None = 10.0, max_chars: int = 2000
+) -> Callable[[Callable[..., object]], FunctionTool]: ...
+def tool(
+    function: Callable[..., object] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    timeout: float | None = 10.0,
+    max_chars: int = 2000,
+) -> FunctionTool | Callable[[Callable[..., object]], FunctionTool]:
+    """Make a tool of a typed function, sync or async: ``@tool`` or ``@tool(timeout=60)``.
+
+    The docstring's first paragraph describes the tool, and its ``Args:`` section the arguments. A parameter with the
+    type hint ``ToolContext`` is hidden from the model and receives the episode's task, seed and state. The model reads
+    a returned text as it is, any other value as JSON, and an exception's message.
+
+    All sync functions of an episode run in one thread, so that one can use what another has opened, such as a database
+    connection; only after an overrun do they move to another thread. All async functions share one event loop.
+
+    Args:
+        function: the function.
+        name: what the model calls; the function's own name by default.
+        timeout: seconds per call; None for no limit. An async function is cancelled there. A sync one runs on, since a
+            Python thread can't be killed, but the model gets its answer in time.
+        max_chars: characters of the answer; a longer one is cut in the middle.
+
+    Raises:
+        EnvContractError: a parameter has no type hint or one that JSON can't express, is positional-only, or is
+            ``*args``/``**kwargs``; or the name is not made of letters, digits, _ and -.
+        ConfigError: a limit is too small.
+    """
+    make = functools.partial(FunctionTool, name=name, timeout=timeout, max_chars=max_chars)
+    return make if function is None else make(function)
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """Cut the middle out of ``text`` so that at most ``limit`` characters remain; ``limit`` is at least 60."""
+    if len(text) <= limit:
+        return text
+    keep = max(limit - 40, 2)  # the note has 27 characters and a number
+    note = f"\n… {len(text) - keep} characters left out …\n"
+    return text[: keep - keep // 2] + note + text[len(text) - keep // 2 :]
+
+
+def shown(value: object, write: Callable[[object], str] = str) -> str:
+    """Write ``value`` by ``str`` or ``repr``; somebody else's class may raise there, so a fallback replaces it."""
+    try:
+        return write(value)
+    except Exception:
+        return f"(a {type(value).__name__} that can't be shown)"

@@ -1,0 +1,128 @@
+"""The ``python`` tool: one sandbox session per episode, which keeps its state between calls."""
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+
+from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.processes.per_process import PerProcess
+from agentrl.sandboxes import Counters, Result, Sandbox, SandboxError, Session, open_sandbox
+from agentrl.toolenv.tools.function import MIN_CHARS, ToolContext, ToolError, cut_middle
+
+
+class PythonTool:
+    """Runs the model's Python and answers as a REPL would.
+
+    The session is opened at the first call of an episode, so an episode without calls pays nothing.
+
+    Args:
+        timeout: seconds of CPU time per call.
+        max_chars: characters of output that the model reads; a longer output is cut in the middle.
+        packages: packages that the code may import beside the sandbox's usual ones.
+
+    Raises:
+        ConfigError: ``max_chars`` has no room for the note that something was left out.
+    """
+
+    name = "python"
+    description = "Run Python code and read what it prints. Variables are kept between calls."
+
+    def __init__(self, *, timeout: float = 5.0, max_chars: int = 1000, packages: Sequence[str] = ()) -> None:
+        if max_chars < MIN_CHARS:
+            raise ConfigError(f"the Python tool has max_chars={max_chars}: use at least {MIN_CHARS}")
+        self.timeout = timeout
+        self.max_chars = max_chars
+        self.packages = packages
+        self._seed = 0
+        self._session: Session | None = None
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        """The JSON schema of the arguments."""
+        code = {"type": "string", "description": "The value of its last line is shown, as in a REPL."}
+        return {"type": "object", "properties": {"code": code}, "required": ["code"], "additionalProperties": False}
+
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
+        """Run ``arguments["code"]``; ``ctx`` is not used.
+
+        Raises:
+            ToolError: the code is missing, raised, ran too long or was stopped; the text says which.
+            InfrastructureError: the sandbox failed.
+        """
+        code = arguments.get("code")
+        if not isinstance(code, str) or set(arguments) != {"code"}:
+            raise ToolError("python takes one argument, code, a string")
+        try:
+            first = self._session is None
+            if self._session is None:
+                self._session = shared_sandbox(self.packages).session(seed=self._seed)
+            # The first call has no state to roll back to, so it needs no snapshot: a fresh session does as well.
+            result = self._session.run(code, timeout=self.timeout, transaction=not first)
+            # The variables are lost: the next call begins anew, in a session without the old files either.
+            if result.state == "lost":
+                self.close()
+        except SandboxError as error:
+            self.close()
+            raise InfrastructureError(f"sandbox failed: {error}") from error
+        text = cut_middle(_shown(result, self.timeout), self.max_chars)
+        if result.status != "ok":
+            raise ToolError(text)
+        return text
+
+    def open(self, seed: int) -> None:
+        """Begin an episode: the next call gets a fresh session, seeded with ``seed``."""
+        self.close()
+        self._seed = seed % 2**31
+
+    def close(self) -> None:
+        """End the episode's session, if it has one."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+def _shown(result: Result, timeout: float) -> str:
+    parts = [result.stdout.rstrip("\n")]
+    if result.status == "ok" and result.value is not None:
+        parts.append(result.value)
+    elif result.status == "error":
+        parts.append(result.traceback.rstrip("\n") if result.traceback else str(result.exc_type))
+    elif result.status != "ok":
+        parts.append(_verdict(result, timeout))
+    return "\n".join(part for part in parts if part) or "(no output)"
+
+
+def _verdict(result: Result, timeout: float) -> str:
+    reasons = {
+        "exit": f"the program ended itself with exit code {result.exit_code}",
+        "timeout": f"stopped: the code ran longer than {timeout:g} s",
+        "memory": "stopped: the code used too much memory",
+        "output_limit": "stopped: the code printed too much",
+    }
+    return f"({reasons.get(result.status, f'the program was stopped: {result.status}')})"
+
+
+# Opening a sandbox is slow: all tools share one, and each episode has a session in it.
+_sandboxes: PerProcess[Sandbox, frozenset[str]] = PerProcess(
+    lambda packages: open_sandbox(packages=sorted(packages)), close=lambda sandbox: sandbox.close()
+)
+close_shared_sandbox = _sandboxes.close
+"""Close the process's sandboxes with every process in them; the next use opens a new one."""
+
+
+def shared_sandbox(packages: Sequence[str] = ()) -> Sandbox:
+    """The process's sandbox for these packages, shared by all tools that name the same; a forked child has its own.
+
+    Args:
+        packages: packages that programs may import beside the usual ones.
+
+    Raises:
+        SandboxUnavailable: no back end works on this machine, or a package can't be imported; the message says why.
+    """
+    return _sandboxes.get(frozenset(packages))
+
+
+def sandbox_counters() -> Counters | None:
+    """The summed counters of this process's shared sandboxes; ``None`` while there is none."""
+    counted = [sandbox.counters() for sandbox in _sandboxes.existing()]
+    return functools.reduce(operator.add, counted) if counted else None

@@ -1,0 +1,1 @@
+"""Training: the step, the run around it, and their diagnostics and checks."""

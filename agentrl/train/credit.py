@@ -1,0 +1,140 @@
+"""What the sampled tokens of a step are worth: their rewards, advantages and weights, and which of them are trained on.
+
+Legend: S sampled tokens of all rows of the step, laid end to end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from agentrl import algos
+from agentrl.algos.advantages import Terms
+from agentrl.algos.ratios import behaviour_weights, rejection_mask
+from agentrl.batch import Batch
+from agentrl.config import AlgoSettings, Config, RolloutSettings
+from agentrl.errors import ConfigError
+from agentrl.types import Stop, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """All rows of a step with the inputs of the algorithms; every tensor is [S], one number per sampled token."""
+
+    batch: Batch
+    """The rows, in the order of the episodes."""
+    age: Tensor
+    """By how many steps the weights that sampled each token are older than those that scored it."""
+    apart: float
+    """Largest |Δ log-prob| of engine and trainer among tokens of age 0, in nats; 0 without any."""
+    old_logp: Tensor
+    """The trainer's log-prob of each token before any update, in nats."""
+    reference_logp: Tensor | None
+    """Log-prob of each token under the frozen reference, in nats; None without a KL to it."""
+    entropy: Tensor
+    """Entropy of the policy where each token was sampled, in nats."""
+    energy: Tensor
+    """Token energy ‖onehot(y) - π‖² (OTB, arXiv 2602.07078)."""
+    kept: Tensor
+    """True for the tokens that are trained on, bool; the others still count in their group's baseline."""
+    advantages: Tensor
+    """Advantage of each token; 0 until credit is assigned, and for tokens that are not trained on."""
+
+    @property
+    def trained_rows(self) -> Tensor:
+        """Rows that hold a token to train on [≤ R]."""
+        starts = self.batch.starts
+        counts = torch.nn.functional.pad(self.kept.long().cumsum(0), (1, 0))[starts].diff()
+        return torch.nonzero(counts > 0)[:, 0]
+
+
+def with_overlong_penalty(batch: Batch, episodes: Sequence[Trajectory], rollout: RolloutSettings) -> Batch:
+    """Subtract from each episode's last reward what its length costs it (DAPO's soft overlong punishment).
+
+    The cost rises in a straight line from 0 to 1 over the last ``rollout.overlong_buffer`` tokens that an episode, or
+    its longest turn, may have; an episode that ran out of tokens costs 1.
+
+    Source: arXiv 2503.14476, equation 13, where an episode is one turn.
+    """
+    rewards = batch.rewards.clone()
+    for end, episode in zip(batch.starts[1:].tolist(), episodes, strict=True):
+        if episode.n_sampled:
+            longest = max(len(segment.token_ids) for segment in episode.sampled)
+            room = min(rollout.turn_tokens - longest, rollout.episode_tokens - len(episode.token_ids))
+            # What did not fit any more is not in the record, which may then end a little before the limit.
+            room = 0 if episode.stop is Stop.TOKEN_LIMIT else room
+            rewards[end - 1] -= max(0.0, 1 - room / rollout.overlong_buffer)
+    return replace(batch, rewards=rewards)
+
+
+def kept_tokens(algo: AlgoSettings, batch: Batch, old_logp: Tensor, episodes: Sequence[Trajectory]) -> Tensor:
+    """Tell which tokens are trained on, bool [S]: none of a masked truncated episode, nor any that is rejected."""
+    kept = rejection_mask(old_logp, batch.sampler_logp, batch.starts, algo.rejection)
+    if algo.mask_truncated:
+        whole = torch.tensor([not episode.stop.truncated for episode in episodes])
+        kept &= torch.repeat_interleave(whole, batch.starts.diff())
+    return kept
+
+
+def correction_weights(algo: AlgoSettings, scored: Scored) -> Tensor:
+    """Compute the truncated weight old/sampler of each token [S]."""
+    return behaviour_weights(
+        scored.old_logp,
+        scored.batch.sampler_logp,
+        scored.batch.starts,
+        kind=algo.correction,
+        cap=algo.correction_cap,
+    )
+
+
+def credit(algo: AlgoSettings, scored: Scored, logp: Tensor) -> Scored:
+    """Compute the advantages of all rows of the step, for a policy that gives the tokens ``logp`` [S]."""
+    batch, options = scored.batch, _options(algo, scored, logp)
+    advantages = algos.advantage(algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **options)
+    return replace(scored, advantages=advantages * scored.kept)
+
+
+def credit_terms(algo: AlgoSettings, scored: Scored) -> Terms | None:
+    """Take the advantages before the first update apart; None where the estimator has no baseline of each token."""
+    batch, options = scored.batch, _options(algo, scored, scored.old_logp)
+    return algos.terms(algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **options)
+
+
+def _options(algo: AlgoSettings, scored: Scored, logp: Tensor) -> dict[str, object]:
+    """The options of the advantage, with the weights that correct its energies."""
+    batch = scored.batch
+    options: dict[str, object] = {**algo.advantage_options}
+    # The episodes are the sampler's, but the energy is that of the policy being trained: the ratio of the two corrects
+    # for it. "old" is w ← ρ̄²w of OTB's released code, ρ̄ the weight of the loss.
+    if algo.energy_ratio == "old":
+        options["weights"] = correction_weights(algo, scored)
+    elif algo.energy_ratio:
+        options["weights"] = behaviour_weights(
+            logp, batch.sampler_logp, batch.starts, kind="prefix", cap=algo.correction_cap
+        )
+    return options
+
+
+def check_credit(config: Config) -> None:
+    """Refuse settings of credit that contradict each other.
+
+    Raises:
+        ConfigError: energies are to be weighed that there are not, the bounds of a rejection are none, or all turns
+            would be overlong.
+    """
+    algo, rollout = config.algo, config.rollout
+    if algo.energy_ratio and "weights" not in algos.ADVANTAGES[algo.advantage].known_options:
+        raise ConfigError(
+            f"algo.energy_ratio weighs the energy of each token, which advantage {algo.advantage!r} can't do: set it "
+            "to false, or choose algo.advantage=otb"
+        )
+    if algo.energy_ratio == "old" and algo.correction == "none":
+        raise ConfigError("algo.energy_ratio='old' weighs energies by algo.correction, which is 'none': choose one")
+    one = torch.zeros(1)
+    rejection_mask(one, one, torch.tensor([0, 1]), algo.rejection)
+    if rollout.overlong_buffer >= min(rollout.turn_tokens, rollout.episode_tokens):
+        raise ConfigError(
+            f"rollout.overlong_buffer={rollout.overlong_buffer} leaves no length without a penalty: it must be below "
+            f"rollout.turn_tokens={rollout.turn_tokens} and rollout.episode_tokens={rollout.episode_tokens}"
+        )

@@ -1,0 +1,301 @@
+"""Where the groups of episodes of a step come from, and which of them it trains on."""
+
+import asyncio
+import itertools
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from agentrl.algos.head import TokenStats
+from agentrl.batch import Batch, whole
+from agentrl.config import Config
+from agentrl.engines.base import Engine, Sampling
+from agentrl.engines.rng import derive_seed
+from agentrl.errors import ConfigError
+from agentrl.models.load import ROUNDING
+from agentrl.rollout.collector import Clock, Collected, Collector, always
+from agentrl.rollout.mix import TaskMix
+from agentrl.rollout.plan import EpisodeSpec
+from agentrl.train.invariants import check_agreement, check_probe, check_tools_are_called, check_versions
+from agentrl.train.learner import Learner
+from agentrl.types import Group, Origin, Segment, Trajectory, flatten, won
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """The groups of a step."""
+
+    collected: Collected
+    """All of them, in the order they were asked for."""
+    trained: Sequence[Group]
+    """Those to train on, in that order."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What the source has measured beside."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens sampled in all of them."""
+        return sum(episode.n_sampled for episode in flatten(self.collected.groups))
+
+    @property
+    def silent(self) -> int:
+        """How many of all groups gave no signal."""
+        return sum(map(is_silent, self.collected.groups))
+
+
+Collect = Callable[[Sequence[Sequence[EpisodeSpec]]], Awaitable[Collected]]
+"""Plays groups."""
+
+
+class RolloutSource(Protocol):
+    """Gives a trainer the groups of each step."""
+
+    @property
+    def origins(self) -> Mapping[str, Origin]:
+        """What records of the episodes say of their environment, by its name in a mix."""
+        ...
+
+    @property
+    def rounding(self) -> float:
+        """Largest |Δ log-prob| between an episode's record and the trainer that its sampler explains, in nats."""
+        ...
+
+    @property
+    def steps(self) -> float:
+        """The last step that it has groups for."""
+        ...
+
+    async def batch(self, number: int) -> Played:
+        """Give the groups of step ``number``, counting from 1."""
+        ...
+
+    def check(self, groups: Sequence[Group]) -> Tensor:
+        """Check groups that are about to be trained on.
+
+        Returns:
+            For each sampled token, by how many steps the weights that sampled it are older than the trainer's [S].
+
+        Raises:
+            InvariantError: training on them would be wrong.
+        """
+        ...
+
+    async def published(self, learner: Learner, version: int) -> None:
+        """Take the learner's weights, which are to sample from now on, as ``version``."""
+        ...
+
+    def state(self) -> Mapping[str, object]:
+        """What a checkpoint keeps of it, as plain data."""
+        ...
+
+    def unused(self) -> Sequence[Trajectory]:
+        """Episodes of later steps, which a checkpoint keeps too."""
+        ...
+
+    def restore(self, state: Mapping[str, Any], unused: Sequence[Trajectory]) -> None:
+        """Go on from what a checkpoint has kept."""
+        ...
+
+
+class Collecting:
+    """A :class:`RolloutSource` that plays the groups of a step when it is asked for them.
+
+    Args:
+        config: the run's settings.
+        mix: the tasks of the training split.
+        collector: plays that split.
+        engine: samples from a copy of the policy.
+
+    Raises:
+        ConfigError: ``run.deterministic`` asks for what the engine can't give.
+    """
+
+    staleness = 0
+    """By how many steps the weights that sampled a token may be older than the trainer's."""
+
+    def __init__(self, config: Config, mix: TaskMix, collector: Collector, engine: Engine) -> None:
+        self._config, self._mix, self._collector, self._engine = config, mix, collector, engine
+        if config.run.deterministic and not engine.exact:
+            raise ConfigError(
+                f"run.deterministic needs an engine whose tokens no other request changes, which {config.engine.name} "
+                "is not: set it to false, or engine.name to 'transformers'"
+            )
+        rollout = config.rollout
+        self._sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
+        self.origins = mix.origins(self._sampling)
+        self.rounding, self.steps = engine.rounding, math.inf
+        self._trainers = ROUNDING[getattr(torch, config.model.dtype)]
+        self._score: Callable[[Batch], TokenStats] | None = None
+        """The trainer's, under the weights that sample."""
+        self._silent = {name for name, source in mix.sources.items() if source.has_tools}
+        """Environments with tools, none of which was called yet."""
+        self._version = 0
+
+    async def batch(self, number: int) -> Played:
+        """Play them."""
+        return self._chosen(await self._exact(await self._play(number)))
+
+    async def _play(self, number: int, **options: Any) -> Collected:
+        """Play the groups of step ``number``; ``options`` are those of ``Collector.collect``."""
+        collect = partial(self._collector.collect, engine_for=always(self._engine), sampling=self._sampling, **options)
+        return await play_groups(self._config, self._mix, collect, number)
+
+    async def _exact(self, collected: Collected) -> Collected:
+        """Give the groups of a deterministic run the trainer's log-probs."""
+        if not self._config.run.deterministic:
+            return collected
+        assert self._score is not None, "published comes first"
+        # In a thread: the engine and a learner may be at work meanwhile.
+        rounding = max(self._trainers, self.rounding)
+        groups = await asyncio.to_thread(rescored, collected.groups, self._score, rounding)
+        return replace(collected, groups=groups)
+
+    def _chosen(self, collected: Collected) -> Played:
+        return Played(collected=collected, trained=_chosen(collected.groups, self._config.rollout.tasks))
+
+    def check(self, groups: Sequence[Group]) -> Tensor:
+        """Check that their weights are not too old, and that the first ones call tools where there are any."""
+        ages = check_versions(groups, self._version, self.staleness)
+        # Only in an environment's first groups: a policy that has learned may rightly go without a call.
+        for name in sorted(self._silent & {group.env for group in groups}):
+            check_tools_are_called([group for group in groups if group.env == name])
+            self._silent.remove(name)
+        return ages
+
+    async def published(self, learner: Learner, version: int) -> None:
+        """Give the engine the weights, and check on 32 tokens that it samples from them."""
+        await self._engine.load_weights(learner.weights(), version)
+        self._version, self._score = version, learner.score
+        rollout = self._config.rollout
+        probe = Sampling(temperature=rollout.temperature, max_tokens=min(32, rollout.episode_tokens))
+        await check_probe(self._engine, probe, learner.score, self._trainers)
+
+    def state(self) -> Mapping[str, object]:
+        """Nothing: tasks and seeds follow from the number of a step."""
+        return {}
+
+    def unused(self) -> Sequence[Trajectory]:
+        """None: each step's are played when it begins."""
+        return ()
+
+    def restore(self, state: Mapping[str, Any], unused: Sequence[Trajectory]) -> None:
+        """Do nothing: there is nothing to go on from."""
+
+
+def env_metrics(groups: Sequence[Group], origins: Mapping[str, Origin]) -> dict[str, float]:
+    """Compute what the episodes of each environment of a mix did, as ``env/NAME/…``; nothing where there is no mix.
+
+    Args:
+        groups: all groups of a step.
+        origins: of the environments, by name.
+    """
+    metrics = dict[str, float]()
+    for name in filter(None, origins):
+        mine = [group for group in groups if group.env == name]
+        episodes, best = flatten(mine), origins[name].best_return
+        runs = [run for episode in episodes for run in episode.tool_runs]
+        metrics |= {f"env/{name}/groups": len(mine), f"env/{name}/groups_silent": sum(map(is_silent, mine))}
+        # In a step in which it has no episode, there is nothing to take the mean of.
+        if episodes:
+            sums = {
+                "reward_mean": sum(episode.ret for episode in episodes),
+                "success": sum(won(episode, best) for episode in episodes),
+                "turns_mean": sum(len(episode.sampled) for episode in episodes),
+                "tool_calls_mean": len(runs),
+                "tool_errors_mean": sum(not run.ok for run in runs),
+                "truncated_mean": sum(episode.stop.truncated for episode in episodes),
+                "sampled_tokens_mean": sum(episode.n_sampled for episode in episodes),
+            }
+            metrics |= {f"env/{name}/{key}": total / len(episodes) for key, total in sums.items()}
+    return metrics
+
+
+def rescored(groups: Sequence[Group], score: Callable[[Batch], TokenStats], rounding: float) -> tuple[Group, ...]:
+    """Put the trainer's log-probs in the place of the engine's.
+
+    Args:
+        groups: the episodes.
+        score: the trainer's, under the weights that sampled them.
+        rounding: largest |Δ log-prob| that the arithmetic of the two explains, in nats.
+
+    Raises:
+        InvariantError: the two disagree by more.
+    """
+    batch = whole(groups)
+    if not len(batch.sampled):
+        return tuple(groups)
+    logp = score(batch).logp
+    check_agreement(logp, batch.sampler_logp, rounding)
+    given = iter(logp.tolist())
+
+    def again(segment: Segment) -> Segment:
+        logprobs = tuple(itertools.islice(given, len(segment.token_ids))) if segment.trained else None
+        return replace(segment, logprobs=logprobs)
+
+    return tuple(
+        Group(tuple(replace(episode, segments=tuple(map(again, episode.segments))) for episode in group))
+        for group in groups
+    )
+
+
+def is_silent(group: Group) -> bool:
+    """Return True if all episodes of a group have the same return, so that comparing them teaches nothing."""
+    return len({episode.ret for episode in group}) == 1
+
+
+async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: int) -> Collected:
+    """Play ``rollout.group_size`` episodes of each of ``rollout.tasks`` tasks for step ``number``.
+
+    Up to ``rollout.refills`` times, silent groups are left out for groups of further tasks (DAPO's dynamic sampling,
+    arXiv 2503.14476).
+
+    Raises:
+        FaultRateError: too many groups were lost to infrastructure faults.
+    """
+    rollout, seed = config.rollout, config.run.seed
+    parts = list[Collected]()
+    # Tasks and seeds follow from a group's running number alone, so a resumed run plays what an unbroken one would
+    # have, and one that plays ahead plays the same: each step has as many numbers as all its refills could ask for.
+    place, missing = (number - 1) * rollout.tasks * (1 + rollout.refills), rollout.tasks
+    while missing and len(parts) <= rollout.refills:
+        tasks = mix.pick(missing, first=place, seed=seed)
+        specs = [
+            [
+                EpisodeSpec(task_id=task.id, seed=derive_seed(seed, "episode", place + at, member), env=name)
+                for member in range(rollout.group_size)
+            ]
+            for at, (name, task) in enumerate(tasks)
+        ]
+        parts.append(await collect(specs))
+        place += missing
+        missing -= sum(not is_silent(group) for group in parts[-1].groups)
+    return _joined(parts)
+
+
+def _chosen(groups: Sequence[Group], count: int) -> Sequence[Group]:
+    """Choose ``count`` groups, the first silent ones only where there are not enough others; in order."""
+    ranked = sorted(range(len(groups)), key=lambda place: is_silent(groups[place]))
+    return [groups[place] for place in sorted(ranked[:count])]
+
+
+def _joined(parts: Sequence[Collected]) -> Collected:
+    if len(parts) == 1:
+        return parts[0]
+    # Counts and times add up. Percentiles don't, but the largest bound of any part holds for all of them.
+    sandbox = {
+        name: (max if name.endswith(("_p50", "_p99")) else sum)(part.sandbox[name] for part in parts)
+        for name in parts[0].sandbox
+    }
+    return Collected(
+        groups=tuple(group for part in parts for group in part.groups),
+        faults=sum(part.faults for part in parts),
+        lost=sum(part.lost for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        clock=Clock(tools=sum(part.clock.tools for part in parts), engine=sum(part.clock.engine for part in parts)),
+        sandbox=sandbox,
+    )

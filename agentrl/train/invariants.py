@@ -1,0 +1,146 @@
+"""Checks that stop a run before it learns from wrong numbers.
+
+Each asserts a relation between engine, record and trainer; where it fails, training would go on silently and be wrong.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from agentrl.algos.head import TokenStats
+from agentrl.batch import Batch, whole
+from agentrl.engines.base import Engine, Sampling
+from agentrl.errors import InvariantError
+from agentrl.types import Group, Segment, Stop, Trajectory, flatten
+
+_PROBE = (1,)
+"""A prompt that every vocabulary and every limit allows."""
+
+
+def check_agreement(logp: Tensor, sampler_logp: Tensor, rounding: float) -> float:
+    """Check that engine and trainer give the same log-probs to the same tokens.
+
+    Args:
+        logp: the trainer's log-probs [S].
+        sampler_logp: the engine's [S].
+        rounding: largest |Δ log-prob| that the arithmetic of the two explains, in nats.
+
+    Returns:
+        The largest |Δ log-prob|, in nats.
+
+    Raises:
+        InvariantError: a log-prob is above 0 or not finite, or the two disagree by more than rounding.
+    """
+    if not bool(torch.isfinite(logp).all()) or bool((logp > 0).any()):
+        raise InvariantError("the trainer computed a log-prob that is above 0 or not finite: the weights are broken")
+    largest = float((logp - sampler_logp).abs().max()) if len(logp) else 0.0
+    # Written so that NaN, from the engine's side, fails too.
+    if not largest <= rounding:
+        raise InvariantError(
+            f"engine and trainer disagree by up to {largest:.3g} nats on a token's log-prob (rounding explains "
+            f"{rounding:g}): they do not run the same weights, tokens or temperature"
+        )
+    return largest
+
+
+def check_versions(groups: Sequence[Group], version: int, staleness: int) -> Tensor:
+    """Check that no tokens were sampled from weights that are too old, or newer than those that score them.
+
+    Args:
+        groups: the episodes.
+        version: of the trainer's weights.
+        staleness: by how many versions those of a token may be older.
+
+    Returns:
+        By how many those of each sampled token are older [S].
+
+    Raises:
+        InvariantError: some were.
+    """
+    sampled = [one for trajectory in flatten(groups) for seg in trajectory.sampled for one in seg.token_versions]
+    if other := set(sampled) - set(range(version - staleness, version + 1)):
+        older = f" and theirs may be {staleness} older" if staleness else ""
+        raise InvariantError(
+            f"tokens were sampled from weights of version {min(other)}, but the trainer's are of version "
+            f"{version}{older}"
+        )
+    return version - torch.tensor(sampled, dtype=torch.long)
+
+
+async def check_probe(
+    engine: Engine, sampling: Sampling, score: Callable[[Batch], TokenStats], rounding: float
+) -> None:
+    """Check that an engine samples from the trainer's weights, on one completion of its own.
+
+    Args:
+        engine: has been given the weights.
+        sampling: of the completion.
+        score: the trainer's.
+        rounding: largest |Δ log-prob| that the trainer's arithmetic explains, in nats.
+
+    Raises:
+        InvariantError: the trainer gives the completion other log-probs.
+        InfrastructureError: the engine failed.
+    """
+    done = await engine.generate(_PROBE, sampling, seed=0)
+    segments = (Segment("prompt", _PROBE), Segment("policy", done.token_ids, done.logprobs, done.version))
+    row = Trajectory(task_id="probe", seed=0, segments=segments, rewards=(0.0,), stop=Stop.TURN_LIMIT)
+    batch = whole([Group((row,))])
+    try:
+        check_agreement(score(batch).logp, batch.sampler_logp, max(rounding, engine.rounding))
+    except InvariantError as error:
+        raise InvariantError(
+            f"the engine was given new weights, but {error}: check that it loads every tensor by its name (a head tied "
+            "to the embedding comes as the embedding only) and forgets what the old weights had cached"
+        ) from error
+
+
+def check_first_ratio(logp: Tensor, old_logp: Tensor, rounding: float) -> None:
+    """Check that every ratio is 1 within rounding, as it must be before the first update on a fresh batch.
+
+    Raises:
+        InvariantError: one is not.
+    """
+    largest = float((logp - old_logp).abs().max()) if len(logp) else 0.0
+    if not largest <= rounding:  # NaN fails too
+        raise InvariantError(
+            f"before any update a token's log ratio is {largest:.3g}, not 0: scoring is not repeatable"
+        )
+
+
+def check_trained_tokens(groups: Sequence[Group], tokens: Tensor, sampled: Tensor) -> None:
+    """Check that the tokens that the loss will see are exactly the tokens that were sampled.
+
+    Args:
+        groups: the episodes of the step.
+        tokens: packed tokens of all of them, in order [T].
+        sampled: index into ``tokens`` of each sampled token [S].
+
+    Raises:
+        InvariantError: they are not.
+    """
+    # Two ways to the same tokens: through the batch's indices, and straight from the episodes' records.
+    trained = tokens[sampled].tolist()
+    recorded = [token for trajectory in flatten(groups) for seg in trajectory.sampled for token in seg.token_ids]
+    if trained != recorded:
+        raise InvariantError("the tokens to be trained on are not the tokens that were sampled")
+
+
+def check_tools_are_called(groups: Sequence[Group]) -> None:
+    """Check that the policy calls tools at all, in an environment that has some; all groups are of it.
+
+    A policy that never samples a call never sees a reward for one, and so can't learn to call.
+
+    Raises:
+        InvariantError: no episode of the first batch called one.
+    """
+    episodes = flatten(groups)
+    if not any(trajectory.tool_runs for trajectory in episodes):
+        cut = sum(trajectory.cut_turns for trajectory in episodes)
+        of = f" of {groups[0].env!r}" if groups[0].env else ""
+        longer = f", or raise rollout.turn_tokens: {cut} turns were cut off" if cut else ""
+        raise InvariantError(
+            f"no tool was called in the first {len(episodes)} episodes{of}: warm the model up with [sft], or give it "
+            f"an instruction that shows how to call one{longer}"
+        )

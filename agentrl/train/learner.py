@@ -1,0 +1,215 @@
+"""The learner: owns the policy's weights in training, the optimizer and their device, and no other module does."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agentrl.algos.head import TokenStats
+from agentrl.batch import Batch
+from agentrl.errors import ConfigError
+from agentrl.models.load import cast_copy
+from agentrl.models.lora import is_adapted, merged, without_adapters
+from agentrl.train.score import computing_in, score
+
+LossOf = Callable[[int, TokenStats], Tensor]
+"""Maps a pack's place in the update and the statistics of its tokens to the pack's loss; an update's loss is the sum
+over its packs."""
+
+
+class Learner:
+    """Trains ``model`` with AdamW, the gradient of each update accumulated over packs.
+
+    Args:
+        model: loaded by ``load_model``; its weights change.
+        betas: of AdamW.
+        weight_decay: of AdamW.
+        max_grad_norm: larger gradients are clipped to this norm.
+        max_tokens: most tokens of a pack, prompts and tool output included.
+        temperature: sampling temperature, at which log-probs are computed.
+        dtype: of the computation, such as ``"bfloat16"``.
+        average: decay of the weights' exponential average; 0 keeps none.
+        gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
+
+    Raises:
+        ConfigError: the model can't compute activations again.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        betas: tuple[float, float],
+        weight_decay: float,
+        max_grad_norm: float,
+        max_tokens: int,
+        temperature: float,
+        dtype: str,
+        average: float = 0.0,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        self.model = model
+        self.trained: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
+        """The weights that the optimizer moves, in order."""
+        self.optimizer = torch.optim.AdamW(self.trained, betas=betas, weight_decay=weight_decay)
+        self._max_grad_norm, self._max_tokens, self._temperature = max_grad_norm, max_tokens, temperature
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._reference: PreTrainedModel | None = None
+        self._decay = average
+        self._average: list[Tensor] = []
+        """Exponential average of ``trained``; empty until the first update."""
+        if gradient_checkpointing:
+            checkpoint_layers(model)
+
+    def packs(self, batch: Batch, rows: Sequence[int]) -> list[Batch]:
+        """Cut rows of a batch into packs that fit into the learner's memory, in any order."""
+        return batch.balanced(self._max_tokens, rows)
+
+    def score(self, batch: Batch) -> TokenStats:
+        """Score every sampled token under the policy as it is now; three tensors [S] on the CPU, without gradients."""
+        return self._score(self.model, batch)
+
+    def frozen(self) -> Callable[[Batch], TokenStats]:
+        """Give what ``score`` is now, for later: it scores under a copy of the weights."""
+        return partial(self._score, cast_copy(self.model, self._dtype))
+
+    def keep_reference(self, model: PreTrainedModel | None = None) -> None:
+        """Freeze a copy of the weights, those of ``model`` or else the policy's as they are now, as the reference.
+
+        A policy with adapters needs none: without them it is the model that they were added to.
+        """
+        # It is only computed with, so it is held in the computation's type.
+        self._reference = cast_copy(model or self.model, self._dtype)
+
+    def score_reference(self, batch: Batch) -> Tensor:
+        """Compute the log-prob of every sampled token under the frozen reference [S], on the CPU."""
+        if self._reference is not None:
+            return self._score(self._reference, batch).logp
+        assert is_adapted(self.model), "keep_reference comes first"
+        with without_adapters(self.model):
+            return self._score(self.model, batch).logp
+
+    def _score(self, model: PreTrainedModel, batch: Batch) -> TokenStats:
+        # An episode whose prompt left no room has nothing to score, however long that prompt is.
+        rows = batch.sampled_rows.tolist()
+        # Packs keep the order of the rows, so that their results end to end are those of the whole batch.
+        with torch.no_grad():
+            stats = [self._stats(model, pack) for pack in batch.split(self._max_tokens, rows)]
+        return TokenStats(*(torch.cat(part) for part in zip(*stats, strict=True)))
+
+    def update(self, packs: Sequence[Batch], loss_of: LossOf, rate: float) -> float:
+        """Take one step of the optimizer down the gradient of all packs' losses.
+
+        Args:
+            packs: the update's rows, as ``packs`` cuts them.
+            loss_of: gives the loss of each pack; log-prob and entropy carry gradients.
+            rate: the learning rate.
+
+        Returns:
+            The norm of the gradient before it was clipped.
+        """
+        # backward at once, pack by pack: only one pack's activations are held at a time.
+        for place, pack in enumerate(packs):
+            computing_in(self._dtype, self.model, partial(self._accumulate, place, pack, loss_of))
+        return self._step(rate)
+
+    def _step(self, rate: float) -> float:
+        """Take a step down the accumulated gradient; give its norm before it was clipped."""
+        # The norm is that of the whole minibatch's gradient, so it can be clipped only after the last pack.
+        norm = torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm)
+        if self._decay and not self._average:
+            self._average = [weight.detach().clone() for weight in self.trained]
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        # None instead of zeros: the memory of the gradients is free while the engine generates.
+        self.optimizer.zero_grad(set_to_none=True)
+        if self._average:
+            get_ema_multi_avg_fn(self._decay)(self._average, self.trained, None)
+        return float(norm)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Give the named weights, adapters added, and else not copied: an engine copies them before the next update."""
+        return merged(self.model)
+
+    @contextmanager
+    def averaged(self) -> Generator[None]:
+        """Give the model the averaged weights, where an average is kept, and then back those that are trained.
+
+        Within, the model can be read and not trained.
+        """
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        """Exchange the trained and the averaged weights."""
+        self._exchange(self._average)
+
+    @torch.no_grad()
+    def _exchange(self, others: Sequence[Tensor]) -> None:
+        """Exchange the values of the trained weights with ``others``, where there are any, one tensor at a time."""
+        for weight, other in zip(self.trained, others, strict=False):
+            kept = weight.clone()
+            weight.copy_(other)
+            other.copy_(kept)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Give the model's weights and buffers by the names that a checkpoint has them under."""
+        return self.model.state_dict()
+
+    def state(self) -> dict[str, Any]:
+        """Give the optimizer's state, and the trained weights where the checkpoint's model has their average."""
+        state = self.optimizer.state_dict()
+        # Copies: while it is saved, the model has the averaged weights.
+        return {**state, "trained": [weight.detach().clone() for weight in self.trained]} if self._average else state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state`` gave; the model has the averaged weights now, where an average was kept.
+
+        Raises:
+            ValueError: it belongs to another model.
+        """
+        state = dict(state)
+        trained: list[Tensor] = state.pop("trained", [])
+        self.optimizer.load_state_dict(state)
+        self._average = [weight.detach().clone() for weight in self.trained[: len(trained)]]
+        with torch.no_grad():
+            for weight, was in zip(self.trained, trained, strict=False):
+                weight.copy_(was)
+
+    def close(self) -> None:
+        """Free the optimizer's state: nothing is trained any more."""
+        self.optimizer.state.clear()
+
+    def _accumulate(self, place: int, pack: Batch, loss_of: LossOf) -> None:
+        loss_of(place, self._stats(self.model, pack)).backward()
+
+    def _stats(self, model: PreTrainedModel, pack: Batch) -> TokenStats:
+        """Score a pack on the model's device, and bring the result to the CPU, where the algorithms work."""
+        stats = score(model, pack.to(model.device), temperature=self._temperature, dtype=self._dtype)
+        return TokenStats(*(part.cpu() for part in stats))
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Make each layer keep its input only and compute its activations again in the backward pass (arXiv 1604.06174).
+
+    Raises:
+        ConfigError: the model's layers can't.
+    """
+    try:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    except ValueError as error:
+        raise ConfigError(f"optim.gradient_checkpointing must be false for {type(model).__name__}: {error}") from error
+    # A layer looks at its own flag. The modules in it keep theirs: dropout would make every log-prob another one.
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True

@@ -1,0 +1,44 @@
+"""What a run works with: its model, and where its groups come from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config import Config
+from agentrl.runs.assemble import Policy, assemble, load_policy
+from agentrl.train.groups import RolloutSource
+from agentrl.train.live import Live, Sources, check_settings
+from agentrl.train.saved import SavedEpisodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What a run works with."""
+
+    policy: Policy
+    """The model that is trained, and its tokenizer."""
+    rollouts: RolloutSource
+    """Gives the groups of each step."""
+    live: Live | None = None
+    """The environments; None where all episodes were played before."""
+
+
+def live(config: Config, sources: Sources, path: Path | None = None) -> Means:
+    """Assemble the means of a run that plays; the model is ``model.path``, or the checkpoint at ``path``."""
+    parts = assemble(config, sources.train, path)
+    played = Live(config, parts, sources)
+    return Means(policy=parts, rollouts=played.rollouts, live=played)
+
+
+def saved(files: Sequence[Path], config: Config, path: Path | None = None) -> Means:
+    """Assemble the means of a run on saved episodes; the model is ``model.path``, or the checkpoint at ``path``.
+
+    Raises:
+        UsageError: the episodes do not fit the settings or the model.
+        TrajectoryError: a file holds anything but episodes.
+    """
+    check_settings(config)
+    rollouts = SavedEpisodes(files, config)
+    policy = load_policy(config, path=path)
+    rollouts.check_fit(policy)
+    return Means(policy=policy, rollouts=rollouts)

@@ -1,0 +1,150 @@
+"""Groups that are played while the trainer learns.
+
+A step's groups may begin once ``step ≤ version + 1 + staleness``, and steps are trained on in order. So nothing is ever
+too old and nothing is thrown away, sampling waits where learning is slower, and tasks and seeds come in the order of a
+run without overlap.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from agentrl.config import Config
+from agentrl.engines.base import Engine
+from agentrl.errors import ConfigError
+from agentrl.rollout.collector import Collector
+from agentrl.rollout.mix import TaskMix
+from agentrl.train.groups import Collecting, Played
+from agentrl.train.learner import Learner
+from agentrl.types import Trajectory, flatten
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """What is there of a step's groups before it is trained on."""
+
+    episodes: dict[int, Trajectory] = field(default_factory=dict[int, Trajectory])
+    """Those that have ended, by their seed."""
+    counts: dict[str, Any] | None = None
+    """What was counted while they were played; None until all have ended."""
+    task: asyncio.Task[Played] | None = None
+    """Plays them."""
+
+
+class Overlapped(Collecting):
+    """A ``RolloutSource`` that plays groups of later steps while the trainer learns.
+
+    With ``rollout.overlap="lag"`` those of the next step, which have all ended before the engine gets new weights.
+    With "inflight" those of ``rollout.max_staleness`` further steps; the engine gets new weights while they go on.
+
+    Args:
+        config: the run's settings.
+        mix: the tasks of the training split.
+        collector: plays that split.
+        engine: samples from a copy of the policy.
+
+    Raises:
+        ConfigError: the settings contradict each other.
+    """
+
+    def __init__(self, config: Config, mix: TaskMix, collector: Collector, engine: Engine) -> None:
+        super().__init__(config, mix, collector, engine)
+        self._lag = config.rollout.overlap == "lag"
+        self.staleness = 1 if self._lag else config.rollout.max_staleness
+        if self._lag and config.run.deterministic and config.run.world > 1:
+            raise ConfigError(
+                "run.deterministic=true with rollout.overlap='lag' keeps a copy of the weights, and ranks can't: set "
+                "run.ranks=1, or one of the two otherwise"
+            )
+        if not self._lag and config.run.deterministic:
+            raise ConfigError(
+                "run.deterministic=true needs rollout.overlap='off' or 'lag': with 'inflight' the clock decides which "
+                "weights sample a token"
+            )
+        if not self._lag and config.optim.average:
+            raise ConfigError(
+                "optim.average is evaluated in the engine, whose weights episodes of rollout.overlap='inflight' would "
+                "then be sampled from: set rollout.overlap to 'lag', or optim.average to 0"
+            )
+        # Those of an earlier step asked first, and so go first.
+        self._gate = asyncio.Semaphore(config.rollout.concurrency)
+        self._ahead: dict[int, _Ahead] = {}
+
+    async def batch(self, number: int) -> Played:
+        """Give the groups of step ``number``, once they have ended; those of later steps go on, or begin."""
+        began = time.perf_counter()
+        first = self._begin(number)
+        # What is counted for the whole process, as runs of the sandbox are, is to be of one step's groups.
+        if self._lag:
+            await asyncio.wait({first})
+        last = min(self._version + 1 + self.staleness, self._config.optim.steps)
+        for later in range(number + 1, last + 1):
+            self._begin(later)
+        played = await first
+        del self._ahead[number]
+        rollout = self._config.rollout
+        left = [rollout.tasks - len(ahead.episodes) / rollout.group_size for ahead in self._ahead.values()]
+        waited = time.perf_counter() - began
+        # How long they took to play is no longer how long they were waited for.
+        metrics = {"groups_in_flight": sum(max(0, one) for one in left), "seconds_waited": waited}
+        return replace(played, metrics={**metrics, "seconds_generate": played.collected.seconds})
+
+    async def published(self, learner: Learner, version: int) -> None:
+        """Give the engine the weights, once all groups have ended where there is to be a lag."""
+        for task in [ahead.task for ahead in self._ahead.values() if ahead.task]:
+            # An error of the groups stops the run at once, and not when their turn comes.
+            if self._lag or task.done():
+                await task
+        await super().published(learner, version)
+        # The learner moves on while the engine samples from these.
+        if self._config.run.deterministic:
+            self._score = learner.frozen()
+
+    def state(self) -> Mapping[str, object]:
+        """Say how many episodes of which later step ``unused`` gives, and what was counted of whole ones."""
+        kept = {str(step): (len(ahead.episodes), ahead.counts) for step, ahead in self._ahead.items()}
+        return {"ahead": kept}
+
+    def unused(self) -> Sequence[Trajectory]:
+        """Give all episodes of later steps that have ended."""
+        return [episode for ahead in self._ahead.values() for episode in ahead.episodes.values()]
+
+    def restore(self, state: Mapping[str, Any], unused: Sequence[Trajectory]) -> None:
+        """Take the episodes of later steps; what is missing of their groups is played again."""
+        rest = iter(unused)
+        for step, (count, counts) in state["ahead"].items():
+            self._ahead[int(step)] = _Ahead({one.seed: one for one in islice(rest, count)}, counts)
+
+    def _begin(self, number: int) -> asyncio.Task[Played]:
+        ahead = self._ahead.setdefault(number, _Ahead())
+        if ahead.task is None:
+            ahead.task = asyncio.create_task(self._play_ahead(number, ahead))
+            # Where several fail, the first one is told of; asyncio would complain of the others.
+            ahead.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return ahead.task
+
+    async def _play_ahead(self, number: int, ahead: _Ahead) -> Played:
+        known = dict(ahead.episodes)
+
+        def ended(episode: Trajectory) -> None:
+            ahead.episodes[episode.seed] = episode
+
+        collected = await self._play(number, known=known, on_episode=ended, gate=self._gate)
+        if ahead.counts is None:
+            collected = await self._exact(collected)
+            # A checkpoint is to keep them with these log-probs.
+            ahead.episodes = {episode.seed: episode for episode in flatten(collected.groups)}
+            ahead.counts = {"faults": collected.faults, "lost": collected.lost, "sandbox": dict(collected.sandbox)}
+        return self._chosen(replace(collected, **ahead.counts))
+
+
+def make_source(config: Config, mix: TaskMix, collector: Collector, engine: Engine) -> Collecting:
+    """Make the source that ``rollout.overlap`` asks for.
+
+    Raises:
+        ConfigError: the settings contradict each other.
+    """
+    return (Collecting if config.rollout.overlap == "off" else Overlapped)(config, mix, collector, engine)

@@ -1,0 +1,157 @@
+"""The processes of a run with several ranks: rank 0, which is the run's own, starts the others and ends them.
+
+Where torchrun has started them all, they only join. Calls and their arguments are pickled: whoever can connect to a
+rank can run code in it. Ranks that a run starts itself find each other through a folder that only its user can read,
+and talk over the loopback device; for torchrun's network its user must care.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from agentrl.config import Config
+from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.eval.sweep.work import follow as die_with
+from agentrl.train.sharded import dismiss, serve
+
+_STORE = "AGENTRL_RANKS"
+"""Environment variable with the address under which ranks that a run has started find each other."""
+_PATIENCE = timedelta(days=30)
+"""How long a rank waits for its next call, such as while rank 0 plays; it does not wait for a process that is gone."""
+_POLL_S = 0.1
+_DYING_S = 10.0
+"""How long a process whose connection is closed may take to end."""
+
+
+def check_ranks(config: Config) -> None:
+    """Refuse settings that several ranks can't follow.
+
+    Raises:
+        ConfigError: they can't.
+    """
+    ranks, started = config.run.world, _world()
+    if started > 1 and started != ranks:
+        raise ConfigError(f"{started} processes were started together, as torchrun does: set run.ranks={started}")
+    if ranks % config.run.sequence_ranks:
+        raise ConfigError(f"run.ranks=[{ranks}, {config.run.sequence_ranks}]: the second must divide the first")
+    if ranks > 1 and config.lora.rank:
+        raise ConfigError("lora.rank must be 0 where run.ranks is above 1: adapters can't be sharded")
+    if ranks > 1 and ":" in config.model.device:
+        raise ConfigError(f"each rank has a GPU of its own: set model.device='cuda', not {config.model.device!r}")
+
+
+def is_follower() -> bool:
+    """Return True if torchrun has started this process to follow another one."""
+    return _world() > 1 and os.environ["RANK"] != "0"
+
+
+@contextmanager
+def ranks(config: Config) -> Generator[None]:
+    """Have ``run.ranks`` processes, this one being rank 0 of them, until the block ends.
+
+    Raises:
+        ConfigError: there are fewer GPUs here.
+        InfrastructureError: another rank has ended.
+    """
+    if config.run.world == 1:
+        yield
+        return
+    if config.model.device == "cuda" and _world() == 1 and torch.cuda.device_count() < config.run.world:
+        raise ConfigError(f"run.ranks={config.run.world} needs a GPU each, and {torch.cuda.device_count()} are here")
+    with tempfile.TemporaryDirectory(prefix="agentrl-ranks-") as folder:
+        followers: list[subprocess.Popen[bytes]] = []
+        try:
+            if _world() == 1:
+                followers += (_start(config, Path(folder), rank) for rank in range(1, config.run.world))
+                while not all((Path(folder) / f"{rank}.ready").exists() for rank in range(1, config.run.world)):
+                    if any(one.poll() is not None for one in followers):
+                        raise RuntimeError("a rank ended while it was started")
+                    time.sleep(_POLL_S)
+            _join(_address(Path(folder)), 0, config.run.world)
+            yield
+            dismiss()
+        except RuntimeError as error:
+            if lost := _lost(followers, Path(folder)):
+                raise InfrastructureError(
+                    f"{lost}; the run goes on from its last checkpoint with agentrl train --resume"
+                ) from error
+            raise
+        finally:
+            for one in followers:
+                one.kill()
+                one.wait()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def follow() -> None:
+    """Be one of the other ranks, as the environment says which, until rank 0 has no more to do."""
+    rank, address = int(os.environ["RANK"]), os.environ.get(_STORE, "env://")
+    if address != "env://":
+        Path(address.removeprefix("file://")).with_name(f"{rank}.ready").touch()
+    try:
+        _join(address, rank, _world())
+        # Ctrl-C and SIGTERM are for rank 0, which saves the run with the help of all.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        serve()
+    except RuntimeError as error:
+        sys.exit(f"agentrl: rank {rank} has ended: {str(error).splitlines()[0]}")
+    dist.destroy_process_group()
+
+
+def _world() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _address(folder: Path) -> str:
+    return "env://" if _world() > 1 else f"file://{folder}/store"
+
+
+def _join(address: str, rank: int, world: int) -> None:
+    if address != "env://":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world, timeout=_PATIENCE)
+
+
+def _start(config: Config, folder: Path, rank: int) -> subprocess.Popen[bytes]:
+    """Start a rank; what it says goes to a file in ``folder``."""
+    world = config.run.world
+    threads = config.run.threads or max(1, len(os.sched_getaffinity(0)) // world)
+    given = {"RANK": rank, "WORLD_SIZE": world, "OMP_NUM_THREADS": threads, _STORE: _address(folder)}
+    with (folder / f"{rank}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", "from agentrl.train.ranks import follow; follow()"],
+            env={**os.environ, **{name: str(value) for name, value in given.items()}},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # a terminal's Ctrl-C is for rank 0
+            preexec_fn=partial(die_with, os.getpid(), signal.SIGKILL),
+        )
+
+
+def _lost(followers: Sequence[subprocess.Popen[bytes]], folder: Path) -> str:
+    """Say which rank has ended first, and why; empty where all are there."""
+    deadline = time.monotonic() + _DYING_S
+    while all(one.poll() is None for one in followers):
+        if time.monotonic() > deadline or not followers:
+            return ""
+        time.sleep(_POLL_S)
+    # The others may have ended because of one that was killed.
+    rank, code = min(((rank, one.poll() or 0) for rank, one in enumerate(followers, 1)), key=lambda one: one[1])
+    if code < 0:
+        return f"rank {rank} was killed by {signal.Signals(-code).name}"
+    said = (folder / f"{rank}.log").read_text(errors="replace").split("\n")
+    return f"rank {rank} has ended: {next((line for line in reversed(said) if line), 'it said nothing')}"

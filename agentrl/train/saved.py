@@ -1,0 +1,148 @@
+"""Groups from files of saved episodes, in place of an engine and environments: each file is the batch of a step."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl import algos
+from agentrl.batch import whole
+from agentrl.config import Config
+from agentrl.errors import TrajectoryError, UsageError
+from agentrl.rollout.collector import Clock, Collected
+from agentrl.runs.assemble import Policy
+from agentrl.runs.records import Record, read_episodes
+from agentrl.train.groups import Played
+from agentrl.train.learner import Learner
+from agentrl.types import Group, Origin, Segment, Trajectory, flatten
+
+
+class SavedEpisodes:
+    """A ``RolloutSource`` of episodes that were played before.
+
+    The episodes of a file that began with the same prompt of the same task are a group, in the order of the file.
+    Other weights than the model's may have sampled them: ``algo.correction`` weighs them as it weighs those of an
+    engine.
+
+    Args:
+        files: one for each step, in order.
+        config: the run's settings.
+
+    Raises:
+        UsageError: a file can't be read, its episodes were played in another environment or with other settings than
+            the config's, or the config's advantage finds nothing to compare.
+        TrajectoryError: a file holds anything but episodes.
+    """
+
+    def __init__(self, files: Sequence[Path], config: Config) -> None:
+        self._files, self._config = files, config
+        self.origins: dict[str, Origin] = {}
+        self.rounding, self.steps = math.inf, len(files)
+        self._texts: dict[tuple[int, str], Path] = {}
+        if config.optim.steps < len(files):
+            raise UsageError(
+                f"--episodes names {len(files)} files, a step each, and optim.steps is {config.optim.steps}: raise "
+                "it, or name fewer"
+            )
+        self._groups = [self._read(file) for file in files]
+
+    def check_fit(self, policy: Policy) -> None:
+        """Check that a model and its tokenizer can have sampled the episodes.
+
+        Raises:
+            UsageError: they can't, or an episode does not fit into ``optim.max_tokens``.
+        """
+        size, most = len(policy.model.get_input_embeddings().weight), self._config.optim.max_tokens  # pyright: ignore
+        for (token, text), file in self._texts.items():
+            if not 0 <= token < size:
+                raise UsageError(f"{file} has the token {token}, and the model of model.path only {size}: set that to "
+                                 "the model that sampled it")  # fmt: skip
+            if (own := policy.tokenizer.decode([token])) != text:
+                raise UsageError(
+                    f"{file} was sampled with another tokenizer: token {token} is {text!r} there, and {own!r} for that "
+                    "of model.path"
+                )
+        for file, groups in zip(self._files, self._groups, strict=True):
+            try:
+                batch = whole(groups)
+                batch.split(most)
+            except TrajectoryError as error:
+                raise UsageError(f"{file} can't be trained on: {error}") from error
+            if not len(batch.sampled):
+                raise UsageError(f"{file} has no sampled token, so there is nothing to learn from it")
+
+    async def batch(self, number: int) -> Played:
+        """Give the groups of the file of step ``number``."""
+        groups = tuple(self._groups[number - 1])
+        collected = Collected(groups=groups, faults=0, lost=0, seconds=0.0, clock=Clock(), sandbox={})
+        return Played(collected=collected, trained=groups)
+
+    def check(self, groups: Sequence[Group]) -> Tensor:
+        """Check nothing: what can be known was checked when the files were read. All tokens count as new."""
+        return torch.zeros(sum(episode.n_sampled for episode in flatten(groups)), dtype=torch.long)
+
+    async def published(self, learner: Learner, version: int) -> None:
+        """Do nothing: nobody samples."""
+
+    def state(self) -> Mapping[str, object]:
+        """Name the files, from which a resumed run goes on."""
+        return {"episodes": [str(file.resolve()) for file in self._files]}
+
+    def unused(self) -> Sequence[Trajectory]:
+        """None: all are in the files."""
+        return ()
+
+    def restore(self, state: Mapping[str, Any], unused: Sequence[Trajectory]) -> None:
+        """Do nothing: the files are those that the source was made with."""
+
+    def _read(self, file: Path) -> list[Group]:
+        found: dict[tuple[str, str, Segment], list[Trajectory]] = {}
+        for record in self._records(file):
+            episode = record.trajectory
+            found.setdefault((episode.env, episode.task_id, episode.segments[0]), []).append(episode)
+        groups = [Group(tuple(episodes)) for episodes in found.values()]
+        if not groups:
+            raise UsageError(f"{file} holds no episode")
+        advantage = self._config.algo.advantage
+        if algos.ADVANTAGES[advantage].compares and max(map(len, groups)) == 1:
+            raise UsageError(
+                f"{file} has one episode of each task, and algo.advantage={advantage!r} compares several: play them "
+                "with --attempts 2 or more, or set algo.advantage to 'reinforce_pp' or 'none'"
+            )
+        return groups
+
+    def _records(self, file: Path) -> Iterator[Record]:
+        try:
+            for record in read_episodes(file):
+                self._check_origin(file, record)
+                for segment, texts in zip(record.trajectory.segments, record.pieces, strict=True):
+                    self._texts |= dict.fromkeys(zip(segment.token_ids, texts, strict=True), file)
+                yield record
+        except OSError as error:
+            raise UsageError(f"{str(file)!r} can't be read: {error.strerror}") from error
+
+    def _check_origin(self, file: Path, record: Record) -> None:
+        """Refuse an episode that the config would not have had played."""
+        origin, name = record.origin, record.trajectory.env
+        place = f"env.mix.{name}" if name else "env"
+        env = self._config.env.played.get(name)
+        rollout = self._config.rollout
+        wanted = {
+            f"{place}.id": (origin.env_id, env and env.id),
+            f"{place}.args": (origin.env_args, env and env.args),
+            "rollout.temperature": (origin.temperature, rollout.temperature),
+            "rollout.turn_tokens": (origin.turn_tokens, rollout.turn_tokens),
+        }
+        for setting, (there, here) in wanted.items():
+            if there != here:
+                raise UsageError(f"{file} was played with {setting}={there!r}, and the config has {here!r}: set it so")
+        first = self.origins.setdefault(name, origin)
+        for field in fields(Origin):
+            one, other = getattr(first, field.name), getattr(origin, field.name)
+            if one != other:
+                raise UsageError(f"{file} has episodes of another {field.name} than before, {other!r} and {one!r}: "
+                                 "train on them apart")  # fmt: skip

@@ -1,0 +1,175 @@
+"""Warm start: supervised training on oracle episodes, with the same Trajectory and Batch as reinforcement learning.
+
+An oracle episode is played in the real environment with the turns of ``gold``. Only the tokens of those turns are
+trained on; tool answers are context, as in reinforcement learning.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.algos.head import TokenStats
+from agentrl.batch import Batch, whole
+from agentrl.config import Config
+from agentrl.engines.base import Engine, Sampling
+from agentrl.engines.rng import derive_seed
+from agentrl.engines.scripted import ScriptedEngine
+from agentrl.errors import InvariantError
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.collector import Collector
+from agentrl.rollout.mix import TaskMix
+from agentrl.rollout.plan import EpisodeSpec, TaskSource
+from agentrl.train.learner import Learner
+from agentrl.train.sharded import new_learner
+from agentrl.types import Group, Trajectory, won
+
+_FIRST_TASK = 10**9
+"""Offset of the oracle tasks in an endless set: reinforcement learning begins at 0, and so meets new ones."""
+_WARMUP_STEPS = 30
+_COOLING_STEPS = 20
+_SMOOTHING = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftStep:
+    """Metrics of one update of the warm start."""
+
+    step: int
+    """Counting from 1."""
+    loss: float
+    """Mean negative log-prob of an oracle token at ``sft.temperature``, in nats."""
+    likelihood: float
+    """Probability that the policy before the update, at ``sft.temperature``, samples an oracle episode token by token:
+    the mean over the update's episodes, smoothed over updates."""
+
+
+async def oracle_episodes(
+    config: Config,
+    renderer: Renderer,
+    collector: Collector,
+    mix: TaskMix,
+    on_episode: Callable[[Trajectory], None] = lambda _: None,
+) -> list[Group]:
+    """Play ``sft.tasks`` tasks, shared out to the environments by weight, with the gold player of each.
+
+    Raises:
+        ConfigError: an environment has no gold player.
+        InvariantError: gold does not score the maximum: it would teach what is wrong.
+    """
+    groups: list[Group] = []
+    for name, count in mix.shares(config.sft.tasks).items():
+        if count:
+            groups += await _gold_episodes(config, renderer, collector, mix.sources[name], count, on_episode)
+    return groups
+
+
+async def _gold_episodes(
+    config: Config,
+    renderer: Renderer,
+    collector: Collector,
+    source: TaskSource,
+    count: int,
+    on_episode: Callable[[Trajectory], None],
+) -> Sequence[Group]:
+    """Play ``count`` tasks of one environment, or all that it has."""
+    renderer = renderer.describing(source.dialect.template_tools)
+
+    def script(task_id: str) -> Engine:
+        turns = source.gold(source.tasks.find(task_id), "the warm start learns", "set sft.steps=0")
+        say = functools.partial(renderer.turn, marks=source.dialect.marks)
+        # All turns but the last are answered by a tool, and some templates end a turn by who answers it.
+        calls = [say(turn, answered_by="tool") for turn in turns[:-1]]
+        return ScriptedEngine([*calls, *(say(turn) for turn in turns[-1:])])
+
+    size = source.tasks.size
+    count = count if size is None else min(size, count)
+    # A finite set has no tasks to spare: its oracle tasks come from a pass of their own, shuffled otherwise than
+    # training's first, so that training does not begin with exactly the tasks just taught.
+    tasks = source.pick(count, first=_FIRST_TASK if size is None else -size, seed=config.run.seed)
+    specs = [[EpisodeSpec(task_id=task.id, seed=place, env=source.name)] for place, task in enumerate(tasks)]
+    sampling = Sampling(max_tokens=config.rollout.turn_tokens)
+    collected = await collector.collect(specs, script, sampling, on_episode=on_episode)
+    # Gold that fails means a bug in the environment or too tight a limit, and imitation would teach it silently.
+    worst = min(collected.groups, key=lambda group: group.trajectories[0].ret)
+    if not won(worst.trajectories[0], source.best_return):
+        raise InvariantError(
+            f"the gold player scores {worst.trajectories[0].ret:g} of {source.best_return:g} on task "
+            f"{worst.task_id!r}: what it teaches would be wrong (it is, or rollout.turn_tokens or "
+            "rollout.episode_tokens cut it off)"
+        )
+    return collected.groups
+
+
+def warm_start(
+    config: Config,
+    model: PreTrainedModel,
+    groups: Sequence[Group],
+    on_step: Callable[[SftStep], None] = lambda _: None,
+) -> int:
+    """Train on oracle episodes for ``sft.steps`` updates, or until their likelihood has reached ``sft.stop_at``.
+
+    The learning rate is warmed up, held, and cooled down to 0 over the last updates. It is held because a skill such
+    as copying is learned late and suddenly. It is cooled down because a policy stopped while its weights still
+    oscillate is certain of some mistakes, and reinforcement learning can't undo what all episodes of a group do alike.
+    For the same reason ``sft.temperature`` may be below the sampling temperature, at which the policy is then certain
+    of nothing, and yet has learned what is rare.
+
+    Returns:
+        The number of updates.
+    """
+    sft = config.sft
+    batch = whole(groups)
+    # An optimizer of its own: reinforcement learning begins without moments of another objective's gradients.
+    learner = new_learner(
+        config,
+        model,
+        betas=(0.9, 0.98),
+        weight_decay=0.01,
+        max_grad_norm=config.optim.max_grad_norm,
+        max_tokens=config.optim.max_tokens,
+        temperature=sft.temperature,
+        dtype=config.model.dtype,
+        gradient_checkpointing=config.optim.gradient_checkpointing,
+    )
+    generator = torch.Generator().manual_seed(derive_seed(config.run.seed, "sft"))
+    order: list[int] = []
+    smooth: float | None = None
+    step, last = 0, sft.steps
+    while step < last:
+        step += 1
+        # Shuffled passes are laid end to end, so that every episode is seen equally often whatever ``sft.episodes`` is.
+        if len(order) < sft.episodes:
+            order += torch.randperm(len(batch), generator=generator).tolist()
+        rows, order = order[: sft.episodes], order[sft.episodes :]
+        rate = sft.lr * min(1.0, step / _WARMUP_STEPS, (last - step + 1) / (_COOLING_STEPS + 1))
+        nll, likelihood = _update(learner, learner.packs(batch, rows), rate)
+        smooth = likelihood if smooth is None else _SMOOTHING * smooth + (1 - _SMOOTHING) * likelihood
+        on_step(SftStep(step=step, loss=nll, likelihood=smooth))
+        # The target only brings the end forward: the updates that cool the rate down still come.
+        if smooth >= sft.stop_at:
+            last = min(last, step + _COOLING_STEPS)
+    learner.close()
+    return step
+
+
+def _update(learner: Learner, packs: Sequence[Batch], rate: float) -> tuple[float, float]:
+    """Do one update; give the mean negative log-prob of an oracle token and the mean probability of an episode."""
+    total, rows = sum(len(pack.sampled) for pack in packs), sum(map(len, packs))
+    losses: list[float] = []
+    likelihoods: list[float] = []
+
+    def loss_of(place: int, stats: TokenStats) -> Tensor:
+        # Divided by the tokens of all packs, so that packing does not change the gradient.
+        loss = -stats.logp.sum() / total
+        losses.append(float(loss.detach()))
+        per_episode = stats.logp.detach().split(packs[place].starts.diff().tolist())
+        likelihoods.append(sum(math.exp(float(part.sum())) for part in per_episode) / rows)
+        return loss
+
+    learner.update(packs, loss_of, rate)
+    return sum(losses), sum(likelihoods)

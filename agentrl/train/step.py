@@ -1,0 +1,364 @@
+"""One training step: collect → score → credit → update → sync.
+
+Legend: S sampled tokens of all rows of the step, laid end to end.
+"""
+
+import math
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl import algos
+from agentrl.algos.aggregate import Aggregate, pack_shares
+from agentrl.algos.head import TokenStats, token_energy
+from agentrl.algos.losses import LossOut
+from agentrl.algos.regularizers import regularizer
+from agentrl.batch import Batch, whole
+from agentrl.config import Config, OptimSettings
+from agentrl.engines.rng import derive_seed
+from agentrl.errors import ConfigError
+from agentrl.models.load import ROUNDING
+from agentrl.train.credit import (
+    Scored,
+    check_credit,
+    correction_weights,
+    credit,
+    kept_tokens,
+    with_overlong_penalty,
+)
+from agentrl.train.diagnostics import Drift, effective_sample_size
+from agentrl.train.groups import Played, RolloutSource, env_metrics
+from agentrl.train.interrupts import in_thread
+from agentrl.train.invariants import check_agreement, check_first_ratio, check_trained_tokens
+from agentrl.train.learner import Learner
+from agentrl.train.metrics import Work, peak_flops, rates, summary
+from agentrl.train.ranks import check_ranks
+from agentrl.train.sharded import new_learner
+from agentrl.train.tokens import TokenRecord
+from agentrl.types import Group, Trajectory, flatten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """Episodes and metrics of a step."""
+
+    trajectories: Sequence[Trajectory]
+    """The episodes, in order."""
+    advantages: Sequence[Sequence[float]]
+    """For each episode, one advantage per sampled token."""
+    metrics: dict[str, float]
+    """One row of ``metrics.jsonl``; ``seconds_sync`` is of the weights that the step began with."""
+    record: TokenRecord
+    """What training made of each token, for the episodes' file."""
+
+
+@dataclass(slots=True)
+class _Stopwatch:
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[f"seconds_{name}"] = time.perf_counter() - began
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """What is kept of each pack of a step's updates."""
+
+    record: TokenRecord
+    drift: Drift = field(default_factory=Drift)
+    work: Work = field(default_factory=Work)
+
+
+class Trainer:
+    """Trains a policy on groups of episodes.
+
+    Args:
+        config: the run's settings.
+        learner: holds the policy's weights and optimizer, and the reference that ``algo.kl_coef`` needs.
+        rollouts: gives the groups of each step.
+    """
+
+    def __init__(self, config: Config, learner: Learner, rollouts: RolloutSource) -> None:
+        self.config = config
+        self.learner = learner
+        self.rollouts = rollouts
+        # The tolerance for the trainer against itself; against the engine the larger of the two counts.
+        self._rounding = ROUNDING[getattr(torch, config.model.dtype)]
+        self.updates = 0
+        """Gradient steps begun in the whole run; set it when resuming."""
+        self.sampled_tokens = 0
+        """Tokens sampled in all finished steps of the run; set it when resuming."""
+        self._checked = False
+        self._synced = _Stopwatch()
+
+    async def step(self, number: int, learned: Callable[[StepResult], None] = lambda _: None) -> StepResult:
+        """Run step ``number``, counting from 1.
+
+        Args:
+            number: of the step.
+            learned: is told of the result as soon as the weights are those of the step, before an engine gets them.
+
+        Raises:
+            ConfigError: no prompt leaves room for a turn.
+            InvariantError: engine, record and trainer do not fit together.
+            FaultRateError: too many groups were lost to infrastructure faults.
+        """
+        watch = _Stopwatch()
+        with watch.phase("generate"):
+            played = await self.rollouts.batch(number)
+        learn = partial(self._learn, number, played, watch)
+        # In a thread, while groups of later steps are played here.
+        result = learn() if self.config.rollout.overlap == "off" else await in_thread(learn)
+        learned(result)
+        await self.sync(number)
+        return result
+
+    def _learn(self, number: int, played: Played, watch: _Stopwatch) -> StepResult:
+        # All rows are scored and credited before the first update: every update of the step then shares one *old*
+        # policy, and a baseline sees its whole group.
+        with watch.phase("score"):
+            scored = self._score(played.trained)
+        with watch.phase("credit"):
+            scored = credit(self.config.algo, scored, scored.old_logp)
+        with watch.phase("update"):
+            record = TokenRecord.of(self.config.algo, scored)
+            learned = self._update(scored, number, played.sampled_tokens, record)
+        # Only now: the updates take their share of the budget from what earlier steps had sampled.
+        self.sampled_tokens += played.sampled_tokens
+        metrics = {**summary(number, played, scored), **played.collected.sandbox, **learned, **watch.seconds}
+        metrics |= {**self._synced.seconds, **played.metrics}
+        metrics |= rates(metrics, peak_flops(self.learner.model.device, self.config.model.dtype))
+        metrics |= env_metrics(played.collected.groups, self.rollouts.origins)
+        advantages = [part.tolist() for part in scored.advantages.split(scored.batch.starts.diff().tolist())]
+        return StepResult(trajectories=flatten(played.trained), advantages=advantages, metrics=metrics, record=record)
+
+    async def sync(self, version: int) -> None:
+        """Publish the learner's weights as ``version``.
+
+        Raises:
+            InvariantError: an engine that was given them samples from others.
+            InfrastructureError: the engine failed.
+        """
+        with self._synced.phase("sync"):
+            await self.rollouts.published(self.learner, version)
+
+    def _score(self, groups: Sequence[Group]) -> Scored:
+        """Compute what the algorithms read of every sampled token, under the weights as they are."""
+        algo, rollout = self.config.algo, self.config.rollout
+        batch, episodes = whole(groups), flatten(groups)
+        if not len(batch.sampled):
+            raise ConfigError(
+                f"no prompt leaves room for a turn within rollout.episode_tokens={rollout.episode_tokens}"
+            )
+        # Wrong tokens would show up as disagreeing log-probs too: they are checked first, for the better message.
+        check_trained_tokens(groups, batch.tokens, batch.sampled)
+        age = self.rollouts.check(groups)
+        logp, entropy, sum_sq = self.learner.score(batch)
+        # Tokens of older weights rightly differ; the engine was compared with those when it was given them.
+        same_weights = torch.where(age == 0, batch.sampler_logp, logp)
+        apart = check_agreement(logp, same_weights, max(self._rounding, self.rollouts.rounding))
+        return Scored(
+            batch=with_overlong_penalty(batch, episodes, rollout) if rollout.overlong_buffer else batch,
+            age=age,
+            apart=apart,
+            old_logp=logp,
+            reference_logp=self.learner.score_reference(batch) if algo.kl_coef else None,
+            entropy=entropy,
+            energy=token_energy(logp, sum_sq),
+            kept=kept_tokens(algo, batch, logp, episodes),
+            advantages=torch.zeros_like(logp),
+        )
+
+    def _credit_again(self, scored: Scored) -> Scored:
+        """Recompute energy and advantages of the same rows under the policy as it is now."""
+        logp, _, sum_sq = self.learner.score(scored.batch)
+        return credit(self.config.algo, replace(scored, energy=token_energy(logp, sum_sq)), logp)
+
+    def _update(self, scored: Scored, number: int, sampled: int, record: TokenRecord) -> dict[str, float]:
+        """Do ``optim.epochs`` passes of ``optim.minibatches`` updates each; give their mean metrics and the drift.
+
+        Args:
+            scored: the rows of step ``number``.
+            number: of the step.
+            sampled: tokens that the step has sampled.
+            record: gets what the first pass makes of them.
+        """
+        optim, algo = self.config.optim, self.config.algo
+        # From *old* to the sampler, both of which stay as they are: computed once. The loss's own ratio is θ/old.
+        weights = correction_weights(algo, scored)
+        watched, minibatches = _Watched(record), self._minibatches(scored.trained_rows, number)
+        updates = sum(map(len, minibatches))
+        collected: list[dict[str, float]] = []
+        for epoch, rows in enumerate(minibatches):
+            # The ratios θ/sampler that weigh the energies have moved since the last pass. old_logp stays: the loss's
+            # ratio is measured from it in every pass.
+            if epoch and algo.energy_ratio is True:
+                scored = self._credit_again(scored)
+            for part in rows:
+                # The rate falls within a step too, by the share of its updates that is done.
+                spent = self._tokens_spent(sampled, len(collected) / updates)
+                rate = learning_rate(optim, self.updates + 1, spent)
+                collected.append(self._update_once(scored, part, weights, rate, watched))
+        told = {"weight_ess": effective_sample_size(weights)}
+        # Where nothing was left to train on, no number about updates would be true.
+        if not collected:
+            return told
+        means = {name: sum(row[name] for row in collected) / len(collected) for name in collected[0]}
+        return means | watched.drift.metrics() | watched.work.metrics() | told
+
+    def _minibatches(self, rows: Tensor, number: int) -> list[list[list[int]]]:
+        """Shuffle the rows for each pass of step ``number`` and cut them into minibatches; empty ones are left out."""
+        passes: list[list[list[int]]] = []
+        for epoch in range(self.config.optim.epochs):
+            generator = torch.Generator().manual_seed(derive_seed(self.config.run.seed, "rows", number, epoch))
+            shuffled = rows[torch.randperm(len(rows), generator=generator)]
+            passes.append([part.tolist() for part in shuffled.tensor_split(self.config.optim.minibatches) if len(part)])
+        return passes
+
+    def _tokens_spent(self, new: int, share: float) -> float:
+        """Compute the spent fraction of ``optim.max_sampled_tokens``, by which the learning rate falls; 0 if it is 0.
+
+        Args:
+            new: tokens that this step has sampled.
+            share: fraction of this step's updates that are done, in [0, 1).
+        """
+        budget = self.config.optim.max_sampled_tokens
+        if budget == 0:
+            return 0.0
+        # The last step samples past the budget. Were its excess counted, the rate would reach 0 before its last update.
+        return (self.sampled_tokens + share * min(new, budget - self.sampled_tokens)) / budget
+
+    def _update_once(
+        self, scored: Scored, rows: Sequence[int], weights: Tensor, rate: float, watched: _Watched
+    ) -> dict[str, float]:
+        """Do one gradient step at learning rate ``rate`` on ``rows``, accumulated over packs."""
+        algo = self.config.algo
+        packs = self.learner.packs(scored.batch, rows)
+        # Packs differ in rows and tokens: weighed by these shares their gradients add up to the minibatch's own.
+        aggregate = algos.aggregation(algo.loss, algo.loss_options)
+        shares = pack_shares(aggregate, [pack.starts for pack in packs])
+        losses: list[float] = []
+        seen: list[tuple[LossOut, Tensor, Tensor, Tensor, Tensor]] = []
+
+        def loss_of(place: int, stats: TokenStats) -> Tensor:
+            # Autograd drops the gradient of a tensor that is no leaf, and the drift finds clipped tokens by it: a copy
+            # has that of the policy loss alone.
+            pack, logp = packs[place], stats.logp.clone()
+            logp.retain_grad()
+            old_logp, advantages = scored.old_logp[pack.index], scored.advantages[pack.index]
+            # Before the very first update θ is *old*: the same weights must give the same log-probs twice.
+            if not self._checked:
+                check_first_ratio(logp.detach(), old_logp, self._rounding)
+            out = algos.loss(
+                algo.loss,
+                logp,
+                old_logp,
+                advantages,
+                pack.starts,
+                weights=weights[pack.index],
+                **algo.loss_options,
+            )
+            seen.append((out, logp, old_logp, advantages, pack.starts))
+            loss = out.loss
+            if algo.kl_coef or algo.entropy_coef:
+                loss = loss + self._regularizer(scored, pack, stats, aggregate)
+            losses.append(shares[place] * float(loss.detach()))
+            return shares[place] * loss
+
+        # From here on the weights are those of no whole step: a run that is stopped now must not save them.
+        self.updates += 1
+        norm = self.learner.update(packs, loss_of, rate)
+        # Gradients of the log-probs exist only after the backward passes of the update.
+        for pack, one in zip(packs, seen, strict=True):
+            watched.drift.add(*one)
+            watched.record.add(pack.index, one[1])
+            watched.work.add(self.learner.model, pack)
+        self._checked = True
+        return {"loss": sum(losses), "grad_norm": norm}
+
+    def _regularizer(self, scored: Scored, pack: Batch, stats: TokenStats, aggregate: Aggregate) -> Tensor:
+        algo, reference = self.config.algo, scored.reference_logp
+        longest = algo.loss_options.get("max_tokens")
+        return regularizer(
+            stats.logp,
+            stats.entropy,
+            pack.starts,
+            reference_logp=None if reference is None else reference[pack.index],
+            kl_coef=algo.kl_coef,
+            entropy_coef=algo.entropy_coef,
+            aggregate=aggregate,
+            max_tokens=longest if isinstance(longest, int) else None,
+        )
+
+
+def make_learner(config: Config, model: PreTrainedModel) -> Learner:
+    """Make the learner of ``model`` with the settings of ``[optim]``."""
+    optim = config.optim
+    return new_learner(
+        config,
+        model,
+        betas=optim.betas,
+        weight_decay=optim.weight_decay,
+        max_grad_norm=optim.max_grad_norm,
+        max_tokens=optim.max_tokens,
+        temperature=config.rollout.temperature,
+        dtype=config.model.dtype,
+        average=optim.average,
+        gradient_checkpointing=optim.gradient_checkpointing,
+    )
+
+
+def learning_rate(optim: OptimSettings, update: int, spent: float = 0.0) -> float:
+    """Compute the learning rate of an update: linear warmup, then constant or falling to 0.
+
+    It falls in a straight line, or as half a cosine (arXiv 1608.03983, without restarts).
+
+    Args:
+        optim: rate, warmup and schedule.
+        update: number of the update, counting from 1.
+        spent: fraction of the budget of sampled tokens that is gone before it.
+    """
+    rate = optim.lr * min(1.0, update / max(1, optim.warmup))
+    if optim.schedule == "constant":
+        return rate
+    # Training ends at whichever comes first, steps or tokens, and the rate falls with the one that is closer.
+    total = optim.steps * optim.epochs * optim.minibatches
+    left = max(0.0, 1 - max((update - 1) / total, spent))
+    return rate * (left if optim.schedule == "linear" else 0.5 - 0.5 * math.cos(math.pi * left))
+
+
+def schedule_note(config: Config, state: Mapping[str, Any]) -> str:
+    """Say at which learning rate a resumed run goes on, where its schedule falls to 0 at a new end."""
+    budget = config.optim.max_sampled_tokens
+    spent = state.get("sampled_tokens", 0) / budget if budget else 0.0
+    rate = learning_rate(config.optim, state["updates"] + 1, spent)
+    schedule = config.optim.schedule
+    return f"optim.schedule is {schedule}: the learning rate goes on at {rate:.2g}, to fall to 0 at the new end"
+
+
+def check_training_config(config: Config) -> None:
+    """Refuse settings that training can't follow, before anything is loaded or written.
+
+    Raises:
+        ConfigError: an option of the algorithm is invalid, or a pack can't hold an episode.
+        UnknownNameError: there is no such advantage or loss.
+    """
+    algos.check_options("advantage", config.algo.advantage, config.algo.advantage_options)
+    algos.check_options("loss", config.algo.loss, config.algo.loss_options)
+    check_credit(config)
+    check_ranks(config)
+    if config.optim.max_tokens < config.rollout.episode_tokens:
+        raise ConfigError(
+            f"optim.max_tokens={config.optim.max_tokens} can't hold an episode of rollout.episode_tokens="
+            f"{config.rollout.episode_tokens}: raise the one or lower the other"
+        )

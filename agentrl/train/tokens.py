@@ -1,0 +1,68 @@
+"""What a step's training makes of each sampled token, for the file of its episodes.
+
+Legend: S sampled tokens of all rows of the step, laid end to end.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentrl.algos.ratios import cumulative_log_ratio
+from agentrl.config import AlgoSettings
+from agentrl.train.credit import Scored, credit_terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """Holds a step's tensors; ``by_episode`` makes numbers of them, for a step whose episodes are saved."""
+
+    algo: AlgoSettings
+    """Names the advantage."""
+    scored: Scored
+    """The rows as credited before the first update."""
+    logp: Tensor
+    """Log-prob of each token at its first pass, in nats; NaN where no update has seen it [S]."""
+    clipped: Tensor
+    """True where the loss cut the token's gradient at its first pass, bool [S]."""
+
+    @classmethod
+    def of(cls, algo: AlgoSettings, scored: Scored) -> "TokenRecord":
+        """Begin the record of a step."""
+        logp = torch.full_like(scored.old_logp, torch.nan)
+        return cls(algo=algo, scored=scored, logp=logp, clipped=torch.zeros_like(scored.kept))
+
+    def add(self, index: Tensor, logp: Tensor) -> None:
+        """Add a pack after its backward pass, which has left a gradient on ``logp``; later passes change nothing.
+
+        Args:
+            index: the pack's tokens among all of the step.
+            logp: their log-probs, in nats.
+        """
+        assert logp.grad is not None
+        new = self.logp[index].isnan()
+        self.logp[index[new]] = logp.detach()[new]
+        # Without an advantage a token has no gradient anyway: only the others can be called cut off by the loss.
+        self.clipped[index[new]] = (logp.grad[new] == 0) & (self.scored.advantages[index[new]] != 0)
+
+    def by_episode(self) -> list[dict[str, list[float]]]:
+        """Each episode's numbers, one per sampled token, by their names in ``agentrl.runs.records.TRAINING``.
+
+        An episode that no update has seen lacks what is known of updates only.
+        """
+        scored, starts = self.scored, self.scored.batch.starts
+        # An update sees whole rows, so NaN stays within those that none has seen.
+        logp = torch.where(self.logp.isnan(), scored.old_logp, self.logp)
+        updated = {
+            "log_ratio": logp - scored.old_logp,
+            "cumulative_log_ratio": cumulative_log_ratio(logp, scored.old_logp, starts),
+            "clipped": self.clipped.long(),
+        }
+        found = {"old_logp": scored.old_logp, "entropy": scored.entropy}
+        if terms := credit_terms(self.algo, scored):
+            found |= {"realized_energy": terms.realized, "baseline": terms.baseline}
+        episodes: list[dict[str, list[float]]] = []
+        for first, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+            known = found if self.logp[first:end].isnan().any() else found | updated
+            episodes.append({name: values[first:end].tolist() for name, values in known.items()})
+        return episodes

@@ -1,0 +1,181 @@
+"""Read the rows of a data set: JSON, Parquet, or what the ``datasets`` library loads, each with its place.
+
+A data set is read once, from front to back. A row that can't be read is passed on with the reason.
+"""
+
+import gzip
+import io
+import json
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from agentrl.errors import UsageError
+
+JSON = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".zst"))
+PARQUET = ".parquet"
+_BATCH = 1024
+_MOST_TAG = 40
+"""Characters of a tag; a longer text names no kind of task."""
+_ABOUT = """
+ability answer answer_idx answer_index answer_type category choice_answer cot_content cot_type data_source data_topic
+dataset date difficulty domain equation estimated_date expected_answer expected_auxiliary_space
+expected_time_complexity extra_info field final_answer formula generations ground_truth id idx is_multiple_answer lang
+language level license memory_limit messages meta metadata modality name part picture_num problem_number problem_type
+question_id question_number question_type rationale raw_tags reward_model skill_types solution solution_type solutions
+source source_file source_type sourcename split subfield subject tags task_id time_limit topic type unique_id unit url
+uuid year
+"""
+"""Columns of metadata, such as a problem's source or solution, that are no part of its text."""
+_KNOWN = frozenset(_ABOUT.split())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRow:
+    """One row."""
+
+    place: str
+    """Its place, for messages: ``train.jsonl line 7``."""
+    data: Mapping[str, object]
+    """Its columns; empty where it can't be read."""
+    fault: str = ""
+    """Why it can't be read; empty for a good row."""
+
+
+def read_rows(source: str, *, config: str | None = None, split: str = "train") -> Iterator[SourceRow]:
+    """Iterate over the rows of ``source``, in order, read lazily.
+
+    Args:
+        source: the path of a file (``.jsonl`` or ``.json``, also packed as ``.gz`` or ``.zst``, or ``.parquet``), of a
+            folder that ``datasets.load_dataset`` understands, or the name of a data set on the Hugging Face hub.
+        config: the configuration of a folder or hub data set.
+        split: its split.
+
+    Raises:
+        UsageError: there is no such file or data set, it can't be read, or a library that reads it is missing.
+    """
+    path = Path(source).expanduser()
+    # This function is no generator itself, so a missing file is an error now and not at the first row.
+    if source.lower().endswith(JSON):
+        return _json_rows(_existing(path))
+    if source.lower().endswith(PARQUET):
+        return _parquet(_existing(path))
+    if path.is_file():
+        known = ", ".join((*JSON, PARQUET))
+        raise UsageError(f"{source!r} is no data file that can be read here: convert it to one of {known}")
+    return _hub(str(path) if path.is_dir() else source, config, split)
+
+
+def left_over(data: Mapping[str, object], read: Collection[str]) -> list[str]:
+    """List the columns with text, lists or tables that were not read and may belong to the problem.
+
+    Args:
+        data: a row.
+        read: the columns that were read; a copy of one of them is not left over.
+    """
+    known = [data[name] for name in read if name in data]
+    return [
+        name
+        for name, value in data.items()
+        if name not in read and name.lower().replace(" ", "_") not in _KNOWN
+        if value and isinstance(value, str | list | Mapping) and value not in known
+    ]
+
+
+def tags_of(data: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the tags of a row: its difficulty and subject, such as ``level:5`` for MATH's ``Level 5``."""
+    named = {name: data.get(name) for name in ("difficulty", "level", "subject", "type")}
+    texts = {name: str(value).strip() for name, value in named.items() if isinstance(value, str | int | float)}
+    return tuple(f"{name}:{text.removeprefix('Level ')}" for name, text in texts.items() if 0 < len(text) <= _MOST_TAG)
+
+
+def stamp(source: str) -> tuple[object, ...]:
+    """Return a key that changes when the file ``source`` is written again; empty for folders and hub data sets."""
+    path = Path(source).expanduser()
+    if not path.is_file():
+        return ()
+    status = path.stat()
+    return (str(path.resolve()), status.st_mtime_ns, status.st_size)
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise UsageError(f"there is no data file {str(path)!r}: give the path of an existing one")
+    return path
+
+
+def _json_rows(path: Path) -> Iterator[SourceRow]:
+    with _complaining(path), _opened(path) as file:
+        # A file called .json holds a list, or, very often, lines as well.
+        whole = b"" if ".jsonl" in path.name.lower() else file.read().strip()
+        if whole.startswith(b"["):
+            items = cast(list[object], json.loads(whole))
+            yield from (_row(f"{path.name} item {count}", item) for count, item in enumerate(items, start=1))
+            return
+        for count, line in enumerate(whole.splitlines() or file, start=1):
+            if line.strip():
+                yield _json_row(f"{path.name} line {count}", line)
+
+
+def _json_row(place: str, line: bytes) -> SourceRow:
+    try:
+        return _row(place, json.loads(line))
+    except (ValueError, RecursionError) as error:
+        return SourceRow(place=place, data={}, fault=f"is no JSON ({error})")
+
+
+def _row(place: str, data: object) -> SourceRow:
+    if not isinstance(data, dict):
+        return SourceRow(place=place, data={}, fault="is no JSON object")
+    return SourceRow(place=place, data=cast(dict[str, object], data))
+
+
+def _opened(path: Path) -> IO[bytes]:
+    kind = path.suffix.lower()
+    if kind == ".zst":
+        import zstandard
+
+        return io.BufferedReader(cast(Any, zstandard.open(path, "rb")))
+    return cast(IO[bytes], gzip.open(path)) if kind == ".gz" else path.open("rb")
+
+
+def _parquet(path: Path) -> Iterator[SourceRow]:
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise UsageError("reading Parquet needs pyarrow: pip install 'agentrl[math]'") from error
+    with _complaining(path), pyarrow.parquet.ParquetFile(path) as file:
+        count = 0
+        for batch in file.iter_batches(batch_size=_BATCH):
+            for data in batch.to_pylist():
+                count += 1
+                yield SourceRow(place=f"{path.name} row {count}", data=data)
+
+
+@contextmanager
+def _complaining(path: Path) -> Generator[None]:
+    """Name the file when reading it fails."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # gzip, zstandard and pyarrow have each their own kinds
+        raise UsageError(f"{str(path)!r} can't be read: {error}") from error
+
+
+def _hub(source: str, config: str | None, split: str) -> Iterator[SourceRow]:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise UsageError(f"loading the data set {source!r} needs datasets: pip install 'agentrl[math]'") from error
+    load: Any = datasets.load_dataset
+    try:
+        rows = load(source, config, split=split)
+    except Exception as error:  # the library raises many kinds, from the network's to its readers'
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise UsageError(
+            f"the data set {source!r} (config {config!r}, split {split!r}) can't be loaded: {first}"
+        ) from error
+    return (SourceRow(place=f"{source} [{split}] row {count}", data=data) for count, data in enumerate(rows, start=1))

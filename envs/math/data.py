@@ -1,0 +1,310 @@
+r"""Load mathematical problems from data sets: recognise the columns, check the rows, deduplicate, and split.
+
+Known layouts, by their columns: ``problem`` or ``question`` or ``prompt`` (text, or chat messages), after a ``body``,
+``context`` or ``passage`` and before ``choices`` or ``options`` where there are such; and ``answer``, ``ground_truth``,
+``reward_model.ground_truth`` or ``final_answer``, or else a ``solution`` with a box. These cover DeepScaleR, DAPO-Math,
+MATH, AIME, AMC, OlympiadBench, Minerva, SVAMP, ASDiv, MMLU and GSM8K (``#### 42``). Where another column may belong to
+the problem, nothing is loaded until ``columns`` names those that do. Duplicates within a file are dropped, and no
+problem is in both splits, whatever its spacing.
+"""
+
+import functools
+import math
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from agentrl.envs.datafiles import SourceRow, left_over, read_rows, stamp, tags_of
+from agentrl.errors import ConfigError, UsageError
+from agentrl.grading.latex import readable
+from agentrl.grading.numbers import last_boxed, plain_number
+from agentrl.toolenv.tasks import TaskList, split_of, stable_hash
+from agentrl.types import Task
+
+TEST_SHARE = 10
+"""Of one source, one problem in this many belongs to the test split."""
+MAX_PROMPT = 20_000
+"""Limit of a problem's characters; a longer one is a bad row."""
+SAMPLE = Path(__file__).with_name("sample.jsonl")
+"""Sixty problems of our own, for trying things out."""
+_SHOWN = 5
+_CANDIDATES: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("problem", "question", "prompt"),
+    "passage": ("body", "context", "passage"),
+    "choices": ("choices", "options"),
+    "answer": ("answer", "reward_model.ground_truth", "ground_truth", "expected_answer", "final_answer", "solution"),
+    "id": ("id", "unique_id", "extra_info.index"),
+}
+"""The parts of a row, and the column names that are known to hold each, in order of preference."""
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LETTER = re.compile(r"(?<!\S)\(?([A-Z])[).:]")
+_COUNTED = re.compile(r"(\S+) +\(([A-Za-z][A-Za-z. ]*)\)")
+"""``9 (apples)``, as ASDiv writes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The source of the problems; hashable, so that they are cached."""
+
+    data: str | tuple[tuple[str, str], ...] | None = None
+    """One data set, one for each split as (split, data set), or None for the sample."""
+    config: str | None = None
+    """The configuration of a hub data set."""
+    split: str | tuple[tuple[str, str], ...] | None = None
+    """The hub data set's split to read, for all or as (split, its split); None reads the one of the same name."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """The columns of the prompt, its passage, its choices, the answer and the id; those left out are recognised,
+    but for the passage and the choices of a prompt that is named."""
+    skip_bad_rows: bool = False
+    """True to skip bad rows with a warning instead of refusing them."""
+
+    def __post_init__(self) -> None:
+        if unknown := {name for name, _ in self.columns} - set(_CANDIDATES):
+            raise ConfigError(f"columns names {sorted(unknown)[0]!r}: it maps {', '.join(_CANDIDATES)} to columns")
+        if isinstance(self.data, tuple) and not {"test"} <= {name for name, _ in self.data} <= {"test", "train"}:
+            raise ConfigError("data needs a data set for test, beside it one for train, or a single one for both")
+
+    @property
+    def files(self) -> tuple[tuple[str, str], ...]:
+        """The data sets to read, each with the split it is for; an empty split stands for both."""
+        if self.data is None:
+            return (("", str(SAMPLE)),)
+        # Test first: a problem that is in both is left out of train.
+        return (("", self.data),) if isinstance(self.data, str) else tuple(sorted(self.data))
+
+    def hub_split(self, split: str) -> str:
+        """Return the split of the hub data set that becomes ``split``."""
+        if isinstance(self.split, tuple):
+            return dict(self.split).get(split or "train", split or "train")
+        return self.split or split or "train"
+
+
+def load_problems(source: Source) -> Mapping[str, TaskList]:
+    """Load the tasks of each split that has any; they are cached until a file changes.
+
+    Raises:
+        ConfigError: the columns can't be recognised, or one that was named is not there.
+        UsageError: a data set can't be read, or has bad rows and ``skip_bad_rows`` is not set.
+    """
+    return _load(source, tuple(stamp(name) for _, name in source.files))
+
+
+@functools.lru_cache(maxsize=4)
+# The stamps are only part of the cache's key: a file that has changed has others.
+def _load(source: Source, stamps: tuple[object, ...]) -> Mapping[str, TaskList]:
+    tasks: dict[str, list[Task]] = {"train": [], "test": []}
+    seen, faults, repeats = _Seen(), list[str](), Counter[str]()
+    for given, name in source.files:
+        for row, task in _tasks(source, name, source.hub_split(given)):
+            fault = task if isinstance(task, str) else seen.fault(task, row.place, given)
+            if fault is None:
+                repeats[name] += 1
+                continue
+            if fault or isinstance(task, str):
+                faults.append(f"{row.place} {fault}")
+                continue
+            # The sample's rows name their own split.
+            split = given or (
+                str(row.data["split"]) if source.data is None else split_of(_bare(task.prompt), TEST_SHARE)
+            )
+            tasks[split].append(task)
+    if faults:
+        _complain(faults, source.skip_bad_rows)
+    for name, count in repeats.items():
+        warnings.warn(f"{name}: {count} rows that repeat an earlier one are left out", stacklevel=2)
+    return {split: TaskList(found) for split, found in tasks.items() if found}
+
+
+def _bare(problem: str) -> str:
+    """Remove white space, so that a problem's spacing changes neither its identity nor its split."""
+    return "".join(problem.split())
+
+
+class _Seen:
+    """The problems and ids read so far."""
+
+    def __init__(self) -> None:
+        self._problems: dict[int, tuple[str, str, int]] = {}
+        self._ids: set[tuple[str, str]] = set()
+
+    def fault(self, task: Task, place: str, source: str) -> str | None:
+        """Return why ``task`` is refused; empty where it is accepted and remembered; None for a duplicate to drop."""
+        key = stable_hash(_bare(task.prompt))
+        if key in self._problems:
+            first, origin, answer = self._problems[key]
+            if answer != hash(task.answer):
+                return f"repeats the problem of {first}, with another answer"
+            return None if origin == source else f"repeats the problem of {first}"
+        # Ids need to differ within a split; data sets that number their rows give train and test the same ones.
+        if (source, task.id) in self._ids:
+            return f"has the id {task.id!r} of an earlier one"
+        self._problems[key] = (place, source, hash(task.answer))
+        self._ids.add((source, task.id))
+        return ""
+
+
+def _complain(faults: list[str], skip: bool) -> None:
+    shown = "; ".join(faults[:_SHOWN]) + (" …" if len(faults) > _SHOWN else "")
+    rows = f"{len(faults)} bad row{'s' if len(faults) > 1 else ''}"
+    if not skip:
+        raise UsageError(f"{rows}: {shown} (mend them, or leave them out with skip_bad_rows=True)")
+    warnings.warn(f"{rows} left out: {shown}", stacklevel=2)
+
+
+def _tasks(source: Source, name: str, split: str) -> Iterator[tuple[SourceRow, Task | str]]:
+    """Yield every row with its task, or with its fault."""
+    columns: Mapping[str, str] = {}
+    for row in read_rows(name, config=source.config, split=split):
+        if row.fault:
+            yield row, row.fault
+            continue
+        given = dict(source.columns)
+        columns = columns or _columns(name, row.data, given)
+        rest = _left_over(row.data, columns, given)
+        yield row, f"has {rest[0]!r}, which may belong to the problem" if rest else _task(row.data, columns)
+
+
+def _columns(name: str, data: Mapping[str, object], given: Mapping[str, str]) -> Mapping[str, str]:
+    """Recognise the columns by the first good row."""
+    found = dict(given)
+    lower = {path.lower(): path for path in _paths(data)}
+    for what, candidates in _CANDIDATES.items():
+        known = next((lower[candidate] for candidate in candidates if candidate in lower), None)
+        if what not in found and known is not None and not ("prompt" in given and what in ("passage", "choices")):
+            found[what] = known
+    missing = [what for what in ("prompt", "answer") if what not in found]
+    wrong = [path for path in given.values() if path not in lower.values()]
+    rest = _left_over(data, found, given)
+    if missing or wrong or rest:
+        problem = f"no column {wrong[0]!r}" if wrong else f"columns that may belong to the problem, {', '.join(rest)}"
+        problem = f"no column known to hold the {missing[0]}" if missing and not wrong else problem
+        raise ConfigError(
+            f'{name!r} has {problem}: say columns={{"prompt": …, "answer": …}}, and passage or choices where it has '
+            f"such, with the names of its columns: {', '.join(lower.values()) or 'none'}"
+        )
+    return found
+
+
+def _left_over(data: Mapping[str, object], columns: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
+    # A caller who names the prompt's column has decided what belongs to it.
+    read = {part for path in columns.values() for part in (path, path.partition(".")[0])}
+    return [] if "prompt" in given else left_over(data, read)
+
+
+def _paths(data: Mapping[str, object]) -> Iterator[str]:
+    for name, value in data.items():
+        yield name
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in cast(Mapping[str, object], value))
+
+
+def _at(data: Mapping[str, object], path: str) -> object:
+    if path in data:
+        return data[path]
+    outer, _, inner = path.partition(".")
+    value = data.get(outer)
+    return cast(Mapping[str, object], value).get(inner) if isinstance(value, Mapping) else None
+
+
+def _task(data: Mapping[str, object], columns: Mapping[str, str]) -> Task | str:
+    found = {what: _at(data, column) for what, column in columns.items()}
+    prompt, passage, choices = _prompt(found["prompt"]), found.get("passage") or "", _choices(found.get("choices"))
+    if prompt is None or not prompt.strip():
+        return f"has no problem in {columns['prompt']!r}"
+    if not isinstance(passage, str) or choices is None:
+        return "has a passage or choices that can't be read"
+    letters, listed = choices
+    prompt = "\n".join(filter(None, (passage.strip(), prompt.strip(), listed)))
+    if len(prompt) > MAX_PROMPT or not _encodable(prompt):
+        return f"has a problem in {columns['prompt']!r} that is too long or no valid text"
+    solution = columns["answer"].lower().endswith("solution")
+    answer = _letter(found["answer"], letters) if letters else _answer(found["answer"], solution=solution)
+    if answer is None or not _encodable(answer) or not readable(answer):
+        return f"has no answer in {columns['answer']!r} that can be read"
+    task = Task(id=f"{stable_hash(_bare(prompt)):016x}", prompt=prompt, answer=answer, tags=tags_of(data))
+    name = found.get("id")
+    return replace(task, id=str(name)) if isinstance(name, str | int) and str(name).strip() else task
+
+
+def _choices(value: object) -> tuple[str, str] | None:
+    """Return the letters of the choices and a text that lists them, both empty where there are none; None where bad.
+
+    Choices are a list, a mapping from letters, or one text: ``A) 1 B) 2``.
+    """
+    if not value:
+        return "", ""
+    if isinstance(value, str):
+        letters, lines = "".join(_LETTER.findall(value)), [value.strip()]
+    elif isinstance(value, list | Mapping):
+        pairs = value.items() if isinstance(value, Mapping) else zip(_LETTERS, value, strict=False)
+        texts = {letter: str(text).strip() for letter, text in pairs if isinstance(text, str | int | float)}
+        letters = "".join(texts) if len(texts) == len(value) else ""
+        own = "".join(found[1] for text in texts.values() if (found := _LETTER.match(text)))
+        lines = [text if own == letters else f"({letter}) {text}" for letter, text in texts.items()]
+    else:
+        return None
+    if len(letters) < 2 or not _LETTERS.startswith(letters):
+        return None
+    return letters, "\n".join(["", *lines, "", "Answer with the letter of the right choice."])
+
+
+def _letter(answer: object, letters: str) -> str | None:
+    """Return the letter of the right choice, which is given as such or as a number, counted from 0."""
+    text = (_answer(answer, solution=False) or "").strip("(). ")
+    if not isinstance(answer, str) and text.isdecimal() and int(text) < len(letters):
+        return letters[int(text)]
+    return text if len(text) == 1 and text in letters else None
+
+
+def _encodable(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _prompt(value: object) -> str | None:
+    if isinstance(value, str):
+        return _without_frame(value)
+    if not isinstance(value, list):
+        return None
+    texts: list[str] = []
+    for message in cast(list[object], value):
+        if not isinstance(message, Mapping):
+            return None
+        role, content = (cast(Mapping[str, object], message).get(key) for key in ("role", "content"))
+        # What a system message asks for, the environment asks for in its own words.
+        if role != "system":
+            if role != "user" or not isinstance(content, str):
+                return None
+            texts.append(_without_frame(content))
+    return "\n\n".join(texts)
+
+
+def _without_frame(prompt: str) -> str:
+    """Remove a first and last paragraph that ask for another form of answer, as DAPO-Math's do."""
+    paragraphs = prompt.strip().split("\n\n")
+    if len(paragraphs) > 2 and "Answer: $Answer" in paragraphs[0]:
+        paragraphs = paragraphs[1:]
+        if '"Answer:"' in paragraphs[-1]:
+            paragraphs = paragraphs[:-1]
+    return "\n\n".join(paragraphs)
+
+
+def _answer(value: object, *, solution: bool) -> str | None:
+    if isinstance(value, list) and len(cast(list[object], value)) == 1:
+        value = cast(list[object], value)[0]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return str(int(value)) if value.is_integer() else repr(value)
+    text = str(value)
+    if "####" in text:
+        return text.rpartition("####")[2].strip()
+    if (found := _COUNTED.fullmatch(text.strip())) and plain_number(found[1]) is not None:
+        return rf"{found[1]} \text{{ {found[2]}}}"
+    boxed = last_boxed(text)
+    return boxed if boxed is not None or solution else text.strip()

@@ -1,0 +1,105 @@
+r"""``agentrl/Math-v0`` and ``agentrl/MathPython-v0``: mathematical problems, answered in ``\boxed{}``."""
+
+from collections.abc import Mapping, Sequence
+
+from agentrl.envs.math.data import Source, load_problems
+from agentrl.errors import UsageError
+from agentrl.grading.latex import final_box, require_math, same_answer
+from agentrl.grading.numbers import spelled
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tasks import TaskList
+from agentrl.toolenv.tools.python import PythonTool
+from agentrl.types import Task
+
+
+class Math(ToolEnv):
+    r"""Problems from a data set, or from the sixty that come along.
+
+    The reward is 1 where the last ``\boxed{}`` of the final answer means what the data set's answer means, as
+    :mod:`agentrl.grading.latex.compare` defines it, and is worked out and of the form that is asked for, as
+    :mod:`agentrl.grading.latex.form` does. What the model wrote in ``<think>`` and a box beside a tool call do not
+    count.
+
+    Args:
+        split: ``"train"`` or ``"test"``. One data set for both is divided, one problem in ten being test.
+        dialect: how tool calls are written.
+        max_turns: how often the assistant may speak; None lets it six times with the tool, and once without.
+        tool: whether there is a Python tool, whose state is kept from call to call.
+        timeout: seconds of CPU time per call of it.
+        max_chars: characters of its answer that the model reads; a longer one is cut in the middle.
+        data: a file (JSON or JSON lines, packed or not, or Parquet), or the name of a Hugging Face data set; or one for
+            each split: ``{"train": …, "test": …}``. None plays the sample.
+        data_config: the configuration of a Hugging Face data set.
+        data_split: its split to read, or which one to read for ``train`` and for ``test``.
+        columns: which columns hold ``prompt``, ``passage``, ``choices``, ``answer`` and ``id``, where that can't be
+            recognised. Of a prompt that is named, a passage and choices are read only where they are named too.
+        skip_bad_rows: leave bad rows out with a warning; without it they are refused.
+
+    Raises:
+        UnknownNameError: there is no such split or dialect.
+        ConfigError: ``max_turns`` is less than 1, ``max_chars`` is too few, or the columns can't be found.
+        UsageError: math-verify is missing, or the data can't be read, has bad rows, or none for this split.
+    """
+
+    instructions = r"Solve the problem. Put the final answer in \boxed{}."
+
+    def __init__(
+        self,
+        *,
+        split: str = "train",
+        dialect: str = "fence",
+        max_turns: int | None = None,
+        tool: bool = False,
+        timeout: float = 5.0,
+        max_chars: int = 1000,
+        data: str | Mapping[str, str] | None = None,
+        data_config: str | None = None,
+        data_split: str | Mapping[str, str] | None = None,
+        columns: Mapping[str, str] | None = None,
+        skip_bad_rows: bool = False,
+    ) -> None:
+        turns = (6 if tool else 1) if max_turns is None else max_turns
+        super().__init__(split=split, dialect=dialect, max_turns=turns)
+        # Missing packages are an error now, not at the first grading.
+        require_math()
+        if tool:
+            self.tools = (PythonTool(timeout=timeout, max_chars=max_chars),)
+            self.instructions = r"Solve the problem, with Python where it helps. Put the final answer in \boxed{}."
+        self._source = Source(
+            data=_pairs(data),
+            config=data_config,
+            split=_pairs(data_split),
+            columns=tuple(sorted((columns or {}).items())),
+            skip_bad_rows=skip_bad_rows,
+        )
+
+    def tasks(self, split: str) -> TaskList:
+        """Return the problems of ``split``.
+
+        Raises:
+            UsageError: the data can't be read, has bad rows, or none for ``split``.
+        """
+        found = load_problems(self._source)
+        if split not in found:
+            raise UsageError(f'no problem of the data is in the split {split!r}: give data={{"train": …, "test": …}}')
+        return found[split]
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        """1 for the right answer in the last box of the final turn, else 0."""
+        return {"correct": float(same_answer(self._box(episode), episode.task.answer, problem=episode.task.prompt))}
+
+    def answer_of(self, episode: Episode) -> str:
+        """What is in that box."""
+        return spelled(self._box(episode))
+
+    def _box(self, episode: Episode) -> str | None:
+        return None if self.dialect.parse(episode.final) else final_box(episode.final)
+
+    def gold(self, task: Task) -> Sequence[str]:
+        """Give the answer in a box, after a call that prints it where there is the tool."""
+        calls = [self.dialect.render("python", {"code": f"print({task.answer!r})"})] if self.tools else []
+        return [*calls, rf"\boxed{{{task.answer}}}"]
+
+
+def _pairs(value: str | Mapping[str, str] | None) -> str | tuple[tuple[str, str], ...] | None:
+    return tuple(sorted(value.items())) if isinstance(value, Mapping) else value

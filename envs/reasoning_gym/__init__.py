@@ -1,0 +1,1 @@
+"""``reasoning-gym/<task>-v0``: the tasks of the library reasoning-gym."""

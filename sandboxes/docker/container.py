@@ -1,0 +1,298 @@
+"""Hardens, starts and ends one container, and carries its session's bytes over the stream to the runner in it."""
+
+import dataclasses
+import itertools
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from agentrl.sandboxes.base import Limits, SandboxError
+from agentrl.sandboxes.docker.engine import OWNER_LABEL, STDERR, DockerEngine, owner
+from agentrl.sandboxes.host.profiles import PRELOADED
+from agentrl.sandboxes.inside import boot, launcher, mux, wire
+from agentrl.sandboxes.inside.limits import MIB
+
+READY_S: Final = 120.0
+"""Timeout for the start of a container [seconds]."""
+# The interpreter with its imports, the runner's own, and the page tables of a full /tmp.
+_RUNNER_BYTES: Final = 384 * MIB
+_RUNNER_PROCESSES: Final = 16
+# The kernel of gVisor is itself a process with many threads, in the same cgroup.
+_GVISOR_PROCESSES: Final = 1024
+_USERS: Final = range(20_000, 60_000)
+_next_user: Final = itertools.count(secrets.randbelow(len(_USERS)))
+# Timeout for a container to kill what a session left, and to remove its files.
+_WIPE_S: Final = 30.0
+_CHUNK: Final = 1 << 18
+_ERRORS_KEPT: Final = 4_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSpec:
+    """Specifies every container of one sandbox."""
+
+    image: str
+    """Id of the image."""
+    python: str
+    """The interpreter in it."""
+    environment: dict[str, str]
+    """Environment variables of the image."""
+    runtime: str | None
+    """Container runtime; ``None`` takes the engine's own."""
+    limits: Limits
+    """Limits of each session."""
+    cpus: int
+    """Cores that one container may keep busy."""
+
+
+def hardening(spec: ContainerSpec) -> dict[str, Any]:
+    """Return the settings that isolate a container's programs: the arguments of the SDK's ``create_host_config``."""
+    limits = spec.limits
+    # The supervisor stops a session at its own limit; its snapshot, its files and the runner come on top. At this limit
+    # the kernel kills, and the program first.
+    memory = 2 * limits.memory_bytes + limits.tmp_bytes + limits.shm_bytes + _RUNNER_BYTES
+    processes = limits.processes + _RUNNER_PROCESSES
+    folder = f"rw,exec,nosuid,nodev,size={limits.tmp_bytes},nr_inodes={limits.tmp_inodes},mode=1777"
+    return {
+        "network_mode": "none",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "ipc_mode": "private",
+        "pids_limit": processes if spec.runtime is None else max(processes, _GVISOR_PROCESSES),
+        "mem_limit": memory,
+        "memswap_limit": memory,
+        "nano_cpus": spec.cpus * 1_000_000_000,
+        "shm_size": limits.shm_bytes,
+        "tmpfs": {"/tmp": folder},
+        "runtime": spec.runtime,
+        "ulimits": [{"Name": name, "Soft": 0, "Hard": 0} for name in ("core", "memlock", "msgqueue", "rtprio")],
+        "auto_remove": True,
+        # The engine would write to its disk what goes over the stream.
+        "log_config": {"Type": "none", "Config": {}},
+    }
+
+
+def _settings(spec: ContainerSpec) -> dict[str, Any]:
+    # A user id of its own: the kernel counts processes by user, and no container owns what another one left.
+    user = _USERS[next(_next_user) % len(_USERS)]
+    return {
+        "user": f"{user}:{user}",
+        "environment": {**spec.environment, **launcher.fixed_environment(spec.python)},
+        "entrypoint": [],
+        "working_dir": "/",
+        "hostname": "sandbox",
+        "labels": {OWNER_LABEL: owner()},
+    }
+
+
+def _sources() -> bytes:
+    """Return our modules as ``boot.py`` reads them: the length, then JSON."""
+    folder = Path(boot.__file__).parent
+    names = {f"{boot.__package__}.{path.stem}": path for path in folder.glob("*.py") if path.stem != "__init__"}
+    package = {"agentrl": "", "agentrl.sandboxes": "", f"{boot.__package__}": ""}
+    return wire.pack({**package, **{name: path.read_text() for name, path in names.items()}})
+
+
+class Container:
+    """A container with its runner; one session at a time."""
+
+    def __init__(self, engine: DockerEngine, spec: ContainerSpec, ended: Callable[["Container", bool], None]) -> None:
+        """Start it, without waiting until it is ready.
+
+        Args:
+            engine: Where it runs.
+            spec: What it is made from.
+            ended: Called with this container, and whether it can serve another session, after each one and at its end.
+
+        Raises:
+            SandboxError: The engine refused.
+        """
+        self._engine = engine
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+        self._fault = ""
+        self._decoder = mux.FrameDecoder(secrets.token_bytes(16))
+        self._errors = b""
+        self._session: _Endpoint | None = None
+        self.alive = True
+        """The stream to it is open."""
+        self._began = time.time()
+        self.made = time.monotonic()
+        """When it was made, by the monotonic clock [seconds]."""
+        self.uses = 0
+        """Sessions that it has served."""
+        # The boot code travels as an argument, so that the image need not hold it.
+        command = [spec.python, "-s", "-S", "-P", "-c", Path(boot.__file__).read_text()]
+        hard = hardening(spec)
+        self._memory: int = hard["mem_limit"]
+        self.id = engine.create(spec.image, command, _settings(spec), **hard)
+        """Its id."""
+        # Attached before it starts, so that no byte of it is missed.
+        try:
+            self._stream = engine.attach(self.id)
+            engine.start(self.id)
+            given: wire.Message = {
+                **{"limits": dataclasses.asdict(spec.limits), "preload": list(PRELOADED["sympy"])},
+                **{"key": self._decoder.key.hex()},
+            }
+            self._stream.send(_sources() + mux.frame(mux.CONTROL, wire.pack(given)))
+        except OSError as error:
+            engine.remove(self.id)
+            raise SandboxError(f"a container did not take its orders: {error}") from error
+        except BaseException:
+            engine.remove(self.id)
+            raise
+        threading.Thread(target=self._listen, name=f"agentrl-{self.id[:12]}", daemon=True).start()
+
+    def await_ready(self) -> None:
+        """Wait until it has imported everything.
+
+        Raises:
+            SandboxError: It did not start.
+        """
+        if not self._ready.wait(READY_S):
+            raise SandboxError(f"a container did not start within {READY_S:.0f} seconds")
+        if not self.alive:
+            raise SandboxError(f"a container did not start: {self._why()}")
+
+    def _why(self) -> str:
+        said = self._errors.decode("utf-8", "replace").strip()
+        return self._fault or said[-_ERRORS_KEPT:] or "it ended without a message"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Limit of the whole container [bytes]."""
+        return self._memory
+
+    def serve(self, theirs: tuple[int, int, int]) -> None:
+        """Begin a session on copies of these descriptors: channel, standard output, standard error.
+
+        Raises:
+            SandboxError: The container is gone.
+        """
+        channel, out, err = map(os.dup, theirs)
+        endpoint = _Endpoint(socket.socket(fileno=channel), {mux.OUT: out, mux.ERR: err})
+        with self._lock:
+            if not self.alive:
+                endpoint.close()
+                raise SandboxError(f"the container is gone: {self._why()}")
+            self.uses += 1
+            self._session = endpoint
+        try:
+            self._stream.send(mux.frame(mux.CONTROL, wire.pack({"t": "open"})))
+        except OSError as error:
+            raise SandboxError(f"the container is gone: {error}") from error
+        threading.Thread(target=self._forward, args=(endpoint,), daemon=True).start()
+
+    def _forward(self, endpoint: "_Endpoint") -> None:
+        """Carry the session's bytes into the container until the session ends; then have the container cleaned."""
+        with suppress(OSError):
+            while data := endpoint.channel.recv(_CHUNK):
+                self._stream.send(mux.frame(mux.CHANNEL, data))
+        endpoint.host_closed = True
+        # Where the container is gone, nobody needs to be told.
+        with suppress(OSError):
+            self._stream.send(mux.frame(mux.CONTROL, wire.pack({"t": "close"})))
+        # One that does not answer may be busy with what the program left: it serves nobody any more.
+        if not endpoint.closed.wait(_WIPE_S):
+            with suppress(SandboxError):
+                self.close()
+
+    def _listen(self) -> None:
+        """Carry the container's bytes to the session, until the container ends."""
+        messages = wire.Decoder(wire.MAX_ORDER)
+        try:
+            for kind, payload in self._stream.frames():
+                if kind == STDERR:
+                    self._errors = (self._errors + payload)[-_ERRORS_KEPT:]
+                    continue
+                for part, piece in self._decoder.feed(payload):
+                    if part == mux.CONTROL:
+                        for message in messages.feed(piece):
+                            self._handle_control(message)
+                    elif self._session is not None:
+                        self._session.deliver(part, piece)
+        except (OSError, ValueError, KeyError, wire.WireError) as error:
+            # A container may send anything, where a program has broken out of our code: that ends this container only.
+            self._fault = self._fault or str(error)
+        finally:
+            self._stream.close()
+            self._stream_ended()
+
+    def _handle_control(self, message: wire.Message) -> None:
+        if message["t"] == "ready":
+            self._ready.set()
+        elif message["t"] == "key":
+            self._decoder.key = bytes.fromhex(str(message["key"]))
+        elif message["t"] == "fault":
+            self._fault = str(message["why"])
+        elif message["t"] == "clean":
+            with self._lock:
+                endpoint, self._session = self._session, None
+            if endpoint is None or not endpoint.host_closed:
+                # Only after the host's close: else a program could pass the container on while it still runs.
+                raise wire.WireError("it says that a session has ended which has not")
+            endpoint.close()
+            self._ended(self, bool(message["usable"]))
+
+    def _stream_ended(self) -> None:
+        with self._lock:
+            self.alive = False
+            endpoint, self._session = self._session, None
+        self._ready.set()
+        if endpoint is not None:
+            endpoint.close()
+        self._ended(self, False)
+
+    def was_out_of_memory(self) -> bool:
+        """Return whether the kernel ended the whole container at its memory limit."""
+        return self._engine.was_out_of_memory(self.id, self._began)
+
+    def close(self) -> None:
+        """End every process in it and remove it.
+
+        Raises:
+            SandboxError: The engine failed.
+        """
+        self.alive = False
+        self._engine.remove(self.id)
+
+
+class _Endpoint:
+    """The container's ends of a session's descriptors."""
+
+    def __init__(self, channel: socket.socket, pipes: dict[bytes, int]) -> None:
+        self.channel = channel
+        self.host_closed = False
+        """The host's session has closed."""
+        self.closed = threading.Event()
+        """Set when the container has let go of the session."""
+        self._pipes = pipes
+
+    def deliver(self, kind: bytes, data: bytes) -> None:
+        """Write bytes to the session; drop them where it has closed."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            if kind == mux.CHANNEL:
+                self.channel.sendall(data)
+            else:
+                while data:
+                    data = data[os.write(self._pipes[kind], data) :]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        # Shut down first: _forward may be in a call of the socket, which must return.
+        with suppress(OSError):
+            self.channel.shutdown(socket.SHUT_RDWR)
+        self.channel.close()
+        for descriptor in self._pipes.values():
+            os.close(descriptor)
+        self.closed.set()

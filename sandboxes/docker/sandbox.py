@@ -1,0 +1,131 @@
+"""The ``docker`` back end: every session in a hardened container that was started in advance."""
+
+import os
+import weakref
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from agentrl.sandboxes.base import Health, Limits, SandboxError, SandboxUnavailable
+from agentrl.sandboxes.docker.container import Container, ContainerSpec
+from agentrl.sandboxes.docker.engine import DockerEngine, connect, is_gone
+from agentrl.sandboxes.docker.image import IMAGE, PYTHON_LABEL
+from agentrl.sandboxes.docker.pool import ContainerPool
+from agentrl.sandboxes.docker.session import ContainerWorker, DockerSession
+from agentrl.sandboxes.host.profiles import Profile
+from agentrl.sandboxes.host.sessions import WorkerSandbox
+
+_CORES: Final = 2
+_READY_PER_CORE: Final = 2
+
+
+class DockerSandbox(WorkerSandbox):
+    """Sessions in containers of a Docker engine, which may be on another machine."""
+
+    backend = "docker"
+
+    def __init__(
+        self, limits: Limits, *, runtime: str | None = None, image: str = IMAGE, ready: int | None = None
+    ) -> None:
+        """Start containers in the background and wait until the first is ready.
+
+        Args:
+            limits: What each session may use.
+            runtime: Container runtime, such as ``runsc`` for gVisor; ``None`` takes the engine's own.
+            image: Name of an image that ``build_image`` made.
+            ready: Containers to keep, each with the interpreter and its imports in memory (about 100 MiB); ``None`` for
+                two for each core. More sessions at once each wait a second or two for one more container.
+
+        Raises:
+            SandboxUnavailable: There is no engine, SDK, image or runtime; the message names the way out.
+            SandboxError: The first container did not start.
+            ValueError: ``ready`` is negative.
+        """
+        size = _READY_PER_CORE * len(os.sched_getaffinity(0)) if ready is None else ready
+        if size < 0:
+            raise ValueError(f"ready must not be negative, not {size}")
+        super().__init__(limits)
+        engine = connect()
+        try:
+            spec = _spec(engine, image, runtime, limits)
+            _remove_leftovers(engine)
+        except BaseException:
+            engine.close()
+            raise
+        self._pool = ContainerPool(partial(Container, engine, spec), size, self.slots)
+        self._end = weakref.finalize(self, _end, self._pool, engine, os.getpid())
+        try:
+            self._pool.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def open(self, seed: int, *, fresh: bool = False) -> DockerSession:
+        """Open a session; see :meth:`WorkerSandbox.open`."""
+        return DockerSession(self, seed, fresh=fresh)
+
+    def take(self, profile: Profile, *, fresh: bool = False) -> ContainerWorker:
+        """Take a container; see :meth:`WorkerSandbox.take`. All of them have everything imported."""
+        container = self._pool.take(fresh=fresh)
+        try:
+            return ContainerWorker(self.limits, container)
+        except SandboxError:
+            # It ended between two sessions: the next one is asked to say whether the engine is gone.
+            return ContainerWorker(self.limits, self._pool.take(fresh=True))
+
+    def health(self) -> Health:
+        """Return whether containers can be started; see :meth:`Sandbox.health`."""
+        counted, fault = self.counters(), self._pool.fault
+        return Health(
+            ok=not self._closed and not fault,
+            backend=self.backend,
+            sessions=self._sessions,
+            ready=self._pool.ready,
+            faults=counted.faults,
+            fault_rate=counted.fault_rate,
+            detail="closed" if self._closed else fault or f"{self._pool.total} containers",
+        )
+
+    def close(self) -> None:
+        """End every session and wait until every container is gone."""
+        with self._lock:
+            self._closed = True
+        self._end()
+
+
+def _spec(engine: DockerEngine, name: str, runtime: str | None, limits: Limits) -> ContainerSpec:
+    info = engine.info()
+    if runtime is not None and runtime not in info.runtimes:
+        known = ", ".join(sorted(info.runtimes))
+        raise SandboxUnavailable(
+            f"the Docker engine has no runtime called {runtime!r}, only {known}: "
+            "install it and name it under runtimes in /etc/docker/daemon.json"
+        )
+    image = engine.image(name)
+    if PYTHON_LABEL not in image.labels:
+        raise SandboxUnavailable(
+            f"the image {name} is not one that `agentrl sandbox build-image` made", remedy="agentrl sandbox build-image"
+        )
+    return ContainerSpec(
+        image=image.id,
+        python=image.labels[PYTHON_LABEL],
+        environment=image.environment,
+        runtime=runtime,
+        limits=limits,
+        cpus=min(_CORES, info.cores),
+    )
+
+
+def _remove_leftovers(engine: DockerEngine) -> None:
+    """Remove containers of processes of this machine that have ended without removing them."""
+    for container in engine.owned():
+        if is_gone(container.owner):
+            engine.remove(container.id)
+
+
+def _end(pool: ContainerPool, engine: DockerEngine, owner: int) -> None:
+    # A fork of the host process has a copy of everything here, and none of it is its own.
+    if os.getpid() == owner:
+        with suppress(SandboxError):
+            pool.close()
+        engine.close()

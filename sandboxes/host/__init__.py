@@ -1,0 +1,1 @@
+"""The host's side of the wall: sessions, the pool of workers, and the ``local`` back end."""

@@ -1,0 +1,151 @@
+"""Wall time of training with groups played beside learning, and without: ``rollout.overlap`` off, lag and inflight.
+
+All modes train the same tiny model for as many steps. A first round without tool time measures what a step computes;
+then each turn's tool sleeps so long, on average, that an episode's tools take as long as that. The modes take turns.
+"""
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+import gymnasium
+
+from agentrl.config import Config, load_config
+from agentrl.rollout.mix import TaskMix
+from agentrl.runs.assemble import assemble, make_collector, task_mix
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tasks import TaskList
+from agentrl.train.overlap import make_source
+from agentrl.train.step import Trainer, make_learner
+from agentrl.types import Task
+
+EXAMPLES = """examples:
+  async.py                    6 steps of 8 x 8 episodes of 4 turns
+  async.py --steps 12 --rounds 3
+  async.py --tool-seconds 0.2 the tools' time as it is given, not as it is measured
+  async.py --quick            does it still run? seconds
+"""
+MODES: Mapping[str, Sequence[str]] = {
+    "off": (),
+    "lag": ("rollout.overlap=lag",),
+    "inflight, 1": ("rollout.overlap=inflight",),
+    "inflight, 2": ("rollout.overlap=inflight", "rollout.max_staleness=2"),
+}
+
+
+class Slow(ToolEnv):
+    """Says nothing of interest, slowly.
+
+    Args:
+        split: any.
+        turns: of each episode.
+        seconds: mean time of a turn's tool.
+    """
+
+    def __init__(self, *, split: str = "train", turns: int = 4, seconds: float = 0.0) -> None:
+        super().__init__(split=split, max_turns=turns)
+        self.seconds = seconds
+
+    def tasks(self, split: str) -> TaskList:
+        """Give 64 tasks."""
+        return TaskList([Task(id=f"{split}:{n}", prompt=f"Write about {n}.") for n in range(64)])
+
+    def reward(self, episode: Episode) -> dict[str, float]:
+        """Something that every text gets more or less of."""
+        return {"correct": sum(map(ord, episode.final)) % 5 / 4}
+
+    def gold(self, task: Task) -> list[str]:
+        """Say the task's number: the tiny model's vocabulary comes from here."""
+        return [task.id]
+
+    def step(self, action: str) -> Any:
+        """Take a time that is uniform around its mean."""
+        time.sleep(self.seconds * 2 * self.np_random.random())
+        return super().step(action)
+
+
+def config_of(args: argparse.Namespace, mode: str, seconds: float) -> Config:
+    """The settings of a mode."""
+    return load_config(
+        overrides=[
+            *("env.id=benchmark/Slow-v0", f"env.args.turns={args.turns}", f"env.args.seconds={seconds}"),
+            *(f"model.hidden={args.hidden}", "model.layers=2", "run.threads=1", "algo.loss=ctpo", "optim.lr=1e-4"),
+            *(f"rollout.tasks={args.tasks}", f"rollout.group_size={args.group}", f"rollout.turn_tokens={args.turn}"),
+            *("rollout.cut_turns=continue", "rollout.concurrency=256", f"optim.steps={args.steps}"),
+            *("rollout.max_fault_rate=0", *MODES[mode]),
+        ]
+    )
+
+
+def measured(config: Config, mix: TaskMix) -> tuple[float, list[dict[str, float]]]:
+    """Train, and give the seconds of all steps and their rows."""
+    parts = assemble(config, mix)
+    collector = make_collector(config, parts.renderer, split="train")
+    trainer = Trainer(config, make_learner(config, parts.model), make_source(config, mix, collector, parts.engine))
+
+    async def run() -> list[dict[str, float]]:
+        await trainer.sync(0)
+        return [(await trainer.step(number)).metrics for number in range(1, config.optim.steps + 1)]
+
+    began = time.perf_counter()
+    rows = asyncio.run(run())
+    seconds = time.perf_counter() - began
+    collector.close()
+    parts.engine.close()
+    return seconds, rows
+
+
+def computing(config: Config) -> float:
+    """Measure the median seconds of a step without tools."""
+    _, rows = measured(config, task_mix(config, "train"))
+    return median(sum(row[f"seconds_{phase}"] for phase in ("generate", "score", "credit", "update")) for row in rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=6, help="of each run (default 6)")
+    parser.add_argument("--tasks", type=int, default=8, help="of a step (default 8)")
+    parser.add_argument("--group", type=int, default=8, help="episodes of a task (default 8)")
+    parser.add_argument("--turns", type=int, default=4, help="of an episode (default 4)")
+    parser.add_argument("--turn", type=int, default=16, help="tokens of a turn (default 16)")
+    parser.add_argument("--hidden", type=int, default=128, help="width of the model (default 128)")
+    parser.add_argument("--rounds", type=int, default=2, help="of all modes (default 2)")
+    parser.add_argument("--tool-seconds", type=float, help="mean of a turn's tool; by default measured")
+    parser.add_argument("--quick", action="store_true", help="few and short episodes: a test that all runs, no timing")
+    args = parser.parse_args(arguments)
+    if args.quick:
+        args.steps, args.tasks, args.group, args.turns, args.turn, args.hidden, args.rounds = 3, 2, 2, 2, 4, 16, 1
+    gymnasium.register("benchmark/Slow-v0", entry_point=lambda **options: Slow(**options))
+    tool = args.tool_seconds
+    if tool is None:
+        tool = computing(config_of(args, "off", 0.0)) / args.turns
+    print(f"a turn's tool takes {tool:.3g} s on average", file=sys.stderr)
+    walls: dict[str, list[float]] = {mode: [] for mode in MODES}
+    rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+    for _ in range(args.rounds):
+        for mode in MODES:
+            config = config_of(args, mode, tool)
+            seconds, some = measured(config, task_mix(config, "train"))
+            print(f"{mode}: {seconds:.1f} s", file=sys.stderr)
+            walls[mode].append(seconds)
+            rows[mode] += some
+    print("| overlap | wall s (each round) | as fast as off, times | staleness mean, max | s waited a step |")
+    print("|---|---|---|---|---|")
+    for mode, seconds in walls.items():
+        ratio = median(off / own for off, own in zip(walls["off"], seconds, strict=True))
+        stale = f"{fmean(row['staleness_mean'] for row in rows[mode]):.2f}, "
+        stale += f"{max(row['staleness_max'] for row in rows[mode])}"
+        waited = fmean(row.get("seconds_waited", row["seconds_generate"]) for row in rows[mode])
+        told = " / ".join(f"{one:.1f}" for one in seconds)
+        print(f"| {mode} | {told} | {ratio:.2f} | {stale} | {waited:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

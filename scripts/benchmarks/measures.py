@@ -1,0 +1,44 @@
+"""What the benchmarks share: measures beside their targets, and where samples go."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+Samples = dict[str, list[float]]
+"""Seconds of every turn, by row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One line of the table of measures."""
+
+    name: str
+    """The quantity measured."""
+    value: str
+    """The result, with its unit."""
+    target: str = ""
+    """The project's target; empty where there is none."""
+    met: bool | None = None
+    """True if the target is met; ``None`` where there is none, or nothing was measured."""
+
+
+def measure_table(measures: Sequence[Measure]) -> str:
+    """Tabulate every measure beside its target."""
+    words = {True: "yes", False: "NO", None: ""}
+    lines = ["| what | measured | target | met |", "|---|---|---|---|"]
+    lines += [f"| {one.name} | {one.value} | {one.target} | {words[one.met]} |" for one in measures]
+    return "\n".join(lines)
+
+
+def write(path: Path, machine: str, samples: Mapping[str, Sequence[float]], measures: Sequence[Measure]) -> None:
+    """Write every sample [seconds] and every measure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {"machine": machine, "seconds": samples, "measures": [asdict(one) for one in measures]}
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def say(text: str) -> None:
+    """Print progress to stderr: stdout holds the tables alone."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,274 @@
+"""The command line: help with examples, and one sentence with exit code 2 for whatever is not there."""
+
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.config import load_config
+from agentrl.runs.folder import RunFolder
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def everything(folder: Path) -> dict[str, bytes | None]:
+    files = (path for path in folder.rglob("*") if path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in files}
+
+
+LOADING = "loading PyTorch …\n"
+"""What the first command that needs it says in this process."""
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one sentence that a command says before it ends with exit code 2, leaving everything as it was."""
+    before = everything(Path())
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    err = err.removeprefix(LOADING)
+    assert out == "" and err.startswith("agentrl: ") and err.count("\n") == 1 and "Traceback" not in err, err
+    assert everything(Path()) == before
+    return err.removeprefix("agentrl: ").strip()
+
+
+COMMANDS = (
+    *("new", "list", "play", "check-env", "train", "sft", "eval", "config", "report", "view", "sweep", "plan"),
+    *("doctor", "sandbox", "compare", "replay", "probe"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_of_the_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert f"examples:\n  agentrl {command}" in shown
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"agentrl {importlib.metadata.version('agentrl')}\n"
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(f"\n    {command}" in shown for command in COMMANDS)
+    assert "examples:\n  agentrl train --preset quickstart" in shown
+
+
+@pytest.mark.parametrize("argv", [(), ("trian",), ("train", "--prset", "x"), ("eval", "x", "--tasks", "no")])
+def test_words_that_are_no_command(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert "usage: agentrl" in capsys.readouterr().err
+
+
+QUICK = ("--preset", "quickstart")
+
+
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        (("train",), "give a TOML file, or --preset quickstart"),
+        (("train", "--preset", "quikstart"), "no preset is called 'quikstart'; did you mean 'quickstart'?"),
+        (("train", "none.toml"), "the config 'none.toml' can't be read: No such file"),
+        (("train", *QUICK, "--set", "optim.stepz=1"), "unknown setting 'optim.stepz'; did you mean 'steps'?"),
+        (("train", *QUICK, "--set", "optim.steps=x"), "setting 'optim.steps' is 'x'"),
+        (("train", *QUICK, "--set", "optim.steps"), "write section.key=value"),
+        (("train", *QUICK, "--set", "env.id=agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
+        (("train", *QUICK, "--set", "env.id=nowhere:a/B-v0"), "needs a module that can't be imported"),
+        (("train", *QUICK, "--set", "env.args.levl=1"), "unexpected keyword argument 'levl'"),
+        (("train", *QUICK, "--set", "env.args.level=9"), "level is 9: choose from 1 to 5"),
+        (("train", *QUICK, "--set", "eval.split=tset"), "no split is called 'tset'; did you mean 'test'?"),
+        (("train", *QUICK, "--set", "env.args.split=tset"), "'env.args.split' has no effect: training plays"),
+        (("eval", "a/b", *QUICK, "--set", "env.args.split=1"), "'env.args.split' has no effect: training plays"),
+        (("train", *QUICK, "--set", "algo.loss=grpo"), "There are cispo, cppo, ctpo, dapo, gspo, gspo_token, ppo_clip"),
+        (
+            ("train", *QUICK, "--set", "algo.advantage=gae"),
+            "choose one of group_mean, grpo, none, ogb, opo, otb, otb_loo, re",
+        ),
+        (("train", *QUICK, "--set", "run.gpus=8"), "unknown setting 'run.gpus'; set run.ranks, the processes"),
+        (("config", "quikstart"), "no section or preset is called 'quikstart'; did you mean 'quickstart'?"),
+        (("list", "quickstart"), "is a preset, no environment: agentrl config quickstart prints it"),
+        (("train", *QUICK, "--set", "algo.loss=ctop"), "no loss is called 'ctop'; did you mean 'ctpo'?"),
+        (("train", *QUICK, "--set", "rollout.top_p=0.9"), "an episode is sampled from the policy's whole distribution"),
+        (("train", *QUICK, "--set", "model.path=./no/model"), "no tokenizer can be loaded from './no/model'"),
+        (("train", *QUICK, "--set", "model.path=nobody/nothing"), "no tokenizer can be loaded from 'nobody/nothing'"),
+        (("train", *QUICK, "--set", "model.device=gpu9"), "there is no device 'gpu9' here"),
+        (("train", *QUICK, "--set", "model.heads=3"), "a tiny model can't have model.heads=3"),
+        (("train", *QUICK, "--set", "env.args.dialect=native"), "needs a model that was taught to call tools"),
+        (("train", *QUICK, "--set", "env.args.dialect=hermse"), "did you mean 'hermes'?"),
+        (("train", *QUICK, "--name", "a/b"), "setting 'run.name' is 'a/b'"),
+        (("train", *QUICK, "--name", 'a"\n'), "setting 'run.name' is"),
+        (("train", *QUICK, "--seed", "-1"), "setting 'run.seed' is -1"),
+        (("train", "--resume", "runs/none"), "there is no run in 'runs/none'; there are none yet"),
+        (("train", "--resume", "runs/none", "--seed", "3"), "leave all options out but --set"),
+        (("sft", *QUICK, "--set", "sft.steps=0"), "sft.steps is 0, so there is no warm start"),
+        (("eval", "runs/none"), "there is no run in 'runs/none'; there are none yet"),
+        (("eval", "none"), "there is no run in 'none'"),
+        (("eval", "nobody/nothing"), "say with --config or --preset how to evaluate it"),
+        (("eval", "nobody/nothing", *QUICK), "no tokenizer can be loaded from 'nobody/nothing'"),
+        (("eval", "nobody/nothing", *QUICK, "--out", "x.jsonl"), "names a file: name a folder"),
+        (("eval", "nobody/nothing", *QUICK, "--out", "/proc/x"), "can't be written"),
+        (("eval", "a/b", *QUICK, "--env", "x="), "names no set"),
+        (("eval", "a/b", *QUICK, "--env", "agentrl/Nope-v0"), "no environment is called 'agentrl/Nope-v0'"),
+        (("eval", *QUICK), "say what to evaluate: either a run"),
+        (("eval", "a/b", *QUICK, "--engine", "openai", "--model", "m"), "say what to evaluate: either a run"),
+        (("train", *QUICK, "--set", "engine.name=openai"), "engine 'openai' only evaluates"),
+        (("eval", "nobody/nothing", *QUICK, "--tasks", "0"), "setting 'eval.tasks' is 0"),
+        (("eval", "nobody/nothing", *QUICK, "--temperature", "-1"), "setting 'eval.temperature' is -1"),
+        (("report", "runs/none"), "there is no run in 'runs/none'"),
+        (("list", "agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
+        (("play", "agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
+        (("play", "os:system"), "'os', before the colon of the id 'os:system', is Python's own"),
+        (("train", *QUICK, "--set", "env.id=os:system"), "is Python's own: name your module there"),
+        (("new", "My-Env"), "'My-Env' can't be a package's name"),
+    ],
+)
+def test_what_is_not_there(argv: tuple[str, ...], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert wanted in refused(capsys, *argv)
+
+
+@pytest.fixture
+def run(here: Path) -> Path:
+    """A run that has ended before its first checkpoint."""
+    RunFolder.create(load_config(preset="quickstart", overrides=["run.name=mine"]), numbered=False).close()
+    return Path("runs/mine")
+
+
+def checkpoint(run: Path) -> None:
+    """One without a model."""
+    path, state = run / "checkpoints" / "step-000020", '{"step": 20, "updates": 0}'
+    path.mkdir(parents=True)
+    (path / "trainer.json").write_text(state)
+    (path / "SHA256SUMS").write_text(f"{hashlib.sha256(state.encode()).hexdigest()}  trainer.json\n")
+
+
+def test_run_that_is_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the run 'runs/mine' has no checkpoint yet" in refused(capsys, "eval", "runs/mine")
+    assert "did you mean 'runs/mine'?" in refused(capsys, "eval", "runs/mime")
+    assert "did you mean 'runs/mine'?" in refused(capsys, "train", "--resume", "runs/mime")
+    assert "did you mean 'runs/mine'?" in refused(capsys, "report", "runs/mime")
+    assert "use --set instead" in refused(capsys, "eval", "runs/mine", "--preset", "quickstart")
+    checkpoint(run)
+    wrong = "runs/mine/checkpoints/step-000200"
+    assert f"there is no checkpoint '{wrong}'; did you mean 'step-000020'?" in refused(capsys, "eval", wrong)
+    assert "no tokenizer can be loaded" in refused(capsys, "eval", "runs/mine")
+    folder, _ = RunFolder.resume(run)
+    with folder:
+        assert "is in use by process" in refused(capsys, "train", "--resume", "runs/mine")
+
+
+def test_evaluation_in_another_dialect_is_refused_unless_forced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from agentrl.runs.assemble import task_source
+
+    config = load_config(preset="quickstart", overrides=["run.name=mine"])
+    label = task_source(config, "train").dialect.label
+    RunFolder.create(config, numbered=False, dialect=label).close()
+    checkpoint(here / "runs" / "mine")
+    for path in ("runs/mine", "runs/mine/checkpoints/step-000020"):
+        words = refused(capsys, "eval", path, "--set", "env.args.dialect=hermes")
+        assert f"was trained in dialect '{label}' and would be evaluated in 'hermes " in words and "--force" in words
+        other = ("--set", "env.args.dialect=hermes", "--force")
+        assert "no tokenizer can be loaded" in refused(capsys, "eval", path, *other), "it goes on to the model"
+        assert "no tokenizer can be loaded" in refused(capsys, "eval", path)
+
+
+def test_model_folder_needs_settings(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "plain").mkdir()
+    (here / "plain" / "config.json").write_text("{}")
+    (here / "config.toml").write_text("[run]\n")
+    assert "say with --config or --preset" in refused(capsys, "eval", "plain")
+    assert "no tokenizer can be loaded from 'plain'" in refused(capsys, "eval", "plain", *QUICK)
+
+
+SETTINGS = ("model.hidden=8", "model.layers=1", "model.heads=1", "rollout.concurrency=1")
+SMALL = tuple(f"--set={setting}" for setting in SETTINGS)
+
+
+def test_name_that_is_taken_and_folder_that_can_not_be_made(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "exists already" in refused(capsys, "train", *QUICK, *SMALL, "--name", "mine")
+    Path("file").write_text("")
+    assert "can't be made: Not a directory" in refused(capsys, "train", *QUICK, *SMALL, "--set", "run.dir=file")
+    assert "can't be made: Not a directory" in refused(capsys, "sft", *QUICK, *SMALL, "--set", "run.dir=file/in")
+
+
+TRAIN_OR_EVAL = [("train", "--preset", "quickstart"), ("eval", "a/b", "--preset", "quickstart")]
+
+
+@pytest.mark.parametrize(
+    ("extra", "argv"),
+    [*itertools.product(["torch", "transformers"], TRAIN_OR_EVAL), ("jinja2", ("report", "."))],
+)
+def test_missing_extra_is_named_with_its_remedy(here: Path, extra: str, argv: tuple[str, ...]) -> None:
+    code = f"""
+import sys
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, *rest):
+        return None if name.split(".")[0] == {extra!r} else self.finder.find_spec(name, *rest)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+sys.meta_path[:] = map(Without, sys.meta_path)
+from agentrl.cli import main
+assert main(["list"]) == 0
+sys.exit(main({list(argv)!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    said = done.stderr.removeprefix(LOADING if extra != "torch" else "")
+    assert said == f"agentrl: {extra} is not installed: pip install 'agentrl[train]'\n"
+    assert "agentrl/Arithmetic-v0" in done.stdout
+    assert not list(here.iterdir())
+
+
+def test_module_runs_as_a_program_too(here: Path) -> None:
+    command = [sys.executable, "-m", "agentrl", "eval", "runs/none"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{LOADING}agentrl: there is no run in 'runs/none'; there are none yet\n"
+
+
+@pytest.mark.parametrize("argv", [["list"], ["list", "--json"]])
+def test_who_reads_along_may_stop(argv: list[str]) -> None:
+    code = f"import sys; from agentrl.cli import main; sys.stdin.readline(); sys.exit(main({argv}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdin and process.stdout and process.stderr
+    process.stdout.close()
+    process.stdin.write("go\n")
+    process.stdin.close()
+    assert (process.wait(), process.stderr.read()) == (141, "")
+    process.stderr.close()
+
+
+def test_a_broken_pipe_elsewhere_is_no_reader_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks() -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("agentrl.cli.listing.overview", breaks)
+    with pytest.raises(BrokenPipeError):
+        main(["list", "--json"])
+
+
+def test_check_env_reports_and_sets_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-env", "agentrl/Arithmetic-v0"]) == 0
+    assert capsys.readouterr().out == "no findings\n"
+    assert main(["check-env", "agentrl/Arithmetic-v0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "findings": [], "skipped": []}
+    assert "did you mean 'agentrl/Arithmetic-v0'?" in refused(capsys, "check-env", "agentrl/Arithmetik-v0")

@@ -1,0 +1,179 @@
+"""The doctor: it looks without importing, believes no back end that lets something through, and names the way out."""
+
+import importlib.metadata
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import doctor, main
+from agentrl.cli.doctor import BackendReport, Check, Diagnosis, examine
+from agentrl.runs.progress import Display
+from agentrl.sandboxes import Files, Result, Sandbox, SandboxError, SandboxUnavailable, Session
+from agentrl.sandboxes.base import Counters, Health
+
+ROOT = Path(__file__).parents[2]
+
+
+class Naked(Sandbox):
+    """Runs a program in a process of its own that nothing isolates: what the self-test must see through."""
+
+    backend = "naked"
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def run(
+        self, code: str, *, timeout: float | None = None, stdin: str = "", files: Files | None = None, seed: int = 0
+    ) -> Result:
+        if "while True" in code:
+            return Result(status="killed")
+        last = code.splitlines()[-1]
+        shown = code if last.startswith(" ") else f"{code.removesuffix(last)}print({last})"
+        done = subprocess.run([sys.executable, "-c", shown], input=stdin, capture_output=True, text=True)
+        lines = done.stdout.splitlines()
+        return Result(status="ok" if done.returncode == 0 else "error", value=lines[-1] if lines else None)
+
+    def session(self, seed: int = 0) -> Session:
+        raise SandboxError("this one has no sessions")
+
+    def counters(self) -> Counters:
+        return Counters(runs={}, faults=0, reruns=0, queue_s=0.0, latency=())
+
+    def health(self) -> Health:
+        return Health(
+            ok=True, backend="naked", sessions=0, ready=0, faults=0, fault_rate=0.0, detail="nothing is isolated"
+        )
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_what_is_named_with_its_version_is_what_one_can_install() -> None:
+    offered = {re.split(r"[^\w-]", line)[0] for line in importlib.metadata.requires("agentrl") or ()}
+    assert set(doctor.PACKAGES) <= {"agentrl", "numpy", *offered}, "numpy comes with gymnasium"
+
+
+def test_self_test_sees_through_what_isolates_nothing() -> None:
+    naked = Naked()
+    report = examine("naked", {}, lambda: naked)
+    assert naked.closed and not report.ok and not report.obstacle
+    failed = {check.name: check.detail for check in report.checks if not check.passed}
+    assert set(failed) == set(doctor.CHECKS)
+    assert "reached: [True" in failed["network is blocked"]
+    assert "could be looked at" in failed["host files are hidden"]
+    assert failed["endless loop is a timeout"] == "expected timeout, found killed"
+    assert failed["state is rolled back"] == "the sandbox failed: this one has no sessions"
+
+
+def test_back_end_that_can_not_be_opened_names_obstacle_and_remedy() -> None:
+    def refuse() -> Sandbox:
+        raise SandboxUnavailable("this kernel forbids it", remedy="sysctl -w it=1")
+
+    report = examine("local", {"kernel": "Linux"}, refuse)
+    assert (report.ok, report.obstacle, report.remedy) == (False, "this kernel forbids it", "sysctl -w it=1")
+    assert report.facts == {"kernel": "Linux"} and report.checks == ()
+
+
+def test_back_end_that_breaks_when_it_opens_is_an_obstacle_too() -> None:
+    def fail() -> Sandbox:
+        raise SandboxError("the zygote did not start")
+
+    assert examine("local", {}, fail).obstacle == "it opens, but fails: the zygote did not start"
+
+
+@pytest.mark.parametrize("name", doctor.CHECKS)
+def test_local_sandbox_passes(name: str, sandbox: Sandbox) -> None:
+    assert doctor.CHECKS[name](sandbox) == ""
+
+
+GOOD = BackendReport(name="local", facts={"kernel": "Linux 6"}, checks=(Check(name="runs a program", passed=True),))
+BAD = BackendReport(name="docker", obstacle="no daemon answers", remedy="systemctl start docker")
+LEAKY = replace(GOOD, checks=(*GOOD.checks, Check(name="network is blocked", passed=False, detail="reached")))
+
+
+@pytest.mark.parametrize(
+    ("backends", "ok"),
+    [((GOOD, BAD), True), ((BAD,), False), ((LEAKY, BAD), False), ((LEAKY, GOOD), True), ((), False)],
+)
+def test_one_back_end_that_passes_is_enough(backends: tuple[BackendReport, ...], ok: bool) -> None:
+    found = Diagnosis(packages={}, backends=backends)
+    assert found.ok is ok is found.row()["ok"]
+    assert json.loads(json.dumps(found.row()))["packages"] == {}
+
+
+def test_show() -> None:
+    out = io.StringIO()
+    doctor.show(Diagnosis(packages={"torch": "not installed"}, backends=(LEAKY, BAD)), Display(out))
+    shown = out.getvalue()
+    for text in ("versions", "torch", "sandbox: local", "kernel", "FAILED: reached", "no daemon answers"):
+        assert text in shown
+    assert "systemctl start docker" in shown and "no sandbox works here" in shown
+    out = io.StringIO()
+    doctor.show(Diagnosis(packages={}, backends=(GOOD,)), Display(out))
+    shown = out.getvalue()
+    assert "works" in shown and "versions" not in shown and "no sandbox" not in shown
+
+
+def test_versions_import_nothing() -> None:
+    code = "import sys\nfrom agentrl.cli.doctor import versions\nv = versions()\nprint(v['python'], v['gymnasium'])\n"
+    loaded = "print(sorted({'torch', 'transformers', 'vllm', 'docker', 'rich', 'numpy', 'sympy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code + loaded], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    python, modules = done.stdout.splitlines()
+    assert python.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.") and "not installed" not in python
+    assert modules in ("[]", "['numpy']")  # gymnasium is made of numpy; nothing heavier may come
+
+
+def test_command_tells_what_works(sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert found["ok"] and found["packages"]["agentrl"] and "local" in err
+    by_name = {backend["name"]: backend for backend in found["backends"]}
+    assert by_name["local"]["ok"] and by_name["local"]["facts"]["kernel"].startswith("Linux")
+    assert len(by_name["local"]["checks"]) == len(doctor.CHECKS)
+    docker = by_name["docker"]
+    assert docker["ok"] or docker["obstacle"] or not all(check["passed"] for check in docker["checks"])
+
+
+def test_docker_that_no_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("docker")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    facts, runtimes = doctor.docker_facts()
+    assert facts["docker SDK"] != "not installed" and not runtimes
+    assert "unix:///nowhere/docker.sock" in facts["engine"] and "image" not in facts
+
+
+@pytest.mark.docker
+def test_docker_facts_tell_about_engine_and_gvisor(require: Callable[[bool, str], None]) -> None:
+    require(os.path.exists("/var/run/docker.sock"), "needs a Docker engine")
+    facts, runtimes = doctor.docker_facts()
+    assert facts["engine"] == "answers" and "image" in facts
+    assert facts["gVisor (runsc)"] == ("registered" if "runsc" in runtimes else "not registered")
+
+
+def test_command_fails_where_nothing_works(sandbox: Sandbox, require: Callable[[bool, str], None]) -> None:
+    require(shutil.which("unshare") is not None, "needs the unshare tool")
+    code = "import sys\nfrom agentrl.cli import main\nsys.exit(main(['doctor', '--sandbox', '--json']))"
+    shell = f'echo 0 > /proc/sys/user/max_user_namespaces && exec "{sys.executable}" -c "$CODE"'
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", shell],
+        env={**os.environ, "CODE": code, "DOCKER_HOST": "unix:///nowhere/docker.sock"},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert not found["ok"] and not found["packages"]
+    assert found["backends"][0]["remedy"] == "sysctl -w user.max_user_namespaces=10000"
+    assert found["backends"][0]["facts"]["max_user_namespaces"] == "0"

@@ -1,0 +1,219 @@
+"""``agentrl list``: every environment in a line, what is broken by its name, and nothing started."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import agentrl
+from agentrl.cli import listing, main
+from agentrl.runs.progress import Display
+from agentrl.toolenv.tools.function import tool
+from agentrl.types import Task
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@tool
+def look(where: str, how: int = 1) -> str:
+    """Look somewhere.\x1b[2J"""
+    return where * how
+
+
+class Seek(agentrl.ToolEnv):
+    """Seek, and ye shall find.
+
+    More of it.
+    """
+
+    splits: ClassVar[tuple[str, ...]] = ("train", "exam")
+    reward_weights: ClassVar[Mapping[str, float]] = {"found": 1.0, "slow": -0.25}
+
+    def __init__(self, *, split: str = "train", depth: int = 2) -> None:
+        print("hello from a constructor")
+        super().__init__(split=split)
+        self.depth = depth
+        self.tools = (look,)
+
+    def tasks(self, split: str) -> agentrl.TaskList:
+        raise AssertionError("nobody plays")
+
+    def gold(self, task: Task) -> list[str]:
+        return []
+
+
+class Broken(agentrl.ToolEnv):
+    """Can't be made."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no \x1b[31mway")
+
+
+class Leaves(agentrl.ToolEnv):
+    """Ends the process."""
+
+    def __init__(self) -> None:
+        sys.exit(3)
+
+
+@pytest.fixture
+def registered(clean_registry: None) -> None:
+    agentrl.register("test/Seek-v0", Seek, kwargs={"depth": 3})
+    agentrl.register("test/Broken-v0", Broken)
+    agentrl.register("test/Leaves-v0", Leaves)
+    agentrl.register("Lacking-v0", "no_such_module:Lacking")
+
+
+@pytest.mark.usefixtures("registered")
+def test_every_environment_is_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line.startswith("environments test (from ")]
+    lines = {line.split()[0]: line for line in shown}
+    assert lines["test/Seek-v0"].endswith(
+        "tools look; splits train, exam; reward found: 1, slow: -0.25; gold"
+    )  # what its constructor prints is not here
+    assert r"broken: RuntimeError('no \x1b[31mway')" in lines["test/Broken-v0"]
+    assert "broken: SystemExit(3)" in lines["test/Leaves-v0"]
+    assert "not available: environment 'Lacking-v0' needs a module" in lines["Lacking-v0"]
+    assert "environments without a namespace (from no_such_module)" in shown
+    assert "tools python; splits train, test; reward correct: 1; gold" in lines["agentrl/Arithmetic-v0"]
+    assert "  quickstart" in shown and all(line.isprintable() for line in shown)
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"environments", "broken_plugins", "presets"}
+    seek = found["environments"]["test/Seek-v0"]
+    assert seek == {
+        "id": "test/Seek-v0",
+        "distribution": seek["distribution"],
+        "tools": ["look"],
+        "splits": ["train", "exam"],
+        "reward": {"found": 1.0, "slow": -0.25},
+        "gold": True,
+        "problem": "",
+    }
+    assert found["environments"]["test/Broken-v0"]["problem"].startswith("broken: ")
+
+
+@pytest.mark.usefixtures("registered")
+def test_details_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "test/Seek-v0"]) == 0
+    shown = capsys.readouterr().out
+    lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
+    assert lines["id"] == "test/Seek-v0" and lines["description"] == "Seek, and ye shall find."
+    assert lines["arguments"] == "split='train', depth=2" and "depth=3" in lines["set"]
+    assert lines["splits"] == "train, exam" and lines["reward"] == "found: 1, slow: -0.25" and lines["gold"] == "yes"
+    assert lines["tools"] == r"look(where, how): Look somewhere.\x1b[2J"
+    assert main(["list", "test/Seek-v0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["reward"] == {"found": 1.0, "slow": -0.25} and found["max_turns"] == 8
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize(
+    ("env_id", "told"),
+    [
+        ("test/Sek-v0", "did you mean 'test/Seek-v0'?"),
+        ("test/Broken-v0", r"the environment 'test/Broken-v0' is broken: RuntimeError('no \x1b[31mway')"),
+        ("test/Leaves-v0", "is broken: SystemExit(3)"),
+        ("Lacking-v0", "needs a module that can't be imported"),
+        ("os:system", "is Python's own"),
+        ("\x1b[2J" * 5000, "no environment is called"),
+    ],
+)
+def test_details_of_what_is_not_there(env_id: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", env_id]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and told in err and err.count("\n") == 1 and err.strip().isprintable()
+
+
+@pytest.mark.usefixtures("registered")
+def test_hundreds_are_quick_and_a_line_each() -> None:
+    for number in range(300):
+        agentrl.register(f"many/Seek{number}-v0", Seek, kwargs={"depth": number})
+    began = time.process_time()
+    out = io.StringIO()
+    listing.show_overview(Display(out))
+    seconds = time.process_time() - began
+    assert out.getvalue().count("\n  many/Seek") == 300 and out.getvalue().count("environments many") == 1
+    assert seconds < 5, "a hundredth of a second each"
+    with pytest.raises(agentrl.errors.UnknownNameError) as told:
+        agentrl.make("nothing-like-it")
+    assert len(str(told.value)) < 1000
+
+
+def test_nothing_is_started() -> None:
+    code = (
+        "import sys\nfrom agentrl.cli import main\nassert main(['list']) == 0\n"
+        "from agentrl.toolenv.tools.python import sandbox_counters\nassert sandbox_counters() is None\n"
+        "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules), 'a heavy library was imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+PLUGINS = {
+    "good": ("good_plugin", "import agentrl\nagentrl.register('good/Seek-v0', 'good_plugin:Seek')\n"
+             "class Seek(agentrl.ToolEnv):\n    'Seek.'\n"),
+    "raises": ("raises_plugin", "print('loud')\nraise RuntimeError('\\x1b[2Jno')\n"),
+    "thief": ("thief_plugin", "import agentrl\nagentrl.register('agentrl/Arithmetic-v0', 'thief_plugin:X')\n"),
+    "../odd \x1b[31m; rm -rf": ("odd_plugin", "import agentrl\nagentrl.register('odd/Seek-v0', 'good_plugin:Seek')\n"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """Environment variables of a process that finds the plugins installed."""
+    for number, (point, (module, code)) in enumerate(PLUGINS.items()):
+        (tmp_path / f"{module}.py").write_text(code)
+        info = tmp_path / f"plugin_{number}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: plugin-{number}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[agentrl.envs]\n{point} = {module}\n")
+    return os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+
+
+def run(installed: Mapping[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agentrl", *argv]
+    return subprocess.run(
+        command, env=installed, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )  # fmt: skip
+
+
+def test_plugins_are_listed_with_their_faults(installed: dict[str, str]) -> None:
+    done = run(installed, "list")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and all(line.isprintable() for line in lines)
+    assert "environments good (from plugin-0 1.0)" in lines and "environments odd (from plugin-3 1.0)" in lines
+    assert any(line.split()[:3] == ["agentrl/Arithmetic-v0", "tools", "python;"] for line in lines)
+    broken = lines[lines.index("broken plugins") + 1 : lines.index("presets")]
+    assert broken == [
+        r"  'raises' of plugin-1 1.0: 'raises_plugin' can't be loaded: RuntimeError('\x1b[2Jno')",
+        "  'thief' of plugin-2 1.0: 'thief_plugin' wants ids that are taken, and does not get them: "
+        "'agentrl/Arithmetic-v0'",
+    ]
+    assert (done.stderr.strip()) == "loud"
+
+
+def test_broken_plugins_are_in_the_json(installed: dict[str, str]) -> None:
+    found = json.loads(run(installed, "list", "--json").stdout)
+    assert [plugin["name"] for plugin in found["broken_plugins"]] == ["raises", "thief"]
+    assert {"good/Seek-v0", "odd/Seek-v0"} <= set(found["environments"])
+
+
+def test_broken_plugins_stop_nobody_from_playing(installed: dict[str, str]) -> None:
+    done = run(installed, "play", "agentrl/Arithmetic-v0", "--seed", "1")
+    assert done.returncode == 0 and "left after 0 turns" in done.stdout
+    assert done.stderr.count("UserWarning: plugin 'raises'") == done.stderr.count("UserWarning: plugin 'thief'") == 1
+    assert "\x1b" not in done.stdout + done.stderr

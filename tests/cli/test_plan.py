@@ -1,0 +1,129 @@
+"""``agentrl plan`` and ``agentrl train --dry-run``: what a run needs, said before a weight is loaded."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.config import load_config, presets
+from agentrl.runs.assemble import task_source
+
+pytestmark = pytest.mark.usefixtures("here", "one_thread")
+
+SMALL = ["run.threads=1", "model.hidden=32", "model.layers=2", "model.heads=4", "rollout.concurrency=2"]
+TIR = [name for name in presets() if name.endswith("-tir")]
+
+
+def settings(*overrides: str) -> list[str]:
+    return [word for one in (*SMALL, *overrides) for word in ("--set", one)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer: Any) -> Path:
+    """A Qwen3 model without weights: its config and a tokenizer."""
+    from transformers import Qwen3Config
+
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=6, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=8, tie_word_embeddings=False,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path / "bare")
+    thinking = copy.deepcopy(tokenizer)
+    thinking.chat_template += "{% if enable_thinking is defined and not enable_thinking %}{% endif %}"
+    thinking.save_pretrained(tmp_path / "bare")
+    return tmp_path / "bare"
+
+
+def test_plan_of_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--preset", "quickstart", *settings()]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["memory"] * 11 + ["in", "a"]
+    assert lines[-1].startswith("a step    24576 tokens at most, ") and lines[-1].endswith(" s to update")
+    assert main(["plan", "--preset", "quickstart", "--memory", "0.01", "--json", *settings()]) == 1
+    row = json.loads(capsys.readouterr().out)
+    assert row["fits"] is False and row["limit"] == int(0.01 * 2**30) and row["total"] == sum(row["memory"].values())
+    assert row["remedy"].startswith("process is the first that does not fit, and all does not even with ")
+    assert not list(Path().iterdir()), "a plan writes nothing"
+
+
+@pytest.mark.parametrize(("name", "rows"), [("qwen3-4b-tir", 512 * 8), ("qwen3-8b-tir", 128 * 4)])
+def test_dry_run_needs_a_config_and_a_tokenizer_but_no_weights_and_no_vllm(
+    name: str, rows: int, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert load_config(preset=name).engine.name == "vllm"
+    Path("mine.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n{"problem": "2 + 2?", "answer": "4"}\n')
+    data = 'env.args.data={train = "mine.jsonl", test = "mine.jsonl"}'
+    words = [f"model.path={folder}", "model.device=cpu", "env.args.skip_bad_rows=false"]
+    chosen = [word for one in (*words, data) for word in ("--set", one)]
+    with pytest.raises(SystemExit):
+        main(["sft", "--dry-run"])
+    capsys.readouterr()
+    Path("other.jsonl").write_text('{"problem": "3 + 1?", "answer": "4"}\n')
+    chosen[-1] = data.replace('test = "mine', 'test = "other')
+    assert main(["train", "--preset", name, "--dry-run", *chosen]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tasks     2 train and 1 test of agentrl/MathPython-v0, in the dialect fence"
+    assert lines[1].startswith("prompt    ") and lines[1].endswith(
+        f" tokens, the first; an episode has at most {load_config(preset=name).rollout.episode_tokens}"
+    )
+    assert (
+        lines[2].startswith("memory ")
+        and f"a step    {rows * load_config(preset=name).rollout.episode_tokens} tokens at most" in lines[-1]
+    )
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "wanted"),
+    [
+        (["plan"], "give a TOML file, or --preset quickstart"),
+        (["plan", "--preset", "quikstart"], "did you mean 'quickstart'?"),
+        (["plan", "--preset", "quickstart", "--memory", "0"], "--memory is 0: give the GiB"),
+        (["plan", "--preset", "quickstart", "--set", "model.heads=3"], "a tiny model can't have model.heads=3"),
+        (
+            ["plan", "--preset", "quickstart", "--set", "model.path=nowhere"],
+            "no tokenizer can be loaded from 'nowhere'",
+        ),
+        (["train", "--resume", "x", "--dry-run"], "leave all options out but --set"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(argv: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and wanted in err and err.replace("loading PyTorch …\n", "").count("\n") == 1
+
+
+def test_a_folder_without_a_config_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "config.json").unlink()
+    assert main(["plan", "--preset", "quickstart", *settings(f"model.path={folder}")]) == 2
+    assert "no model's config can be read from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", TIR)
+def test_presets_keep_what_the_papers_say(name: str) -> None:
+    config = load_config(preset=name)
+    from agentrl.train.step import check_training_config
+
+    check_training_config(config)
+    args = config.env.args
+    assert (args["max_turns"], args["max_chars"], config.model.dtype) == (5, 256, "bfloat16")
+    assert config.optim.lr == (1e-5 if config.lora.rank else 1e-6), "the paper's for all weights"
+    batch = (config.rollout.tasks, config.rollout.group_size, config.optim.minibatches, config.optim.epochs)
+    assert batch == {"qwen3-4b-tir": (512, 8, 16, 1), "qwen3-8b-tir": (128, 4, 1, 1)}[name]
+    # The environment takes all of them; without the data it plays its sample.
+    source = task_source(config.model_copy(update={"env": config.env.model_copy(
+        update={"args": {key: value for key, value in args.items() if key != "data"}})}), "train")  # fmt: skip
+    assert source._env.max_turns == 5 and source._env.tools[0].max_chars == 256
+
+
+@pytest.mark.parametrize("name", TIR)
+def test_every_number_of_a_preset_has_a_source(name: str) -> None:
+    text = presets()[name]
+    for line in text.splitlines():
+        if " = " in line and not line.startswith(("name", "id", "args", "device", "#")):
+            assert "#" in line and any(word in line for word in ("[paper", "[code", "[ours]", "all of AIME")), line

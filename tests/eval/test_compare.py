@@ -1,0 +1,139 @@
+"""Comparing: what is paired, what is refused, and whether a cause is found under its name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.config import load_config
+from agentrl.errors import UsageError
+from agentrl.eval.compare import Comparison, compare, paired, parting
+from agentrl.eval.episodes import load
+from agentrl.runs.folder import RunFolder
+
+from .played import Sums, call, play, save
+
+HOSTILE = "\x1b[2J</script><b>|\n| x"
+
+
+def rooms(found: Comparison) -> set[str]:
+    return {one.room for one in found.differences}
+
+
+def test_flips_come_with_the_token_where_they_part(tmp_path: Path) -> None:
+    a = save(tmp_path / "a.jsonl", play(1, call(1), "8"), play(2, call(2), "9"), play(3, call(3), "10"))
+    b = save(tmp_path / "b.jsonl.zst", play(3, call(3), "11"), play(1, call(1), "8"), play(2, call(2), "9"))
+    found = compare(a, b)
+    (flip,) = found.flips
+    assert (flip.task_id, flip.winner, flip.seeds) == ("train:3", "a", (0, 0))
+    assert flip.parting is not None and (flip.parting.turn, flip.parting.source) == (2, "policy")
+    tokens = "".join(chr(token) for token in play(3, call(3), "10").token_ids)
+    assert flip.parting.index == len(tokens) - 1 and tokens[:-1].endswith(flip.parting.before)
+    assert (flip.parting.a, flip.parting.b) == ("0", "1")
+    assert (found.overall.tasks, found.overall.worse, found.overall.better, found.episodes) == (3, 1, 0, 3)
+    assert not found.differences
+
+
+def test_attempts_are_paired_by_seed_where_both_have_them_and_else_in_order(tmp_path: Path) -> None:
+    def of(name: str, *seeds: int) -> Path:
+        return save(tmp_path / name, *(play(1, str(seed), seed=seed) for seed in seeds))
+
+    a, b, c = load(of("a.jsonl", 3, 1, 2)), load(of("b.jsonl", 2, 3, 1)), load(of("c.jsonl", 9, 8, 1))
+    seeds = [[(one.trajectory.seed, other.trajectory.seed) for one, other in paired(a, side)] for side in (b, c)]
+    assert seeds == [[(1, 1), (2, 2), (3, 3)], [(3, 9), (1, 8), (2, 1)]]
+
+
+def test_a_prompt_that_changed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = save(tmp_path / "a.jsonl", *(play(task, str(task + 7)) for task in range(4)))
+    prompt = len(play(1, "8").segments[0].token_ids)
+    monkeypatch.setattr(Sums, "instructions", "Add, and think.")
+    b = save(tmp_path / "b.jsonl", *(play(task, "no" if task else "7") for task in range(4)))
+    found = compare(a, b)
+    assert rooms(found) == {"prompt"} and "system message, in 4 of 4" in found.differences[0].name
+    assert "think" in found.differences[0].b and "think" not in found.differences[0].a
+    # Behind the prompts, which are known to differ, and at A's own place.
+    partings = [flip.parting for flip in found.flips if flip.parting]
+    assert {(one.source, one.turn, one.b) for one in partings} == {("policy", 1, "no")} and len(found.flips) == 3
+    assert partings[0].index == prompt and partings[0].a == "8"
+    monkeypatch.setattr(Sums, "right", lambda given, wanted: False)
+    found = compare(a, save(tmp_path / "c.jsonl", *(play(task, str(task + 7)) for task in range(4))))
+    assert {flip.parting and flip.parting.source for flip in found.flips} == {"prompt"}, "nothing else differs"
+
+
+def test_a_grader_that_changed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = save(tmp_path / "a.jsonl", *(play(task, str(task + 7)) for task in range(4)))
+    monkeypatch.setattr(Sums, "right", lambda given, wanted: given == wanted != "8")
+    b = save(tmp_path / "b.jsonl", *(play(task, str(task + 7)) for task in range(4)))
+    found = compare(a, b)
+    assert rooms(found) == {"grader"} and "very same tokens, in 1 of 4" in found.differences[0].name
+    assert [flip.parting for flip in found.flips] == [None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "room"),
+    [
+        ({"temperature": 0.5}, "sampling"),
+        ({"env_args": {"max_turns": 5}}, "environment"),
+        ({"dialect": "xml"}, "dialect"),
+        ({"versions": {"grader": "1"}}, "grader"),
+        ({"versions": {"sandbox": "1"}}, "sandbox"),
+        ({"versions": {"python": "1"}}, "software"),
+    ],
+)
+def test_whatever_the_files_record_is_named(tmp_path: Path, changes: dict[str, object], room: str) -> None:
+    versions = {"versions": {}} if "versions" in changes else {}
+    a = save(tmp_path / "a.jsonl", play(1, "8"), **versions)
+    b = save(tmp_path / "b.jsonl", play(1, "8"), **changes)
+    (one,) = compare(a, b).differences
+    assert one.room == room and one.a != one.b
+
+
+def test_runs_are_compared_by_their_last_episodes_and_settings(here: Path) -> None:
+    for name, loss in (("a", "ctpo"), ("b", "gspo")):
+        config = load_config(preset="quickstart", overrides=[f"run.name={name}", f"algo.loss={loss}"])
+        RunFolder.create(config, numbered=False).close()
+        save(here / "runs" / name / "episodes" / "step-000001.jsonl.zst", play(5, "1"))
+        save(here / "runs" / name / "episodes" / "step-000010.jsonl.zst", play(1, "8"))
+    (one,) = compare(Path("runs/a"), Path("runs/b")).differences
+    assert (one.room, one.name, one.a, one.b) == ("config", "algo.loss", "'ctpo'", "'gspo'")
+
+
+def test_different_tasks_are_refused(tmp_path: Path) -> None:
+    a = save(tmp_path / "a.jsonl", play(1, "8"), play(2, "9"))
+    with pytest.raises(UsageError, match="different tasks, 1 only in A, as 'train:2'"):
+        compare(a, save(tmp_path / "b.jsonl", play(1, "8")))
+    with pytest.raises(UsageError, match="A has 1 episodes of task 'train:1' and B 2"):
+        compare(a, save(tmp_path / "b.jsonl", play(1, "8"), play(1, "8", seed=1), play(2, "9")))
+    with pytest.raises(UsageError, match="no episodes"):
+        compare(a, save(tmp_path / "b.jsonl"))
+    other = save(tmp_path / "other.jsonl", play(1, "8"), env_id="test/Other-v0")
+    text = other.read_text().replace("1 + 7?", "1 - 7?")
+    other.write_text(text)
+    with pytest.raises(UsageError, match="only share their names"):
+        compare(save(tmp_path / "a.jsonl", play(1, "8")), other)
+
+
+def test_one_that_goes_on_parts_where_the_other_ends(tmp_path: Path) -> None:
+    a, b = (load(save(tmp_path / "e.jsonl", play(1, text)))[0] for text in ("8", "8!"))
+    for one, other, texts in ((a, b, ("", "!")), (b, a, ("!", ""))):
+        found = parting(one, other)
+        assert found is not None and (found.a, found.b) == texts and found.index == len(a.trajectory.token_ids)
+
+
+def test_hostile_texts_neither_move_the_cursor_nor_leave_their_cell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = save(tmp_path / "a.jsonl", play(1, "8"), env_args={HOSTILE: 1})
+    b = save(tmp_path / "b.jsonl", play(1, HOSTILE), env_args={HOSTILE: HOSTILE})
+    page = tmp_path / "page.html"
+    assert main(["compare", str(a), str(b), "--html", str(page)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    flip = next(line for line in shown.splitlines() if line.startswith("| train:1"))
+    assert flip.count("|") == 8
+    text = page.read_text()
+    assert "<b>" not in text and "\x1b" not in text and "&lt;b&gt;" in text and "default-src 'none'" in text
+    assert main(["compare", str(a), str(b), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["overall"]["worse"] == 1
+    assert main(["compare", str(a), str(b), "--html", "none/x.html"]) == 2

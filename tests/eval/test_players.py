@@ -1,0 +1,64 @@
+"""A perfect player wins every task of the environments that come along, and one that knows nothing wins none."""
+
+import asyncio
+import importlib.util
+import random
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from agentrl.engines.base import Completion, Sampling
+from agentrl.engines.scripted import ScriptedEngine
+from agentrl.eval.table import Evaluation, summarise
+from agentrl.grading.latex import close_graders
+from agentrl.render.transcript import Transcript
+from agentrl.rollout.collector import Collector, EpisodeLimits
+from agentrl.rollout.plan import EpisodeSpec, TaskSource
+
+WRITER = Transcript()
+LEVELS = {"level": [1, 2, 3, 4]}
+ENVS: list[tuple[str, dict[str, Any]]] = [
+    *((f"agentrl/{name}-v0", LEVELS) for name in ("Arithmetic", "Calculus", "Countdown", "LinearSystems")),
+    *((f"agentrl/{name}-v0", {}) for name in ("Math", "MathPython", "Code")),
+    ("reasoning-gym/chain_sum-v0", {}),
+]
+
+
+class Noise(ScriptedEngine):
+    """Says anything."""
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        words = random.Random(seed).choices(["it is", r"\boxed{x}", "?", "```python\nprint()\n```", "<think>"], k=5)
+        turn = WRITER.turn(" ".join(words), whole=True)
+        return Completion(token_ids=turn, logprobs=(0.0,) * len(turn), finish="stop", version=0)
+
+
+def played(source: TaskSource, turns: Callable[[str], Sequence[str] | None]) -> Evaluation:
+    """Two attempts at each of four tasks; None plays noise."""
+    specs = [[EpisodeSpec(task_id=task.id, seed=seed) for seed in range(2)] for task in source.pick(4)]
+
+    def engine_for(task_id: str) -> ScriptedEngine:
+        script = turns(task_id)
+        return Noise([]) if script is None else ScriptedEngine([WRITER.turn(text, whole=True) for text in script])
+
+    envs = {"": (source.env_id, {**source.env_args, "split": "test"})}
+    sampling, limits = Sampling(max_tokens=100_000), EpisodeLimits(episode_tokens=1_000_000)
+    with closing(Collector(envs, WRITER, limits=limits)) as collector:
+        found = asyncio.run(collector.collect(specs, engine_for, sampling))
+    return summarise(found.groups, best_return=source.best_return)
+
+
+@pytest.mark.parametrize(("env_id", "args"), ENVS)
+def test_players_bracket_every_environment(
+    env_id: str, args: dict[str, Any], require: Callable[[bool, str], None]
+) -> None:
+    for package in ("math_verify", *(("reasoning_gym",) if "gym" in env_id else ())):
+        require(importlib.util.find_spec(package) is not None, f"needs {package}")
+    source = TaskSource(env_id, args, "test")
+    gold = {task.id: source.gold(task, "this test plays", "") for task in source.pick(4)}
+    best, worst = played(source, gold.__getitem__), played(source, lambda _: None)
+    assert best.success == best.pass_at[2] == 1.0 and worst.success == worst.pass_at[2] == 0.0
+    assert (best.majority, worst.majority) == ((None, None) if "Code" in env_id else (1.0, 0.0))
+    close_graders()

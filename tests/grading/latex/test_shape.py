@@ -1,0 +1,151 @@
+"""How answers are taken apart, without any process."""
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.grading.latex import MAX_CHARS, final_box, readable
+from agentrl.grading.latex.shape import blankless, collection, named, nesting, number, tidy, words
+from agentrl.grading.latex.units import Quantity, quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "tidied"),
+    [
+        *((r"$\dfrac{1}{2}$.", r"\frac{1}{2}"), (r"\left( 1,\;2 \right]", "( 1, 2 ]"), (r"\[ x \]", "x")),
+        *((r"{5}", "5"), (r"\frac12", r"\frac{1}{2}"), (r"\mathrm{cm}", r"\text{cm}"), (r"1\,000{,}000", "1000000")),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+        *(("5\N{DEGREE SIGN}", r"5^\circ"), (r"\leftarrow", r"\leftarrow"), ("", "")),
+    ],
+)
+def test_tidy(text: str, tidied: str) -> None:
+    assert tidy(text) == tidied
+
+
+def test_blanks_and_small_scripts_make_no_difference() -> None:
+    assert blankless("x^{2} + y_{1}") == blankless("x^2+y_1")
+    assert blankless(r"\frac{1}{23}") != blankless(r"\frac{12}{3}")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "items"),
+    [
+        *(("5", "single", ("5",)), ("1, 2", "set", ("1", "2")), ("1,234", "single", ("1234",))),
+        *(("(1,234)", "(", ("1", "234")), (r"\{1, (2, 3)\}", "set", ("1", "(2, 3)")), ("[1, 2)", "[)", ("1", "2"))),
+        *(("(x+1)", "single", ("x+1",)), ("(x+1)(x-1)", "single", ("(x+1)(x-1)",))),
+        *(("1 and 2 or 3", "set", ("1", "2", "3")), (r"3\pm\sqrt{2}", "set", (r"3+\sqrt{2}", r"3-\sqrt{2}"))),
+        *(("band", "single", ("band",)), ("", "single", ("",)), (r"\{\}", "set", ("",))),
+    ],
+)
+def test_collections(text: str, kind: str, items: tuple[str, ...]) -> None:
+    assert collection(text) == (kind, items)
+
+
+def test_names() -> None:
+    assert named("f(x) = x^2") == ("f(x)", "x^2")
+    assert named(r"x \in [1,2]") == ("x", "[1,2]")
+    assert named("(x , y) = (1,2)") == ("(x,y)", "(1,2)")
+    assert named("2x = 4") == ("", "2x = 4")
+    assert named(r"x \int") == ("", r"x \int")
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "finished"),
+    [
+        *(("-1.50", Fraction(-3, 2), True), (r"\frac{2}{4}", Fraction(1, 2), True), ("10/2", Fraction(5), False)),
+        *(("7/2", Fraction(7, 2), True), (r"-1\frac{1}{2}", Fraction(-3, 2), True)),
+        *((r"1\frac{3}{2}", Fraction(5, 2), False), ("2 1/3", Fraction(7, 3), True)),
+        *((r"-3.2 \times 10^{-4}", Fraction(-32, 100000), True), (r"-0.1\overline{6}", Fraction(-1, 6), True)),
+        (r".\overline{142857}", Fraction(1, 7), True),
+    ],
+)
+def test_numbers_written_out(text: str, value: Fraction, finished: bool) -> None:
+    found = number(tidy(text))
+    assert found is not None
+    assert (found.value, found.finished) == (value, finished)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1+1", "2^3", r"\frac{1}{0}", "1/0", "x", "1e9999", "9" * 300, r"1\frac{1}{0}", "--1"]
+)
+def test_what_is_no_number(text: str) -> None:
+    assert number(text) is None
+
+
+@given(st.fractions(max_denominator=10**6))
+def test_fractions_are_read_exactly(value: Fraction) -> None:
+    found = number(rf"\frac{{{value.numerator}}}{{{value.denominator}}}")
+    assert found is not None
+    assert found.value == value
+    assert found.finished == (value.denominator > 1)
+
+
+@given(st.integers(0, 999), st.integers(0, 9999), st.integers(0, 999))
+def test_repeating_decimals_against_their_series(whole: int, digits: int, period: int) -> None:
+    found = number(rf"{whole}.{digits:04d}\overline{{{period:03d}}}")
+    assert found is not None
+    # 40 periods written out are off by less than one unit of the last digit.
+    written = Fraction(f"{whole}.{digits:04d}" + f"{period:03d}" * 40)
+    assert 0 <= found.value - written <= Fraction(1, 10**123)
+
+
+def test_quantities() -> None:
+    assert quantity(r"5 \text{ cm}^2") == Quantity(value="5", unit="cm^2")
+    assert quantity("5 square meters") == Quantity(value="5", unit="m^2")
+    assert quantity(r"50\%") == Quantity(value="50", percent=True)
+    assert quantity(r"30^\circ") == Quantity(value="30", unit="degree")
+    assert quantity(r"\$3.90") == Quantity(value="3.90", unit="dollar")
+    assert quantity("1011_2") == Quantity(value="1011", unit="base 2")
+    assert quantity("2xy") == quantity(tidy("2xy"))
+    assert quantity("3x") == Quantity(value="3x")
+    assert quantity("x cm") == Quantity(value="x cm")
+
+
+def test_words() -> None:
+    assert words(r"\text{ Monday  Morning }") == words("monday morning") == "monday morning"
+    assert words("(C)") == words(r"\text{C}") == "c"
+    assert words("ab") is words("x") is words("x+1") is words(r"\pi") is None
+
+
+def test_only_what_is_said_last_and_aloud_counts() -> None:
+    assert final_box(r"\boxed{1} then \boxed{2}") == "2"
+    assert final_box(r"<think>\boxed{1}</think> I give up.") is None
+    assert final_box(r"\boxed{1}</think>It is \boxed{2}.") == "2"
+    assert final_box(r"\boxed{2}<think>or \boxed{1}") == "2"
+    assert final_box(r"<think>\boxed{2}") is None
+    assert final_box(r"\boxed{\boxed{3}}") == "3"
+    assert final_box("") is None
+
+
+def test_expected_answers() -> None:
+    assert readable(r"\left\{1,2\right\}")
+    for answer in ("", " ", "$", "{", "1}{2", "x" * (MAX_CHARS + 1), r"\boxed{2"):
+        assert not readable(answer), answer
+
+
+def test_nesting() -> None:
+    assert nesting("(([{}]))") == 4
+    assert nesting("") == nesting("x") == 0
+
+
+LONG = [
+    *("(" * 50_000, "1," * 25_000, "{" * 50_000, r"\text{" * 8000, "$" * 50_000, r"\pm" * 16_000, "1 " * 25_000),
+    "a" * 50_000,
+]
+
+
+@pytest.mark.parametrize("text", LONG, ids=range(len(LONG)))
+def test_long_texts_take_linear_time(text: str) -> None:
+    began = time.process_time()
+    for read in (tidy, blankless, named, collection, number, words, nesting):
+        read(text)
+    assert time.process_time() - began < 1.0
+
+
+@given(st.text(alphabet=r"{}()[]\$,;=^_0123456789/.%abtexpm ", max_size=60))
+def test_nothing_raises(text: str) -> None:
+    clean = tidy(text)
+    named(clean), collection(clean), number(clean), words(clean), quantity(clean), readable(text), final_box(text)

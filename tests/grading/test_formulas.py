@@ -1,0 +1,185 @@
+"""Formulas: what is read and as what, what is refused, and that hostile text takes no time."""
+
+import ast
+import contextlib
+import math
+import operator
+import time
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.grading.formulas import FUNCTIONS, MAX_CHARS, Formula, Unreadable, parse, parts, write
+from agentrl.grading.values import MAX_BITS, same_number, value
+
+HALF = Fraction(1, 2)
+leaves = st.one_of(st.integers(0, 99).map(Fraction), st.just("x"))
+formulas: st.SearchStrategy[Formula] = st.recursive(
+    leaves,
+    lambda inner: st.one_of(st.tuples(st.sampled_from("+-*/"), inner, inner), st.tuples(st.just("neg"), inner)),
+    max_leaves=8,
+)
+
+
+def read(text: str) -> Formula:
+    return parse(text, names=("x", "y", "e", "pi"), functions=FUNCTIONS)
+
+
+def value_of_python(text: str, x: Fraction = HALF) -> Fraction:
+    """A reading of Python's own grammar, independent of ours."""
+    operations: dict[type, Any] = {
+        **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
+        ast.Pow: operator.pow,
+    }
+
+    def walk(node: ast.expr) -> Any:
+        match node:
+            case ast.BinOp(left=left, op=op, right=right):
+                return operations[type(op)](walk(left), walk(right))
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                return -walk(inner)
+            case ast.Constant(value=int(number)):
+                return Fraction(number)
+            case _:
+                assert isinstance(node, ast.Name)
+                return x
+
+    return walk(ast.parse(text, mode="eval").body)
+
+
+@given(formulas)
+def test_what_is_written_is_read_again(formula: Formula) -> None:
+    try:
+        expected = value(formula, {"x": HALF})
+    except Unreadable:
+        return
+    assert value(read(write(formula)), {"x": HALF}) == expected == value_of_python(write(formula), HALF)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1+2*3", "2-3-4", "2/3/4", "2/3*4", "-2**2", "2**-1*3", "2*-3+1", "2**3**2", "--5", "-x*3-1", "(1+2)*-(3-x)"],
+)
+def test_python_is_read_as_python_reads_it(text: str) -> None:
+    assert value(read(text), {"x": HALF}) == value_of_python(text, HALF)
+
+
+@pytest.mark.parametrize(
+    ("text", "python"),
+    [
+        *(("2x", "2*x"), ("2x/3", "2*x/3"), ("1/2x", "1/2*x"), ("xy", "x*y"), ("x e^x", "x*e**x")),
+        *(("xe^{2x}", "x*e**(2*x)"), ("3x^2y", "3*x**2*y"), ("(x+1)(x-1)", "(x+1)*(x-1)"), ("2(3)", "2*3")),
+        *((r"\frac{1}{2}x", "1/2*x"), (r"\dfrac12", "1/2"), (r"\frac x2", "x/2"), (r"\frac{\frac{1}{2}}{3}", "1/2/3")),
+        *((r"2 \cdot 3 \times 4 \div 5", "2*3*4/5"), (r"\left(x + 1\right)^{2}", "(x+1)**2")),
+        *((r"\sin x \cos x", "sin(x)*cos(x)"), (r"\sin 2x", "sin(2*x)"), (r"\sin^2 x", "sin(x)**2")),
+        *((r"\cos^{2}{\left(3 x \right)}", "cos(3*x)**2"), (r"\sin(x)^2", "sin(x)**2"), (r"\sin x^2", "sin(x**2)")),
+        *((r"\ln x / x", "log(x)/x"), (r"\ln 2x", "log(2*x)"), (r"4\arctan(1)", "pi"), ("arctan x", "atan(x)")),
+        *(("ln(2)", "log(2)"), (r"\sqrt{x}", "sqrt(x)"), (r"\sqrt2", "sqrt(2)"), (r"\sqrt[3]{8}", "8**(1/3)")),
+        *((r"2\pi x", "2*pi*x"), ("\N{MINUS SIGN}2\N{MULTIPLICATION SIGN}3", "-2*3"), ("$x$", "x")),
+        *((r"e^{-x}\,x", "e**(-x)*x"), (r"\exp\left(-x\right)", "exp(-x)")),
+    ],
+)
+def test_latex_means_what_python_says(text: str, python: str) -> None:
+    point = {"x": Fraction(7, 5), "y": Fraction(3, 11)}
+    assert same_number(value(read(text), point), value(read(python), point))
+    assert not same_number(value(read(text), point), value(read(f"{python} + 1/10"), point))
+
+
+REFUSED = [
+    *("", " ", "1 2", "x 2", r"1\frac{1}{2}", "1..2", "1_000", "0x10", "5e3.2", "1,000", "x!", "5%", "|x|", "x=1"),
+    *("(x", "x)", "{x)", "^2", "2^", "*3", r"\frac{1}", r"\frac12x}", r"\sqrt", r"\sin", r"\sin^{-1} x", r"\sin^x x"),
+    *("__import__('os')", "x.real", "lambda: x", "x if x else 1", "[x]", "x//2", "x<<2", "'x'", "z", "sinh(x)", "open"),
+    *("(" * 100 + "x" + ")" * 100, "-" * 200 + "1", "^".join("2" * 100), "1" * (MAX_CHARS + 1)),
+    "\N{ARABIC-INDIC DIGIT ONE}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:20])
+def test_what_is_refused(text: str) -> None:
+    with pytest.raises(Unreadable):
+        read(text)
+
+
+def test_only_allowed_names_and_functions_are_read() -> None:
+    for text in ("x", "e", "sin(1)", "sqrt(2)", r"\sqrt{2}", "pi"):
+        read(text)
+        with pytest.raises(Unreadable):
+            parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *((r"\sqrt{2}", math.sqrt(2)), ("e", math.e), ("pi", math.pi), (r"\ln 3", math.log(3)), ("e^2", math.e**2)),
+        *(("2^{1/2}", math.sqrt(2)), ("sin(1)+cos(2)*tan(3)", math.sin(1) + math.cos(2) * math.tan(3))),
+    ],
+)
+def test_irrational_values(text: str, number: float) -> None:
+    assert float(value(read(text))) == pytest.approx(number, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *((r"\sqrt{\frac{9}{4}}", Fraction(3, 2)), ("0.1+0.2", Fraction(3, 10)), ("exp(0)", 1), ("log(1)", 0)),
+        *(("sin(0)", 0), ("cos(0)", 1), ("tan 0", 0), ("4^{1/2}", 2), ("2^{-2}", Fraction(1, 4)), ("0^0", 1)),
+    ],
+)
+def test_rational_values_stay_exact(text: str, number: Fraction) -> None:
+    found = value(read(text))
+    assert isinstance(found, Fraction)
+    assert found == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("1/0", "0^{-1}", "1/(x-x)", "sqrt(-1)", "log(0)", "log(-x)", "(-8)^{1/3}", "0^{1/3}", "9^9^9^9"),
+        *("exp(exp(exp(9)))", "exp(-exp(exp(9)))", "e^{10^9}", f"2^{{{MAX_BITS}}}*4", "(1/3)^{4000}", "2^{100000}"),
+        *("e^{e^{e^e}}", "(10^{-1000})^{99}", "exp(1)^{99999}", "pi^{pi^{pi^pi}}"),
+    ],
+)  # fmt: skip
+def test_values_out_of_bounds(text: str) -> None:
+    with pytest.raises(Unreadable):
+        value(read(text), {"x": HALF})
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "equal"),
+    [
+        *(("2*sqrt(2)", "sqrt(8)", True), ("sin(1)^2 + cos(1)^2", "1", True), ("sin(pi)", "0", True)),
+        *(("e^{-500}", "e^{-501}", False), ("0", "e^{-900}", False)),
+        ("3.14159265358979323846264338327950288419716939937510582097494459", "pi", False),
+        *(("355/113 + 0*sqrt(2)", "pi", False), ("0.5", "1/2", True)),
+    ],
+)
+def test_equal_values(answer: str, expected: str, equal: bool) -> None:
+    assert same_number(value(read(answer)), value(read(expected))) is equal
+
+
+HOSTILE = [
+    "(" * 250 + ")" * 250, "-" * 500, "+1" * 250, "x" * 500, "x^" * 250, r"\frac" * 100, r"\frac1" * 80, "9" * 500,
+    r"\sin" * 125, "2^" * 250 + "2", "e^" * 250, "tan(" * 30 + "x" + ")" * 30, "exp(" * 30 + "x" + ")" * 30,
+    "*".join(["(1/3)^{99}"] * 50), "x" * 10**7, "\\" * 500, "1/" * 249 + "3", "(x+1/7)^{97}" * 41, "0." + "1" * 498,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:12])
+def test_hostile_text_takes_no_time(text: str) -> None:
+    began = time.process_time()
+    with contextlib.suppress(Unreadable):
+        value(read(text), {"x": Fraction(17, 13)})
+    assert time.process_time() - began < 0.5
+
+
+@given(st.text(alphabet="x0123456789.+-*/^(){}[]\\ esinfracqrtlgpo,_='\"\n\u00b2", max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(Unreadable):
+        value(read(text), {"x": HALF, "y": HALF})
+
+
+def test_parts_are_the_whole_and_everything_in_it() -> None:
+    assert list(parts(("+", Fraction(1), ("neg", "x")))) == [("+", 1, ("neg", "x")), 1, ("neg", "x"), "x"]

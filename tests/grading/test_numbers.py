@@ -1,0 +1,152 @@
+"""Grading: what counts as equal, what never does, and that hostile text does no harm."""
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.grading.formulas import MAX_CHARS
+from agentrl.grading.numbers import equal, last_boxed, plain_number
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        *((r"\boxed{35186}", "35186"), (r"So it is $\boxed{ \frac{1}{2} }$.", r"\frac{1}{2}")),
+        *((r"\boxed{1} no, \boxed{2}", "2"), (r"\boxed{\{1\}}", r"\{1\}"), (r"\boxed{\boxed{3}}", "3")),
+        *((r"\boxed{}", ""), (r"\boxed{1} and \boxed{2", None), (r"\boxed{\}", None), (r"\boxed 5", None)),
+        *(("35186", None), ("", None)),
+    ],
+)
+def test_the_last_box_counts(text: str, box: str | None) -> None:
+    assert last_boxed(text) == box
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        *(("35186", "35186"), ("35186.", "35186"), ("35186.0", "35186"), (" +35,186 ", "35186")),
+        *(("$35{,}186$", "35186"), (r"35\,186", r"35,\!186"), ("007", "7"), ("-5", "\N{MINUS SIGN}5"), ("0.50", "1/2")),
+        *((".5", r"\frac{1}{2}"), (r"-\dfrac{2}{4}", "-0.5"), (r"\tfrac{6}{3}", "2"), ("0", "-0.0")),
+        *((r"\text{38}", "38"), (r"\mathbf{ 7 }", "7"), (r"$\textbf{1,000}$.", "1000")),
+        (r"\boldsymbol{\text{$-\frac{1}{2}$}}", "-0.5"),
+        ("1234567890123456789012345678901", "1234567890123456789012345678901"),
+    ],
+)
+def test_plain_numbers_that_are_equal(answer: str, expected: str) -> None:
+    assert equal(answer, expected)
+    assert equal(answer, expected, plain=True)
+    assert equal(expected, answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        *(("482*73", "35186"), (r"482 \times 73", "35186"), (r"482 \cdot 73", "35186"), ("(1+2)*3", "9")),
+        *(("10^3", "1,000"), ("2^{10}", "1024"), ("2**-1", "0.5"), (r"\frac{1+2}{6}", "1/2")),
+        *((r"\frac{\frac{1}{2}}{3}", "1/6"), ("--5", "5"), (r"\sqrt{16}", "4"), (r"2\sqrt{2}", r"\sqrt{8}")),
+        *((r"\frac{1+\sqrt{5}}{2}", r"\frac{2}{\sqrt{5}-1}"), (r"\sqrt{2} - 2^{1/2}", "0")),
+        *((r"\frac{\pi}{2}", r"0.5\pi"), (r"\left(\sqrt{3}\right)^2", "3"), ("4^(1/2)", "2"), ("2(3)", "6")),
+        *(("2**pi", r"2^{\pi}"), (r"\frac12", "0.50"), ("1{,}000+1", r"\frac{2\,002}{2}")),
+        (r"\mathbf{2\sqrt{2}}", r"\text{$\sqrt{8}$}"),
+    ],
+)
+def test_calculations_that_are_equal(answer: str, expected: str) -> None:
+    assert equal(answer, expected)
+    assert equal(expected, answer)
+    assert not equal(answer, "17")
+    assert plain_number(answer) is None
+    assert not equal(answer, expected, plain=True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        *(("35187", "35186"), ("0.33333333333333333333", "1/3"), ("3.14159265358979323846264338327950288", r"\pi")),
+        *(("12,34", "1234"), ("1,2345", "12345"), (r"12\,34", "1234"), ("35 186", "35186"), ("1 2", "12")),
+        *((r"1\frac{1}{2}", "0.5"), ("5e3", "5000"), ("0x10", "16"), ("1_000", "1000"), ("١٢", "12")),
+        *(("\N{FULLWIDTH DIGIT TWO}", "2"), ("5%", "0.05"), ("5 apples", "5"), ("x = 5", "5"), ("1/2/1", "1/4")),
+        *((r"\text{3}8", "38"), (r"\text{3}\text{8}", "38"), (r"\text{38}+\text{0}", "38"), (r"\text{38 cm}", "38")),
+        *((r"\text{}", "0"), (r"\text{38", "38"), (r"\text{38}}", "38"), (r"\textstyle{38}", "38")),
+    ],
+)
+def test_what_is_not_equal(answer: str, expected: str) -> None:
+    assert not equal(answer, expected)
+
+
+NEVER = [
+    *("", " ", ".", "$", "-", "nan", "NaN", "inf", "-inf", r"\infty", "True", "False", "None", "x", "j", "1j", "()"),
+    *("(1,2)", "1/0", "0/0", "5/(1-1)", "0^{-1}", r"\sqrt{-1}", "(-8)^{1/3}", "1.2.3", "1..2", "pi.pi"),
+    *("1 if 1 else 2", "lambda: 1", "9**9**9**9", "((9**99)**99)**99", "2^{100000}", "10**-10**10", "1<<9", "7//2"),
+    *("7%2", "[1][0]", "1:=2", "__import__('os').system('true')", "exit()", "print(1)", "sqrt", "sqrt()", "sqrt(1, 2)"),
+    *("sqrt(*1)", "pi()", "\x00", "\ud800", "{", r"\frac{1}", r"\frac{1}{2", r"\frac{1}{0}", "9" * (MAX_CHARS + 1)),
+    *("(" * 150, "(" * 99 + "x" + ")" * 99),
+]
+
+
+@pytest.mark.parametrize("text", NEVER, ids=ascii)
+def test_what_is_no_number_equals_nothing_not_even_itself(text: str) -> None:
+    assert not equal(text, text)
+    assert not equal(text, "1")
+    assert not equal("1", text)
+    assert not equal(text, text, plain=True)
+
+
+def test_no_answer_is_never_right() -> None:
+    assert not equal(None, "5")
+    assert not equal(None, "")
+
+
+NASTY = [
+    *("-" * 199 + "1", "(" * 99 + "1" + ")" * 99, "sqrt(" * 30 + "2" + ")" * 30, r"\sqrt{" * 24 + "2" + "}" * 24),
+    *("(" * 20 + "pi" + "**4000)" * 20, "2**4000" + "*2**4000" * 24, "1/3" + "+1/7" * 49, "9" * 199 + "*" + "9" * 1),
+    *(r"\frac{1}{" * 18 + "7" + "}" * 18, "((1+10**-400)**9)**9" + "**(1/9)" * 20),
+]
+
+
+@pytest.mark.parametrize("text", NASTY, ids=range(len(NASTY)))
+def test_hostile_answers_take_no_time(text: str) -> None:
+    equal(text, r"\sqrt{2}")  # loads mpmath
+    began = time.process_time()
+    for _ in range(5):
+        assert equal(text, "17") is False
+    assert (time.process_time() - began) / 5 < 0.1
+
+
+def test_long_texts_take_linear_time() -> None:
+    began = time.process_time()
+    assert last_boxed(r"\boxed{" * 300_000) is None
+    assert last_boxed(r"\boxed{5}" * 300_000) == "5"
+    assert last_boxed(r"\boxed{" + "{" * 1_000_000) is None
+    assert not equal("1" * 10_000_000, "1")
+    assert time.process_time() - began < 5
+
+
+PIECES = st.sampled_from(
+    [*"0123456789+-*/^().,{}$ ", "**", "sqrt", "pi", r"\frac", r"\sqrt", r"\pi", r"\left(", r"\cdot", "\\"]
+)
+
+
+@given(st.lists(PIECES, max_size=40).map("".join) | st.text(), st.text() | st.just("5"))
+def test_grading_never_raises(answer: str, expected: str) -> None:
+    assert equal(answer, expected) in (True, False)
+    assert equal(answer, answer, plain=True) in (True, False)
+    assert last_boxed(answer) is None or r"\boxed{" in answer
+    assert last_boxed(rf"\boxed{{{answer}") is None or "}" in answer
+
+
+@given(st.fractions(max_denominator=10**9), st.fractions(max_denominator=10**9))
+def test_fractions_are_compared_exactly(one: Fraction, other: Fraction) -> None:
+    latex = rf"\frac{{{one.numerator}}}{{{one.denominator}}}"
+    assert equal(str(one), latex)
+    assert equal(latex, str(other)) == (one == other)
+    assert equal(f"{one.numerator}/{one.denominator} + ({other})", str(one + other))
+    assert equal(f"({one})*({other})", str(one * other))
+
+
+@given(st.integers(-(10**30), 10**30))
+def test_integers_with_commas(number: int) -> None:
+    assert plain_number(f"{number:,}") == number
+    assert equal(f"{number:,}", str(number), plain=True)

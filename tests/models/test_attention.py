@@ -1,0 +1,197 @@
+"""Attention without pads: packs and cached slots give what transformers' own attention gives each row by itself."""
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+
+from agentrl.errors import ConfigError
+from agentrl.models import attention
+from agentrl.models.attention import NAME, How, PackedRows, _attention
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+RAGGED = [(5, 3, 1, 7), (4, 4, 4), (1,), (1, 1, 1), (2, 9)]
+HEADS = [(4, 4), (4, 2), (6, 2), (2, 1)]
+CPU_EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def starts_of(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+def attend_slowly(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None = None
+) -> Tensor:
+    """One row [n, H, D], token by token and head by head."""
+    out = torch.zeros_like(query)
+    shared = query.shape[1] // key.shape[1]
+    for i in range(query.shape[0]):
+        first = 0 if window is None else max(0, i - window + 1)
+        for head in range(query.shape[1]):
+            keys, values = key[first : i + 1, head // shared], value[first : i + 1, head // shared]
+            scores = scale * (keys @ query[i, head])
+            scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+            out[i, head] = torch.softmax(scores, 0) @ values
+    return out
+
+
+def random_heads(count: int, heads: tuple[int, int], size: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(count, heads[0], size), (count, heads[1], size), (count, heads[1], size)]
+    query, key, value = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return query, key, value
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 100])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("lengths", RAGGED)
+def test_a_pack_is_its_rows(lengths: tuple[int, ...], heads: tuple[int, int], window: int | None) -> None:
+    query, key, value = random_heads(sum(lengths), heads)
+    plan = PackedRows(starts_of(lengths))
+    packed = plan.attend(0, query, key, value, How(scale=0.3, window=window))
+    rows = [
+        attend_slowly(*parts, 0.3, window)
+        for parts in zip(*(tensor.split(list(lengths)) for tensor in (query, key, value)), strict=True)
+    ]
+    torch.testing.assert_close(packed, torch.cat(rows), **CPU_EXACT)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("lengths", RAGGED)
+def test_gradients_are_those_of_the_rows(lengths: tuple[int, ...], window: int | None) -> None:
+    inputs = [tensor.requires_grad_() for tensor in random_heads(sum(lengths), (4, 2))]
+    weight = torch.randn(sum(lengths), 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    packed = PackedRows(starts_of(lengths)).attend(0, *inputs, How(scale=0.3, window=window))
+    got = torch.autograd.grad((packed * weight).sum(), inputs)
+    parts = zip(*(tensor.split(list(lengths)) for tensor in (*inputs, weight)), strict=True)
+    slow = torch.stack([(attend_slowly(q, k, v, 0.3, window) * w).sum() for q, k, v, w in parts]).sum()
+    for ours, theirs in zip(got, torch.autograd.grad(slow, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, **CPU_EXACT)
+
+
+def windowed(kind: str) -> Any:
+    config: dict[str, Any] = {
+        **{"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "sliding_window": 3},
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if kind == "sliding window":
+            return MistralForCausalLM(MistralConfig(**config)).double().eval()
+        capped = Gemma2Config(**config, attn_logit_softcapping=0.3, initializer_range=0.5, query_pre_attn_scalar=4)
+        return Gemma2ForCausalLM(capped).double().eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [*itertools.product(["full", "sliding window"], ["eager", "sdpa"]), ("sliding window and cap", "eager")],
+)
+def test_whole_models_agree_with_transformers(model: Any, kind: str, theirs: str) -> None:
+    """Hidden states and the gradients of every weight, a pack against its rows one by one."""
+    ours = copy.deepcopy(model).double() if kind == "full" else windowed(kind)
+    other = copy.deepcopy(ours)
+    ours.set_attn_implementation(NAME)
+    other.set_attn_implementation(theirs)
+    lengths = (9, 1, 6, 6)
+    tokens = torch.arange(sum(lengths)) * 7 % 50
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    plan = PackedRows(starts_of(lengths))
+    packed = ours.base_model(tokens[None], position_ids=positions[None], use_cache=False, agentrl_plan=plan)
+    rows = [other.base_model(row[None], use_cache=False).last_hidden_state[0] for row in tokens.split(list(lengths))]
+    near = {"rtol": 1e-4, "atol": 1e-4}  # eager takes its softmax in float32
+    torch.testing.assert_close(packed.last_hidden_state[0], torch.cat(rows), **near)
+    weight = torch.randn(rows[0].shape[1], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    (packed.last_hidden_state[0] @ weight).sin().sum().backward()
+    (torch.cat(rows) @ weight).sin().sum().backward()
+    yours = {name: weights.grad for name, weights in other.base_model.named_parameters()}
+    for name, weights in ours.base_model.named_parameters():
+        torch.testing.assert_close(weights.grad, yours[name], **near, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_rows_that_begin_alike_may_share_their_tokens(window: int | None) -> None:
+    """Three rows of 40, 9 and 7 tokens: the second begins with five of the first's tokens, the third is its own."""
+    source = torch.cat([torch.arange(40), torch.arange(5), torch.arange(40, 51)])
+    inputs = [tensor.requires_grad_() for tensor in random_heads(51, (4, 2))]
+    starts, weight = starts_of((40, 9, 7)), torch.linspace(-1, 1, 51, dtype=torch.float64)[:, None, None]
+    shared = PackedRows(starts, source).attend(0, *inputs, How(scale=0.3, window=window))
+    copied = PackedRows(starts).attend(0, *(tensor[source] for tensor in inputs), How(scale=0.3, window=window))
+    torch.testing.assert_close(shared[source], copied, **CPU_EXACT)
+    apart = [i for i in range(56) if not 40 <= i < 45]
+    got = torch.autograd.grad((shared * weight).sum(), inputs)
+    wanted = torch.autograd.grad((copied[apart] * weight).sum(), inputs)
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, **CPU_EXACT)
+
+
+def test_rows_do_not_see_each_other() -> None:
+    query, key, value = random_heads(12, (4, 2))
+    plan = PackedRows(starts_of((5, 4, 3)))
+    before = plan.attend(0, query, key, value, How(scale=0.3, window=None))
+    for tensor in (query, key, value):
+        tensor[5:9] = 7.0
+    after = plan.attend(0, query, key, value, How(scale=0.3, window=None))
+    assert torch.equal(before[:5], after[:5]) and torch.equal(before[9:], after[9:])
+    assert not torch.equal(before[5:9], after[5:9])
+
+
+def test_attention_with_sinks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has sinks"):
+        _attention(torch.nn.Identity(), *torch.zeros(3, 1, 1, 2, 4), None, agentrl_plan=None, s_aux=torch.zeros(1))
+
+
+LONG = [((9,), False), ((4, 9, 3, 8, 8), False), ((9, 9), True), ((2, 9, 5, 9), True)]
+
+
+def forked(lengths: tuple[int, ...], shares: bool) -> Tensor:
+    """The tokens of rows; where they share, each begins with up to five that the row before it has computed."""
+    rows: list[list[int]] = []
+    seen = 0
+    for length in lengths:
+        old = rows[-1][: min(5, length)] if rows and shares else []
+        rows.append([*old, *range(seen, seen + length - len(old))])
+        seen += length - len(old)
+    return torch.tensor([token for row in rows for token in row])
+
+
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("window", [None, 1, 4])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+@pytest.mark.parametrize(("lengths", "shares"), LONG)
+def test_long_rows_attend_by_themselves_and_a_few_tokens_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: tuple[int, ...],
+    shares: bool,
+    heads: tuple[int, int],
+    window: int | None,
+    softcap: float | None,
+) -> None:
+    """Rows of eight tokens are long here, and three queries many; beside them short rows go on as ever."""
+    monkeypatch.setattr(attention, "_LONG", 8)
+    monkeypatch.setattr(attention, "_QUERIES", 3)
+    source = forked(lengths, shares)
+    inputs = [tensor.requires_grad_() for tensor in random_heads(int(source.max()) + 1, heads)]
+    weight = torch.randn(len(inputs[0]), heads[0], 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    how = How(scale=0.3, window=window, softcap=softcap)
+    packed = PackedRows(starts_of(lengths), source).attend(0, *inputs, how)
+    slow = torch.zeros_like(packed)
+    for row in source.split(list(lengths)):
+        slow = slow.index_copy(0, row, attend_slowly(*(tensor[row] for tensor in inputs), 0.3, window, softcap))
+    torch.testing.assert_close(packed, slow, **CPU_EXACT)
+    got, wanted = (torch.autograd.grad((out * weight).sum(), inputs) for out in (packed, slow))
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, **CPU_EXACT)
+
+
+@pytest.mark.parametrize("lengths", [(7,), (3, 3), (8, 9)])
+def test_rows_without_pads_are_views(monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...]) -> None:
+    monkeypatch.setattr(attention, "_LONG", 8)
+    seen: list[Tensor] = []
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", lambda *parts, **_: seen.extend(parts) or parts[0])
+    inputs = random_heads(sum(lengths), (4, 4))
+    PackedRows(starts_of(lengths)).attend(0, *inputs, How(scale=0.3))
+    assert {part.untyped_storage().data_ptr() for part in seen} == {part.data_ptr() for part in inputs}

@@ -1,0 +1,197 @@
+"""Tokenizers and chat templates that share the traps of well-known model families; all of them small and our own.
+
+What each template is a trap for stands at the top of its file in ``tests/render/templates``.
+"""
+
+# ruff: noqa: RUF001  # DeepSeek's control tokens are spelled with wide bars
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.render.renderer import Renderer
+from agentrl.toolenv.tools.function import tool
+from agentrl.types import Message, Segment
+
+TEMPLATES = Path(__file__).with_name("templates")
+TEXTS = [
+    "system user assistant tool model ipython Be helpful. Day: Mode: /think /no_think 01 Jan 2025 January",
+    'What is 12 + 30? And times 3? Let me see: {"content": 42, "call_id": "call00000"} [INST] x [/INST]\n\n<<SYS>>\n',
+    "print(12 + 30) 42 Traceback: ValueError é 你好",
+] * 4
+SYSTEM = Message(role="system", content="Be helpful.")
+USER = Message(role="user", content="What is 12 + 30?")
+MORE = Message(role="user", content="And times 3?")
+
+
+def result(content: str, number: int = 0, *, name: str = "python") -> Message:
+    return Message(role="tool", content=content, name=name, tool_call_id=f"call_{number}")
+
+
+@tool
+def search(query: str) -> str:
+    """Search."""
+    return query
+
+
+def ids(segments: Sequence[Segment]) -> list[int]:
+    return [token for segment in segments for token in segment.token_ids]
+
+
+def whole(renderer: Renderer, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+    """What the tokenizer makes of the whole conversation by itself."""
+    tokenizer: Any = renderer.tokenizer
+    day = datetime.datetime(2025, 1, 1)
+    rows = [{**m, "tool_call_id": f"call0000{m['tool_call_id'][-1]}"} if m["role"] == "tool" else m for m in messages]
+    return tokenizer.apply_chat_template(
+        rows, add_generation_prompt=True, return_dict=False, strftime_now=day.strftime, **options
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What is particular to a family's tokenizer."""
+
+    control: Sequence[str]
+    """Special tokens: never found in text that is tokenized with ``split_special_tokens``."""
+    spoken: Sequence[str] = ()
+    """Added tokens that are not special: that option does not keep them from being found."""
+    eos: str
+    """Ends a text; not a turn in every family."""
+    bos: str | None = None
+    """Put before every text by the tokenizer too."""
+    pieces: str = "bytes"
+    """How text becomes tokens: bytes, or words that begin with a space, of which the schemes of Metaspace are kinds."""
+
+
+CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+THINK = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+LLAMA3 = (
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"),
+    *("<|start_header_id|>", "<|end_header_id|>"),
+)
+GEMMA = Family(
+    control=("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+    spoken=("\n\n", "<table>"),
+    eos="<eos>",
+    bos="<bos>",
+    pieces="never",
+)
+FRAMES = ("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
+HARMONY = (
+    *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"),
+    *("<|return|>", "<|call|>", "<|endoftext|>"),
+)
+DEEPSEEK = Family(
+    control=("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+    spoken=("<｜User｜>", "<｜Assistant｜>", *FRAMES, *THINK[:2]),
+    eos="<｜end▁of▁sentence｜>",
+    bos="<｜begin▁of▁sentence｜>",
+)
+FAMILIES: Mapping[str, Family] = {
+    "qwen2_5": Family(control=CHATML, spoken=THINK[2:], eos="<|im_end|>"),
+    "qwen3": Family(control=CHATML, spoken=THINK, eos="<|im_end|>"),
+    "llama3": Family(control=LLAMA3, eos="<|end_of_text|>", bos="<|begin_of_text|>"),
+    "llama2": Family(control=("<unk>", "<s>", "</s>"), eos="</s>", bos="<s>", pieces="legacy"),
+    "mistral": Family(
+        control=("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+        eos="</s>",
+        bos="<s>",
+        pieces="first",
+    ),
+    "gemma2": GEMMA,
+    "gemma3": GEMMA,
+    "glm4": Family(
+        control=("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+        spoken=THINK,
+        eos="<|endoftext|>",
+    ),
+    "deepseek_v3": DEEPSEEK,
+    "deepseek_r1": DEEPSEEK,
+    "smollm3": Family(control=("<|begin_of_text|>", "<|end_of_text|>", *CHATML[:2], *THINK), eos="<|im_end|>"),
+    "numbered": Family(control=CHATML, eos="<|im_end|>"),
+    "harmony": Family(control=HARMONY, eos="<|return|>"),
+}
+
+
+def _bytes(control: Sequence[str]) -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(r"\d|\n"), behavior="isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=list(control), initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(TEXTS, trainer)
+    return made
+
+
+def _words(control: Sequence[str], scheme: str) -> Any:
+    """Words that carry the space before them, and bytes for letters that are in no word."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    learned = Tokenizer(models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.Metaspace()
+    learned.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, show_progress=False))
+    model = json.loads(learned.to_str())["model"]
+    spelled = [*control, *(f"<0x{byte:02X}>" for byte in range(256)), *model["vocab"]]
+    vocabulary = {token: number for number, token in enumerate(spelled)}
+    merges = [tuple(merge) for merge in model["merges"]]
+    made = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, unk_token=control[0]))
+    strip = [decoders.Strip(" ", 1, 0)] if scheme != "never" else []
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    if scheme == "legacy":
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    return made
+
+
+def make_tokenizer(family: Family, template: str) -> Any:
+    from tokenizers import AddedToken, processors
+    from transformers import PreTrainedTokenizerFast
+
+    made = _bytes(family.control) if family.pieces == "bytes" else _words(family.control, family.pieces)
+    made.add_special_tokens([AddedToken(token, normalized=False) for token in family.control])
+    made.add_tokens([AddedToken(token, normalized=False) for token in family.spoken])
+    if family.bos:
+        pairs = [(family.bos, made.token_to_id(family.bos))]
+        made.post_processor = processors.TemplateProcessing(single=f"{family.bos} $A", special_tokens=pairs)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        eos_token=family.eos,
+        bos_token=family.bos,
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def families() -> Mapping[str, Family]:
+    """What is particular to each family."""
+    return FAMILIES
+
+
+@pytest.fixture(scope="session")
+def tokenizer_of() -> Callable[..., Any]:
+    """Makes the tokenizer of a family, with its own template or another one."""
+    made: dict[tuple[str, str, str], Any] = {}
+
+    def make(name: str, template: str | None = None, pieces: str | None = None) -> Any:
+        family = FAMILIES[name]
+        source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8") if template is None else template
+        key = (name, source, pieces or family.pieces)
+        if key not in made:
+            fields = {field: getattr(family, field) for field in family.__slots__}
+            made[key] = make_tokenizer(Family(**{**fields, "pieces": key[2]}), source)
+        return made[key]
+
+    return make

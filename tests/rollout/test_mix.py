@@ -1,0 +1,83 @@
+"""A mix of environments: which task comes at which place, against a walk place by place."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import gymnasium
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.rollout.mix import TaskMix
+from agentrl.rollout.plan import TaskSource
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.tasks import TaskList
+from agentrl.types import Task
+
+Mix = Callable[..., TaskMix]
+
+
+class Numbers(ToolEnv):
+    """So many numbered tasks."""
+
+    def __init__(self, *, count: int = 5, split: str = "train") -> None:
+        super().__init__(split=split)
+        self.count = count
+
+    def tasks(self, split: str) -> TaskList:
+        return TaskList([Task(id=str(number), prompt="?") for number in range(self.count)])
+
+
+@pytest.fixture(scope="module")
+def mix() -> Mix:
+    gymnasium.register("test/Numbers-v0", entry_point=Numbers)  # pyright: ignore
+    sizes = {"five": 5, "seven": 7, "three": 3}
+    sources = {name: TaskSource("test/Numbers-v0", {"count": size}, "train", name) for name, size in sizes.items()}
+    del gymnasium.registry["test/Numbers-v0"]
+
+    def make(*weights: float, block: int = 4) -> TaskMix:
+        some = dict(zip(sources, weights, strict=False))
+        return TaskMix({name: sources[name] for name in some}, some, block=block)
+
+    return make
+
+
+weights = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=3)
+
+
+@given(weights, st.integers(0, 300), st.integers(1, 9), st.integers(0, 3))
+def test_order_is_that_of_a_walk(mix: Mix, weights: list[float], first: int, block: int, seed: int) -> None:
+    mixed = mix(*weights, block=block)
+    picked = [(name, task.id) for name, task in mixed.pick(40, first=first, seed=seed)]
+    # Place by place from the start: an environment's own tasks come in its own order, and none is left out.
+    seen = Counter[str]()
+    walked: list[tuple[str, str]] = []
+    for place in range(first + 40):
+        ((name, _),) = mixed.pick(1, first=place, seed=seed)
+        (task,) = mixed.sources[name].pick(1, first=seen[name], seed=seed)
+        seen[name] += 1
+        walked.append((name, task.id))
+        if (place + 1) % block == 0:
+            for one, weight in zip(mixed.sources, weights, strict=True):
+                assert abs(seen[one] - (place + 1) * weight / sum(weights)) < len(weights)
+    assert picked == walked[first:]
+
+
+def test_one_environment_is_no_mix(mix: Mix) -> None:
+    alone = mix(3.0)
+    source = alone.sources["five"]
+    assert [task for _, task in alone.pick(23, first=9, seed=1)] == source.pick(23, first=9, seed=1)
+
+
+def test_seeds_differ_and_first_places_are_no_exception(mix: Mix) -> None:
+    mixed = mix(1.0, 3.0, block=4)
+    orders = [[name for name, _ in mixed.pick(64, seed=seed)] for seed in (0, 1)]
+    assert orders[0] != orders[1] and all(order.count("five") == 16 for order in orders)
+    # A step of one task and three refills uses the first place of its block, where every fourth is an environment's.
+    first = Counter(mixed.pick(1, first=at, seed=0)[0][0] for at in range(0, 1600, 4))
+    assert 70 < first["five"] < 130
+
+
+def test_shares_are_exact(mix: Mix) -> None:
+    assert mix(0.1, 0.2, 0.7).shares(10**6) == {"five": 10**5, "seven": 2 * 10**5, "three": 7 * 10**5}
+    assert mix(1.0, 1.0, 1.0).shares(2) == {"five": 0, "seven": 1, "three": 1}

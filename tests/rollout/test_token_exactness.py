@@ -1,0 +1,220 @@
+"""Only what the policy sampled is trained on: shown on real episodes with the real tool, from text to gradient.
+
+One group of a two-step problem: members that a random model plays, and one that a gold player does, whose turns call
+the Python tool, read its answers and hear the user's second question.
+
+Shapes: S sampled tokens of all rows, T tokens of the pack, V vocabulary.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import agentrl  # noqa: F401  # registers the environments
+from agentrl.algos.advantages import otb
+from agentrl.algos.head import token_energy
+from agentrl.algos.losses import LossOut, ctpo
+from agentrl.batch import Batch, whole
+from agentrl.engines.base import Completion, Engine, Sampling
+from agentrl.engines.scripted import ScriptedEngine
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.models.attention import PackedRows
+from agentrl.models.load import ROUNDING
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.collector import Collector, EpisodeLimits
+from agentrl.rollout.plan import EpisodeSpec, TaskSource
+from agentrl.sandboxes import SandboxUnavailable
+from agentrl.toolenv.tools.python import shared_sandbox
+from agentrl.train.invariants import check_agreement, check_trained_tokens
+from agentrl.train.score import score
+from agentrl.types import Group, Segment, Trajectory
+
+from ..engines.around import Around
+
+GOLD_SEED = 3
+
+
+class SometimesGold:
+    """Plays gold where asked to, and else passes on to a real engine; remembers every completion."""
+
+    def __init__(self, engine: TransformersEngine, renderer: Renderer, source: TaskSource) -> None:
+        self.engine, self.renderer, self.source = engine, renderer, source
+        self.turns: list[tuple[tuple[int, ...], Completion]] = []
+        self.asked = 0
+
+    def engine_for(self, task_id: str) -> Engine:
+        self.asked += 1
+        if self.asked <= GOLD_SEED:
+            return _Overheard(self.engine, self.turns)
+        gold = self.source.gold(self.source.tasks.find(task_id), "the test plays", "")
+        return _Overheard(ScriptedEngine([self.renderer.turn(turn) for turn in gold]), self.turns)
+
+
+class _Overheard(Around):
+    def __init__(self, engine: Engine, turns: list[tuple[tuple[int, ...], Completion]]) -> None:
+        super().__init__(engine)
+        self.turns = turns
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        completion = await super().generate(prompt_ids, sampling, seed=seed)
+        self.turns.append((prompt_ids, completion))
+        return completion
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Played:
+    """A group of real episodes, and what the engines said while they were played."""
+
+    group: Group
+    turns: Sequence[tuple[tuple[int, ...], Completion]]
+
+
+@pytest.fixture(scope="module")
+def played(tokenizer: Any, model: Any, one_thread: None) -> Played:
+    try:
+        shared_sandbox()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    renderer = Renderer(tokenizer)
+    source = TaskSource("agentrl/Arithmetic-v0", {"level": 4}, "train")
+    cast = SometimesGold(TransformersEngine(model, slots=4), renderer, source)
+    limits = EpisodeLimits(episode_tokens=1500)
+    collector = Collector({"": ("agentrl/Arithmetic-v0", {"level": 4})}, renderer, limits=limits, concurrency=1)
+    task = source.tasks[0].id
+    members = [[EpisodeSpec(task_id=task, seed=seed) for seed in range(GOLD_SEED + 1)]]
+    try:
+        collected = asyncio.run(collector.collect(members, cast.engine_for, Sampling(max_tokens=120)))
+    finally:
+        collector.close()
+    return Played(group=collected.groups[0], turns=cast.turns)
+
+
+def full_logits(model: Any, batch: Batch) -> Tensor:
+    """The logits of every token of the pack, a leaf [T, V]."""
+    with torch.no_grad():
+        plan = PackedRows(batch.row_starts)
+        positions = batch.positions[None]
+        out = model.base_model(batch.tokens[None], position_ids=positions, use_cache=False, agentrl_plan=plan)
+        return model.get_output_embeddings()(out.last_hidden_state[0]).requires_grad_()
+
+
+def sampled_logp(logits: Tensor, batch: Batch) -> Tensor:
+    rows = torch.log_softmax(logits, dim=-1)[batch.sampled - 1]
+    return rows.gather(1, batch.tokens[batch.sampled][:, None])[:, 0]
+
+
+def loss_of(logits: Tensor, batch: Batch) -> tuple[LossOut, Tensor]:
+    """CTPO with OTB advantages, its old log-probs a little off; and the advantages [S]."""
+    logp = sampled_logp(logits, batch)
+    probs = torch.softmax(logits.detach(), dim=-1)[batch.sampled - 1]
+    energy = token_energy(logp.detach(), probs.square().sum(-1))
+    advantages = otb(batch.rewards, energy, batch.starts, batch.group)
+    old = logp.detach() + 1e-4 * torch.sin(torch.arange(len(logp)))
+    return ctpo(logp, old, advantages, batch.starts), advantages
+
+
+def with_tools(group: Group, change: Callable[[Segment], Segment]) -> Group:
+    def changed(trajectory: Trajectory) -> Trajectory:
+        segments = tuple(change(segment) if segment.source == "tool" else segment for segment in trajectory.segments)
+        return dataclasses.replace(trajectory, segments=segments)
+
+    return Group(tuple(changed(trajectory) for trajectory in group))
+
+
+def test_the_episodes_are_what_this_file_is_about(played: Played) -> None:
+    gold = played.group.trajectories[GOLD_SEED]
+    assert gold.ret == 1.0 and all(run.ok for run in gold.tool_runs) and len(gold.tool_runs) == 2
+    assert {segment.source for segment in gold.segments} == {"prompt", "policy", "template", "tool"}
+    assert [message["role"] for message in gold.messages][1:] == [
+        *("user", "assistant", "tool", "user", "assistant", "tool", "assistant")
+    ]
+    assert all(trajectory.n_sampled > 0 for trajectory in played.group)
+
+
+def test_tokens_trained_on_are_the_tokens_that_were_sampled(played: Played) -> None:
+    batch = whole([played.group])
+    said = [token for _, completion in played.turns for token in completion.token_ids]
+    assert batch.tokens[batch.sampled].tolist() == said
+    assert batch.sampler_logp.tolist() == pytest.approx([lp for _, turn in played.turns for lp in turn.logprobs])
+    check_trained_tokens([played.group], batch.tokens, batch.sampled)
+    turns = iter(played.turns)
+    for trajectory in played.group:
+        tokens = trajectory.token_ids
+        for _ in trajectory.sampled:
+            prompt, completion = next(turns)
+            assert tokens[: len(prompt) + len(completion.token_ids)] == (*prompt, *completion.token_ids)
+
+
+def test_engine_and_trainer_agree_on_what_was_sampled(played: Played, model: Any) -> None:
+    batch = whole([Group(played.group.trajectories[:GOLD_SEED])])
+    with torch.no_grad():
+        check_agreement(score(model, batch, temperature=1.0).logp, batch.sampler_logp, ROUNDING[torch.float32])
+
+
+def test_only_sampled_tokens_have_a_gradient_at_the_logits(played: Played, model: Any) -> None:
+    batch = whole([played.group])
+    logits = full_logits(model, batch)
+    out, advantages = loss_of(logits, batch)
+    out.loss.backward()
+    assert logits.grad is not None
+    predicts = torch.zeros(len(batch.tokens), dtype=torch.bool)
+    predicts[batch.sampled - 1] = True
+    assert 0 < predicts.sum() < len(batch.tokens)
+    assert torch.count_nonzero(logits.grad[~predicts]) == 0, "prompt, template and tool tokens: exactly zero"
+    trained = (logits.grad[batch.sampled - 1] != 0).any(1)
+    # Where one member is left of its group and all its reward is behind it, nothing is there to learn.
+    assert torch.equal(trained, advantages != 0) and trained.any()
+
+
+def test_the_trainers_own_scoring_gives_that_loss_and_that_gradient(played: Played, model: Any) -> None:
+    """What ``score`` computes without ever making those logits."""
+    batch = whole([played.group])
+    logits = full_logits(model, batch)
+    torch.testing.assert_close(score(model, batch, temperature=1.0).logp, sampled_logp(logits, batch))
+
+
+def test_a_tools_words_are_no_term_of_the_loss(played: Played, model: Any) -> None:
+    """With the logits held fixed nothing changes, bit for bit, when the tool had said something else."""
+    batch = whole([played.group])
+    other = whole([with_tools(played.group, lambda s: Segment("tool", tuple(token + 1 for token in s.token_ids)))])
+    assert not torch.equal(batch.tokens, other.tokens) and batch.tokens.shape == other.tokens.shape
+    logits = full_logits(model, batch)
+    (first, credit), (second, other_credit) = loss_of(logits, batch), loss_of(logits, other)
+    assert torch.equal(first.loss, second.loss) and torch.equal(credit, other_credit)
+    assert all(torch.equal(first.metrics[name], second.metrics[name]) for name in first.metrics)
+    gradients = [torch.autograd.grad(out.loss, logits)[0] for out in (first, second)]
+    assert torch.equal(*gradients)
+
+
+def test_a_tools_words_are_context_for_the_model(played: Played, model: Any) -> None:
+    batch = whole([played.group])
+    other = whole([with_tools(played.group, lambda s: Segment("tool", tuple(token + 1 for token in s.token_ids)))])
+    with torch.no_grad():
+        before, after = (score(model, each, temperature=1.0).logp for each in (batch, other))
+    gold = slice(int(batch.starts[GOLD_SEED]), None)
+    first_turn = len(played.group.trajectories[GOLD_SEED].sampled[0].token_ids)
+    torch.testing.assert_close(before[: gold.start + first_turn], after[: gold.start + first_turn])
+    assert not torch.allclose(before[gold][first_turn:], after[gold][first_turn:])
+
+
+@pytest.mark.parametrize("times", [0, 5])
+def test_however_long_a_tool_talks_the_credit_stays(played: Played, times: int) -> None:
+    """Positions t and the sums along an episode count sampled tokens only."""
+    batch = whole([played.group])
+    longer = whole([with_tools(played.group, lambda s: Segment("tool", s.token_ids * times))])
+    assert len(batch.tokens) != len(longer.tokens)
+    for name in ("starts", "group", "rewards", "sampler_logp", "index"):
+        assert torch.equal(getattr(batch, name), getattr(longer, name))
+    generator = torch.Generator().manual_seed(0)
+    count = len(batch.sampled)
+    energy, old = torch.rand(count, generator=generator), -torch.rand(count, generator=generator)
+    logp = old - 0.003 * torch.rand(count, generator=generator)
+    credits = [otb(each.rewards, energy, each.starts, each.group) for each in (batch, longer)]
+    assert torch.equal(*credits)
+    losses = [ctpo(logp, old, credit, each.starts) for credit, each in zip(credits, (batch, longer), strict=True)]
+    assert torch.equal(losses[0].loss, losses[1].loss) and losses[0].metrics == losses[1].metrics

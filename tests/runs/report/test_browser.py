@@ -1,0 +1,222 @@
+"""The page in a real browser: what is clicked and pressed does what it says, and its policy holds."""
+
+import json
+import re
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from agentrl.runs.report import write_report, write_view
+from agentrl.types import Segment, Stop, ToolRun, Trajectory
+
+from .browser import CHROMIUM, Browser
+from .conftest import ANSWER, CALL, GUESS, SYSTEM
+from .test_report import HOSTILE
+
+pytestmark = pytest.mark.slow
+PNG = b"\x89PNG\r\n\x1a\n"
+Play = Callable[..., Trajectory]
+Save = Callable[..., Path]
+FILLED = "document.querySelector('#columns .chunk')?.textContent"
+TOKENS = "[...document.querySelectorAll('#columns .policy bdi')]"
+OPTIONS = "[...document.querySelectorAll('[role=option]')].map(one => one.textContent)"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser | None]:
+    if CHROMIUM is None:
+        yield None
+        return
+    with Browser(tmp_path_factory.mktemp("browser") / "profile") as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(chromium: Browser | None, require: Callable[[bool, str], None]) -> Generator[Browser]:
+    require(chromium is not None, "needs chromium")
+    assert chromium is not None
+    chromium.complaints.clear()
+    yield chromium
+    assert chromium.complaints == []
+
+
+def show(browser: Browser, page: Path, **options: int) -> None:
+    """Open a page at its episodes."""
+    browser.open(page, **options)
+    browser.until("document.readyState === 'complete' && !document.querySelector('nav').hidden")
+    if browser.ask("document.body.className") != "episodes":
+        browser.click("#to-episodes")
+    browser.until(FILLED)
+
+
+def select(browser: Browser, form: str, name: str, value: str) -> None:
+    """Choose in a form, as its own events tell it."""
+    field = f"document.querySelector('{form} [name={name}]')"
+    browser.ask(f"{field}.value = {json.dumps(value)}, {field}.dispatchEvent(new Event('input', {{bubbles: true}})), "
+                f"{field}.dispatchEvent(new Event('change', {{bubbles: true}})), 1")  # fmt: skip
+
+
+def test_overview_and_episodes_are_parts_that_are_clicked(run: Path, browser: Browser, tmp_path: Path) -> None:
+    browser.open(write_report(run))
+    browser.until("document.body?.className === 'overview'")
+    assert browser.ask("document.querySelector('#chart-curve path.line.success').getBoundingClientRect().width") > 100
+    assert browser.shot(tmp_path / "shot.png").startswith(PNG)
+    browser.click("#to-episodes")
+    browser.until(FILLED)
+    assert browser.ask("document.getElementById('overview').checkVisibility()") is False
+    assert len(browser.ask(OPTIONS)) == 4
+
+
+def test_list_is_filtered_searched_and_walked_by_keys(run: Path, browser: Browser) -> None:
+    write_view([run], run / "v.html", every=True)
+    show(browser, run / "v.html")
+    select(browser, "#filters", "outcome", "won")
+    browser.until("document.getElementById('count').textContent === '2 of 5 episodes'")
+    select(browser, "#filters", "outcome", "")
+    browser.ask("document.querySelector('[name=errors]').click()")
+    browser.until("document.getElementById('count').textContent === '1 of 5 episodes'")
+    assert "1 tool error" in browser.ask(OPTIONS)[0]
+    browser.ask("document.querySelector('[name=errors]').click()")
+    browser.press("/")
+    for key in "syntaxerror":
+        browser.press(key)
+    browser.until("document.getElementById('count').textContent === '1 of 5 episodes'")
+    select(browser, "#filters", "text", "")
+    browser.until("document.getElementById('count').textContent === '5 of 5 episodes'")
+    browser.press("Escape")
+    browser.ask("document.getElementById('list').focus()")
+    browser.press("End")
+    browser.press("k")
+    browser.until("document.querySelector('[aria-selected=true]').getAttribute('aria-posinset') === '4'")
+    browser.until("document.querySelector('#columns header p').textContent.includes('seed 4')")
+    browser.press("Enter")
+    assert browser.ask("document.activeElement.localName") == "h3"
+
+
+def test_tokens_show_each_number_and_are_walked_by_keys(
+    tmp_path: Path, browser: Browser, play: Play, save: Save
+) -> None:
+    episode = play(SYSTEM, CALL, "442788679\n", ANSWER, reward=1.0)
+    write_view([save(tmp_path, 1, episode)], tmp_path / "v.html")
+    show(browser, tmp_path / "v.html")
+    said = browser.ask("document.querySelector('#columns .segment.policy .tokens').textContent")
+    assert said == CALL and browser.ask(f"{TOKENS}.length") == 0
+    modes = browser.ask("[...document.querySelectorAll('[name=mode] option')].map(one => one.value)")
+    for mode in modes[1:]:
+        select(browser, "#tools", "mode", mode)
+        assert browser.ask(f"{TOKENS}.length") == episode.n_sampled, mode
+    select(browser, "#tools", "mode", "cumulative")
+    clipped = browser.ask(f"{TOKENS}.map(one => one.classList.contains('clipped'))")
+    assert clipped == [bool(t % 2) for t in range(episode.n_sampled)]
+    select(browser, "#tools", "mode", "advantage")
+    assert browser.ask(f"{TOKENS}.every(one => /even( up| down)?$/.test(one.className))")
+    browser.click("#columns .policy bdi")
+    assert browser.ask("told.textContent").startswith("sampled, probability ")
+    assert " · ratio 1.01 · cumulative ratio 1.01 · " in browser.ask("told.textContent")
+    browser.press("ArrowRight")
+    told = browser.ask("told.textContent")
+    assert "cumulative ratio 1.02" in told and "w_t 0.5 · b_t 0.5" in told and told.endswith("clipped")
+
+
+def test_group_stands_side_by_side_with_its_baseline(run: Path, browser: Browser) -> None:
+    show(browser, write_report(run))
+    browser.press("g")
+    browser.until("document.querySelectorAll('#columns .episode').length === 2")
+    assert browser.ask("document.querySelectorAll('#baseline path.line').length") == 2
+    assert browser.ask("document.querySelectorAll('#baseline circle').length") == 2
+    browser.press("o")
+    browser.until("document.querySelectorAll('#columns .episode').length === 1")
+    assert browser.ask("document.getElementById('baseline').hidden")
+
+
+def test_two_sources_show_flips_first(tmp_path: Path, browser: Browser, play: Play, save: Save) -> None:
+    def file(name: str, *rewards: float) -> Path:
+        many = (play(SYSTEM, GUESS, reward=reward, task=f"t{at}") for at, reward in enumerate(rewards))
+        return save(tmp_path / name, 1, *many)
+
+    write_view([file("a", 1, 0, 1, 0), file("b", 1, 0, 0, 1)], tmp_path / "v.html")
+    show(browser, tmp_path / "v.html")
+    assert [re.findall(r"t\d", one)[0] for one in browser.ask(OPTIONS)] == ["t2", "t3", "t0", "t1"]
+    assert browser.ask("[...document.querySelectorAll('#columns .outcome')].map(o => o.className.slice(8))") == [
+        "good",
+        "bad",
+    ]
+    select(browser, "#filters", "outcome", "flip")
+    browser.until("document.getElementById('count').textContent.startsWith('2 of ')")
+
+
+def test_hostile_text_is_text_in_the_browser(tmp_path: Path, browser: Browser, play: Play, save: Save) -> None:
+    options = {"tool_runs": (ToolRun(name=HOSTILE, ok=True, wall_s=0.1),), "parts": {HOSTILE[:60]: 1.0}}
+    path = save(tmp_path, 1, play(HOSTILE, HOSTILE, HOSTILE, HOSTILE, reward=1.0, task=HOSTILE, **options))
+    write_view([path], tmp_path / "v.html")
+    show(browser, tmp_path / "v.html")
+    for mode in ("text", "source"):
+        select(browser, "#tools", "mode", mode)
+        text = browser.ask("document.querySelector('#episodes').innerText")
+        assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in text
+        assert not [char for char in text if not char.isprintable() and char not in "\n\t"]
+        for sign in ("U+202E", "U+200B", "U+0000", "U+001B"):
+            assert sign in text
+    assert browser.ask("document.querySelectorAll('img, #episodes script').length") == 0
+    assert browser.ask("[...document.querySelectorAll('#columns bdi')].length") > 4
+
+
+def test_policy_blocks_a_script_that_is_not_the_page_s_own(run: Path, chromium: Browser, browser: Browser) -> None:
+    page = write_report(run)
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("<h1>", "<script>document.title = 'taken'</script><h1>"), encoding="utf-8")
+    browser.open(page)
+    browser.until("document.body?.className === 'overview'")
+    assert "arith-otb" in browser.ask("document.title")
+    assert any("Content Security Policy" in one for one in browser.complaints)
+    browser.complaints.clear()
+
+
+def test_a_long_episode_holds_elements_for_what_is_near_the_screen_alone(
+    tmp_path: Path, browser: Browser, play: Play, save: Save
+) -> None:
+    turns = [text for turn in range(60) for text in (f"say {turn} " + "and so on\n" * 150, f"tool {turn}\n")]
+    write_view([save(tmp_path, 1, play("prompt", *turns[:-1], reward=1.0))], tmp_path / "v.html")
+    show(browser, tmp_path / "v.html", width=1000, height=700)
+    select(browser, "#tools", "mode", "logp")
+    assert 0 < browser.ask(f"{TOKENS}.length") < 9000
+    select(browser, "#tools", "turn", "40")
+    browser.until(f"{TOKENS}.some(one => one.textContent.trim() === '39')")
+    browser.until(f"{TOKENS}.length < 9000")
+    assert browser.ask("document.querySelectorAll('#columns .segment.policy').length") == 60
+
+
+def test_what_is_printed_is_whole(tmp_path: Path, browser: Browser, play: Play, save: Save) -> None:
+    write_view([save(tmp_path, 1, play("begin", "so " * 3000 + "END", reward=1.0))], tmp_path / "v.html")
+    show(browser, tmp_path / "v.html")
+    assert "END" not in browser.ask("document.querySelector('#columns').textContent")
+    browser.ask("window.dispatchEvent(new Event('beforeprint')), 1")
+    assert "END" in browser.ask("document.querySelector('#columns').textContent")
+
+
+def test_every_control_has_a_name_and_dark_is_dark(run: Path, browser: Browser) -> None:
+    browser.open(write_report(run), dark=True)
+    browser.until("document.body?.className === 'overview'")
+    browser.click("#to-episodes")
+    browser.until(FILLED)
+    browser.call("Accessibility.enable")
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    controls = {"button", "searchbox", "textbox", "combobox", "spinbutton", "checkbox", "radio", "listbox", "option"}
+    named = [(one["role"]["value"], one["name"]["value"]) for one in nodes
+             if not one["ignored"] and one["role"]["value"] in controls]  # fmt: skip
+    browser.call("Accessibility.disable")
+    assert {role for role, _ in named} >= {"button", "searchbox", "combobox", "spinbutton", "checkbox", "listbox"}
+    assert all(name for _, name in named), named
+    red, green, blue = map(int, re.findall(r"\d+", browser.ask("getComputedStyle(document.body).backgroundColor"))[:3])
+    assert max(red, green, blue) < 60
+
+
+def test_an_episode_without_a_turn_can_be_opened(tmp_path: Path, browser: Browser, play: Play, save: Save) -> None:
+    empty = Trajectory(
+        task_id="t", seed=0, segments=(Segment("prompt", play("q", "a", reward=1.0).segments[0].token_ids),),
+        rewards=(), stop=Stop.TOKEN_LIMIT,
+    )  # fmt: skip
+    write_view([save(tmp_path, 1, empty)], tmp_path / "v.html")
+    show(browser, tmp_path / "v.html")
+    assert "token_limit" in browser.ask("document.querySelector('#columns').innerText")

@@ -1,0 +1,103 @@
+import base64
+import json
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from agentrl.errors import RunFolderError, TrajectoryError
+from agentrl.runs.records import read_episodes
+from agentrl.runs.report import write_report, write_view
+from agentrl.types import Stop, Trajectory
+
+from .conftest import ANSWER, CALL, SYSTEM
+
+Play = Callable[..., Trajectory]
+Save = Callable[..., Path]
+
+
+def blocks(page: Path) -> dict[str, Any]:
+    """Every block of a page, opened as a browser opens it."""
+    found = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]*)</script>', page.read_text(encoding="utf-8"))
+    return {name: json.loads(zlib.decompress(base64.b64decode(text))) for name, text in found}
+
+
+def test_blocks_hold_every_token_and_number_of_the_file(tmp_path: Path, play: Play, save: Save) -> None:
+    hostile = "</script><b>\u202e\x00\ud800"[:-1]
+    path = save(tmp_path, 1, play(SYSTEM, CALL, hostile, ANSWER, reward=1.0, stop=Stop.TURN_LIMIT))
+    assert write_view([path], tmp_path / "v.html") == 1
+    held, (record,) = blocks(tmp_path / "v.html"), read_episodes(path)
+    assert [one["source"] for one in held["text-0"]["segments"]] == [one.source for one in record.trajectory.segments]
+    assert [tuple(one["pieces"]) for one in held["text-0"]["segments"]] == list(record.pieces)
+    numbers, one = held["numbers-0"], record.trajectory
+    assert numbers["ids"] == list(one.token_ids) and record.advantages
+    logp = [value for segment in one.sampled for value in segment.logprobs or ()]
+    for name, values in {**record.training, "advantage": record.advantages, "logp": logp}.items():
+        assert numbers[name] == pytest.approx(values, rel=1e-3, abs=1e-5), name
+    (row,) = held["index"]["rows"]
+    told = {"task": one.task_id, "seed": one.seed, "won": True, "turns": 2, "errors": 0, "cut": True, "return": 1.0}
+    assert told.items() <= row.items() and row["sampled"] == one.n_sampled and row["tokens"] == len(one.token_ids)
+
+
+def test_two_sources_are_paired_by_task_and_place(tmp_path: Path, play: Play, save: Save) -> None:
+    def at(name: str, *episodes: tuple[str, float]) -> Path:
+        return save(tmp_path / name, 1, *(play("q", "a", reward=reward, task=task) for task, reward in episodes))
+
+    ours, theirs = at("a", ("x", 1), ("x", 0), ("y", 1)), at("b", ("y", 0), ("x", 1), ("z", 1))
+    write_view([ours, theirs], tmp_path / "v.html")
+    assert [row.get("pair") for row in blocks(tmp_path / "v.html")["index"]["rows"]] == [4, None, 3, 2, 0, None]
+    write_view([ours, theirs, ours], tmp_path / "v.html")
+    assert not any("pair" in row for row in blocks(tmp_path / "v.html")["index"]["rows"]), "three are not two"
+
+
+def test_a_run_shows_its_first_and_last_step_or_all(run: Path) -> None:
+    def steps(every: bool) -> list[str]:
+        write_view([run], run / "view.html", every=every)
+        return [row["step"] for row in blocks(run / "view.html")["index"]["rows"]]
+
+    assert steps(False) == ["step 1"] * 2 + ["step 40"] * 2
+    assert steps(True) == ["step 1"] * 2 + ["step 20"] + ["step 40"] * 2
+
+
+def test_a_report_stays_small(run: Path, play: Play, save: Save) -> None:
+    save(run, 60, *(play("q", "a", reward=1.0, seed=seed) for seed in range(40)))
+    assert len(blocks(write_report(run))["index"]["rows"]) == 2 + 16
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        *(('"q"]', '"q", "r"]'), ('"q"]', "7]"), ('"task_id": "train-2/17"', '"task_id": []')),
+        *(('"seed": 0', '"seed": {}'), ('"token_ids": [0]', '"token_ids": [[0]]')),
+        *(('"parts": {"correct": 1.0}', '"parts": 3'), ('"rewards": [1.0]', f'"rewards": [1{"0" * 400}]')),
+        *(('"schema": 3', f'"schema": {"[" * 100_000}'), ('"schema": 3', '"schema": 99'), ("{", "\x00")),
+    ],
+)
+def test_a_hostile_file_is_a_note_in_a_run_and_else_an_error(
+    tmp_path: Path, play: Play, save: Save, was: str, becomes: str
+) -> None:
+    path = save(tmp_path, 1, *(play("q", "a", reward=1.0, seed=seed) for seed in (1, 0)))
+    whole, broken = zstandard.decompress(path.read_bytes()).decode().splitlines()
+    assert was in broken
+    path.write_bytes(zstandard.compress(f"{whole}\n{broken.replace(was, becomes, 1)}\n".encode()))
+    assert write_view([tmp_path], tmp_path / "v.html") == 1
+    assert "episodes/step-000001.jsonl.zst can&#39;t be read to its end" in (tmp_path / "v.html").read_text("utf-8")
+    with pytest.raises(TrajectoryError, match="can't be read to its end"):
+        write_view([path], tmp_path / "w.html")
+    assert not (tmp_path / "w.html").exists()
+
+
+def test_numbers_that_are_none_are_no_numbers(tmp_path: Path, play: Play, save: Save) -> None:
+    path = save(tmp_path, 1, play("q", "a", reward=1.0), suffix=".jsonl")
+    path.write_text(re.sub(r'"advantages": \[[^]]*\]', '"advantages": [NaN]', path.read_text()))
+    write_view([path], tmp_path / "v.html")
+    assert blocks(tmp_path / "v.html")["numbers-0"]["advantage"] == [None]
+
+
+def test_a_page_that_can_t_be_written(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"can't be written"):
+        write_view([run], tmp_path / "nowhere" / "v.html")

@@ -1,0 +1,240 @@
+import importlib.resources
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.errors import RunFolderError
+from agentrl.runs.report import write_report
+from agentrl.types import ToolRun, Trajectory
+
+HOSTILE = "</span><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x00\x1b[2J\u200b"
+MINUS = "\N{MINUS SIGN}"
+VOID = {"meta", "br", "img", "input"}
+
+
+class Page(HTMLParser):
+    """Reads a page, and checks on the way that every element is closed where it should be."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] not in ("style", "script"):
+            self.texts.append(data)
+
+    def of(self, tag: str, name: str) -> list[dict[str, str | None]]:
+        return [found for at, found in self.tags if at == tag and name in (found.get("class") or "").split()]
+
+    @property
+    def ids(self) -> set[str]:
+        return {str(found["id"]) for _, found in self.tags if "id" in found}
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+def read(run: Path) -> Page:
+    return Page(write_report(run).read_text(encoding="utf-8"))
+
+
+def test_report_of_a_whole_run(run: Path) -> None:
+    page = read(run)
+    assert {"chart-curve", "chart-clip_fraction", "chart-grad_norm", "chart-entropy"} <= page.ids
+    assert {"chart-logp_diff_max", "chart-seconds", "text-0", "numbers-3", "config"} <= page.ids
+    assert "notes" not in page.ids and "text-4" not in page.ids, "those of the first and the last step"
+    for told in ("15.8%", "10.8% to 20.9%", "73.0%", "200 problems", "14 min 20 s", "Sampled tokens", 'loss = "ctpo"'):
+        assert told in page.text
+
+
+def test_report_lies_in_the_run_s_folder_and_replaces_an_older_one(run: Path) -> None:
+    before = {path.name for path in run.iterdir()}
+    (run / "report.html").write_text("old", encoding="utf-8")
+    path = write_report(run)
+    assert path == run / "report.html" and path.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert {path.name for path in run.iterdir()} == before | {"report.html"}
+
+
+def test_two_reports_of_one_run_are_the_same_bytes(run: Path) -> None:
+    assert write_report(run).read_bytes() == write_report(run).read_bytes()
+
+
+def test_page_needs_nothing_else(run: Path) -> None:
+    page = read(run)
+    for tag, found in page.tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base")
+        assert not {"src", "href", "action", "style"} & set(found)
+        assert not [name for name in found if name.startswith("on")]
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"https?://|url\(|@import", text)
+    (policy,) = (found["content"] for _, found in page.tags if found.get("http-equiv") == "Content-Security-Policy")
+    assert str(policy).startswith("default-src 'none'") and "unsafe" not in str(policy)
+
+
+@pytest.fixture
+def hostile(run: Path, play: Callable[..., Trajectory], save: Callable[..., Path]) -> Path:
+    """A run in which everything that comes from outside attacks the page."""
+    options = {"tool_runs": (ToolRun(name=HOSTILE, ok=True, wall_s=0.1),), "parts": {HOSTILE[:60]: 1.0}}
+    save(run, 50, play(HOSTILE, HOSTILE, HOSTILE, HOSTILE, reward=1.0, task=HOSTILE, **options))
+    row = {"step": 50, "split": HOSTILE, "tasks": 5, "success": 0.5, "low": 0.1, "high": 0.9}
+    with (run / "evals.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    (run / "config.toml").write_text(f"name = '{HOSTILE}'\n", encoding="utf-8")
+    return run.rename(run.with_name("<script>alert(3)<\u2215script>"))
+
+
+def test_hostile_text_is_text(hostile: Path) -> None:
+    page = read(hostile)
+    assert sum(tag == "script" and found.get("type") != "text/plain" for tag, found in page.tags) == 1
+    assert not [tag for tag, _ in page.tags if tag == "img"]
+    assert "</span><script>alert(1)</script><img src=x onerror=alert(2)>" in page.text, "of the configuration"
+    assert "<script>alert(3)" in page.text
+
+
+def test_no_character_of_the_page_is_invisible(hostile: Path) -> None:
+    text = write_report(hostile).read_text(encoding="utf-8")
+    assert {char for char in text if not char.isprintable()} <= {"\n", "\t"}
+    for sign in ("U+202E", "U+200B", "U+0000", "U+001B"):
+        assert f'<i class="sign">{sign}</i>' in text
+
+
+def test_placeholders_in_data_are_not_filled_in(run: Path) -> None:
+    (run / "config.toml").write_text("x = '{{ name }} {% if %} {# script #}'\n", encoding="utf-8")
+    assert "x = '{{ name }} {% if %} {# script #}'" in read(run).text
+
+
+def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("seed = 1\n", encoding="utf-8")
+    page = read(tmp_path)
+    assert (
+        "config" in page.ids
+        and not {"curve", "training", "evals", "text-0"} & page.ids
+        and "no evaluation on held-out problems yet" in page.text
+    )
+
+
+@pytest.mark.parametrize("missing", ["config.toml", "metrics.jsonl", "evals.jsonl", "episodes"])
+def test_each_input_may_be_missing(run: Path, missing: str) -> None:
+    (run / missing).rename(run.parent / "away")
+    gone = {"config.toml": "config", "metrics.jsonl": "training", "evals.jsonl": "evals", "episodes": "text-0"}
+    ids = read(run).ids
+    assert gone[missing] not in ids and set(gone.values()) - {gone[missing]} <= ids
+
+
+def test_a_run_killed_while_it_wrote_a_line(run: Path) -> None:
+    text = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    (run / "metrics.jsonl").write_text(text[:-30], encoding="utf-8")
+    page = read(run)
+    assert "metrics.jsonl ends in an unfinished line" in page.text
+    assert re.search(r"Training steps\s*39", page.text)
+
+
+@pytest.mark.parametrize("line", ["[1]", "{}", '{"step": "x"}', '{"step": NaN}', "[" * 100_000, '{"step": true}'])
+def test_a_line_that_is_no_row_is_left_out_and_named(run: Path, line: str) -> None:
+    text = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    (run / "metrics.jsonl").write_text(f"{line}\n{text}", encoding="utf-8")
+    page = read(run)
+    assert "Line 1 of metrics.jsonl" in page.text and re.search(r"Training steps\s*40", page.text)
+
+
+def test_one_evaluation_has_no_before_and_after(run: Path) -> None:
+    first = (run / "evals.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    (run / "evals.jsonl").write_text(first + "\n", encoding="utf-8")
+    text = read(run).text
+    assert "Measured" in text and "Before" not in text
+
+
+def test_only_the_first_split_is_compared(run: Path) -> None:
+    other = {"step": 99, "split": "harder", "tasks": 5, "success": 0.013}
+    with (run / "evals.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(other) + "\n")
+    page = read(run)
+    assert "harder" in page.text and page.text.count("1.3%") == 1
+
+
+@pytest.mark.parametrize(
+    ("clock", "told"), [([10, 20, 30], "30.0 s"), ([10, 20, 5, 9], "29.0 s"), ([10, 20, 5, 3], "28.0 s")]
+)
+def test_wall_time_goes_on_where_a_run_was_resumed(tmp_path: Path, clock: list[float], told: str) -> None:
+    rows = [json.dumps({"step": step, "seconds_run": at}) for step, at in enumerate(clock)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    assert re.search(rf"Wall time\s*{re.escape(told)}", read(tmp_path).text)
+
+
+def test_a_step_trained_twice_counts_once(tmp_path: Path) -> None:
+    rows = [{"step": step, "sampled_tokens": tokens} for step, tokens in ((1, 100), (2, 900), (2, 50))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert re.search(r"Training steps\s*2\s*Sampled tokens\s*150", read(tmp_path).text)
+
+
+def test_other_files_beside_the_episodes_are_left_alone(run: Path) -> None:
+    for name in (".step-000099.jsonl.zst.tmp", "notes.txt", "step-.jsonl", "step-99999999999999999999.jsonl"):
+        (run / "episodes" / name).write_text("x", encoding="utf-8")
+    assert "notes" not in read(run).ids
+
+
+KEYS = ("reward_mean", "sampled_tokens", "grad_norm", "entropy", "seconds_generate", "seconds_run")
+VALUES = st.none() | st.floats() | st.integers() | st.booleans() | st.text(max_size=3) | st.just([{}])
+
+
+def lines(keys: tuple[str, ...]) -> st.SearchStrategy[list[str]]:
+    steps = st.integers(0, 50) | st.floats()
+    rows = st.dictionaries(st.sampled_from(keys), VALUES).flatmap(lambda row: steps.map(lambda at: row | {"step": at}))
+    return st.lists(rows.map(json.dumps) | st.text(max_size=5), max_size=6)
+
+
+@settings(max_examples=60)
+@given(lines(KEYS), lines(("split", "tasks", "success", "low", "high", "seconds_run", "truncated")))
+def test_no_damage_keeps_a_report_from_being_written(
+    tmp_path_factory: pytest.TempPathFactory, metrics: list[str], evals: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "metrics.jsonl").write_text("\n".join(metrics), encoding="utf-8")
+    (folder / "evals.jsonl").write_text("\n".join(evals), encoding="utf-8")
+    page = read(folder)
+    assert not re.search(
+        r"\b(nan|inf)\b", str([found for tag, found in page.tags if tag in ("path", "rect", "circle")])
+    )
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="is no run: it has none of config"):
+        write_report(tmp_path)
+    with pytest.raises(RunFolderError, match="is no folder"):
+        write_report(tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_that_can_t_be_written(run: Path) -> None:
+    (run / "report.html").mkdir()
+    with pytest.raises(RunFolderError, match="no report can be written"):
+        write_report(run)
+
+
+def test_the_page_s_parts_are_in_the_package() -> None:
+    folder = importlib.resources.files("agentrl.runs.report")
+    for name in ("page.html", "page.css", "episodes.css", "data.js", "episode.js", "list.js"):
+        assert folder.joinpath(name).is_file()

@@ -1,0 +1,153 @@
+"""From settings to parts: the same settings give the same model, and a saved one is taken up as it was."""
+
+import asyncio
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.config import Config, load_config
+from agentrl.engines.base import Sampling
+from agentrl.engines.scripted import ScriptedEngine
+from agentrl.errors import ConfigError, UnknownNameError, UsageError
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.plan import EpisodeSpec
+from agentrl.runs.assemble import Parts, make_collector, task_mix, task_source, with_dialect
+from agentrl.runs.assemble import assemble as assemble_for
+from agentrl.runs.checkpoint import save_checkpoint
+from agentrl.types import Message
+
+
+def tiny(*overrides: str) -> Config:
+    small = ["model.hidden=16", "model.layers=1", "model.heads=2", "rollout.concurrency=2", "rollout.turn_tokens=8"]
+    return load_config(overrides=[*small, "rollout.episode_tokens=64", *overrides])
+
+
+def assemble(config: Config, path: Path | None = None) -> Parts:
+    return assemble_for(config, task_source(config, "train"), path)
+
+
+def test_same_seed_same_model() -> None:
+    one, same, other = (assemble(tiny(f"run.seed={seed}")) for seed in (1, 1, 2))
+    weights = [dict(parts.model.named_parameters()) for parts in (one, same, other)]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert any(not torch.equal(value, weights[2][name]) for name, value in weights[0].items())
+    assert one.tokenizer.get_vocab() == same.tokenizer.get_vocab()
+    assert one.renderer.tokenizer is one.tokenizer
+
+
+def test_engine_has_weights_of_its_own() -> None:
+    parts = assemble(tiny())
+    before = asyncio.run(parts.engine.generate((5, 6, 7), Sampling(max_tokens=4), seed=1))
+    with torch.no_grad():
+        for weights in parts.model.parameters():
+            weights.zero_()
+    assert asyncio.run(parts.engine.generate((5, 6, 7), Sampling(max_tokens=4), seed=1)) == before
+
+
+def test_saved_model_is_taken_up_quietly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = tiny()
+    parts = assemble(config)
+    save_checkpoint(tmp_path / "it", parts.model, parts.tokenizer, state={})
+    again = [assemble(config, tmp_path / "it"), assemble(tiny(f"model.path={tmp_path / 'it'}"))]
+    for other in again:
+        loaded = dict(other.model.named_parameters())
+        assert all(torch.equal(weights, loaded[name]) for name, weights in parts.model.named_parameters())
+        text = "What is 12 + 30? 3.5 é"
+        assert other.tokenizer(text)["input_ids"] == parts.tokenizer(text)["input_ids"]
+    assert capfd.readouterr() == ("", ""), "no bars and notes of libraries between ours"
+
+
+def test_dtype_and_threads() -> None:
+    before = torch.get_num_threads()
+    parts = assemble(tiny("model.dtype=bfloat16", "run.threads=1"))
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(before)
+    sampled = parts.engine._model
+    assert {weights.dtype for weights in sampled.parameters()} == {sampled.dtype} == {torch.bfloat16}
+    assert {weights.dtype for weights in parts.model.parameters()} == {torch.float32}
+    assert {buffer.dtype for buffer in sampled.buffers()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "wanted"),
+    [
+        ("model.device=tpu7", ConfigError, "there is no device 'tpu7' here"),
+        ("model.template_args.enable_thinking=false", ConfigError, "no variable 'enable_thinking' to set"),
+        ("model.heads=3", ConfigError, "model.heads=3 in model.hidden=16"),
+        ("model.heads=16", ConfigError, "model.heads=16 in model.hidden=16"),
+        ("model.hidden=15", ConfigError, "model.heads=2 in model.hidden=15"),
+        ("model.path=/no/such/folder", UsageError, "no tokenizer can be loaded from '/no/such/folder'"),
+        ("env.id=agentrl/Arithmetic-v9", UnknownNameError, "did you mean 'agentrl/Arithmetic-v0'?"),
+    ],
+)
+def test_what_can_not_be_assembled(override: str, kind: type[Exception], wanted: str) -> None:
+    with pytest.raises(kind) as caught:
+        assemble(tiny(override))
+    assert wanted in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("hidden", "heads"), [(2, 1), (8, 1), (8, 2), (24, 4), (12, 6)])
+def test_any_allowed_shape_works(hidden: int, heads: int) -> None:
+    parts = assemble(tiny(f"model.hidden={hidden}", f"model.heads={heads}"))
+    done = asyncio.run(parts.engine.generate((5, 6, 7), Sampling(max_tokens=4), seed=1))
+    assert len(done.token_ids) == 4
+
+
+def test_collector_plays_the_split_it_is_asked_for(tokenizer: Any) -> None:
+    from agentrl.render.renderer import Renderer
+
+    config = tiny("env.args.level=2")
+    source = task_source(config, "test")
+    (task,) = source.pick(1, first=3)
+    assert task.id == "test-2:3" and (source.split, source.best_return, source.has_tools) == ("test", 1.0, True)
+    collector = make_collector(config, Renderer(tokenizer), split="test")
+    specs = [[EpisodeSpec(task_id=task.id, seed=0)]]
+    collected = asyncio.run(collector.collect(specs, lambda _: ScriptedEngine([[5]]), Sampling()))
+    assert collected.groups[0].task_id == task.id
+    collector.close()
+    with pytest.raises(UnknownNameError, match="no split is called 'exam'"):
+        task_source(config, "exam")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (["engine.name=transfomers"], "no engine is called 'transfomers'; did you mean 'transformers'?"),
+        (["engine.options.sluts=3"], "engine 'transformers' can't be made with engine.options: "),
+        (["engine.options.slots=0"], "slots is 0: an engine needs at least one"),
+    ],
+)
+def test_an_engine_that_is_not_there_is_a_mistake_in_the_settings(overrides: list[str], wanted: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        assemble(tiny(*overrides))
+    assert str(caught.value).startswith(wanted) and "\n" not in str(caught.value)
+
+
+def test_native_dialect_is_that_of_the_models_chat_template(tokenizer: Any, tmp_path: Path) -> None:
+    taught = copy.deepcopy(tokenizer)
+    taught.chat_template = (
+        "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
+        '[TOOL_CALLS] [{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}]'
+        "{% endfor %}{{ eos_token }}{% endfor %}"
+    )
+    taught.save_pretrained(tmp_path)
+    config = tiny("env.args.dialect=native", f"model.path={tmp_path}")
+    assert with_dialect(config).env.args == {"dialect": "native-mistral"}
+    assert with_dialect(tiny("env.args.dialect=native"), tmp_path).env.args == {"dialect": "native-mistral"}
+    assert task_source(with_dialect(config), "train").dialect.label.startswith("native-mistral ")
+    mix = "env.mix={a={id='agentrl/Arithmetic-v0', args={dialect='native'}}, b={id='agentrl/Math-v0'}}"
+    mixed = with_dialect(tiny(mix, f"model.path={tmp_path}"))
+    assert [env.args for env in mixed.env.played.values()] == [{"dialect": "native-mistral"}, {}]
+    with pytest.raises(ConfigError, match="task_mix gives the tasks of all"):
+        task_source(mixed, "train")
+    # A template that describes tools describes to each environment its own.
+    described = Renderer(taught, {}, task_mix(mixed, "train").dialects[0].template_tools)
+    assert described.describing(described._given[1]) is described  # pyright: ignore[reportPrivateUsage]
+    prompts = [one.prompt([Message(role="user", content="x")]) for one in (described, described.describing([]))]
+    assert ["python" in taught.decode(prompt.token_ids) for prompt in prompts] == [True, False]
+    assert with_dialect(tiny("env.args.dialect=xml")) == tiny("env.args.dialect=xml")
+    with pytest.raises(ConfigError, match="needs a model that was taught to call tools"):
+        with_dialect(tiny("env.args.dialect=native"))

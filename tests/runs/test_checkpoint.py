@@ -1,0 +1,181 @@
+"""Checkpoints: transformers loads them, a kill leaves whole ones only, and damaged ones are passed over by name."""
+
+import contextlib
+import copy
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from agentrl.errors import RunFolderError
+from agentrl.runs.checkpoint import load_optimizer, load_state, model_at, newest, save_checkpoint
+from agentrl.runs.folder import checkpoints, numbered
+
+
+def state(step: int) -> dict[str, object]:
+    return {"step": step, "updates": 2 * step, "records": {}}
+
+
+def trained(model: Any) -> tuple[Any, torch.optim.Optimizer]:
+    """A copy of the model and its optimizer after one update."""
+    own = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(own.parameters(), lr=1e-3)
+    sum(weights.square().sum() for weights in own.parameters()).backward()
+    optimizer.step()
+    return own, optimizer
+
+
+def test_transformers_loads_it(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    own, optimizer = trained(model)
+    path = tmp_path / "run" / "checkpoints" / "step-000007"
+    save_checkpoint(path, own, tokenizer, optimizer=optimizer.state_dict(), state=state(7))
+    loaded = AutoModelForCausalLM.from_pretrained(path)
+    assert all(torch.equal(weights, loaded.state_dict()[name]) for name, weights in own.state_dict().items())
+    again = AutoTokenizer.from_pretrained(path)
+    chat = [{"role": "user", "content": "What is 12 + 30? <|im_end|> é"}]
+    assert again.apply_chat_template(chat)["input_ids"] == tokenizer.apply_chat_template(chat)["input_ids"]
+    assert again.eos_token_id == tokenizer.eos_token_id
+    assert load_state(path) == state(7)
+    fresh = torch.optim.AdamW(loaded.parameters(), lr=1.0)
+    load_optimizer(path, fresh.load_state_dict)
+    for mine, theirs in zip(optimizer.state.values(), fresh.state.values(), strict=True):
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    assert fresh.param_groups[0]["lr"] == 1e-3
+    sums = subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=path, capture_output=True)
+    assert (sums.returncode, sums.stdout) == (0, b"")
+    assert checkpoints(tmp_path / "run") == [path] and [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_checkpoint_that_is_there_is_left_as_it_is(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "step-000001"
+    save_checkpoint(path, model, tokenizer, state=state(1))
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    save_checkpoint(path, trained(model)[0], tokenizer, state=state(2))
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+
+
+def test_rubbish_of_a_killed_save_is_no_obstacle(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / ".step-000001.tmp" / "deep").mkdir(parents=True)
+    save_checkpoint(tmp_path / "step-000001", model, tokenizer, state=state(1))
+    assert not (tmp_path / "step-000001" / "deep").exists() and not (tmp_path / ".step-000001.tmp").exists()
+
+
+def test_other_folders_are_no_checkpoints(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="is no checkpoint of a run"):
+        load_state(tmp_path)
+    for text in ("{", "{}", "[]", '{"step": 1}', '{"step": null, "updates": 1}'):
+        (tmp_path / "trainer.json").write_text(text)
+        with pytest.raises(RunFolderError, match="is no checkpoint of a run"):
+            load_state(tmp_path)
+
+
+def save_for_ever(folder: Path, model: Any, tokenizer: Any, optimizer: torch.optim.Optimizer) -> None:
+    """What a child process does until it is killed."""
+    # No progress bars: their lock is shared with this process, and killed while it holds it the child would keep it.
+    disable_progress_bar()
+    # The child must not run into pytest, whatever happens here.
+    with contextlib.suppress(BaseException):
+        for step in range(1, 10_000):
+            save_checkpoint(
+                folder / f"step-{step:06d}", model, tokenizer, optimizer=optimizer.state_dict(), state=state(step)
+            )
+    os._exit(1)
+
+
+def check_passed_over(run: Path, *words: str) -> None:
+    """The newest is not taken but the one before it, and the reason is told; by its own name it is refused."""
+    told: list[str] = []
+    *_, before, last = numbered(run)
+    assert newest(run, told.append) == (before, [last])
+    assert model_at(str(before), told.append) == str(before)
+    assert len(told) == 1 and all(word in told[0] for word in (last.name, before.name, *words)), told
+    if last.is_dir():
+        with pytest.raises(RunFolderError, match=f"{last.name}' .*: name another one, or put a whole copy back"):
+            model_at(str(last), told.append)
+
+
+def check_damage_is_found(run: Path) -> None:
+    """Each file of the newest checkpoint in turn: one bit of it other, its end cut off, or all of it gone."""
+    last = checkpoints(run)[-1]
+    for file in sorted(last.iterdir()):
+        data = file.read_bytes()
+        middle = len(data) // 2
+        for broken in (data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :], data[:-9], b"", None):
+            file.unlink()
+            if broken is not None:
+                file.write_bytes(broken)
+            # A list that lacks a name is known by the file that is not on it.
+            check_passed_over(run, *([file.name] if file.name != "SHA256SUMS" else []))
+        file.write_bytes(data)
+    assert newest(run, lambda _: None) == (last, [])
+
+
+NINTH = "step-000009"
+SPOILED: list[tuple[Callable[[Path, Path], object], str]] = [
+    (lambda one, two: shutil.copy(one / "trainer.json", two), "another trainer.json"),
+    (lambda one, two: (two / "adapter_config.json").write_text("{}"), "another adapter_config.json"),
+    (lambda one, two: shutil.copytree(one, two.with_name(NINTH)), f"{NINTH} is of step-000001"),
+    (lambda one, two: two.with_name(NINTH).mkdir(), f"{NINTH} can't be read"),
+    (lambda one, two: two.with_name(NINTH).write_text("x"), f"{NINTH} can't be read"),
+    (lambda one, two: two.with_name(NINTH).symlink_to("nowhere"), f"{NINTH} can't be read"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "words"), SPOILED)
+def test_what_was_not_saved_there_is_passed_over(
+    model: Any, tokenizer: Any, tmp_path: Path, spoil: Callable[[Path, Path], object], words: str
+) -> None:
+    saved = [tmp_path / "checkpoints" / f"step-{step:06d}" for step in (1, 2)]
+    for step, path in enumerate(saved, start=1):
+        save_checkpoint(path, model, tokenizer, state=state(step))
+    spoil(*saved)
+    check_passed_over(tmp_path, words)
+
+
+def test_one_that_an_older_version_saved_is_taken_and_told(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    path, told = tmp_path / "checkpoints" / "step-000001", list[str]()
+    save_checkpoint(path, model, tokenizer, state={"step": 1, "updates": 2})
+    (path / "SHA256SUMS").unlink()
+    assert newest(tmp_path, told.append) == (path, []) and model_at(str(path), told.append) == str(path)
+    assert len(told) == 2 and all("was saved without checksums" in line for line in told)
+    for data in (None, b"", b"PK"):
+        if data is not None:
+            (path / "optimizer.pt").write_bytes(data)
+        with pytest.raises(RunFolderError, match=r"optimizer.pt can't be read .* put a whole copy back"):
+            load_optimizer(path, trained(model)[1].load_state_dict)
+
+
+def test_killed_at_any_instant_leaves_whole_ones(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    own, optimizer = trained(model)
+    whole: set[str] = set()
+    chance = random.Random(0)
+    for attempt in range(12):
+        folder = tmp_path / str(attempt) / "checkpoints"
+        pid = os.fork()
+        if pid == 0:
+            save_for_ever(folder, own, tokenizer, optimizer)
+        while attempt == 0 and len(checkpoints(folder.parent)) < 2:
+            time.sleep(0.001)
+        time.sleep(0.01 + chance.random() * 0.15)
+        os.kill(pid, signal.SIGKILL)
+        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+        saved = checkpoints(folder.parent)
+        assert [load_state(path)["step"] for path in saved] == list(range(1, len(saved) + 1))
+        for path in saved:
+            whole |= {file.name for file in path.iterdir()}
+            assert {file.name for file in path.iterdir()} == whole
+        if attempt == 0:
+            check_damage_is_found(folder.parent)
+    last = saved[-1] if saved else checkpoints(tmp_path / "0")[-1]
+    loaded = AutoModelForCausalLM.from_pretrained(last).state_dict()
+    assert all(torch.equal(weights, loaded[name]) for name, weights in own.state_dict().items())

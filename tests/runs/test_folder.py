@@ -1,0 +1,208 @@
+"""Run folders: never overwritten, never shared, and readable whatever instant a run was killed at."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import Config, load_config
+from agentrl.errors import ConfigError, RunFolderError
+from agentrl.runs.checkpoint import model_at
+from agentrl.runs.folder import RunFolder, changed, checkpoints, read_config, read_dialect, read_jsonl, replace
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load_config(overrides=[f"run.dir={tmp_path / 'runs'}", "run.name=it", 'env.args.word="a \\"b\\""'])
+
+
+def test_new_folder_holds_config_and_versions(config: Config, tmp_path: Path) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        assert folder.path == tmp_path / "runs" / "it"
+        text = (folder.path / "config.toml").read_text()
+    assert "[versions]" in text and f'"{sys.version.split()[0]}"' in text
+    assert read_config(folder.path) == config
+    assert not [path.name for path in folder.path.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_dialect_of_the_training_is_recorded(config: Config) -> None:
+    with RunFolder.create(config, numbered=False, dialect='fence "1"') as folder:
+        assert read_dialect(folder.path) == 'fence "1"'
+        assert read_config(folder.path) == config
+    with RunFolder.create(config, numbered=True) as folder:
+        assert read_dialect(folder.path) == ""
+
+
+def test_taken_name_is_an_error_or_gets_a_number(config: Config, tmp_path: Path) -> None:
+    RunFolder.create(config, numbered=False).close()
+    before = (tmp_path / "runs" / "it" / "config.toml").read_bytes()
+    with pytest.raises(RunFolderError, match="exists already: choose another --name, or go on with --resume"):
+        RunFolder.create(config, numbered=False)
+    for number in (2, 3):
+        with RunFolder.create(config, numbered=True) as folder:
+            assert folder.path.name == f"it-{number}"
+    assert (tmp_path / "runs" / "it" / "config.toml").read_bytes() == before
+
+
+def test_folder_that_holds_other_things_is_left_alone(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "it").mkdir(parents=True)
+    (tmp_path / "runs" / "it" / "mine.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match="exists already"):
+        RunFolder.create(config, numbered=False)
+    assert [path.name for path in (tmp_path / "runs" / "it").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("place", ["file", "file/deeper"])
+def test_parent_that_is_a_file(tmp_path: Path, place: str, numbered: bool) -> None:
+    (tmp_path / "file").write_text("")
+    config = load_config(overrides=[f"run.dir={tmp_path / place}"])
+    with pytest.raises(RunFolderError, match="can't be made: Not a directory"):
+        RunFolder.create(config, numbered=numbered)
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_name_that_is_too_long(tmp_path: Path, numbered: bool) -> None:
+    config = load_config(overrides=[f"run.dir={tmp_path}", f"run.name={'a' * 300}"])
+    with pytest.raises(RunFolderError, match="can't be made: File name too long"):
+        RunFolder.create(config, numbered=numbered)
+    assert not list(tmp_path.iterdir())
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from agentrl.runs.folder import RunFolder
+folder, _ = RunFolder.resume(Path(sys.argv[1]))
+folder.append("metrics.jsonl", {"step": 1})
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_folder_in_use_names_the_process(config: Config) -> None:
+    RunFolder.create(config, numbered=False).close()
+    path = Path(config.run.dir) / "it"
+    command = [sys.executable, "-c", HOLD, str(path)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout and holder.stdout.readline() == "held\n"
+    with pytest.raises(RunFolderError, match=f"is in use by process {holder.pid}: "):
+        RunFolder.resume(path)
+    assert read_jsonl(path / "metrics.jsonl") == [{"step": 1}]
+    holder.kill()  # a lock dies with its process, however it dies
+    holder.communicate()
+    folder, again = RunFolder.resume(path)
+    with folder:
+        assert again == config
+        with pytest.raises(RunFolderError, match=f"is in use by process {os.getpid()}"):
+            RunFolder.resume(path)
+
+
+def test_partial_last_line_is_dropped(config: Config) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        assert read_jsonl(folder.path / "metrics.jsonl") == []
+        for step in range(4):
+            folder.append("metrics.jsonl", {"step": step, "loss": 0.1 * step})
+        rows = read_jsonl(folder.path / "metrics.jsonl")
+        with (folder.path / "metrics.jsonl").open("a") as stream:
+            stream.write('{"step": 4, "lo')
+        assert read_jsonl(folder.path / "metrics.jsonl") == rows
+        kept = folder.kept(2, {})
+        assert kept["evals.jsonl"] == b"" and not (folder.path / "evals.jsonl").exists()
+        replace(folder.path / "metrics.jsonl", kept["metrics.jsonl"])
+        folder.append("metrics.jsonl", {"step": 3})
+        assert read_jsonl(folder.path / "metrics.jsonl") == [*rows[:3], {"step": 3}]
+        with pytest.raises(RunFolderError, match=r"metrics.jsonl has rows, and the run no checkpoint"):
+            folder.kept(-1, {})
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"step": "1"}', b"\0\0", b"\xff", b"[" * 100_000])
+def test_damaged_line_is_named_unless_it_is_cut_anyway(config: Config, line: bytes) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        path = folder.path / "metrics.jsonl"
+        folder.append("metrics.jsonl", {"step": 1})
+        sealed, data = folder.seal(), path.read_bytes()
+        path.write_bytes(data + line + b"\n")
+        assert folder.kept(1, sealed)["metrics.jsonl"] == data, "what came after the checkpoint is written again"
+        for read in (lambda: folder.kept(1, {}), lambda: read_jsonl(path)):
+            with pytest.raises(RunFolderError, match=r"line 2 of .*metrics.jsonl is no JSON object with a step: put a"):
+                read()
+        for other in (data.replace(b"1", b"2"), data[:-1], b""):
+            path.write_bytes(other)
+            with pytest.raises(RunFolderError, match=r"metrics.jsonl is damaged or gone: .* step-000001 was saved"):
+                folder.kept(1, sealed)
+
+
+def test_config_that_was_cut_off_anywhere_is_no_config(config: Config) -> None:
+    RunFolder.create(config, numbered=False, dialect="fence 1").close()
+    file = Path(config.run.dir) / "it" / "config.toml"
+    data = file.read_bytes()
+    for size in range(0, len(data) - 1, 7):
+        file.write_bytes(data[:size])
+        with pytest.raises((ConfigError, RunFolderError)):
+            read_config(file.parent)
+
+
+@pytest.mark.parametrize("cut", range(1, 30, 7))
+def test_any_prefix_of_a_file_can_be_read(tmp_path: Path, cut: int) -> None:
+    lines = [json.dumps({"step": step, "text": "é\u2028\n"}) + "\n" for step in range(2)]
+    (tmp_path / "it.jsonl").write_bytes("".join(lines).encode()[:-cut])
+    assert [row["step"] for row in read_jsonl(tmp_path / "it.jsonl")] == [0]
+
+
+def test_no_run_names_the_nearest(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunFolderError, match="there are none yet"):
+        RunFolder.resume(Path("runs/it"))
+    RunFolder.create(config, numbered=False).close()
+    for wrong in ("runs/ti", "it", "runs/it/episodes", "/runs/it"):
+        with pytest.raises(RunFolderError, match=r"(did you mean 'runs/it'|choose one of runs/it)"):
+            RunFolder.resume(Path(wrong))
+    assert not (tmp_path / "it").exists()
+
+
+def test_a_run_names_its_last_checkpoint_as_a_model(config: Config, tmp_path: Path) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        with pytest.raises(RunFolderError, match="has no checkpoint yet"):
+            model_at(str(folder.path), print)
+        for step in (3, 20):
+            folder.checkpoint(step).mkdir(parents=True)
+            (folder.checkpoint(step) / "trainer.json").write_text(f'{{"step": {step}, "updates": 0}}')
+        assert model_at(str(folder.path), print) == str(folder.checkpoint(20))
+    for other in ("", "Qwen/Qwen3-0.6B", str(tmp_path), str(folder.checkpoint(3))):
+        assert model_at(other, print) == other
+
+
+def test_what_may_change_while_a_run_goes_on(config: Config) -> None:
+    may = ["optim.steps=7", "optim.max_sampled_tokens=9", "eval.tasks=3", "eval.split=train", "save.every=1"]
+    new = changed(config, [*may, "rollout.concurrency=2", "run.threads=1", "model.device=meta"], Path("runs/it"))
+    assert (new.optim.steps, new.eval.split, new.rollout.concurrency) == (7, "train", 2)
+    assert changed(config, ["model.hidden=128", "algo.loss=ctpo"], Path("it")) == config, "as it was is no change"
+    for kept in ("run.seed=3", "model.path=x", "env.id=a/B-v0", "algo.advantage=rloo", "rollout.cut_turns=answer"):
+        with pytest.raises(ConfigError, match=rf"{kept.partition('=')[0]} can't change .* model.path=runs/it"):
+            changed(config, [kept], Path("runs/it"))
+    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+        changed(config, ["optim.stepz=3"], Path("runs/it"))
+
+
+def test_config_of_a_newer_version_is_refused(config: Config) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        with (folder.path / "config.toml").open("a") as stream:
+            stream.write("[magic]\nwand = 1\n")
+        with pytest.raises(ConfigError, match="unknown setting 'magic'"):
+            read_config(folder.path)
+
+
+def test_checkpoints_are_in_order_of_their_steps(config: Config) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        assert checkpoints(folder.path) == []
+        for step in (20, 3, 1000001, 999999):
+            folder.checkpoint(step).mkdir(parents=True)
+        (folder.path / "checkpoints" / ".step-000030.tmp").mkdir()
+        (folder.path / "checkpoints" / "notes").mkdir()
+        (folder.path / "checkpoints" / "step-000099").write_text("a stray file")
+        assert checkpoints(folder.path) == [folder.checkpoint(step) for step in (3, 20, 999999, 1000001)]
+        assert folder.episodes(7).name == "step-000007.jsonl.zst"

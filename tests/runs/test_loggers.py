@@ -1,0 +1,117 @@
+"""Metrics on their way to trackers: published ones where they are installed, and functions of one's own."""
+
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.runs.loggers import Loggers, find_loggers
+
+ROW = {"step": 1, "reward_mean": 0.5, "split": "test"}
+
+
+class Said(list[str]):
+    def __call__(self, line: str) -> None:
+        self.append(line)
+
+
+def started(tmp_path: Path, *names: str, **options: dict[str, Any]) -> tuple[Loggers, Said]:
+    said = Said()
+    return Loggers(names, options, tmp_path, {"optim.lr": 0.1}, said), said
+
+
+def own_module(monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
+    module = ModuleType(name)
+    module.__dict__.update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_tensorboard_reads_what_was_logged_before_and_after_a_resume(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for step in (1, 2):
+        loggers, said = started(tmp_path, "tensorboard")
+        loggers.log(ROW, step)
+        loggers.log({"success": step / 4}, step, "eval_")
+        loggers.close()
+        assert not said
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert sorted(events.Tags()["scalars"]) == ["eval_success", "reward_mean", "step"], "texts are no numbers"
+    assert [(one.step, one.value) for one in events.Scalars("eval_success")] == [(1, 0.25), (2, 0.5)]
+
+
+def test_wandb_keeps_a_run_offline(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="needs wandb")
+    loggers, said = started(tmp_path, "wandb", wandb={"mode": "offline", "settings": {"silent": True}})
+    loggers.log(ROW, 1)
+    loggers.close()
+    assert not said
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    # W&B's own process writes the file, and on a busy machine it may do so only after the run's end.
+    while b"reward_mean" not in file.read_bytes():
+        time.sleep(0.05)
+
+
+def test_a_tracker_is_told_of_the_run_and_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    own_module(
+        monkeypatch,
+        "trackio",
+        init=lambda **about: told.append(about),
+        log=lambda row, step: told.append((row, step)),
+        finish=lambda: told.append("finished"),
+    )
+    loggers, _ = started(tmp_path, "trackio", trackio={"project": "tools"})
+    loggers.log(ROW, 1)
+    loggers.close()
+    about = {"project": "tools", "name": tmp_path.name, "config": {"optim.lr": 0.1}, "resume": "allow"}
+    assert told == [about, ({"step": 1, "reward_mean": 0.5}, 1), "finished"]
+
+
+def test_a_function_of_ones_own_that_fails_is_left_out_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, str]] = []
+
+    def keep(row: dict[str, float], step: int, *, tag: str) -> None:
+        seen.append((step, tag))
+
+    def fail(row: dict[str, float], step: int) -> None:
+        raise ConnectionError("no server")
+
+    own_module(monkeypatch, "mine", keep=keep, fail=fail)
+    loggers, said = started(tmp_path, "mine:fail", "mine:keep", **{"mine:keep": {"tag": "a"}})
+    loggers.log(ROW, 1)
+    loggers.log(ROW, 2)
+    loggers.close()
+    assert seen == [(1, "a"), (2, "a")]
+    assert said == ["warning: the logger 'mine:fail' failed and is left out from here on: ConnectionError('no server')"]
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (["tensorbord"], {}, "there is no logger 'tensorbord'; did you mean 'tensorboard'?"),
+        (["no_such_module:log"], {}, "can't be imported: No module named 'no_such_module'"),
+        (["math:no_such_function"], {}, "can't be imported: module 'math' has no attribute"),
+        ([":log"], {}, "can't be imported"),
+        ([], {"wandb": {"project": "x"}}, "a table for 'wandb', but log.to does not name it"),
+    ],
+)
+def test_what_is_no_logger_is_refused(names: list[str], options: dict[str, dict[str, Any]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        find_loggers(names, options)
+
+
+def test_an_option_that_a_logger_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(*, project: str, name: str, config: object, resume: str) -> None: ...
+
+    own_module(monkeypatch, "trackio", init=init)
+    with pytest.raises(ConfigError, match=r"logger 'trackio' can't be made with log.options.trackio: .*'projet'"):
+        started(tmp_path, "trackio", trackio={"projet": "x"})

@@ -1,0 +1,211 @@
+"""What is shown: colours and bars in a terminal, plain lines elsewhere, and never what a terminal would obey."""
+
+import builtins
+import importlib.util
+import io
+import re
+import time
+import unicodedata
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
+
+from agentrl.eval.table import Evaluation
+from agentrl.runs.progress import Bar, Display, visible
+
+RESULT = Evaluation(
+    tasks=200,
+    attempts=4,
+    success=0.925,
+    low=0.88,
+    high=0.954,
+    pass_at={1: 0.925, 4: 0.99},
+    reward_mean=0.9,
+    turns_mean=2.01,
+    tool_calls_mean=1.0,
+    tool_errors_mean=0.015,
+    truncated=3,
+    cut_turns=7,
+    lost=0,
+)
+
+
+class Screen(io.StringIO):
+    """A terminal, as far as anybody asks."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@given(st.text(st.characters()))
+def test_nothing_that_a_terminal_obeys_gets_through(text: str) -> None:
+    shown = visible(text)
+    assert all(unicodedata.category(char)[0] not in "CZ" or char in "\n\t " for char in shown)
+    shown.encode()
+    assert visible(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        *(("", ""), ("naïve 漢字 🙂\n\ttext", "naïve 漢字 🙂\n\ttext"), ("\x1b]0;owned\x07", "\\x1b]0;owned\\x07")),
+        *(("a\r\nb\b\x7f\x9b", "a\\r\nb\\x08\\x7f\\x9b"), ("\u202eevil\u200b\ud800", "\\u202eevil\\u200b\\ud800")),
+        (r"a \x1b that was written", r"a \x1b that was written"),
+    ],
+)
+def test_what_is_shown(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+def test_plain_where_there_is_no_terminal() -> None:
+    out = io.StringIO()
+    Display(out).say("[bold]hi[/bold] \x1b[31m", "red")
+    assert out.getvalue() == "[bold]hi[/bold] \\x1b[31m\n"
+
+
+def test_colour_where_there_is_one() -> None:
+    out = Screen()
+    Display(out).say("[bold]:smile: \x1b[2J" + "long " * 60, "red")
+    assert out.getvalue().startswith("\x1b[31m[bold]:smile: \\x1b[2J")
+    assert out.getvalue().count("\n") == 1, "lines are the terminal's to break"
+    assert set(re.findall("\x1b.*?m", out.getvalue())) == {"\x1b[31m", "\x1b[0m"}
+
+
+def test_plain_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Any = builtins.__import__
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(builtins, "__import__", lambda name, *rest: real("no_such_" + name if "rich" in name else name))
+    out = Screen()
+    Display(out).say("hi", "red")
+    assert out.getvalue() == "hi\n"
+
+
+def test_what_can_not_be_encoded_is_escaped() -> None:
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    Display(out).say("é漢\ud800")
+    assert raw.getvalue() == rb"\xe9\u6f22\ud800" + b"\n"
+
+
+def shown(out: io.StringIO) -> list[str]:
+    text = Text.from_ansi(out.getvalue().replace("\r", "\n")).plain
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def await_bar(out: io.StringIO, *parts: str) -> None:
+    """Wait until a bar with these parts is drawn."""
+    while not any(all(part in line for part in parts) for line in shown(out)):
+        time.sleep(0.01)
+
+
+def test_without_a_terminal_there_are_plain_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bar, "_EVERY_S", 0.0)
+    display = Display(out := io.StringIO())
+    with display.phase("training", 3) as bar:
+        bar.advance()
+        bar.advance("reward [0.50]")
+        with display.phase("evaluating", 2) as inner:
+            inner.advance("held-out :smile: tasks")
+        bar.advance("reward 0.75")
+    assert out.getvalue() == (
+        "training 2/3: reward [0.50], about 0 s left\nevaluating 1/2: held-out :smile: tasks, about 0 s left\n"
+        "training 3/3: reward 0.75, about 0 s left\n"
+    )
+
+
+def test_total_can_turn_out_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bar, "_EVERY_S", 0.0)
+    display = Display(out := io.StringIO())
+    with display.phase("training", 60_000) as bar:
+        for total in (4, 3, 3):
+            bar.expect(total)
+            bar.advance("reward 0.50")
+    counts = [line.split(":")[0] for line in out.getvalue().splitlines()]
+    assert counts == ["training 1/4", "training 2/3", "training 3/3"]
+
+
+def test_lines_come_every_ten_seconds_and_are_not_broken() -> None:
+    display = Display(out := io.StringIO())
+    with display.phase("training", 1000) as bar:
+        for _ in range(1000):
+            bar.advance("as fast as can be")
+    assert out.getvalue() == ""
+    display.say("a path that can be copied: " + "x" * 200)
+    assert out.getvalue().count("\n") == 1
+
+
+def test_evaluation_in_one_line() -> None:
+    display = Display(out := io.StringIO())
+    display.say(f"step 20: {RESULT}")
+    assert out.getvalue() == (
+        "step 20: success 92.5% (95% CI 88.0% to 95.4%) on 200 tasks, pass@4 99.0%, 2.01 turns, 1.00 tool calls, "
+        "0.01 tool errors, 3 truncated, 7 cut turns\n"
+    )
+
+
+def test_phases_nest_in_a_terminal_and_leave_what_was_said() -> None:
+    display = Display(out := Screen())
+    with display.phase("training", 2) as bar:
+        bar.advance("reward 0.50")
+        with display.phase("evaluating after step 1", 4) as inner:
+            inner.advance("held-out tasks")
+            await_bar(out, "evaluating after step 1", "1/4")
+            display.say("step 1: half of them")
+        bar.advance("reward 0.75")
+        await_bar(out, "training", "2/2")
+    display.say("done")
+    lines = shown(out)
+    assert any("training" in line and "1/2" in line for line in lines)
+    assert any("evaluating after step 1" in line and "1/4" in line for line in lines)
+    assert "step 1: half of them" in lines and lines[-1] == "done"
+    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 1, "the cursor comes back"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_bars_fit_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    display = Display(out := Screen())
+    with display.phase("evaluating after step 1000", 2000) as bar:
+        for _ in range(3):
+            bar.advance("reward 0.55, cut turns 3, tokens clipped 12.3%, engine and trainer 1e-06 apart")
+        await_bar(out, "3/2000 reward 0.55, cu")
+    lines = shown(out)
+    assert lines and all(len(line) <= width for line in lines)
+    assert not any(line.strip().startswith(("cut", "tokens", "engine")) for line in lines), "one line per bar"
+
+
+def test_error_within_a_phase_gives_the_terminal_back() -> None:
+    display = Display(out := Screen())
+    with pytest.raises(KeyboardInterrupt), display.phase("training", 2), display.phase("evaluating", 2):
+        raise KeyboardInterrupt
+    display.say("after")
+    assert shown(out)[-1] == "after" and out.getvalue().endswith("after\n")
+    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h")
+
+
+def test_plain_lines_say_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was done before a resumption took no time, and says nothing about what is left."""
+    now = iter([0.0, 11.0, 33.0, 300.0])
+    monkeypatch.setattr("agentrl.runs.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
+    display = Display(out := io.StringIO())
+    with display.phase("training", 10) as bar:
+        bar.advance()
+        bar.advance()
+        for _ in range(3):
+            bar.advance("reward 0.50")
+    assert out.getvalue() == (
+        "training 3/10: reward 0.50, about 77 s left\n"
+        "training 4/10: reward 0.50, about 2 min left\n"
+        "training 5/10: reward 0.50, about 8 min left\n"
+    )

@@ -1,0 +1,399 @@
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import TrajectoryError
+from agentrl.runs.records import TRAINING, EpisodeWriter, Record, read_begun, read_episodes, write_episodes
+from agentrl.types import Segment, Stop, ToolRun, Trajectory
+
+from .origins import ORIGIN
+
+SUFFIXES = (".jsonl", ".jsonl.zst")
+TEXTS = st.text(max_size=8)
+PARTS = st.dictionaries(TEXTS, st.floats(-1, 1), max_size=3)
+
+
+class Signs:
+    """A tokenizer of single characters."""
+
+    def decode(self, token_ids: int | list[int], **_: Any) -> str:
+        assert isinstance(token_ids, list)
+        return "".join(map(chr, token_ids))
+
+
+class Broken(Signs):
+    """Fails at the second episode."""
+
+    def decode(self, token_ids: int | list[int], **_: Any) -> str:
+        if token_ids == [0x7A]:
+            raise KeyError("unknown token")
+        return super().decode(token_ids)
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(map(ord, text))
+
+
+def policy(text: str) -> Segment:
+    return Segment("policy", ids(text), tuple(-0.25 * at for at in range(len(text))), 3)
+
+
+@pytest.fixture
+def episode() -> Trajectory:
+    return Trajectory(
+        task_id="train-1/7",
+        seed=11,
+        segments=(Segment("prompt", ids("2+2?")), policy("call"), Segment("tool", ids("4\n")), policy("4.")),
+        rewards=(0.0, 1.0),
+        stop=Stop.TERMINATED,
+        messages=({"role": "user", "content": "2+2?"}, {"role": "tool", "content": "4\n", "name": "python"}),
+        parts={"correct": 1.0},
+        tool_runs=(ToolRun(name="python", ok=True, wall_s=0.02, arguments={"code": "2+2", "n": [1, None]}),),
+    )
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Trajectory:
+    # Halves of surrogate pairs are no text: UTF-8 can't hold them, and no tokenizer gives them.
+    points = st.characters(exclude_categories=("Cs",)).map(ord)
+    segments = [Segment("prompt", tuple(draw(st.lists(points, max_size=5))))]
+    for source in draw(st.lists(st.sampled_from(["policy", "tool", "template"]), max_size=4)):
+        tokens = tuple(draw(st.lists(points, max_size=5)))
+        logprobs = tuple(draw(st.floats(-50, 0)) for _ in tokens)
+        swaps = ((len(tokens) - 1, 8),) if len(tokens) > 1 and draw(st.booleans()) else ()
+        sampled = (logprobs, 7, False, swaps) if source == "policy" else ()
+        segments.append(Segment(source, tokens, *sampled))
+    turns = sum(segment.trained for segment in segments)
+    return Trajectory(
+        task_id=draw(TEXTS),
+        seed=draw(st.integers(0, 2**63)),
+        segments=tuple(segments),
+        rewards=tuple(draw(st.floats(-1, 1)) for _ in range(turns)),
+        stop=draw(st.sampled_from(Stop)),
+        messages=tuple({"role": "user", "content": text} for text in draw(st.lists(TEXTS, max_size=2))),
+        parts=draw(PARTS),
+        tool_runs=tuple(ToolRun(name=name, ok=False, wall_s=0.5) for name in draw(st.lists(TEXTS, max_size=2))),
+        attempt=draw(st.none() | st.integers(0, 99)),
+        tags=tuple(draw(st.lists(TEXTS, max_size=2))),
+        answer=draw(st.none() | TEXTS),
+        usage=draw(st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9))),
+    )
+
+
+@given(st.lists(episodes(), max_size=4), st.sampled_from(SUFFIXES), st.booleans())
+def test_what_was_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, played: list[Trajectory], suffix: str, trained: bool
+) -> None:
+    path = tmp_path_factory.mktemp("records") / f"step-000001{suffix}"
+    advantages = [[at - 1.5 for at in range(one.n_sampled)] for one in played]
+    write_episodes(path, played, Signs(), ORIGIN, advantages if trained else None)
+    records = list(read_episodes(path))
+    assert all(record.origin == ORIGIN for record in records)
+    assert [record.trajectory for record in records] == played
+    for record, given_ in zip(records, advantages, strict=True):
+        assert record.advantages == (tuple(given_) if trained and given_ else None)
+        assert record.pieces == tuple(tuple(map(chr, one.token_ids)) for one in record.trajectory.segments)
+
+
+def test_a_line_can_be_read_without_this_package(tmp_path: Path, episode: Trajectory) -> None:
+    path = tmp_path / "e.jsonl"
+    write_episodes(path, [episode], Signs(), ORIGIN, [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
+    row = json.loads(path.read_text(encoding="utf-8"))
+    assert row["schema"] == 3 and row["return"] == 1.0 and row["stop"] == "terminated"
+    assert row["segments"][1] == {
+        "source": "policy",
+        "token_ids": list(ids("call")),
+        "pieces": ["c", "a", "l", "l"],
+        "logprobs": [0.0, -0.25, -0.5, -0.75],
+        "version": 3,
+        "advantages": [1.0, 2.0, 3.0, 4.0],
+    }
+    assert [one.get("advantages") for one in row["segments"]][2:] == [None, [5.0, 6.0]]
+    assert "logprobs" not in row["segments"][0] and row["messages"][1]["name"] == "python"
+
+
+@pytest.mark.parametrize("name", sorted(TRAINING))
+def test_what_training_made_of_tokens_is_rounded_and_read(tmp_path: Path, episode: Trajectory, name: str) -> None:
+    path = tmp_path / "e.jsonl"
+    write_episodes(path, [episode], Signs(), ORIGIN, None, [{name: [1 / 3, 1234567.0, 0.0, -1e-9, 1.0, 2.0]}])
+    (record,) = read_episodes(path)
+    assert record.training == {name: (0.33333, 1234600.0, 0.0, -1e-9, 1.0, 2.0)}
+    assert json.loads(path.read_text())["segments"][3]["training"] == {name: [1.0, 2.0]}
+
+
+def test_zst_is_a_zstandard_stream_of_the_plain_lines(tmp_path: Path, episode: Trajectory) -> None:
+    plain, packed = tmp_path / "e.jsonl", tmp_path / "e.jsonl.zst"
+    for path in (plain, packed):
+        write_episodes(path, [episode] * 100, Signs(), ORIGIN)
+    assert zstandard.decompress(packed.read_bytes()) == plain.read_bytes()
+    assert packed.stat().st_size < plain.stat().st_size / 10
+
+
+def test_text_that_utf8_can_t_hold_is_replaced_and_ids_are_kept(tmp_path: Path) -> None:
+    one = Trajectory(
+        task_id="t", seed=0, segments=(Segment("prompt", (0xD800, 0x41)),), rewards=(), stop=Stop.TURN_LIMIT
+    )
+    write_episodes(tmp_path / "e.jsonl", [one], Signs(), ORIGIN)
+    (record,) = read_episodes(tmp_path / "e.jsonl")
+    assert record.trajectory == one and record.pieces == (("?", "A"),)
+
+
+def test_line_breaks_of_any_kind_stay_inside_their_line(tmp_path: Path) -> None:
+    text = "\r\n\x0b\x0c\x1c\x85\u2028\u2029"
+    one = Trajectory(task_id=text, seed=0, segments=(Segment("prompt", ids(text)),), rewards=(), stop=Stop.TERMINATED)
+    for suffix in SUFFIXES:
+        write_episodes(tmp_path / f"e{suffix}", [one, one], Signs(), ORIGIN)
+        assert [record.trajectory for record in read_episodes(tmp_path / f"e{suffix}")] == [one, one]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, episode: Trajectory, suffix: str) -> None:
+    path = tmp_path / f"e{suffix}"
+    write_episodes(path, [episode], Signs(), ORIGIN)
+    before = path.read_bytes()
+    unknown = Trajectory(task_id="t", seed=0, segments=(Segment("prompt", ids("z")),), rewards=(), stop=Stop.TERMINATED)
+    with pytest.raises(KeyError):
+        write_episodes(path, [episode, unknown], Broken(), ORIGIN)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_replaces_the_old_file_whole(tmp_path: Path, episode: Trajectory) -> None:
+    path = tmp_path / "e.jsonl"
+    write_episodes(path, [episode] * 5, Signs(), ORIGIN)
+    write_episodes(path, [episode], Signs(), ORIGIN)
+    assert len(list(read_episodes(path))) == 1 and list(tmp_path.iterdir()) == [path]
+
+
+def test_reading_is_lazy(tmp_path: Path, episode: Trajectory) -> None:
+    path = pack(tmp_path, [line(episode), "no episode"])
+    assert next(read_episodes(path)).trajectory == episode
+
+
+def line(episode: Trajectory, **changes: object) -> str:
+    row: dict[str, object] = {
+        "schema": 3,
+        "origin": dataclasses.asdict(ORIGIN),
+        "task_id": episode.task_id,
+        "attempt": episode.attempt,
+        "tags": episode.tags,
+        "answer": episode.answer,
+        "usage": episode.usage,
+        "seed": episode.seed,
+        "stop": episode.stop.value,
+        "rewards": episode.rewards,
+        "parts": episode.parts,
+        "tool_runs": [dataclasses.asdict(run) for run in episode.tool_runs],
+        "messages": episode.messages,
+        "segments": [segment(one) for one in episode.segments],
+    }
+    return json.dumps(row | changes)
+
+
+RUN: dict[str, object] = {"name": "x", "ok": True, "wall_s": 1.0, "arguments": {}}
+
+
+def segment(one: Segment, **changes: object) -> dict[str, object]:
+    row = {"source": one.source, "token_ids": one.token_ids, "pieces": [chr(token) for token in one.token_ids]}
+    return row | ({"logprobs": one.logprobs, "version": one.version} if one.trained else {}) | changes
+
+
+def pack(folder: Path, lines: list[str]) -> Path:
+    path = folder / "e.jsonl.zst"
+    path.write_bytes(zstandard.compress("".join(one + "\n" for one in lines).encode()))
+    return path
+
+
+def fails(folder: Path, good: Trajectory, bad: str) -> str:
+    """Read a good line, then the bad one; the message of the error that it must give."""
+    records = read_episodes(pack(folder, [line(good), bad]))
+    assert next(records).trajectory == good
+    with pytest.raises(TrajectoryError) as caught:
+        next(records)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "null", "3", '"text"', "[]", "{}", '{"schema": 1}', "{'schema': 1}", '{"sch', "[" * 200_000]
+)
+def test_what_is_no_record_is_named_by_line(tmp_path: Path, episode: Trajectory, bad: str) -> None:
+    assert fails(tmp_path, episode, bad).startswith("line 2 of ")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"schema": 1}, {"origin": {}}, {"origin": {**dataclasses.asdict(ORIGIN), "best_return": "1"}}),
+        *({"schema": "2"}, {"stop": "tired"}, {"stop": []}, {"rewards": [1.0]}, {"rewards": [0.0, math.nan]}),
+        *({"rewards": [0.0, math.inf]}, {"rewards": ["0", "1"]}, {"rewards": None}, {"segments": None}),
+        *({"segments": []}, {"segments": "prompt"}, {"segments": [1]}, {"tool_runs": [1]}),
+        *({"tool_runs": [{"name": "x"}]}, {"tool_runs": [RUN | {"shell": "rm"}]}, {"tool_runs": [RUN | {"name": 3}]}),
+        *({"tool_runs": [RUN | {"arguments": 3}]}, {"messages": ["hi"]}, {"messages": [{"role": "user"}]}),
+        *({"messages": [{"role": "user", "content": 3}]}, {"messages": [{"role": "tool", "content": "", "name": 3}]}),
+        *({"messages": 3}, {"rewards": [0.0, 10**400]}, {"parts": 3}, {"seed": "x"}, {"task_id": 3}),
+        *(
+            {"schema": 2},
+            {"attempt": "1"},
+            {"tags": "ab", "answer": 3},
+            {"tags": [1]},
+            {"usage": [1]},
+            {"usage": [1, "2"]},
+        ),
+    ],
+)
+def test_hostile_fields_are_refused(tmp_path: Path, episode: Trajectory, changes: dict[str, object]) -> None:
+    assert "is no episode" in fails(tmp_path, episode, line(episode, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"source": "user"}, {"source": []}, {"source": "tool"}, {"logprobs": None}, {"logprobs": [0.0]}),
+        *({"logprobs": [0.1] * 4}, {"logprobs": [math.nan] * 4}, {"logprobs": ["0"] * 4}, {"version": None}),
+        *({"swaps": bad} for bad in (None, 3, [[0]], [[1, "3"]], [[0, 3]], [[1, 3], [9, 4]])),
+        *({"training": 3}, {"training": {"entropy": [math.nan] * 4}}, {"training": {"entropy": ["0"] * 4}}),
+        *({"pieces": None}, {"advantages": 3}, {"pieces": ["a"]}, {"pieces": [1, 2, 3, 4]}, {"token_ids": "call"}),
+    ],
+)
+def test_hostile_segments_are_refused(tmp_path: Path, episode: Trajectory, changes: dict[str, object]) -> None:
+    segments = [segment(one) for one in episode.segments]
+    segments[1] = segment(episode.segments[1], **changes)
+    assert "is no episode" in fails(tmp_path, episode, line(episode, segments=segments))
+
+
+def test_advantages_of_some_tokens_only_are_no_advantages(tmp_path: Path, episode: Trajectory) -> None:
+    segments = [segment(one) for one in episode.segments]
+    segments[1] = segment(episode.segments[1], advantages=[0.5])
+    (record,) = read_episodes(pack(tmp_path, [line(episode, segments=segments)]))
+    assert record == Record(
+        trajectory=episode, origin=ORIGIN, pieces=tuple(tuple(map(chr, one.token_ids)) for one in episode.segments)
+    )
+
+
+def test_an_unknown_field_is_for_a_later_version(tmp_path: Path, episode: Trajectory) -> None:
+    (record,) = read_episodes(pack(tmp_path, [line(episode, mood="good")]))
+    assert record.trajectory == episode
+
+
+def test_no_lines_no_records(tmp_path: Path) -> None:
+    for suffix in SUFFIXES:
+        write_episodes(tmp_path / f"e{suffix}", [], Signs(), ORIGIN)
+        assert list(read_episodes(tmp_path / f"e{suffix}")) == []
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [(".jsonl", b"\xff\xfe\n"), *((".jsonl.zst", damaged) for damaged in (b"text", b"\xff\0", b"\x28\xb5\x2f\xfd\0"))],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"e{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(TrajectoryError, match="is no episode"):
+        list(read_episodes(path))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
+def test_a_stream_that_was_cut_off_is_refused(tmp_path: Path, episode: Trajectory, share: float) -> None:
+    path = pack(tmp_path, [line(episode)] * 1000)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(TrajectoryError):
+        list(read_episodes(path))
+
+
+def test_plain_files_are_closed_when_reading_stops_early(tmp_path: Path, episode: Trajectory) -> None:
+    write_episodes(tmp_path / "e.jsonl", [episode] * 3, Signs(), ORIGIN)
+    records = read_episodes(tmp_path / "e.jsonl")
+    next(records)
+    del records  # an unclosed file is a warning, and warnings are errors here
+
+
+def begin(path: Path, episode: Trajectory, kept: bytes = b"", *, seeds: range = range(4)) -> EpisodeWriter:
+    writer = EpisodeWriter(path, Signs(), kept, ORIGIN, {"seed": 3})
+    for seed in seeds:
+        writer.add(dataclasses.replace(episode, seed=seed))
+    return writer
+
+
+def seeds_of(records: Iterable[Record]) -> list[int]:
+    return [record.trajectory.seed for record in records]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_each_episode_is_in_the_file_once_it_is_added(tmp_path: Path, episode: Trajectory, suffix: str) -> None:
+    path = tmp_path / f"e{suffix}"
+    writer = begin(path, episode, seeds=range(0))
+    for seed in range(3):
+        writer.add(dataclasses.replace(episode, seed=seed))
+        assert seeds_of(read_begun(path)[1]) == list(range(seed + 1)), "whatever becomes of the writer"
+    writer.close()
+    (first, *_), whole = list(read_episodes(path)), seeds_of(read_episodes(path))
+    assert whole == [0, 1, 2] and (first.origin, first.evaluation) == (ORIGIN, {"seed": 3})
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_that_was_cut_off_anywhere_goes_on(tmp_path: Path, episode: Trajectory, suffix: str) -> None:
+    path = tmp_path / f"e{suffix}"
+    begin(path, episode).close()
+    data = path.read_bytes()
+    for length in {*range(0, len(data), 97), len(data) - 3, len(data) - 1, len(data)}:
+        path.write_bytes(data[:length])
+        kept, records = read_begun(path)
+        assert seeds_of(records) == list(range(len(records))) and kept.count(b"\n") == len(records)
+        begin(path, episode, kept, seeds=range(len(records), 5)).close()
+        assert seeds_of(read_episodes(path)) == [0, 1, 2, 3, 4]
+        whole = (
+            zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
+            if suffix.endswith("zst")
+            else b""
+        )
+        assert not whole or whole.count(b"\n") == 5, "one frame, as other readers expect"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("text", [b"no episodes\nat all\n", b'{"schema": 3}\n', b"\xff\n"])
+def test_what_holds_no_episodes_is_not_gone_on_with(tmp_path: Path, suffix: str, text: bytes) -> None:
+    path = tmp_path / f"e{suffix}"
+    path.write_bytes(zstandard.compress(text) if suffix.endswith("zst") else text)
+    with pytest.raises(TrajectoryError, match="holds something else than episodes"):
+        read_begun(path)
+    assert read_begun(tmp_path / f"none{suffix}") == (b"", [])
+
+
+@pytest.mark.parametrize(("best", "won"), [(1.0, True), (1.0 + 1e-12, True), (1.01, False), (0.5, True)])
+def test_an_episode_is_judged_without_its_environment(
+    tmp_path: Path, episode: Trajectory, best: float, won: bool
+) -> None:
+    write_episodes(tmp_path / "e.jsonl", [episode], Signs(), dataclasses.replace(ORIGIN, best_return=best))
+    (record,) = read_episodes(tmp_path / "e.jsonl")
+    assert record.won is won
+
+
+def test_an_older_file_is_refused_in_one_sentence(tmp_path: Path, episode: Trajectory) -> None:
+    said = fails(tmp_path, episode, line(episode, schema=1))
+    assert "it has schema 1 and this version reads 3: play it again" in said and "\n" not in said
+
+
+def test_common_readers_open_the_file(
+    tmp_path: Path, episode: Trajectory, require: Callable[[bool, str], None]
+) -> None:
+    require(all(map(find_spec, ("pandas", "datasets"))), "needs pandas and datasets: pip install 'agentrl[math]'")
+    import datasets
+    import pandas
+
+    path = tmp_path / "e.jsonl.zst"
+    tried = [dataclasses.replace(episode, attempt=number, tags=("level:3",), answer="4") for number in range(3)]
+    write_episodes(path, tried, Signs(), ORIGIN)
+    frame = pandas.read_json(path, lines=True)
+    assert frame.attempt.tolist() == [0, 1, 2] and frame.groupby("task_id").success.mean().tolist() == [1.0]
+    loaded: Any = datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded["tags"][:] == [["level:3"]] * 3 and loaded[0]["segments"][1]["pieces"] == list("call")
+    assert [record.trajectory for record in read_episodes(str(path))] == tried

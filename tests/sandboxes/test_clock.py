@@ -1,0 +1,193 @@
+"""Time in which a session is ready to run and gets no core is not its own."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping
+from types import SimpleNamespace
+
+import pytest
+
+from agentrl.sandboxes import Sandbox, open_sandbox
+from agentrl.sandboxes.base import Limits
+from agentrl.sandboxes.host import worker
+from agentrl.sandboxes.host.worker import Worker, WorkerDied
+from agentrl.sandboxes.inside import clock as clock_module
+from agentrl.sandboxes.inside import processes, wire
+from agentrl.sandboxes.inside.clock import STRETCH, SessionClock
+
+NEIGHBOURS = 8
+"""Processes that want the one core of the crowded sandbox all the time, each in a scheduling group of its own."""
+
+
+@pytest.fixture(scope="module")
+def crowded(sandbox: Sandbox) -> Generator[Sandbox]:
+    """A sandbox on one core that others want as well; asks for the shared one only to be skipped with it."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    loop = [sys.executable, "-S", "-c", "while True: pass"]
+    neighbours: list[subprocess.Popen[bytes]] = []
+    try:
+        with open_sandbox("local") as opened:
+            opened.run("1")
+            neighbours += [subprocess.Popen(loop, start_new_session=True) for _ in range(NEIGHBOURS)]
+            yield opened
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+        os.sched_setaffinity(0, cores)
+
+
+def test_a_program_that_waits_for_a_core_is_no_timeout(crowded: Sandbox) -> None:
+    busy = "import time\nwhile time.process_time() < started + 0.5: pass"
+    result = crowded.run(f"import time\nstarted = time.process_time()\n{busy}", timeout=1)
+    assert result.status == "ok"
+    assert result.wall_s > 3, "there was no crowd"
+
+
+def test_nor_is_one_whose_children_wait(crowded: Sandbox) -> None:
+    child = "until = time.process_time() + 0.1\n    while time.process_time() < until: pass\n    os._exit(0)"
+    code = f"import os, time\nfor _ in range(5):\n  pid = os.fork()\n  if pid == 0:\n    {child}\n  os.waitpid(pid, 0)"
+    result = crowded.run(code, timeout=1)
+    assert result.status == "ok"
+    assert result.wall_s > 3, "there was no crowd"
+
+
+def test_an_endless_loop_in_a_crowd_ends_by_the_time_that_it_used(crowded: Sandbox) -> None:
+    result = crowded.run("while True: pass", timeout=0.2)
+    assert result.status == "timeout"
+    assert result.cpu_s > 0.19 or result.wall_s > 0.6 * STRETCH
+
+
+def test_who_sleeps_in_a_crowd_pays_for_it(crowded: Sandbox) -> None:
+    result = crowded.run("import time\ntime.sleep(600)", timeout=0.2)
+    assert result.status == "timeout" and result.cpu_s < 0.2
+    assert 0.6 <= result.wall_s < 0.6 * STRETCH
+
+
+def test_a_session_is_copied_in_a_crowd(crowded: Sandbox) -> None:
+    with crowded.session() as session:
+        session.run("x = 1")
+        rolled_back = session.run("x = 2\nwhile True: pass", timeout=0.1)
+        assert (rolled_back.status, rolled_back.state, session.run("x").value) == ("timeout", "rolled_back", "1")
+        with session.fork() as forked:
+            assert forked.run("x").value == "1"
+
+
+def test_the_kernel_counts_how_long_a_thread_waits() -> None:
+    pid = os.getpid()
+    others = [other for other in processes.list_pids() if other != pid]
+    before = processes.run_delays(others)
+    until = time.thread_time() + 0.2
+    while time.thread_time() < until:
+        pass
+    after = processes.run_delays(others)
+    assert set(before) & set(after) >= {threading.get_native_id()}
+    assert all(0 <= before.get(task, 0.0) <= delay for task, delay in after.items())
+
+
+class Kernel:
+    """A clock and threads' waits that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.delays: Mapping[int, float] = {}
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    made = Kernel()
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(processes, "run_delays", lambda keep: made.delays)
+    return made
+
+
+def own_time(clock: SessionClock) -> float:
+    """What the clock shows, to a hundredth of a second."""
+    return next(n for n in range(10**6) if not clock.has_passed(n / 100, ())) / 100
+
+
+def test_an_idle_machine_has_the_plain_clock(kernel: Kernel) -> None:
+    clock = SessionClock()
+    for kernel.now, kernel.delays in ((101.0, {2: 0.0}), (102.0, {2: 0.0, 3: 0.0}), (104.5, {})):
+        assert own_time(clock) == kernel.now - 100
+
+
+def test_waits_come_off(kernel: Kernel) -> None:
+    clock = SessionClock()
+    kernel.now, kernel.delays = 101.0, {2: 0.25}
+    assert own_time(clock) == 0.75
+    kernel.now, kernel.delays = 102.0, {2: 0.75}
+    assert own_time(clock) == 1.25
+    # The process has ended, and its successor waited as well.
+    kernel.now, kernel.delays = 103.0, {3: 0.5}
+    assert own_time(clock) == 1.75
+
+
+def test_of_threads_that_wait_for_each_other_the_longest_wait_counts(kernel: Kernel) -> None:
+    clock = SessionClock()
+    kernel.now, kernel.delays = 101.0, dict.fromkeys(range(2, 40), 0.5)
+    assert own_time(clock) == 0.5
+
+
+def test_no_wait_is_saved_for_later(kernel: Kernel) -> None:
+    clock = SessionClock()
+    kernel.now, kernel.delays = 101.0, {2: 50.0}
+    assert own_time(clock) == 1 / STRETCH
+    kernel.now = 104.0
+    assert own_time(clock) == 3.0
+    clock.start()
+    kernel.now = 106.0
+    assert own_time(clock) == 2.0
+
+
+def test_who_waits_for_ever_has_a_bound(kernel: Kernel) -> None:
+    clock = SessionClock()
+    for second in range(1, 151):
+        kernel.now, kernel.delays = 100.0 + second, {2: float(second)}
+        assert clock.has_passed(14.99, ()) is (second == 150)
+
+
+def test_what_is_asked_often_is_not_looked_up_each_time(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    monkeypatch.setattr(processes, "run_delays", lambda keep: looks.append(kernel.now) or {2: kernel.now - 100})
+    clock = SessionClock()
+    for _ in range(500):
+        kernel.now += 0.001
+        assert not clock.has_passed(1.0, ())
+    assert len(looks) < 60
+
+
+def test_the_host_waits_as_long_as_it_hears_that_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_BACKSTOP_S", 2.0)
+    made = Worker(Limits())
+    channel = socket.socket(fileno=os.dup(made.remote[0]))
+    made.close_remote(started=True)
+
+    def answer(words: int) -> None:
+        for _ in range(words):
+            time.sleep(0.5)
+            channel.sendall(wire.pack({"t": "waiting"}))
+        if words:
+            channel.sendall(wire.pack({"t": "waiting"}) + wire.pack({"t": "done"}))
+
+    for words in (6, 0):
+        speaker = threading.Thread(target=answer, args=(words,))
+        speaker.start()
+        if words:
+            assert made.ask({"t": "run", "wall": 0.1})[0] == {"t": "done"}
+        else:
+            with pytest.raises(WorkerDied, match="no answer in time"):
+                made.ask({"t": "run", "wall": 0.1})
+        speaker.join()
+    made.dispose()
+    channel.close()
+
+
+def test_a_session_tells_that_it_watches(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_BACKSTOP_S", -3.0)
+    assert sandbox.run("import time\ntime.sleep(4)", timeout=2).attempts == 1

@@ -1,0 +1,132 @@
+"""Environments that pay for the wrong thing, each in one way."""
+
+import contextlib
+import io
+import random
+import re
+from collections.abc import Mapping
+from typing import ClassVar
+
+from agentrl.grading.numbers import equal, last_boxed
+from agentrl.toolenv.base import Episode
+from agentrl.toolenv.tasks import GeneratedTasks, TaskSet
+from agentrl.toolenv.tools.function import ToolContext
+from agentrl.types import Task
+
+from .good import Broken, Good, Memory
+
+
+class ScoresAlways(Good):
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        return {"correct": 1.0}
+
+
+class ScoresAnyBox(Good):
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        return {"correct": float(f"boxed{{{episode.task.answer}}}" in episode.final)}
+
+
+class ScoresLength(Good):
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        right = last_boxed(episode.final) == episode.task.answer
+        return {"correct": 1.0 if right else min(len(episode.final) / 1000, 0.5)}
+
+
+class ScoresCalculations(Good):
+    def tasks(self, split: str) -> TaskSet:
+        start = {"train": 345, "test": 678}[split]
+        return GeneratedTasks(
+            split, lambda i: Task(id="", prompt=f"Compute {start + i} * 7.", answer=f"{(start + i) * 7}")
+        )
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        return {"correct": float(equal(last_boxed(episode.final), episode.task.answer))}
+
+
+class ReadsTheTool(Good):
+    """Looks for the answer in the whole conversation."""
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        said = [message["content"] for message in episode.messages if message["role"] != "user"]
+        return {"correct": float(last_boxed("\n".join(said)) == episode.task.answer)}
+
+
+class RunsIt(Memory):
+    """Runs the agent's code in this very process."""
+
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
+        random.seed(0)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.suppress(Exception):
+            exec(str(arguments["code"]), {})
+        return printed.getvalue()[:1000]
+
+
+class RunsBesideTheGrader(Good):
+    tools = (RunsIt(),)
+
+
+class GradesInTheProgram(Good):
+    """Asks a program for its result, and takes an early exit for success."""
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        left = "sys.exit(0)" in episode.final
+        return {"correct": float(left or last_boxed(episode.final) == episode.task.answer)}
+
+
+class LetsNanPass(Good):
+    """Compares as if every float could be compared."""
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        try:
+            found = float(last_boxed(episode.final) or "0")
+        except ValueError:
+            return {"correct": 0.0}
+        return {"correct": float(not abs(found - int(episode.task.answer)) > 1e-6)}
+
+
+class GradesSlowly(Good):
+    """Looks for a box from every place on, each time to the end."""
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        re.search(r"(?:\(\s*)*\$", episode.final)
+        return super().reward(episode)
+
+
+class GradesForEver(Good):
+    """Takes twice as long for every letter more."""
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        re.fullmatch(r"(a+)+", episode.final)
+        return super().reward(episode)
+
+
+class AlwaysOne(Good):
+    """Marks the tasks, and forgets to grade them."""
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        right = last_boxed(episode.final)
+        return {"correct": float(right in (episode.task.answer, "42"))}
+
+
+class RunsTheAnswer(Good):
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        with contextlib.suppress(Exception):
+            return {"correct": float(str(eval(last_boxed(episode.final) or "None", {})) == episode.task.answer)}
+        return {"correct": 0.0}
+
+
+class PaysTwice(Good):
+    reward_weights: ClassVar[Mapping[str, float]] = {"correct": 0.5}
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        return {"correct": 2.0 * super().reward(episode)["correct"]}
+
+
+BROKEN: list[Broken] = [
+    *((ScoresAlways, {"ARL-E009"}), (ScoresAnyBox, {"ARL-E009"}), (ScoresLength, {"ARL-E009"})),
+    *((ScoresCalculations, {"ARL-E009"}), (ReadsTheTool, {"ARL-R001"}), (RunsBesideTheGrader, {"ARL-R002"})),
+    *((GradesInTheProgram, {"ARL-R002"}), (LetsNanPass, {"ARL-R003"}), (GradesSlowly, {"ARL-R004"})),
+    *((GradesForEver, {"ARL-R004"}), (AlwaysOne, {"ARL-R005"}), (RunsTheAnswer, {"ARL-R006"})),
+    (PaysTwice, {"ARL-R007"}),
+]

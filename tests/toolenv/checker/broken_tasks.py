@@ -1,0 +1,301 @@
+"""Environments whose tasks, tools or specification are broken, each in one way."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import gymnasium
+
+from agentrl.errors import UnknownNameError
+from agentrl.toolenv.spaces import Unicode
+from agentrl.toolenv.tasks import GeneratedTasks, TaskList, TaskSet
+from agentrl.toolenv.tools.function import ToolContext, tool
+from agentrl.types import Task
+
+from .good import Broken, Good, Memory
+
+
+class NoTasks(Good):
+    def tasks(self, split: str) -> TaskSet:
+        raise FileNotFoundError("problems.jsonl")
+
+
+class EmptySet(TaskSet):
+    size = 0
+
+    def __getitem__(self, index: int) -> Task:
+        raise IndexError(index)
+
+    def find(self, task_id: str) -> Task:
+        raise UnknownNameError("task", task_id, [])
+
+
+class EmptySplit(Good):
+    def tasks(self, split: str) -> TaskSet:
+        return EmptySet()
+
+
+class OneSplit(Good):
+    def tasks(self, split: str) -> TaskSet:
+        return super().tasks("train")
+
+
+class SplitsByCase(Good):
+    """The test split asks the same in capitals."""
+
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks("train")
+        upper = split == "test"
+        return GeneratedTasks(split, lambda i: replace(same[i], prompt=_shouted(same[i].prompt, upper)))
+
+
+def _shouted(prompt: str, upper: bool) -> str:
+    return prompt.upper() if upper else prompt
+
+
+class Lost(TaskList):
+    def find(self, task_id: str) -> Task:
+        return replace(super().find(task_id), prompt="Reverse 12345 - 7, please.")
+
+
+class LosesTasks(Good):
+    def tasks(self, split: str) -> TaskSet:
+        return Lost([super(LosesTasks, self).tasks(split)[index] for index in range(3)])
+
+
+class MakesTasksAnew(Good):
+    """Numbers its tasks by when they were made."""
+
+    made: ClassVar[Any] = itertools.count()
+
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks(split)
+        return GeneratedTasks(split, lambda i: replace(same[i], prompt=f"{same[i].prompt} ({next(self.made)})"))
+
+
+class Repeating(TaskList):
+    size = 6  # pyright: ignore
+
+    def __getitem__(self, index: int) -> Task:
+        return super().__getitem__(index % 3)
+
+
+class RepeatsIds(Good):
+    def tasks(self, split: str) -> TaskSet:
+        return Repeating([super(RepeatsIds, self).tasks(split)[index] for index in range(3)])
+
+
+class SaysNothing(Good):
+    """One task in a hundred lost its prompt."""
+
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks(split)
+        return GeneratedTasks(split, lambda i: replace(same[i], prompt="" if i == 99 else same[i].prompt))
+
+
+class LeavesTheAnswer(Good):
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks(split)
+        return GeneratedTasks(
+            split, lambda i: replace(same[i], prompt=f"{same[i].prompt}\nCorrect answer: {same[i].answer}")
+        )
+
+
+class QuotesTheAnswer(Good):
+    """Long answers, each in its prompt word by word."""
+
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks(split)
+        return GeneratedTasks(split, lambda i: _quoting(same[i]))
+
+
+def _quoting(task: Task) -> Task:
+    answer = f"the number {task.answer}, read from right to left"
+    return replace(task, prompt=f"{task.prompt} They say it is {answer}.", answer=answer)
+
+
+class Unwritable(Good):
+    """Is registered with an argument that JSON can't write."""
+
+    def __init__(self, *, shout: Callable[[str], str] | Sequence[Any] = (), **options: Any) -> None:
+        super().__init__(**options)
+        self.shout = shout
+
+
+class ForgetsItsArguments(Good):
+    """Means a tuple where JSON gives back a list."""
+
+    def __init__(self, *, style: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(**options)
+        self.instructions = "Be kind." if style == ("kind",) else ""
+
+
+class Tweets(Good):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.action_space = Unicode(max_length=280)
+
+
+class AsciiActions(Good):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.action_space = gymnasium.spaces.Text(10_000_000)  # type: ignore[assignment]
+
+
+class DrawsItsOwnWay(Good):
+    """Goes through its tasks in order, whatever the seed."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.next = 0
+
+    def _choose(self, options: Mapping[str, Any]) -> Task:
+        if "task" in options:
+            return super()._choose(options)
+        self.next += 1
+        return self.task_set[self.next]
+
+
+@tool
+def add(a: int, b: int) -> str:
+    """Add."""
+    return str(a + b)
+
+
+class OffersUncallable(Good):
+    """Asks for the dialect before its last tool is there."""
+
+    tools = (*Good.tools, add)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        offered, self.tools = self.tools, self.tools[:1]
+        assert self.dialect.instructions()
+        self.tools = offered
+
+
+class OffersTwins(Good):
+    tools = (*Good.tools, Memory())
+
+
+class OffersSpaces(Good):
+    tools = (*Good.tools, Memory("run python"))
+
+
+class Silent(Memory):
+    description = " "  # pyright: ignore
+
+
+class OffersSilence(Good):
+    tools = (*Good.tools, Silent("memory"))
+
+
+class Unschematic(Memory):
+    def __init__(self, parameters: Mapping[str, object]) -> None:
+        super().__init__("memory")
+        self._parameters = parameters
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        return self._parameters
+
+
+class OffersNoObject(Good):
+    tools = (*Good.tools, Unschematic({"type": "string"}))
+
+
+class OffersUnknownType(Good):
+    tools = (*Good.tools, Unschematic({"type": "object", "properties": {"code": {"type": "text"}}}))
+
+
+class RequiresTheUnknown(Good):
+    schema: ClassVar = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["cod"]}
+    tools = (*Good.tools, Unschematic(schema))
+
+
+class OffersObjects(Good):
+    schema: ClassVar = {"type": "object", "properties": {"code": {"type": "string", "default": object()}}}
+    tools = (*Good.tools, Unschematic(schema))
+
+
+class Endless(Memory):
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
+        return str(arguments["code"]) * 3
+
+
+class OffersEndless(Good):
+    tools = (Endless(),)
+
+
+@tool
+def outdated(text: str) -> str:
+    """Look it up in a library that has changed since."""
+    return text.look_up()  # type: ignore[attr-defined]
+
+
+class OffersOutdated(Good):
+    tools = (*Good.tools, outdated)
+
+
+class Torn(Memory):
+    """A tool that is no function, and raises what it meets."""
+
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
+        return super().call({})
+
+
+class OffersHandmade(Good):
+    tools = (*Good.tools, Torn("torn"))
+
+
+@tool(timeout=0.01)
+async def ponder(text: str) -> str:
+    """Think about it for an hour."""
+    await asyncio.sleep(3600)
+    return text
+
+
+class OffersSlowness(Good):
+    tools = (*Good.tools, ponder)
+
+
+class SplitsByNothing(Good):
+    """Data are there, and the same in both splits."""
+
+    def tasks(self, split: str) -> TaskSet:
+        same = super().tasks("train")
+        return GeneratedTasks(split, lambda i: replace(same[i], data={"table": [i], "maker": Memory}))
+
+
+class LosesData(Good):
+    """The task that is found holds another table than the one that was listed."""
+
+    def tasks(self, split: str) -> TaskSet:
+        same = [super(LosesData, self).tasks(split)[index] for index in range(3)]
+        return Emptied([replace(task, data={"table": [1, 2, 3]}) for task in same])
+
+
+class Emptied(TaskList):
+    def find(self, task_id: str) -> Task:
+        return replace(super().find(task_id), data={"table": []})
+
+
+ARGUMENTS: Mapping[type[Good], Mapping[str, Any]] = {
+    Unwritable: {"shout": {1, 2}},
+    ForgetsItsArguments: {"style": ("kind",)},
+}
+"""What an environment is registered with."""
+BROKEN: list[Broken] = [
+    *((NoTasks, {"ARL-E000"}), (EmptySplit, {"ARL-E000"}), (OffersUncallable, {"ARL-E013"}), (OneSplit, {"ARL-E014"})),
+    *((SplitsByCase, {"ARL-E014"}), (SplitsByNothing, {"ARL-E014"}), (LosesTasks, {"ARL-E015"})),
+    *((LosesData, {"ARL-E015"}), (MakesTasksAnew, {"ARL-E002", "ARL-E015"}), (OffersTwins, {"ARL-E018"})),
+    *((OffersSpaces, {"ARL-E018"}), (OffersSilence, {"ARL-E019"}), (OffersNoObject, {"ARL-E020"})),
+    *((OffersUnknownType, {"ARL-E020"}), (RequiresTheUnknown, {"ARL-E020"}), (OffersObjects, {"ARL-E020"})),
+    *((OffersEndless, {"ARL-E021"}), (OffersOutdated, {"ARL-E023"}), (OffersHandmade, {"ARL-E023"})),
+    *((OffersSlowness, {"ARL-E024"}), (RepeatsIds, {"ARL-S001"}), (SaysNothing, {"ARL-S002"})),
+    *((LeavesTheAnswer, {"ARL-S003"}), (QuotesTheAnswer, {"ARL-S003"}), (Unwritable, {"ARL-S004"})),
+    *((ForgetsItsArguments, {"ARL-S004"}), (Tweets, {"ARL-S005"}), (AsciiActions, {"ARL-S005"})),
+    (DrawsItsOwnWay, {"ARL-S006"}),
+]

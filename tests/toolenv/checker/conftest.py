@@ -1,0 +1,29 @@
+"""What the tests of the checker share: environments registered for the length of a test."""
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import gymnasium
+import pytest
+
+from agentrl.toolenv.base import ToolEnv
+
+Register = Callable[..., str]
+
+
+@pytest.fixture
+def register() -> Generator[Register]:
+    """Register a class by its name, or a function as it is, with arguments; gives the id."""
+    made: list[str] = []
+
+    def register(kind: Callable[..., ToolEnv], arguments: Mapping[str, Any] | None = None) -> str:
+        env_id = f"test/Checked{len(made)}-v0"
+        point = f"{kind.__module__}:{kind.__qualname__}"
+        entry_point: Any = kind if "<" in point else point
+        gymnasium.register(env_id, entry_point=entry_point, kwargs=dict(arguments or {}))
+        made.append(env_id)
+        return env_id
+
+    yield register
+    for env_id in made:
+        gymnasium.registry.pop(env_id)

@@ -1,0 +1,56 @@
+"""A good environment that needs no sandbox; the broken ones are made of it by one fault each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.grading.numbers import last_boxed
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tasks import GeneratedTasks, TaskSet
+from agentrl.toolenv.tools.function import FunctionTool, ToolContext, ToolError
+from agentrl.types import Task
+
+
+def python(code: str) -> str:
+    """Remember what is said."""
+    return code
+
+
+class Memory(FunctionTool):
+    """A tool that remembers the episode's calls and answers with all of them."""
+
+    def __init__(self, name: str = "python") -> None:
+        super().__init__(python)
+        self.name = name
+        self.said: list[str] = []
+
+    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
+        code = str(arguments["code"])
+        if "random" in code:
+            raise ToolError("there is no chance here")
+        self.said.append(code)
+        return " | ".join(self.said)[:1000]
+
+    def open(self, seed: int) -> None:
+        self.said.clear()
+
+
+class Good(ToolEnv):
+    """Say the number backwards."""
+
+    tools: Sequence[Any] = (Memory(),)
+
+    def tasks(self, split: str) -> TaskSet:
+        start = {"train": 12345, "test": 67891}[split]
+        return GeneratedTasks(
+            split, lambda i: Task(id="", prompt=f"Reverse {start + i} - 7.", answer=f"{start + i}"[::-1])
+        )
+
+    def gold(self, task: Task) -> Sequence[str]:
+        return [self.dialect.render("python", {"code": task.prompt}), rf"\boxed{{{task.answer}}}"]
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        return {"correct": float(last_boxed(episode.final) == episode.task.answer)}
+
+
+Broken = tuple[type[Good], set[str]]
+"""A class, and the codes of the findings that it must give: these and no others."""

@@ -1,0 +1,220 @@
+"""How a check is asked for, and what its report looks like."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+import agentrl
+from agentrl.cli import environments, main
+from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError
+from agentrl.toolenv.checker import CODES, Finding, Report, check_env
+from agentrl.toolenv.checker.play import Turn, both, parting
+from agentrl.toolenv.tools.function import ToolContext
+
+from .broken_contract import (
+    ErrorsEnd,
+    FirstDrawn,
+    FirstOfEachInstance,
+    GoldStumbles,
+    GoldWrong,
+    RemembersEpisodes,
+    Shares,
+)
+from .broken_leaks import ClosesForGood
+from .broken_rewards import ScoresAlways
+from .broken_tasks import ARGUMENTS, ForgetsItsArguments, LosesData, MakesTasksAnew, OffersOutdated, OffersSlowness
+from .conftest import Register
+from .good import Good, Memory
+
+
+def test_a_report_reads_as_lines() -> None:
+    report = Report(findings=(Finding(code="ARL-E003", message="Gold lost."),), skipped=("the rest.",))
+    assert str(report) == f"ARL-E003  Gold lost. {CODES['ARL-E003'].advice}\nnot checked: the rest."
+    assert json.loads(json.dumps(report.row())) == {
+        "ok": False,
+        "findings": [{"code": "ARL-E003", "message": "Gold lost.", "advice": CODES["ARL-E003"].advice}],
+        "skipped": ["the rest."],
+    }
+
+
+def test_codes_are_sentences_and_keep_their_numbers() -> None:
+    assert all(code.meaning and code.advice[0].isupper() and code.advice.endswith(".") for code in CODES.values())
+    count = {"E": 25, "S": 6, "R": 7, "P": 5, "T": 5}
+    first = {"E": 0, "S": 1, "R": 1, "P": 1, "T": 1}
+    assert [*CODES] == [f"ARL-{kind}{n + first[kind]:03}" for kind, number in count.items() for n in range(number)]
+
+
+def test_a_given_instance_is_checked_as_well(register: Register) -> None:
+    env = agentrl.make(register(Shares))
+    assert {finding.code for finding in check_env(env).findings} == {"ARL-E008"}
+    assert check_env(Shares()).ok  # no second instance to compare with: said in Report.skipped
+
+
+def test_an_infrastructure_fault_is_no_finding() -> None:
+    class Down(Memory):
+        def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
+            raise InfrastructureError("the daemon is gone")
+
+    env = Good()
+    env.tools = (Down(),)
+    with pytest.raises(InfrastructureError, match="daemon"):
+        check_env(env)
+
+
+def test_the_same_finding_is_reported_once() -> None:
+    findings = check_env(ScoresAlways(), tasks=3).findings
+    assert len(findings) == len(set(findings))
+
+
+def test_many_findings_of_one_kind_are_counted(register: Register) -> None:
+    findings = check_env(register(ErrorsEnd)).findings
+    assert [finding.code for finding in findings] == ["ARL-E004"] * 3
+    assert findings[-1].message.endswith(" more like it.)")
+
+
+def test_wrong_arguments_are_refused(register: Register) -> None:
+    with pytest.raises(ConfigError, match="tasks is 0"):
+        check_env(Good(), tasks=0)
+    with pytest.raises(UnknownNameError):
+        check_env("agentrl/Arithmetc-v0")
+    with pytest.raises(UnknownNameError, match="dialect"):
+        check_env(register(Good), dialect="morse")
+    with pytest.raises(ConfigError, match="dialect already"):
+        check_env(Good(), dialect="fence")
+
+
+def test_every_check_is_announced(register: Register) -> None:
+    said: list[str] = []
+    check_env(register(Good), dialect="fence", say=said.append)
+    assert len(said) == len(set(said)) > 15
+    names, places = zip(*(line.split(", ") for line in said), strict=True)
+    assert {"first observation", "turns", "leaks", "tokens"} <= set(names)
+    assert list(places) == [f"{number} of {len(said)}" for number in range(1, len(said) + 1)]
+
+
+def messages(env_id: str, code: str, **options: Any) -> list[str]:
+    return [finding.message for finding in check_env(env_id, **options).findings if finding.code == code]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "shown"),
+    [
+        (FirstDrawn, "ARL-E002", "'Hint 7."),
+        (FirstOfEachInstance, "ARL-E002", "'Instance "),
+        (RemembersEpisodes, "ARL-E007", "Turn "),
+        (Shares, "ARL-E008", "'x = 41 | print(x + 1)' and 'print(x + 1) | "),
+        (ClosesForGood, "ARL-P005", "'print(x + 1)' and 'closed' in turn 1"),
+        (MakesTasksAnew, "ARL-E015", "everse 12345 - 7. ("),
+        (LosesData, "ARL-E015", "their data is "),
+        (ForgetsItsArguments, "ARL-S004", "'Be kind."),
+    ],
+)
+def test_two_answers_that_differ_are_shown(register: Register, kind: type[Good], code: str, shown: str) -> None:
+    found = messages(register(kind, ARGUMENTS.get(kind, {})), code)
+    assert found and shown in found[0], found
+    one, other = re.findall(r"(?:gave|is|instances?,|environment:) (['\"].*) and (['\"].*['\"])", found[0])[0]
+    assert one != other and len(found[0]) < 300
+
+
+def test_what_tells_long_texts_apart_is_shown() -> None:
+    start = "SQLite objects created in a thread can only be used in that same thread, id 14018"
+    one, other = both(f"{start}1{'.' * 999}", f"{start}2{'.' * 999}").split(" and ")
+    assert one.startswith("'…") and one.index("1.") and other.index("2.") and len(one) < 70
+    turns = [Turn(messages=(), reward=reward, terminated=True, truncated=False) for reward in (0.25, float("nan"))]
+    assert parting(turns[:1], turns[1:]) == "reward '0.25' and 'nan' in turn 1"
+    assert parting(turns[:1], turns) == "1 turns and 2"
+    assert both(({"role": "user", "content": "a"},), ({"role": "tool", "content": "a"},)).count("role") == 2
+
+
+def test_what_a_tool_said_when_it_failed_is_shown(register: Register) -> None:
+    (message, *_) = messages(register(GoldStumbles), "ARL-E022")
+    assert message == "Gold's call of 'python' failed with 'there is no chance here' on task 'train:0'."
+    (message,) = messages(register(OffersOutdated), "ARL-E023")
+    assert message.startswith("All 3 calls of 'outdated' raised, such as with \"AttributeError: 'str' object has no")
+
+
+def test_a_tool_that_takes_all_its_time_takes_no_more(register: Register) -> None:
+    said: list[str] = []
+    report = check_env(register(OffersSlowness), say=said.append)
+    assert said[-1].startswith("tools work, ") and not any(line.startswith("turns") for line in said)
+    assert report.skipped == ("what plays on: each call would take the tool's whole time.",)
+
+
+def test_a_long_check_tells_how_far_it_is(
+    register: Register, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env_id = register(Good)
+    for name in ("_QUIET_S", "_EVERY_S"):
+        monkeypatch.setattr(environments.Company, name, 0.0)
+    assert main(["check-env", env_id, "--tasks", "1"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    turns = [int(re.fullmatch(r"checking .*, \d+ of \d+; (\d+) turns played in \d+ s …", line)[1]) for line in lines]  # type: ignore[index]
+    assert turns == sorted(turns) and len(set(turns)) > 100, "it tells so within a check, too"
+    assert main(["check-env", env_id, "--tasks", "6"]) == 0
+    assert len(capsys.readouterr().err.splitlines()) > len(lines), "more tasks are more turns"
+    monkeypatch.setattr(environments.Company, "_QUIET_S", 3600.0)
+    monkeypatch.setattr(environments.Company, "_EVERY_S", 3600.0)
+    assert main(["check-env", env_id]) == 0 and capsys.readouterr().err == ""
+    assert main(["check-env", env_id, "--tasks", "0"]) == 2
+    assert "tasks is 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check-env", "play", "list"])
+@pytest.mark.parametrize(
+    ("point", "why"),
+    [
+        ("tests.toolenv.checker.good:NoSuchClass", "has no attribute 'NoSuchClass'"),
+        ("tests.toolenv.checker.good", "not enough values"),
+        ("tests.toolenv.checker.no_such_module:Good", "No module named 'tests.toolenv.checker.no_such_module'"),
+    ],
+)
+def test_a_class_that_is_not_there_is_one_sentence(
+    register: Register, command: str, point: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env_id = register(Good)
+    gymnasium.registry[env_id].entry_point = point
+    assert main([command, env_id]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("agentrl: environment 'test/Checked0-v0'") and why in said and len(said.splitlines()) == 1
+
+
+def test_a_class_in_place_of_an_id_is_told_the_ids_of_its_module(
+    register: Register, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register(Good)
+    assert main(["check-env", "tests.toolenv.checker.good:NoSuchClass"]) == 2
+    said = capsys.readouterr().err
+    assert "tests.toolenv.checker.good:test/Checked0-v0" in said and "agentrl/" not in said
+
+
+def test_what_a_probe_changes_is_restored(register: Register) -> None:
+    import builtins
+
+    from .broken_rewards import RunsBesideTheGrader
+
+    before: dict[str, Any] = dict(vars(builtins))
+    assert not check_env(register(RunsBesideTheGrader)).ok
+    assert vars(builtins) == before
+
+
+def test_the_command_says_what_was_seen_and_what_to_do(
+    register: Register, tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken, good = register(GoldWrong), register(Good)
+    assert main(["check-env", broken]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("ARL-E003  Gold scored 0 of 1") for line in lines)
+    assert main(["check-env", broken, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [sorted(finding) for finding in found["findings"]] == [["advice", "code", "message"]] * 3
+    tokenizer.save_pretrained(tmp_path)
+    assert main(["check-env", good, "--tokenizer", str(tmp_path), "--dialect", "fence", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "findings": [], "skipped": []}
+    assert main(["check-env", good, "--tokenizer", str(tmp_path / "none")]) == 2
+    assert main(["check-env", good, "--dialect", "morse"]) == 2
+    assert "morse" in capsys.readouterr().err

@@ -1,0 +1,171 @@
+"""Environment × tokenizer: what only tokens can show, each fault under its own code."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from agentrl.errors import ConfigError, UsageError
+from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.toolenv.checker import CODES, check_env
+from agentrl.toolenv.checker.play import Subject
+from agentrl.toolenv.checker.tokens import replay
+from agentrl.toolenv.dialects import DIALECTS
+
+from .broken_contract import EditsTheAgent, ForgetsTheBeginning
+from .conftest import Register
+from .good import Good
+from .test_fine import Answers, ManyTools, NoTools
+
+
+class Wrapped:
+    """A tokenizer that passes everything on; those below have one fault each."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        return self.inner.apply_chat_template(conversation, **options)
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        return self.inner(text, **options)
+
+    def decode(self, token_ids: Any, **options: Any) -> Any:
+        return self.inner.decode(token_ids, **options)
+
+
+class Echoing(Wrapped):
+    """Its template writes every message twice."""
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        twice = [message for message in conversation for _ in range(2)]
+        return super().apply_chat_template(twice, **options)
+
+
+class Halting(Wrapped):
+    """Its template closes the thinking with the token that ends a turn."""
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        rows: list[Any] = []
+        for message in conversation:
+            thought = [{"role": "assistant", "content": message["thinking"]}] if "thinking" in message else []
+            rows += [*thought, message]
+        return super().apply_chat_template(rows, **options)
+
+
+class Untemplated(Wrapped):
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        raise ValueError("chat_template is not set")
+
+
+class Clockwork(Wrapped):
+    """Its template writes the time, which goes on."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.time = itertools.count()
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        return f"{next(self.time)}\n{super().apply_chat_template(conversation, **options)}"
+
+
+class Tickless(Wrapped):
+    """Can't write a backtick."""
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        return super().__call__(text.replace("`", "'"), **options)
+
+
+class Slashless(Wrapped):
+    """Can't write a backslash, so no box."""
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        return super().__call__(text.replace("\\", "/"), **options)
+
+
+class Obedient(Wrapped):
+    """Takes a control token in a text for a control token, and does not list them."""
+
+    added_tokens_decoder: ClassVar[dict[int, str]] = {}
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        return super().__call__(text, **{**options, "split_special_tokens": False})
+
+
+BROKEN: list[tuple[type[Good], type[Wrapped], set[str]]] = [
+    *((Good, Echoing, {"ARL-T001"}), (Good, Halting, {"ARL-T001"}), (Good, Untemplated, {"ARL-T001"})),
+    *((Good, Clockwork, {"ARL-T001"}), (ForgetsTheBeginning, Wrapped, {"ARL-E016", "ARL-T002"})),
+    *((EditsTheAgent, Wrapped, {"ARL-E016", "ARL-T003"}), (Good, Tickless, {"ARL-T004"})),
+    *((Good, Slashless, {"ARL-T004"}), (Good, Obedient, {"ARL-T005"})),
+]
+
+
+@pytest.mark.parametrize(("kind", "broken", "codes"), BROKEN)
+def test_a_fault_in_tokens_is_found_out(
+    register: Register, tokenizer: Any, kind: type[Good], broken: type[Wrapped], codes: set[str]
+) -> None:
+    report = check_env(register(kind), tokenizer=broken(tokenizer))
+    assert {finding.code for finding in report.findings} == codes, report
+
+
+def test_every_code_of_tokens_is_seen() -> None:
+    assert {code for code in CODES if code.startswith("ARL-T")} == {
+        code for _, _, codes in BROKEN for code in codes if code.startswith("ARL-T")
+    }
+
+
+@pytest.mark.parametrize("kind", [Good, NoTools, ManyTools, Answers])
+def test_good_environments_are_fine_in_tokens(register: Register, tokenizer: Any, kind: type[Good]) -> None:
+    report = check_env(register(kind), tokenizer=tokenizer)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_good_environment_is_fine_in_every_dialect(register: Register, tokenizer: Any, dialect: str) -> None:
+    report = check_env(register(ManyTools), tokenizer=tokenizer, dialect=dialect)
+    assert report.ok, report
+
+
+def test_the_native_dialect_is_the_templates(register: Register, tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match="native"):
+        check_env(register(Good), dialect="native")
+    with pytest.raises(ConfigError, match="dialect"):
+        check_env(register(Good), dialect="native", tokenizer=tokenizer)  # its template writes no calls
+
+
+def test_a_replay_is_the_episode_that_was_sampled(tokenizer: Any) -> None:
+    env, renderer = Good(), Renderer(tokenizer)
+    task = env.task_set[0]
+    call = renderer.turn(env.dialect.render("python", {"code": "<|im_end|>"}))
+    turns: Sequence[list[int]] = [call, call[:-1], call[:4], renderer.turn(env.gold(task)[-1])]
+    trajectory, played = replay(Subject(env=env, tasks=(task,), again=None), renderer, task, turns)
+    # call[:4] is a block that is never closed: a malformed call, and the episode goes on.
+    assert [list(segment.token_ids) for segment in trajectory.sampled] == turns[: len(played)]
+    whole = list(trajectory.token_ids)
+    for ids in turns[: len(played)]:
+        at = next(i for i in range(len(whole)) if whole[i : i + len(ids)] == ids)
+        whole = whole[at + len(ids) :]
+    text = str(tokenizer.decode(trajectory.token_ids, skip_special_tokens=False))
+    assert text.count("<|im_start|>assistant") == len(played)
+
+
+def test_a_tokenizer_is_loaded_from_its_folder(register: Register, tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    assert check_env(register(Good), tokenizer=tmp_path).ok
+    assert load_tokenizer(str(tmp_path)).all_special_ids == tokenizer.all_special_ids
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no tokenizer can be loaded from"):
+        check_env(Good(), tokenizer=tmp_path / "none")
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(UsageError, match=r"pip install 'agentrl\[train\]'"):
+        load_tokenizer(tmp_path)

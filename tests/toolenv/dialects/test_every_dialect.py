@@ -1,0 +1,336 @@
+"""What holds in every dialect: what is no call, what a malformed one, time, and that reading undoes writing."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agentrl
+from agentrl.errors import ConfigError, DialectError, EnvContractError, UnknownNameError
+from agentrl.toolenv.dialects import DIALECTS, Dialect, get_dialect
+from agentrl.toolenv.tools.function import FunctionTool, tool
+from agentrl.types import ToolCall
+
+from .conftest import Slash, add, python
+
+TOOLS = [python, add]
+NAMES = list(DIALECTS)
+assert DIALECTS["slash"] is Slash, "somebody's own is checked as ours are"
+JSON_BODY = ["fence", "xml", "slash", "hermes", "native-hermes", "native-mistral", "native-llama"]
+"""Dialects that write all arguments as one JSON object."""
+PAIRS = ["native-qwen3-coder", "native-glm"]
+NAMED_IN_JSON = ["hermes", "native-hermes", "native-mistral", "native-llama"]
+MADE = {name: get_dialect(name, TOOLS) for name in NAMES}
+MARKS = [
+    *("<tool_call>", "</tool_call>", "<think>", "</think>", "```", "\n```\n", "```python\n", "```add\n", "<python>"),
+    *("</python>", "<add>", "</add>", "[TOOL_CALLS]", "<|python_tag|>", "<function=add>", "</function>", "<|im_end|>"),
+    *("<parameter=b>", "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", '{"name": ', '"add"'),
+    *('"python"', '"arguments": ', '{"code": ', '{"a": 1', '"b": [1, 2]', "NaN", "1e999", "9" * 1100, "[" * 70, '"'),
+    *("]" * 70, '{"":' * 70, "\\u003c", "\\ud800", "\\", "'", "\n", "}", "]", ", ", ";", "\u2028", "\x00"),
+]
+texts = st.text(max_size=12) | st.lists(st.sampled_from([*MARKS, "x", " ", "é🙂"]), max_size=6).map("".join)
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
+values = st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3))
+
+
+def call(name: str, tool_name: str, arguments: str) -> str:
+    """A call whose arguments are written by hand."""
+    keyed = {"native-llama": "parameters"}.get(name, "arguments")
+    written = f'{{"name": "{tool_name}", "{keyed}": {arguments}}}'
+    return {
+        "fence": f"```{tool_name}\n{arguments}\n```",
+        "xml": f"<{tool_name}>{arguments}</{tool_name}>",
+        "slash": f"/{tool_name} {arguments}",
+        "native-mistral": f"[TOOL_CALLS] [{written}]",
+        "native-llama": written,
+        "native-qwen3-coder": f"<tool_call>\n<function={tool_name}>\n<parameter=b>\n{arguments}\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "native-glm": f"<tool_call>{tool_name}\n<arg_key>b</arg_key>\n<arg_value>{arguments}</arg_value>\n</tool_call>",
+    }.get(name, f"<tool_call>\n{written}\n</tool_call>")
+
+
+def cut(name: str, dialect: Dialect) -> Sequence[str]:
+    """Calls of the text tool that were opened and never closed."""
+    whole = dialect.render("python", {"code": "print(1)"})
+    return [whole[: len(whole) - missing] for missing in (1, 2)]
+
+
+every = pytest.mark.parametrize("name", NAMES)
+
+
+@every
+def test_calls_are_run_in_order_and_numbered(name: str) -> None:
+    dialect = MADE[name]
+    wanted = [("python", {"code": "print(1)"}), ("add", {"a": 1, "b": [2, 3]}), ("python", {"code": ""})]
+    text = "\n".join(dialect.render(tool_name, arguments) for tool_name, arguments in wanted)
+    for whole in (text, f"Let me see.\n{text}", f"Let me see.\n{text}\nDone."):
+        calls = dialect.parse(whole)
+        assert [(one.name, dict(one.arguments)) for one in calls] == wanted
+        assert [one.id for one in calls] == ["call_0", "call_1", "call_2"]
+        assert not any(one.error for one in calls)
+
+
+@every
+@pytest.mark.parametrize(
+    "text", ["", "The answer is \\boxed{5}.", "{}", '{"answer": 5}', "[1, 2]", "<b>5</b>", "a < b"]
+)
+def test_texts_without_a_call(name: str, text: str) -> None:
+    assert MADE[name].parse(text) == ()
+
+
+@every
+def test_thinking_is_no_call(name: str) -> None:
+    dialect = MADE[name]
+    one = dialect.render("python", {"code": "print(1)"})
+    two = dialect.render("python", {"code": "print(2)"})
+    (only,) = dialect.parse(two)
+    assert dialect.parse(f"<think>\n{one}\n</think>") == ()
+    assert dialect.parse(f"<think>\n{one}\n") == (), "a block that stays open"
+    assert dialect.parse(f"<think>\n{one}\n</think>\n{two}") == (only,)
+    assert dialect.parse(f"<think>\n{one}\n<think></think>\n{two}") == (only,), "blocks do not nest"
+    assert dialect.parse(f"Hm.\n{one}\n</think>\n{two}") == (only,), "a block that the chat template opened"
+    assert dialect.parse(f"{cut(name, dialect)[0]}\n</think>\n{two}") == (only,)
+    assert len(dialect.parse(f"{one}\n<think>\n{two}")) == 1
+    assert len(dialect.parse(f"<think></think>\n{one}\n</think>\n{two}")) == 2, "only the first can be the template's"
+
+
+@every
+def test_a_call_that_is_cut_off_is_malformed(name: str) -> None:
+    for text in cut(name, MADE[name]):
+        calls = MADE[name].parse(f"Let me see.\n{text}")
+        assert len(calls) == 1 and calls[0].error, text
+
+
+@every
+def test_think_tags_inside_a_call_belong_to_it(name: str) -> None:
+    arguments = {"code": "print('<think>', '</think>')"}
+    assert MADE[name].parse(MADE[name].render("python", arguments))[0].arguments == arguments
+
+
+@pytest.mark.parametrize("name", NAMED_IN_JSON)
+def test_unknown_tools_are_calls_where_the_mark_is_a_calls_own(name: str) -> None:
+    (found,) = MADE[name].parse(call(name, "browser", '{"url": "x"}'))
+    assert (found.name, dict(found.arguments), found.error) == ("browser", {"url": "x"}, "")
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_unknown_tools_take_texts(name: str) -> None:
+    (found,) = MADE[name].parse(call(name, "browser", "x"))
+    assert (found.name, dict(found.arguments), found.error) == ("browser", {"b": "x"}, "")
+
+
+@pytest.mark.parametrize("name", ["fence", "xml"])
+def test_unknown_tools_are_text_where_the_mark_is_anybodys(name: str) -> None:
+    assert MADE[name].parse(call(name, "browser", '{"url": "x"}')) == ()
+
+
+BROKEN = {
+    '{"a": 1, "b": "say "hi""}': "not JSON",
+    '{"a": 1,}': "not JSON",
+    "{'a': 1}": "not JSON",
+    '{"a": 1, "a": 2}': "'a' is there twice",
+    '{"a": {"b": 1, "b": 1}}': "'b' is there twice",
+    '{"a": NaN}': "NaN is no JSON number",
+    '{"a": -Infinity}': "-Infinity is no JSON number",
+    '{"a": 1e999}': "too large",
+    '{"a": ' + "9" * 2000 + "}": "at most 1000 digits",
+    '{"a": "\\ud800"}': "surrogate",
+    '{"\\udc00": 1}': "surrogate",
+    '{"a": ' + "[" * 100 + "]" * 100 + "}": "nested",
+    '{"a": ' + "[" * 100_000: "",
+    '{"a": "line\nbreak"}': "not JSON",
+    "[1, 2]": "one JSON object, not a list",
+    '"x"': "one JSON object, not a text",
+    "null": "one JSON object, not null",
+    "true": "one JSON object, not true or false",
+}
+
+
+@pytest.mark.parametrize("name", JSON_BODY)
+@pytest.mark.parametrize("arguments", BROKEN, ids=lambda arguments: arguments[:24])
+def test_arguments_that_can_not_be_read(name: str, arguments: str) -> None:
+    (found,) = MADE[name].parse(call(name, "add", arguments))
+    assert found.error and BROKEN[arguments] in found.error
+    assert found.arguments == {} and len(found.error) < 300
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("value", ["[1, 2", "NaN", "1e999", '{"a": 1, "a": 2}', "[" * 100_000, ""])
+def test_values_that_can_not_be_read(name: str, value: str) -> None:
+    (found,) = MADE[name].parse(call(name, "add", value))
+    assert found.name == "add" and found.error.startswith("argument 'b': ")
+
+
+@pytest.mark.parametrize("name", NAMED_IN_JSON)
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ('{"ARGS": {}}', 'lacks "name"'),
+        ('{"name": 5, "ARGS": {}}', '"name" must be a text'),
+        ('{"name": "", "ARGS": {}}', '"name" must be a text'),
+        ('{"name": "' + "x" * 200 + '"}', "at most 128 characters"),
+        ('{"name": "add", "code": 5}', "'code' belongs elsewhere"),
+        ('{"name": "add", "": 5}', "'' belongs elsewhere"),
+    ],
+)
+def test_calls_that_are_not_whole(name: str, body: str, wanted: str) -> None:
+    written = call(name, "NAME", "0")
+    keyed = body.replace("ARGS", "parameters" if name == "native-llama" else "arguments")
+    start = written.index('{"name"')
+    end = written.rindex("}") + 1
+    (found,) = MADE[name].parse(written[:start] + keyed + written[end:])
+    assert wanted in found.error and len(found.name) <= 128
+
+
+@pytest.mark.parametrize("name", NAMED_IN_JSON)
+def test_a_call_without_arguments_has_none(name: str) -> None:
+    written = call(name, "add", "0")
+    (found,) = MADE[name].parse(written.replace(', "arguments": 0', "").replace(', "parameters": 0', ""))
+    assert (found.name, found.arguments, found.error) == ("add", {}, "")
+
+
+@pytest.mark.parametrize("name", ["fence", "xml"])
+def test_an_empty_block_has_no_arguments(name: str) -> None:
+    (found,) = MADE[name].parse(call(name, "add", " "))
+    assert (found.name, found.arguments, found.error) == ("add", {}, "")
+
+
+@every
+@given(text=texts | st.lists(st.sampled_from([*MARKS, "\ud800"]), max_size=12).map("".join))
+def test_parsing_never_raises(name: str, text: str) -> None:
+    for number, found in enumerate(MADE[name].parse(text)):
+        assert found.id == f"call_{number}" and len(found.name) <= 128 and len(found.error) <= 400
+        json.dumps(dict(found.arguments), allow_nan=False)
+
+
+@every
+@given(code=texts)
+def test_reading_undoes_writing_a_text(name: str, code: str) -> None:
+    check_written(MADE[name], "python", {"code": code})
+
+
+@every
+@given(arguments=st.dictionaries(st.sampled_from(["a", "b", "note", "<x>", ""]), values, max_size=3))
+def test_reading_undoes_writing_any_json(name: str, arguments: dict[str, Any]) -> None:
+    check_written(MADE[name], "add", arguments)
+
+
+def check_written(dialect: Dialect, tool_name: str, arguments: Mapping[str, object]) -> None:
+    try:
+        text = dialect.render(tool_name, arguments)
+    except DialectError as error:
+        assert str(error).startswith(f"dialect {dialect.name} can't write this call of {tool_name!r}")
+        assert dialect.name not in NAMED_IN_JSON, "whatever is JSON can be written there"
+        return
+    for whole in (text, f"Some words.\n{text}\nMore.", f"<think>Hm.</think>\n{text}"):
+        assert dialect.parse(whole) == (ToolCall(name=tool_name, arguments=arguments, id="call_0"),)
+
+
+DEEP: list[object] = []
+for _ in range(5000):
+    DEEP = [DEEP]
+
+
+NO_JSON = [float("nan"), float("inf"), {1, 2}, (1, 2), b"x", "\ud800", {1: 2}, 10**1001, 10**5000, DEEP, object()]
+
+
+@every
+@pytest.mark.parametrize("value", NO_JSON, ids=range(len(NO_JSON)))
+def test_what_is_no_json_can_not_be_written(name: str, value: object) -> None:
+    with pytest.raises(DialectError, match=f"dialect {name} can't write this call of 'add'"):
+        MADE[name].render("add", {"a": 1, "b": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        *(("fence", "a\n```\nb"), ("xml", "print('</python>')"), ("native-qwen3-coder", "'</parameter>'")),
+        *(("native-qwen3-coder", "'</tool_call>'"), ("native-glm", "'</arg_value>'")),
+    ],
+)
+def test_a_text_that_holds_the_closing_mark_can_not_be_written(name: str, code: str) -> None:
+    with pytest.raises(DialectError, match="it would be read as another one"):
+        MADE[name].render("python", {"code": code})
+
+
+@pytest.mark.parametrize("name", ["fence", "xml"])
+def test_calls_that_fit_no_tool_can_not_be_written(name: str) -> None:
+    for tool_name, arguments in [("sql", {"code": "x"}), ("python", {"code": 5}), ("python", {"cod": "x"})]:
+        with pytest.raises(DialectError):
+            MADE[name].render(tool_name, arguments)
+
+
+HOSTILE = [
+    *("<tool_call>", "<tool_call>{", "<tool_call></tool_call>", '<tool_call>{"":"', "</think>", "<think>"),
+    *("[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_CALLS] [{", '\n{"name":', '\n{"name": "', "<|python_tag|>", "\n", " "),
+    *("```python\n", "```add\n```\n", "```", "\n```python", "<python>", "</python>", "<add>{</add>", "{", "[", '"'),
+    *("\\", "<tool_call>\n<function=add>\n<parameter=b>", "<tool_call>add<arg_key>", "<parameter=b>1</parameter>"),
+    *('{"name": "add"};', '\n{"name": "add"} ', "<tool_call>x</think>", "1", "```python\n</think>", "\n;", "< "),
+]
+
+
+@every
+@pytest.mark.slow
+def test_hostile_texts_take_linear_time(name: str) -> None:
+    """A million characters each; what is quadratic takes minutes."""
+    for unit in HOSTILE:
+        for text in (unit * (1_000_000 // len(unit)), cut(name, MADE[name])[0] + unit * (200_000 // len(unit))):
+            began = time.process_time()
+            MADE[name].parse(text)
+            assert time.process_time() - began < 6.0, unit
+
+
+@every
+def test_hash_changes_with_whatever_changes_the_game(name: str) -> None:
+    @tool
+    def other(code: str) -> str:
+        """Run something else."""
+        return code
+
+    other.name = "python"
+    hashes = {get_dialect(name, tools).hash for tools in ([], [python], TOOLS, [other])}
+    assert len(hashes) == 4 and all(len(one) == 16 and int(one, 16) >= 0 for one in hashes)
+    assert get_dialect(name, TOOLS).hash == MADE[name].hash
+    assert MADE[name].label == f"{name} {MADE[name].hash}"
+
+
+def test_hashes_of_dialects_differ() -> None:
+    assert len({dialect.hash for dialect in MADE.values()}) == len(MADE)
+
+
+def test_schema_that_is_no_json() -> None:
+    class Odd(FunctionTool):
+        @property
+        def parameters(self) -> Mapping[str, object]:
+            return {"properties": {"a": {1, 2}}}
+
+    with pytest.raises(EnvContractError, match="the parameters of tool 'python' are not a JSON schema"):
+        get_dialect("hermes", [Odd(python._function)])
+
+
+@every
+def test_instructions_are_ours_or_the_templates(name: str) -> None:
+    dialect = MADE[name]
+    assert bool(dialect.instructions()) != bool(dialect.template_tools) == dialect.native == name.startswith("native-")
+    if not dialect.native:
+        assert all(word in dialect.instructions() for word in ("python", "add", "Add numbers.", '"integer"'))
+    assert get_dialect(name).instructions() == ""
+
+
+def test_dialects_by_name() -> None:
+    assert {name: get_dialect(name).name for name in NAMES} == dict(zip(NAMES, NAMES, strict=True))
+    with pytest.raises(UnknownNameError, match="did you mean 'fence'"):
+        get_dialect("fense")
+    with pytest.raises(ConfigError, match="'native' means another form for every chat template: name the form"):
+        agentrl.make("agentrl/Arithmetic-v0", dialect="native")
+
+
+@every
+def test_environment_is_played_in_it(name: str) -> None:
+    env = agentrl.make("agentrl/Arithmetic-v0", dialect=name, level=4)
+    assert agentrl.check_env(env, tasks=1).findings == ()
+    env.close()

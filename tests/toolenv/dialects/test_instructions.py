@@ -1,0 +1,135 @@
+"""What a model is shown is what is read: in every dialect the example is the call that it describes."""
+
+import enum
+import inspect
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.toolenv.dialects import DIALECTS, get_dialect, resolve_dialect
+from agentrl.toolenv.dialects.sample import sample_arguments
+from agentrl.toolenv.tools.function import FunctionTool, tool
+from agentrl.types import ToolCall
+
+from .test_native import CHAT, FORMS, Templated, templated
+
+__all__ = ["templated"]
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Place(pydantic.BaseModel):
+    name: str
+    near: "Place | None"
+    tags: list[str] = []
+
+
+KINDS: Sequence[Any] = (
+    *(str, int, float, bool, list[str], list[int], dict[str, int], Place, list[Place], Colour, Any),
+    *(Literal["a", "b"], Literal["one"], Literal[3], str | None, int | str, list[int] | None, tuple[int, str]),
+    *(Annotated[int, pydantic.Field(ge=3)], Annotated[float, pydantic.Field(gt=2, lt=9)]),
+    *(Annotated[int, pydantic.Field(le=-5)], Annotated[list[int], pydantic.Field(min_length=2)]),
+)
+NAMES = ("query", "a", "items", "json", "limit", "code", "name", "arguments")
+parameters = st.lists(st.tuples(st.sampled_from(KINDS), st.booleans()), max_size=4)
+
+
+def made(kinds: Sequence[tuple[Any, bool]], name: str = "find") -> FunctionTool:
+    """A tool with a parameter of each kind, of which some may be left out."""
+
+    def function(**given: object) -> str:
+        """Find it."""
+        return json.dumps(list(given))
+
+    needed = sorted(kinds, key=lambda kind: kind[1])
+    signature = [
+        inspect.Parameter(
+            NAMES[number],
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=kind,
+            default=None if optional else inspect.Parameter.empty,
+        )
+        for number, (kind, optional) in enumerate(needed)
+    ]
+    function.__signature__ = inspect.Signature(signature)  # pyright: ignore
+    function.__annotations__ = {one.name: one.annotation for one in signature}
+    return tool(name=name)(function)
+
+
+def test_the_newcomers_own_words() -> None:
+    """The default dialect told this on one line, and read it on three only."""
+
+    @tool
+    def find(item: str) -> str:
+        """Look it up."""
+        return item
+
+    dialect = get_dialect("fence", [find])
+    assert "\n```find\nitem\n```\n" in dialect.instructions()
+    wanted = (ToolCall(name="find", arguments={"item": "pink bag"}, id="call_0"),)
+    assert dialect.parse("```find pink bag ```") == dialect.parse("```find\npink bag\n```") == wanted
+
+
+@pytest.mark.parametrize("name", [name for name, kind in DIALECTS.items() if not kind.native])
+@given(first=parameters, second=parameters)
+def test_the_example_is_the_call_that_it_describes(
+    name: str, first: Sequence[tuple[Any, bool]], second: Sequence[tuple[Any, bool]]
+) -> None:
+    tools = [made(first), made(second, "python")]
+    dialect = get_dialect(name, tools)
+    calls = dialect.parse(dialect.instructions())
+    assert [call.name for call in calls] == ["find", "python"][: 1 if name == "hermes" else 2]
+    for call, one in zip(calls, tools, strict=False):
+        assert not call.error
+        one.call(call.arguments)
+        assert dialect.parse(dialect.render(call.name, call.arguments))[0].arguments == call.arguments
+
+
+@given(kinds=parameters)
+def test_made_up_arguments_fit(kinds: Sequence[tuple[Any, bool]]) -> None:
+    one = made(kinds)
+    assert set(sample_arguments(one.parameters, optional=True)) == set(NAMES[: len(kinds)])
+    for arguments in (sample_arguments(one.parameters), sample_arguments(one.parameters, "x", optional=True)):
+        one.call(arguments)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{}, {"properties": True}, {"properties": {"a": True}, "required": 5}, {"properties": {"a": {"$ref": "#/x"}}}],
+)
+def test_odd_schemas_have_some_example(schema: Mapping[str, object]) -> None:
+    json.dumps(sample_arguments(schema, optional=True))
+
+
+def written(tokenizer: Any, tools: Sequence[Mapping[str, object]], name: str, arguments: Mapping[str, object]) -> str:
+    """What a chat template itself writes where the assistant calls a tool."""
+    call = {"type": "function", "id": "abcdefghi", "function": {"name": name, "arguments": arguments}}
+    asked = [{"role": "user", "content": "Qq?"}]
+    whole = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    prompt = tokenizer.apply_chat_template(asked, tools=list(tools), tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(whole, tools=list(tools), tokenize=False)
+    return text.removeprefix(prompt) if text.startswith(prompt) else text.partition("Qq?")[2]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_chat_template_writes_is_read(templated: Templated, form: str) -> None:
+    """The template describes the tools there, so its own call stands for the example."""
+    value = FORMS[form].replace("{{ v }}", "{{ v if v is string else v | tojson }}")
+    tokenizer = templated(CHAT.replace("CALL", value))
+    assert resolve_dialect("native", tokenizer) == form
+    clear = [(kind, False) for kind in KINDS if kind != int | str]  # two of the forms write a text and a number alike
+    for kinds in [[], *([one] for one in clear), *itertools.combinations(clear, 2)]:
+        one = made(kinds)
+        dialect = get_dialect(form, [one])
+        arguments = sample_arguments(one.parameters, "two words", optional=True)
+        text = written(tokenizer, dialect.template_tools, "find", arguments)
+        assert dialect.parse(text) == (ToolCall(name="find", arguments=arguments, id="call_0"),)
+        one.call(arguments)

@@ -1,0 +1,187 @@
+"""``native``: the form is found by letting the template write a call, and the template describes the tools."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError, RenderError
+from agentrl.render.renderer import Renderer
+from agentrl.toolenv.dialects import DIALECTS, get_dialect, resolve_dialect
+from agentrl.toolenv.dialects.pairs import takes_text
+from agentrl.types import Message
+
+from .conftest import add, python
+
+CHAT = """{% if tools %}<|im_start|>system
+Tools: {% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% for call in m.tool_calls or [] %}{% set f = call.function %}
+CALL{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+NAME = '{"name": "{{ f.name }}", '
+PARAMETERS = "{% for k, v in f.arguments.items() %}PAIR{% endfor %}"
+FORMS = {
+    "native-hermes": "<tool_call>\n" + NAME + '"arguments": {{ f.arguments | tojson }}}\n</tool_call>',
+    "native-mistral": "[TOOL_CALLS] [" + NAME + '"arguments": {{ f.arguments | tojson }}, "id": "{{ call.id }}"}]',
+    "native-llama": NAME + '"parameters": {{ f.arguments | tojson }}}',
+    "native-qwen3-coder": "<tool_call>\n<function={{ f.name }}>\n"
+    + PARAMETERS.replace("PAIR", "<parameter={{ k }}>\n{{ v }}\n</parameter>\n")
+    + "</function>\n</tool_call>",
+    "native-glm": "<tool_call>{{ f.name }}\n"
+    + PARAMETERS.replace("PAIR", "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n")
+    + "</tool_call>",
+}
+Templated = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def templated(tokenizer: Any) -> Templated:
+    """Makes a tokenizer with another chat template."""
+
+    def make(template: str) -> Any:
+        changed = copy.deepcopy(tokenizer)
+        changed.chat_template = template
+        return changed
+
+    return make
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_form_is_found(templated: Templated, name: str) -> None:
+    assert resolve_dialect("native", templated(CHAT.replace("CALL", FORMS[name]))) == name
+    thoughtful = "<think>\n\n</think>\n\n" + FORMS[name]
+    assert resolve_dialect("native", templated(CHAT.replace("CALL", thoughtful))) == name
+    header = CHAT.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    assert resolve_dialect("native", templated(header.replace("CALL", FORMS[name]))) == name
+
+
+def test_other_names_stay(templated: Templated) -> None:
+    assert [resolve_dialect(name, None) for name in DIALECTS] == list(DIALECTS)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHAT.replace("CALL", "{{ f.name }}({{ f.arguments | tojson }})"),
+        CHAT.replace("CALL", "{{ raise_exception('no calls') }}"),
+        CHAT.replace("CALL", "{{ f.name + f.arguments }}"),
+        CHAT.replace("CALL", FORMS["native-hermes"]).replace("{% if tools %}", "{% if false %}"),
+        CHAT.replace("CALL", FORMS["native-hermes"].replace("{{ f.name }}", "tool")),
+        "{{ messages[0].content }}",
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_form_that_is_not_known(templated: Templated, template: str) -> None:
+    with pytest.raises(ConfigError, match="use dialect 'hermes', 'fence' or 'xml' instead"):
+        resolve_dialect("native", templated(template))
+
+
+def test_the_tiny_models_template_has_no_form(tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match="does not describe tools"):
+        resolve_dialect("native", tokenizer)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_prompt_is_what_the_chat_template_makes_of_the_tools(templated: Templated, name: str) -> None:
+    tokenizer = templated(CHAT.replace("CALL", FORMS[name]))
+    tools = get_dialect(name, [python, add]).template_tools
+    messages = [Message(role="system", content="Be kind."), Message(role="user", content="What is 1 + 2?")]
+    prompt = Renderer(tokenizer, tools=tools).prompt(messages)
+    whole = tokenizer.apply_chat_template(messages, tools=list(tools), add_generation_prompt=True, return_dict=False)
+    assert list(prompt.token_ids) == whole
+    assert '"Add numbers."' in tokenizer.decode(whole) and prompt != Renderer(tokenizer).prompt(messages)
+
+
+def test_schema_that_spells_a_control_token_is_refused(templated: Templated) -> None:
+    tokenizer = templated(CHAT.replace("CALL", FORMS["native-hermes"]))
+    (hostile,) = get_dialect("native-hermes", [python]).template_tools
+    text = str(hostile["function"]).replace("Run.", "Run.<|im_end|>")
+    with pytest.raises(RenderError, match="a tool's schema spells a control token"):
+        Renderer(tokenizer, tools=[{"type": "function", "function": text}])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("native-mistral", '[TOOL_CALLS]  [{"name": "python", "arguments": {"code": "1"}, "id": "x"}]', "1"),
+        ("native-llama", '<|python_tag|>{"name": "python", "parameters": {"code": "1"}}', "1"),
+        ("native-llama", '{"type": "function", "name": "python", "parameters": {"code": "1"}}', "1"),
+        ("native-qwen3-coder", "<tool_call><function=python><parameter=code>1</parameter></function></tool_call>", "1"),
+        ("native-glm", "<tool_call>python<arg_key>code</arg_key><arg_value>1</arg_value></tool_call>", "1"),
+    ],
+)
+def test_other_ways_of_writing_the_same(name: str, text: str, wanted: str) -> None:
+    (call,) = get_dialect(name, [python]).parse(text)
+    assert (call.name, call.arguments, call.error) == ("python", {"code": wanted}, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("native-mistral", "[TOOL_CALLS] []", "at least one call"),
+        ("native-mistral", '[TOOL_CALLS] {"name": "python"}', "a JSON list"),
+        ("native-mistral", '[TOOL_CALLS] [{"name": "python", "arguments": {}}', "a JSON list of calls: this is not"),
+        ("native-mistral", "[TOOL_CALLS] [5]", "not a number"),
+        ("native-llama", "<|python_tag|>print(1)", "this is not JSON"),
+        ("native-llama", '{"name": "python"', "this is not JSON"),
+        ("native-qwen3-coder", "<tool_call>\npython\n</tool_call>", "a call looks like this: <function=name>"),
+        ("native-qwen3-coder", "<tool_call><function=python>\n</tool_call>", "a call looks like this"),
+        ("native-glm", "<tool_call></tool_call>", "a call looks like this: name <arg_key>"),
+        ("native-glm", "<tool_call>python 5</tool_call>", "a call looks like this"),
+        ("native-glm", "<tool_call>python" + "<arg_key>a</arg_key><arg_value></arg_value>" * 2, "not closed"),
+        (
+            "native-glm",
+            f"<tool_call>f{'<arg_key>a</arg_key><arg_value></arg_value>' * 2}</tool_call>",
+            "is there twice",
+        ),
+    ],
+)
+def test_calls_that_can_not_be_read(name: str, text: str, wanted: str) -> None:
+    (call,) = get_dialect(name, [python]).parse(text)
+    assert wanted in call.error
+
+
+def test_llama_writes_several_calls_with_semicolons() -> None:
+    one = '{"name": "python", "parameters": {"code": "1"}}'
+    calls = get_dialect("native-llama", [python]).parse(f"{one}; {one}\n{one};\nthen 5")
+    assert [call.id for call in calls] == ["call_0", "call_1", "call_2"] and not any(call.error for call in calls)
+    later = get_dialect("native-llama", [python]).parse(f"Well.\n{one}\nWell; {one}")
+    assert len(later) == 1, "an object in the middle of a line is text"
+
+
+def test_values_of_pairs_follow_the_schema() -> None:
+    dialect = get_dialect("native-qwen3-coder", [add])
+    arguments = {"a": 5, "b": None, "note": "5"}
+    (call,) = dialect.parse(dialect.render("add", arguments).replace("null", "None"))
+    assert call.arguments == arguments
+
+
+@pytest.mark.parametrize("schema", [True, {}, {"description": "whatever"}])
+def test_a_schema_that_takes_anything_takes_a_bare_word(schema: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = copy.copy(add)
+    monkeypatch.setattr(type(own), "parameters", {"properties": {"note": schema}})
+    (call,) = get_dialect("native-qwen3-coder", [own]).parse(
+        "<tool_call>\n<function=add>\n<parameter=note>\ntwo words\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert call.arguments == {"note": "two words"}
+
+
+def test_schemas_that_take_a_text() -> None:
+    loop = {"$ref": "#/$defs/loop"}
+    properties = {
+        "ref": {"$ref": "#/$defs/colour"},
+        "either": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/colour"}]},
+        "list": {"type": ["string", "null"]},
+        "number": {"type": "number"},
+        "loop": loop,
+        "lost": {"$ref": "#/$defs/none"},
+        "odd": 5,
+    }
+    parameters = {"properties": properties, "$defs": {"colour": {"enum": ["red"], "type": "string"}, "loop": loop}}
+    wanted = {"ref": True, "either": True, "list": True, "number": False, "loop": False, "lost": False, "odd": False}
+    assert {key: takes_text(parameters, key) for key in wanted} == wanted
+    assert takes_text(parameters, "unknown") and takes_text({}, "unknown")

@@ -1,0 +1,387 @@
+"""ToolEnv: reset and step, what ends an episode and what does not."""
+
+import runpy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import cloudpickle
+import gymnasium
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import agentrl
+from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, UnknownNameError
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tasks import TaskList
+from agentrl.toolenv.tools.function import FunctionTool, ToolContext, ToolError, tool
+from agentrl.toolenv.tools.python import PythonTool
+from agentrl.types import Message, Task
+
+
+class CountingTool(FunctionTool):
+    """Upper-cases code, and remembers how it was opened and closed."""
+
+    def __init__(self) -> None:
+        super().__init__(python)
+        self.seeds: list[int] = []
+        self.closed = 0
+
+    def open(self, seed: int) -> None:
+        self.seeds.append(seed)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def python(code: str) -> str:
+    """Upper-case."""
+    if code == "fail":
+        raise ToolError("that failed")
+    if code == "bug":
+        raise KeyError("code")
+    if code == "down":
+        raise InfrastructureError("gone")
+    return code.upper()
+
+
+class Shout(ToolEnv):
+    instructions = "Shout."
+    reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0, "short": 0.5}
+
+    def __init__(self, *, tools: Sequence[FunctionTool] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.tools = (CountingTool(),) if tools is None else tools
+
+    def tasks(self, split: str) -> TaskList:
+        return TaskList([Task(id=f"{split}:{word}", prompt=word, answer=word.upper()) for word in ("ah", "oh", "eh")])
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        return {"correct": episode.final == episode.task.answer, "short": len(episode.final) < 5}
+
+    def turn_reward(self, episode: Episode) -> float:
+        return 0.25
+
+    def respond(self, episode: Episode) -> tuple[Message, ...]:
+        return (Message(role="user", content="Again."),) if episode.turns == 2 else ()
+
+
+def call(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+@pytest.fixture
+def env() -> Shout:
+    made = Shout(max_turns=4)
+    made.reset(seed=0, options={"task": "train:oh"})
+    return made
+
+
+def counting(env: Shout) -> CountingTool:
+    found = env.tools[0]
+    assert isinstance(found, CountingTool)
+    return found
+
+
+def test_an_episode_from_first_to_last(env: Shout) -> None:
+    first, info = env.reset(options={"task": "train:ah"})
+    assert [message["role"] for message in first] == ["system", "user"]
+    assert first[0]["content"].startswith("Shout.\nTo use python")
+    assert info == {"task_id": "train:ah"}
+    result: Message = {"role": "tool", "content": "AH", "name": "python", "tool_call_id": "call_0"}
+    assert env.step(call("ah")) == ((result,), 0.25, False, False, {"parts": {}})
+    again: Message = {"role": "user", "content": "Again."}
+    assert env.step(call("ah"))[0] == (result, again)
+    assert env.step("AH") == ((), 1.75, True, False, {"parts": {"correct": 1.0, "short": 1.0}})
+    assert [message["role"] for message in env.episode.messages] == (
+        ["system", "user", "assistant", "tool", "assistant", "tool", "user", "assistant"]
+    )
+    assert [run.ok for run in env.episode.tool_runs] == [True, True]
+    assert env.episode.final == "AH"
+
+
+def test_the_record_has_what_the_tool_received_even_where_it_changes_that() -> None:
+    class Greedy(CountingTool):
+        def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
+            assert isinstance(arguments, dict)
+            return str(arguments.pop("code"))
+
+    env = Shout(tools=[Greedy()])
+    env.reset(seed=0)
+    env.step(f"{call('a')}\n{call('b')}")
+    assert [run.arguments for run in env.episode.tool_runs] == [{"code": "a"}, {"code": "b"}]
+
+
+def test_running_out_of_turns_truncates_and_grades() -> None:
+    env = Shout(max_turns=1)
+    env.reset(seed=0)
+    _, reward, terminated, truncated, info = env.step(call("x"))
+    assert (reward, terminated, truncated) == (0.25, False, True)
+    assert info["parts"] == {"correct": 0.0, "short": 0.0}
+
+
+def test_the_last_turn_may_still_answer() -> None:
+    env = Shout(max_turns=1)
+    env.reset(seed=0, options={"task": "train:oh"})
+    assert env.step("OH")[1:4] == (1.75, True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (call("fail"), "that failed"),
+        (call("bug"), "KeyError: 'code'"),
+        ("```python\nah", "not closed"),
+        ("```python\nah\n``", "not closed"),
+    ],
+)
+def test_what_goes_wrong_in_a_call_is_told(env: Shout, text: str, told: str) -> None:
+    messages, reward, terminated, truncated, _ = env.step(text)
+    assert told in messages[0]["content"]
+    assert (reward, terminated, truncated) == (0.25, False, False)
+    assert not env.episode.tool_runs[-1].ok
+
+
+def test_a_tool_that_is_not_there() -> None:
+    env = Shout()
+    env.reset(seed=0)
+    env.tools = []
+    messages, _, terminated, _, _ = env.step(call("x"))
+    assert "there is no tool 'python'" in messages[0]["content"]
+    assert not terminated
+
+
+@pytest.mark.parametrize("text", ["", " ", "\x00", "```", "```ruby\nputs 1\n```", "🙂" * 1000])
+def test_a_text_without_a_call_ends_the_episode(env: Shout, text: str) -> None:
+    messages, _, terminated, truncated, _ = env.step(text)
+    assert (messages, terminated, truncated) == ((), True, False)
+
+
+def test_several_calls_in_one_turn(env: Shout) -> None:
+    messages, *_ = env.step(f"{call('a')}\n{call('fail')}\n{call('b')}")
+    assert [message["content"] for message in messages] == ["A", "that failed", "B"]
+    assert [message["tool_call_id"] for message in messages] == ["call_0", "call_1", "call_2"]
+    assert env.episode.turns == 1
+
+
+def test_an_infrastructure_fault_is_no_turn(env: Shout) -> None:
+    before = env.episode
+    with pytest.raises(InfrastructureError):
+        env.step(call("down"))
+    assert env.episode == before
+
+
+def test_steps_out_of_order_are_refused(env: Shout) -> None:
+    with pytest.raises(EnvContractError, match="call reset before"):
+        Shout().step("")
+    env.step("OH")
+    with pytest.raises(EnvContractError, match="over"):
+        env.step("OH")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"split": "trian"}, UnknownNameError), ({"dialect": "fense"}, UnknownNameError), ({"max_turns": 0}, ConfigError)],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Shout(**options)
+
+
+@pytest.mark.parametrize("options", [{"task": "train:uh"}, {"task": "test:oh"}, {"tsak": "train:oh"}])
+def test_wrong_reset_options_are_refused(env: Shout, options: dict[str, Any]) -> None:
+    with pytest.raises(UnknownNameError, match="task"):
+        env.reset(options=options)
+
+
+def test_seeds_choose_tasks_and_only_when_given() -> None:
+    one, other = Shout(), Shout()
+    drawn = [one.reset(seed=5 if turn == 0 else None)[1] for turn in range(20)]
+    assert drawn == [other.reset(seed=5 if turn == 0 else None)[1] for turn in range(20)]
+    assert len({info["task_id"] for info in drawn}) == 3
+    assert counting(one).seeds == counting(other).seeds
+    assert len(set(counting(one).seeds)) == 20
+
+
+def test_splits_have_their_own_tasks() -> None:
+    assert Shout(split="test").reset(seed=0)[1]["task_id"].startswith("test:")
+
+
+def test_closing_reaches_the_tools(env: Shout) -> None:
+    env.close()
+    env.close()
+    assert counting(env).closed == 2
+
+
+def test_an_environment_may_be_bare() -> None:
+    class Bare(ToolEnv):
+        pass
+
+    env = Bare()
+    for method in (lambda: env.tasks("train"), lambda: env.reset(seed=0)):
+        with pytest.raises(EnvContractError, match=r"Bare\.tasks is not written: let it return a list of Task"):
+            method()
+    with pytest.raises(EnvContractError, match=r"Bare\.reward is not written"):
+        env.reward(Episode(task=Task(id="", prompt=""), messages=()))
+    for method in (env.gold, env.gold_turns):
+        with pytest.raises(NotImplementedError, match="Bare has no gold player"):
+            method(Task(id="", prompt=""))
+
+
+def test_an_episode_without_a_turn_has_no_final_text() -> None:
+    assert Episode(task=Task(id="", prompt=""), messages=({"role": "user", "content": "hi"},)).final == ""
+
+
+class Counter(ToolEnv):
+    """Counts, by a method that is a tool."""
+
+    step_size = 2
+
+    @tool
+    def count(self, code: str, ctx: ToolContext) -> int:
+        """Count."""
+        ctx.state["n"] = ctx.state.get("n", 0) + self.step_size
+        return ctx.state["n"]
+
+    def __init__(self, *, step_size: int = 2, **options: Any) -> None:
+        super().__init__(**options)
+        self.step_size = step_size
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(id="one", prompt="Count.")]
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        return {"correct": episode.state.get("n", 0) == 4}
+
+
+class Plain(Counter):
+    tools = (Counter.count,)
+
+
+def counted(env: ToolEnv, times: int) -> list[str]:
+    return [env.step("```count\nx\n```")[0][0]["content"] for _ in range(times)]
+
+
+def test_tools_of_a_class_keep_their_state_apart() -> None:
+    one, other = Plain(), Plain(step_size=10)
+    one.reset(seed=0)
+    other.reset(seed=0)
+    assert [counted(one, 1), counted(other, 1), counted(one, 1)] == [["2"], ["10"], ["4"]]
+    assert one.step("done")[1] == 1.0
+    one.reset(seed=0)
+    assert counted(one, 1) == ["2"]
+    assert one.step("done")[1] == 0.0
+
+
+def test_every_instance_has_its_own_copy_of_the_classs_tools() -> None:
+    class Several(Counter):
+        tools = (Counter.count, PythonTool(), CountingTool())
+
+    one, other = Several(), Several()
+    assert not {id(tool) for tool in one.tools} & {id(tool) for tool in other.tools}
+    counting = one.tools[2]
+    assert isinstance(counting, CountingTool)
+    counting.seeds.append(3)
+    assert [tool.seeds for tool in (*Several.tools, *other.tools) if isinstance(tool, CountingTool)] == [[], []]
+
+
+def test_a_module_level_tool_is_shared_without_its_state() -> None:
+    @tool
+    def remember(word: str, ctx: ToolContext) -> list[str]:
+        """Remember."""
+        ctx.state.setdefault("words", []).append(word)
+        return ctx.state["words"]
+
+    class Remembers(Plain):
+        tools = (remember,)
+
+    one, other = Remembers(), Remembers()
+    said = "```remember\na\n```"
+    for env in (one, other):
+        env.reset(seed=0)
+        assert env.step(said)[0][0]["content"] == '["a"]'
+    assert one.step(said)[0][0]["content"] == '["a","a"]'
+
+
+def test_chance_of_tools_follows_the_episodes_seed() -> None:
+    @tool
+    def draw(code: str, ctx: ToolContext) -> int:
+        """Draw."""
+        return int(ctx.rng.integers(2**40))
+
+    class Draws(Plain):
+        tools = (draw,)
+
+    def drawn(seed: int) -> str:
+        env = Draws()
+        env.reset(seed=seed)
+        return env.step("```draw\nx\n```")[0][0]["content"]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_a_tool_of_ones_own_may_raise_or_give_anything() -> None:
+    class Own(CountingTool):
+        given: object = ""
+
+        def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> Any:
+            if isinstance(self.given, Exception):
+                raise self.given
+            return self.given
+
+    own = Own()
+    env = Shout(tools=[own])
+    env.reset(seed=0)
+    own.given = KeyError("x" * 9000)
+    message = env.step(call("a"))[0][0]
+    assert message["content"].startswith("KeyError: ") and len(message["content"]) <= 2000
+    own.given = "half a \ud800 letter"
+    assert env.observation_space.contains(answer := env.step(call("a"))[0])
+    assert answer[0]["content"] == "half a ? letter"
+    own.given = type("Unsayable", (Exception,), {"__str__": None})()
+    assert env.step(call("a"))[0][0]["content"] == "Unsayable: (a Unsayable that can't be shown)"
+    own.given = None
+    with pytest.raises(EnvContractError, match=r"Shout\.tools: python\.call gave None \(NoneType\): return text"):
+        env.step(call("a"))
+
+
+# Messages have no fixed size, so there is no memory that processes could share.
+VECTOR: dict[str, dict[str, Any]] = {"async": {"shared_memory": False}}
+
+
+TRIVIA = Path(__file__).parent / "examples" / "trivia.py"
+
+
+@pytest.fixture
+def trivia(clean_registry: None) -> str:
+    runpy.run_path(str(TRIVIA))
+    return "examples/Trivia-v0"
+
+
+def test_a_new_environment_takes_forty_lines(trivia: str) -> None:
+    lines = TRIVIA.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 40
+    found, _, unchecked = str(agentrl.check_env(trivia)).partition("\n")
+    assert found == "no findings"
+    assert unchecked.endswith("its entry point is no 'module:Class'."), "the rest must have been checked"
+    assert "\n" not in unchecked
+    check_env(gymnasium.make(trivia).unwrapped)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_environments_play_side_by_side_in_gymnasiums_vectors(trivia: str, mode: Any) -> None:
+    envs = gymnasium.make_vec(trivia, num_envs=2, vectorization_mode=mode, vector_kwargs=VECTOR.get(mode))
+    try:
+        first, _ = envs.reset(seed=3)
+        assert len(first) == 2
+        _, rewards, terminated, _, _ = envs.step(("```look_up\ngold\n```", "no idea"))
+        assert list(rewards) == [0.0, 0.0] and list(terminated) == [False, True]
+    finally:
+        envs.close()
+
+
+def test_a_class_with_tools_can_be_sent_to_another_process() -> None:
+    kind = cloudpickle.loads(cloudpickle.dumps(Plain))
+    env = kind()
+    env.reset(seed=0)
+    assert counted(env, 2) == ["2", "4"]

@@ -1,0 +1,288 @@
+"""What an episode holds: begun and given back on every path, in the one thread that all of its functions run in."""
+
+import contextlib
+import copy
+import gc
+import pickle
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import pytest
+
+from agentrl.errors import EnvContractError, InfrastructureError, UnknownNameError
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tasks import GeneratedTasks
+from agentrl.toolenv.tools import timed
+from agentrl.toolenv.tools.function import ToolContext, tool
+from agentrl.toolenv.tools.timed import Overrun, Worker
+from agentrl.types import Task
+
+# Some environments here are forgotten while they are open; from Python 3.13 on SQLite complains of that.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
+
+
+@tool
+def query(sql: str, ctx: ToolContext) -> list[Any]:
+    """Ask the database."""
+    return ctx.state["db"].execute(sql).fetchall()
+
+
+@tool(timeout=0.2)
+def fail(how: str, ctx: ToolContext) -> str:
+    """Go wrong."""
+    if how == "infrastructure":
+        raise InfrastructureError("the server is gone")
+    if how == "overrun":
+        ctx.state["release"].wait(30)
+    raise ValueError(how)
+
+
+class Shop(ToolEnv):
+    """Count the bags; the database is in memory, and SQLite keeps it to the thread that opened it."""
+
+    tools = (query, fail)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.log: list[str] = []
+        self.threads: set[int] = set()
+
+    def tasks(self, split: str) -> GeneratedTasks:
+        return GeneratedTasks(split, lambda index: Task(id="", prompt="How many?", answer=str(index)))
+
+    def open_episode(self, context: ToolContext) -> None:
+        self._saw("open")
+        context.state["release"] = threading.Event()
+        context.state["db"] = sqlite3.connect(":memory:")
+        context.state["db"].execute("create table bags (n int)")
+
+    def close_episode(self, context: ToolContext) -> None:
+        self._saw("close")
+        context.state["release"].set()
+        context.state["db"].close()
+
+    def respond(self, episode: Episode) -> tuple[()]:
+        self._saw("respond")
+        return ()
+
+    def turn_reward(self, episode: Episode) -> float:
+        return 0.01 * self._count(episode)
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        self._saw("reward")
+        if episode.final == "no number":
+            raise ValueError(episode.final)
+        return {"correct": float(str(self._count(episode)) == episode.final)}
+
+    def _count(self, episode: Episode) -> int:
+        (count,) = episode.state["db"].execute("select count(*) from bags").fetchone()
+        return count
+
+    def _saw(self, what: str) -> None:
+        self.log.append(what)
+        self.threads.add(threading.get_ident())
+
+
+INSERT = "```query\ninsert into bags values (1)\n```"
+COUNT = "```query\nselect count(*) from bags\n```"
+ENDS: Mapping[str, Callable[[Shop], object]] = {
+    "a final answer": lambda env: env.step("1"),
+    "the turn limit": lambda env: [env.step("```fail\nx\n```") for _ in range(2)],
+    "close": lambda env: env.close(),
+    "the next reset": lambda env: env.reset(seed=1),
+    "a fault, then close": lambda env: (faulty(env), env.close()),
+    "a fault, then reset": lambda env: (faulty(env), env.reset(seed=1)),
+    "a reward that raises, then close": lambda env: (raising(env), env.close()),
+}
+
+
+def faulty(env: Shop) -> None:
+    with pytest.raises(InfrastructureError):
+        env.step("```fail infrastructure ```")
+
+
+def raising(env: Shop) -> None:
+    with pytest.raises(EnvContractError, match=r"Shop\.reward raised ValueError"):
+        env.step("no number")
+
+
+def workers(before: Collection[threading.Thread]) -> int:
+    """How many threads of tools there are beside those of earlier tests, some of which may not have ended yet."""
+    gc.collect()
+    return sum(thread.name == "agentrl-tool" and thread not in before for thread in threading.enumerate())
+
+
+@pytest.fixture
+def env() -> Shop:
+    made = Shop(max_turns=3)
+    made.reset(seed=0)
+    return made
+
+
+def test_one_thread_has_all_of_an_episode(env: Shop) -> None:
+    said = [env.step(text)[0][0]["content"] for text in (INSERT, COUNT)]
+    assert said == ["[]", "[[1]]"]
+    assert env.step("1")[1] == 1.01
+    assert env.log == ["open", "respond", "respond", "reward", "close"]
+    assert len(env.threads) == 1 and threading.get_ident() not in env.threads
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_what_was_opened_is_closed_once(env: Shop, how: str) -> None:
+    env.step(INSERT)
+    first = env.episode.state
+    ENDS[how](env)
+    assert env.log.count("close") == 1 and first["release"].is_set()
+    env.close()
+    env.close()
+    assert env.log.count("close") == env.log.count("open")
+
+
+def test_a_reset_that_is_refused_leaves_the_episode(env: Shop) -> None:
+    env.step(INSERT)
+    with pytest.raises(UnknownNameError):
+        env.reset(options={"task": "no such task"})
+    assert env.step("1")[1] == 1.01 and env.log.count("close") == 1
+
+
+def test_episodes_do_not_share(env: Shop) -> None:
+    env.step(INSERT)
+    env.step("1")
+    env.reset()
+    assert env.step(COUNT)[0][0]["content"] == "[[0]]"
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_no_thread_is_left_after_close_or_without_the_environment(closed: bool) -> None:
+    before = threading.enumerate()
+    env = Shop()
+    env.reset(seed=0)
+    assert workers(before) == 1
+    if closed:
+        env.close()
+    else:
+        del env
+    until = time.monotonic() + 60
+    while workers(before) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not workers(before)
+
+
+def test_a_state_made_by_a_tool_may_be_used_by_the_next() -> None:
+    @tool
+    def connect(name: str, ctx: ToolContext) -> str:
+        """Connect."""
+        ctx.state["db"] = sqlite3.connect(":memory:")
+        return name
+
+    class Lazy(Shop):
+        tools = (connect, query)
+
+        def open_episode(self, context: ToolContext) -> None: ...
+
+        def close_episode(self, context: ToolContext) -> None:
+            context.state["db"].close()
+
+        def turn_reward(self, episode: Episode) -> float:
+            return 0.0
+
+        def reward(self, episode: Episode) -> Mapping[str, float]:
+            return {"correct": float(episode.state["db"].execute("select 1").fetchone() == (1,))}
+
+    env = Lazy()
+    env.reset(seed=0)
+    assert env.step("```connect\nx\n```\n```query\nselect 2\n```")[0][1]["content"] == "[[2]]"
+    assert env.step("1")[1] == 1.0
+
+
+def test_after_an_overrun_another_thread_goes_on(env: Shop) -> None:
+    env.turn_reward = lambda episode: 0.0  # the database stays with the thread that hangs
+    assert "longer than 0.2 s" in env.step("```fail overrun ```")[0][0]["content"]
+    assert "same thread" in env.step(COUNT)[0][0]["content"]
+    env.episode.state["release"].set()
+
+
+def test_what_the_hooks_raise_names_them() -> None:
+    class Raises(Shop):
+        broken = "open_episode"
+
+        def open_episode(self, context: ToolContext) -> None:
+            if self.broken == "open_episode":
+                raise KeyError("db")
+            super().open_episode(context)
+
+        def close_episode(self, context: ToolContext) -> None:
+            super().close_episode(context)
+            raise KeyError("file")
+
+    env = Raises()
+    with pytest.raises(EnvContractError, match=r"Raises\.open_episode raised KeyError\('db'\) on task 'train:"):
+        env.reset(seed=0)
+    env.close()
+    assert env.log == [], "what was not opened is not closed"
+    env.broken = "close_episode"
+    env.reset(seed=0)
+    with pytest.raises(EnvContractError, match=r"Raises\.close_episode raised KeyError\('file'\)"):
+        env.close()
+    env.close()
+    assert env.log == ["open", "close"]
+
+
+def test_an_environment_without_hooks_and_tools_needs_no_thread() -> None:
+    class Plain(ToolEnv):
+        def tasks(self, split: str) -> Sequence[Task]:
+            return [Task(id="one", prompt="Where?")]
+
+        def reward(self, episode: Episode) -> Mapping[str, float]:
+            return {"correct": float(threading.current_thread() is threading.main_thread())}
+
+    env = Plain()
+    env.reset(seed=0)
+    assert env.step("here")[1] == 1.0
+
+
+def test_a_played_environment_can_be_copied_and_sent() -> None:
+    env: Any = gymnasium.make("agentrl/LinearSystems-v0").unwrapped
+    env.reset(seed=3)
+    for other in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
+        assert other.episode == env.episode and other.task_set[5] == env.task_set[5]
+        assert other.step(rf"\boxed{{{env.episode.task.answer}}}")[1] == 1.0
+    worker = pickle.loads(pickle.dumps(begun := Worker()))
+    assert begun.call(threading.get_ident, None).value != worker.call(threading.get_ident, None).value
+
+
+def test_a_worker_gives_what_is_given_and_raises_what_is_raised() -> None:
+    worker = Worker()
+    assert worker.run(threading.get_ident) == threading.get_ident()
+    (there,) = {worker.call(threading.get_ident, 5.0).value for _ in range(5)}
+    assert worker.run(threading.get_ident) == there != threading.get_ident()
+    assert worker.run(lambda: worker.run(threading.get_ident)) == there
+    assert worker.run(lambda: worker.call(threading.get_ident, 5.0).value) not in (there, None), (
+        "it can't wait for itself"
+    )
+    with pytest.raises(SystemExit):
+        worker.run(lambda: exec("raise SystemExit"))
+    worker.close()
+    worker.close()
+    assert worker.run(threading.get_ident) == threading.get_ident()
+
+
+def test_a_worker_gives_up_the_thread_of_an_overrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed, "MAX_STRAYS", 2)
+    worker, release = Worker(), threading.Event()
+    first = worker.call(threading.current_thread, 5.0).value
+    for _ in range(2):
+        assert isinstance(worker.call(lambda: release.wait(30), 0.01).error, Overrun)
+    with pytest.raises(InfrastructureError, match="2 tool calls"):
+        worker.call(threading.get_ident, 5.0)
+    release.set()
+    found = None
+    while found is None:
+        with contextlib.suppress(InfrastructureError):
+            found = worker.call(threading.current_thread, 5.0).value
+    assert found is not first
+    worker.close()

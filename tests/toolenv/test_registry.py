@@ -1,0 +1,248 @@
+"""Environments by id: Gymnasium's registry with errors that help."""
+
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+import agentrl
+from agentrl.envs import register_builtin
+from agentrl.errors import ConfigError, EnvContractError, UnknownNameError, UsageError
+from agentrl.sandboxes import SandboxError
+from agentrl.toolenv import registry
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tasks import TaskList
+from agentrl.types import Task
+
+
+class Trivia(ToolEnv):
+    def __init__(self, *, question: str = "2 + 2?", split: str = "train") -> None:
+        super().__init__(split=split)
+        self.question = question
+
+    def tasks(self, split: str) -> TaskList:
+        return TaskList([Task(id=split, prompt=self.question, answer="4")])
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        return {"correct": episode.final == episode.task.answer}
+
+
+@pytest.fixture(autouse=True)
+def forgetful(clean_registry: None) -> Generator[None]:
+    forget_plugins()
+    yield
+    forget_plugins()
+
+
+def forget_plugins() -> None:
+    registry._complain.cache_clear()
+    registry._found.clear()
+
+
+def test_register_and_make() -> None:
+    agentrl.register("me/Trivia-v0", Trivia, kwargs={"question": "1 + 3?"})
+    env = agentrl.make("me/Trivia-v0", split="test")
+    assert type(env) is Trivia
+    assert env.reset(seed=0)[0][-1]["content"] == "1 + 3?"
+    assert env.split == "test"
+    assert env.spec is not None
+    assert env.spec.id == "me/Trivia-v0"
+    assert isinstance(gymnasium.make("me/Trivia-v0").unwrapped, Trivia)
+
+
+def test_only_environments_of_agentrl_and_its_users_are_listed() -> None:
+    builtin = agentrl.list_envs()
+    assert "agentrl/Arithmetic-v0" in builtin
+    assert not [env_id for env_id in builtin if not env_id.startswith(("agentrl/", "reasoning-gym/"))]
+    agentrl.register("me/Trivia-v0", Trivia)
+    assert agentrl.list_envs() == sorted([*builtin, "me/Trivia-v0"])
+
+
+def test_registering_the_built_in_ones_again_changes_nothing() -> None:
+    spec = gymnasium.registry["agentrl/Arithmetic-v0"]
+    register_builtin()
+    assert gymnasium.registry["agentrl/Arithmetic-v0"] is spec
+
+
+@pytest.mark.parametrize("name", ["agentrl/Arithmetc-v0", "agentrl/Arithmetic-v7", "agnetrl/Arithmetic-v0"])
+def test_a_wrong_id_names_the_nearest(name: str) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'agentrl/Arithmetic-v0'"):
+        agentrl.make(name)
+
+
+@pytest.mark.parametrize("name", ["", "no such id", "a/b/c-v0"])
+def test_a_malformed_id_is_unknown(name: str) -> None:
+    with pytest.raises(UnknownNameError, match="environment"):
+        agentrl.make(name)
+
+
+def test_a_wrong_argument_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="colour"):
+        agentrl.make("agentrl/Arithmetic-v0", colour="red")
+
+
+def test_another_kind_of_environment_is_refused() -> None:
+    with pytest.raises(EnvContractError, match="CartPole"):
+        agentrl.make("CartPole-v1")
+
+
+def test_a_class_that_raises_is_one_sentence() -> None:
+    class Broken(ToolEnv):
+        def __init__(self, error: Exception) -> None:
+            raise error
+
+    agentrl.register("test/Broken-v0", Broken)
+    with pytest.raises(EnvContractError, match="making 'test/Broken-v0' raised KeyError"):
+        agentrl.make("test/Broken-v0", error=KeyError("data"))
+    with pytest.raises(SandboxError, match="no room"):
+        agentrl.make("test/Broken-v0", error=SandboxError("no room"))
+
+
+PLUGIN = """
+import agentrl
+from agentrl.toolenv.base import ToolEnv
+
+class Quiz(ToolEnv):
+    pass
+
+def offer():
+    agentrl.register("plug/Quiz-v0", "quiz_plugin:Quiz")
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
+    (tmp_path / "quiz_plugin.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in ("quiz_plugin", "quiz_module"):
+        sys.modules.pop(name, None)
+
+
+def offer(folder: Path, name: str, value: str, point: str = "") -> None:
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{point or name} = {value}\n")
+    importlib.invalidate_caches()
+
+
+def test_an_entry_point_offers_environments(plugin: Path) -> None:
+    offer(plugin, "quiz", "quiz_plugin:offer")
+    assert "plug/Quiz-v0" in agentrl.list_envs()
+    assert isinstance(agentrl.make("plug/Quiz-v0"), ToolEnv)
+    (found,) = [plugin for plugin in registry.plugins() if plugin.name == "quiz"]
+    assert (found.distribution, found.ids, found.problem) == ("quiz 1.0", ("plug/Quiz-v0",), "")
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("raise RuntimeError('no\\x1b[31mpe')", r"RuntimeError('no\x1b[31mpe')"),
+        ("import sys\nsys.exit('bye')", "SystemExit('bye')"),
+        ("def broken(:", "SyntaxError"),
+        ("import no_such_library", "No module named 'no_such_library'"),
+    ],
+)
+def test_a_plugin_may_fail_in_any_way(plugin: Path, code: str, told: str) -> None:
+    (plugin / "quiz_module.py").write_text(code)
+    offer(plugin, "broken", "quiz_module")
+    offer(plugin, "quiz", "quiz_plugin:offer")
+    with pytest.warns(UserWarning, match=rf"plugin 'broken' \('quiz_module'\) can't be loaded: .*{re.escape(told)}"):
+        names = agentrl.list_envs()
+    assert "plug/Quiz-v0" in names
+    assert isinstance(agentrl.make("plug/Quiz-v0"), ToolEnv)
+    assert agentrl.list_envs() == names, "it is loaded, and complained of, once"
+
+
+def test_an_id_that_is_taken_stays_with_its_owner(plugin: Path) -> None:
+    spec = gymnasium.registry["agentrl/Arithmetic-v0"]
+    (plugin / "quiz_module.py").write_text(
+        "import agentrl, gymnasium\n"
+        "agentrl.register('agentrl/Arithmetic-v0', 'quiz_plugin:Quiz')\n"
+        "del gymnasium.registry['CartPole-v1']\n"
+        "agentrl.register('thief/Own-v0', 'quiz_plugin:Quiz')\n"
+    )
+    offer(plugin, "thief", "quiz_module")
+    with pytest.warns(UserWarning, match="'thief' .* ids that are taken.*'CartPole-v1', 'agentrl/Arithmetic-v0'"):
+        names = agentrl.list_envs()
+    assert gymnasium.registry["agentrl/Arithmetic-v0"] is spec and "CartPole-v1" in gymnasium.registry
+    assert "thief/Own-v0" in names
+
+
+def test_registering_the_same_twice_is_no_theft(plugin: Path) -> None:
+    offer(plugin, "one", "quiz_plugin:offer")
+    offer(plugin, "two", "quiz_plugin:offer")
+    assert "plug/Quiz-v0" in agentrl.list_envs()
+    assert not [found for found in registry.plugins() if found.problem]
+
+
+@pytest.mark.parametrize(
+    "point", ["\x1b[31mred\x1b[0m", "../../etc", "os:system", "a b; rm -rf", "漢字\u202e", "x" * 5000]
+)
+def test_a_plugin_may_have_any_name(plugin: Path, point: str) -> None:
+    offer(plugin, "quiz", "quiz_plugin:offer", point)
+    offer(plugin, "broken", "quiz_plugin:\x1bnothing", point)
+    with pytest.warns(UserWarning, match="can't be loaded") as told:
+        assert "plug/Quiz-v0" in agentrl.list_envs()
+    assert str(told[0].message).isprintable()
+    assert {found.name for found in registry.plugins()} >= {point}
+
+
+def test_an_environment_without_an_entry_point_is_not_listed() -> None:
+    gymnasium.register("plug/Vector-v0", vector_entry_point="quiz_plugin:Quiz")
+    gymnasium.register("plug/Partial-v0", entry_point=functools.partial(Trivia, question="1 + 1?"))
+    assert "plug/Vector-v0" not in agentrl.list_envs() and "plug/Partial-v0" in agentrl.list_envs()
+    assert agentrl.make("plug/Partial-v0").reset(seed=0)[0][-1]["content"] == "1 + 1?"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../../etc/passwd", "a" * 100_000, "agentrl/Arithmetic-v" + "9" * 5000, "x/\x1b[2J-v0", "a\nb-v0"),
+        *("\ud800/A-v0", "os:system", "os.path:agentrl/X-v0", "antigravity:a/B-v0", ":a/B-v0", "a:", ":", "a:b:c/D-v0"),
+        *("..os:a/B-v0", "a/b:c/D-v0", "a b:c/D-v0", "a\x00b:c/D-v0", "x;y:c/D-v0", "__main__.x:c/D-v0"),
+        *("m" * 300 + ":c/D-v0", "agentrl/Arithmetic-v0:", "agentrl/Arithmetic-v-1", "-v0", "/", "//-v0", "agentrl/"),
+        "agentrl//Arithmetic-v0",
+    ],
+)
+def test_a_hostile_id_is_one_sentence(name: str) -> None:
+    before = set(sys.modules)
+    with pytest.raises(UsageError) as told:
+        agentrl.make(name)
+    sentence = str(told.value)
+    assert sentence.isprintable() and len(sentence) < 800
+    assert not {"antigravity", "this"} & (set(sys.modules) - before)
+
+
+@pytest.mark.parametrize("code", ["raise ValueError('bug')", "import sys; sys.exit(3)", "x = = 1"])
+def test_a_module_that_fails_is_one_sentence(plugin: Path, code: str) -> None:
+    (plugin / "quiz_module.py").write_text(code)
+    with pytest.raises(UsageError, match="the module of environment 'quiz_module:plug/Quiz-v0' can't be imported"):
+        agentrl.make("quiz_module:plug/Quiz-v0")
+
+
+def test_no_module_is_imported_for_an_id_that_is_there() -> None:
+    assert isinstance(agentrl.make("no_such_module:agentrl/Arithmetic-v0"), ToolEnv)
+
+
+def test_an_id_may_name_its_module(plugin: Path) -> None:
+    (plugin / "quiz_module.py").write_text("import quiz_plugin\nquiz_plugin.offer()\n")
+    assert isinstance(agentrl.make("quiz_module:plug/Quiz-v0"), ToolEnv)
+
+
+def test_a_module_that_is_not_there_is_named() -> None:
+    with pytest.raises(UsageError, match="No module named 'quizz_plugin'"):
+        agentrl.make("quizz_plugin:plug/Quiz-v0")
+
+
+def test_what_an_environment_imports_in_vain_is_named(plugin: Path) -> None:
+    (plugin / "quiz_module.py").write_text("import no_such_library\n")
+    agentrl.register("plug/Lacking-v0", "quiz_module:Quiz")
+    with pytest.raises(UsageError, match="no_such_library"):
+        agentrl.make("plug/Lacking-v0")

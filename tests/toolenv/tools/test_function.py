@@ -1,0 +1,284 @@
+"""Tools from typed functions: schema, validation, and errors the model can read."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
+from agentrl.sandboxes import SandboxError
+from agentrl.toolenv.tools.function import FunctionTool, ToolContext, ToolError, cut_middle, tool
+from agentrl.types import Task
+
+
+@tool
+def add(a: int, b: int = 1) -> str:
+    """Add two numbers.
+
+    This paragraph is for people.
+    """
+    return str(a + b)
+
+
+@tool
+def paint(color: Literal["red", "blue"], spots: list[int]) -> str:
+    """Paint."""
+    return f"{color} {sum(spots)}"
+
+
+def test_the_schema_follows_the_signature() -> None:
+    assert (add.name, add.description) == ("add", "Add two numbers.")
+    schema: Any = add.parameters
+    assert {name: value["type"] for name, value in schema["properties"].items()} == {"a": "integer", "b": "integer"}
+    assert schema["required"] == ["a"]
+    assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("which", "arguments", "answer"),
+    [(add, {"a": 2, "b": 3}, "5"), (add, {"a": "2"}, "3"), (paint, {"color": "red", "spots": [1, "2"]}, "red 3")],
+)
+def test_good_arguments(which: FunctionTool, arguments: Mapping[str, object], answer: str) -> None:
+    assert which.call(arguments) == answer
+
+
+@pytest.mark.parametrize(
+    ("which", "arguments", "message"),
+    [
+        (add, {}, "a is missing. Expected: a (integer), b (integer, optional)"),
+        (add, {"a": "two"}, "a: input should be a valid integer, unable to parse string as an integer, not 'two'"),
+        (add, {"a": 1, "c": 1}, "c is unknown"),
+        (paint, {"color": "green", "spots": []}, "color: input should be 'red' or 'blue', not 'green'"),
+        (paint, {"color": "red", "spots": ["x"]}, "spots.0: "),
+        (paint, {"color": "red", "spots": ["x"] * 1000}, "; and 995 more."),
+        (add, {"a": "9" * 9000}, "not '99"),
+        (add, {"a": 1, "x" * 9000 + "\n": 1}, "xxx… is unknown"),
+    ],
+)
+def test_bad_arguments_are_explained(which: FunctionTool, arguments: Mapping[str, object], message: str) -> None:
+    with pytest.raises(ToolError, match="bad arguments for " + which.name) as caught:
+        which.call(arguments)
+    told = str(caught.value)
+    assert message in told
+    assert "\n" not in told and "http" not in told and len(told) < 1500
+
+
+@given(
+    st.dictionaries(st.text(max_size=3), st.none() | st.booleans() | st.floats() | st.text() | st.lists(st.integers()))
+)
+def test_arguments_of_any_kind_answer_or_explain(arguments: dict[str, object]) -> None:
+    try:
+        assert isinstance(add.call(arguments), str)
+    except ToolError as error:
+        assert str(error)
+
+
+def test_a_fault_inside_is_told_to_the_model() -> None:
+    @tool
+    def divide(a: int) -> str:
+        return str(1 // a)
+
+    with pytest.raises(ToolError, match="ZeroDivisionError: "):
+        divide.call({"a": 0})
+
+
+def test_an_infrastructure_fault_passes_through() -> None:
+    @tool
+    def ask() -> str:
+        raise InfrastructureError("the daemon is gone")
+
+    with pytest.raises(InfrastructureError, match="daemon"):
+        ask.call({})
+
+    @tool
+    def run() -> str:
+        raise SandboxError("the pool is gone")
+
+    with pytest.raises(InfrastructureError, match="sandbox failed: the pool is gone"):
+        run.call({})
+
+
+def test_parameters_may_have_names_that_pydantic_uses() -> None:
+    @tool
+    def save(copy: bool, json: str, _x: int = 3, model_fields: int = 4) -> str:
+        return f"{copy} {json} {_x} {model_fields}"
+
+    assert save.call({"copy": True, "json": "{}", "_x": 5}) == "True {} 5 4"
+    assert set(save.parameters["properties"]) == {"copy", "json", "_x", "model_fields"}
+
+
+def context(seed: int = 0) -> ToolContext:
+    return ToolContext(task=Task(id="one", prompt="?", answer="42"), seed=seed)
+
+
+@tool
+def remember(word: str, ctx: ToolContext) -> list[str]:
+    """Remember a word."""
+    ctx.state.setdefault("words", []).append(word)
+    return ctx.state["words"]
+
+
+def test_the_episode_is_hidden_from_the_model() -> None:
+    assert set(remember.parameters["properties"]) == {"word"}
+    with pytest.raises(ToolError, match="ctx is unknown"):
+        remember.call({"word": "a", "ctx": {}}, context())
+
+
+def test_state_belongs_to_the_episode() -> None:
+    one, other = context(), context()
+    assert remember.call({"word": "a"}, one) == '["a"]'
+    assert remember.call({"word": "b"}, other) == '["b"]'
+    assert remember.call({"word": "c"}, one) == '["a","c"]'
+
+
+def test_the_episode_brings_task_seed_and_chance() -> None:
+    @tool
+    def draw(ctx: ToolContext) -> str:
+        return f"{ctx.task.answer} {ctx.seed} {ctx.rng.integers(1000)}"
+
+    first = context(5)
+    expected = np.random.default_rng(5).integers(1000, size=2)
+    assert draw.call({}, first) == f"42 5 {expected[0]}"
+    assert draw.call({}, first) == f"42 5 {expected[1]}"
+    assert draw.call({}, context(5)) == f"42 5 {expected[0]}"
+
+
+def test_a_tool_that_needs_the_episode_says_so() -> None:
+    with pytest.raises(EnvContractError, match="'remember' needs the episode"):
+        remember.call({"word": "a"})
+
+
+def test_long_output_is_cut() -> None:
+    @tool(max_chars=100, name="talk-2")
+    def talk() -> str:
+        return "a" * 500 + "z" * 500
+
+    assert talk.name == "talk-2"
+    shown = talk.call({})
+    assert len(shown) <= 100 and shown.startswith("aaa") and shown.endswith("zzz")
+
+
+@given(st.text(max_size=400), st.integers(60, 300))
+def test_what_is_cut_is_counted(text: str, limit: int) -> None:
+    cut = cut_middle(text, limit)
+    if len(text) <= limit:
+        assert cut == text
+    else:
+        head, rest = cut.split("\n… ", 1) if text.count("\n… ") == 0 else ("", "")
+        note, tail = rest.split(" characters left out …\n", 1) if rest else ("0", "")
+        assert len(cut) <= limit
+        assert not rest or int(note) == len(text) - len(head) - len(tail)
+
+
+class Shelf:
+    """Something with a tool of its own."""
+
+    def __init__(self, book: str) -> None:
+        self.book = book
+
+    @tool
+    def read(self, page: int, ctx: ToolContext) -> str:
+        """Read a page."""
+        return f"{self.book} {page} {ctx.seed}"
+
+    @tool
+    async def later(self, page: int) -> str:
+        """Read a page later."""
+        return f"{self.book} {page}"
+
+
+def test_a_method_is_a_tool_of_its_instance() -> None:
+    one, other = Shelf("Emma"), Shelf("Ulysses")
+    assert set(one.read.parameters["properties"]) == {"page"}
+    assert one.read.call({"page": 3}, context(7)) == "Emma 3 7"
+    assert other.read.call({"page": 3}, context(7)) == "Ulysses 3 7"
+    assert other.later.call({"page": 4}) == "Ulysses 4"
+    with pytest.raises(EnvContractError, match=r"self\.read"):
+        Shelf.read.call({"page": 3}, context())
+
+
+def test_a_tool_is_still_the_function() -> None:
+    assert add(2, b=3) == "5"
+    assert Shelf("Emma").read(3, ctx=context(1)) == "Emma 3 1"
+
+
+def test_tools_can_be_sent_to_another_process() -> None:
+    sent = cloudpickle.loads(cloudpickle.dumps((add, remember, Shelf("Emma").later)))
+    assert sent[0].call({"a": 1}) == "2"
+    assert sent[1].call({"word": "a"}, context()) == '["a"]'
+    assert sent[2].call({"page": 1}) == "Emma 1"
+
+
+def test_an_import_that_is_for_type_checkers_only_is_named() -> None:
+    def search(query: "Query") -> str:  # noqa: F821 # pyright: ignore
+        return ""
+
+    with pytest.raises(EnvContractError, match="'search': a type hint names 'Query'"):
+        tool(search)
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1.0}, {"timeout": float("nan")}, {"max_chars": 59}])
+def test_limits_that_are_none_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="tool 'untyped' has"):
+        tool(**options)(untyped)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a" * 65, "7up", "né"])
+def test_names_that_no_dialect_could_write_are_refused(name: str) -> None:
+    with pytest.raises(EnvContractError, match="can't be called"):
+        tool(name=name)(untyped)
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(EnvContractError, match="no"):
+        tool(3)  # pyright: ignore
+    with pytest.raises(EnvContractError, match="<lambda>"):
+        tool(lambda: "x")
+
+
+def array(a: np.ndarray) -> str:
+    return ""
+
+
+def callback(a: Callable[[], int]) -> str:
+    return ""
+
+
+@pytest.mark.parametrize("function", [array, callback])
+def test_a_type_that_json_lacks_is_refused(function: Callable[..., str]) -> None:
+    with pytest.raises(EnvContractError, match=f"'{function.__name__}': JSON can't express"):
+        tool(function)
+
+
+def untyped(a) -> str:
+    return str(a)
+
+
+def starred(*a: int) -> str:
+    return str(a)
+
+
+def keywords(**a: int) -> str:
+    return str(a)
+
+
+def positional(a: int, /) -> str:
+    return str(a)
+
+
+def test_the_episode_is_asked_for_once() -> None:
+    with pytest.raises(EnvContractError, match="'twice': only one parameter can be a ToolContext"):
+
+        @tool
+        def twice(one: ToolContext, other: ToolContext) -> str:
+            return str(one is other)
+
+
+@pytest.mark.parametrize("function", [untyped, starred, keywords, positional])
+def test_a_function_the_model_could_not_call_is_refused(function: Callable[..., str]) -> None:
+    with pytest.raises(EnvContractError, match=f"{function.__name__}.*'a'"):
+        tool(function)

@@ -1,0 +1,381 @@
+"""Tools of real MCP servers, over pipes and over HTTP."""
+
+import contextlib
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import agentrl
+from agentrl.errors import ConfigError, InfrastructureError, UsageError
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tools.function import ToolError
+from agentrl.toolenv.tools.mcp import McpTool, close_sessions, mcp_tools, sessions
+from agentrl.types import Task
+
+SERVER = str(Path(__file__).with_name("mcp_server.py"))
+STDIO = [sys.executable, SERVER, "stdio"]
+Tools = dict[str, McpTool]
+
+
+def by_name(made: tuple[McpTool, ...]) -> Tools:
+    return {tool.name: tool for tool in made}
+
+
+def children() -> list[psutil.Process]:
+    """The servers that were started over pipes."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # children of other tests may end meanwhile
+            found += [child] if child.cmdline()[-2:] == STDIO[1:] else []
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def extra(require: Callable[[bool, str], None]) -> None:
+    import importlib.util
+
+    require(importlib.util.find_spec("mcp") is not None, "needs the package mcp")
+
+
+def start_http(port: int) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, SERVER, "http", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return process
+        time.sleep(0.05)
+    raise AssertionError("the server did not start")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def http() -> Generator[str]:
+    port = free_port()
+    process = start_http(port)
+    yield f"http://127.0.0.1:{port}/mcp"
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def stdio_tools() -> Generator[Tools]:
+    tools = by_name(mcp_tools(STDIO, timeout=300.0, max_chars=100))
+    yield tools
+    tools["add"].close()
+    assert not children()
+
+
+@pytest.fixture(scope="module")
+def http_tools(http: str) -> Generator[Tools]:
+    tools = by_name(mcp_tools(url=http, headers={"X-Test": "1"}, timeout=300.0, max_chars=100))
+    yield tools
+    tools["add"].close()
+
+
+@pytest.fixture(params=["stdio", "http"])
+def tools(request: pytest.FixtureRequest) -> Tools:
+    return request.getfixturevalue(f"{request.param}_tools")
+
+
+def test_the_server_says_what_its_tools_are(tools: Tools) -> None:
+    assert set(tools) == {"add", "note", "fail", "draw", "long", "wait", "die", "whoami"}
+    add: Any = tools["add"]
+    assert add.description == "Add two numbers."
+    assert add.parameters["properties"]["a"]["type"] == "integer"
+    assert add.parameters["required"] == ["a"]
+
+
+def test_calls_are_answered(tools: Tools) -> None:
+    assert tools["add"].call({"a": 2, "b": 3}) == "5"
+    assert tools["draw"].call({}) == "a red dot\n(image of type image/png, not shown)"
+    long = tools["long"].call({"size": 5000})
+    assert len(long) <= 100 and "characters left out" in long
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("fail", {"why": "no reason"}, "Error executing tool fail"),
+        ("add", {"a": "two"}, "Error executing tool add"),
+        ("add", {}, "Error executing tool add"),
+        ("add", {"a": float("nan")}, "Error executing tool add"),
+        ("note", {"text": "\ud800"}, "the arguments of note can't be written as JSON"),
+        ("note", {"text": object()}, "the arguments of note can't be written as JSON"),
+    ],
+)
+def test_a_refusal_is_told(tools: Tools, name: str, arguments: Mapping[str, object], told: str) -> None:
+    with pytest.raises(ToolError, match=told) as caught:
+        tools[name].call(arguments)
+    assert "https://errors.pydantic" not in str(caught.value)
+    assert tools["add"].call({"a": 1}) == "2"
+
+
+def test_a_call_that_overruns_is_stopped(http: str) -> None:
+    tools = by_name(mcp_tools(url=http, timeout=0.5))
+    with pytest.raises(ToolError, match=r"stopped: wait ran longer than 0\.5 s"):
+        tools["wait"].call({"seconds": 3600})
+    tools["wait"].timeout = 300.0
+    assert tools["wait"].call({"seconds": 0}) == "waited"
+    tools["wait"].close()
+
+
+def test_an_episode_has_a_server_of_its_own(stdio_tools: Tools) -> None:
+    note, whoami = stdio_tools["note"], stdio_tools["whoami"]
+    note.open(0)
+    assert not children()  # nothing is started before the first call
+    assert note.call({"text": "a"}) == "a"
+    assert note.call({"text": "b"}) == "a | b"
+    first = whoami.call({})
+    assert [str(child.pid) for child in children()] == [first]
+    other = by_name(mcp_tools(STDIO, timeout=300.0))
+    assert other["note"].call({"text": "c"}) == "c"
+    other["note"].close()
+    other["note"].close()
+    note.open(0)
+    assert not children()
+    assert note.call({"text": "d"}) == "d"
+    assert whoami.call({}) != first
+
+
+def test_a_dead_server_is_an_infrastructure_fault(stdio_tools: Tools) -> None:
+    with pytest.raises(InfrastructureError, match=r"MCP server .*mcp_server\.py stdio' is gone: Connection closed"):
+        stdio_tools["die"].call({})
+    assert not children()
+    assert stdio_tools["add"].call({"a": 1}) == "2"  # the next call gets another
+
+
+def test_a_server_that_was_killed_over_http_is_an_infrastructure_fault() -> None:
+    port = free_port()
+    process = start_http(port)
+    tools = by_name(mcp_tools(url=f"http://127.0.0.1:{port}/mcp"))
+    assert tools["add"].call({"a": 1}) == "2"
+    process.kill()
+    process.wait()
+    for _ in range(2):
+        with pytest.raises(InfrastructureError, match=f"MCP server 'http://127.0.0.1:{port}/mcp'"):
+            tools["add"].call({"a": 1})
+    tools["add"].close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, UsageError, "either a command"),
+        ({"command": ["x"], "url": "http://x"}, UsageError, "either a command"),
+        ({"command": "python server.py"}, UsageError, "as a list of words"),
+        ({"command": ["no-such-program"]}, UsageError, "'no-such-program' can't be started"),
+        ({"command": [sys.executable, "-c", "1 / 0"]}, InfrastructureError, "does not answer.*ZeroDivisionError"),
+        ({"command": STDIO, "timeout": 0}, ConfigError, "timeout=0"),
+        ({"command": STDIO, "max_chars": 3}, ConfigError, "max_chars=3"),
+    ],
+)
+def test_what_is_no_server_is_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    before = set(sessions._homes.get().open)
+    with pytest.raises(error, match=f"(?s){message}"):
+        mcp_tools(**options)
+    assert sessions._homes.get().open == before
+
+
+def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(UsageError, match=r"pip install 'agentrl\[mcp\]'"):
+        mcp_tools(["another", "server"])
+
+
+def test_variables_reach_the_program() -> None:
+    code = "import os, sys; sys.stderr.write(os.environ['TOKEN']); sys.exit(1)"
+    with pytest.raises(InfrastructureError, match="its last words: secret"):
+        mcp_tools([sys.executable, "-c", code], env={"TOKEN": "secret"})
+
+
+def test_an_environment_offers_them() -> None:
+    class Adds(ToolEnv):
+        tools = (*mcp_tools(STDIO, timeout=300.0),)
+
+        def tasks(self, split: str) -> list[Task]:
+            return [Task(id="one", prompt="1 + 1?", answer="2")]
+
+        def reward(self, episode: Episode) -> dict[str, float]:
+            return {"correct": float(episode.final == episode.task.answer)}
+
+    before = children()
+    one, other = Adds(), Adds()
+    for env in (one, other):
+        env.reset(seed=0)
+    contents = [env.step("```note\nx\n```")[0][0]["content"] for env in (one, other, one)]
+    assert contents == ["x", "x", "x | x"]
+    assert len(children()) == len(before) + 2
+    one.close()
+    other.close()
+    assert children() == before
+
+
+class Sums(ToolEnv):
+    """Adds with a server that all its episodes share."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tools = (by_name(mcp_tools(STDIO, timeout=300.0, shared=True))["add"],)
+
+    def tasks(self, split: str) -> list[Task]:
+        start = {"train": 100, "test": 200}[split]
+        return [Task(id=str(i), prompt=f"{i} plus one?", answer=str(i + 1)) for i in range(start, start + 9)]
+
+    def gold(self, task: Task) -> list[str]:
+        return [self.dialect.render("add", {"a": int(task.id)}), task.answer]
+
+    def reward(self, episode: Episode) -> dict[str, float]:
+        return {"correct": float(episode.final == episode.task.answer)}
+
+
+@pytest.fixture
+def ended() -> Generator[None]:
+    yield
+    close_sessions()
+
+
+@pytest.mark.usefixtures("ended")
+def test_episodes_share_a_server_that_may_be_shared() -> None:
+    before = children()
+
+    class Notes(Sums):
+        tools = (*mcp_tools(STDIO, timeout=300.0, shared=True),)
+
+        def __init__(self) -> None:
+            ToolEnv.__init__(self)
+
+    one, other = Notes(), Notes()
+    assert children() == before, "the first call begins it"
+    contents: list[str] = []
+    for env in (one, other, one):
+        env.reset(seed=0)
+        contents.append(env.step("```note\nx\n```")[0][0]["content"])
+        env.close()
+    assert contents == ["x", "x | x", "x | x | x"]
+    assert len(children()) == len(before) + 1, "it outlives episodes"
+    (alone,) = [tool for tool in mcp_tools(STDIO, timeout=300.0) if tool.name == "note"]
+    assert alone.call({"text": "y"}) == "y", "what is not shared is another one"
+    alone.close()
+    copied = pickle.loads(pickle.dumps(one.tools[0]))
+    assert copied._connection is one.tools[0]._connection  # type: ignore[attr-defined]
+    close_sessions()
+    assert not children()
+    one.reset(seed=0)
+    assert one.step("```note\nx\n```")[0][0]["content"] == "x", "another one begins"
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_whole_check_takes_one_shared_server(monkeypatch: pytest.MonkeyPatch, clean_registry: None) -> None:
+    begun: list[object] = []
+    begin = sessions.Session.begin
+
+    def counted(server: Any) -> Any:
+        begun.append(server)
+        return begin(server)
+
+    monkeypatch.setattr(sessions.Session, "begin", counted)
+    agentrl.register("test/Sums-v0", Sums)
+    assert agentrl.check_env("test/Sums-v0").findings == ()
+    assert len(begun) <= 2, "one to list the tools, one to call them"
+
+
+@pytest.mark.usefixtures("ended")
+def test_threads_share_a_server(http: str) -> None:
+    before = children()
+    answers: list[int] = []
+
+    def play(number: int) -> None:
+        add = by_name(mcp_tools(STDIO, timeout=300.0, shared=True))["add"]
+        for step in range(5):
+            add.open(step)
+            answers.append(int(add.call({"a": 10 * number, "b": step})))
+            add.close()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert not any(pool.map(play, range(8)))
+    assert sorted(answers) == [10 * number + step for number in range(8) for step in range(5)]
+    assert len(children()) == len(before) + 1
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_shared_server_that_died_is_begun_anew_for_all() -> None:
+    before = children()
+    tools = by_name(mcp_tools(STDIO, timeout=300.0, shared=True))
+    first = tools["whoami"].call({})
+    lost: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            tools["wait"].call({"seconds": 600})
+        except InfrastructureError as error:
+            lost.append(error)
+
+    waiting = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    while any(thread.is_alive() for thread in waiting):  # one may call only after the server has died once
+        with pytest.raises(InfrastructureError, match="is gone"):
+            tools["die"].call({})
+    again = tools["whoami"].call({})
+    assert first != again and len(lost) == 3 and all("is gone" in str(error) for error in lost)
+    assert len(children()) == len(before) + 1
+
+
+def test_sessions_of_many_threads_run_side_by_side(http: str) -> None:
+    answers: list[str] = []
+
+    def play(number: int) -> None:
+        tools = by_name(mcp_tools(url=http, timeout=300.0))
+        answers.extend(tools["add"].call({"a": number, "b": step}) for step in range(3))
+        tools["add"].close()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert not any(pool.map(play, range(0, 80, 10)))
+    assert sorted(map(int, answers)) == [10 * number + step for number in range(8) for step in range(3)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_nothing_is_left_when_the_process_ends(shared: bool) -> None:
+    code = f"""
+from agentrl.toolenv.tools.mcp import mcp_tools
+tools = {{tool.name: tool for tool in mcp_tools({STDIO!r}, shared={shared})}}
+print(tools["whoami"].call({{}}))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.stderr, ran.returncode) == ("", 0)
+    assert not psutil.pid_exists(int(ran.stdout))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_forked_child_opens_a_session_of_its_own(http: str, shared: bool) -> None:
+    tools = by_name(mcp_tools(url=http, timeout=300.0, shared=shared))
+    assert tools["add"].call({"a": 1}) == "2"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if tools["add"].call({"a": 2}) == "3" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert tools["add"].call({"a": 3}) == "4"
+    tools["add"].close()
+
+
+def test_closing_all_sessions_leaves_no_thread() -> None:
+    close_sessions()
+    assert not any(thread.name == "agentrl-mcp" for thread in threading.enumerate())

@@ -1,0 +1,162 @@
+"""The python tool: what the model reads back, and what lives how long."""
+
+from collections.abc import Generator
+
+import pytest
+
+from agentrl.errors import InfrastructureError
+from agentrl.toolenv.tools import python as python_tool
+from agentrl.toolenv.tools.function import ToolError
+from agentrl.toolenv.tools.python import PythonTool, close_shared_sandbox, sandbox_counters, shared_sandbox
+
+
+@pytest.fixture
+def python() -> Generator[PythonTool]:
+    tool = PythonTool(timeout=2.0, max_chars=300)
+    tool.open(0)
+    yield tool
+    tool.close()
+
+
+def run(tool: PythonTool, code: str) -> str:
+    return tool.call({"code": code})
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        *(("print(482 * 73)", "35186"), ("482 * 73", "35186"), ("print('a')\n'b'", "a\n'b'"), ("x = 1", "(no output)")),
+        *(("", "(no output)"), ("print('é漢🙂')", "é漢🙂"), ("a = [1, 2]\na", "[1, 2]"), ("None", "(no output)")),
+        *(("for i in range(3): i", "(no output)"), ("def f():\n    return 3\nf() + 1", "4")),
+        ("print('no newline', end='')\n7", "no newline\n7"),
+    ],
+)
+def test_what_a_repl_would_show(python: PythonTool, code: str, shown: str) -> None:
+    assert run(python, code) == shown
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("print('before')\n1 / 0", "before\n"),
+        ("def (", "SyntaxError"),
+        ("import sys; sys.exit(3)", "exit code 3"),
+    ],
+)
+def test_what_goes_wrong_is_told(python: PythonTool, code: str, told: str) -> None:
+    with pytest.raises(ToolError) as caught:
+        run(python, code)
+    assert told in str(caught.value)
+
+
+def test_a_traceback_is_cut_to_the_models_own_frames(python: PythonTool) -> None:
+    run(python, "def half(n):\n    return n // 0")
+    with pytest.raises(ToolError) as caught:
+        run(python, "x = 1\nhalf(x)")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "ZeroDivisionError: integer division or modulo by zero"
+    frames = [line.strip() for line in lines if line.strip().startswith("File ")]
+    assert len(frames) == 2 and "line 2" in frames[0] and frames[1].endswith("line 2, in half")
+    assert "site-packages" not in str(caught.value) and "sandboxes" not in str(caught.value)
+
+
+def test_a_long_traceback_is_cut_too(python: PythonTool) -> None:
+    with pytest.raises(ToolError) as caught:
+        run(python, "raise ValueError('x' * 5000)")
+    assert len(str(caught.value)) <= 300
+    assert "characters left out" in str(caught.value)
+
+
+def test_code_that_can_not_be_written_is_told(python: PythonTool) -> None:
+    with pytest.raises(ToolError):
+        run(python, "print('\ud800')")
+    assert run(python, "1 + 1") == "2"
+
+
+def test_code_that_never_ends_is_stopped() -> None:
+    tool = PythonTool(timeout=0.3)
+    tool.open(0)
+    with pytest.raises(ToolError, match=r"longer than 0\.3 s"):
+        run(tool, "while True: pass")
+    tool.close()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"code": 3}, {"code": "1", "more": 2}, {"source": "1"}])
+def test_wrong_arguments_are_told(python: PythonTool, arguments: dict[str, object]) -> None:
+    with pytest.raises(ToolError, match="one argument, code"):
+        python.call(arguments)
+
+
+def test_state_lives_as_long_as_the_episode(python: PythonTool) -> None:
+    run(python, "x = 41")
+    assert run(python, "x + 1") == "42"
+    python.open(0)
+    with pytest.raises(ToolError, match="NameError"):
+        run(python, "x")
+
+
+def test_chance_follows_the_seed(python: PythonTool) -> None:
+    drawn: list[str] = []
+    for seed in (1, 1, 2, 2**40 + 1):
+        python.open(seed)
+        drawn.append(run(python, "import random; random.random()"))
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_two_tools_share_a_sandbox_and_no_state(python: PythonTool) -> None:
+    other = PythonTool()
+    other.open(0)
+    run(python, "y = 1")
+    with pytest.raises(ToolError, match="NameError"):
+        run(other, "y")
+    other.close()
+    assert run(python, "y") == "1"
+
+
+def test_long_output_is_cut_in_the_middle(python: PythonTool) -> None:
+    shown = run(python, "print('a' * 5000 + 'z' * 5000)")
+    assert len(shown) <= 300
+    assert shown.startswith("aaa")
+    assert shown.endswith("zzz")
+    assert "characters left out" in shown
+
+
+def test_a_closed_sandbox_is_an_infrastructure_fault(python: PythonTool) -> None:
+    run(python, "1")
+    close_shared_sandbox()
+    with pytest.raises(InfrastructureError, match="sandbox failed"):
+        run(python, "1")
+    assert run(python, "1") == "1"  # the next call gets a new session of a new sandbox
+
+
+def test_nothing_is_opened_before_the_first_call() -> None:
+    close_shared_sandbox()
+    tool = PythonTool()
+    tool.open(0)
+    tool.close()
+    assert not python_tool._sandboxes.existing()
+
+
+def test_the_sandbox_is_shared_within_the_process() -> None:
+    assert shared_sandbox() is shared_sandbox()
+    assert python_tool._sandboxes.existing() == [shared_sandbox()]
+
+
+def test_each_set_of_packages_has_a_sandbox_of_its_own(python: PythonTool) -> None:
+    close_shared_sandbox()
+    assert shared_sandbox(["sortedcontainers", "iniconfig"]) is shared_sandbox(("iniconfig", "sortedcontainers"))
+    assert shared_sandbox() is not shared_sandbox(["iniconfig", "sortedcontainers"])
+    tool = PythonTool(packages=["sortedcontainers", "iniconfig"])
+    tool.open(0)
+    assert run(tool, "import sortedcontainers\nsortedcontainers.SortedList([2, 1])") == "SortedList([1, 2])"
+    with pytest.raises(ToolError, match="ModuleNotFoundError"):
+        run(python, "import sortedcontainers")
+    tool.close()
+    counters = sandbox_counters()
+    assert counters is not None
+    assert counters.runs == {"ok": 2, "error": 1}  # one of them looked whether the packages are there
+    assert sum(counters.latency) == 3
+    close_shared_sandbox()
+    assert sandbox_counters() is None

@@ -1,0 +1,151 @@
+"""Calls with a time limit: what comes back, what goes on, and what is left at the end."""
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator
+
+import pytest
+
+from agentrl.errors import InfrastructureError
+from agentrl.toolenv.tools import timed
+from agentrl.toolenv.tools.timed import BackgroundLoop, Overrun, call_async, close_shared_loop, in_thread
+
+
+@pytest.fixture
+def loop() -> Generator[BackgroundLoop]:
+    made = BackgroundLoop("test")
+    yield made
+    made.close()
+
+
+def threads(name: str) -> int:
+    gc.collect()  # the episode of an environment that nobody closed ends with the environment
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+def test_a_value_comes_back_from_a_daemon_thread() -> None:
+    outcome = in_thread(threading.current_thread, 5.0)
+    thread = outcome.value
+    assert isinstance(thread, threading.Thread)
+    assert thread.daemon and thread is not threading.current_thread()
+    assert outcome.error is None
+
+
+def test_an_overrun_is_no_timeout_of_the_functions_own() -> None:
+    def raises() -> None:
+        raise TimeoutError
+
+    async def raises_later() -> None:
+        raise TimeoutError
+
+    assert isinstance(in_thread(raises, 5.0).error, TimeoutError)
+    assert isinstance(call_async(raises_later, 5.0).error, TimeoutError)
+
+
+def test_threads_that_never_end_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed, "MAX_STRAYS", 2)
+    release = threading.Event()
+    for _ in range(2):
+        assert isinstance(in_thread(lambda: release.wait(), 0.01).error, Overrun)
+    for call in (in_thread, call_async):
+        with pytest.raises(InfrastructureError, match="2 tool calls that ran past their time limit still run"):
+            call(asyncio.Event, 0.01)  # pyright: ignore
+    release.set()
+    while threads("agentrl-tool"):
+        time.sleep(0.01)
+    assert in_thread(lambda: 3, 5.0).value == 3
+
+
+def test_a_task_that_ends_the_process_ends_alone(loop: BackgroundLoop) -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    async def leaves_a_child() -> str:
+        child = asyncio.get_running_loop().create_task(leave())
+        await asyncio.wait({child})
+        return repr(child.exception())
+
+    other: list[object] = []
+    waiting = threading.Thread(target=lambda: other.append(loop.call(lambda: asyncio.sleep(0.3, "slept"), 5.0).value))
+    waiting.start()
+    assert isinstance(loop.call(leave, 5.0).error, SystemExit)
+    assert loop.call(leaves_a_child, 5.0).value == "SystemExit(3)"
+    waiting.join()
+    assert other == ["slept"]
+
+
+def test_closing_cancels_what_still_runs() -> None:
+    loop = BackgroundLoop("test-closing")
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def hang() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cancelled.set()
+
+    waiting = threading.Thread(target=loop.call, args=(hang, None))
+    waiting.start()
+    assert begun.wait()
+    loop.close()
+    loop.close()
+    waiting.join()
+    assert cancelled.is_set() and not waiting.is_alive() and not threads("test-closing")
+
+
+def test_a_blocked_loop_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed, "_PATIENCE", 0.1)
+    monkeypatch.setattr(timed, "_GRACE", 0.1)
+    close_shared_loop()
+    release = threading.Event()
+
+    async def block() -> None:
+        release.wait()
+
+    async def name() -> int:
+        return threading.get_ident()
+
+    first = call_async(name, 5.0).value
+    assert isinstance(call_async(block, 0.05).error, Overrun)
+    assert call_async(name, 5.0).value not in (first, None)
+    release.set()
+    while threads("agentrl-async-tools") > 1:
+        time.sleep(0.01)
+    close_shared_loop()
+    assert not threads("agentrl-async-tools")
+
+
+def test_a_slow_loop_is_kept() -> None:
+    async def name() -> int:
+        return threading.get_ident()
+
+    first = call_async(name, 5.0).value
+    assert isinstance(call_async(lambda: asyncio.sleep(3600), 0.05).error, Overrun)
+    assert call_async(name, 5.0).value == first
+
+
+def test_a_forked_child_has_a_loop_of_its_own() -> None:
+    assert call_async(lambda: asyncio.sleep(0, "parent"), 5.0).value == "parent"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if call_async(lambda: asyncio.sleep(0, "child"), 5.0).value == "child" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_the_process_ends_in_spite_of_calls_that_do_not() -> None:
+    code = """
+import asyncio, threading, time
+from agentrl.toolenv.tools.timed import call_async, in_thread
+in_thread(lambda: time.sleep(3600), 0.01)
+threading.Thread(target=call_async, args=(lambda: asyncio.sleep(3600), None), daemon=True).start()
+time.sleep(0.2)
+print("end")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("end\n", "", 0)

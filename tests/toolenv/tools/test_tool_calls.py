@@ -1,0 +1,175 @@
+"""Calls of tools: what the model reads of what a function gives, raises, or takes too long for."""
+
+import asyncio
+import dataclasses
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pydantic
+import pytest
+
+from agentrl.toolenv.tools.function import ToolContext, ToolError, tool
+
+from .test_function import context
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int
+
+
+class Box(pydantic.BaseModel):
+    size: int
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *(("é", "é"), ("", ""), (3, "3"), (0.5, "0.5"), (True, "true"), (None, "null")),
+        *(({"a": [1, "é"]}, '{"a":[1,"é"]}'), ((1, 2), "[1,2]"), (Point(1, 2), '{"x":1,"y":2}')),
+        (Box(size=3), '{"size":3}'),
+    ],
+)
+def test_what_is_no_text_is_written_as_json(value: object, shown: str) -> None:
+    @tool
+    def give() -> object:
+        return value
+
+    assert give.call({}) == shown
+
+
+def circle() -> list[object]:
+    made: list[object] = []
+    made.append(made)
+    return made
+
+
+@pytest.mark.parametrize("value", [object(), {"a": object()}, circle(), {"\ud800": 1}, np.zeros(3)])
+def test_what_json_can_not_express_is_told(value: object) -> None:
+    @tool
+    def give() -> object:
+        return value
+
+    with pytest.raises(ToolError, match=f"give gave a {type(value).__name__}, which can't be written as JSON"):
+        give.call({})
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        *((SystemExit(3), "SystemExit: 3"), (KeyboardInterrupt(), "KeyboardInterrupt: ")),
+        *((GeneratorExit(), "GeneratorExit: "), (asyncio.CancelledError("x"), "CancelledError: x")),
+        *((TimeoutError("slow"), "TimeoutError: slow"), (Unsayable(), "Unsayable: (a Unsayable that can't be shown)")),
+        *((ToolError("not today"), "not today"), (ValueError("x" * 10000), "characters left out")),
+    ],
+)
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_whatever_is_raised_is_told(raised: BaseException, told: str, kind: str) -> None:
+    def at_once() -> str:
+        raise raised
+
+    async def later() -> str:
+        await asyncio.sleep(0)
+        raise raised
+
+    with pytest.raises(ToolError) as caught:
+        tool(at_once if kind == "sync" else later).call({})
+    assert told in str(caught.value)
+    assert len(str(caught.value)) <= 2000
+
+
+def test_an_async_function_is_a_tool_too() -> None:
+    @tool
+    async def double(a: int, ctx: ToolContext) -> int:
+        await asyncio.sleep(0)
+        return a * 2 + ctx.seed
+
+    assert double.call({"a": "4"}, context(1)) == "9"
+
+    async def inside() -> str:
+        return double.call({"a": 1}, context())  # as in a notebook, where a loop is running already
+
+    assert asyncio.run(inside()) == "2"
+
+
+def test_async_calls_of_many_threads_run_side_by_side() -> None:
+    together = asyncio.Barrier(20)
+
+    @tool(timeout=None)
+    async def wait(a: int) -> int:
+        await together.wait()
+        return a
+
+    with ThreadPoolExecutor(20) as pool:
+        assert list(pool.map(lambda a: wait.call({"a": a}), range(20))) == [str(a) for a in range(20)]
+
+
+def test_a_call_that_overruns_is_stopped() -> None:
+    released, ended = threading.Event(), threading.Event()
+
+    @tool(timeout=0.05)
+    def hang() -> str:
+        released.wait()
+        ended.set()
+        return "late"
+
+    with pytest.raises(ToolError, match=r"stopped: hang ran longer than 0\.05 s"):
+        hang.call({})
+    released.set()
+    assert ended.wait()  # a thread can't be killed: the function came to its end
+
+
+def test_an_async_call_that_overruns_is_cancelled() -> None:
+    cancelled = threading.Event()
+
+    @tool(timeout=0.05)
+    async def hang() -> str:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return "late"
+
+    with pytest.raises(ToolError, match=r"stopped: hang ran longer than 0\.05 s"):
+        hang.call({})
+    assert cancelled.wait()
+
+
+def test_without_a_limit_a_call_takes_as_long_as_it_takes() -> None:
+    @tool(timeout=None)
+    def slow() -> str:
+        time.sleep(0.1)
+        return "done"
+
+    assert slow.call({}) == "done"
+
+
+def test_an_interrupt_of_the_user_is_no_observation() -> None:
+    code = """
+import os, signal, threading, time
+from agentrl import tool
+
+@tool(timeout=None)
+def hang() -> str:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    time.sleep(3600)
+    return ""
+
+try:
+    hang.call({})
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stdout == "interrupted\n", ran.stderr

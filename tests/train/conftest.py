@@ -1,0 +1,378 @@
+"""An environment without a sandbox, the parts of a small run, and command lines in processes that begin quickly."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import safetensors.torch
+import torch
+
+from agentrl.config import Config, load_config
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.collector import Collector
+from agentrl.rollout.mix import TaskMix
+from agentrl.rollout.plan import TaskSource
+from agentrl.runs.assemble import Parts, make_collector, task_mix, task_source
+from agentrl.runs.folder import checkpoints, read_jsonl
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tasks import TaskList
+from agentrl.toolenv.tools.function import tool
+from agentrl.train.groups import Collecting
+from agentrl.train.step import Trainer, make_learner
+from agentrl.types import Task
+
+SERVER = Path(__file__).with_name("server.py")
+WORDS = ("ab", "cd", "ef", "gh", "ij", "kl")
+SMALL = """
+[run]
+threads = 1
+[env]
+id = "test/Shout-v0"
+args = { tooled = false }
+[rollout]
+tasks = 3
+group_size = 4
+turn_tokens = 12
+# Its model never stops by itself, and is to have something to learn from.
+cut_turns = "answer"
+episode_tokens = 160
+concurrency = 12
+[optim]
+steps = 2
+minibatches = 2
+max_tokens = 400
+lr = 1e-3
+max_grad_norm = 1e9
+[eval]
+tasks = 4
+every = 0
+"""
+ARITHMETIC = """
+[run]
+threads = 1
+[model]
+hidden = 32
+layers = 2
+heads = 2
+[sft]
+steps = 90
+tasks = 64
+episodes = 32
+lr = 8e-3
+[rollout]
+tasks = 2
+group_size = 3
+turn_tokens = 24
+cut_turns = "answer"
+episode_tokens = 128
+concurrency = 1
+[optim]
+steps = 4
+max_tokens = 512
+lr = 1e-3
+[eval]
+tasks = 3
+every = 2
+[save]
+every = 2
+episodes_every = 1
+"""
+
+
+TOY = """
+import gymnasium
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.tasks import TaskList
+from agentrl.types import Task
+
+class Toy(ToolEnv):
+    instructions = "Say it."
+
+    def tasks(self, split):
+        return TaskList([Task(id=f"{split}:{n}", prompt=f"Say {n}.", answer=str(n)) for n in range(12)])
+
+    def reward(self, episode):
+        return {"correct": float(sum(map(ord, episode.final)) % 2)}
+
+    def gold(self, task):
+        return ["a"]
+
+gymnasium.register("test/Toy-v0", entry_point=Toy)
+"""
+"""Any text wins or loses by chance, so that runs which are not the same look different."""
+
+
+@tool
+def python(code: str) -> str:
+    """Write it in capitals."""
+    return code.upper()
+
+
+class Shout(ToolEnv):
+    """Words to be written in capitals, by a tool called ``python``.
+
+    Args:
+        split: which words.
+        tooled: whether there is the tool.
+        player: the gold player: a good one, one whose answer is wrong, or none.
+    """
+
+    instructions = "Shout."
+
+    def __init__(self, *, split: str = "train", tooled: bool = True, player: str = "good", max_turns: int = 3) -> None:
+        super().__init__(split=split, max_turns=max_turns)
+        self.tools = (python,) if tooled else ()
+        self.tooled, self.player = tooled, player
+
+    def tasks(self, split: str) -> TaskList:
+        words = WORDS if split == "train" else WORDS[::-1]
+        return TaskList([Task(id=f"{split}:{word}", prompt=f"Say {word}.", answer=word.upper()) for word in words])
+
+    def reward(self, episode: Episode) -> Mapping[str, float]:
+        """With the tool 1 for the capitals; without it something that every text gets more or less of."""
+        if self.tooled:
+            return {"correct": float(episode.final == episode.task.answer)}
+        return {"correct": sum(map(ord, episode.final)) % 5 / 4}
+
+    def gold(self, task: Task) -> Sequence[str]:
+        if self.player == "none":
+            return super().gold(task)
+        best = task.answer if self.tooled else "h"  # the remainder of 104 by 5 is 4
+        answer = best if self.player == "good" else "wrong"
+        return [
+            *([self.dialect.render("python", {"code": str(task.answer).lower()})] if self.tooled else []),
+            str(answer),
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Small:
+    """The parts of a run on ``Shout``."""
+
+    config: Config
+    parts: Parts
+    players: Collector
+    source: TaskSource
+
+    def trainer(self) -> Trainer:
+        learner = make_learner(self.config, self.parts.model)
+        learner.keep_reference()
+        return Trainer(self.config, learner, Collecting(self.config, self.mix, self.players, self.parts.engine))
+
+    @property
+    def mix(self) -> TaskMix:
+        return task_mix(self.config, self.source.split)
+
+
+Make = Callable[..., Small]
+
+
+@pytest.fixture
+def shout() -> Generator[str]:
+    """The id of the environment, registered as long as the test runs."""
+    gymnasium.register("test/Shout-v0", entry_point=Shout)
+    yield "test/Shout-v0"
+    del gymnasium.registry["test/Shout-v0"]
+
+
+@pytest.fixture
+def small(shout: str, model: Any, tokenizer: Any, tmp_path: Path) -> Generator[Make]:
+    """Make the parts of a small run: ``small("optim.lr=1e-2")``."""
+    made: list[Small] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def make(*overrides: str, split: str = "train") -> Small:
+        path = tmp_path / "small.toml"
+        path.write_text(SMALL)
+        config = load_config(path=path, overrides=overrides)
+        renderer = Renderer(tokenizer)
+        engine = TransformersEngine(copy.deepcopy(model), slots=config.rollout.concurrency, max_length=256)
+        parts = Parts(model=copy.deepcopy(model), tokenizer=tokenizer, renderer=renderer, engine=engine)
+        players = make_collector(config, renderer, split=split)
+        made.append(Small(config=config, parts=parts, players=players, source=task_source(config, split)))
+        return made[-1]
+
+    yield make
+    torch.set_num_threads(threads)
+    for one in made:
+        one.players.close()
+
+
+class Command:
+    """A command line of agentrl in a process of its own."""
+
+    def __init__(self, server: "Server", pid: int, folder: Path) -> None:
+        self._server, self.pid, self._folder = server, pid, folder
+
+    @property
+    def out(self) -> str:
+        return (self._folder / "out").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self._folder / "err").read_text()
+
+    @property
+    def running(self) -> bool:
+        return state_of(self.pid) not in ("Z", "")
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Wait until something is there, while the process runs."""
+        while not ready():
+            assert self.running, f"it ended too early:\n{self.err}"
+            time.sleep(0.002)
+
+    def descendants(self) -> set[int]:
+        """Its children, their children and so on."""
+        parents = {int(pid): parent_of(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()}
+        found = {self.pid}
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return found - {self.pid}
+
+    def wait(self) -> int:
+        """The exit code; a signal's number, negative, where one ended it."""
+        while self.running:
+            time.sleep(0.01)
+        return self._server.ask({"wait": self.pid})
+
+    def done(self) -> "Command":
+        """Itself, once it has ended well."""
+        assert self.wait() == 0, self.err
+        return self
+
+
+class Server:
+    """Has imported PyTorch once, and forks a process for every command line."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._number = 0
+
+    def ask(self, order: Mapping[str, object]) -> int:
+        assert self._process.stdin and self._process.stdout
+        print(json.dumps(order), file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+    def start(self, folder: Path, *argv: str) -> Command:
+        """Start ``agentrl argv…`` in ``folder``; its output goes to files beside it."""
+        self._number += 1
+        logs = folder / f".logs-{self._number}"
+        logs.mkdir(parents=True)
+        return Command(self, self.ask({"argv": argv, "cwd": str(folder), "logs": str(logs)}), logs)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def state_of(pid: int) -> str:
+    return (_stat(pid) or [""])[0]
+
+
+def parent_of(pid: int) -> int:
+    return int((_stat(pid) or ["", "0"])[1])
+
+
+def is_time(name: str) -> bool:
+    """Whether a metric is another one each time."""
+    return name.startswith("seconds") or name.endswith("per_second")
+
+
+def rows_of(run: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """The rows without the times."""
+    rows = read_jsonl(run / file)
+    return [{key: value for key, value in row.items() if not is_time(key)} for row in rows]
+
+
+def setting(*overrides: str) -> list[str]:
+    """The words of a command line for so many settings."""
+    return [word for override in overrides for word in ("--set", override)]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Whether two runs ended with the same weights, bit by bit."""
+    before, after = weights_of(one), weights_of(other)
+    return all(torch.equal(before[name], after[name]) for name in before)
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(checkpoints(run)[-1] / "model.safetensors")
+
+
+@pytest.fixture(scope="session")
+def server() -> Generator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def warm(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has learned to call the tool, more or less: other runs begin with it."""
+    folder = tmp_path_factory.mktemp("warm")
+    (folder / "warm.toml").write_text(ARITHMETIC)
+    server.start(folder, "sft", "warm.toml", "--name", "warm", *setting("eval.tasks=1")).done()
+    return folder / "runs" / "warm" / "checkpoints" / "step-000000"
+
+
+SHAPED = """
+import gymnasium
+from agentrl.envs.generated.arithmetic import Arithmetic
+
+class Shaped(Arithmetic):
+    def reward(self, episode):
+        return {"correct": sum(map(ord, episode.final)) % 5 / 4}
+
+gymnasium.register("test/Shaped-v0", entry_point=Shaped)
+"""
+"""The problems of Arithmetic with a reward that any text gets some of, so that a bad player learns too."""
+
+Train = Callable[..., Command]
+
+
+@pytest.fixture
+def train(server: Server, warm: Path, tmp_path: Path) -> Train:
+    """Start ``agentrl train`` from the warm model in ``tmp_path``: ``train("name", "optim.steps=3")``."""
+    text = ARITHMETIC.replace("[model]", f'[env]\nid = "shaped:test/Shaped-v0"\n[model]\npath = "{warm}"')
+    text = text.replace("steps = 90", "steps = 0")
+
+    def start(name: str, *overrides: str) -> Command:
+        (tmp_path / "shaped.py").write_text(SHAPED)
+        (tmp_path / "run.toml").write_text(text)
+        return server.start(tmp_path, "train", "run.toml", "--name", name, *setting(*overrides))
+
+    return start
+
+
+@pytest.fixture
+def on_disk(
+    shout: str, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Generator[Callable[..., Config]]:
+    """Makes configs of a small run, in a working folder that has its model."""
+    threads = torch.get_num_threads()
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "small.toml").write_text(SMALL)
+    yield lambda *overrides: load_config(path="small.toml", overrides=["model.path=model", *overrides])
+    torch.set_num_threads(threads)

@@ -1,0 +1,164 @@
+"""The script that compares estimators on a recorded step."""
+
+import argparse
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.config import Config
+from agentrl.runs.progress import Display
+from agentrl.types import Group, flatten
+
+from .conftest import Make, Train
+from .test_trainer import logp_of, step, trainer_of
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import estimator_report
+
+    return estimator_report
+
+
+def options(**changed: Any) -> argparse.Namespace:
+    given = {"group_size": 2, "draws": 3, "width": 10**6, "seed": 0, "aggregate": "seq_mean_token_sum"}
+    return argparse.Namespace(**given | changed)
+
+
+@pytest.fixture
+def played(small: Make, tmp_path: Path) -> tuple[list[Group], Path]:
+    """Groups of four episodes, and a checkpoint of the weights that played them."""
+    run = small("optim.lr=1e-30")
+    run.parts.model.save_pretrained(tmp_path / "model")
+    episodes = step(trainer_of(run)[0]).trajectories
+    by_task = itertools.groupby(episodes, key=lambda one: one.task_id)
+    return [Group(tuple(rows)) for _, rows in by_task], tmp_path / "model"
+
+
+def run_script(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, SCRIPTS / "estimator_report.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+def test_help_shows_examples(tmp_path: Path) -> None:
+    shown = run_script("--help", cwd=tmp_path)
+    assert shown.returncode == 0 and "examples:\n  estimator_report.py runs/first" in shown.stdout
+
+
+def test_gradients_are_those_of_backward_on_each_row(
+    script: ModuleType, played: tuple[list[Group], Path], reference: Any
+) -> None:
+    groups, weights = played
+    recorded = script.measure(groups, weights, Config(), options(), Display())
+    rows = torch.tensor([0, 2, 4, 5, 9, 11])
+    found = script.gradients_of(recorded, rows, ("rloo",), "seq_mean_token_sum")[0]
+    parameters = list(reference.parameters())
+    episodes = flatten(groups)
+    for task, pair in enumerate(rows.reshape(3, 2).tolist()):
+        returns = [episodes[row].ret for row in pair]
+        loss = sum(
+            (mine - other) * logp_of(reference, episodes[row]).sum() / 2
+            for row, mine, other in zip(pair, returns, reversed(returns), strict=True)
+        )
+        wanted = torch.cat([one.flatten() for one in torch.autograd.grad(loss, parameters)])
+        assert float(found[task].norm()) == pytest.approx(float(wanted.norm()), rel=1e-3, abs=1e-5)
+        torch.testing.assert_close(found[task].float(), wanted, rtol=1e-2, atol=1e-4 * float(wanted.norm()) + 1e-6)
+
+
+def test_projection_keeps_inner_products(script: ModuleType) -> None:
+    parameters = [torch.zeros(100, 300), torch.zeros(500)]
+    generator = torch.Generator().manual_seed(0)
+    one, other = ([torch.randn(p.shape, generator=generator) + 0.5 for p in parameters] for _ in range(2))
+    true = sum(float((a * b).sum()) for a, b in zip(one, other, strict=True))
+    norms = [sum(float((part * part).sum()) for part in vector) ** 0.5 for vector in (one, other)]
+    products: list[float] = []
+    for seed in range(20):
+        kept = script.Projection(parameters, 8192, seed=seed)
+        products.append(float(kept(one) @ kept(other)))
+    # Each is off by about |one|·|other|/√8192, their mean by a twentieth's root of that.
+    off = norms[0] * norms[1] / 8192**0.5
+    assert sum(products) / 20 == pytest.approx(true, abs=3 * off / 20**0.5)
+    assert all(product == pytest.approx(true, abs=4 * off) for product in products)
+    exact = script.Projection(parameters, 10**6, seed=0)
+    assert float(exact(one) @ exact(other)) == pytest.approx(true, rel=1e-4)
+
+
+def test_measures_are_right_for_gradients_of_known_noise(script: ModuleType) -> None:
+    # Every task's gradient is one vector of norm 2 and noise of variance 30·.01 per group.
+    generator = torch.Generator().manual_seed(0)
+    tasks, noise = 400, 0.1
+    signal = torch.zeros(30, dtype=torch.float64)
+    signal[0] = 2.0
+    one, other, rest = (
+        signal + noise * torch.randn(tasks, 30, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
+    products = script.Products(
+        own=(one @ one.T)[None],
+        other=((one @ other.T + other @ one.T) / 2)[None],
+        reference=(one @ rest.T)[None],
+        reference_own=rest @ rest.T,
+    )
+    found = {name: (float(value), float(error)) for name, (value, error) in products.measures().items()}
+    value, error = found["variance"]
+    assert abs(value - 30 * noise**2 / tasks) < 4 * error and 0 < error < value
+    assert found["norm"][0] == pytest.approx(2.0, rel=0.01)
+    assert found["halves"][0] == pytest.approx(1.0, abs=0.01) == found["reference"][0]
+
+
+def test_groups_of_a_draw_share_no_row(script: ModuleType) -> None:
+    group = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 1])
+    parts = script._drawn(group, 2, torch.Generator().manual_seed(0))
+    assert [group[part].bincount().tolist() for part in parts] == [[2, 2], [2, 2], [1]]
+    assert sorted(torch.cat(parts).tolist()) == list(range(9))
+
+
+REFUSED = [
+    (("runs/two",), "there is no run in 'runs/two'; did you mean 'runs/one'?"),
+    (("runs/one", "--step", "9"), "has no episodes of step 9; it has those of [1, 2]"),
+    (("runs/one", "--group-size", "3"), "lower --group-size, or play more with: agentrl eval runs/one"),
+    (("runs/one", "--episodes", "none.jsonl"), "there is no file of episodes at 'none.jsonl'"),
+    (("runs/one", "--episodes", "run.toml"), "line 1 of run.toml is no episode"),
+    (("runs/one", "--checkpoint", "none"), "no model can be loaded from 'none'"),
+]
+
+
+@pytest.mark.slow
+def test_report_of_a_run(
+    script: ModuleType,
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train("one", "optim.steps=2", "rollout.group_size=4", "eval.every=0", "save.every=0").done()
+    shown = run_script("runs/one", "--draws", "4", "--width", "1024", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "8 episodes of 2 tasks" in shown.stdout
+    assert "from `step-000001.jsonl.zst` at the weights `step-000000`" in shown.stdout
+    assert "ESS of the ratio to those that played: 1.000" in shown.stdout
+    names = re.findall(r"^\| ([\w ]+?) \| -?[\d.na]", shown.stdout, flags=re.MULTILINE)
+    assert {"otb", "otb_loo", "rloo", "none", "otb instantaneous"} <= set(names)
+
+    monkeypatch.chdir(tmp_path)
+    assert script.main(["runs/one", "--step", "2", "--draws", "1", "--width", "64"]) == 0
+    assert "at the weights `step-000000`" in capsys.readouterr().out
+    for arguments, wanted in REFUSED:
+        assert script.main(arguments) == 2
+        said = capsys.readouterr()
+        assert wanted in said.err and len(said.err.splitlines()) == 1 and not said.out
+
+
+def test_a_group_of_no_rows_is_refused(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        script.main(["runs/one", "--group-size", "0"])
+    assert caught.value.code == 2 and "'0' is no whole number above 0" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""What the learner can be told to do beside its updates: compute activations again, keep an average, train adapters."""
+
+import copy
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentrl.errors import ConfigError
+from agentrl.models.lora import add_adapters
+from agentrl.train.learner import Learner
+
+from .test_score import batch_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SHAPES = [[3, 4], [7, 2, 3, 5, 1], [2, 30, 8, 1], [5, 9]]
+MakeLearner = Callable[..., Learner]
+
+
+@pytest.fixture
+def learner(model: Any) -> MakeLearner:
+    """Make a learner of a copy of the model: ``learner(average=0.9)``."""
+
+    def make(*, rank: int = 0, **options: Any) -> Learner:
+        own = copy.deepcopy(model)
+        if rank:
+            add_adapters(own, rank=rank, alpha=rank, targets=(), base="base", seed=0)
+        how = {"betas": (0.9, 0.95), "weight_decay": 0.0, "max_grad_norm": 1e9, "max_tokens": 45, "temperature": 0.7}
+        return Learner(own, **{"dtype": "float32", **how, **options})
+
+    return make
+
+
+def update(learner: Learner, rate: float = 1e-3) -> list[Tensor]:
+    """One update on two packs or more; give the gradients that the optimizer saw."""
+    batch, seen = batch_of(SHAPES), list[Tensor]()
+    packs = learner.packs(batch, range(len(batch)))
+    assert len(packs) > 1
+    hook = learner.optimizer.register_step_pre_hook(lambda *_: seen.extend(one.grad.clone() for one in learner.trained))
+    learner.update(packs, lambda _, stats: -(stats.logp * torch.linspace(-1, 2, len(stats.logp))).sum(), rate)
+    hook.remove()
+    return seen
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_activations_computed_again_give_the_same_gradients(learner: MakeLearner, dtype: str, rank: int) -> None:
+    kept, again = learner(dtype=dtype, rank=rank), learner(dtype=dtype, rank=rank, gradient_checkpointing=True)
+    layer, calls = again.model.model.layers[1].mlp, list[bool]()
+    layer.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    for _ in range(2):
+        # To the last bit: a run may change this setting when it goes on.
+        for one, other in zip(update(kept), update(again), strict=True):
+            assert torch.equal(one, other) and one.dtype == torch.float32
+    packs = len(again.packs(batch_of(SHAPES), range(len(SHAPES))))
+    assert len(calls) == 2 * 2 * packs, "each layer runs twice for each pack of each update"
+    assert not again.model.model.layers[1].self_attn.training, "dropout stays off"
+
+
+def test_a_model_that_cannot_compute_again_is_refused(learner: MakeLearner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.Qwen3ForCausalLM.supports_gradient_checkpointing", False)
+    with pytest.raises(ConfigError, match=r"optim.gradient_checkpointing must be false for Qwen3ForCausalLM"):
+        learner(gradient_checkpointing=True)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_average_is_that_of_the_weights_after_each_update(learner: MakeLearner, rank: int) -> None:
+    made, alone = learner(average=0.8, rank=rank), learner(rank=rank)
+    wanted = [weight.detach().double() for weight in made.trained]
+    for number in range(1, 5):
+        update(made, 1e-2 / number)
+        update(alone, 1e-2 / number)
+        # Slowly: each weight of each update by itself, from those that training began with.
+        wanted = [0.8 * old + 0.2 * weight.detach().double() for old, weight in zip(wanted, made.trained, strict=True)]
+    trained = [weight.detach().clone() for weight in made.trained]
+    assert all(torch.equal(one, other) for one, other in zip(trained, alone.trained, strict=True))
+    sent = {name: weight.detach().clone() for name, weight in made.weights()}
+    with made.averaged():
+        for weight, one in zip(made.trained, wanted, strict=True):
+            torch.testing.assert_close(weight.detach().double(), one, atol=1e-6, rtol=1e-6)
+        apart = [float((weight.detach() - sent[name]).abs().max()) for name, weight in made.weights()]
+    assert max(apart) > 1e-3
+    assert all(torch.equal(one, weight) for one, weight in zip(trained, made.trained, strict=True))
+    with alone.averaged():
+        assert all(torch.equal(one, weight) for one, weight in zip(trained, alone.trained, strict=True))
+
+
+def test_average_goes_on_as_if_it_had_never_been_saved(learner: MakeLearner) -> None:
+    one, other = learner(average=0.9), learner(average=0.9)
+    assert "trained" not in one.state(), "before an update the model is its own average"
+    update(one)
+    state = copy.deepcopy(one.state())
+    # A checkpoint's model is the average.
+    with one.averaged():
+        other.model.load_state_dict(one.model.state_dict())
+    other.load_state(state)
+    for _ in range(2):
+        update(one)
+        update(other)
+    assert all(torch.equal(mine, yours) for mine, yours in zip(one.trained, other.trained, strict=True))
+    with one.averaged(), other.averaged():
+        assert all(torch.equal(mine, yours) for mine, yours in zip(one.trained, other.trained, strict=True))
+
+
+def test_adapters_are_all_that_moves(learner: MakeLearner) -> None:
+    made = learner(rank=2, weight_decay=0.1)
+    before = {name: weight.clone() for name, weight in made.model.named_parameters()}
+    for _ in range(2):  # A has no gradient as long as B is 0
+        update(made)
+    moved = {name for name, weight in made.model.named_parameters() if not torch.equal(weight, before[name])}
+    assert moved == {name for name in before if ".lora_" in name}
+    assert len(made.optimizer.state) == len(moved) == len(made.trained)
+
+
+def modules() -> int:
+    """All there are in this process."""
+    return sum(issubclass(type(one), torch.nn.Module) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_reference_of_adapters_is_their_base(learner: MakeLearner, model: Any, dtype: str) -> None:
+    made, copied = (learner(rank=2, dtype=dtype, average=0.5) for _ in range(2))
+    copied.keep_reference(model)
+    before = [made.score_reference(batch_of(SHAPES)), made.score(batch_of(SHAPES)).logp]
+    for one in (made, copied):
+        for _ in range(2):
+            update(one, 1e-2)
+    held = modules()
+    wanted = copied.score_reference(batch_of(SHAPES))
+    with made.averaged():
+        torch.testing.assert_close(made.score_reference(batch_of(SHAPES)), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(before[0], wanted, atol=1e-6, rtol=0)
+    assert modules() == held, "there is no second model"
+    # The adapters are on again, and learn on.
+    assert float((made.score(batch_of(SHAPES)).logp - before[1]).abs().max()) > 0.01
+    assert all(torch.equal(*pair) for pair in zip(update(made), update(copied), strict=True))
+    monkey = made.model.model.layers[0].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made.score_reference(batch_of(SHAPES))
+    monkey.remove()
+    assert all(torch.equal(*pair) for pair in zip(update(made), update(copied), strict=True))

@@ -1,0 +1,269 @@
+"""What a run will need, against what it takes: counted on real models, and as the peak of fresh processes."""
+
+import json
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.config import Config, load_config, with_overrides
+from agentrl.runs.assemble import adapt, assemble, model_config, task_source
+from agentrl.train import memory
+from agentrl.train.memory import needs
+from agentrl.train.probe import Costs, Plane, _Live, _pack, _Probe, _small, measure
+from agentrl.train.step import make_learner
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SMALL = ["run.threads=1", "model.hidden=32", "model.layers=3", "model.heads=4", "rollout.episode_tokens=64"]
+
+
+def small(*overrides: str) -> Config:
+    return load_config(overrides=[*SMALL, "rollout.turn_tokens=32", "rollout.concurrency=4", *overrides])
+
+
+def shape_of(config: Config, tokenizer: Any) -> Any:
+    return model_config(config, tokenizer)
+
+
+def test_plane_by_hand() -> None:
+    # 10 + 3 a layer + 0.5 a token + 0.25 a layer and token.
+    def value(layers: float, tokens: float) -> float:
+        return 10 + 3 * layers + 0.5 * tokens + 0.25 * layers * tokens
+
+    plane = Plane(corners=(value(1, 8), value(1, 16), value(2, 8), value(2, 16)), tokens=8)
+    for layers, tokens in ((1, 8), (2, 16), (36, 9024), (1.5, 0)):
+        assert plane.at(layers, tokens) == pytest.approx(value(layers, tokens))
+    assert Plane(corners=(1.0, 1.0, 0.5, 0.5), tokens=8).at(4, 8) == 0.0, "noise gives no negative seconds"
+
+
+def test_live_bytes_by_hand(model: Any) -> None:
+    with _Live(model) as live:
+        first = torch.ones(1000)
+        view = first[10:].add_(1.0)
+        second = first * 2 + view.sum()
+        del first, view
+        third = torch.ones(100)
+        weight = torch.zeros(32, 32)
+    # first, first * 2 and its sum with a number, which is 4 bytes, are there at once; a weight's shape is not counted.
+    assert live.peak == 3 * 4000 + 4
+    assert len(second) + len(third) + len(weight) > 0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[], ["model.dtype=bfloat16"], ["optim.max_tokens=64"], ["lora.rank=4"], ["lora.rank=4", "sft.steps=1"]],
+)
+def test_activations_of_a_deeper_model_and_a_longer_pack_are_foretold(overrides: list[str], tokenizer: Any) -> None:
+    config = small("model.layers=5", *overrides)
+    shape = shape_of(config, tokenizer)
+    costs = measure(config, shape, "cpu")
+    measured = _Probe(config, _small(shape, 5, "cpu")).activations(487)
+    assert costs.activations.at(5, 487) == pytest.approx(measured, rel=0.02)
+    again = with_overrides(config, ["optim.gradient_checkpointing=true"])
+    measured_again = _Probe(again, _small(shape, 5, "cpu")).activations(487)
+    assert costs.recomputed and costs.recomputed.at(5, 487) == pytest.approx(measured_again, rel=0.02)
+    assert measured_again < 0.7 * measured
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [[], ["lora.rank=4"], ["lora.rank=4", 'lora.targets=["q_proj", "down_proj"]']])
+def test_counts_are_those_of_the_real_parts(dtype: str, lora: list[str]) -> None:
+    config = small(f"model.dtype={dtype}", "optim.average=0.9", "algo.kl_coef=0.1", *lora)
+    source = task_source(config, "train")
+    parts = assemble(config, source)
+    if lora:
+        adapt(config, parts.model, base="base", saved=None)
+    found = needs(config, model_config(config, parts.tokenizer)).memory
+    learner = make_learner(config, parts.model)
+    if not lora:
+        learner.keep_reference()
+    gradients: list[int] = []
+    hook = learner.optimizer.register_step_pre_hook(
+        lambda *_: gradients.extend(one.grad.nbytes for one in learner.trained)
+    )
+    learner.update([_pack(config, 20)], lambda _, stats: stats.logp.sum(), 1e-3)
+    hook.remove()
+    moments = [part for state in learner.optimizer.state.values() for part in state.values() if part.ndim]
+    assert found["weights"] == sum(weight.nbytes for weight in parts.model.parameters())
+    assert found["gradients"] == sum(gradients)
+    assert found["optimizer"] == sum(part.nbytes for part in moments)
+    assert found["average"] == sum(part.nbytes for part in learner._average)
+    assert found["reference"] == (
+        sum(one.nbytes for one in learner._reference.parameters()) if learner._reference else 0
+    )
+    assert found["engine's weights"] == sum(weight.nbytes for weight in parts.engine._model.parameters())
+    # 4 rows of 192 tokens, 3 layers, keys and values, 2 heads of 8 numbers.
+    assert found["engine's cache"] == 4 * 192 * 3 * 2 * 2 * 8 * (4 if dtype == "float32" else 2)
+    assert set(found) == {
+        *("process", "weights", "engine's weights", "engine's cache", "reference", "gradients", "head", "activations"),
+        *("allocator", "average", "optimizer"),
+    }
+    if lora:
+        taught = needs(with_overrides(config, ["sft.steps=1"]), model_config(config, parts.tokenizer)).memory
+        whole = needs(with_overrides(config, ["lora.rank=0"]), model_config(config, parts.tokenizer)).memory
+        assert taught["optimizer"] == whole["optimizer"] > 4 * found["optimizer"], "a warm start trains all weights"
+
+
+FLAT = Plane(corners=(1000.0, 2000.0, 2000.0, 4000.0), tokens=100)
+"""10 bytes, or seconds, a layer and token."""
+
+
+@pytest.fixture
+def costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = Costs(activations=FLAT, recomputed=None, score=FLAT, update=FLAT, generate=FLAT, rows=4)
+    monkeypatch.setattr(memory, "measure", lambda *_: known)
+    monkeypatch.setattr(memory, "_resident", lambda: 100_000_000)
+
+
+@pytest.mark.usefixtures("costs")
+def test_step_by_hand(tokenizer: Any) -> None:
+    config = small("rollout.tasks=2", "rollout.group_size=8", "optim.minibatches=4", "optim.epochs=2")
+    found = needs(config, shape_of(config, tokenizer))
+    assert found.tokens == 2 * 8 * 64
+    # 3 layers: 1024 tokens of 4 rows, 1024 of a batch, and eight updates by a quarter of it.
+    assert found.seconds == {"generate": 10 * 3 * 256, "score": 10 * 3 * 1024, "update": 8 * 10 * 3 * 256}
+    assert found.memory["activations"] == 10 * 3 * 8192 and found.memory["process"] == 100_000_000 + memory._LATER
+    assert found.total == sum(found.memory.values()) and found.limit and found.remedy == ""
+
+
+@pytest.mark.usefixtures("costs")
+@pytest.mark.parametrize(
+    ("less", "overrides", "wanted"),
+    [
+        (0, [], ""),
+        (10, [], "optimizer is the first that does not fit; all fits with optim.max_tokens=4096"),
+        (400_000, [], "is the first that does not fit; all fits with optim.max_tokens=512"),
+        (470_000, [], "all fits with optim.max_tokens=64 and rollout.concurrency=2"),
+        (10, ["rollout.concurrency=4000"], "engine's cache is the first that does not fit; all fits with rollout.con"),
+        (
+            2_000_000,
+            [],
+            "and all does not even with optim.max_tokens=64 and rollout.concurrency=1: take a",
+        ),
+    ],
+)
+def test_what_does_not_fit_and_what_makes_it_fit(less: int, overrides: list[str], wanted: str, tokenizer: Any) -> None:
+    config = small(*overrides)
+    shape = shape_of(config, tokenizer)
+    total = needs(config, shape).total
+    if overrides:
+        less = total - sum(list(needs(config, shape).memory.values())[:4]) + less
+    remedy = needs(config, shape, total - less).remedy
+    assert wanted in remedy if wanted else remedy == ""
+    if "all fits with" in remedy:
+        changed = small(*overrides, *remedy.partition("all fits with ")[2].split(" and "))
+        assert needs(changed, shape, total - less).remedy == "", "the settings that it names do it"
+
+
+@pytest.mark.parametrize(
+    ("less", "wanted"),
+    [
+        (10, "all fits with optim.gradient_checkpointing=true"),
+        (240_000, "all fits with optim.gradient_checkpointing=true and optim.max_tokens=4096"),
+        (
+            3_000_000,
+            "concurrency=1: train adapters beside frozen weights, which fit with lora.rank=16, or take",
+        ),
+        (90_000_000, "rollout.concurrency=1: take a smaller model"),
+    ],
+)
+def test_what_is_learned_changes_last(
+    less: int, wanted: str, tokenizer: Any, costs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small("model.hidden=256")
+    less_kept = Plane(corners=(500.0, 1000.0, 1000.0, 2000.0), tokens=100)
+    known = replace(memory.measure(config, shape_of(config, tokenizer), "cpu"), recomputed=less_kept)
+    monkeypatch.setattr(memory, "measure", lambda *_: known)
+    shape = shape_of(config, tokenizer)
+    assert needs(config, shape, needs(config, shape).total - less).remedy.find(wanted) > 0
+
+
+@pytest.mark.usefixtures("costs")
+def test_vllm_takes_its_share_whatever_it_needs(tokenizer: Any) -> None:
+    config = small("engine.name=vllm", "engine.options.memory=0.25")
+    found = needs(config, shape_of(config, tokenizer), 10**9).memory
+    assert found["engine's weights"] + found["engine's cache"] == 25 * 10**7
+
+
+@pytest.mark.usefixtures("costs")
+def test_a_device_that_is_not_here_has_no_times_and_no_limit(tokenizer: Any) -> None:
+    config = small("model.device=cuda:97")
+    found = needs(config, shape_of(config, tokenizer))
+    assert found.seconds == {} and found.limit is None and found.remedy == ""
+    assert found.memory["allocator"] == 0
+    assert "does not fit" in needs(config, shape_of(config, tokenizer), 1000).remedy
+
+
+SHAPES = {
+    "wide and shallow": ["model.hidden=512", "model.layers=2", "model.heads=8", "rollout.episode_tokens=256"],
+    "deep and narrow": ["model.hidden=64", "model.layers=24", "model.heads=4", "rollout.episode_tokens=256"],
+    "one long row": ["model.hidden=128", "model.layers=6", "model.heads=4", "rollout.episode_tokens=4096"],
+}
+RUN = """
+import asyncio, json, sys
+import torch
+from agentrl.batch import Batch
+from agentrl.config import load_config
+from agentrl.engines.base import Sampling
+from agentrl.runs.assemble import adapt, assemble, task_source
+from agentrl.train import run
+from agentrl.train.step import make_learner
+
+config = load_config(overrides=sys.argv[1:])
+parts, longest = assemble(config, task_source(config, "train")), config.rollout.episode_tokens
+
+async def play():
+    prompts = [(5, 6, 7) * ((longest - 16 - row) // 3) for row in range(config.rollout.concurrency)]
+    await asyncio.gather(*(parts.engine.generate(one, Sampling(max_tokens=8), seed=1) for one in prompts))
+
+def pack(tokens):
+    lengths, room = [], tokens
+    while room:
+        lengths.append(min(room, longest - 37 * len(lengths) % (longest // 8)))
+        room -= lengths[-1]
+    lengths = torch.tensor(lengths)
+    row_starts, starts = (torch.nn.functional.pad(part.cumsum(0), (1, 0)) for part in (lengths, lengths // 2))
+    positions = torch.arange(tokens) - torch.repeat_interleave(row_starts[:-1], lengths)
+    sampled = torch.nonzero(positions >= torch.repeat_interleave(lengths - lengths // 2, lengths))[:, 0]
+    zeros = torch.zeros(len(sampled))
+    # Rows that begin alike would be computed once.
+    tokens = (positions + positions.eq(0).cumsum(0)) % 200
+    return Batch(tokens=tokens, positions=positions, row_starts=row_starts, sampled=sampled, starts=starts,
+                 group=torch.arange(len(lengths)), rewards=zeros, sampler_logp=zeros, index=torch.arange(len(sampled)))
+
+asyncio.run(play())
+if config.lora.rank:
+    adapt(config, parts.model, base="base", saved=None)
+learner, most = make_learner(config, parts.model), config.optim.max_tokens
+# The first makes the optimizer's state; a heap has the more holes the more different packs it has held.
+for sizes in ([64], [most, most], [most * 7 // 8, most * 6 // 8, most], [most, most]):
+    learner.update([pack(tokens) for tokens in sizes], lambda _, stats: stats.logp.mean(), 1e-4)
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+"""The parts of a step at their largest, in the real engine and the real learner."""
+
+
+@pytest.mark.slow
+def test_memory_is_what_fresh_processes_take(tmp_path: Path) -> None:
+    def printed(*command: str) -> str:
+        return subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    started: dict[str, list[Future[str]]] = {}
+    with ThreadPoolExecutor() as threads:
+        for name, sizes in SHAPES.items():
+            overrides = [*sizes, "run.threads=1", "rollout.concurrency=4", "optim.max_tokens=4096"]
+            (path := tmp_path / f"{len(started)}.toml").write_text("")
+            sets = [word for one in overrides for word in ("--set", one)]
+            commands = ["-m", "agentrl", "plan", str(path), "--json", *sets], ["-c", RUN, *overrides]
+            started[name] = [threads.submit(printed, *command) for command in commands]
+    for name, (plan, run) in started.items():
+        found, taken = json.loads(plan.result()), int(run.result()) * 1024
+        print(name, found["total"] / 2**20, taken / 2**20, found["memory"]["process"] / 2**20)
+        assert found["fits"] and taken > 1.3 * found["memory"]["process"], "the process itself is not all"
+        assert found["total"] == pytest.approx(taken, rel=0.2), name

@@ -1,0 +1,127 @@
+"""A step's metrics against what its episodes and its model's own operations say."""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from agentrl.batch import whole
+from agentrl.errors import TrajectoryError
+from agentrl.models.lora import add_adapters
+from agentrl.train import metrics
+from agentrl.train.metrics import pass_flops, peak_flops, rates
+from agentrl.types import Group, Segment, Stop, Trajectory
+
+from .conftest import Make
+from .test_options import ALL
+from .test_score import batch_of
+from .test_trainer import step, trainer_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def test_parts_and_lengths_are_those_of_the_episodes(small: Make) -> None:
+    result = step(trainer_of(small("rollout.group_size=9", "rollout.cut_turns=end"))[0])
+    row, episodes = result.metrics, result.trajectories
+    parts = [one.parts.get("correct", 0.0) for one in episodes]
+    assert row["reward/correct"] == pytest.approx(sum(parts) / 27) == pytest.approx(row["reward_mean"])
+    lengths = [len(one.token_ids) for one in episodes]
+    for told, these in (
+        (row, lengths),
+        *((metrics._lengths(list(range(n, 0, -1))), range(1, n + 1)) for n in (1, 2, 150)),
+    ):
+        assert told["episode_tokens_mean"] == pytest.approx(sum(these) / len(these))
+        for percent in (50, 99):
+            kept = [one for one in these if 100 * sum(other <= one for other in these) >= percent * len(these)]
+            assert told[f"episode_tokens_p{percent}"] == min(kept)
+    assert row["trained_tokens"] == sum(lengths)
+    for name, of, phase in (("sampled", "sampled_tokens", "generate"), ("trained", "trained_tokens", "update")):
+        assert row[f"{name}_tokens_per_second"] * row[f"seconds_{phase}"] == pytest.approx(row[of])
+
+
+@pytest.mark.parametrize("overrides", [(), ALL])
+def test_every_metric_is_in_the_documentation(small: Make, overrides: tuple[str, ...]) -> None:
+    row = step(trainer_of(small(*overrides))[0]).metrics
+    names = re.findall(r"`([^` ]+)`", DOCS.read_text(encoding="utf-8"))
+    told = "|".join(re.sub("<[a-z0-9]+>", ".+", re.sub(r"([.])", r"\\\1", name)) for name in names)
+    assert not [name for name in row if not re.fullmatch(told, name)]
+
+
+def episode(**parts: float) -> Trajectory:
+    segments = (Segment("prompt", (1, 2)), Segment("policy", (3,), (-0.5,), 0))
+    return Trajectory(task_id="t", seed=0, segments=segments, rewards=(1.0,), stop=Stop.TERMINATED, parts=parts)
+
+
+def test_names_of_parts_stay_distinct_and_break_nothing() -> None:
+    names = ["a b", "a\nb", "a/b", "a%2Fb", "\x1b[31m", "\ud800", ""]
+    row = metrics._reward_parts([episode(**{name: 2.0 * place for place, name in enumerate(names)}), episode()])
+    assert sorted(row.values()) == [float(place) for place in range(len(names))]
+    assert all(re.fullmatch(r"reward/[A-Za-z0-9 %._~-]*", name) for name in row)
+    for parts in ({"x" * 65: 1.0}, {"x": float("nan")}, {f"{n}": 1.0 for n in range(65)}):
+        with pytest.raises(TrajectoryError, match="has more than 64 parts of a reward"):
+            episode(**parts)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_operations_are_those_that_torch_counts(tied: bool, rank: int) -> None:
+    config = Qwen3Config(
+        vocab_size=257, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=16, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    if rank:
+        add_adapters(model, rank=rank, alpha=1, targets=(), base="base", seed=0)
+        # So that torch computes the gradient of the first layer's input too.
+        model.get_input_embeddings().register_forward_hook(lambda *seen: seen[2].requires_grad_())
+    batch = batch_of([[30, 25]])
+    length = len(batch.tokens)
+    with FlopCounterMode(display=False) as counter:
+        hidden = model.base_model(batch.tokens[None]).last_hidden_state[0]
+        model.get_output_embeddings()(hidden[batch.sampled - 1]).sum().backward()
+    counted = counter.get_flop_counts()["Global"]
+    attention = counted.pop(torch.ops.aten.bmm)
+    # Eagerly each token attends to all others, and not to those before it only.
+    expected = sum(counted.values()) + attention * (length + 1) / (2 * length)
+    assert pass_flops(model, batch) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_shared_tokens_are_computed_once(model: Any, window: int | None) -> None:
+    rows = [(1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 9), (1, 2, 3), (1, 2, 3, 4, 5, 8), (2, 2), (1, 2, 3, 9)]
+    groups: list[Group] = []
+    for row in rows:
+        segments = Segment("prompt", row[:1]), Segment("policy", row[1:], (-1.0,) * (len(row) - 1), 0)
+        one = Trajectory(task_id="t", seed=0, segments=segments, rewards=(0.0,), stop=Stop.TERMINATED)
+        groups.append(Group((one,)))
+    batch = whole(groups)
+    copied = copy.deepcopy(model)
+    text = copied.config
+    text.layer_types, text.sliding_window = ["sliding_attention" if window else "full_attention"] * 2, window
+    prefixes = {row[: end + 1] for row in rows for end in range(len(row))}
+    pairs = sum(min(len(prefix), window or 99) for prefix in prefixes)
+    weights = sum(one.numel() for name, one in model.named_parameters() if one.ndim > 1 and "embed" not in name)
+    head = model.get_output_embeddings().weight.numel()
+    expected = 6 * weights * len(prefixes) + 6 * head * sum(len(row) - 1 for row in rows) + 2 * 12 * 32 * pairs
+    assert pass_flops(copied, batch) == expected
+    copied.config.num_experts_per_tok = 2
+    assert pass_flops(copied, batch) == 0.0
+
+
+def test_share_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"sampled_tokens": 30, "seconds_generate": 2.0, "seconds_update": 4.0, "trained_tokens": 80}
+    assert rates(row, 1e12) == {"sampled_tokens_per_second": 15, "trained_tokens_per_second": 20}
+    assert rates({**row, "update_flops": 2e12}, 1e12)["mfu"] == 0.5
+    assert "mfu" not in rates({**row, "update_flops": 2e12}, None)
+    names = {"NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12,
+             "NVIDIA H200 NVL": 835e12, "NVIDIA A10G": None, "NVIDIA L40S": 362e12, "Tesla T4": None}  # fmt: skip
+    for name, peak in names.items():
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        assert peak_flops(torch.device("cuda"), "bfloat16") == peak, name
+    assert peak_flops(torch.device("cuda"), "float32") is None is peak_flops(torch.device("cpu"), "bfloat16")

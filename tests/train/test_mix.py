@@ -1,0 +1,157 @@
+"""A run on two environments: no group mixes them, each is measured and evaluated on its own, also when resumed."""
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import gymnasium
+import pytest
+
+from agentrl.config import Config, load_config
+from agentrl.errors import InvariantError, TrajectoryError, UnknownNameError
+from agentrl.eval.command import EvalRequest
+from agentrl.eval.command import run as evaluate
+from agentrl.eval.sweep.plan import Run
+from agentrl.eval.sweep.table import End, result_of
+from agentrl.runs.folder import read_jsonl
+from agentrl.runs.progress import Display
+from agentrl.runs.records import Record, read_episodes
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tasks import TaskList
+from agentrl.train.groups import env_metrics
+from agentrl.train.run import resume, train
+from agentrl.types import Group, Task
+
+from ..runs.origins import ORIGIN
+from .conftest import SMALL, Make, python, rows_of, same_weights
+from .test_trainer import step, trainer_of
+
+MIX = """
+[env.mix.loud]
+id = "test/Shout-v0"
+args = { tooled = false }
+weight = 2
+[env.mix.short]
+id = "test/Short-v0"
+args = { max_turns = 1, dialect = "xml" }
+"""
+TEXT = SMALL.replace('[env]\nid = "test/Shout-v0"\nargs = { tooled = false }\n', MIX)
+SETTINGS = ("optim.steps=4", "eval.every=2", "save.every=2", "save.episodes_every=1", "model.path=model")
+OnDisk = Callable[..., Config]
+
+
+class Short(ToolEnv):
+    """One turn, worth up to 2, in any dialect."""
+
+    instructions = "Be short."
+    reward_weights = {"correct": 2.0}  # noqa: RUF012
+
+    def __init__(self, *, tooled: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.tools = (python,) if tooled else ()
+
+    def tasks(self, split: str) -> TaskList:
+        return TaskList([Task(id=f"{split}:{word}", prompt=f"Say {word}.") for word in ("ab", "yz", "no")])
+
+    def reward(self, episode: Episode) -> dict[str, float]:
+        return {"correct": float(len(episode.final) % 2)}
+
+    def gold(self, task: Task) -> list[str]:
+        return ["h"]
+
+
+@pytest.fixture(autouse=True)
+def short() -> Generator[None]:
+    gymnasium.register("test/Short-v0", entry_point=Short)  # pyright: ignore
+    yield
+    del gymnasium.registry["test/Short-v0"]
+
+
+def mixed(*overrides: str) -> Config:
+    Path("mix.toml").write_text(TEXT)
+    return load_config(path="mix.toml", overrides=[*SETTINGS, *overrides])
+
+
+def records(run: Path, number: int) -> list[Record]:
+    return list(read_episodes(run / "episodes" / f"step-{number:06d}.jsonl.zst"))
+
+
+def test_two_environments_end_to_end(on_disk: OnDisk) -> None:
+    on_disk()
+    run = train(mixed("run.name=whole"), Display())
+    rows, evals = read_jsonl(run / "metrics.jsonl"), read_jsonl(run / "evals.jsonl")
+    assert sum(row["env/loud/groups"] for row in rows) == 8 and sum(row["env/short/groups"] for row in rows) == 4
+    for row in rows:
+        played = records(run, row["step"])
+        for name in ("loud", "short"):
+            mine = [one for one in played if one.trajectory.env == name]
+            returns, best = [one.trajectory.ret for one in mine], mine[0].origin.best_return
+            assert len(mine) == 4 * row[f"env/{name}/groups"]
+            assert row[f"env/{name}/reward_mean"] == pytest.approx(fmean(returns))
+            assert row[f"env/{name}/success"] == fmean(one >= best for one in returns)
+            turns = [len(one.trajectory.sampled) for one in mine]
+            assert row[f"env/{name}/turns_mean"] == pytest.approx(fmean(turns))
+            assert all(one.origin.env_args.get("max_turns") == (1 if name == "short" else None) for one in mine)
+            assert all(one.origin.dialect.startswith("xml" if name == "short" else "fence") for one in mine)
+        side_by_side = groupby((one.trajectory.env, one.trajectory.task_id) for one in played)
+        assert all(len(list(group)) % 4 == 0 for _, group in side_by_side), "groups of four do not mix"
+    assert [(row["step"], row["env"]) for row in evals] == [
+        (at, name) for at in (0, 2, 4) for name in ("loud", "short")
+    ]
+    # Its evaluation alone is that of the run; the file says of each episode where it is from.
+    request = EvalRequest(path=str(run), out=Path("e"))
+    found = {one.name: one.whole for one in evaluate(request, Display())}
+    assert [found[row["env"]].row().items() <= row.items() for row in evals[-2:]] == [True, True]
+    assert [one.trajectory.env for one in read_episodes("e")].count("short") == 3, "it has no more"
+    assert {one.name: one.whole for one in evaluate(request, Display())} == found, "all was there"
+    page = (run / "report.html").read_text()
+    assert all(part in page for part in ("Learning curve: loud", "Learning curve: short", "<th>environment</th>"))
+    swept = result_of(Run(values=None, seed=0, folder=run, words=(), config=mixed()), {"whole": End(exit_code=0)})
+    assert swept and swept.tasks == 7 and swept.success == fmean(row["success"] for row in evals[-2:])
+    # A run that was stopped after two steps goes on alike.
+    other = train(mixed("run.name=stopped", "optim.steps=2"), Display())
+    resume(other, Display(), ["optim.steps=4"])
+    for file in ("metrics.jsonl", "evals.jsonl"):
+        assert rows_of(run, file) == rows_of(other, file)
+    assert same_weights(run, other)
+
+
+def test_one_environment_has_no_names(small: Make) -> None:
+    result = step(trainer_of(small())[0])
+    assert not [name for name in result.metrics if name.startswith("env/")] and {
+        one.env for one in result.trajectories
+    } == {""}
+
+
+def test_the_warm_start_learns_every_environment(on_disk: OnDisk) -> None:
+    on_disk()
+    settings = ("sft.steps=2", "sft.tasks=9", "sft.episodes=4", "optim.steps=0", "eval.tasks=1")
+    said: list[str] = []
+    display = Display()
+    display.say = lambda text, style="": said.append(text)  # pyright: ignore
+    train(mixed(*settings), display)
+    # Six words are all that an environment has to teach: its share would be six and three.
+    assert any("2 updates on 9 oracle episodes" in line for line in said)
+
+
+def test_a_tool_must_be_called_in_each_environment_that_has_one(on_disk: OnDisk) -> None:
+    on_disk()
+    with pytest.raises(InvariantError, match="no tool was called in the first 4 episodes of 'short'"):
+        train(mixed("env.mix.short.args.tooled=true", "eval.tasks=1"), Display())
+
+
+def test_what_a_mix_refuses(on_disk: OnDisk, small: Make) -> None:
+    on_disk()
+    with pytest.raises(UnknownNameError, match="no environment is called 'test/Shuot-v0'; did you mean"):
+        train(mixed("env.mix.loud.id=test/Shuot-v0"), Display())
+    assert not Path("runs").exists()
+    one, other = step(trainer_of(small())[0]).trajectories[:2]
+    with pytest.raises(TrajectoryError, match="a group is of one environment, not of 'a' and 'b'"):
+        Group((replace(one, env="a"), replace(other, env="b")))
+
+
+def test_an_environment_without_a_group_has_no_means() -> None:
+    assert env_metrics([], {"rare": ORIGIN}) == {"env/rare/groups": 0, "env/rare/groups_silent": 0}

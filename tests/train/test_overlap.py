@@ -1,0 +1,222 @@
+"""Groups that are played while the trainer learns: how early, in which order, under which weights, and to which end."""
+
+import asyncio
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import agentrl.train.step
+from agentrl.engines.base import Completion, Engine, Sampling
+from agentrl.errors import ConfigError, FaultRateError, InfrastructureError
+from agentrl.train.credit import Scored
+from agentrl.train.groups import Collecting, Played
+from agentrl.train.overlap import Overlapped, make_source
+from agentrl.train.step import StepResult, Trainer, make_learner
+from agentrl.types import flatten
+
+from ..engines.around import Around
+from .conftest import Make, Small
+from .test_trainer import logp_of
+
+
+def trainer_of(run: Small, engine: Engine | None = None) -> Trainer:
+    learner = make_learner(run.config, run.parts.model)
+    return Trainer(run.config, learner, make_source(run.config, run.mix, run.players, engine or run.parts.engine))
+
+
+def steps_of(run: Small, count: int, engine: Engine | None = None) -> list[StepResult]:
+    """The first steps, all in one event loop."""
+    trainer = trainer_of(run, engine)
+
+    async def go() -> list[StepResult]:
+        await trainer.sync(0)
+        return [await trainer.step(number) for number in range(1, count + 1)]
+
+    return asyncio.run(go())
+
+
+async def settled(source: Overlapped) -> None:
+    """Wait until all groups that have begun have ended."""
+    await asyncio.gather(*(ahead.task for ahead in source._ahead.values() if ahead.task))  # pyright: ignore
+
+
+def tokens_of(played: Played) -> list[tuple[str, int, tuple[int, ...]]]:
+    return [(one.task_id, one.seed, one.token_ids) for one in flatten(played.collected.groups)]
+
+
+@pytest.mark.parametrize(("mode", "bound"), [("lag", 1), ("inflight", 1), ("inflight", 3)])
+def test_groups_begin_as_early_as_the_bound_allows_and_in_the_order_of_a_run_without_overlap(
+    small: Make, mode: str, bound: int
+) -> None:
+    run = small(f"rollout.overlap={mode}", f"rollout.max_staleness={bound}", "optim.steps=6", "rollout.turn_tokens=3")
+    mix, begun = run.mix, list[int]()
+    pick = mix.pick
+
+    def picked(count: int, *, first: int = 0, seed: int) -> Any:
+        begun.append(first // run.config.rollout.tasks + 1)
+        return pick(count, first=first, seed=seed)
+
+    mix.pick = picked  # pyright: ignore
+    source = Overlapped(run.config, mix, run.players, run.parts.engine)
+    plain = Collecting(run.config, run.mix, run.players, run.parts.engine)
+    learner = run.trainer().learner
+
+    async def go() -> None:
+        for number in range(1, 7):
+            played = await source.batch(number)
+            await settled(source)
+            # Slowly: group by group, by the rule that each is held to.
+            version, tasks = number - 1, run.config.rollout.tasks
+            free = [k for k in range(6 * tasks) if k < (version + 1 + bound) * tasks]
+            assert begun == sorted({k // tasks + 1 for k in free}), "neither too early nor later than it may"
+            assert tokens_of(played) == tokens_of(await plain.batch(number)), "the weights are the same throughout"
+            flying = played.metrics["groups_in_flight"]
+            assert 0 <= flying <= 3 * bound and (mode == "inflight" or flying == 3 * (number < 6))
+            await source.published(learner, number)
+
+    learner.weights = lambda: iter(())  # pyright: ignore
+    asyncio.run(go())
+
+
+class Midway(Around):
+    """Swaps weights in the middle of the next step's turns, and keeps all of them."""
+
+    def __init__(self, run: Small, reference: Any) -> None:
+        super().__init__(run.parts.engine)
+        self.run, self.reference, self.models, self.asked, self.loading = run, reference, list[Any](), 0, 0
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        # Episodes have one turn and come in order, so their number says of which step they are.
+        if len(prompt_ids) > 1:
+            step, self.asked = self.asked // 12 + 1, self.asked + 1
+            while step > self.loading + 1:
+                await asyncio.sleep(0)
+        return await super().generate(prompt_ids, sampling, seed=seed)
+
+    async def load_weights(self, named_tensors: Any, version: int) -> None:
+        self.models.append(copy.deepcopy(self.reference))
+        self.models[-1].load_state_dict(self.run.parts.model.state_dict())
+        steps = self.run.config.optim.steps
+        while self.asked < 12 * min(version + 1, steps) and version:
+            await asyncio.sleep(0)
+        self.loading = version
+        slots = self.run.parts.engine._slots  # pyright: ignore
+        while 0 < version < steps and not any(slot.request and len(slot.request.sampled) > 2 for slot in slots):
+            await asyncio.sleep(0)
+        await super().load_weights(named_tensors, version)
+
+
+def test_each_token_is_of_the_weights_that_its_version_names_and_corrected_for_them(
+    small: Make, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = small("rollout.overlap=inflight", "optim.steps=4", "optim.lr=1e-2", "algo.kl_coef=0")
+    engine, seen = Midway(run, reference), list[torch.Tensor]()
+    correct = agentrl.train.step.correction_weights
+
+    def watched(algo: Any, scored: Scored) -> torch.Tensor:
+        seen.append(correct(algo, scored))
+        return seen[-1]
+
+    monkeypatch.setattr(agentrl.train.step, "correction_weights", watched)
+    results = steps_of(run, 4, engine)
+    for number, (result, weights) in enumerate(zip(results, seen, strict=True), start=1):
+        ages, wanted = list[int](), list[float]()
+        for episode in result.trajectories:
+            (segment,) = episode.sampled
+            assert [len(segment.swaps), segment.version] == ([0, 0] if number == 1 else [1, number - 2])
+            under = [logp_of(model, episode).tolist() for model in engine.models]
+            sampled = [under[version][place] for place, version in enumerate(segment.token_versions)]
+            assert segment.logprobs == pytest.approx(sampled, abs=1e-4)
+            ages += [number - 1 - version for version in segment.token_versions]
+            old = under[number - 1]
+            ratio = torch.tensor(old).double().sum() - torch.tensor(segment.logprobs).double().sum()
+            wanted += [min(run.config.algo.correction_cap, float(ratio.exp()))] * len(old)
+        assert weights.tolist() == pytest.approx(wanted, rel=1e-3)
+        assert number == 1 or max(abs(weight - 1) for weight in wanted) > 0.01, "the weights must have moved"
+        metrics = result.metrics
+        assert metrics["staleness_max"] == max(ages) == min(number - 1, 1)
+        assert metrics["staleness_mean"] == pytest.approx(sum(ages) / len(ages))
+        assert metrics["logp_diff_max"] < 1e-4, "of the tokens of the trainer's version alone"
+
+
+class Wavering(Around):
+    """Its log-probs depend on the clock, within rounding."""
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        done = await super().generate(prompt_ids, sampling, seed=seed)
+        return replace(done, logprobs=tuple(lp - 1e-6 * (time.perf_counter_ns() % 10) for lp in done.logprobs))
+
+
+@pytest.mark.parametrize("mode", ["off", "lag"])
+def test_a_deterministic_run_does_not_depend_on_the_engines_rounding(small: Make, mode: str) -> None:
+    def ended(deterministic: str) -> tuple[list[StepResult], list[torch.Tensor]]:
+        run = small(f"rollout.overlap={mode}", f"run.deterministic={deterministic}", "optim.steps=3", "optim.lr=1e-2")
+        return steps_of(run, 3, Wavering(run.parts.engine)), list(run.parts.model.parameters())
+
+    (first, one), (second, other) = ended("true"), ended("true")
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert [result.trajectories for result in first] == [result.trajectories for result in second]
+    versions = [{v for one in result.trajectories for seg in one.sampled for v in seg.versions} for result in first]
+    assert versions == ([{0}, {1}, {2}] if mode == "off" else [{0}, {0}, {1}])
+    again = [ended("false")[1] for _ in range(2)]
+    assert not all(torch.equal(a, b) for a, b in zip(*again, strict=True)), "it would show"
+
+
+class Failing(Around):
+    """Fails from a request on."""
+
+    left = 12
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        self.left -= len(prompt_ids) > 1
+        if self.left < 0:
+            raise InfrastructureError("it is gone")
+        return await super().generate(prompt_ids, sampling, seed=seed)
+
+
+@pytest.mark.parametrize("mode", ["lag", "inflight"])
+def test_an_error_of_later_groups_stops_the_run_at_once(small: Make, mode: str) -> None:
+    run = small(f"rollout.overlap={mode}", "rollout.max_staleness=2", "optim.steps=6")
+    trainer = trainer_of(run, Failing(run.parts.engine))
+    rows = list[StepResult]()
+
+    async def go() -> None:
+        for number in range(1, 4):
+            rows.append(await trainer.step(number))
+
+    async def within() -> None:
+        async with asyncio.timeout(60):
+            await go()
+
+    with pytest.raises(FaultRateError, match="it is gone"):
+        asyncio.run(within())
+    assert len(rows) <= 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("rollout.overlap=inflight", "run.deterministic=true"), "needs rollout.overlap='off' or 'lag'"),
+        (("rollout.overlap=inflight", "optim.average=0.9"), "set rollout.overlap to 'lag', or optim.average to 0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(small: Make, overrides: Sequence[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        trainer_of(small(*overrides))
+
+
+class Inexact(Around):
+    @property
+    def exact(self) -> bool:
+        return False
+
+
+def test_an_engine_that_others_disturb_is_refused_in_a_deterministic_run(small: Make) -> None:
+    run = small("run.deterministic=true")
+    with pytest.raises(ConfigError, match="which transformers is not"):
+        trainer_of(run, Inexact(run.parts.engine))

@@ -1,0 +1,189 @@
+"""Updates from saved episodes: those of the run that played them, bit by bit, without engine and environment."""
+
+import asyncio
+import copy
+import json
+import math
+import shutil
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+from agentrl.algos import ADVANTAGES, LOSSES
+from agentrl.config import Config, load_config
+from agentrl.errors import AgentRLError, TrajectoryError, UsageError
+from agentrl.eval.command import EvalRequest
+from agentrl.eval.command import run as evaluate
+from agentrl.runs.checkpoint import load_state
+from agentrl.runs.folder import checkpoints, read_config, read_jsonl
+from agentrl.runs.progress import Display
+from agentrl.runs.records import read_episodes
+from agentrl.train.run import resume, train, train_on
+from agentrl.train.saved import SavedEpisodes
+from agentrl.train.step import Trainer, make_learner
+
+from .conftest import Make, rows_of, same_weights
+from .test_trainer import step
+
+OnDisk = Callable[..., Config]
+EVERY = ("optim.steps=3", "optim.schedule=linear", "save.every=1", "save.episodes_every=1", "eval.tasks=1")
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def played(on_disk: OnDisk) -> Path:
+    """A run whose episodes are all saved."""
+    return train(on_disk("run.name=played", *EVERY), Display())
+
+
+def files_of(run: Path) -> list[Path]:
+    return sorted((run / "episodes").iterdir())
+
+
+def again(run: Path, *overrides: str, files: list[Path] | None = None) -> Path:
+    first = f"model.path={checkpoints(run)[0]}"
+    config = load_config(path="small.toml", overrides=[*EVERY, "run.name=again", first, *overrides])
+    return train_on(files or files_of(run), config, Display())
+
+
+@pytest.mark.parametrize("settings", [(), ("algo.kl_coef=0.1", "optim.average=0.5", "optim.epochs=2")])
+def test_updates_are_those_of_the_run_bit_by_bit(on_disk: OnDisk, settings: tuple[str, ...]) -> None:
+    run = train(on_disk("run.name=played", *EVERY, *settings), Display())
+    env = gymnasium.registry.pop("test/Shout-v0")  # nothing is to be played
+    other = again(run, *settings)
+    whole, rows = rows_of(run), rows_of(other)
+    assert [row["step"] for row in rows] == [1, 2, 3] and all(row["grad_norm"] > 0 for row in rows)
+    # Only what was measured while playing is missing.
+    assert all(key.startswith("sandbox_") for row in whole for key in row.keys() - rows[0].keys())
+    assert rows == [{key: value for key, value in row.items() if key in rows[0]} for row in whole]
+    assert same_weights(run, other) and not (other / "evals.jsonl").exists()
+    assert (other / "report.html").exists() and read_config(other).sft.steps == 0
+    for one, file in zip(files_of(run), files_of(other), strict=True):
+        assert list(read_episodes(one)) == list(read_episodes(file)), "with the same advantages"
+    # Stopped after its first step, it goes on with the same files.
+    for path in checkpoints(other)[2:]:
+        shutil.rmtree(path)
+    resume(other, Display())
+    assert rows_of(other) == rows and same_weights(run, other)
+    assert load_state(checkpoints(other)[-1])["episodes"] == [str(file.resolve()) for file in files_of(run)]
+    gymnasium.registry["test/Shout-v0"] = env
+
+
+def test_every_estimator_learns_from_one_batch(played: Path, small: Make, model: Any) -> None:
+    for advantage, loss in product(ADVANTAGES, LOSSES):
+        config = small(f"algo.advantage={advantage}", f"algo.loss={loss}", "rollout.concurrency=1").config
+        policy = copy.deepcopy(model)
+        trainer = Trainer(config, make_learner(config, policy), SavedEpisodes(files_of(played)[:1], config))
+        result = step(trainer)
+        assert all(map(math.isfinite, result.metrics.values())) and result.metrics["grad_norm"] > 0, (advantage, loss)
+        before, after = model.state_dict(), policy.state_dict()
+        assert any(not torch.equal(before[name], after[name]) for name in before), (advantage, loss)
+
+
+def test_rollouts_alone_can_be_learned_from(on_disk: OnDisk) -> None:
+    config = on_disk()
+    settings = ("eval.split=train", "eval.attempts=3", "eval.tasks=5")
+    request = EvalRequest(path="model", config=Path("small.toml"), out=Path("rollouts"), overrides=settings)
+    evaluate(request, Display())
+    env = gymnasium.registry.pop("test/Shout-v0")
+    run = train_on([Path("rollouts/episodes.jsonl.zst")], config, Display())
+    (row,) = read_jsonl(run / "metrics.jsonl")
+    assert row["episodes"] == 15 and row["grad_norm"] > 0 and row["logp_diff_max"] < 1e-4
+    assert [path.name for path in checkpoints(run)] == ["step-000000", "step-000001"]
+    gymnasium.registry["test/Shout-v0"] = env
+
+
+def _first(row: Row) -> Row:
+    return row["segments"][0]
+
+
+def _longer(row: Row) -> None:
+    _first(row)["token_ids"] *= 2
+    _first(row)["pieces"] *= 2
+
+
+def changed(source: Path, change: Callable[[Row], object], keep: int | None = None) -> Path:
+    """A copy of a file with each episode changed, the first ``keep`` of them."""
+    import zstandard
+
+    lines = zstandard.ZstdDecompressor().decompressobj().decompress(source.read_bytes()).splitlines()
+    rows: list[Row] = [json.loads(line) for line in lines[:keep]]
+    for row in rows:
+        change(row)
+    Path("changed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Path("changed.jsonl")
+
+
+CHANGES: list[tuple[Callable[[Row], object], str]] = [
+    (lambda row: _first(row)["token_ids"].__setitem__(0, 10**30), r"has the token 1000+, and the model of model.path"),
+    (lambda row: _first(row)["token_ids"].__setitem__(0, -1), "has the token -1, and the model of model.path only 300"),
+    (lambda row: _first(row)["pieces"].__setitem__(0, "?!"), "another tokenizer: token 1 is '\\?!' there"),
+    (
+        lambda row: row["origin"].update(temperature=0.5),
+        "was played with rollout.temperature=0.5, and the config has 1",
+    ),
+    (lambda row: row["origin"].update(turn_tokens=9), "was played with rollout.turn_tokens=9, and the config has 12"),
+    (lambda row: row["origin"].update(env_id="x/Y-v0"), "was played with env.id='x/Y-v0', and the config has 'test/"),
+    (lambda row: row["origin"].update(env_args={}), r"was played with env.args=\{\}, and the config has \{'tooled'"),
+    (lambda row: row.update(env="b"), "was played with env.mix.b.id='test/Shout-v0', and the config has None"),
+    (lambda row: row["origin"].update(split=str(row["seed"])), "has episodes of another split than before"),
+    (lambda row: row.update(segments=row["segments"][:1], rewards=[]), "has no sampled token"),
+    (lambda row: _first(row).update(token_ids=[], pieces=[]), "can't be trained on: .*prompt"),
+    (lambda row: row["segments"][1]["logprobs"].__setitem__(0, math.nan), "line 1 of .* is no episode: .*finite"),
+    (lambda row: row["rewards"].__setitem__(0, math.inf), "line 1 of .* is no episode: .*not finite"),
+]
+
+
+def test_episodes_that_do_not_fit(played: Path) -> None:
+    for change, wanted in CHANGES:
+        with pytest.raises((UsageError, TrajectoryError), match=wanted) as caught:
+            again(played, files=[changed(files_of(played)[0], change)])
+        assert "\n" not in str(caught.value) and not Path("runs/again").exists()
+
+
+def test_settings_that_saved_episodes_refuse(played: Path) -> None:
+    for overrides, wanted in (
+        (["optim.steps=2"], "names 3 files, a step each, and optim.steps is 2: raise it, or name fewer"),
+        (["rollout.episode_tokens=9", "optim.max_tokens=9"], "trained on: an episode of .* not fit into max_tokens=9"),
+        (["model.path="], r"set model\.path to the one that sampled them"),
+        (["algo.loss=ppo"], "no loss is called 'ppo'"),
+    ):
+        with pytest.raises(AgentRLError, match=wanted):
+            again(played, *overrides)
+        assert not Path("runs/again").exists()
+
+
+def test_what_has_nothing_to_compare(played: Path) -> None:
+    alone = changed(files_of(played)[0], lambda row: row, keep=1)
+    with pytest.raises(UsageError, match=r"has one episode of each task, and algo\.advantage='otb' compares several"):
+        again(played, files=[alone])
+    rows = read_jsonl(again(played, "algo.advantage=none", files=[alone]) / "metrics.jsonl")
+    assert rows[0]["episodes"] == 1
+    # Another prompt is another group, though the task be the same.
+    twice = changed(files_of(played)[0], lambda row: _longer(row) if row["seed"] % 2 else row)
+    config = load_config(path="small.toml")
+    groups = asyncio.run(SavedEpisodes([twice], config).batch(1)).trained
+    prompts = {(one.task_id, one.trajectories[0].segments[0]) for one in groups}
+    assert sum(map(len, groups)) == 12 and len(groups) == len(prompts) > 3
+    Path("none.jsonl").write_text("")
+    for file, wanted in (("none.jsonl", "holds no episode"), ("gone.jsonl", "can't be read: No such file")):
+        with pytest.raises(UsageError, match=wanted):
+            again(played, files=[Path(file)])
+
+
+def test_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from agentrl.cli import main
+
+    for words, wanted in (
+        (["--resume", "runs/x", "--episodes", "e.jsonl"], "leave all options out but --set"),
+        (["--preset", "quickstart", "--dry-run", "--episodes", "e.jsonl"], "plays nothing: leave one of them out"),
+        (["--preset", "quickstart", "--episodes", "e.jsonl"], "set model.path to the one that sampled them"),
+    ):
+        assert main(["train", *words]) == 2
+        assert wanted in capsys.readouterr().err
+    assert not any(here.iterdir())

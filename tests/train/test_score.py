@@ -1,0 +1,265 @@
+"""Scoring: the statistics of sampled tokens in a ragged pack, against full logits row by row."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+)
+
+from agentrl.batch import Batch, whole
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.errors import UsageError
+from agentrl.models.attention import NAME
+from agentrl.models.load import _check_rows, cast_copy, load_model
+from agentrl.train.score import hidden_states, score
+from agentrl.types import Group, Segment, Stop, Trajectory
+
+from ..engines.asking import PROMPT, ask, expected_logprobs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SHAPES = [[3, 4], [1, 1], [7, 2, 3, 5, 1], [2], [2, 30, 8, 1]]
+"""For each row the lengths of prompt, turn, tool answer, turn …"""
+
+
+def batch_of(shapes: list[list[int]]) -> Batch:
+    groups: list[Group] = []
+    for number, shape in enumerate(shapes):
+        segments = [
+            Segment("policy", tokens, (-1.0,) * len(tokens), 0) if i % 2 else Segment("tool" if i else "prompt", tokens)
+            for i, length in enumerate(shape)
+            for tokens in [tuple((31 * number + 17 * i + 7 * j) % 250 + 3 for j in range(length))]
+        ]
+        rewards = (0.0,) * (len(shape) // 2)
+        episode = Trajectory(
+            task_id=str(number), seed=0, segments=tuple(segments), rewards=rewards, stop=Stop.TERMINATED
+        )
+        groups.append(Group((episode,)))
+    return whole(groups)
+
+
+def full_stats(model: Any, batch: Batch, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-prob, entropy and Σπ² from the whole [n, V] logits of each row by itself."""
+    logp, entropy, sum_sq = [], [], []
+    for row in range(len(batch)):
+        begin, end = batch.row_starts[row : row + 2].tolist()
+        tokens = batch.tokens[begin:end]
+        log_p = torch.log_softmax(model(tokens[None]).logits[0] / temperature, dim=-1)
+        for place in batch.sampled[batch.starts[row] : batch.starts[row + 1]].tolist():
+            before = log_p[place - begin - 1]
+            logp.append(before[batch.tokens[place]])
+            entropy.append(-(before.exp() * before).sum())
+            sum_sq.append(before.exp().square().sum())
+    return torch.stack(logp), torch.stack(entropy), torch.stack(sum_sq)
+
+
+def assert_close(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for mine, wanted in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
+
+
+def assert_same_gradients(ours: Any, theirs: Any) -> None:
+    for (name, mine), (same, wanted) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert name == same
+        torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def assert_sampled_alike(ours: Any, theirs: Any, temperature: float = 1.0) -> None:
+    """What an engine samples from ``ours`` has the log-probs that ``theirs`` gives it."""
+    completion = ask(TransformersEngine(ours), seed=1, max_tokens=12, temperature=temperature)
+    wanted = expected_logprobs(theirs, PROMPT, completion, temperature)
+    assert completion.logprobs == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_a_pack_is_scored_as_its_rows_are(model: Any, reference: Any, temperature: float) -> None:
+    batch = batch_of(SHAPES)
+    with torch.no_grad():
+        got, expected = score(model, batch, temperature=temperature), full_stats(reference, batch, temperature)
+    assert got.logp.shape == batch.sampled.shape
+    assert_close(got, expected)
+
+
+def test_gradients_are_those_of_the_full_logits(model: Any, reference: Any) -> None:
+    batch, ours, theirs = batch_of(SHAPES), copy.deepcopy(model), copy.deepcopy(reference)
+    weight = torch.linspace(-1, 1, len(batch.sampled))
+    got, expected = score(ours, batch, temperature=1.3), full_stats(theirs, batch, 1.3)
+    (got.logp * weight).sum().add(got.entropy.sum(), alpha=0.1).backward()
+    (expected[0] * weight).sum().add(expected[1].sum(), alpha=0.1).backward()
+    assert_same_gradients(ours, theirs)
+
+
+def test_packing_changes_no_score(model: Any) -> None:
+    batch = batch_of(SHAPES)
+    with torch.no_grad():
+        together = score(model, batch, temperature=1.0).logp
+        for pack in batch.split(45, [4, 2, 0, 1, 3]):
+            assert_close([score(model, pack, temperature=1.0).logp], [together[pack.index]])
+
+
+def shared_prompts(silent_first: bool) -> Batch:
+    """Two groups whose members begin alike, some of them cut off before their first turn."""
+    groups: list[Group] = []
+    for number, turns in enumerate([[5, 3, 9], [2, 2]]):
+        prompt = Segment("prompt", tuple(40 * number + i for i in range(12 + number)))
+        silent = Trajectory(task_id="t", seed=0, segments=(prompt,), rewards=(), stop=Stop.TOKEN_LIMIT)
+        members = [
+            Trajectory(
+                task_id="t", seed=0, segments=(prompt, policy(length, i), Segment("tool", (7, 8)), policy(2, i)),
+                rewards=(0.0, 1.0), stop=Stop.TERMINATED,
+            )
+            for i, length in enumerate(turns)
+        ]  # fmt: skip
+        groups.append(Group((silent, *members, silent) if silent_first else (*members, silent)))
+    return whole(groups)
+
+
+def policy(length: int, shift: int) -> Segment:
+    return Segment("policy", tuple(100 + 9 * shift + i for i in range(length)), (-1.0,) * length, 0)
+
+
+@pytest.mark.parametrize("silent_first", [False, True])
+def test_members_that_begin_alike_are_scored_as_if_alone(model: Any, reference: Any, silent_first: bool) -> None:
+    batch, ours, theirs = shared_prompts(silent_first), copy.deepcopy(model), copy.deepcopy(reference)
+    weight = torch.linspace(-1, 1, len(batch.sampled))
+    for pack in (batch, *batch.split(200, range(len(batch))[::-1])):
+        got, expected = score(ours, pack, temperature=1.0), full_stats(theirs, pack, 1.0)
+        assert_close(got, expected)
+        (got.logp * weight[pack.index]).sum().backward()
+        (expected[0] * weight[pack.index]).sum().backward()
+    assert_same_gradients(ours, theirs)
+
+
+def test_only_the_places_before_sampled_tokens_meet_the_vocabulary(model: Any) -> None:
+    batch = batch_of(SHAPES)
+    _, hidden = hidden_states(model, batch)
+    assert hidden.shape == (len(batch.sampled), model.config.hidden_size)
+    assert len(batch.sampled) == sum(length for shape in SHAPES for length in shape[1::2]) < len(batch.tokens)
+
+
+def test_a_batch_without_a_sampled_token_has_no_scores(model: Any) -> None:
+    assert [len(part) for part in score(model, batch_of([[2], [4]]), temperature=1.0)] == [0, 0, 0]
+
+
+def test_a_model_comes_back_from_its_folder(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.config._attn_implementation == NAME
+    batch = batch_of(SHAPES)
+    with torch.no_grad():
+        assert torch.equal(score(loaded, batch, temperature=1.0).logp, score(model, batch, temperature=1.0).logp)
+    loaded.to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    assert load_model(tmp_path / "half").dtype == torch.float32
+
+
+def test_half_precision_is_that_of_a_model_cast_to_it_and_its_gradients_are_whole(model: Any) -> None:
+    batch, whole, half = batch_of(SHAPES), copy.deepcopy(model), cast_copy(model, torch.bfloat16)
+    got = score(whole, batch, temperature=0.7, dtype=torch.bfloat16)
+    wanted = score(half, batch, temperature=0.7, dtype=torch.bfloat16)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, wanted, strict=True))
+    assert not torch.equal(got.logp, score(whole, batch, temperature=0.7).logp)
+    got.logp.sum().backward()
+    wanted.logp.sum().backward()
+    for mine, theirs in zip(whole.parameters(), half.parameters(), strict=True):
+        assert mine.grad is not None and mine.grad.dtype == mine.dtype == torch.float32
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad, theirs.grad.float(), rtol=0.1, atol=0.02 * float(mine.grad.abs().max()))
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no model can be loaded from"):
+        load_model(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_no_numbers_are_called_that(model: Any, tmp_path: Path, value: float) -> None:
+    own = copy.deepcopy(model)
+    with torch.no_grad():
+        own.model.norm.weight[3] = value
+    own.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"the weights model.norm.weight of .* hold NaN or infinity"):
+        load_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match="no model can be loaded from"):
+        load_model(tmp_path)
+
+
+def test_a_model_that_caps_its_logits_is_scored_and_sampled_with_the_cap(tmp_path: Path) -> None:
+    config = Gemma3TextConfig(
+        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, layer_types=["full_attention"] * 2, final_logit_softcapping=0.8,
+        initializer_range=0.5, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    ours, theirs, batch = load_model(tmp_path), Gemma3ForCausalLM.from_pretrained(tmp_path), batch_of(SHAPES)
+    assert theirs(batch.tokens[None]).logits.abs().max() > 0.7, "the cap would not matter"
+    got, expected = score(ours, batch, temperature=1.3), full_stats(theirs, batch, 1.3)
+    assert_close(got, expected)
+    got.logp.sum().backward()
+    expected[0].sum().backward()
+    assert_same_gradients(ours, theirs)
+    assert_sampled_alike(ours, theirs, temperature=1.3)
+
+
+def test_a_head_with_a_bias_is_scored_and_sampled_with_it(model: Any, reference: Any) -> None:
+    ours, theirs, batch = copy.deepcopy(model), copy.deepcopy(reference), batch_of(SHAPES)
+    for one in (ours, theirs):
+        one.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, one.config.vocab_size))
+    got, expected = score(ours, batch, temperature=0.7), full_stats(theirs, batch, 0.7)
+    assert_close(got, expected)
+    got.logp.sum().backward()
+    expected[0].sum().backward()
+    torch.testing.assert_close(ours.lm_head.bias.grad, theirs.lm_head.bias.grad, rtol=1e-3, atol=1e-3)
+    assert_sampled_alike(ours, theirs)
+
+
+def granite(scaling: float) -> Any:
+    config = GraniteConfig(
+        vocab_size=300, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, logits_scaling=scaling, pad_token_id=0, initializer_range=1.0,
+    )  # fmt: skip
+    return GraniteForCausalLM(config)
+
+
+def test_a_model_that_scales_its_logits_is_scored_and_sampled_so(tmp_path: Path) -> None:
+    theirs: Any = granite(8.0)
+    theirs.save_pretrained(tmp_path)
+    ours, batch = load_model(tmp_path), batch_of(SHAPES)
+    assert_close(score(ours, batch, temperature=0.7), full_stats(theirs, batch, 0.7))
+    assert_sampled_alike(ours, theirs)
+
+
+def test_a_model_that_changes_its_logits_otherwise_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head's product is taken for logits, so its log-probs would be those of another model."""
+    _check_rows(model)
+    forward = type(model).forward
+
+    def halved(*args: Any, **options: Any) -> Any:
+        out = forward(*args, **options)
+        out.logits = out.logits / 2
+        return out
+
+    monkeypatch.setattr(type(model), "forward", halved)
+    with pytest.raises(UsageError, match="changes its logits in a way of its own"):
+        _check_rows(model)
+
+
+def test_a_model_with_a_state_beside_attention_is_refused(tmp_path: Path) -> None:
+    """A row packed behind another would begin with that one's state."""
+    config = Lfm2Config(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, layer_types=["conv", "full_attention"], pad_token_id=0, initializer_range=1.0,
+    )  # fmt: skip
+    Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="carries a state from one token to the next"):
+        load_model(tmp_path)

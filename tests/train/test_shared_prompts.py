@@ -1,0 +1,119 @@
+"""What rows share up to where they fork is computed once, and nobody's scores or gradients change by that."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.batch import Batch, whole
+from agentrl.models import attention
+from agentrl.models.attention import How, PackedRows
+from agentrl.train.score import score
+from agentrl.types import Group, Segment, Stop, Trajectory
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PROMPT = tuple(range(40, 52))
+
+
+def member(task: str, prompt: Sequence[int], answer: Sequence[int], told: Sequence[int] = ()) -> Trajectory:
+    """An episode of one turn; ``told`` stands between the prompt and the turn."""
+    segments = [Segment("prompt", tuple(prompt))]
+    segments += [Segment("tool", tuple(told))] if told else []
+    segments += [Segment("policy", tuple(answer), (-1.0,) * len(answer), 0)] if answer else []
+    rewards = (0.0,) if answer else ()
+    return Trajectory(task_id=task, seed=0, segments=tuple(segments), rewards=rewards, stop=Stop.TERMINATED)
+
+
+def groups_of_three() -> Batch:
+    """Twelve prompt tokens thrice and turns of 1, 7 and 40 that begin alike; two thrice, and turns that do not."""
+    long = [member("a", PROMPT, range(60, 60 + length)) for length in (1, 40, 7)]
+    short = [member("b", (5, 6), range(70 + length, 70 + 2 * length)) for length in (30, 2, 3)]
+    return whole([Group(tuple(long)), Group(tuple(short))])
+
+
+@contextmanager
+def counted(model: Any) -> Iterator[list[int]]:
+    """How many tokens each forward pass computes."""
+    counts: list[int] = []
+    handle = model.get_input_embeddings().register_forward_hook(lambda *parts: counts.append(parts[1][0].numel()))
+    yield counts
+    handle.remove()
+
+
+def assert_alike(model: Any, batch: Batch, shared: int) -> None:
+    """The pack scores as its rows do by themselves, with the same gradients, and computes so many tokens less."""
+    rows = [part.tolist() for part in batch.tokens.split(batch.row_starts.diff().tolist())]
+    computed = len({tuple(row[: place + 1]) for row in rows for place in range(len(row))})
+    assert computed == len(batch.tokens) - shared
+    together, alone = copy.deepcopy(model), copy.deepcopy(model)
+    weight = torch.linspace(-1, 1, len(batch.sampled))
+    with counted(together) as counts:
+        logp = score(together, batch, temperature=1.2).logp
+    assert counts == [computed]
+    rows = torch.cat([score(alone, batch.split(100, [row])[0], temperature=1.2).logp for row in range(len(batch))])
+    torch.testing.assert_close(logp, rows, rtol=1e-4, atol=1e-4)
+    (logp * weight).sum().backward()
+    (rows * weight).sum().backward()
+    for ours, theirs in zip(together.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_each_prompt_is_computed_once_per_pack(model: Any) -> None:
+    batch = groups_of_three()
+    assert_alike(model, batch, 2 * len(PROMPT) + 1 + 7 + 2 * 2)
+
+
+def test_shuffled_rows_share_with_whichever_of_their_group_comes_first(model: Any) -> None:
+    (pack,) = groups_of_three().split(1000, [4, 2, 0, 5])
+    assert_alike(model, pack, len(PROMPT) + 1 + 2)
+
+
+def test_groups_with_equal_prompts_share_them(model: Any) -> None:
+    batch = whole([Group((member(task, PROMPT, (60, last)),)) for task, last in (("a", 61), ("b", 62))])
+    assert_alike(model, batch, len(PROMPT) + 1)
+
+
+def test_rows_share_what_they_were_told_and_said_until_they_fork(model: Any) -> None:
+    """Forks in the prompt, in a tool's answer and in a turn; one row is a whole other one's beginning."""
+    told = [(80, 81), (80, 82), (80, 81), (80, 81)]
+    said = [(60, 61, 62), (60, 61, 62), (60, 61), (60, 63, 64)]
+    batch = whole([Group(tuple(member("a", PROMPT, *turn) for turn in zip(said, told, strict=True)))])
+    assert_alike(model, batch, 3 * len(PROMPT) + 3 + 2 + 2 + 1)
+
+
+def test_a_row_that_differs_in_one_token_shares_nothing_after_it(model: Any) -> None:
+    other = (*PROMPT[:3], 99, *PROMPT[4:])
+    batch = whole([Group((member("a", prompt, (60, 61)),)) for prompt in (PROMPT, other)])
+    assert_alike(model, batch, 3)
+
+
+def test_a_row_that_never_spoke_shares_too(model: Any) -> None:
+    batch = whole([Group((member("a", PROMPT, (60, 61)), member("a", PROMPT, (62,)), member("a", PROMPT, ())))])
+    assert_alike(model, batch, 2 * len(PROMPT))
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_long_rows_share_in_any_order(model: Any, monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    """Each row attends by itself, four queries at a time, over what others have computed."""
+    monkeypatch.setattr(attention, "_LONG", 14)
+    monkeypatch.setattr(attention, "_QUERIES", 4)
+    own = copy.deepcopy(model)
+    for layer in own.model.layers:
+        layer.self_attn.sliding_window = window
+    turns = [(60, 61, 62), (60, 61, 70, 71, 72, 73), (60, 61, 70, 75), (66,), ()]
+    batch = whole([Group(tuple(member("a", PROMPT, turn) for turn in turns))])
+    for order in ((0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 4, 0, 3, 1)):
+        (pack,) = batch.split(1000, order)
+        assert_alike(own, pack, 4 * len(PROMPT) + 2 * 2 + 1)
+
+
+def test_attention_over_shared_tokens_is_attention_over_copies_of_them() -> None:
+    row_starts, source = torch.tensor([0, 4, 10]), torch.tensor([0, 1, 2, 3, 0, 1, 2, 4, 5, 6])
+    heads = [torch.randn(7, count, 8, generator=torch.Generator().manual_seed(count)) for count in (4, 2, 3)]
+    heads[2] = heads[2][:, :2]
+    shared = PackedRows(row_starts, source).attend(0, *heads, How(scale=0.3))
+    copies = PackedRows(row_starts).attend(0, *(tensor[source] for tensor in heads), How(scale=0.3))
+    torch.testing.assert_close(shared[source], copies)

@@ -1,0 +1,170 @@
+"""A step calls every guard, and no two of its episodes, nor of two steps, are played alike."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+import agentrl.train.learner
+import agentrl.train.step
+from agentrl.batch import Batch
+from agentrl.engines.base import Completion, Engine, Sampling
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.errors import InvariantError
+from agentrl.toolenv.tasks import TaskList
+from agentrl.train.step import StepResult
+from agentrl.types import Stop
+
+from ..engines.around import Around
+from .conftest import WORDS, Make, Shout
+from .test_trainer import step, trainer_of
+
+
+class Off(Around):
+    """Reports log-probs that are not those it samples from."""
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        done = await super().generate(prompt_ids, sampling, seed=seed)
+        return replace(done, logprobs=tuple(lp - 0.01 for lp in done.logprobs))
+
+
+def batch_in_another_order(whole: Callable[..., Batch]) -> Callable[..., Batch]:
+    return lambda groups: replace(whole(groups), sampled=whole(groups).sampled.flip(0))
+
+
+def score_that_wavers(score: Callable[..., Any]) -> Callable[..., Any]:
+    calls: list[int] = []
+
+    def wavering(*args: Any, **options: Any) -> Any:
+        calls.append(len(calls))
+        stats = score(*args, **options)
+        return stats._replace(logp=stats.logp - 0.01 * (len(calls) > 1))
+
+    return wavering
+
+
+class OldHead(TransformersEngine):
+    """Keeps the head that it was made with: it has one of its own, and of tied weights only the embedding is given."""
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        model = copy.deepcopy(model)
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+        super().__init__(model, **options)
+
+
+class OldVersion(Around):
+    """Says that its tokens are of the weights before the last."""
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        done = await super().generate(prompt_ids, sampling, seed=seed)
+        return replace(done, swaps=((len(done.token_ids) // 2, 1),))
+
+
+class Forgetful(Around):
+    """Loads all tensors but one."""
+
+    def __init__(self, engine: Engine, lost: str) -> None:
+        super().__init__(engine)
+        self.lost = lost
+
+    async def load_weights(self, named_tensors: Any, version: int) -> None:
+        await super().load_weights([one for one in named_tensors if one[0] != self.lost], version)
+
+
+def test_a_head_that_stays_as_it_was_stops_the_step_that_changed_it(small: Make) -> None:
+    run = small("optim.lr=1e-2")
+    parts = replace(run.parts, engine=OldHead(run.parts.model, slots=12, max_length=256))
+    with pytest.raises(InvariantError, match=r"was given new weights, but .*a head tied to the embedding"):
+        step(trainer_of(replace(run, parts=parts))[0])
+
+
+@pytest.mark.parametrize("lost", ["model.embed_tokens.weight", "model.layers.1.self_attn.k_proj.weight"])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_any_one_tensor_that_an_engine_does_not_load_stops_the_step(small: Make, lost: str, temperature: float) -> None:
+    run = small("optim.lr=1e-2", f"rollout.temperature={temperature}")
+    forgetful = Forgetful(run.parts.engine, lost)
+    with pytest.raises(InvariantError, match="the engine was given new weights, but engine and trainer disagree"):
+        step(trainer_of(replace(run, parts=replace(run.parts, engine=forgetful)))[0])
+
+
+def test_tokens_of_other_weights_stop_the_step(small: Make) -> None:
+    run = small()
+    run = replace(run, parts=replace(run.parts, engine=OldVersion(run.parts.engine)))
+    with pytest.raises(InvariantError, match="weights of version 1, but the trainer's are of version 0"):
+        step(trainer_of(run)[0])
+
+
+def test_an_engine_that_disagrees_stops_the_step(small: Make) -> None:
+    run = small()
+    run = replace(run, parts=replace(run.parts, engine=Off(run.parts.engine)))  # pyright: ignore
+    with pytest.raises(InvariantError, match=r"engine and trainer disagree by up to 0\.01"):
+        step(trainer_of(run)[0])
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "broken", "wanted"),
+    [
+        (agentrl.train.step, "whole", batch_in_another_order, "not the tokens that were sampled"),
+        (agentrl.train.learner, "score", score_that_wavers, "before any update a token's log ratio is 0.01"),
+    ],
+)
+def test_a_batch_or_a_score_that_is_wrong_stops_the_step(
+    small: Make, monkeypatch: pytest.MonkeyPatch, place: ModuleType, name: str, broken: Any, wanted: str
+) -> None:
+    monkeypatch.setattr(place, name, broken(getattr(place, name)))
+    with pytest.raises(InvariantError, match=wanted):
+        step(trainer_of(small("optim.max_tokens=100000"))[0])
+
+
+def test_an_agent_that_calls_no_tool_stops_the_step(small: Make) -> None:
+    with pytest.raises(InvariantError, match="no tool was called in the first 12 episodes"):
+        step(trainer_of(small("env.args.tooled=true"))[0])
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_engine_and_trainer_agree_at_any_temperature(small: Make, temperature: float) -> None:
+    plain, other = (step(trainer_of(small(f"rollout.temperature={one}"))[0]) for one in (1.0, temperature))
+    assert other.metrics["logp_diff_max"] < 1e-4
+    assert [one.token_ids for one in other.trajectories] != [one.token_ids for one in plain.trajectories]
+
+
+class Long(Shout):
+    """``Shout`` with a first task that does not even fit into a pack."""
+
+    def tasks(self, split: str) -> TaskList:
+        first, *rest = super().tasks(split)
+        return TaskList([replace(first, prompt=first.prompt * 100), *rest])
+
+
+def test_a_prompt_that_leaves_no_room_ends_its_episodes_and_no_run(small: Make) -> None:
+    gymnasium.register("test/Long-v0", entry_point=Long)
+    run = small("env.id=test/Long-v0", "rollout.tasks=6")
+    result = step(trainer_of(run)[0])
+    del gymnasium.registry["test/Long-v0"]
+    none = [one for one in result.trajectories if one.n_sampled == 0]
+    assert {one.stop for one in none} == {Stop.TOKEN_LIMIT} and len(none) == 4
+    assert len(none[0].token_ids) > run.config.optim.max_tokens and result.metrics["grad_norm"] > 0
+
+
+def tasks_of(result: StepResult) -> list[str]:
+    """The word of each group."""
+    return [one.task_id.removeprefix("train:") for one in result.trajectories[::4]]
+
+
+def test_steps_play_all_tasks_in_passes_with_seeds_of_their_own(small: Make) -> None:
+    trainer, _ = trainer_of(small())
+    results = [step(trainer, number) for number in range(1, 9)]
+    passes = [tasks_of(one) + tasks_of(other) for one, other in zip(results[::2], results[1::2], strict=True)]
+    assert all(sorted(one) == sorted(WORDS) for one in passes)
+    assert len(set(map(tuple, passes))) > 2 and list(WORDS) not in passes
+    seeds = [episode.seed for result in results for episode in result.trajectories]
+    assert len(set(seeds)) == len(seeds) == 8 * 12
+    later, _ = trainer_of(small())
+    again = step(later, 5)
+    assert tasks_of(again) == tasks_of(results[4]), "who goes on at a step meets that step's tasks"
+    assert [one.seed for one in again.trajectories] == [one.seed for one in results[4].trajectories]

@@ -1,0 +1,239 @@
+"""A training step: its gradient is that of a slow reference, and the engine gets what it learned."""
+
+import asyncio
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentrl.algos import ADVANTAGES, LOSSES
+from agentrl.config import load_config
+from agentrl.errors import ConfigError, UnknownNameError
+from agentrl.train.step import StepResult, Trainer, check_training_config
+from agentrl.types import Trajectory
+
+from .conftest import Make, Small
+
+PLAIN = ("algo.advantage=group_mean", "algo.loss=ppo_clip", "algo.correction=none", "optim.minibatches=1")
+
+
+def trainer_of(run: Small) -> tuple[Trainer, list[dict[str, Tensor]]]:
+    """A trainer, and the gradient of each of its updates."""
+    trainer = run.trainer()
+    gradients: list[dict[str, Tensor]] = []
+
+    def keep(*_: Any) -> None:
+        named = run.parts.model.named_parameters()
+        gradients.append({name: weights.grad.clone() for name, weights in named if weights.grad is not None})
+
+    trainer.learner.optimizer.register_step_pre_hook(keep)
+    return trainer, gradients
+
+
+def step(trainer: Trainer, number: int = 1) -> StepResult:
+    return asyncio.run(trainer.step(number))
+
+
+def weights_of(run: Small) -> dict[str, Tensor]:
+    return {name: weights.detach().clone() for name, weights in run.parts.model.named_parameters()}
+
+
+def logp_of(model: Any, episode: Trajectory, temperature: float = 1.0) -> Tensor:
+    """Log-probs of an episode's sampled tokens, from transformers' own attention on this row alone."""
+    tokens = torch.tensor(episode.token_ids)
+    trained = torch.tensor([segment.trained for segment in episode.segments for _ in segment.token_ids])
+    logp = torch.log_softmax(model(tokens[None]).logits[0].float() / temperature, dim=-1)
+    places = torch.nonzero(trained)[:, 0]
+    return logp[places - 1, tokens[places]]
+
+
+def slow_loss(model: Any, result: StepResult, aggregate: str, longest: int) -> Tensor:
+    """The policy gradient's loss at ratio 1, row by row."""
+    rows: list[Tensor] = []
+    for episode, credit in zip(result.trajectories, result.advantages, strict=True):
+        logp = logp_of(model, episode)
+        rows.append(-torch.tensor(credit) * torch.exp(logp - logp.detach()))
+    if aggregate == "token_mean":
+        return torch.cat(rows).mean()
+    per_row = [row.mean() if aggregate == "seq_mean_token_mean" else row.sum() for row in rows]
+    constant = longest if aggregate == "token_sum_const" else 1
+    return torch.stack(per_row).mean() / constant
+
+
+@pytest.mark.parametrize("max_tokens", [160, 400, 100_000], ids=["a row a pack", "a few rows", "all in one"])
+@pytest.mark.parametrize("aggregate", ["seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "token_sum_const"])
+def test_gradient_is_that_of_a_row_by_row_reference(
+    small: Make, reference: Any, aggregate: str, max_tokens: int
+) -> None:
+    options = [f"algo.loss_options.aggregate={aggregate}", f"optim.max_tokens={max_tokens}"]
+    if aggregate == "token_sum_const":
+        options.append("algo.loss_options.max_tokens=7")
+    run = small(*PLAIN, *options)
+    trainer, gradients = trainer_of(run)
+    result = step(trainer)
+    model = copy.deepcopy(reference)
+    loss = slow_loss(model, result, aggregate, longest=7)
+    loss.backward()
+    assert result.metrics["loss"] == pytest.approx(float(loss.detach()), abs=1e-5)
+    wanted = {name: weights.grad for name, weights in model.named_parameters() if weights.grad is not None}
+    assert len(gradients) == 1 and gradients[0].keys() == wanted.keys()
+    scale = max(float(gradient.abs().max()) for gradient in wanted.values())
+    assert scale > 1e-3, "a gradient of nothing proves nothing"
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(gradients[0][name], gradient, rtol=1e-3, atol=1e-5 * max(1.0, scale), msg=name)
+
+
+def test_norm_is_limited(small: Make) -> None:
+    run = small(*PLAIN, "optim.max_grad_norm=0.01")
+    trainer, gradients = trainer_of(run)
+    result = step(trainer)
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients[0].values()))
+    assert result.metrics["grad_norm"] > 0.01 and norm == pytest.approx(0.01, rel=1e-3)
+
+
+def test_step_changes_weights_and_the_engine_gets_them(small: Make) -> None:
+    run = small("optim.lr=3e-2")
+    trainer, _ = trainer_of(run)
+    before = weights_of(run)
+    stale = copy.deepcopy(run.parts.model)
+    first, second = step(trainer, 1), step(trainer, 2)
+    assert all(not torch.equal(weights, before[name]) for name, weights in weights_of(run).items())
+    assert {part.version for one in first.trajectories for part in one.sampled} == {0}
+    assert {part.version for one in second.trajectories for part in one.sampled} == {1}
+    assert second.metrics["logp_diff_max"] < 1e-4
+    sampled = torch.tensor([lp for part in second.trajectories[0].sampled for lp in part.logprobs or ()])
+    tokens = second.trajectories[0].token_ids
+    with torch.no_grad():
+        stale.set_attn_implementation("eager")
+        old = logp_of(stale, second.trajectories[0])
+    assert len(tokens) > len(sampled) and float((old - sampled).abs().max()) > 0.01, "old weights would show"
+
+
+def test_same_seed_same_step_and_another_seed_another(small: Make) -> None:
+    seen = [step(trainer_of(small(f"run.seed={seed}"))[0]) for seed in (0, 0, 1)]
+    tokens = [[one.token_ids for one in result.trajectories] for result in seen]
+    assert tokens[0] == tokens[1] != tokens[2]
+
+
+@pytest.mark.parametrize(("minibatches", "epochs"), [(1, 1), (3, 1), (1, 2), (2, 2), (50, 1)])
+def test_later_updates_meet_ratios_other_than_one(small: Make, minibatches: int, epochs: int) -> None:
+    run = small(f"optim.minibatches={minibatches}", f"optim.epochs={epochs}", "optim.lr=1e-3")
+    trainer, gradients = trainer_of(run)
+    metrics = step(trainer).metrics
+    # 12 rows: more minibatches than rows leave some of them empty.
+    assert len(gradients) == trainer.updates == min(minibatches, 12) * epochs
+    if minibatches * epochs == 1:
+        assert metrics["log_ratio_abs_max"] < 1e-4 and metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    else:
+        assert metrics["log_ratio_abs_max"] > 1e-4
+
+
+def test_every_row_is_in_one_minibatch_of_each_epoch(small: Make) -> None:
+    # Plain policy gradient without a step between: the minibatches' gradients add up to that of all rows.
+    whole, parts = small(*PLAIN, "optim.lr=1e-30"), small(*PLAIN[:3], "optim.minibatches=4", "optim.lr=1e-30")
+    (one,), four = (runs[1] for runs in [_stepped(whole), _stepped(parts)])
+    for name, gradient in one.items():
+        mean = sum(minibatch[name] for minibatch in four) / 4
+        torch.testing.assert_close(mean, gradient, rtol=1e-3, atol=1e-5)
+
+
+def _stepped(run: Small) -> tuple[StepResult, list[dict[str, Tensor]]]:
+    trainer, gradients = trainer_of(run)
+    return step(trainer), gradients
+
+
+def test_learning_rate_rises_with_the_updates(small: Make) -> None:
+    run = small("optim.warmup=4", "optim.minibatches=3", "optim.lr=1e-3")
+    trainer, _ = trainer_of(run)
+    rates = watched_rates(trainer)
+    step(trainer)
+    assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4])
+    trainer.updates = 100
+    step(trainer, 2)
+    assert rates[3:] == [1e-3] * 3
+
+
+def test_learning_rate_falls_to_zero_with_the_last_update(small: Make) -> None:
+    run = small("optim.schedule=linear", "optim.minibatches=3", "optim.epochs=2", "optim.lr=1e-3")
+    assert rates_of(run, steps=2) == pytest.approx([1e-3 * (12 - update) / 12 for update in range(12)])
+
+
+def test_learning_rate_falls_with_the_budget_of_tokens(small: Make) -> None:
+    first = step(trainer_of(small())[0]).metrics["sampled_tokens"]
+    budget = int(1.5 * first)
+
+    def limited(steps: int) -> Small:
+        limits = f"optim.steps={steps}", f"optim.max_sampled_tokens={budget}"
+        return small("optim.schedule=linear", "optim.minibatches=3", "optim.lr=1e-3", *limits)
+
+    # What the second step samples beyond the budget does not count, so that its last update learns too.
+    share = first / budget
+    wanted = [1e-3 * (1 - spent) for spent in (0, share / 3, 2 * share / 3)]
+    wanted += [1e-3 * (1 - share) * (3 - update) / 3 for update in range(3)]
+    assert rates_of(limited(1000), steps=2) == pytest.approx(wanted)
+    assert rates_of(limited(1), steps=1) == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3]), "whichever limit is nearer"
+
+
+def watched_rates(trainer: Trainer) -> list[float]:
+    """Grows by the learning rate of each update."""
+    rates: list[float] = []
+    optimizer = trainer.learner.optimizer
+    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    return rates
+
+
+def rates_of(run: Small, steps: int) -> list[float]:
+    """The learning rate of each update."""
+    trainer, _ = trainer_of(run)
+    rates = watched_rates(trainer)
+    sampled = sum(step(trainer, number).metrics["sampled_tokens"] for number in range(1, steps + 1))
+    assert trainer.sampled_tokens == sampled
+    return rates
+
+
+KINDS = {"advantage": ADVANTAGES, "loss": LOSSES, "correction": ["none", "token", "prefix", "sequence"]}
+
+
+@pytest.mark.parametrize("one", [f"{key}={name}" for key, names in KINDS.items() for name in names])
+def test_every_part_of_an_algorithm_by_one_setting(small: Make, one: str) -> None:
+    run = small(f"algo.{one}")
+    before = weights_of(run)
+    trainer, _ = trainer_of(run)
+    result = step(trainer)
+    assert all(math.isfinite(value) for value in result.metrics.values())
+    assert any(not torch.equal(weights, before[name]) for name, weights in weights_of(run).items())
+    counts: Sequence[int] = [episode.n_sampled for episode in result.trajectories]
+    assert [len(credit) for credit in result.advantages] == counts
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "wanted"),
+    [
+        ("rollout.top_p=0.9", ConfigError, "an episode is sampled from the policy's whole distribution"),
+        ("rollout.top_k=50", ConfigError, "an episode is sampled from the policy's whole distribution"),
+        ("rollout.repetition_penalty=1.1", ConfigError, "another one biases every ratio"),
+        ("algo.advantage=otbb", UnknownNameError, "no advantage is called 'otbb'; did you mean 'otb'?"),
+        ("algo.loss=ppo", UnknownNameError, "no loss is called 'ppo'; "),
+        ("algo.loss_options.powr=1", ConfigError, "has no option 'powr'; did you mean 'power'?"),
+        ("algo.loss_options.power=high", ConfigError, "wrong type"),
+        ("algo.loss_options.power=-1", ConfigError, "power"),
+        ("algo.loss_options.aggregate=mean", UnknownNameError, "no aggregation is called 'mean'"),
+        ("algo.loss_options.aggregate=token_sum_const", ConfigError, "needs max_tokens"),
+        ("algo.loss_options.weights=1", ConfigError, "wrong type"),
+        ("algo.advantage_options.tale=zero", ConfigError, "has no option 'tale'; did you mean 'tail'?"),
+        ("optim.max_tokens=100", ConfigError, "can't hold an episode of rollout.episode_tokens=2048"),
+    ],
+)
+def test_settings_that_training_refuses(override: str, kind: type[Exception], wanted: str) -> None:
+    with pytest.raises(kind) as caught:
+        check_training_config(load_config(overrides=[override]))
+    assert wanted in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_prompts_without_room_are_an_error(small: Make) -> None:
+    with pytest.raises(ConfigError, match=r"no prompt leaves room for a turn within rollout\.episode_tokens=8"):
+        step(trainer_of(small("rollout.episode_tokens=8"))[0])
