@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import IO
 
+import torch
+
 # What every command would import by itself, each time anew.
 import agentrl.eval.command
 import agentrl.train.run  # noqa: F401
@@ -21,6 +23,7 @@ def become(argv: Sequence[str], out: int, err: int) -> None:
         os.dup2(descriptor, number)
     os.closerange(3, 1000)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.set_num_threads(torch.get_num_threads())  # makes torch's pool anew before autograd's threads race for it
     sys.argv = ["agentrl", *argv]
 
 

@@ -37,6 +37,9 @@ SHAPES = [[3, 4], [7, 2, 3, 5, 1], [2, 30, 8, 1], [5, 9], [4, 3]]
 
 
 def join(folder: str, rank: int, world: int) -> None:
+    # The first to ask for torch's threads after a fork makes their pool anew; were it autograd's threads, two at once
+    # would race for it ("Invalid thread pool!").
+    torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
 
