@@ -8,25 +8,50 @@ one row, L keys.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from agentrl.models.attention import How, masked, same_heads
 
-_QUERIES, _KEYS = 4, (192, 384, 512)
-"""Queries are padded to a multiple of this, keys to one of these above a multiple of the last. With other sizes a CPU's
-kernels sum in another order, so a token's last bits depend on the batch it is in."""
-SHORT = _KEYS[-1]
-"""Most tokens of a short row."""
+SHORT = 512
+"""Most tokens of a short row, and the block of keys that a CPU's kernel attends to at a time."""
+
+
+@cache
+def key_sizes() -> tuple[int, ...]:
+    """Numbers of keys up to ``SHORT`` that this processor sums in the same order as that many; a last block has one.
+
+    Which ones do is up to its kernels, which split sums at other places on each generation of processors: it is tried.
+    """
+    for sizes in ((192, 384), (256,)):
+        if all(_alike(SHORT, size, 64) for size in sizes):
+            return (*sizes, SHORT)
+    return (SHORT,)
+
+
+@cache
+def query_multiple(size: int) -> int:
+    """Queries of heads of this size are padded to a multiple of it: alone they sum as in company on this processor."""
+    return next((count for count in (4, 8, 16) if _alike(count, SHORT, size)), 32)
+
+
+def _alike(queries: int, keys: int, size: int) -> bool:
+    """Tell whether so many queries attend to so many keys to the same bits as ``SHORT`` of them to ``SHORT``."""
+    random = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 1, 1, SHORT, size, generator=random, dtype=torch.float32, device="cpu")
+    mask = torch.zeros(1, SHORT).masked_fill_(torch.arange(SHORT) >= keys, float("-inf"))
+    few = scaled_dot_product_attention(query[:, :, :queries], key[:, :, :keys], value[:, :, :keys], mask[:, :keys])
+    return torch.equal(few, scaled_dot_product_attention(query, key, value, mask)[:, :, :queries])
 
 
 def padded_keys(length: int) -> int:
-    """Round the length of a row up to a number of keys that sums in the same order (``_KEYS``)."""
-    whole, rest = divmod(length - 1, _KEYS[-1])
-    return whole * _KEYS[-1] + next(size for size in _KEYS if rest < size)
+    """Round the length of a row up to a number of keys that sums in the same order (:func:`key_sizes`)."""
+    whole, rest = divmod(length - 1, SHORT)
+    return whole * SHORT + next(size for size in key_sizes() if rest < size)
 
 
 class RowCache:
@@ -166,9 +191,9 @@ class CachedRows:
         count, first = len(query), 0
         if how.window is not None and how.softcap is None:
             # What no token sees is left out, by whole blocks of the kernel, which a softcap has none of.
-            first = max(0, end - count + 1 - how.window) // _KEYS[-1] * _KEYS[-1]
+            first = max(0, end - count + 1 - how.window) // SHORT * SHORT
         keys, values = store[:, None, :, first : padded_keys(end)]
-        missing = -count % _QUERIES
+        missing = -count % query_multiple(query.shape[-1])
         if (kind := (count, end, first, how.window)) not in self._masks:
             at = torch.arange(end - count, end + missing, device=query.device).clamp_(max=end - 1)
             self._masks[kind] = self._hidden(at, first, first + keys.shape[2], how.window)
@@ -194,5 +219,5 @@ def _one_each(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: Ho
     folded = query.unflatten(1, (heads, -1))
     # Keys are read once for all heads that share them, and a single row of the mask serves all queries, padding too.
     shares = folded.shape[2]
-    folded = pad(folded, (0, 0, 0, -shares % _QUERIES))
+    folded = pad(folded, (0, 0, 0, -shares % query_multiple(query.shape[-1])))
     return masked(folded, keys, values, mask, how)[:, :, :shares].flatten(1, 2)

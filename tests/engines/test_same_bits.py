@@ -30,6 +30,8 @@ CONFIGS = {
     "biased": Qwen2Config(**NARROW),
     # Widths that fill no vector of the processor, and as many key heads as query heads.
     "odd": LlamaConfig(**SIZES, hidden_size=56, intermediate_size=100, num_key_value_heads=4),
+    # Heads as those of larger models have, where the kernels treat few queries in another way.
+    "deep": Qwen3Config(**NARROW, head_dim=128),
     "capped": Gemma2Config(**NARROW, head_dim=16, sliding_window=20),
     "windowed": Gemma3TextConfig(**NARROW, head_dim=16, sliding_window=20),
 }

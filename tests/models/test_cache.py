@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentrl.models import cache as cache_module
 from agentrl.models.attention import How, PackedRows
 from agentrl.models.cache import CachedRows, RowCache, padded_keys
 
@@ -103,6 +104,10 @@ def test_memory_follows_the_tokens_and_not_the_longest_row() -> None:
     assert not cache._long
 
 
-def test_keys_are_padded_to_sizes_that_add_up_alike() -> None:
-    lengths = {1: 192, 192: 192, 193: 384, 385: 512, 512: 512, 513: 704, 1025: 1216, 1500: 1536}
-    assert {length: padded_keys(length) for length in lengths} == lengths
+@pytest.mark.parametrize("sizes", [(192, 384, 512), (256, 512), (512,)])
+def test_keys_are_padded_to_sizes_that_add_up_alike(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "key_sizes", lambda: sizes)
+    for length in (1, 192, 193, 385, 512, 513, 1025, 1500):
+        padded = padded_keys(length)
+        assert length <= padded and padded % 512 in {0, *sizes} and padded - length < 512
+        assert not any(length <= padded - padded % 512 + size < padded for size in sizes if padded % 512)

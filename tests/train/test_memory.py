@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from agentrl.config import Config, load_config, with_overrides
+from agentrl.models.cache import key_sizes
 from agentrl.runs.assemble import adapt, assemble, model_config, task_source
 from agentrl.train import memory
 from agentrl.train.memory import needs
@@ -98,8 +99,8 @@ def test_counts_are_those_of_the_real_parts(dtype: str, lora: list[str]) -> None
         sum(one.nbytes for one in learner._reference.parameters()) if learner._reference else 0
     )
     assert found["engine's weights"] == sum(weight.nbytes for weight in parts.engine._model.parameters())
-    # 4 rows of 192 tokens, 3 layers, keys and values, 2 heads of 8 numbers.
-    assert found["engine's cache"] == 4 * 192 * 3 * 2 * 2 * 8 * (4 if dtype == "float32" else 2)
+    # 4 rows of padded keys, 3 layers, keys and values, 2 heads of 8 numbers.
+    assert found["engine's cache"] == 4 * key_sizes()[0] * 3 * 2 * 2 * 8 * (4 if dtype == "float32" else 2)
     assert set(found) == {
         *("process", "weights", "engine's weights", "engine's cache", "reference", "gradients", "head", "activations"),
         *("allocator", "average", "optimizer"),
