@@ -28,12 +28,10 @@ __all__ = [
     "ADVANTAGES",
     "LOSSES",
     "Algorithm",
-    "LossOut",
     "advantage",
     "aggregation",
     "check_options",
     "loss",
-    "needs_energy",
     "terms",
 ]
 
@@ -104,7 +102,7 @@ def advantage(
     Args:
         name: A name of ``ADVANTAGES``.
         rewards: Reward of each token, 0 except on a turn's last one [S].
-        energy: Token energy [S]; None will do where ``needs_energy(name)`` is false.
+        energy: Token energy [S]; None will do for an estimator that does not read it.
         starts: Offset of each row [R+1].
         group: Task instance of each row [R].
         options: Keyword options of the estimator.
@@ -119,7 +117,7 @@ def advantage(
     """
     entry = _entry("advantage", ADVANTAGES, name, options)
     given = {"rewards": rewards, "energy": energy, "starts": starts, "group": group}
-    if energy is None and needs_energy(name):
+    if energy is None and "energy" in entry.inputs:
         raise ValueError(f"advantage {name!r} needs the energy of each token")
     return entry.function(*(given[argument] for argument in entry.inputs), **{**entry.options, **options})
 
@@ -157,18 +155,6 @@ def loss(
     """
     entry = _entry("loss", LOSSES, name, options)
     return entry.function(logp, old_logp, advantages, starts, **{**entry.options, **options})
-
-
-def needs_energy(name: str) -> bool:
-    """Return True if an advantage estimator reads token energies, and so needs Σπ² of every token.
-
-    Args:
-        name: A name of ``ADVANTAGES``.
-
-    Raises:
-        UnknownNameError: an estimator that does not exist.
-    """
-    return "energy" in _entry("advantage", ADVANTAGES, name, {}).inputs
 
 
 def aggregation(name: str, options: Mapping[str, object]) -> Aggregate:

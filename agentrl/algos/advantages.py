@@ -239,19 +239,20 @@ class _Returns:
     """The return of each row [R]."""
     present: Tensor
     """1 where the row has a sampled token, else 0 [R]."""
-    size: Tensor
-    """Number of such rows in the row's group [R]."""
 
     @classmethod
     def of(cls, rewards: Tensor, starts: Tensor, group: Tensor) -> "_Returns":
         rows, member = _read(rewards, starts, group)
-        present = (rows.lengths > 0).double()
-        size = _group_sum(member, present)
-        return cls(rows=rows, member=member, ret=rows.sum(rewards), present=present, size=size)
+        return cls(rows=rows, member=member, ret=rows.sum(rewards), present=(rows.lengths > 0).double())
+
+    @property
+    def size(self) -> Tensor:
+        """Number of such rows in the row's group [R]."""
+        return self.group_sum(self.present)
 
     def group_sum(self, values: Tensor) -> Tensor:
         """Sum of ``values`` [R] over each row's group, back on every row [R]."""
-        return _group_sum(self.member, values)
+        return torch.zeros_like(values).index_add(0, self.member, values)[self.member]
 
     def baseline(self, weight: Tensor, *, eps: float = 0.0) -> Tensor:
         """Mean return of each row's group under a ``weight`` per row, 0 for groups of one [R]."""
@@ -262,10 +263,6 @@ class _Returns:
     def spread(self, values: Tensor, rewards: Tensor) -> Tensor:
         """One value per row on every token of it [S]."""
         return _like(values[self.rows.row], rewards)
-
-
-def _group_sum(member: Tensor, values: Tensor) -> Tensor:
-    return torch.zeros_like(values).index_add(0, member, values)[member]
 
 
 def _read(rewards: Tensor, starts: Tensor, group: Tensor) -> tuple[Rows, Tensor]:

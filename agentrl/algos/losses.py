@@ -23,25 +23,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from agentrl.algos.aggregate import AGGREGATES, Aggregate, coefficients, pack_shares
-from agentrl.algos.ratios import behaviour_weights, cumulative_log_ratio, token_log_ratio
+from agentrl.algos.aggregate import Aggregate, coefficients
+from agentrl.algos.ratios import cumulative_log_ratio, token_log_ratio
 from agentrl.algos.rows import Rows, check_tokens
 from agentrl.errors import ConfigError
-
-__all__ = [
-    "AGGREGATES",
-    "Aggregate",
-    "LossOut",
-    "behaviour_weights",
-    "cispo",
-    "cppo",
-    "ctpo",
-    "cumulative_log_ratio",
-    "gspo",
-    "pack_shares",
-    "ppo_clip",
-    "reinforce",
-]
 
 MAX_LOG_RATIO = 10.0
 """Upper clamp of the logarithm of every ratio that a loss multiplies by."""
@@ -86,14 +71,13 @@ def ctpo(
     """
     dual = math.inf if clip_dual is None else clip_dual
     _check_widths("ctpo", clip_low=clip_low, clip_high=clip_high, clip_dual=dual, power=power)
-    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
+    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights, aggregate, max_tokens)
     total = cumulative_log_ratio(logp, old_logp, starts)
     # S_t is a sum of t steps: with power 1/2 the window grows as the standard deviation of a random walk does.
     width = tokens.rows.ordinal.to(total.dtype) ** power
-    bounds = _Bounds(low=-clip_low * width, high=clip_high * width, dual=dual * width)
     metrics = {"S_mean": total.mean(), "S_std": total.std(correction=0)} if total.numel() else {}
     # grad_only is the token's own log-prob, so the gradient sees the prefix as a constant factor.
-    out = _clipped(tokens, total, tokens.grad_only, bounds, coefficients(aggregate, tokens.rows, max_tokens))
+    out = _clipped(tokens, total, tokens.grad_only, low=-clip_low * width, high=clip_high * width, dual=dual * width)
     return LossOut(out.loss, out.metrics | metrics)
 
 
@@ -130,7 +114,7 @@ def cppo(
     _check_widths("cppo", threshold=threshold, budget=budget)
     if not 0 < floor <= 1:
         raise ConfigError(f"floor of cppo must be above 0 and at most 1, but is {floor}")
-    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
+    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights, aggregate, max_tokens)
     rows = tokens.rows
     moved = (logp.detach().double().exp() - old_logp.detach().double().exp()).abs()
     weight = 1 - (1 - floor) * (rows.ordinal - 1) / (rows.lengths - 1).clamp_min(1)[rows.row]
@@ -145,7 +129,7 @@ def cppo(
     cut = away & (spent > threshold + slack.clamp(max=0.0))
     ratio = (tokens.log_ratio + tokens.grad_only).clamp(max=MAX_LOG_RATIO).exp()
     surrogate = torch.where(cut, 0.0, -tokens.advantages * ratio)
-    return _out(tokens, tokens.log_ratio, surrogate, cut, coefficients(aggregate, rows, max_tokens))
+    return _out(tokens, tokens.log_ratio, surrogate, cut)
 
 
 def ppo_clip(
@@ -175,11 +159,9 @@ def ppo_clip(
     dual = math.inf if clip_dual is None else clip_dual
     if not dual > 1:
         raise ConfigError(f"clip_dual of ppo_clip is a ratio and must be above 1, but is {dual}")
-    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
+    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights, aggregate, max_tokens)
     low, high = _log_window("ppo_clip", clip_low, clip_high)
-    bounds = _Bounds.flat(low, high, math.log(dual), tokens.log_ratio)
-    factors = coefficients(aggregate, tokens.rows, max_tokens)
-    return _clipped(tokens, tokens.log_ratio, tokens.grad_only, bounds, factors)
+    return _clipped(tokens, tokens.log_ratio, tokens.grad_only, low=low, high=high, dual=math.log(dual))
 
 
 def gspo(
@@ -205,7 +187,7 @@ def gspo(
 
     Source: arXiv 2507.18071.
     """
-    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
+    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights, aggregate, max_tokens)
     rows = tokens.rows
     # Rows without a token divide by 0, but no token indexes them.
     mean = (rows.sum(tokens.log_ratio) / rows.lengths)[rows.row].to(tokens.log_ratio)
@@ -214,8 +196,7 @@ def gspo(
     if not token_form:
         flow = (rows.sum(flow) / rows.lengths)[rows.row].to(mean)
     low, high = _log_window("gspo", clip_low, clip_high)
-    bounds = _Bounds.flat(low, high, math.inf, mean)
-    return _clipped(tokens, mean, flow, bounds, coefficients(aggregate, rows, max_tokens))
+    return _clipped(tokens, mean, flow, low=low, high=high, dual=math.inf)
 
 
 def cispo(
@@ -241,14 +222,12 @@ def cispo(
 
     Source: arXiv 2506.13585.
     """
-    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights)
+    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights, aggregate, max_tokens)
     low, high = _log_window("cispo", clip_low, clip_high)
     # log_ratio is detached, which makes the ratio the constant sg(…); the gradient is that of logp alone.
     ratio = tokens.log_ratio.clamp(low, min(high, MAX_LOG_RATIO)).exp()
     held = (tokens.log_ratio < low) | (tokens.log_ratio > high)
-    surrogate = -ratio * tokens.advantages * logp
-    factors = coefficients(aggregate, tokens.rows, max_tokens)
-    return _out(tokens, tokens.log_ratio, surrogate, held, factors)
+    return _out(tokens, tokens.log_ratio, -ratio * tokens.advantages * logp, held)
 
 
 def reinforce(
@@ -283,8 +262,8 @@ class _Tokens:
     """The rows of the tokens."""
     advantages: Tensor
     """Advantage of each token [S]."""
-    weights: Tensor | None
-    """Factor of each token's loss [S]."""
+    factors: Tensor
+    """Factor of each token's loss in the aggregated one, its weight included [S]."""
     log_ratio: Tensor
     """The log ratio θ/old of each token, clamped to ±20 [S]."""
     grad_only: Tensor
@@ -292,60 +271,56 @@ class _Tokens:
 
     @classmethod
     def of(
-        cls, logp: Tensor, old_logp: Tensor, advantages: Tensor, starts: Tensor, weights: Tensor | None
+        cls,
+        logp: Tensor,
+        old_logp: Tensor,
+        advantages: Tensor,
+        starts: Tensor,
+        weights: Tensor | None,
+        aggregate: Aggregate,
+        max_tokens: int | None,
     ) -> "_Tokens":
         check_tokens("logp", logp, logp)
         check_tokens("old_logp", old_logp, logp)
         check_tokens("advantages", advantages, logp)
         if weights is not None:
             check_tokens("weights", weights, logp, least=0.0)
-        log_ratio = token_log_ratio(logp, old_logp)
+        rows, log_ratio = Rows.of(starts, logp), token_log_ratio(logp, old_logp)
+        factors = coefficients(aggregate, rows, max_tokens).to(log_ratio)
         return cls(
-            rows=Rows.of(starts, logp),
+            rows=rows,
             advantages=advantages.detach().to(log_ratio),
-            weights=None if weights is None else weights.detach().to(log_ratio),
+            factors=factors if weights is None else factors * weights.detach().to(log_ratio),
             log_ratio=log_ratio,
             # Added to a detached value, it gives that value logp's gradient without changing it.
             grad_only=(logp - logp.detach()).to(log_ratio),
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bounds:
-    """Clip bounds of the log ratio of each token [S]."""
-
-    low: Tensor
-    """Lower bound, for negative advantages."""
-    high: Tensor
-    """Upper bound, for positive advantages."""
-    dual: Tensor
-    """Upper bound for negative advantages: the dual clip."""
-
-    @classmethod
-    def flat(cls, low: float, high: float, dual: float, like: Tensor) -> "_Bounds":
-        full = torch.full_like
-        return cls(low=full(like, low), high=full(like, high), dual=full(like, dual))
-
-
-def _clipped(tokens: _Tokens, log_ratio: Tensor, flow: Tensor, bounds: _Bounds, factors: Tensor) -> LossOut:
+def _clipped(
+    tokens: _Tokens, log_ratio: Tensor, flow: Tensor, *, low: Tensor | float, high: Tensor | float, dual: Tensor | float
+) -> LossOut:
     """Clip the surrogate of the detached ``log_ratio`` [S]; its gradient flows through the zeros ``flow`` [S].
 
     max(−A·r, −A·clip(r)), with min(·, −A·r_dual) where A < 0, is −A·exp of the log ratio clamped below ``high`` where
-    A ≥ 0 and to [low, dual] where A < 0.
+    A ≥ 0 and to [low, dual] where A < 0. The bounds are those of the log ratio, one for each token [S] or one for all.
     """
     negative = tokens.advantages < 0
-    floor = torch.where(negative, bounds.low, -math.inf)
-    ceiling = torch.where(negative, bounds.dual, bounds.high).clamp(max=MAX_LOG_RATIO)
+    # Of two numbers torch.where would make float32.
+    low, high, dual = (
+        torch.as_tensor(bound, dtype=log_ratio.dtype, device=log_ratio.device) for bound in (low, high, dual)
+    )
+    floor = torch.where(negative, low, -math.inf)
+    ceiling = torch.where(negative, dual, high).clamp(max=MAX_LOG_RATIO)
     cut = (log_ratio < floor) | (log_ratio > ceiling)
     # clamp's gradient is 0 outside its bounds, which is exactly what PPO's max and min cut.
     surrogate = -tokens.advantages * (log_ratio + flow).clamp(floor, ceiling).exp()
-    return _out(tokens, log_ratio, surrogate, cut, factors)
+    return _out(tokens, log_ratio, surrogate, cut)
 
 
-def _out(tokens: _Tokens, log_ratio: Tensor, surrogate: Tensor, cut: Tensor, factors: Tensor) -> LossOut:
+def _out(tokens: _Tokens, log_ratio: Tensor, surrogate: Tensor, cut: Tensor) -> LossOut:
     """Aggregate the tokens' losses; no metrics where there are no tokens, since no number would be true."""
-    factors = factors.to(surrogate)
-    loss = (surrogate * (factors if tokens.weights is None else factors * tokens.weights)).sum()
+    loss = (surrogate * tokens.factors).sum()
     if log_ratio.numel() == 0:
         return LossOut(loss, {})
     # A token without an advantage has no gradient to cut: counting it would only dilute the fraction.

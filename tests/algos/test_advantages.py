@@ -304,7 +304,7 @@ def test_the_table_of_advantages():
         algos.advantage("otb_loo", rewards, energy, starts, group),
         otb(rewards, energy, starts, group, leave_one_out=True),
     )
-    assert [name for name in algos.ADVANTAGES if algos.needs_energy(name)] == ["otb", "otb_loo", "ogb"]
+    assert [name for name, one in algos.ADVANTAGES.items() if "energy" in one.inputs] == ["otb", "otb_loo", "ogb"]
     algos.advantage("grpo", rewards, None, starts, group)
     with pytest.raises(ValueError, match="needs the energy"):
         algos.advantage("otb", rewards, None, starts, group)

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from agentrl import algos
-from agentrl.algos.losses import AGGREGATES, ctpo, pack_shares, ppo_clip
+from agentrl.algos.aggregate import AGGREGATES, pack_shares
+from agentrl.algos.losses import ctpo, ppo_clip
 from agentrl.errors import ConfigError, UnknownNameError
 
 from .cases import LOSSES, case, gradient, random_case

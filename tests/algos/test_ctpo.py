@@ -5,7 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.algos.losses import AGGREGATES, ctpo, cumulative_log_ratio
+from agentrl.algos.aggregate import AGGREGATES
+from agentrl.algos.losses import ctpo
+from agentrl.algos.ratios import cumulative_log_ratio
 
 from . import reference
 from .cases import case, gradient, ragged, random_case

@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from agentrl.algos.losses import behaviour_weights, cumulative_log_ratio
-from agentrl.algos.ratios import rejection_mask, token_log_ratio
+from agentrl.algos.ratios import behaviour_weights, cumulative_log_ratio, rejection_mask, token_log_ratio
 from agentrl.algos.rows import Rows, check_tokens
 from agentrl.errors import ConfigError, UnknownNameError
 
