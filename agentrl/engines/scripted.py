@@ -17,6 +17,11 @@ class ScriptedEngine:
         turns: token ids of each turn, the stop token included.
     """
 
+    exact = True
+    """Nothing is sampled."""
+    rounding = 0.0
+    """Nothing is computed."""
+
     def __init__(self, turns: Sequence[Sequence[int]]) -> None:
         self._turns = [tuple(turn) for turn in turns]
         self._version = 0
@@ -32,16 +37,6 @@ class ScriptedEngine:
         turn = self._turns.pop(0)[: sampling.max_tokens]
         finish = "stop" if turn and turn[-1] in sampling.stop_ids else "length"
         return Completion(token_ids=turn, logprobs=(0.0,) * len(turn), finish=finish, version=self._version)
-
-    @property
-    def exact(self) -> bool:
-        """True: nothing is sampled."""
-        return True
-
-    @property
-    def rounding(self) -> float:
-        """0: nothing is computed."""
-        return 0.0
 
     async def load_weights(self, named_tensors: "Iterable[tuple[str, Tensor]]", version: int) -> None:
         """Take over the version; there are no weights."""

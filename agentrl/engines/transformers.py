@@ -67,6 +67,9 @@ class TransformersEngine:
         ConfigError: the model was loaded with another attention implementation, or ``slots`` is below 1.
     """
 
+    exact = True
+    """Noise comes from seed and position, and a row's sums do not depend on the other rows."""
+
     def __init__(self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096) -> None:
         config: Any = model.config
         if config._attn_implementation != NAME:
@@ -74,6 +77,7 @@ class TransformersEngine:
         if slots < 1:
             raise ConfigError(f"slots is {slots}: an engine needs at least one to generate anything")
         self._model = model.eval()
+        self.rounding = ROUNDING[model.dtype]
         self._max_length = max_length
         self._vocab: int = config.vocab_size
         self._cache = RowCache(slots)
@@ -101,16 +105,6 @@ class TransformersEngine:
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
         return await request.done
-
-    @property
-    def exact(self) -> bool:
-        """True: noise comes from seed and position, and a row's sums do not depend on the other rows."""
-        return True
-
-    @property
-    def rounding(self) -> float:
-        """Error of a log-prob that the model's dtype explains, in nats."""
-        return ROUNDING[self._model.dtype]
 
     async def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy new weights in, between two steps, and drop all cached keys and values.

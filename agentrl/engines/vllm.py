@@ -86,6 +86,9 @@ class VllmEngine:
         ConfigError: vLLM does not start with this model and these options.
     """
 
+    exact = False
+    """What is computed beside a request may change its log-probs by rounding, and so a token."""
+
     def __init__(
         self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096, memory: float = 0.3, **options: Any
     ) -> None:
@@ -95,6 +98,7 @@ class VllmEngine:
         if on_cpu:
             _check_heads(config)
         self._dtype, self._vocab, self._max_length = model.dtype, int(config.vocab_size), max_length
+        self.rounding = ROUNDING[model.dtype]
         self._shapes = {name: weights.shape for name, weights in model.named_parameters()}
         # Twice, since new weights are written beside the old ones.
         room = _shared(2 * model.get_memory_footprint())
@@ -123,16 +127,6 @@ class VllmEngine:
         except (ValueError, TypeError, RuntimeError) as error:
             self._folder.cleanup()
             raise ConfigError(f"vLLM does not start: {' '.join(str(error).split())}") from error
-
-    @property
-    def exact(self) -> bool:
-        """False: what is computed beside a request may change its log-probs by rounding, and so a token."""
-        return False
-
-    @property
-    def rounding(self) -> float:
-        """Error of a log-prob that the model's dtype explains, in nats."""
-        return ROUNDING[self._dtype]
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
         """Sample a continuation of ``prompt_ids``; see :class:`agentrl.engines.base.Engine`.

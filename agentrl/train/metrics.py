@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from agentrl.algos.regularizers import k3
 from agentrl.batch import Batch
 from agentrl.train.credit import Scored
-from agentrl.train.diagnostics import position_metrics
+from agentrl.train.diagnostics import position_means, position_moments
 from agentrl.train.groups import Played
 from agentrl.train.score import new_tokens
 from agentrl.types import Trajectory, flatten
@@ -38,7 +38,7 @@ def summary(number: int, played: Played, scored: Scored) -> dict[str, float]:
     count = len(episodes)
     runs = [run for trajectory in episodes for run in trajectory.tool_runs]
     clock = collected.clock
-    by_position = {"energy": scored.energy, "advantage_abs": scored.advantages.abs()}
+    credit, starts = scored.advantages.abs(), scored.batch.starts
     old, sampler, reference = scored.old_logp, scored.batch.sampler_logp, scored.reference_logp
     return {
         "step": number,
@@ -60,7 +60,7 @@ def summary(number: int, played: Played, scored: Scored) -> dict[str, float]:
         "tokens_masked": int((~scored.kept).sum()),
         "entropy": float(scored.entropy.mean()),
         "energy": float(scored.energy.mean()),
-        "advantage_abs": float(scored.advantages.abs().mean()),
+        "advantage_abs": float(credit.mean()),
         "logp_diff_max": scored.apart,
         "staleness_mean": float(scored.age.double().mean()),
         "staleness_max": int(scored.age.max()),
@@ -69,7 +69,8 @@ def summary(number: int, played: Played, scored: Scored) -> dict[str, float]:
         **({} if reference is None else {"kl_reference": float(k3(old, reference).mean())}),
         "seconds_tools_summed": clock.tools,
         "seconds_engine_summed": clock.engine,
-        **position_metrics(by_position, scored.batch.starts),
+        **position_means("energy", position_moments(scored.energy, starts)),
+        **position_means("advantage_abs", position_moments(credit, starts)),
     }
 
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from agentrl.batch import Batch
+from agentrl.batch import Batch, whole
 from agentrl.config import Config, with_overrides
 from agentrl.engines import make_engine
 from agentrl.engines.base import Sampling
@@ -30,6 +30,7 @@ from agentrl.models.linear import use_fast_linear
 from agentrl.models.load import cast_copy
 from agentrl.models.lora import add_adapters, merge
 from agentrl.train.step import make_learner
+from agentrl.types import Group, Segment, Stop, Trajectory
 
 _VOCABULARY = 1024
 """Entries of the small models, at most: the head's cost per entry is known."""
@@ -225,14 +226,11 @@ def _small(shape: PreTrainedConfig, layers: int, device: str) -> PreTrainedModel
 def _pack(config: Config, tokens: int) -> Batch:
     """A pack of so many tokens: one row where an episode fills a pack, else two, which are not equally long."""
     short = 0 if 2 * config.rollout.episode_tokens > config.optim.max_tokens else tokens // 2 - 2
-    lengths = torch.tensor([length for length in (short, tokens - short) if length])
-    row_starts, starts = (torch.nn.functional.pad(part.cumsum(0), (1, 0)) for part in (lengths, lengths - 1))
-    positions = torch.arange(tokens) - torch.repeat_interleave(row_starts[:-1], lengths)
-    sampled = torch.nonzero(positions)[:, 0]
-    nothing = torch.zeros(len(sampled))
     # Rows that begin alike would be computed once.
-    ids = positions.eq(0).cumsum(0) % 2
-    return Batch(
-        tokens=ids, positions=positions, row_starts=row_starts, sampled=sampled, starts=starts,
-        group=torch.arange(len(lengths)), rewards=nothing, sampler_logp=nothing, index=torch.arange(len(sampled)),
-    )  # fmt: skip
+    return whole([_sampled((row,) * length) for row, length in enumerate((short, tokens - short)) if length])
+
+
+def _sampled(tokens: tuple[int, ...]) -> Group:
+    """An episode whose tokens but the first are sampled."""
+    segments = Segment("prompt", tokens[:1]), Segment("policy", tokens[1:], (0.0,) * (len(tokens) - 1), 0)
+    return Group((Trajectory(task_id="probe", seed=0, segments=segments, rewards=(0.0,), stop=Stop.TERMINATED),))

@@ -125,17 +125,7 @@ def warm_start(
     sft = config.sft
     batch = whole(groups)
     # An optimizer of its own: reinforcement learning begins without moments of another objective's gradients.
-    learner = new_learner(
-        config,
-        model,
-        betas=(0.9, 0.98),
-        weight_decay=0.01,
-        max_grad_norm=config.optim.max_grad_norm,
-        max_tokens=config.optim.max_tokens,
-        temperature=sft.temperature,
-        dtype=config.model.dtype,
-        gradient_checkpointing=config.optim.gradient_checkpointing,
-    )
+    learner = new_learner(config, model, betas=(0.9, 0.98), weight_decay=0.01, temperature=sft.temperature)
     generator = torch.Generator().manual_seed(derive_seed(config.run.seed, "sft"))
     order: list[int] = []
     smooth: float | None = None

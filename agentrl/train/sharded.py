@@ -39,7 +39,18 @@ _numbers = itertools.count()
 
 
 def new_learner(config: Config, model: PreTrainedModel, **options: Any) -> Learner:
-    """Make the learner of ``model``, on all ranks where there are several; ``options`` are those of ``Learner``."""
+    """Make the learner of ``model``, on all ranks where there are several.
+
+    ``options`` are those of ``Learner`` that the settings do not say, or say otherwise.
+    """
+    optim = config.optim
+    options = {
+        "max_grad_norm": optim.max_grad_norm,
+        "max_tokens": optim.max_tokens,
+        "dtype": config.model.dtype,
+        "gradient_checkpointing": optim.gradient_checkpointing,
+        **options,
+    }
     if not dist.is_initialized():
         return Learner(model, **options)
     return ShardedLearner(model, sequence_ranks=config.run.sequence_ranks, **options)

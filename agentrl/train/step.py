@@ -309,12 +309,8 @@ def make_learner(config: Config, model: PreTrainedModel) -> Learner:
         model,
         betas=optim.betas,
         weight_decay=optim.weight_decay,
-        max_grad_norm=optim.max_grad_norm,
-        max_tokens=optim.max_tokens,
         temperature=config.rollout.temperature,
-        dtype=config.model.dtype,
         average=optim.average,
-        gradient_checkpointing=optim.gradient_checkpointing,
     )
 
 
