@@ -125,17 +125,6 @@ def random_batch(lengths, group, *, least_energy=0.05):
 RAGGED = ([5, 3, 0, 4, 5, 1, 6, 2], [0, 1, 0, 0, 1, 0, 1, 2])
 
 
-def test_energy_weighted_advantages_cancel_wherever_two_rows_live():
-    rewards, energy, starts, group = random_batch(*RAGGED)
-    rows = Rows.of(starts, rewards)
-    weighted = rows.prefix_sum(energy) * otb(rewards, energy, starts, group)
-    for g in (0, 1):
-        for t in range(1, 7):
-            here = (group[rows.row] == g) & (rows.ordinal == t)
-            if here.sum() >= 2:
-                assert abs(float(weighted[here].sum())) < 1e-6
-
-
 def test_adding_a_constant_to_every_return_changes_nothing_where_two_rows_live():
     rewards, energy, starts, group = random_batch([4, 4, 4, 4], [0, 1, 0, 1])
     shifted = rewards.clone()

@@ -117,15 +117,6 @@ def test_cppo_hand_worked():
         assert float(out.metrics["clip_fraction"]) == pytest.approx(wanted.count(0) / 5)
 
 
-def test_cppo_without_its_budget_and_weights_is_a_mask_by_divergence():
-    steps, credit = random_case([6, 5], spread=0.6)
-    logp, old, advantages, starts = case(steps, credit)
-    far = (logp.exp() - old.exp()).abs() > 0.1
-    cut = far & (advantages * (logp - old) > 0)
-    got = gradient(cppo(logp, old, advantages, starts, threshold=0.1, budget=1.0, floor=1.0), logp)
-    assert 0 < int(cut.sum()) < 11 and ((got == 0) == cut).all()
-
-
 def test_gspo_sequence_and_token_form_share_a_gradient_where_the_row_has_one_advantage():
     steps, _ = random_case([4, 3], spread=1e-4)
     logp, old, credit, starts = case(steps, [[0.7] * 4, [-0.3] * 3])

@@ -82,11 +82,6 @@ def test_behaviour_weights_by_hand():
     assert weights("sequence", cap=2.0).tolist() == pytest.approx([2.0] * 3 + sequence[3:], rel=1e-6)
 
 
-def test_the_prefix_weight_is_truncated_after_the_product():
-    # Truncating factors would give 5 · e^-1 at the third token, not the true product e^1.5.
-    assert float(weights("prefix")[2]) == pytest.approx(math.exp(1.5))
-
-
 def test_behaviour_weights_of_a_long_row_stay_finite():
     old, sampler = torch.zeros(4000), torch.full((4000,), -1.0)
     for kind in ("sequence", "prefix", "token"):

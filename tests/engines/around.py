@@ -4,6 +4,8 @@ from typing import Any
 
 from agentrl.engines.base import Completion, Engine, Sampling
 
+Heard = tuple[tuple[int, ...], Sampling, int, Completion]
+
 
 class Around:
     """Passes everything on."""
@@ -27,3 +29,16 @@ class Around:
 
     def close(self) -> None:
         self.engine.close()
+
+
+class Overheard(Around):
+    """Remembers each prompt, how and with which seed it was asked, and what came."""
+
+    def __init__(self, engine: Engine, heard: list[Heard] | None = None) -> None:
+        super().__init__(engine)
+        self.heard: list[Heard] = [] if heard is None else heard
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        completion = await super().generate(prompt_ids, sampling, seed=seed)
+        self.heard.append((prompt_ids, sampling, seed, completion))
+        return completion

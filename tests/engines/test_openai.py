@@ -177,29 +177,14 @@ def test_chat_server_is_evaluated_on_two_sets(fake: Fake, here: Path, capsys: py
         return spoken(rf"\boxed{{{number}}}" if spoken_before else "```python\nprint(42)\n```")
 
     fake.answer = answer
-    words = [
-        "--engine",
-        "openai",
-        "--base-url",
-        fake.url,
-        "--model",
-        "m",
-        "--tasks",
-        "3",
-        "--attempts",
-        "2",
-        "--out",
-        "o",
-    ]
+    words = f"--engine openai --base-url {fake.url} --model m --tasks 3 --attempts 2 --out o".split()
     sets = ["--env", "one=agentrl/Arithmetic-v0?level=1", "--env", "two=agentrl/Arithmetic-v0?level=2&attempts=1"]
     assert main(["eval", *words, *sets, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {
-        name: (row["tasks"], row["attempts"], row["turns_mean"], row["tokens_mean"]) for name, row in found.items()
-    } == {
-        "one": (3, 2, 2.0, 6.0),
-        "two": (3, 1, 2.0, 6.0),
+    told = {
+        name: [row[key] for key in ("tasks", "attempts", "turns_mean", "tokens_mean")] for name, row in found.items()
     }
+    assert told == {"one": [3, 2, 2.0, 6.0], "two": [3, 1, 2.0, 6.0]}
     records = list(read_episodes("o"))
     assert len(records) == 9 and {record.trajectory.usage for record in records} == {(22, 6)}
     assert {record.trajectory.answer for record in records} == {"42"}

@@ -45,18 +45,6 @@ def test_requests_of_other_temperatures_share_a_step(make_engine: MakeEngine) ->
     assert len({c.token_ids for c in mixed}) == 4
 
 
-@pytest.mark.parametrize("slots", [1, 4, 64])
-def test_a_request_gets_the_same_tokens_alone_and_in_a_crowd(make_engine: MakeEngine, slots: int) -> None:
-    prompts = ragged(30)
-    crowd = make_engine(slots=slots)
-    lengths = [Sampling(max_tokens=1 + (3 * i) % 17) for i in range(30)]
-    crowded = together(*(crowd.generate(prompts[i], lengths[i], seed=100 + i) for i in range(30)))
-    for i in range(0, 30, 5):
-        alone = together(make_engine(slots=2).generate(prompts[i], lengths[i], seed=100 + i))[0]
-        assert alone.token_ids == crowded[i].token_ids
-        assert alone.logprobs == pytest.approx(crowded[i].logprobs, abs=1e-4)
-
-
 def test_other_seeds_give_other_tokens(make_engine: MakeEngine) -> None:
     engine = make_engine()
     turns = together(*(engine.generate(PROMPT, Sampling(max_tokens=8), seed=seed) for seed in range(20)))
@@ -174,26 +162,6 @@ def test_rows_that_finished_are_left_behind(make_engine: MakeEngine, reference: 
         assert turn.logprobs == pytest.approx(expected_logprobs(reference, prompt, turn, 1.0), abs=1e-4)
 
 
-def test_conversations_that_outnumber_the_slots_are_computed_again(make_engine: MakeEngine, reference: Any) -> None:
-    engine = make_engine(slots=2)
-
-    async def converse(prompt: tuple[int, ...], seed: int) -> list[tuple[tuple[int, ...], Completion]]:
-        turns: list[tuple[tuple[int, ...], Completion]] = []
-        for turn in range(3):
-            completion = await engine.generate(prompt, Sampling(max_tokens=4), seed=seed + turn)
-            turns.append((prompt, completion))
-            prompt = (*prompt, *completion.token_ids, 20, 21)
-            await asyncio.sleep(0)
-        return turns
-
-    async def all_of_them() -> list[list[tuple[tuple[int, ...], Completion]]]:
-        return await asyncio.gather(*(converse(prompt, 10 * i) for i, prompt in enumerate(ragged(5))))
-
-    for turns in asyncio.run(all_of_them()):
-        for prompt, completion in turns:
-            assert completion.logprobs == pytest.approx(expected_logprobs(reference, prompt, completion, 1.0), abs=1e-4)
-
-
 def test_who_comes_while_all_slots_are_taken_waits(make_engine: MakeEngine) -> None:
     engine, order = make_engine(slots=2), []
 
@@ -243,18 +211,3 @@ def test_an_engine_needs_our_attention_and_a_slot(reference: Any, make_engine: M
         TransformersEngine(reference)
     with pytest.raises(ConfigError, match="slots is 0"):
         make_engine(slots=0)
-
-
-def test_a_request_may_come_at_any_time(make_engine: MakeEngine) -> None:
-    """Each of many requests is made a step later than the one before, while others come and go."""
-    engine = make_engine(slots=3)
-
-    async def late(number: int) -> Completion:
-        for _ in range(2 * number):
-            await asyncio.sleep(0)
-        return await engine.generate((*PROMPT, number), Sampling(max_tokens=1 + number % 6), seed=number)
-
-    turns = together(*(late(number) for number in range(15)))
-    for number in range(0, 15, 4):
-        alone = ask(make_engine(), (*PROMPT, number), seed=number, max_tokens=1 + number % 6)
-        assert turns[number].token_ids == alone.token_ids

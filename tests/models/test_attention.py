@@ -14,7 +14,8 @@ from agentrl.models import attention
 from agentrl.models.attention import NAME, How, PackedRows, _attention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-RAGGED = [(5, 3, 1, 7), (4, 4, 4), (1,), (1, 1, 1), (2, 9)]
+RAGGED = [(5, 3, 1, 7), (4, 4, 4), (1,), (1, 1, 1), (2, 9), (9,), (4, 9, 3, 8, 8)]
+SHARING = [(7, 6, 3), (9, 9), (2, 9, 5, 9)]
 HEADS = [(4, 4), (4, 2), (6, 2), (2, 1)]
 CPU_EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -44,33 +45,6 @@ def random_heads(count: int, heads: tuple[int, int], size: int = 8) -> tuple[Ten
     shapes = [(count, heads[0], size), (count, heads[1], size), (count, heads[1], size)]
     query, key, value = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
     return query, key, value
-
-
-@pytest.mark.parametrize("window", [None, 1, 3, 100])
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("lengths", RAGGED)
-def test_a_pack_is_its_rows(lengths: tuple[int, ...], heads: tuple[int, int], window: int | None) -> None:
-    query, key, value = random_heads(sum(lengths), heads)
-    plan = PackedRows(starts_of(lengths))
-    packed = plan.attend(0, query, key, value, How(scale=0.3, window=window))
-    rows = [
-        attend_slowly(*parts, 0.3, window)
-        for parts in zip(*(tensor.split(list(lengths)) for tensor in (query, key, value)), strict=True)
-    ]
-    torch.testing.assert_close(packed, torch.cat(rows), **CPU_EXACT)
-
-
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("lengths", RAGGED)
-def test_gradients_are_those_of_the_rows(lengths: tuple[int, ...], window: int | None) -> None:
-    inputs = [tensor.requires_grad_() for tensor in random_heads(sum(lengths), (4, 2))]
-    weight = torch.randn(sum(lengths), 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    packed = PackedRows(starts_of(lengths)).attend(0, *inputs, How(scale=0.3, window=window))
-    got = torch.autograd.grad((packed * weight).sum(), inputs)
-    parts = zip(*(tensor.split(list(lengths)) for tensor in (*inputs, weight)), strict=True)
-    slow = torch.stack([(attend_slowly(q, k, v, 0.3, window) * w).sum() for q, k, v, w in parts]).sum()
-    for ours, theirs in zip(got, torch.autograd.grad(slow, inputs), strict=True):
-        torch.testing.assert_close(ours, theirs, **CPU_EXACT)
 
 
 def windowed(kind: str) -> Any:
@@ -112,39 +86,9 @@ def test_whole_models_agree_with_transformers(model: Any, kind: str, theirs: str
         torch.testing.assert_close(weights.grad, yours[name], **near, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_rows_that_begin_alike_may_share_their_tokens(window: int | None) -> None:
-    """Three rows of 40, 9 and 7 tokens: the second begins with five of the first's tokens, the third is its own."""
-    source = torch.cat([torch.arange(40), torch.arange(5), torch.arange(40, 51)])
-    inputs = [tensor.requires_grad_() for tensor in random_heads(51, (4, 2))]
-    starts, weight = starts_of((40, 9, 7)), torch.linspace(-1, 1, 51, dtype=torch.float64)[:, None, None]
-    shared = PackedRows(starts, source).attend(0, *inputs, How(scale=0.3, window=window))
-    copied = PackedRows(starts).attend(0, *(tensor[source] for tensor in inputs), How(scale=0.3, window=window))
-    torch.testing.assert_close(shared[source], copied, **CPU_EXACT)
-    apart = [i for i in range(56) if not 40 <= i < 45]
-    got = torch.autograd.grad((shared * weight).sum(), inputs)
-    wanted = torch.autograd.grad((copied[apart] * weight).sum(), inputs)
-    for ours, theirs in zip(got, wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, **CPU_EXACT)
-
-
-def test_rows_do_not_see_each_other() -> None:
-    query, key, value = random_heads(12, (4, 2))
-    plan = PackedRows(starts_of((5, 4, 3)))
-    before = plan.attend(0, query, key, value, How(scale=0.3, window=None))
-    for tensor in (query, key, value):
-        tensor[5:9] = 7.0
-    after = plan.attend(0, query, key, value, How(scale=0.3, window=None))
-    assert torch.equal(before[:5], after[:5]) and torch.equal(before[9:], after[9:])
-    assert not torch.equal(before[5:9], after[5:9])
-
-
 def test_attention_with_sinks_is_refused() -> None:
     with pytest.raises(ConfigError, match="has sinks"):
         _attention(torch.nn.Identity(), *torch.zeros(3, 1, 1, 2, 4), None, agentrl_plan=None, s_aux=torch.zeros(1))
-
-
-LONG = [((9,), False), ((4, 9, 3, 8, 8), False), ((9, 9), True), ((2, 9, 5, 9), True)]
 
 
 def forked(lengths: tuple[int, ...], shares: bool) -> Tensor:
@@ -159,10 +103,10 @@ def forked(lengths: tuple[int, ...], shares: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("softcap", [None, 0.7])
-@pytest.mark.parametrize("window", [None, 1, 4])
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
-@pytest.mark.parametrize(("lengths", "shares"), LONG)
-def test_long_rows_attend_by_themselves_and_a_few_tokens_at_a_time(
+@pytest.mark.parametrize("window", [None, 1, 4, 100])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(("lengths", "shares"), [*((one, False) for one in RAGGED), *((one, True) for one in SHARING)])
+def test_a_pack_and_its_gradients_are_those_of_its_rows(
     monkeypatch: pytest.MonkeyPatch,
     lengths: tuple[int, ...],
     shares: bool,
@@ -170,14 +114,14 @@ def test_long_rows_attend_by_themselves_and_a_few_tokens_at_a_time(
     window: int | None,
     softcap: float | None,
 ) -> None:
-    """Rows of eight tokens are long here, and three queries many; beside them short rows go on as ever."""
+    """Rows of eight tokens are long here, and attend by themselves, three queries at a time."""
     monkeypatch.setattr(attention, "_LONG", 8)
     monkeypatch.setattr(attention, "_QUERIES", 3)
     source = forked(lengths, shares)
     inputs = [tensor.requires_grad_() for tensor in random_heads(int(source.max()) + 1, heads)]
     weight = torch.randn(len(inputs[0]), heads[0], 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     how = How(scale=0.3, window=window, softcap=softcap)
-    packed = PackedRows(starts_of(lengths), source).attend(0, *inputs, how)
+    packed = PackedRows(starts_of(lengths), source if shares else None).attend(0, *inputs, how)
     slow = torch.zeros_like(packed)
     for row in source.split(list(lengths)):
         slow = slow.index_copy(0, row, attend_slowly(*(tensor[row] for tensor in inputs), 0.3, window, softcap))

@@ -27,7 +27,7 @@ from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import FunctionTool, ToolContext
 from agentrl.types import Message, Stop, Task, Trajectory
 
-from ..engines.around import Around
+from ..engines.around import Overheard
 
 pytestmark = pytest.mark.usefixtures("one_thread", "registered")
 CALL, ANSWER = "```python\n2+2\n```", "4"
@@ -128,19 +128,6 @@ def registered() -> Generator[None]:
     del gymnasium.registry["tests/Sums-v0"]
 
 
-class Overheard(Around):
-    """Passes everything on to an engine and remembers it."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.heard: list[tuple[tuple[int, ...], Sampling, int, Completion]] = []
-
-    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
-        completion = await super().generate(prompt_ids, sampling, seed=seed)
-        self.heard.append((prompt_ids, sampling, seed, completion))
-        return completion
-
-
 @pytest.fixture
 def renderer(tokenizer: Any) -> Renderer:
     return Renderer(tokenizer)
@@ -152,7 +139,7 @@ def make_collector(renderer: Renderer) -> Generator[Make]:
 
     def make(*, tokens: int = 2000, **options: Any) -> Collector:
         env_args = {"max_turns": options.pop("max_turns", 4)}
-        limits = EpisodeLimits(episode_tokens=tokens, cut_turns=options.pop("then", "end"))
+        limits = EpisodeLimits(episode_tokens=tokens)
         made.append(Collector({"": ("tests/Sums-v0", env_args)}, renderer, limits=limits, **options))
         return made[-1]
 
@@ -218,25 +205,14 @@ def test_the_environments_turn_limit_ends_an_episode(make_collector: Make) -> No
     assert sources(trajectory) == "prompt policy template tool template policy"
 
 
-def test_a_turn_that_is_cut_off_goes_on_with_its_end_written(make_collector: Make) -> None:
-    collector = make_collector(max_turns=2, then="answer")
-    call = collector._renderer.turn(CALL)
-    trajectory = only(collect(collector, specs("calm"), CALL, ANSWER, max_tokens=len(call) - 1))
-    first, after = trajectory.segments[1:3]
-    assert first.token_ids == tuple(call[:-1]) and after.token_ids[0] == call[-1] not in first.token_ids
-
-
 def prompt_length(collector: Collector) -> int:
     return len(collector._renderer.prompt(Sums().reset(options={"task": "calm"})[0]).token_ids)
 
 
 def test_the_token_limit_cuts_a_turn(make_collector: Make) -> None:
-    """No token is sampled beyond the limit, and what the cut turn says counts where that is asked for."""
     length = prompt_length(make_collector())
     trajectory = only(collect(make_collector(tokens=length + 5), specs("calm"), CALL, ANSWER))
     assert len(trajectory.token_ids) == length + 5 and trajectory.n_sampled == 5
-    for then, ret in (("answer", 1.25), ("end", 0.25)):
-        assert only(collect(make_collector(tokens=length + 1, then=then), specs("calm"), ANSWER)).ret == ret
 
 
 @pytest.mark.parametrize("room", [0, -3])

@@ -8,6 +8,7 @@ Shapes: S sampled tokens of all rows, T tokens of the pack, V vocabulary.
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,36 +35,9 @@ from agentrl.train.invariants import check_agreement, check_trained_tokens
 from agentrl.train.score import score
 from agentrl.types import Group, Segment, Trajectory
 
-from ..engines.around import Around
+from ..engines.around import Heard, Overheard
 
 GOLD_SEED = 3
-
-
-class SometimesGold:
-    """Plays gold where asked to, and else passes on to a real engine; remembers every completion."""
-
-    def __init__(self, engine: TransformersEngine, renderer: Renderer, source: TaskSource) -> None:
-        self.engine, self.renderer, self.source = engine, renderer, source
-        self.turns: list[tuple[tuple[int, ...], Completion]] = []
-        self.asked = 0
-
-    def engine_for(self, task_id: str) -> Engine:
-        self.asked += 1
-        if self.asked <= GOLD_SEED:
-            return _Overheard(self.engine, self.turns)
-        gold = self.source.gold(self.source.tasks.find(task_id), "the test plays", "")
-        return _Overheard(ScriptedEngine([self.renderer.turn(turn) for turn in gold]), self.turns)
-
-
-class _Overheard(Around):
-    def __init__(self, engine: Engine, turns: list[tuple[tuple[int, ...], Completion]]) -> None:
-        super().__init__(engine)
-        self.turns = turns
-
-    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
-        completion = await super().generate(prompt_ids, sampling, seed=seed)
-        self.turns.append((prompt_ids, completion))
-        return completion
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +46,7 @@ class Played:
 
     group: Group
     turns: Sequence[tuple[tuple[int, ...], Completion]]
+    """Each prompt, and what came."""
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +57,23 @@ def played(tokenizer: Any, model: Any, one_thread: None) -> Played:
         pytest.skip(str(error))
     renderer = Renderer(tokenizer)
     source = TaskSource("agentrl/Arithmetic-v0", {"level": 4}, "train")
-    cast = SometimesGold(TransformersEngine(model, slots=4), renderer, source)
+    engine, heard, asked = TransformersEngine(model, slots=4), list[Heard](), itertools.count()
+
+    def engine_for(task_id: str) -> Engine:
+        if next(asked) < GOLD_SEED:
+            return Overheard(engine, heard)
+        gold = source.gold(source.tasks.find(task_id), "the test plays", "")
+        return Overheard(ScriptedEngine([renderer.turn(turn) for turn in gold]), heard)
+
     limits = EpisodeLimits(episode_tokens=1500)
     collector = Collector({"": ("agentrl/Arithmetic-v0", {"level": 4})}, renderer, limits=limits, concurrency=1)
     task = source.tasks[0].id
     members = [[EpisodeSpec(task_id=task, seed=seed) for seed in range(GOLD_SEED + 1)]]
     try:
-        collected = asyncio.run(collector.collect(members, cast.engine_for, Sampling(max_tokens=120)))
+        collected = asyncio.run(collector.collect(members, engine_for, Sampling(max_tokens=120)))
     finally:
         collector.close()
-    return Played(group=collected.groups[0], turns=cast.turns)
+    return Played(group=collected.groups[0], turns=[(prompt, done) for prompt, _, _, done in heard])
 
 
 def full_logits(model: Any, batch: Batch) -> Tensor:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 
 from agentrl.config import Config, load_config
+from agentrl.engines.base import Engine
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
@@ -168,6 +169,10 @@ class Small:
         learner = make_learner(self.config, self.parts.model)
         learner.keep_reference()
         return Trainer(self.config, learner, Collecting(self.config, self.mix, self.players, self.parts.engine))
+
+    def on(self, engine: Engine) -> "Small":
+        """The same run with another engine."""
+        return replace(self, parts=replace(self.parts, engine=engine))
 
     @property
     def mix(self) -> TaskMix:

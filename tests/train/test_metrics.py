@@ -1,6 +1,7 @@
 """A step's metrics against what its episodes and its model's own operations say."""
 
 import copy
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from agentrl.errors import TrajectoryError
 from agentrl.models.lora import add_adapters
 from agentrl.train import metrics
 from agentrl.train.metrics import pass_flops, peak_flops, rates
+from agentrl.train.step import StepResult
 from agentrl.types import Group, Segment, Stop, Trajectory
 
 from .conftest import Make
@@ -51,6 +53,45 @@ def test_every_metric_is_in_the_documentation(small: Make, overrides: tuple[str,
     names = re.findall(r"`([^` ]+)`", DOCS.read_text(encoding="utf-8"))
     told = "|".join(re.sub("<[a-z0-9]+>", ".+", re.sub(r"([.])", r"\\\1", name)) for name in names)
     assert not [name for name in row if not re.fullmatch(told, name)]
+
+
+def edge_of(t: int) -> int:
+    """The lower edge of the bin of t = 1, 2, …: 1, 2, 2, 4, 4, 4, 4, 8 …"""
+    return 2 ** int(math.log2(t) + 1e-9)
+
+
+def counts(result: StepResult) -> dict[int, int]:
+    """Sampled tokens of each bin."""
+    edges = [edge_of(t) for one in result.trajectories for t in range(1, one.n_sampled + 1)]
+    return {edge: edges.count(edge) for edge in edges}
+
+
+def pooled(result: StepResult, name: str) -> float:
+    """The mean over all tokens, from those of the bins."""
+    bins = counts(result)
+    return sum(count * result.metrics[f"{name}_t{edge}"] for edge, count in bins.items()) / sum(bins.values())
+
+
+def test_credit_by_position_is_that_of_the_episodes(small: Make) -> None:
+    result = step(trainer_of(small())[0])
+    sums: dict[int, float] = {}
+    for credit in result.advantages:
+        for t, one in enumerate(credit, start=1):
+            sums[edge_of(t)] = sums.get(edge_of(t), 0.0) + abs(one)
+    assert len(sums) > 2
+    for edge, count in counts(result).items():
+        assert result.metrics[f"advantage_abs_t{edge}"] == pytest.approx(sums[edge] / count, abs=1e-6)
+    for name in ("advantage_abs", "energy"):
+        assert pooled(result, name) == pytest.approx(result.metrics[name], abs=1e-6)
+    longest = max(counts(result))
+    assert f"energy_t{2 * longest}" not in result.metrics, "a bin without a token has no mean"
+
+
+def test_before_any_update_nothing_has_moved(small: Make) -> None:
+    metrics = step(trainer_of(small("optim.minibatches=1"))[0]).metrics
+    for name in ("S_mean", "S_std", "clip_fraction"):
+        assert abs(metrics[f"{name}_t1"]) < 1e-5 and abs(metrics[f"{name}_t4"]) < 1e-4
+    assert metrics["weight_ess"] == pytest.approx(1.0, abs=1e-6)
 
 
 def episode(**parts: float) -> Trajectory:

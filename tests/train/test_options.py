@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from agentrl.config import load_config
-from agentrl.errors import ConfigError
-from agentrl.train.step import check_training_config, learning_rate
+from agentrl.train.step import learning_rate
 from agentrl.types import Stop
 
 from ..algos import reference as slow
@@ -105,21 +104,6 @@ def test_entropy_falls_or_rises_as_its_weight_says(small: Make) -> None:
         trainer, _ = trainer_of(run)
         entropies.append([step(trainer, number).metrics["entropy"] for number in (1, 2, 3)])
     assert entropies[0][2] < entropies[0][0] - 0.01 and entropies[1][2] > entropies[0][2] + 0.01
-
-
-@pytest.mark.parametrize(
-    ("override", "wanted"),
-    [
-        ("algo.energy_ratio=old algo.correction=none", "weighs energies by algo.correction, which is 'none'"),
-        ("algo.energy_ratio=old algo.advantage=grpo", "advantage 'grpo' can't do"),
-        ("algo.rejection.token=[2,1]", "the bounds of a ratio must rise from 0 up"),
-        ("rollout.overlong_buffer=256", "leaves no length without a penalty"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(override: str, wanted: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        check_training_config(load_config(overrides=override.split()))
-    assert wanted in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

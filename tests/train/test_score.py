@@ -107,39 +107,6 @@ def test_packing_changes_no_score(model: Any) -> None:
             assert_close([score(model, pack, temperature=1.0).logp], [together[pack.index]])
 
 
-def shared_prompts(silent_first: bool) -> Batch:
-    """Two groups whose members begin alike, some of them cut off before their first turn."""
-    groups: list[Group] = []
-    for number, turns in enumerate([[5, 3, 9], [2, 2]]):
-        prompt = Segment("prompt", tuple(40 * number + i for i in range(12 + number)))
-        silent = Trajectory(task_id="t", seed=0, segments=(prompt,), rewards=(), stop=Stop.TOKEN_LIMIT)
-        members = [
-            Trajectory(
-                task_id="t", seed=0, segments=(prompt, policy(length, i), Segment("tool", (7, 8)), policy(2, i)),
-                rewards=(0.0, 1.0), stop=Stop.TERMINATED,
-            )
-            for i, length in enumerate(turns)
-        ]  # fmt: skip
-        groups.append(Group((silent, *members, silent) if silent_first else (*members, silent)))
-    return whole(groups)
-
-
-def policy(length: int, shift: int) -> Segment:
-    return Segment("policy", tuple(100 + 9 * shift + i for i in range(length)), (-1.0,) * length, 0)
-
-
-@pytest.mark.parametrize("silent_first", [False, True])
-def test_members_that_begin_alike_are_scored_as_if_alone(model: Any, reference: Any, silent_first: bool) -> None:
-    batch, ours, theirs = shared_prompts(silent_first), copy.deepcopy(model), copy.deepcopy(reference)
-    weight = torch.linspace(-1, 1, len(batch.sampled))
-    for pack in (batch, *batch.split(200, range(len(batch))[::-1])):
-        got, expected = score(ours, pack, temperature=1.0), full_stats(theirs, pack, 1.0)
-        assert_close(got, expected)
-        (got.logp * weight[pack.index]).sum().backward()
-        (expected[0] * weight[pack.index]).sum().backward()
-    assert_same_gradients(ours, theirs)
-
-
 def test_only_the_places_before_sampled_tokens_meet_the_vocabulary(model: Any) -> None:
     batch = batch_of(SHAPES)
     _, hidden = hidden_states(model, batch)

@@ -116,15 +116,6 @@ def test_likelihood_is_the_mean_over_episodes_of_what_each_has_before_the_update
         assert after.likelihood == pytest.approx(0.8 * before.likelihood + 0.2 * measured, rel=1e-2, abs=1e-30)
 
 
-def test_packs_change_nothing(small: Make) -> None:
-    seen: list[SftStep] = []
-    for budget in (160, 100_000):
-        run = small(*TAUGHT, "sft.steps=3", f"optim.max_tokens={budget}")
-        warm_start(run.config, run.parts.model, oracle(run), seen.append)
-    for one, other in zip(seen[:3], seen[3:], strict=True):
-        assert one.loss == pytest.approx(other.loss, rel=1e-4)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_gradient_is_that_of_the_mean_over_gold_tokens_in_uneven_packs(
     small: Make, reference: Any, temperature: float

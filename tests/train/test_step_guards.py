@@ -78,32 +78,31 @@ class Forgetful(Around):
 
 def test_a_head_that_stays_as_it_was_stops_the_step_that_changed_it(small: Make) -> None:
     run = small("optim.lr=1e-2")
-    parts = replace(run.parts, engine=OldHead(run.parts.model, slots=12, max_length=256))
     with pytest.raises(InvariantError, match=r"was given new weights, but .*a head tied to the embedding"):
-        step(trainer_of(replace(run, parts=parts))[0])
+        step(trainer_of(run.on(OldHead(run.parts.model, slots=12, max_length=256)))[0])
 
 
 @pytest.mark.parametrize("lost", ["model.embed_tokens.weight", "model.layers.1.self_attn.k_proj.weight"])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_any_one_tensor_that_an_engine_does_not_load_stops_the_step(small: Make, lost: str, temperature: float) -> None:
     run = small("optim.lr=1e-2", f"rollout.temperature={temperature}")
-    forgetful = Forgetful(run.parts.engine, lost)
     with pytest.raises(InvariantError, match="the engine was given new weights, but engine and trainer disagree"):
-        step(trainer_of(replace(run, parts=replace(run.parts, engine=forgetful)))[0])
+        step(trainer_of(run.on(Forgetful(run.parts.engine, lost)))[0])
 
 
-def test_tokens_of_other_weights_stop_the_step(small: Make) -> None:
+@pytest.mark.parametrize(
+    ("engine", "wanted"),
+    [
+        (OldVersion, "weights of version 1, but the trainer's are of version 0"),
+        (Off, r"engine and trainer disagree by up to 0\.01"),
+    ],
+)
+def test_tokens_of_other_weights_and_log_probs_that_disagree_stop_the_step(
+    small: Make, engine: type[Around], wanted: str
+) -> None:
     run = small()
-    run = replace(run, parts=replace(run.parts, engine=OldVersion(run.parts.engine)))
-    with pytest.raises(InvariantError, match="weights of version 1, but the trainer's are of version 0"):
-        step(trainer_of(run)[0])
-
-
-def test_an_engine_that_disagrees_stops_the_step(small: Make) -> None:
-    run = small()
-    run = replace(run, parts=replace(run.parts, engine=Off(run.parts.engine)))  # pyright: ignore
-    with pytest.raises(InvariantError, match=r"engine and trainer disagree by up to 0\.01"):
-        step(trainer_of(run)[0])
+    with pytest.raises(InvariantError, match=wanted):
+        step(trainer_of(run.on(engine(run.parts.engine)))[0])
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,7 @@ def watch(small: Make, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(*overrides: str, noise: float = 0.3, calling: bool = False) -> Watched:
         run = small(*SETTINGS, *overrides)
-        run = replace(run, parts=replace(run.parts, engine=Skewed(run, noise, calling)))  # pyright: ignore
-        watched = Watched(run.trainer())
+        watched = Watched(run.on(Skewed(run, noise, calling)).trainer())
         real = agentrl.train.learner.score
 
         def score(model: Any, batch: Batch, *, temperature: float, dtype: torch.dtype) -> Any:
