@@ -9,7 +9,7 @@ import torch
 from agentrl.algos import blocks, launch
 from agentrl.algos.head import token_stats
 
-from .scoring import SETTINGS, assert_stats_close, inputs, low_inputs, reference, with_bias
+from .scoring import SETTINGS, assert_same, assert_stats_close, inputs, leaves_of, low_inputs, reference, with_bias
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 WITHIN = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
@@ -32,32 +32,8 @@ def small_pieces(monkeypatch):
         monkeypatch.setattr(launch, "_BLOCK_ELEMENTS", 64)
 
 
-def given(*tensors):
-    """The same numbers on the device, and in float64 on the CPU, as leaves."""
-    mine = [tensor.to(DEVICE, copy=True).requires_grad_() for tensor in tensors]
-    return mine, [tensor.double().requires_grad_() for tensor in tensors]
-
-
-def gradients(stats, leaves, factors):
-    """Of a mean over tokens that weighs each token's log-prob and entropy by its own factors [2, S]."""
-    factors = factors.to(stats.logp)
-    loss = (factors[0] * stats.logp + factors[1] * stats.entropy).mean()
-    return torch.autograd.grad(loss, leaves)
-
-
-def assert_same(leaves, exact, targets, options, dtype):
-    """Values and gradients are those of whole float64 logits."""
-    names = ("hidden", "weight", "bias")[: len(leaves)]
-    stats = token_stats(**dict(zip(names, leaves, strict=True)), targets=targets.to(DEVICE), form="triton", **options)
-    true = reference(**dict(zip(names, exact, strict=True)), targets=targets, **options)
-    assert_stats_close([part.cpu() for part in stats], true, WITHIN[dtype])
-    assert stats.logp.max().item() <= 0.0 <= stats.entropy.min().item()
-    factors = torch.randn(2, len(targets))
-    pairs = zip(gradients(stats, leaves, factors), gradients(true, exact, factors), leaves, strict=True)
-    for mine, other, leaf in pairs:
-        assert mine.dtype == leaf.dtype
-        off = (mine.double().cpu() - other).norm()
-        assert off.item() <= ROUNDED[dtype] * other.norm().item() + 1e-9
+def check(tensors, targets, options, dtype):
+    assert_same(tensors, targets, options, within=WITHIN[dtype], rounded=ROUNDED[dtype], form="triton", device=DEVICE)
 
 
 @pytest.mark.parametrize("dtype", WITHIN)
@@ -65,21 +41,20 @@ def assert_same(leaves, exact, targets, options, dtype):
 def test_every_setting(options, dtype):
     hidden, weight, targets = inputs(37, 203, 24, dtype=dtype, scale=0.5)
     options = with_bias(options, 203, dtype)
-    leaves, exact = given(hidden, weight, *([options.pop("bias")] if "bias" in options else []))
-    assert_same(leaves, exact, targets, options, dtype)
+    check([hidden, weight, *([options.pop("bias")] if "bias" in options else [])], targets, options, dtype)
 
 
 @pytest.mark.parametrize("dtype", WITHIN)
 @pytest.mark.parametrize("shape", SHAPES + LARGE)
 def test_every_shape(shape, dtype):
     hidden, weight, targets = inputs(*shape, dtype=dtype, scale=1 / math.sqrt(shape[2]))
-    assert_same(*given(hidden, weight), targets, {}, dtype)
+    check([hidden, weight], targets, {}, dtype)
 
 
 @pytest.mark.parametrize("dtype", WITHIN)
 def test_very_low_logits(dtype):
     hidden, weight, targets, bias = low_inputs(37, 203, 24, dtype=dtype)
-    assert_same(*given(hidden, weight, bias), targets, {}, dtype)
+    check([hidden, weight, bias], targets, {}, dtype)
 
 
 def test_large_logits_and_a_sure_token():
@@ -96,7 +71,7 @@ def test_large_logits_and_a_sure_token():
 @pytest.mark.parametrize("wanted", ["hidden", "weight"])
 def test_one_output_and_one_gradient(use, wanted):
     hidden, weight, targets = inputs(20, 70, 8)
-    leaves, exact = given(hidden, weight)
+    leaves, exact = leaves_of(hidden, weight, device=DEVICE)
     place = ("hidden", "weight").index(wanted)
     leaves[1 - place].requires_grad_(False)
     getattr(token_stats(*leaves, targets.to(DEVICE), form="triton"), use).mean().backward()
@@ -107,7 +82,7 @@ def test_one_output_and_one_gradient(use, wanted):
 
 def test_types_are_mixed_in_the_wider_one():
     hidden, weight, targets = inputs(20, 70, 8)
-    leaves, exact = given(hidden.bfloat16(), weight)
+    leaves, exact = leaves_of(hidden.bfloat16(), weight, device=DEVICE)
     stats = token_stats(*leaves, targets.to(DEVICE), form="triton")
     assert_stats_close([part.cpu() for part in stats], reference(*exact, targets), 1e-5)
     stats.logp.mean().backward()

@@ -2,7 +2,7 @@
 
 import torch
 
-from agentrl.algos.head import TokenStats
+from agentrl.algos.head import TokenStats, token_stats
 
 SETTINGS = [
     {},
@@ -24,7 +24,11 @@ def reference(hidden, weight, targets, *, temperature=1.0, bias=None, softcap=No
         logits = logits + bias.double()
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    log_probs = (logits / temperature).log_softmax(1)
+    return of_logits(logits / temperature, targets)
+
+
+def of_logits(logits, targets):
+    log_probs = logits.double().log_softmax(1)
     probs = log_probs.exp()
     return TokenStats(
         log_probs.gather(1, targets[:, None])[:, 0], -(probs * log_probs).sum(1), probs.square().sum(1)
@@ -48,3 +52,32 @@ def low_inputs(tokens, vocabulary, width, *, dtype=torch.float32):
 def assert_stats_close(got, expected, atol):
     for mine, true in zip(got, expected, strict=True):
         torch.testing.assert_close(mine.double(), true.double(), atol=atol, rtol=0)
+
+
+def leaves_of(*tensors, device="cpu"):
+    """The same numbers on the device, and in float64 on the CPU, as leaves."""
+    mine = [tensor.to(device, copy=True).requires_grad_() for tensor in tensors]
+    return mine, [tensor.double().requires_grad_() for tensor in tensors]
+
+
+def assert_same(tensors, targets, options=None, *, within, rounded, form="auto", device="cpu"):
+    """Values are those of whole float64 logits ``within`` so much, gradients but for a ``rounded`` share.
+
+    ``tensors`` are hidden states, weights and perhaps a bias; the gradients are of a mean over tokens that weighs each
+    token's log-prob and entropy by factors of its own.
+    """
+    mine, exact = leaves_of(*tensors, device=device)
+    factors = torch.randn(2, len(targets), dtype=torch.float64)
+
+    def scored(score, leaves, targets, **more):
+        stats = score(**dict(zip(("hidden", "weight", "bias"), leaves, strict=False)), targets=targets, **more)
+        logp, entropy = factors.to(stats.logp)
+        return stats, torch.autograd.grad((logp * stats.logp + entropy * stats.entropy).mean(), leaves)
+
+    stats, gradients = scored(token_stats, mine, targets.to(device), form=form, **options or {})
+    true, wanted = scored(reference, exact, targets, **options or {})
+    assert_stats_close([part.cpu() for part in stats], true, within)
+    assert stats.logp.max().item() <= 0.0 <= stats.entropy.min().item()
+    for gradient, other, leaf in zip(gradients, wanted, mine, strict=True):
+        assert gradient.dtype == leaf.dtype
+        assert (gradient.double().cpu() - other).norm().item() <= rounded * other.norm().item() + 1e-9

@@ -11,15 +11,7 @@ class Around:
     """Passes everything on."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    @property
-    def exact(self) -> bool:
-        return self.engine.exact
-
-    @property
-    def rounding(self) -> float:
-        return self.engine.rounding
+        self.engine, self.exact, self.rounding = engine, engine.exact, engine.rounding
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
         return await self.engine.generate(prompt_ids, sampling, seed=seed)

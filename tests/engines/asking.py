@@ -25,6 +25,16 @@ def together(*requests: Awaitable[Completion]) -> list[Completion]:
     return asyncio.run(gather())
 
 
+def outcomes(*requests: Awaitable[Any]) -> list[Any]:
+    """What comes of requests that may fail: their completions and errors; none of them waits for ever."""
+
+    async def gather() -> list[Any]:
+        async with asyncio.timeout(20):
+            return await asyncio.gather(*requests, return_exceptions=True)
+
+    return asyncio.run(gather())
+
+
 def ask(engine: TransformersEngine, prompt: Sequence[int] = PROMPT, *, seed: int = 0, **sampling: Any) -> Completion:
     return together(engine.generate(tuple(prompt), Sampling(**{"max_tokens": 8, **sampling}), seed=seed))[0]
 

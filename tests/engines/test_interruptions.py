@@ -13,7 +13,7 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import InfrastructureError
 from agentrl.types import Segment
 
-from .asking import PROMPT, MakeEngine, ask, expected_logprobs
+from .asking import PROMPT, MakeEngine, ask, expected_logprobs, outcomes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -164,13 +164,7 @@ def test_a_model_that_breaks_fails_every_request_and_the_next_ones_work(make_eng
 
     ask(engine, seed=3)
     hook = engine._model.base_model.register_forward_pre_hook(out_of_memory)
-
-    async def crowd() -> list[Any]:
-        requests = (engine.generate((*PROMPT, n), Sampling(max_tokens=9), seed=n) for n in range(5))
-        async with asyncio.timeout(20):
-            return await asyncio.gather(*requests, return_exceptions=True)
-
-    failures = asyncio.run(crowd())
+    failures = outcomes(*(engine.generate((*PROMPT, n), Sampling(max_tokens=9), seed=n) for n in range(5)))
     assert [type(failure) for failure in failures] == [InfrastructureError] * 5
     assert all("MemoryError('no room')" in str(failure) for failure in failures)
     hook.remove()
@@ -187,13 +181,7 @@ class Unsliceable(tuple[int, ...]):
 
 def test_a_fault_while_slots_are_given_out_leaves_nobody_waiting(make_engine: MakeEngine) -> None:
     engine = make_engine(slots=1)
-
-    async def crowd() -> list[Any]:
-        prompts = [PROMPT, Unsliceable(PROMPT), (4, 5)]
-        requests = (engine.generate(prompt, Sampling(max_tokens=5), seed=0) for prompt in prompts)
-        async with asyncio.timeout(20):
-            return await asyncio.gather(*requests, return_exceptions=True)
-
-    failures = asyncio.run(crowd())
+    prompts = [PROMPT, Unsliceable(PROMPT), (4, 5)]
+    failures = outcomes(*(engine.generate(prompt, Sampling(max_tokens=5), seed=0) for prompt in prompts))
     assert isinstance(failures[1], InfrastructureError) and isinstance(failures[2], InfrastructureError)
     assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids

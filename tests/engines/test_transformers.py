@@ -10,7 +10,7 @@ from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
 
-from .asking import PROMPT, MakeEngine, ask, expected_logprobs, full_logp, ragged, together
+from .asking import PROMPT, MakeEngine, ask, expected_logprobs, full_logp, outcomes, ragged, together
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -190,15 +190,10 @@ def test_who_comes_while_all_slots_are_taken_waits(make_engine: MakeEngine) -> N
 def test_a_request_that_can_not_be_met_is_refused_alone(
     make_engine: MakeEngine, prompt: tuple[int, ...], options: dict[str, Any], seed: int, message: str
 ) -> None:
-    engine = make_engine(max_length=32)
-
-    async def both() -> list[Any]:
-        fine = engine.generate(PROMPT, Sampling(max_tokens=2), seed=0)
-        return await asyncio.gather(
-            fine, engine.generate(prompt, Sampling(**options), seed=seed), return_exceptions=True
-        )
-
-    fine, refused = asyncio.run(both())
+    engine, asked = make_engine(max_length=32), Sampling(**options)
+    fine, refused = outcomes(
+        engine.generate(PROMPT, Sampling(max_tokens=2), seed=0), engine.generate(prompt, asked, seed=seed)
+    )
     assert isinstance(fine, Completion) and isinstance(refused, ConfigError) and message in str(refused)
 
 

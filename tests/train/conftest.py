@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import psutil
 import pytest
 import safetensors.torch
 import torch
@@ -230,7 +230,7 @@ class Command:
 
     @property
     def running(self) -> bool:
-        return state_of(self.pid) not in ("Z", "")
+        return is_alive(self.pid)
 
     def until(self, ready: Callable[[], bool]) -> None:
         """Wait until something is there, while the process runs."""
@@ -240,11 +240,7 @@ class Command:
 
     def descendants(self) -> set[int]:
         """Its children, their children and so on."""
-        parents = {int(pid): parent_of(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()}
-        found = {self.pid}
-        while more := {pid for pid, parent in parents.items() if parent in found} - found:
-            found |= more
-        return found - {self.pid}
+        return {one.pid for one in psutil.Process(self.pid).children(recursive=True)}
 
     def wait(self) -> int:
         """The exit code; a signal's number, negative, where one ended it."""
@@ -283,19 +279,12 @@ class Server:
         self._process.communicate()
 
 
-def _stat(pid: int) -> list[str]:
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def state_of(pid: int) -> str:
-    return (_stat(pid) or [""])[0]
-
-
-def parent_of(pid: int) -> int:
-    return int((_stat(pid) or ["", "0"])[1])
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def is_time(name: str) -> bool:

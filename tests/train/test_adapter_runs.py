@@ -16,7 +16,7 @@ from agentrl.eval.command import EvalRequest
 from agentrl.eval.command import run as evaluate
 from agentrl.models.load import load_model
 from agentrl.models.lora import base_of
-from agentrl.runs.checkpoint import model_at
+from agentrl.runs.checkpoint import export, model_at
 from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.progress import Display
 from agentrl.train.learner import Learner
@@ -71,15 +71,9 @@ def check_readers(run: Path, display: Display) -> None:
     assert all(torch.equal(weight, weights[name]) for name, weight in own.named_parameters())
     assert AutoTokenizer.from_pretrained("whole").chat_template
     with pytest.raises(UsageError, match=r"'whole' can't be made .*: name another one"):
-        export_again(run)
+        export(str(run), Path("whole"), "float32", print)
     assert main(["export", str(run), "half", "--dtype", "bfloat16"]) == 0
     assert AutoModelForCausalLM.from_pretrained("half").dtype == torch.bfloat16
-
-
-def export_again(run: Path) -> None:
-    from agentrl.runs.checkpoint import export
-
-    export(str(run), Path("whole"), "float32", print)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 
 from agentrl.runs.folder import checkpoints, read_jsonl
 
-from .conftest import Command, Server, Train, state_of
+from .conftest import Command, Server, Train, is_alive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def check_ended(command: Command, left: set[int], name: str, code: int = 130) ->
 
 
 def await_end(left: set[int]) -> None:
-    while [pid for pid in left if state_of(pid) not in ("", "Z")]:
+    while any(map(is_alive, left)):
         time.sleep(0.01)
 
 

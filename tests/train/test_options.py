@@ -13,8 +13,8 @@ from agentrl.types import Stop
 
 from ..algos import reference as slow
 from .conftest import Make
-from .test_trainer import step, trainer_of
-from .test_whole_step import Pool, Slow, check_update, loud, watch  # noqa: F401
+from .test_trainer import log_probs_of, step, trainer_of
+from .test_whole_step import TEMPERATURE, Pool, Slow, check_update, loud, watch  # noqa: F401
 
 KL, ENTROPY, BUFFER, TURN, EPISODE = 0.3, 0.05, 12, 20, 90
 BOUNDS = {"token": (0.75, 1.3), "sequence": (0.5, 2.5), "geometric": (0.9, 1.2)}
@@ -45,8 +45,8 @@ class Options(Slow):
         ]
 
     def beside(self, row: int, other: list[list[float]]) -> Tensor:
-        probs, _ = self.probs(row)
-        entropy = -(probs * probs.log()).sum(1)
+        every, _ = log_probs_of(self.model, self.episodes[row], TEMPERATURE)
+        entropy = -(every.exp() * every).sum(1)
         x = torch.tensor(other[row]) - self.logp(row)
         return (KL * (x.exp() - 1 - x) - ENTROPY * entropy).mean()
 

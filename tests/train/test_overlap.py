@@ -210,13 +210,9 @@ def test_settings_that_contradict_each_other_are_refused(small: Make, overrides:
         trainer_of(small(*overrides))
 
 
-class Inexact(Around):
-    @property
-    def exact(self) -> bool:
-        return False
-
-
 def test_an_engine_that_others_disturb_is_refused_in_a_deterministic_run(small: Make) -> None:
     run = small("run.deterministic=true")
+    inexact = Around(run.parts.engine)
+    inexact.exact = False
     with pytest.raises(ConfigError, match="which transformers is not"):
-        trainer_of(run, Inexact(run.parts.engine))
+        trainer_of(run, inexact)

@@ -29,7 +29,7 @@ from agentrl.train.learner import Learner
 from agentrl.train.ranks import check_ranks, is_follower, ranks
 from agentrl.train.sharded import dismiss, new_learner, serve
 
-from .conftest import ARITHMETIC, TOY, Command, Server, rows_of, setting, state_of, weights_of
+from .conftest import ARITHMETIC, TOY, Command, Server, is_alive, rows_of, setting, weights_of
 from .test_score import batch_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -274,6 +274,6 @@ def test_rank_that_is_killed_ends_the_run_which_goes_on_later(
     ranks = [pid for pid in command.descendants() if b"train.ranks" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(ranks) == 2
     os.kill(max(ranks), signal.SIGKILL)
-    assert command.wait() == 1 and not any(state_of(pid) for pid in ranks)
+    assert command.wait() == 1 and not any(map(is_alive, ranks))
     assert "rank 2 was killed by SIGKILL; the run goes on from its last checkpoint" in command.err.splitlines()[-1]
     server.start(tmp_path, "train", "--resume", "runs/it", *setting("optim.steps=2", "run.ranks=1")).done()

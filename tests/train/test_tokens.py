@@ -12,7 +12,7 @@ from agentrl.types import Trajectory
 
 from ..runs.origins import ORIGIN
 from .conftest import Make
-from .test_trainer import logp_of, step, trainer_of, weights_of
+from .test_trainer import energy_of, logp_of, step, trainer_of, weights_of
 
 MANY = ("optim.minibatches=2", "optim.epochs=2", "optim.lr=3e-3", "algo.loss=ctpo", "algo.energy_ratio=false")
 
@@ -22,15 +22,6 @@ class Signs:
 
     def decode(self, token_ids: int | list[int], **_: Any) -> str:
         return str(token_ids)
-
-
-def energy_of(model: Any, episode: Trajectory) -> Tensor:
-    """1 - 2π(y) + Σπ² of an episode's sampled tokens."""
-    tokens = torch.tensor(episode.token_ids)
-    trained = torch.tensor([segment.trained for segment in episode.segments for _ in segment.token_ids])
-    places = torch.nonzero(trained)[:, 0]
-    probs = torch.softmax(model(tokens[None]).logits[0, places - 1].float(), dim=-1)
-    return 1 - 2 * probs.gather(1, tokens[places, None])[:, 0] + probs.square().sum(1)
 
 
 def near(values: Any, wanted: Tensor, atol: float = 1e-4) -> None:

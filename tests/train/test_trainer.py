@@ -39,13 +39,27 @@ def weights_of(run: Small) -> dict[str, Tensor]:
     return {name: weights.detach().clone() for name, weights in run.parts.model.named_parameters()}
 
 
-def logp_of(model: Any, episode: Trajectory, temperature: float = 1.0) -> Tensor:
-    """Log-probs of an episode's sampled tokens, from transformers' own attention on this row alone."""
+def log_probs_of(model: Any, episode: Trajectory, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probs of all tokens wherever one was sampled [n, V], and which it was [n], from transformers' own attention
+    on this row alone."""
     tokens = torch.tensor(episode.token_ids)
     trained = torch.tensor([segment.trained for segment in episode.segments for _ in segment.token_ids])
-    logp = torch.log_softmax(model(tokens[None]).logits[0].float() / temperature, dim=-1)
     places = torch.nonzero(trained)[:, 0]
-    return logp[places - 1, tokens[places]]
+    logits = model(tokens[None]).logits[0, places - 1].float()
+    return torch.log_softmax(logits / temperature, dim=-1), tokens[places]
+
+
+def logp_of(model: Any, episode: Trajectory, temperature: float = 1.0) -> Tensor:
+    """Log-probs of an episode's sampled tokens [n]."""
+    logp, tokens = log_probs_of(model, episode, temperature)
+    return logp.gather(1, tokens[:, None])[:, 0]
+
+
+@torch.no_grad()
+def energy_of(model: Any, episode: Trajectory, temperature: float = 1.0) -> Tensor:
+    """‖onehot(y) − π‖² of an episode's sampled tokens [n]."""
+    logp, tokens = log_probs_of(model, episode, temperature)
+    return (torch.nn.functional.one_hot(tokens, logp.shape[1]) - logp.exp()).square().sum(1)
 
 
 def slow_loss(model: Any, result: StepResult, aggregate: str, longest: int) -> Tensor:

@@ -24,6 +24,7 @@ from agentrl.types import Trajectory
 from ..algos import reference as slow
 from ..engines.around import Around
 from .conftest import Make, Shout, Small, is_time
+from .test_trainer import energy_of, logp_of
 
 TEMPERATURE, CAP, NORM, LR, BETAS, DECAY = 0.7, 1.5, 0.1, 1e-4, (0.8, 0.9), 3.0
 WIDTHS = {"low": 0.2, "high": 0.3, "dual": 0.4}
@@ -161,9 +162,7 @@ class Slow:
         self.model.load_state_dict(weights, strict=False)
 
     def logp(self, row: int) -> Tensor:
-        episode = self.episodes[row]
-        trained = [segment.trained for segment in episode.segments for _ in segment.token_ids]
-        return log_probs(self.model, torch.tensor(episode.token_ids))[torch.tensor(trained[1:])]
+        return logp_of(self.model, self.episodes[row], TEMPERATURE)
 
     def all_logp(self) -> list[list[float]]:
         with torch.no_grad():
@@ -176,21 +175,8 @@ class Slow:
 
     def otb(self, weights: list[list[float]] | None) -> list[list[float]]:
         group = [one.task_id for one in self.episodes]
-        energy = [self.energy(row) for row in range(len(group))]
+        energy = [energy_of(self.model, one, TEMPERATURE).tolist() for one in self.episodes]
         return slow.otb(self.rewards, energy, group, tail="carry", weights=weights)
-
-    def probs(self, row: int) -> tuple[Tensor, Tensor]:
-        """The distribution of each sampled token [n, V], and the token one-hot."""
-        episode = self.episodes[row]
-        tokens = torch.tensor(episode.token_ids)
-        trained = torch.tensor([segment.trained for segment in episode.segments for _ in segment.token_ids][1:])
-        probs = torch.softmax(self.model(tokens[None]).logits[0, :-1] / TEMPERATURE, dim=-1)[trained]
-        return probs, torch.nn.functional.one_hot(tokens[1:][trained], probs.shape[1])
-
-    def energy(self, row: int) -> list[float]:
-        with torch.no_grad():
-            probs, picked = self.probs(row)
-        return (picked - probs).square().sum(1).tolist()
 
     def weights(self, old: Sequence[Sequence[float]], kind: str) -> list[list[float]]:
         """min(old/sampler, cap) of the row, of the prefix or of the token."""
