@@ -10,8 +10,11 @@ import torch
 
 from agentrl.batch import Batch, whole
 from agentrl.models import attention
+from agentrl.train.learner import Learner
 from agentrl.train.score import score
 from agentrl.types import Group, Segment, Stop, Trajectory
+
+from .test_score import full_stats
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = tuple(range(40, 52))
@@ -109,3 +112,33 @@ def test_long_rows_share_in_any_order(model: Any, monkeypatch: pytest.MonkeyPatc
     for order in ((0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 4, 0, 3, 1)):
         (pack,) = batch.split(1000, order)
         assert_alike(own, pack, 4 * len(PROMPT) + 2 * 2 + 1)
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 5e-6), (torch.float64, 1e-6)])
+def test_an_update_of_several_packs_has_the_gradients_of_rows_one_by_one(
+    model: Any, reference: Any, dtype: torch.dtype, rounding: float
+) -> None:
+    """Against transformers' own attention and whole logits, a row at a time: nothing shared, nothing packed.
+
+    Its norms are computed in float32 whatever the weights are.
+    """
+    said = tuple(range(60, 100))
+    late = [member("late", PROMPT, (*said[:forks], 100, 101 + forks)) for forks in (36, 38, 38, 40)]
+    early = [member("early", PROMPT[:9], (120 + place, *said[:20])) for place in range(4)]
+    batch = whole([Group(tuple(late)), Group(tuple(early))])
+    weight = torch.linspace(-1, 2, len(batch.sampled), dtype=dtype)
+    ours, theirs = copy.deepcopy(model).to(dtype), copy.deepcopy(reference).to(dtype)
+    learner = Learner(
+        ours, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1e9, max_tokens=150, temperature=0.7,
+        dtype=str(dtype).removeprefix("torch."),
+    )  # fmt: skip
+    seen: list[torch.Tensor] = []
+    learner.optimizer.register_step_pre_hook(lambda *_: seen.extend(one.grad.clone() for one in learner.trained))
+    packs = learner.packs(batch, range(len(batch)))
+    with counted(ours) as counts:
+        learner.update(packs, lambda place, stats: (stats.logp * weight[packs[place].index]).sum(), 0.0)
+    assert len(counts) == len(packs) > 1 and sum(counts) < 0.75 * len(batch.tokens)
+    logp, _, _ = full_stats(theirs, batch, 0.7)
+    (logp * weight).sum().backward()
+    for mine, wanted in zip(seen, theirs.parameters(), strict=True):
+        assert (mine - wanted.grad).abs().max() < rounding * wanted.grad.abs().max()
