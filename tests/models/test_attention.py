@@ -131,6 +131,12 @@ def test_a_pack_and_its_gradients_are_those_of_its_rows(
         torch.testing.assert_close(ours, theirs, **CPU_EXACT)
 
 
+def test_tokens_that_a_long_row_shares_do_not_attend_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_LONG", 8)
+    plan = PackedRows(starts_of((9, 12)), forked((9, 12), True))
+    assert [(queries.shape, keys.shape) for queries, keys in plan._buckets] == [((1, 9), (1, 9)), ((1, 7), (1, 12))]
+
+
 @pytest.mark.parametrize("lengths", [(7,), (3, 3), (8, 9)])
 def test_rows_without_pads_are_views(monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...]) -> None:
     monkeypatch.setattr(attention, "_LONG", 8)

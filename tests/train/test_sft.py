@@ -114,8 +114,9 @@ def test_likelihood_is_the_mean_over_episodes_of_what_each_has_before_the_update
 def test_gradient_is_that_of_the_mean_over_gold_tokens_in_uneven_packs(
     small: Make, reference: Any, temperature: float
 ) -> None:
-    run = small(*TAUGHT, "sft.episodes=6", "sft.steps=1", f"sft.temperature={temperature}")
-    groups = oracle(run)
+    # Five episodes in two packs: means of packs would weigh those of the smaller one more.
+    run = small(*TAUGHT, "sft.episodes=5", "sft.steps=1", f"sft.temperature={temperature}")
+    groups = oracle(run)[:5]
     lengths = [len(episode.token_ids) for episode in flatten(groups)]
     run = replace(run, config=with_overrides(run.config, [f"optim.max_tokens={sum(lengths) - min(lengths)}"]))
     gradients: list[dict[str, Any]] = []

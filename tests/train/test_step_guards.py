@@ -26,11 +26,11 @@ from .test_trainer import step, trainer_of
 
 
 class Off(Around):
-    """Reports log-probs that are not those it samples from."""
+    """Reports log-probs that are not those it samples from, in episodes and not to a probe, which has no stop ids."""
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
         done = await super().generate(prompt_ids, sampling, seed=seed)
-        return replace(done, logprobs=tuple(lp - 0.01 for lp in done.logprobs))
+        return replace(done, logprobs=tuple(lp - 0.01 * bool(sampling.stop_ids) for lp in done.logprobs))
 
 
 def batch_in_another_order(whole: Callable[..., Batch]) -> Callable[..., Batch]:
