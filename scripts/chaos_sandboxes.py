@@ -233,7 +233,7 @@ def docker_victim(rng: random.Random) -> tuple[str, Callable[[], None] | None]:
     from agentrl.sandboxes.docker import engine as docker_engine
 
     with docker_engine.connect() as engine:
-        found = [one.id for one in engine.owned() if one.owner == docker_engine.owner()]
+        found = [one for one, name in engine.owned().items() if name == docker_engine.owner()]
 
     def end(container: str) -> None:
         with docker_engine.connect() as again:
@@ -274,8 +274,7 @@ def belongings(backend: str) -> dict[str, int]:
         from agentrl.sandboxes.docker import engine as docker_engine
 
         with docker_engine.connect() as engine:
-            me = docker_engine.owner()
-            held["containers"] = sum(one.owner == me for one in engine.owned())
+            held["containers"] = list(engine.owned().values()).count(docker_engine.owner())
     return held
 
 

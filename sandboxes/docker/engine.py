@@ -50,16 +50,6 @@ class EngineInfo:
     """Processors of its machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnedContainer:
-    """A container that a host process of ours made."""
-
-    id: str
-    """Its id."""
-    owner: str
-    """The process that made it, as :func:`owner` writes it."""
-
-
 def owner(pid: int | None = None) -> str:
     """Name a process of this machine, this one unless told, so that no later one has the same name.
 
@@ -182,11 +172,11 @@ class DockerEngine(Closing):
                 if error.status_code != 409:
                     raise
 
-    def owned(self) -> list[OwnedContainer]:
-        """List the containers of this back end, of every process."""
+    def owned(self) -> dict[str, str]:
+        """Map the containers of this back end, of every process, to their owners as :func:`owner` names them."""
         with _faults("listing containers"):
             found = self._client.containers(all=True, filters={"label": OWNER_LABEL})
-        return [OwnedContainer(id=entry["Id"], owner=entry["Labels"][OWNER_LABEL]) for entry in cast(list[Any], found)]
+        return {entry["Id"]: entry["Labels"][OWNER_LABEL] for entry in cast(list[Any], found)}
 
     def close(self) -> None:
         """Close the connection."""

@@ -16,13 +16,13 @@ from agentrl.sandboxes.host.profiles import Profile
 from agentrl.sandboxes.host.sessions import WorkerSandbox
 
 _CORES: Final = 2
-_READY_PER_CORE: Final = 2
 
 
 class DockerSandbox(WorkerSandbox):
     """Sessions in containers of a Docker engine, which may be on another machine."""
 
     backend = "docker"
+    session_class = DockerSession
 
     def __init__(
         self, limits: Limits, *, runtime: str | None = None, image: str = IMAGE, ready: int | None = None
@@ -41,10 +41,7 @@ class DockerSandbox(WorkerSandbox):
             SandboxError: The first container did not start.
             ValueError: ``ready`` is negative.
         """
-        size = _READY_PER_CORE * len(os.sched_getaffinity(0)) if ready is None else ready
-        if size < 0:
-            raise ValueError(f"ready must not be negative, not {size}")
-        super().__init__(limits)
+        super().__init__(limits, ready)
         engine = connect()
         try:
             spec = _spec(engine, image, runtime, limits)
@@ -52,17 +49,13 @@ class DockerSandbox(WorkerSandbox):
         except BaseException:
             engine.close()
             raise
-        self._pool = ContainerPool(partial(Container, engine, spec), size, self.slots)
+        self._pool = ContainerPool(partial(Container, engine, spec), self._size, self.slots)
         self._end = weakref.finalize(self, _end, self._pool, engine, os.getpid())
         try:
             self._pool.start()
         except BaseException:
             self.close()
             raise
-
-    def open(self, seed: int, *, fresh: bool = False) -> DockerSession:
-        """Open a session; see :meth:`WorkerSandbox.open`."""
-        return DockerSession(self, seed, fresh=fresh)
 
     def take(self, profile: Profile, *, fresh: bool = False) -> ContainerWorker:
         """Take a container; see :meth:`WorkerSandbox.take`. All of them have everything imported."""
@@ -75,16 +68,9 @@ class DockerSandbox(WorkerSandbox):
 
     def health(self) -> Health:
         """Return whether containers can be started; see :meth:`Sandbox.health`."""
-        counted, fault = self.counters(), self._pool.fault
-        return Health(
-            ok=not self._closed and not fault,
-            backend=self.backend,
-            sessions=self._sessions,
-            ready=self._pool.ready,
-            faults=counted.faults,
-            fault_rate=counted.fault_rate,
-            detail="closed" if self._closed else fault or f"{self._pool.total} containers",
-        )
+        fault = self._pool.fault
+        detail = "closed" if self._closed else fault or f"{self._pool.total} containers"
+        return self._health(ok=not fault, ready=self._pool.ready, detail=detail)
 
     def close(self) -> None:
         """End every session and wait until every container is gone."""
@@ -118,9 +104,9 @@ def _spec(engine: DockerEngine, name: str, runtime: str | None, limits: Limits) 
 
 def _remove_leftovers(engine: DockerEngine) -> None:
     """Remove containers of processes of this machine that have ended without removing them."""
-    for container in engine.owned():
-        if is_gone(container.owner):
-            engine.remove(container.id)
+    for container, name in engine.owned().items():
+        if is_gone(name):
+            engine.remove(container)
 
 
 def _end(pool: ContainerPool, engine: DockerEngine, owner: int) -> None:

@@ -1,4 +1,4 @@
-"""Runs the local back end's sessions over a stream to a container."""
+"""Runs sessions over a stream to a container."""
 
 import re
 import time
@@ -7,9 +7,8 @@ from typing import Final
 from agentrl.sandboxes.base import Cell, ForkRefused, Limits, Result
 from agentrl.sandboxes.docker.container import Container
 from agentrl.sandboxes.host.capture import Capture
-from agentrl.sandboxes.host.local import LocalSession
 from agentrl.sandboxes.host.profiles import Profile
-from agentrl.sandboxes.host.sessions import CellSession, WorkerSandbox
+from agentrl.sandboxes.host.sessions import WorkerSandbox, WorkerSession
 from agentrl.sandboxes.host.worker import Worker, WorkerDied
 from agentrl.sandboxes.inside import wire
 
@@ -56,9 +55,8 @@ class ContainerWorker(Worker):
                 raise
         self.spent = True
         kept = self._limits.output_kept_bytes
-        nothing = dict.fromkeys(("value", "exc_type", "traceback", "exit_code", "signal"))
-        measured = {"wall": time.monotonic() - started, "cpu": 0.0, "rss": self._container.memory_bytes}
-        return {**nothing, **measured, "status": "memory", "state": "lost"}, (Capture(kept), Capture(kept))
+        measured = {"wall": time.monotonic() - started, "cpu": 0.0, "rss": self._container.memory_bytes, "signal": None}
+        return {**wire.NOTHING, **measured, "status": "memory", "state": "lost"}, (Capture(kept), Capture(kept))
 
     def _ran_out_of_memory(self) -> bool:
         # The kernel's notice may reach the engine later than the end of the stream reaches us.
@@ -68,7 +66,7 @@ class ContainerWorker(Worker):
         return found
 
 
-class DockerSession(LocalSession):
+class DockerSession(WorkerSession):
     """A session in one container; another container takes over where the kernel ended that one."""
 
     def __init__(self, sandbox: WorkerSandbox, seed: int, *, fresh: bool = False) -> None:
@@ -78,7 +76,7 @@ class DockerSession(LocalSession):
         self._unrepeatable = False
 
     def execute(self, cell: Cell) -> Result:
-        """Run one cell with all its settings; see :meth:`CellSession.execute`."""
+        """Run one cell with all its settings; see :meth:`WorkerSession.execute`."""
         result = super().execute(cell)
         if result.state == "kept":
             self._results.append(result)
@@ -86,7 +84,7 @@ class DockerSession(LocalSession):
             self._unrepeatable = True
         return result
 
-    def fork(self) -> CellSession:
+    def fork(self) -> WorkerSession:
         """Run the cells again in a second container, and refuse where they come out differently.
 
         Raises:

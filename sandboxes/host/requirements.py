@@ -17,12 +17,22 @@ _UNCONFINED: Final = "--security-opt seccomp=unconfined --security-opt systempat
 class Setting:
     """A setting of the kernel that can forbid user namespaces."""
 
-    path: str
-    """File that holds it."""
+    name: str
+    """Its name, as ``sysctl`` takes it."""
     forbids: str
     """The value that forbids them."""
-    remedy: str
-    """The command, to be run as root, that allows them."""
+    allows: str
+    """A value that allows them."""
+
+    @property
+    def path(self) -> str:
+        """File that holds it."""
+        return f"/proc/sys/{self.name.replace('.', '/')}"
+
+    @property
+    def remedy(self) -> str:
+        """The command, to be run as root, that allows them."""
+        return f"sysctl -w {self.name}={self.allows}"
 
     def read(self) -> str | None:
         """Return the value, or ``None`` where this kernel has no such setting."""
@@ -33,17 +43,9 @@ class Setting:
 
 
 SETTINGS: Final = (
-    Setting(path="/proc/sys/user/max_user_namespaces", forbids="0", remedy="sysctl -w user.max_user_namespaces=10000"),
-    Setting(
-        path="/proc/sys/kernel/unprivileged_userns_clone",
-        forbids="0",
-        remedy="sysctl -w kernel.unprivileged_userns_clone=1",
-    ),
-    Setting(
-        path="/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
-        forbids="1",
-        remedy="sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
-    ),
+    Setting(name="user.max_user_namespaces", forbids="0", allows="10000"),
+    Setting(name="kernel.unprivileged_userns_clone", forbids="0", allows="1"),
+    Setting(name="kernel.apparmor_restrict_unprivileged_userns", forbids="1", allows="0"),
 )
 """Every such setting that is known, in the order in which they are looked at."""
 

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import platform
+import struct
 import time
 from typing import Final
 
@@ -68,8 +69,9 @@ def _checked(result: int, what: str) -> int:
     return result
 
 
-def _call(name: str, *arguments: object) -> int:
-    values = [a if not isinstance(a, int) else ctypes.c_long(a) for a in arguments]
+def _call(name: str, *arguments: int | bytes) -> int:
+    # Bytes go as a pointer to them.
+    values = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
     return _checked(_libc.syscall(ctypes.c_long(_NUMBERS[MACHINE][name]), *values), name)
 
 
@@ -188,25 +190,15 @@ def unmount(path: str) -> None:
     _checked(_libc.umount2(path.encode(), _MNT_DETACH), f"umount2({path})")
 
 
-class _MountAttributes(ctypes.Structure):
-    _fields_ = (
-        ("set", ctypes.c_uint64),
-        ("clear", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("userns", ctypes.c_uint64),
-    )
-
-
 def set_mount_attributes(path: str, attributes: int, *, recursive: bool) -> None:
     """Add attributes, such as read-only, to a mount and, where asked, to all below it (Linux 5.12).
 
     Raises:
         OSError: The kernel is too old or refused.
     """
-    wanted = _MountAttributes(attributes, 0, 0, 0)
-    flags = _AT_RECURSIVE if recursive else 0
-    size = ctypes.sizeof(wanted)
-    _call("mount_setattr", _AT_FDCWD, ctypes.c_char_p(path.encode()), flags, ctypes.byref(wanted), size)
+    # struct mount_attr: what to set, what to clear, propagation, user namespace.
+    wanted = struct.pack("=4Q", attributes, 0, 0, 0)
+    _call("mount_setattr", _AT_FDCWD, path.encode(), _AT_RECURSIVE if recursive else 0, wanted, len(wanted))
 
 
 def pivot_into(path: str) -> None:
@@ -216,8 +208,8 @@ def pivot_into(path: str) -> None:
         OSError: The kernel refused.
     """
     os.chdir(path)
-    _call("pivot_root", ctypes.c_char_p(b"."), ctypes.c_char_p(b"."))
-    _checked(_libc.umount2(b".", _MNT_DETACH), "umount2")
+    _call("pivot_root", b".", b".")
+    unmount(".")
     os.chdir("/")
 
 
@@ -236,10 +228,6 @@ def set_dumpable(dumpable: bool) -> None:
     _prctl(_PR_SET_DUMPABLE, int(dumpable))
 
 
-class _CapabilityHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-
 def drop_privileges() -> None:
     """Give up every capability and the way back to any: bounding set, own sets, ``no_new_privs``.
 
@@ -250,6 +238,6 @@ def drop_privileges() -> None:
         # EINVAL: past the last capability of this kernel.
         if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break
-    header = _CapabilityHeader(0x20080522, 0)
-    _call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
+    # The third version's header, for this process, and three sets of 64 bits: none.
+    _call("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)

@@ -81,8 +81,8 @@ def proportional_bytes(keep: Collection[int], otherwise: int, enough: int) -> in
         if total > enough:
             break
         try:
-            with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-                total += sum(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:"))
+            lines = _read_proc(pid, "smaps_rollup").splitlines()
+            total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith(b"Pss:"))
         except PermissionError:
             return otherwise
         except (FileNotFoundError, ProcessLookupError):
@@ -92,8 +92,7 @@ def proportional_bytes(keep: Collection[int], otherwise: int, enough: int) -> in
 
 def _resident(pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * _PAGE
+        return int(_read_proc(pid, "statm").split()[1]) * _PAGE
     except (FileNotFoundError, ProcessLookupError):
         return 0
 
@@ -116,8 +115,7 @@ def run_delays(keep: Collection[int] = ()) -> dict[int, float]:
         # A process, or a thread of it, that ended since it was listed; or a kernel without the figure.
         with suppress(FileNotFoundError, ProcessLookupError):
             for task in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{task}/schedstat", "rb") as file:
-                    found[int(task)] = int(file.read().split()[1]) / 1e9
+                found[int(task)] = int(_read_proc(pid, f"task/{task}/schedstat").split()[1]) / 1e9
     return found
 
 
@@ -226,17 +224,10 @@ def take_status(pid: int) -> tuple[int, int]:
     return status, spent.ru_maxrss << 10
 
 
-def reap() -> None:
-    """Take the exit statuses of ended children that nobody asks for."""
+def reap(keep: Collection[int] = ()) -> None:
+    """Take the exit statuses of ended children but those in ``keep``: zombies count against the process limit."""
     with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
-def reap_orphans(ours: set[int]) -> None:
-    """Take the exit statuses of ended children that are not ``ours``: zombies count against the process limit."""
-    with suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in keep:
             os.waitpid(ended.si_pid, 0)
 
 
@@ -251,8 +242,7 @@ def has_signals(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """Return whether a process is alive and stopped."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"T"
+        return _read_proc(pid, "stat").rpartition(b")")[2].split()[0] == b"T"
     except FileNotFoundError:
         return False
 

@@ -147,10 +147,8 @@ class _Program:
             order, descriptors = received
             # This may be a copy by now, woken after a rollback or as a fork.
             self._pid = os.getpid()
-            if order["t"] == "snapshot":
-                self._snapshot(descriptors)
-            elif order["t"] == "fork":
-                self._fork(descriptors)
+            if order["t"] in ("snapshot", "fork"):
+                self._copy(cast(str, order["t"]), descriptors)
             elif order["t"] == "wake":
                 self._let_signals_in()
                 self._hold_signals()
@@ -164,43 +162,32 @@ class _Program:
     def _tell(self, claim: wire.Message) -> None:
         self._channel.sendall(wire.pack(claim))
 
-    def _snapshot(self, descriptors: list[int]) -> None:
-        """Make a copy that waits, stopped, for orders over a channel of its own, out of the next cell's reach."""
-        # A fork keeps one thread only, so a process with more can't be copied truly.
-        pid = 0
-        if len(os.listdir("/proc/self/task")) == 1 == len(descriptors):
-            try:
-                pid = kernel.clone_sibling()
-            except OSError:
-                pid = 0
-            else:
-                if pid == 0:
-                    _stop_with(descriptors, self._descriptors[:1])
-                    return
-        for descriptor in descriptors:
-            os.close(descriptor)
-        self._tell({"t": "snapshot", "pid": pid})
+    def _copy(self, kind: str, descriptors: list[int]) -> None:
+        """Make a copy that waits, stopped, for orders over descriptors of its own, out of the next cell's reach.
 
-    def _fork(self, descriptors: list[int]) -> None:
-        """Make a copy that waits, stopped, for orders over ``descriptors``: channel, standard output and error."""
+        A snapshot has the outputs of its original, and its files; a fork has outputs and copied files of its own.
+        """
+        targets = self._descriptors if kind == "fork" else self._descriptors[:1]
         pid, why = 0, "the program runs threads, which a copy would lack"
-        if len(descriptors) != len(self._descriptors):
+        if len(descriptors) != len(targets):
             why = "the program has too many files open"
+        # A fork keeps one thread only, so a process with more can't be copied truly.
         elif len(os.listdir("/proc/self/task")) == 1:
             try:
-                folder, files = os.getcwd(), program_files.open_files()
+                left_open = program_files.left_open() if kind == "fork" else None
                 pid = kernel.clone_sibling()
             except OSError as error:
                 why = f"its program can't be copied: {error.strerror}"
             else:
                 if pid == 0:
-                    _stop_with(descriptors, self._descriptors)
+                    _stop_with(descriptors, targets)
                     # Woken with its own files under the same names.
-                    program_files.reopen(folder, files)
+                    if left_open is not None:
+                        program_files.reopen(*left_open)
                     return
         for descriptor in descriptors:
             os.close(descriptor)
-        self._tell({"t": "fork", "pid": pid, "why": why})
+        self._tell({"t": kind, "pid": pid, "why": why})
 
     def _run(self, order: wire.Message) -> bool:
         self._cells += 1
@@ -246,15 +233,16 @@ class _Program:
             # repr may return a subclass of str whose methods lie, even about its length.
             shown = None if value is None else str.__add__("", repr(value))
         except SystemExit as error:
-            return _claim("exit", exit_code=_exit_code(error))
+            return {**wire.NOTHING, "status": "exit", "exit_code": _exit_code(error)}
         except BaseException as error:
             kind = "memory" if isinstance(error, MemoryError) else "error"
             report = wire.cut(_report(error), self._limits.traceback_chars)
-            return _claim(kind, exc_type=_name(type(error))[:200], trace=report)
+            return {**wire.NOTHING, "status": kind, "exc_type": _name(type(error))[:200], "traceback": report}
         finally:
             self._hold_signals()
             _allow_descriptors(self._limits.open_files + _SPARE)
-        return _claim("ok", value=None if shown is None else wire.cut(shown, self._limits.value_chars))
+        value = None if shown is None else wire.cut(shown, self._limits.value_chars)
+        return {**wire.NOTHING, "status": "ok", "value": value}
 
     def _let_signals_in(self) -> None:
         # A signal that came before the cell, and its handler's exception, are not the cell's doing.
@@ -281,17 +269,6 @@ def _allow_descriptors(most: int) -> None:
     """Set the limit of open descriptors, within the hard limit, which the program may have lowered."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, hard), hard))
-
-
-def _claim(
-    status: str,
-    *,
-    value: str | None = None,
-    exc_type: str | None = None,
-    trace: str | None = None,
-    exit_code: int | None = None,
-) -> wire.Message:
-    return {"status": status, "value": value, "exc_type": exc_type, "traceback": trace, "exit_code": exit_code}
 
 
 def _writer(descriptor: int) -> TextIO:

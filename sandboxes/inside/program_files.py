@@ -49,8 +49,8 @@ def _open_regular(path: str) -> int:
     return opened
 
 
-def open_files() -> list[tuple[int, str]]:
-    """List the descriptors of regular files in the scratch folders, and their paths."""
+def left_open() -> tuple[str, list[tuple[int, str]]]:
+    """Return the working folder, and the descriptors of regular files in the scratch folders with their paths."""
     found: list[tuple[int, str]] = []
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         # The descriptor of the listing itself is gone by now.
@@ -58,7 +58,7 @@ def open_files() -> list[tuple[int, str]]:
             path = os.readlink(f"/proc/self/fd/{descriptor}")
             if path.startswith(("/tmp/", "/dev/shm/")) and stat.S_ISREG(os.fstat(descriptor).st_mode):
                 found.append((descriptor, path))
-    return found
+    return os.getcwd(), found
 
 
 def reopen(folder: str, files: list[tuple[int, str]]) -> None:

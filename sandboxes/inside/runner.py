@@ -6,6 +6,7 @@ the container is its namespace. Between sessions every process but this one is k
 
 import os
 import resource
+import select
 import signal
 import stat
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from agentrl.sandboxes.inside import kernel, processes, program, seccomp, wire, 
 from agentrl.sandboxes.inside.interfaces import SessionSetup
 from agentrl.sandboxes.inside.limits import Limits
 from agentrl.sandboxes.inside.mux import Mux, SessionEnded
-from agentrl.sandboxes.inside.supervisor import Supervisor
+from agentrl.sandboxes.inside.supervisor import POLL_MS, Supervisor
 
 WRITABLE: Final = ("/tmp", "/dev/shm")
 """Folders that a program can write into."""
@@ -64,10 +65,17 @@ def _serve(mux: Mux, limits: Limits) -> set[object]:
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     instructions = seccomp.assemble(kernel.MACHINE, program.own_descriptors(limits)[0])
     setup = SessionSetup(channel=-1, out=out, err=err, limits=limits, seccomp=instructions, inside=None)
-    supervisor = Supervisor(mux, setup, proc, mux)
+    # The program has a copy of this process's memory, and the old key in it.
+    supervisor = Supervisor(mux, setup, proc, spawned=mux.rotate_key)
     try:
-        supervisor.serve()
-        raise RuntimeError("the supervisor serves until the host lets go")
+        supervisor.spawn()
+        while True:
+            poll = select.poll()
+            supervisor.register(poll)
+            mux.register(poll)
+            ready = dict(poll.poll(None if supervisor.idle else POLL_MS))
+            mux.handle(ready)
+            supervisor.handle(ready)
     except SessionEnded:
         return supervisor.statuses - _ORDINARY
     except OSError as error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from agentrl.sandboxes.inside import wire
-from agentrl.sandboxes.inside.interfaces import ManagedSession, SessionSetup
+from agentrl.sandboxes.inside.interfaces import SessionSetup
 from agentrl.sandboxes.inside.program_channel import ProgramChannel
 from agentrl.sandboxes.inside.scratch import ScratchStore
 from agentrl.sandboxes.inside.supervisor import POLL_MS, Supervisor
@@ -136,16 +136,16 @@ class SessionGroup:
         self._active = supervisor
         supervisor.check_alive()
 
-    def other_pids(self, session: ManagedSession) -> frozenset[int]:
+    def other_pids(self, session: object) -> frozenset[int]:
         """Return the processes of all other sessions, which are suspended."""
         others = (entry.suspended for supervisor, entry in self._entries.items() if supervisor is not session)
         return frozenset[int]().union(*others)
 
-    def _check_active(self, session: ManagedSession) -> Supervisor:
+    def _check_active(self, session: object) -> Supervisor:
         assert self._active is not None and self._active is session, "only the active session gets orders"
         return self._active
 
-    def end_session(self, session: ManagedSession) -> None:
+    def end_session(self, session: object) -> None:
         """End the active session; with the last one everything ends."""
         supervisor = self._check_active(session)
         # The kernel kills every process of the namespace with its pid 1, and unmounts its folders.
@@ -160,7 +160,7 @@ class SessionGroup:
             self._scratch.drop(entry.index)
         self._active = None
 
-    def request_fork(self, session: ManagedSession, channel: ProgramChannel) -> bool:
+    def request_fork(self, session: object, channel: ProgramChannel) -> bool:
         """Order the active session's program to copy itself, with the copy's descriptors; False where it is deaf."""
         supervisor = self._check_active(session)
         self._cancel_fork()
@@ -170,7 +170,7 @@ class SessionGroup:
         self._pending_fork = (forked := ProgramChannel(), descriptors)
         return channel.send_fds({"t": "fork"}, [forked.program_end, *descriptors[1:]])
 
-    def complete_fork(self, session: ManagedSession, pid: int, *, pristine: bool) -> str | None:
+    def complete_fork(self, session: object, pid: int, *, pristine: bool) -> str | None:
         """Make a session out of the stopped copy ``pid``, with a copy of the active session's scratch folders."""
         supervisor = self._check_active(session)
         assert self._pending_fork is not None, "a copy was requested before"

@@ -8,11 +8,12 @@ import os
 import secrets
 import select
 import signal
+from collections.abc import Callable
 from typing import Final
 
 from agentrl.sandboxes.inside import kernel, processes, program, wire
 from agentrl.sandboxes.inside.clock import LINGER_S, SessionClock
-from agentrl.sandboxes.inside.interfaces import EventHandler, HostChannel, SessionManager, SessionSetup, SingleSession
+from agentrl.sandboxes.inside.interfaces import HostChannel, SessionManager, SessionSetup
 from agentrl.sandboxes.inside.program_channel import ProgramChannel
 from agentrl.sandboxes.inside.running_cell import RunningCell
 from agentrl.sandboxes.inside.snapshot import Snapshot
@@ -31,14 +32,24 @@ class Supervisor:
         host: HostChannel,
         setup: SessionSetup,
         proc: int,
-        handler: EventHandler | None = None,
         *,
         manager: SessionManager | None = None,
         channel: ProgramChannel | None = None,
+        spawned: Callable[[], None] = lambda: None,
     ) -> None:
+        """Take over the host's channel; :meth:`spawn` or :meth:`attach` gives the session its program.
+
+        Args:
+            host: Where orders come from.
+            setup: Descriptors and settings of the session.
+            proc: Folder descriptor of a ``/proc`` that can be written to.
+            manager: Of the session's forks; ``None`` where it is alone in its pid namespace and can't be forked.
+            channel: To the program, where that runs already.
+            spawned: Called after each start of a fresh program, which has a copy of this process's memory.
+        """
         self._host = host
-        self._handler = handler
-        self._manager = manager or SingleSession()
+        self._manager = manager
+        self._spawned = spawned
         self.statuses: set[object] = set()
         """Statuses of the cells so far, and ``poisoned`` where the program broke the protocol."""
         self._setup = setup
@@ -57,19 +68,6 @@ class Supervisor:
         self._lost = self._frozen = False
         self._pid = self._pidfd = -1
 
-    def serve(self) -> None:
-        """Handle events of the host, the program and the clock until the host lets go."""
-        self.spawn()
-        while True:
-            poll = select.poll()
-            self.register(poll)
-            if self._handler is not None:
-                self._handler.register(poll)
-            ready = dict(poll.poll(None if self.idle else POLL_MS))
-            if self._handler is not None:
-                self._handler.handle(ready)
-            self.handle(ready)
-
     @property
     def idle(self) -> bool:
         """Nothing can happen before the host sends an order: no cell runs and no reply is due."""
@@ -85,6 +83,7 @@ class Supervisor:
         """Handle the events that have come."""
         pidfd = self._pidfd
         if self._host.fileno() in ready and not self._read_orders():
+            assert self._manager is not None, "a session that is alone is ended by its container's runner"
             self._manager.end_session(self)
             return
         # Claims before the exit: a result that was written just before the program ended still counts.
@@ -98,10 +97,9 @@ class Supervisor:
 
     def suspend(self) -> frozenset[int]:
         """Stop every process of the session until its next order, and return which they are."""
-        others = self._manager.other_pids(self)
         processes.signal_every(signal.SIGSTOP)
         self._frozen = True
-        return frozenset(processes.list_pids(others))
+        return frozenset(processes.list_pids(self._others()))
 
     def check_alive(self) -> None:
         """Recover before the next order where the program was killed while it was suspended."""
@@ -117,8 +115,7 @@ class Supervisor:
 
     def end(self) -> None:
         """Kill the session's processes and close its descriptors."""
-        if not processes.end_all(self._manager.other_pids(self)):
-            raise OSError("processes of the program can't be killed")
+        self._end_all_but(self._others())
         self.close()
 
     def close(self) -> None:
@@ -135,9 +132,7 @@ class Supervisor:
         pid = kernel.clone(0)
         if pid == 0:
             program.main(setup)
-        # The program has a copy of this process's memory, and the old key in it.
-        if self._handler is not None:
-            self._handler.rotate_key()
+        self._spawned()
         self._track(pid)
         self._pristine, self._frozen = True, False
 
@@ -150,9 +145,16 @@ class Supervisor:
         self._phase, self._deadline_s = phase, seconds
         self._clock.start()
 
+    def _others(self) -> frozenset[int]:
+        return frozenset() if self._manager is None else self._manager.other_pids(self)
+
     def _excluded(self) -> frozenset[int]:
         """Return the processes that are not the running program's: its snapshot, and the other sessions'."""
-        return self._manager.other_pids(self) | ({self._snapshot.pid} if self._snapshot.pid else frozenset())
+        return self._others() | ({self._snapshot.pid} if self._snapshot.pid else frozenset())
+
+    def _end_all_but(self, keep: frozenset[int]) -> None:
+        if not processes.end_all(keep):
+            raise OSError("processes of the program can't be killed")
 
     def _read_orders(self) -> bool:
         """Read orders of the host, and return whether the host is still there."""
@@ -189,6 +191,7 @@ class Supervisor:
     def _dispatch(self, order: wire.Message) -> None:
         """Return the program an order, or first have it make the snapshot that the order needs."""
         if order["t"] == "fork":
+            assert self._manager is not None, "a session that is alone can't be forked"
             self._pending = None
             self._enter("forking", _REPLY_S)
             if not self._manager.request_fork(self, self._program):
@@ -281,7 +284,7 @@ class Supervisor:
 
     def _fork_made(self, pid: int, why: str) -> None:
         refused: str | None = why
-        if self._is_copy(pid):
+        if self._manager is not None and self._is_copy(pid):
             refused = self._manager.complete_fork(self, pid, pristine=self._pristine)
         self._host.sendall(wire.pack({"t": "done", "refused": refused}))
         self._become_idle()
@@ -318,8 +321,7 @@ class Supervisor:
     def _answer(self, answer: wire.Message) -> None:
         self._cell = None
         self.statuses.add("filtered" if answer["signal"] == signal.SIGSYS else answer["status"])
-        blank = {"value": None, "exc_type": None, "traceback": None, "exit_code": None}
-        self._host.sendall(wire.pack({**blank, **answer}))
+        self._host.sendall(wire.pack({**wire.NOTHING, **answer}))
 
     def _watch(self) -> None:
         cell = self._cell
@@ -330,7 +332,7 @@ class Supervisor:
             if self._clock.has_passed(self._deadline_s, self._excluded()):
                 self._restart()
             return
-        processes.reap_orphans({self._pid, self._snapshot.pid} | self._manager.other_pids(self))
+        processes.reap({self._pid, self._snapshot.pid} | self._others())
         if reason := cell.overrun(self._clock, self._setup.limits.memory_bytes, self._excluded()):
             self._stop(reason)
 
@@ -358,15 +360,13 @@ class Supervisor:
         state = self._recover(lost=self._lost or not cell.order["transaction"], final=bool(cell.order["final"]))
         # Now everything that the cell started has been reaped, and its CPU time is known.
         if not cell.order["final"]:
-            ended["cpu"] = max(processes.usage(self._manager.other_pids(self)).cpu_s - cell.cpu_before, 0.0)
+            ended["cpu"] = max(processes.usage(self._others()).cpu_s - cell.cpu_before, 0.0)
         self._answer({**ended, **outcome, "state": state})
 
     def _recover(self, *, lost: bool, final: bool = False) -> str:
         """Return the session an interpreter again: its snapshot, or a fresh one. Return the state of its variables."""
         keep = 0 if lost else self._snapshot.pid
-        others = self._manager.other_pids(self)
-        if not processes.end_all(others | {keep}):
-            raise OSError("processes of the program can't be killed")
+        self._end_all_but(self._others() | {keep})
         channel = self._snapshot.take() if keep else None
         self._snapshot.drop()
         self._program.close()

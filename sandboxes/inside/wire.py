@@ -6,9 +6,11 @@ A message from a program is a *claim*: short, parsed strictly, and believed only
 import json
 import socket
 import struct
-from typing import cast
+from typing import Final, cast
 
 Message = dict[str, object]
+NOTHING: Final[Message] = {"value": None, "exc_type": None, "traceback": None, "exit_code": None}
+"""The parts of a cell's outcome, where there are none."""
 
 MAX_CLAIM = 1 << 20
 """Longest message that is read from a program [bytes]."""

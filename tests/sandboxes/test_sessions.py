@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from agentrl.sandboxes import Sandbox, SandboxClosed, Session, open_sandbox
-from agentrl.sandboxes.host import local
+from agentrl.sandboxes.host import sessions
 from agentrl.sandboxes.inside import wire
 
 
@@ -40,7 +40,7 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 """
     with open_sandbox("local") as own, own.session() as session:
-        assert isinstance(session, local.LocalSession)
+        assert isinstance(session, sessions.WorkerSession)
         session.run(watch, transaction=False)
         for _ in range(10):
             session.run("gap = 0.0", transaction=False)

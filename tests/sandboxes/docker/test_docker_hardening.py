@@ -17,7 +17,7 @@ from agentrl.sandboxes.docker.sandbox import DockerSandbox
 
 
 def inspect(engine: DockerEngine) -> dict[str, Any]:
-    (container, *_) = [found.id for found in engine.owned() if found.owner == owner()]
+    (container, *_) = [found for found, name in engine.owned().items() if name == owner()]
     return json.loads(subprocess.check_output(["docker", "inspect", container]))[0]
 
 

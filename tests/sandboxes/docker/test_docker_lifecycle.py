@@ -47,7 +47,7 @@ sandbox.close()
 
 
 def of(engine: DockerEngine, name: str) -> set[str]:
-    return {container.id for container in engine.owned() if container.owner == name}
+    return {container for container, named in engine.owned().items() if named == name}
 
 
 def eventually(true: Callable[[], bool]) -> bool:

@@ -71,9 +71,9 @@ def test_a_session_closed_at_once_leaves_its_container_usable(sandbox: Sandbox) 
 FORGED = """
 import json, sys
 outer = sys._getframe()
-while "setup" not in outer.f_locals or not hasattr(outer.f_locals.get("self"), "_handler"):
+while "setup" not in outer.f_locals or not hasattr(outer.f_locals.get("self"), "_host"):
     outer = outer.f_back
-key = outer.f_locals["self"]._handler.key
+key = outer.f_locals["self"]._host.key
 answer = json.dumps(ANSWER).encode()
 data = len(answer).to_bytes(4, "big") + answer
 with open("/proc/1/fd/1", "wb", buffering=0) as stream:
