@@ -31,8 +31,9 @@ def test_sandboxes_are_measured(sandbox: Sandbox, tmp_path: Path) -> None:
     found = json.loads(numbers.read_text())
     assert all(0 < second < 10 for row in found["seconds"].values() for second in row)
     assert len(found["seconds"]["local: warm cell"]) == 30 and found["seconds"]["python3 -c pass"]
-    names = {one["name"] for one in found["measures"]}
-    assert {"local: warm cells", "local: fresh one-shots", "local: next cell after fork bomb"} <= names
+    met = {one["name"]: one["met"] for one in found["measures"]}
+    assert {"local: warm cells", "local: fresh one-shots", "local: next cell after fork bomb"} <= set(met)
+    assert met["local: memory per ready session (PSS)"] is not False  # None for a user who may not look
 
 
 def test_the_head_is_measured(tmp_path: Path) -> None:

@@ -19,12 +19,6 @@ def session(sandbox: Sandbox) -> Iterator[Session]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def shared(sandbox: Sandbox) -> Session:
-    """One session for all the cells of a file that do not get in each other's way."""
-    return sandbox.session()
-
-
 def below(pid: int) -> set[int]:
     """Every process below ``pid``; those that have ended count as long as nobody waited for them."""
     return {child.pid for child in psutil.Process(pid).children(recursive=True)}

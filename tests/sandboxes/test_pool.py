@@ -6,7 +6,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-import psutil
 import pytest
 
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError
@@ -15,9 +14,6 @@ from agentrl.sandboxes.host.local import LocalSandbox
 from agentrl.sandboxes.host.pool import ZygotePool
 
 from .conftest import await_ready, below, pid_ones
-
-PSS_BOUND = 8 << 20
-"""What a ready session may cost [bytes]."""
 
 
 @pytest.mark.parametrize("ready", [0, 1, 3])
@@ -43,16 +39,6 @@ def test_ready_sessions_are_seeded_as_they_are_taken() -> None:
             assert pooled.run(draw, seed=seed).value == fresh.run(draw, seed=seed).value
         names = "import os, sys\n(os.getpid(), sorted(sys.modules) == sorted(set(sys.modules)), os.listdir('/tmp'))"
         assert pooled.run(names).value == fresh.run(names).value
-
-
-def test_ready_sessions_share_nothing() -> None:
-    with LocalSandbox(Limits(), ready=2) as own:
-        await_ready(own, 2)
-        with own.session() as one, own.session() as two:
-            one.run("x = 1\nopen('/tmp/f', 'w').close()\nimport math\nmath.pi = 3")
-            assert two.run("import os, math\n('x' in globals(), os.listdir('/tmp'), math.pi > 3.1)").value == (
-                "(False, [], True)"
-            )
 
 
 def test_many_threads_take_at_once() -> None:
@@ -102,28 +88,6 @@ def test_dead_ready_sessions_are_not_handed_out() -> None:
             time.sleep(0.02)
         assert [own.run("1").status for _ in range(4)] == ["ok"] * 4
         assert own.counters().faults == 0
-
-
-def test_a_ready_session_costs_little_memory() -> None:
-    def total() -> int:
-        found = 0
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                found += process.memory_full_info().pss
-        return found
-
-    with LocalSandbox(Limits(), ready=8) as own:
-        await_ready(own, 8)
-        time.sleep(1)
-        with_pool = total()
-    with LocalSandbox(Limits(), ready=0) as own:
-        own.run("1")
-        time.sleep(0.5)
-        without = total()
-    if with_pool == 0:
-        pytest.skip("this user may not look into the sandbox's processes")
-    print(f"PSS of a ready session: {(with_pool - without) / 8 / (1 << 20):.2f} MiB")
-    assert (with_pool - without) / 8 < PSS_BOUND
 
 
 def test_queueing_is_reported_and_not_counted() -> None:

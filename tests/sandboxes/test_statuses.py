@@ -1,6 +1,4 @@
-import pytest
-
-from agentrl.sandboxes import Limits, Sandbox, open_sandbox
+from agentrl.sandboxes import Sandbox
 
 
 def test_ok_has_output_and_value(sandbox: Sandbox) -> None:
@@ -31,40 +29,6 @@ def test_syntax_error_shows_no_frames_of_ours(sandbox: Sandbox) -> None:
     assert result.traceback is not None and "/opt" not in result.traceback and "<cell 1>" in result.traceback
 
 
-@pytest.mark.parametrize(
-    ("code", "exit_code"),
-    [("import sys; sys.exit()", 0), ("exit(3)", 3), ("import sys; sys.exit('bye')", 1), ("import os; os._exit(9)", 9)],
-)
-def test_exit_is_never_ok(sandbox: Sandbox, code: str, exit_code: int) -> None:
-    result = sandbox.run(code)
-    assert (result.status, result.exit_code) == ("exit", exit_code)
-
-
-def test_exit_message_goes_to_stderr(sandbox: Sandbox) -> None:
-    assert sandbox.run("raise SystemExit('bye')").stderr == "bye\n"
-
-
-def test_a_sleep_longer_than_the_cpu_limit_is_fine(sandbox: Sandbox) -> None:
-    assert sandbox.run("import time\ntime.sleep(0.4)", timeout=0.2).status == "ok"
-
-
-def forks(count: int, body: str) -> str:
-    """A program whose children run ``body`` while it waits."""
-    return f"import os, time\nfor _ in range({count}):\n    if os.fork() == 0:\n        {body}\ntime.sleep(0.5)"
-
-
-def test_cpu_of_children_counts(sandbox: Sandbox) -> None:
-    result = sandbox.run(forks(3, "while True: pass") + "\ntime.sleep(60)", timeout=0.5)
-    assert result.status == "timeout" and result.cpu_s >= 0.4
-
-
-def test_memory_of_all_processes_together_is_limited() -> None:
-    with open_sandbox(limits=Limits(memory_bytes=128 << 20)) as small:
-        result = small.run(forks(8, "x = b'x' * (30 << 20); time.sleep(9)") + "\ntime.sleep(9)")
-    assert result.status == "memory"
-    assert result.max_rss > 128 << 20
-
-
 def test_stdin_and_files(sandbox: Sandbox) -> None:
     code = "import helper\nprint(helper.x, input(), input(), open('d/b.bin', 'rb').read())"
     files = {"helper.py": "x = 5", "d/b.bin": b"\x00\xff"}
@@ -72,6 +36,12 @@ def test_stdin_and_files(sandbox: Sandbox) -> None:
     assert sandbox.run("input()").exc_type == "EOFError"
 
 
-def test_files_that_do_not_fit_are_the_programs_error(sandbox: Sandbox) -> None:
-    result = sandbox.run("1", files={"/usr/x": "no"})
-    assert (result.status, result.exc_type) == ("error", "OSError")
+def test_warnings_and_logs_go_to_stderr(sandbox: Sandbox) -> None:
+    result = sandbox.run("import warnings, logging\nwarnings.warn('careful')\nlogging.error('wrong')")
+    assert "UserWarning: careful" in result.stderr and "ERROR:root:wrong" in result.stderr and result.stdout == ""
+
+
+def test_chained_exceptions_show_both(sandbox: Sandbox) -> None:
+    trace = sandbox.run("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e").traceback
+    assert trace is not None
+    assert trace.index("ZeroDivisionError") < trace.index("direct cause") < trace.index("KeyError: 'k'")

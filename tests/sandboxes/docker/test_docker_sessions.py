@@ -12,14 +12,6 @@ def test_one_shot_has_output_value_input_and_files(sandbox: Sandbox) -> None:
     assert (result.value, result.backend, result.attempts, result.state) == ("5", "docker", 1, "lost")
 
 
-def test_killing_everything_is_no_success(sandbox: Sandbox, runtime: str) -> None:
-    # A container serves many sessions, so a program's own pid grows; it is the last of these.
-    code = "import os\nfor pid in range(1, os.getpid() + 1):\n    try: os.kill(pid, 9)\n    except OSError: pass"
-    result = sandbox.run(code)
-    assert result.status == "killed"
-    assert sandbox.run("1 + 1").value == "2"
-
-
 def test_background_processes_end_with_their_session(sandbox: Sandbox) -> None:
     with sandbox.session() as session:
         session.run("import subprocess\np = subprocess.Popen(['/bin/sh', '-c', 'while :; do :; done'])")
