@@ -15,9 +15,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -61,7 +61,7 @@ _HEARD_S = 1.0  # until the sandbox has heard of a removed container
 class Expected:
     """The allowed outcomes of a program."""
 
-    statuses: frozenset[str]
+    statuses: Set[str]
     """Statuses that it may end with."""
     value: str | None = None
     """Its value, where that is checked."""
@@ -84,11 +84,6 @@ class Record:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while any of these changes."""
 
-    def count(self, name: str) -> None:
-        """Count one."""
-        with self.lock:
-            self.counts[name] += 1
-
     @contextmanager
     def run(self) -> Iterator[float]:
         """Count a run or conversation as running, and yield its start time."""
@@ -109,6 +104,11 @@ class Record:
         with self.lock:
             return all(began > self.last_kill for began in self.running)
 
+    def violate(self, sentence: str) -> None:
+        """Record a violated invariant, and tell it at once."""
+        self.violations.append(sentence)
+        print(sentence, file=sys.stderr, flush=True)
+
     def ended(self) -> int:
         """Count the programs that have ended."""
         with self.lock:
@@ -127,13 +127,13 @@ class Record:
             if isinstance(found, SandboxError):
                 self.counts["fault"] += 1
                 if began > self.last_kill:
-                    self.violations.append(f"a fault that nothing caused: {found}: {code!r}")
+                    self.violate(f"a fault that nothing caused: {found}: {code!r}")
                 return
             self.counts[found.status] += 1
             right = found.status in expected.statuses and expected.value in (None, found.value)
             if not right or (expected.kept and found.state == "lost"):
                 told = (found.status, found.value, found.exc_type, found.signal, found.state)
-                self.violations.append(f"expected {sorted(expected.statuses)} {expected.value}, not {told}: {code!r}")
+                self.violate(f"expected {sorted(expected.statuses)} {expected.value}, not {told}: {code!r}")
 
 
 def ordinary(rng: random.Random) -> tuple[str, Expected]:
@@ -150,13 +150,7 @@ def ordinary(rng: random.Random) -> tuple[str, Expected]:
         (f"import subprocess\nsubprocess.run(['echo', '{a}'], capture_output=True).stdout", repr(f"{a}\n".encode())),
     ]
     code, value = rng.choice(programs)
-    return code, Expected(statuses=frozenset({"ok"}), value=value)
-
-
-def hostile(rng: random.Random, programs: Sequence[tuple[str, set[str]]]) -> tuple[str, Expected]:
-    """Choose one of the hostile programs."""
-    code, statuses = rng.choice(programs)
-    return code, Expected(statuses=frozenset(statuses))
+    return code, Expected(statuses={"ok"}, value=value)
 
 
 def work(sandbox: Sandbox, record: Record, seed: int, left: Iterator[int]) -> None:
@@ -166,7 +160,8 @@ def work(sandbox: Sandbox, record: Record, seed: int, left: Iterator[int]) -> No
         kind = rng.random()
         with record.run() as began:
             if kind < 0.15:
-                attempt(record, began, *hostile(rng, HOSTILE), sandbox.run)
+                code, statuses = rng.choice(HOSTILE)
+                attempt(record, began, code, Expected(statuses=statuses), sandbox.run)
             elif kind < 0.3:
                 conversation(sandbox, record, rng, began)
             else:
@@ -176,12 +171,12 @@ def work(sandbox: Sandbox, record: Record, seed: int, left: Iterator[int]) -> No
 def conversation(sandbox: Sandbox, record: Record, rng: random.Random, began: float) -> None:
     """Run cells in one session, a hostile one among them that must leave the variables as they were."""
     secret = rng.randrange(10**9)
-    fine = Expected(statuses=frozenset({"ok"}), value=repr(secret), kept=True)
+    fine = Expected(statuses={"ok"}, value=repr(secret), kept=True)
     with sandbox.session(seed=secret) as session:
         if not attempt(record, began, f"x = {secret}\nx", fine, session.run):
             return
-        code, expected = hostile(rng, HOSTILE[:6])
-        if attempt(record, began, f"x = 0\n{code}", replace(expected, kept=True), session.run):
+        code, statuses = rng.choice(HOSTILE[:6])
+        if attempt(record, began, f"x = 0\n{code}", Expected(statuses=statuses, kept=True), session.run):
             attempt(record, began, "x", fine, session.run)
 
 
@@ -298,7 +293,7 @@ def play(args: argparse.Namespace, record: Record) -> None:
         stop.set()
         killer.join()
         if (open_sessions := sandbox.health().sessions) != 0:
-            record.violations.append(f"{open_sessions} sessions are still counted as open")
+            record.violate(f"{open_sessions} sessions are still counted as open")
 
 
 def guarded(record: Record, call: Callable[[], None]) -> None:
@@ -306,21 +301,15 @@ def guarded(record: Record, call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as error:  # whatever it is, it is a finding, and the other threads go on
-        with record.lock:
-            record.violations.append(f"{type(error).__name__} came out of the sandbox: {error}")
+        record.violate(f"{type(error).__name__} came out of the sandbox: {error}")
 
 
 def watch(record: Record, workers: list[threading.Thread], runs: int) -> None:
     """Wait for the threads, print progress, and compare memory after a third of the runs with memory at the end."""
-    level, told, shown = 0, time.monotonic(), 0
+    level, told = 0, time.monotonic()
     while any(thread.is_alive() for thread in workers):
         time.sleep(0.1)
         done = record.ended()
-        with record.lock:
-            new = record.violations[shown:]
-        for violation in new:
-            print(violation, file=sys.stderr, flush=True)
-        shown += len(new)
         if not level and done > runs / 3:
             level = resident_bytes()
         if time.monotonic() - told > 10:
@@ -331,7 +320,7 @@ def watch(record: Record, workers: list[threading.Thread], runs: int) -> None:
     grown = resident_bytes() - level
     record.counts["grown KiB"] = max(0, grown) >> 10
     if level and grown > GROWTH_BYTES:
-        record.violations.append(f"the memory of this process grew by {grown >> 20} MiB")
+        record.violate(f"the memory of this process grew by {grown >> 20} MiB")
 
 
 def leftovers(before: dict[str, int], backend: str) -> list[str]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import sympy
+
 from agentrl.envs.generated.base import draw
 
 Kind = Literal["expression", "number", "points"]
@@ -49,14 +51,10 @@ def make_problem(split: str, level: int, index: int) -> CalculusProblem:
 
 
 def _latex(expression: Any) -> str:
-    import sympy
-
     return str(sympy.latex(expression))
 
 
 def _x() -> Any:
-    import sympy
-
     # Positive, so that the root of a square is the letter itself: every function here is meant for x > 0 at least.
     return sympy.Symbol("x", positive=True)
 
@@ -83,8 +81,6 @@ def _derivative(function: Any) -> Sketch:
 
 def _simple(rng: random.Random) -> Any:
     """Draw a function to build others from."""
-    import sympy
-
     x, a = _x(), rng.randint(2, 9)
     functions: tuple[Callable[[], Any], ...] = (
         lambda: x ** rng.randint(2, 5),
@@ -100,8 +96,6 @@ def _simple(rng: random.Random) -> Any:
 
 def _above_zero(rng: random.Random) -> Any:
     """Draw a function that is positive for positive x."""
-    import sympy
-
     x, a, b = _x(), rng.randint(2, 9), rng.randint(1, 9)
     return rng.choice((a * x + b, sympy.exp(a * x) + b, _quadratic_above_zero(rng)))
 
@@ -111,8 +105,6 @@ def _quadratic_above_zero(rng: random.Random) -> Any:
 
 
 def _compound(rng: random.Random) -> Sketch:
-    import sympy
-
     outer: tuple[Callable[[Any], Any], ...] = (
         sympy.exp,
         sympy.sin,
@@ -135,8 +127,6 @@ def _compound(rng: random.Random) -> Sketch:
 
 
 def _integral(rng: random.Random) -> Sketch:
-    import sympy
-
     x, a, b = _x(), rng.randint(2, 5), _factor(rng)
     low = rng.randint(0, 2)
     ends: tuple[Any, Any] = (low, low + rng.randint(1, 3))
@@ -166,8 +156,6 @@ def _integral(rng: random.Random) -> Sketch:
 
 
 def _limit(rng: random.Random) -> Sketch:
-    import sympy
-
     x, a, b, c = _x(), rng.randint(2, 25), rng.randint(2, 25), rng.randint(1, 9)
     sign, oo = rng.choice((-1, 1)), sympy.oo
     ratio = sympy.Rational
@@ -195,15 +183,11 @@ def _limit(rng: random.Random) -> Sketch:
 
 def _cancelled(a: int, b: int, c: int, sign: int) -> Any:
     """Make a fraction that is 0/0 at c, and whose limit there is (a·c ± b) / (c + b)."""
-    import sympy
-
     x = _x()
     return sympy.expand((x - c) * (a * x + sign * b)) / sympy.expand((x - c) * (x + b))
 
 
 def _critical(rng: random.Random) -> Sketch:
-    import sympy
-
     x, a, b = _x(), rng.randint(2, 12), rng.choice((-1, 1)) * rng.randint(3, 40)
     roots = sorted(rng.sample(range(-9, 10), rng.randint(2, 3)))
     families: tuple[Callable[[], tuple[Any, list[Any]]], ...] = (
@@ -237,8 +221,6 @@ def _with_critical_points(roots: list[int], factor: int) -> Any:
 
 def _quadratic(a: int, b: int, c: int) -> list[Any]:
     """Return the two real roots of a·x² + b·x + c."""
-    import sympy
-
     root = sympy.sqrt(b * b - 4 * a * c)
     return [(-b - root) / (2 * a), (-b + root) / (2 * a)]
 

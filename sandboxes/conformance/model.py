@@ -15,16 +15,10 @@ class Violation(Exception):
 class Outcome:
     """The outcome of one case."""
 
-    name: str
-    """Name of the case."""
-    group: str
-    """Its group, such as ``memory`` or ``transactions``."""
-    expected: str
-    """The promise, in words."""
+    case: "Case"
+    """The case."""
     seen: str
-    """Seen instead; empty where the promise held."""
-    why: str
-    """What goes wrong elsewhere when this does not hold."""
+    """Seen instead of the promise; empty where that held."""
     wall_s: float
     """Seconds it took."""
     asked: bool = True
@@ -36,12 +30,13 @@ class Outcome:
         return not self.seen
 
     def __str__(self) -> str:
+        name = f"{self.case.group}/{self.case.name}"
         if not self.asked:
-            return f"-    {self.group}/{self.name}: not a promise of this back end"
+            return f"-    {name}: not a promise of this back end"
         if self.passed:
-            return f"ok   {self.group}/{self.name} ({self.wall_s:.1f} s)"
-        rows = (f"expected: {self.expected}", f"seen: {self.seen}", f"why: {self.why}")
-        return "\n     ".join([f"FAIL {self.group}/{self.name}", *rows])
+            return f"ok   {name} ({self.wall_s:.1f} s)"
+        rows = (f"expected: {self.case.expected}", f"seen: {self.seen}", f"why: {self.case.why}")
+        return "\n     ".join([f"FAIL {name}", *rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +69,7 @@ class Case:
     name: str
     """Unique among all cases."""
     group: str
-    """Its group."""
+    """Its group, such as ``memory`` or ``transactions``."""
     expected: str
     """The promise in words, for the report."""
     why: str
@@ -106,30 +101,14 @@ class Case:
                 seen = f"a program must not make the infrastructure fail: {type(error).__name__}: {error}"
             except Exception as error:  # an author's back end may raise anything; the other cases still count
                 seen = f"the back end raised {type(error).__name__}: {error}"
-        wall = time.monotonic() - began
-        return Outcome(
-            name=self.name,
-            group=self.group,
-            expected=self.expected,
-            seen=seen,
-            why=self.why,
-            wall_s=wall,
-            asked=asked,
-        )
+        return Outcome(case=self, seen=seen, wall_s=time.monotonic() - began, asked=asked)
 
 
 def shown(result: Result) -> str:
     """Describe a result in one short line."""
     parts = [f"status {result.status}", f"state {result.state}"]
-    for name, value in (
-        ("exc_type", result.exc_type),
-        ("value", result.value),
-        ("stdout", result.stdout),
-        ("stderr", result.stderr),
-        ("exit_code", result.exit_code),
-        ("signal", result.signal),
-    ):
-        if value not in (None, ""):
+    for name in ("exc_type", "value", "stdout", "stderr", "exit_code", "signal"):
+        if (value := getattr(result, name)) not in (None, ""):
             text = repr(value)
             parts.append(f"{name} {text if len(text) < 160 else f'{text[:70]} … {text[-70:]} ({len(text)})'}")
     return ", ".join([*parts, f"wall {result.wall_s:.2f} s", f"cpu {result.cpu_s:.2f} s"])

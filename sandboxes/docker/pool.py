@@ -69,7 +69,7 @@ class ContainerPool:
         Raises:
             SandboxError: None can be started.
         """
-        self._give_back(self.take())
+        self._ended(self.take(), True)
 
     def take(self, *, fresh: bool = False) -> Container:
         """Take a ready container, or wait until one is.
@@ -157,34 +157,21 @@ class ContainerPool:
 
     def _ended(self, container: Container, usable: bool) -> None:
         """Take a container back after a session, or replace it; called by its own thread."""
-        if usable and container.uses < MAX_USES:
-            self._give_back(container)
-            return
         with self._changed:
             # One that ends while it starts is removed by the thread that starts it.
             ours = container in self._serving or container in self._ready
-            self._removing += ours
-            self._forget(container)
-            self._refill()
-        if ours:
-            self._remove(container)
-
-    def _give_back(self, container: Container) -> None:
-        with self._changed:
-            self._forget(container)
+            self._serving.discard(container)
+            self._ready = [one for one in self._ready if one is not container]
             # A burst of sessions leaves more than are to be kept.
-            keep = container.alive and not self._closed and len(self._ready) < max(self._size, self._waiting)
+            room = len(self._ready) < max(self._size, self._waiting)
+            keep = ours and usable and container.alive and container.uses < MAX_USES and room
             if keep:
                 self._ready.append(container)
-            self._removing += not keep
+            self._removing += ours and not keep
             self._changed.notify_all()
-        if not keep:
+            self._refill()
+        if ours and not keep:
             self._remove(container)
-
-    def _forget(self, container: Container) -> None:
-        self._serving.discard(container)
-        if container in self._ready:
-            self._ready.remove(container)
 
     def close(self) -> None:
         """Remove every container and wait until they are gone. Closing twice is allowed."""

@@ -5,15 +5,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 
-from agentrl.sandboxes.base import (
-    LATENCY_BOUNDS_S,
-    Counters,
-    ForkRefused,
-    Result,
-    SandboxClosed,
-    SandboxError,
-    Status,
-)
+from agentrl.sandboxes.base import LATENCY_BOUNDS_S, Counters, ForkRefused, Result, SandboxClosed, SandboxError, Status
 
 
 class Meter:

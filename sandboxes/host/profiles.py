@@ -9,11 +9,7 @@ from typing import Final, Literal
 
 Profile = Literal["plain", "numpy", "sympy"]
 
-PRELOADED: Final[dict[Profile, tuple[str, ...]]] = {
-    "plain": (),
-    "numpy": ("numpy",),
-    "sympy": ("numpy", "sympy"),
-}
+PRELOADED: Final[dict[Profile, tuple[str, ...]]] = {"plain": (), "numpy": ("numpy",), "sympy": ("numpy", "sympy")}
 """Modules beside the standard library that the interpreters of a profile have imported."""
 
 # Words rather than a syntax tree: the host's parser can be crashed or held up by a source made for that.

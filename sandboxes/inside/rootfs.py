@@ -26,7 +26,8 @@ _DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 _LIBRARIES: Final = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64")
 # Where many an image of a container keeps the project that it is made for.
 _SOURCES: Final = ("/usr/src", "/usr/local/src")
-_LOADER_CACHE: Final = "/etc/ld.so.cache"
+# What the loader and the names of some tools need: nothing else of /etc.
+_CONFIGURED: Final = ("/etc/ld.so.cache", "/etc/alternatives")
 
 
 class Plan(TypedDict):
@@ -60,10 +61,7 @@ def plan(root: str, packages: Sequence[str] = ()) -> Plan:
             made["links"].append((os.readlink(path), path))
         elif os.path.isdir(path):
             made["binds"].append((path, path))
-    if os.path.exists(_LOADER_CACHE):
-        made["binds"].append((_LOADER_CACHE, _LOADER_CACHE))
-    if os.path.isdir("/etc/alternatives"):
-        made["binds"].append(("/etc/alternatives", "/etc/alternatives"))
+    made["binds"] += [(path, path) for path in _CONFIGURED if os.path.exists(path)]
     _add_python(made)
     _add_packages(made, dict.fromkeys([*PACKAGES, *packages]))
     made["binds"].append((os.path.dirname(os.path.abspath(__file__)), f"{RUNNER}/inside"))

@@ -7,20 +7,22 @@ project promises and how many times as long as ``python3 -c pass`` of the same r
 import argparse
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
+import numpy
 import psutil
-import sandboxes_rows as rows
 from measures import Measure, Samples, measure_table, say, write
-from sandboxes_rows import BenchmarkRow
 
-from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, SandboxUnavailable, open_sandbox
+from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, SandboxUnavailable, Session, open_sandbox
 from agentrl.sandboxes.host.local import LocalSandbox
 
 EXAMPLES = """examples:
@@ -30,6 +32,47 @@ EXAMPLES = """examples:
   sandboxes.py --rounds 300 --json runs/sandboxes.json
 """
 BASELINE = "python3 -c pass"
+PYTHON = os.path.realpath(sys.executable)
+"""The interpreter itself: a virtual environment's start is slower, which would flatter every ratio."""
+LIBRARIES = "import numpy, sympy\nint(sympy.Integer(6) * 7)"
+SLEEPY_BOMB = """import os, time
+while True:
+    try: os.fork()
+    except OSError: time.sleep(0.05)"""
+HOSTILE = {
+    "endless loop": (0.1, "while True: pass"),
+    "sleep": (0.1, "import time\ntime.sleep(60)"),
+    "fork bomb": (0.1, "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"),
+    "sleeping fork bomb": (0.1, SLEEPY_BOMB),
+    "memory hog": (5.0, "kept = []\nwhile True: kept.append(b'x' * (8 << 20))"),
+    "thread bomb": (5.0, "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(9,)).start()"),
+    "flood of output": (5.0, "while True: print('x' * 65536)"),
+    "full disk": (5.0, "with open('/tmp/a', 'wb') as file:\n    while True: file.write(b'x' * (1 << 20))"),
+    "os._exit": (5.0, "import os\nos._exit(3)"),
+    "segmentation fault": (5.0, "import ctypes\nctypes.string_at(0)"),
+    "kill itself": (5.0, "import os\nos.kill(os.getpid(), 9)"),
+    "kill everything": (5.0, "import os\nos.kill(-1, 9)"),
+}
+"""Hostile programs by class, with the CPU seconds that each is given."""
+DEADLINE_S = 0.2
+SETTLE_S = 0.06
+"""A pause in which the next session gets ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRow:
+    """One way to run a program."""
+
+    name: str
+    """Its name in the table."""
+    sample: Callable[[], float]
+    """Prepare, run once and return the seconds that count."""
+    targets: tuple[float, float] | None = None
+    """The project's targets: p50 and p99 [milliseconds]."""
+    each: int = 1
+    """Samples per round: quick rows get more."""
+    rare: int = 1
+    """Take part in one round of this many: slow rows get fewer."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measures: list[Measure] = []
     with ExitStack() as stack:
         sandboxes = opened(stack, args.only)
-        table = [BenchmarkRow(name=BASELINE, sample=rows.interpreter, each=2), *sandbox_rows(stack, sandboxes)]
+        table = [BenchmarkRow(name=BASELINE, sample=interpreter, each=2), *sandbox_rows(stack, sandboxes)]
         failed = play(table, args.rounds, samples)
         for name, sandbox in sandboxes.items():
             measures += [*throughput(name, sandbox, args.seconds), *recovery(name, sandbox, args.repeats)]
@@ -66,26 +109,21 @@ def sandbox_rows(stack: ExitStack, sandboxes: dict[str, Sandbox]) -> Iterator[Be
     for name, sandbox in sandboxes.items():
         session, parent = (stack.enter_context(sandbox.session()) for _ in range(2))
         parent.run("x = [1]")
-        cell = partial(rows.warm_cell, session)
+        cell = partial(warm_cell, session)
         warm = (1, 3) if name == "local" else (1.5, 5)
         yield BenchmarkRow(name=f"{name}: warm cell", sample=partial(cell, transaction=False), targets=warm, each=10)
-        copied = (8, 15) if name == "local" else None
-        yield BenchmarkRow(
-            name=f"{name}: transactional cell", sample=partial(cell, transaction=True), targets=copied, each=3
-        )
-        made = (7, 15) if name == "local" else None
-        shot = partial(rows.one_shot, sandbox)
+        copied, made = ((8, 15), (7, 15)) if name == "local" else (None, None)
+        copying, shot = partial(cell, transaction=True), partial(one_shot, sandbox)
+        yield BenchmarkRow(name=f"{name}: transactional cell", sample=copying, targets=copied, each=3)
         yield BenchmarkRow(name=f"{name}: one-shot made ready, numpy and sympy", sample=shot, targets=made, each=2)
-        yield BenchmarkRow(name=f"{name}: fork() and its first cell", sample=partial(rows.fork, parent))
-        for what, code, target in (("", rows.HOSTILE["sleep"][1], 50), (", fork bomb", rows.SLEEPY_BOMB, 250)):
-            late = partial(rows.verdict_delay, sandbox, code)
-            yield BenchmarkRow(
-                name=f"{name}: verdict after deadline{what}", sample=late, targets=(target, target), rare=10
-            )
+        yield BenchmarkRow(name=f"{name}: fork() and its first cell", sample=partial(fork, parent))
+        for what, code, target in (("", HOSTILE["sleep"][1], 50), (", fork bomb", SLEEPY_BOMB, 250)):
+            late, row = partial(verdict_delay, sandbox, code), f"{name}: verdict after deadline{what}"
+            yield BenchmarkRow(name=row, sample=late, targets=(target, target), rare=10)
     if "local" in sandboxes:
         unpooled = stack.enter_context(LocalSandbox(Limits(), ready=0))
-        fresh = partial(rows.fresh, unpooled)
-        yield BenchmarkRow(name="local: fresh session, no pool, numpy and sympy", sample=fresh, targets=(20, 30))
+        one = partial(fresh, unpooled)
+        yield BenchmarkRow(name="local: fresh session, no pool, numpy and sympy", sample=one, targets=(20, 30))
 
 
 def play(table: list[BenchmarkRow], rounds: int, samples: Samples) -> dict[str, str]:
@@ -116,46 +154,40 @@ def throughput(name: str, sandbox: Sandbox, seconds: float) -> Iterator[Measure]
     with ExitStack() as stack:
         sessions = [stack.enter_context(sandbox.session()) for _ in range(cores)]
         cells = [partial(session.run, "6 * 7", transaction=False) for session in sessions]
-        yield per_core(f"{name}: warm cells", rate(cells, seconds) / cores, 1200 if local else None)
-    for what, code, target in (("", rows.LIBRARIES, 40 if local else None), (", plain", "6 * 7", None)):
-        shots = [partial(sandbox.run, code)] * (2 * cores)
-        yield per_core(f"{name}: fresh one-shots{what}", rate(shots, seconds) / cores, target)
+        yield rate(f"{name}: warm cells", cells, seconds, 1200 if local else None)
+    for what, code, target in (("", LIBRARIES, 40 if local else None), (", plain", "6 * 7", None)):
+        yield rate(f"{name}: fresh one-shots{what}", [partial(sandbox.run, code)] * (2 * cores), seconds, target)
 
 
-def per_core(name: str, value: float, target: int | None) -> Measure:
-    """Format a rate."""
-    promised = "" if target is None else f">= {target:,}"
-    met = None if target is None else value >= target
-    return Measure(name=name, value=f"{value:,.0f} per second and core", target=promised, met=met)
-
-
-def rate(calls: list[Callable[[], Result]], seconds: float) -> float:
-    """Measure results per second with each of ``calls`` repeated in a thread of its own."""
+def rate(name: str, calls: Sequence[Callable[[], Result]], seconds: float, target: int | None) -> Measure:
+    """Measure results per second and core with each of ``calls`` repeated in a thread of its own."""
     until = time.perf_counter() + seconds
 
     def repeat(call: Callable[[], Result]) -> int:
         done = 0
         while time.perf_counter() < until:
-            rows.expected(call(), "42")
+            expected(call(), "42")
             done += 1
         return done
 
     began = time.perf_counter()
     with ThreadPoolExecutor(len(calls)) as threads:
         done = sum(threads.map(repeat, calls))
-    return done / (time.perf_counter() - began)
+    value = done / (time.perf_counter() - began) / len(os.sched_getaffinity(0))
+    promised, met = ("", None) if target is None else (f">= {target:,}", value >= target)
+    return Measure(name=name, value=f"{value:,.0f} per second and core", target=promised, met=met)
 
 
 def recovery(name: str, sandbox: Sandbox, repeats: int) -> Iterator[Measure]:
     """Time the next program's result after each class of hostile program: one-shot, and in one session."""
-    for kind in rows.HOSTILE:
+    for kind in HOSTILE:
         say(f"{name}: after {kind}")
-        shots = [rows.usable_again(sandbox, kind) for _ in range(repeats)]
+        shots = [usable_again(sandbox, kind) for _ in range(repeats)]
         cells: list[float] = []
         for _ in range(repeats):
             with sandbox.session() as session:
                 session.run("6 * 7")
-                cells.append(rows.usable_again(session, kind))
+                cells.append(usable_again(session, kind))
         for what, seconds in (("next program", shots), ("next cell", cells)):
             values = f"{median(seconds) * 1e3:.1f} ms, at most {max(seconds) * 1e3:.1f} ms"
             met = max(seconds) <= 0.1
@@ -165,13 +197,12 @@ def recovery(name: str, sandbox: Sandbox, repeats: int) -> Iterator[Measure]:
 def memory(only: str | None) -> Iterator[Measure]:
     """Measure the memory of a session that waits for its first program."""
     if only in (None, "local"):
-        name = "local: memory per ready session (PSS)"
         try:
-            used = rows.bytes_per_session(8) / 2**20
+            used = bytes_per_session(8) / 2**20
+            value, met = f"{used:.1f} MiB", used <= 8
         except (psutil.AccessDenied, SandboxUnavailable) as error:
-            yield Measure(name=name, value=f"can't be measured: {error}", target="<= 8 MiB", met=None)
-        else:
-            yield Measure(name=name, value=f"{used:.1f} MiB", target="<= 8 MiB", met=used <= 8)
+            value, met = f"can't be measured: {error}", None
+        yield Measure(name="local: memory per ready session (PSS)", value=value, target="<= 8 MiB", met=met)
 
 
 def machine() -> str:
@@ -192,7 +223,7 @@ def latency_table(table: list[BenchmarkRow], samples: Samples, failed: dict[str,
         if row.name not in samples:
             lines.append(f"| {row.name} | 0 | {failed[row.name]} | | | | |")
             continue
-        half, most = percentiles(samples[row.name])
+        half, most = (float(part) for part in numpy.percentile(samples[row.name], (50, 99)) * 1e3)
         target = met = ""
         if row.targets is not None:
             target = f"{row.targets[0]} / {row.targets[1]}"
@@ -202,12 +233,106 @@ def latency_table(table: list[BenchmarkRow], samples: Samples, failed: dict[str,
     return "\n".join(lines)
 
 
-def percentiles(seconds: list[float]) -> tuple[float, float]:
-    """Compute the median and the 99th percentile [milliseconds]."""
-    if len(seconds) == 1:
-        return seconds[0] * 1e3, seconds[0] * 1e3
-    cuts = quantiles(seconds, n=100, method="inclusive")
-    return cuts[49] * 1e3, cuts[98] * 1e3
+def timed(call: Callable[[], object]) -> float:
+    """Time one call in seconds."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def expected(result: Result, value: str) -> Result:
+    """Return the result if it is the right one: a wrong one must not be timed as a quick one."""
+    if (result.status, result.value) != ("ok", value):
+        raise SandboxError(f"expected ok and {value}, not {result.status} and {result.value}: {result.traceback}")
+    return result
+
+
+def interpreter() -> float:
+    """Time a process that is only the interpreter."""
+    return timed(lambda: subprocess.run([PYTHON, "-c", "pass"], check=True))
+
+
+def one_shot(sandbox: Sandbox) -> float:
+    """Time one program that uses numpy and sympy, on a session that was made in advance."""
+    time.sleep(SETTLE_S)
+    return timed(lambda: expected(sandbox.run(LIBRARIES), "42"))
+
+
+def warm_cell(session: Session, *, transaction: bool) -> float:
+    """Time one cell of a session that has run others."""
+    return timed(lambda: expected(session.run("6 * 7", transaction=transaction), "42"))
+
+
+def fork(session: Session) -> float:
+    """Time a copy of a session until its first cell is done."""
+    copies: list[Session] = []
+
+    def run() -> None:
+        copies.append(session.fork())
+        expected(copies[0].run("x", transaction=False), "[1]")
+
+    seconds = timed(run)
+    copies[0].close()
+    return seconds
+
+
+def fresh(unpooled: Sandbox) -> float:
+    """Time a session that was not made in advance, until its first cell is done; ``unpooled`` keeps none ready."""
+    with unpooled.session() as session:
+        return timed(lambda: expected(session.run(LIBRARIES, transaction=False), "42"))
+
+
+def verdict_delay(sandbox: Sandbox, code: str) -> float:
+    """Time from the deadline to the verdict, of a program that sleeps: its wall clock decides.
+
+    Raises:
+        SandboxError: It was no timeout, or the CPU time ran out first.
+    """
+    began = time.perf_counter()
+    result = sandbox.run(code, timeout=DEADLINE_S)
+    took = time.perf_counter() - began - result.queue_s
+    deadline = DEADLINE_S * sandbox.limits.wall_factor
+    if result.status != "timeout" or took < deadline:
+        raise SandboxError(f"expected a timeout by the wall clock, not {result.status} after {took:.3f} s")
+    return took - deadline
+
+
+def usable_again(runner: Sandbox | Session, kind: str) -> float:
+    """Time from the verdict of a hostile program to the result of the next one, in the same session if it is one."""
+    timeout, code = HOSTILE[kind]
+    runner.run(code, timeout=timeout)
+    return timed(lambda: expected(runner.run("6 * 7"), "42"))
+
+
+def proportional_bytes() -> int:
+    """Memory of this process and all below it, shared pages divided among their users [bytes].
+
+    Raises:
+        psutil.AccessDenied: Only root may look into processes that hide themselves.
+    """
+    total = 0
+    this = psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_full_info().pss
+    return total
+
+
+def bytes_per_session(count: int) -> float:
+    """Measure the memory of one more session that waits for its first program [bytes].
+
+    Args:
+        count: Sessions that each of the two zygotes keeps ready.
+    """
+    used: list[int] = []
+    for ready in (0, count):
+        with LocalSandbox(Limits(), ready=ready) as sandbox:
+            for code in (LIBRARIES, "6 * 7"):
+                expected(sandbox.run(code), "42")
+            # The pool refills in the background after the two runs.
+            time.sleep(1.0 + 0.02 * count)
+            used.append(proportional_bytes())
+    return (used[1] - used[0]) / (2 * count)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,7 +1,6 @@
 """Arithmetic-v0: problems, splits, steps that stay hidden, and what is rewarded."""
 
 import itertools
-import time
 from collections.abc import Generator
 from typing import Any
 
@@ -75,13 +74,6 @@ def test_problems_are_many_and_the_same_each_time(level: int) -> None:
         assert problem.values[-1] == evaluate(problem.expression) > 0
         assert [value_of_python(text) for text in problem.sums] == list(problem.values)
         assert all(len(prompt) < 100 for prompt in problem.prompts)
-
-
-def test_problems_are_made_fast() -> None:
-    began = time.process_time()
-    for level, index in itertools.product(LEVELS, range(500)):
-        make_problem("test", level, index)
-    assert (time.process_time() - began) / (500 * len(LEVELS)) < 500e-6  # 100 µs where nobody else computes
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

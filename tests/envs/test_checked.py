@@ -1,12 +1,10 @@
 """Our own checker has nothing to say about the environments that come along."""
 
-import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
 import agentrl
-from agentrl.grading.latex import close_graders
 from agentrl.toolenv.dialects import DIALECTS
 
 GENERATED = ("agentrl/Calculus-v0", "agentrl/Countdown-v0", "agentrl/LinearSystems-v0")
@@ -17,13 +15,7 @@ CHECKED: list[tuple[str, Mapping[str, object]]] = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def graders(require: Callable[[bool, str], None]) -> Iterator[None]:
-    require(importlib.util.find_spec("math_verify") is not None, "needs math-verify")
-    yield
-    close_graders()
-
-
+@pytest.mark.usefixtures("graders")
 @pytest.mark.parametrize(("env_id", "options"), CHECKED)
 def test_our_checker_is_content(env_id: str, options: Mapping[str, object]) -> None:
     env = agentrl.make(env_id, **options)

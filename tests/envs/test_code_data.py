@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from agentrl.envs.code.asserts import UnreadableTest, call_of, read_asserts
 from agentrl.envs.code.data import SAMPLE, TEST_SHARE, load, task_of
 from agentrl.envs.code.env import problem_of
-from agentrl.envs.code.grading import Call, Problem, Stream, grade
+from agentrl.envs.code.grading import Call, Problem, Stream
 from agentrl.envs.code.values import TRUTH, Tolerance
 from agentrl.errors import ConfigError
 from agentrl.toolenv.tasks import split_of
@@ -98,17 +97,6 @@ def test_our_layout() -> None:
     prompt, problem = read(PROGRAM)
     assert prompt == "Echo.\n\nWrite a program that reads standard input and writes standard output."
     assert problem == Problem(cases=(Stream(stdin="a\n", stdout="a\n"),))
-
-
-@pytest.mark.parametrize(
-    "row", [FUNCTION, HUMAN_EVAL, MBPP, APPS_PROGRAM, APPS_CALL, LEETCODE], ids=lambda row: str(len(row))
-)
-def test_every_layout_accepts_its_own_solution(row: Mapping[str, Any]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        problem = read(row)[1]
-    assert grade(problem, problem.solution).correct
-    assert grade(problem, "def add(*_): pass\npair = total = add").passed == 0
 
 
 def test_human_eval() -> None:

@@ -1,11 +1,10 @@
 """Math-v0 and MathPython-v0: what is rewarded, the sample's answers, and the contract."""
 
-import importlib.util
 import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,13 @@ import agentrl
 from agentrl.envs.math.data import SAMPLE
 from agentrl.envs.math.env import Math
 from agentrl.errors import UsageError
-from agentrl.grading.latex import close_graders, same_answer
+from agentrl.grading.latex import same_answer
 
+from .published import write
+
+pytestmark = pytest.mark.usefixtures("graders")
 IDS = ("agentrl/Math-v0", "agentrl/MathPython-v0")
 x, n = sympy.symbols("x n")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _graders(require: Callable[[bool, str], None]) -> Iterator[None]:
-    require(importlib.util.find_spec("math_verify") is not None, "needs math-verify")
-    yield
-    close_graders()
 
 
 def primes(limit: int) -> list[int]:
@@ -208,11 +203,11 @@ def test_a_copy_of_a_number_is_no_copy_of_a_calculation(tmp_path: Path) -> None:
         {"id": "b", "problem": "Expand $(x+1)^2$.", "answer": "x^2+2x+1"},
         {"id": "c", "problem": "Is $x^2+1$ or $x^2-1$ reducible?", "answer": "x^{2}-1"},
     ]
-    for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text(
-            "".join(json.dumps({**row, "problem": f"{name}: {row['problem']}"}) + "\n" for row in rows)
-        )
-    env = Math(data={name: str(tmp_path / f"{name}.jsonl") for name in ("train", "test")})
+    data = {
+        name: write(tmp_path / f"{name}.jsonl", [{**row, "problem": f"{name}: {row['problem']}"} for row in rows])
+        for name in ("train", "test")
+    }
+    env = Math(data=data)
     for task, answer, reward in (("a", r"\frac{2}{3}", 1.0), ("b", "(x+1)^2", 0.0), ("c", "x^2-1", 1.0)):
         env.reset(seed=0, options={"task": task})
         assert env.step(rf"\boxed{{{answer}}}")[1] == reward

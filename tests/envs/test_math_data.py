@@ -1,7 +1,6 @@
 """Layouts, bad rows, duplicates and splits of mathematical data sets."""
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,14 @@ import pytest
 from agentrl.envs.math.data import Source, load_problems
 from agentrl.errors import ConfigError, UsageError
 
+from . import published
+
 Write = Callable[..., str]
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    def write_rows(rows: Sequence[object], name: str = "data.jsonl") -> str:
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return str(path)
-
-    return write_rows
+    return lambda rows, name="data.jsonl": published.write(tmp_path / name, rows)
 
 
 def problems(source: Source) -> dict[str, str]:
@@ -33,12 +29,6 @@ DAPO = (
     'Answer: $Answer (without quotes).\n\nWhat is $6\\cdot 7$?\n\nPut it on its own line after "Answer:".'
 )
 LAYOUTS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "DeepScaleR": ({"problem": "P", "answer": r"\frac{1}{2}", "solution": r"so \boxed{7}"}, "P", r"\frac{1}{2}"),
-    "MATH": (
-        {"problem": "P", "level": "Level 5", "type": "Algebra", "solution": r"is $\boxed{\{1\}}$."},
-        "P",
-        r"\{1\}",
-    ),
     "AIME 2024": ({"ID": "2024-I-1", "Problem": "P", "Solution": "…", "Answer": 204}, "P", "204"),
     "AIME 2025": ({"id": 0, "problem": "P", "answer": "070"}, "P", "070"),
     "GSM8K": ({"question": "P", "answer": "6 * 7 = <<6*7=42>>42\n#### 1,042"}, "P", "1,042"),
@@ -283,13 +273,3 @@ def test_folders_and_their_splits(write: Write, tmp_path: Path) -> None:
     turned = Source(data=(("test", folder), ("train", folder)), split=(("test", "train"), ("train", "test")))
     assert load_problems(turned)["test"][0].prompt == "train 0"
     assert set(problems(Source(data=folder, split="test"))) == {"test 0", "test 1", "test 2"}
-
-
-def test_parquet_with_chat_messages(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    row = LAYOUTS["DAPO"][0]
-    parquet.write_table(pyarrow.Table.from_pylist([row, row]), tmp_path / "dapo.parquet")
-    source = Source(data=str(tmp_path / "dapo.parquet"))
-    with pytest.warns(UserWarning, match=r"dapo\.parquet: 1 rows that repeat an earlier one are left out"):
-        assert problems(source) == {"What is $6\\cdot 7$?": "42"}

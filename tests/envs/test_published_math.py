@@ -1,14 +1,14 @@
 """Mathematical data sets in their published layouts, three rows of our own each, through the real environment."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from agentrl.grading.latex import close_graders
-
 from .published import Row, played, write
+
+pytestmark = pytest.mark.usefixtures("graders")
 
 
 class Story(NamedTuple):
@@ -129,13 +129,6 @@ OF_FORMULAS: dict[str, tuple[str, Callable[[int, Formula], Row]]] = {
 LISTED = {"MMLU": "(A) {}\n(B) {}\n(C) {}", "MMLU-STEM": "(A) {}\n(B) {}\n(C) {}", "SAT": "A) {} B) {} C) {}"}
 
 
-@pytest.fixture(scope="module")
-def _graders() -> Iterator[None]:
-    pytest.importorskip("math_verify")
-    yield
-    close_graders()
-
-
 def check_answers(data: str, answers: Mapping[str, str], wrong: Sequence[str]) -> None:
     """Whether the environment asks exactly these problems, and knows right from wrong."""
     asked: list[str] = []
@@ -154,7 +147,6 @@ def check_answers(data: str, answers: Mapping[str, str], wrong: Sequence[str]) -
     assert sorted(asked) == sorted(answers)
 
 
-@pytest.mark.usefixtures("_graders")
 @pytest.mark.parametrize("layout", OF_STORIES)
 def test_problems_in_words(tmp_path: Path, layout: str) -> None:
     name, build = OF_STORIES[layout]
@@ -169,7 +161,6 @@ def test_problems_in_words(tmp_path: Path, layout: str) -> None:
         )
 
 
-@pytest.mark.usefixtures("_graders")
 @pytest.mark.parametrize("layout", OF_FORMULAS)
 def test_problems_in_formulas(tmp_path: Path, layout: str) -> None:
     name, build = OF_FORMULAS[layout]
@@ -177,7 +168,6 @@ def test_problems_in_formulas(tmp_path: Path, layout: str) -> None:
     check_answers(path, {one.text: one.answer for one in FORMULAS}, [r"\frac{1}{3}", "3", "(2, 1)", r"\{1, 2\}"])
 
 
-@pytest.mark.usefixtures("_graders")
 def test_aime_as_dapo_evaluates_it(tmp_path: Path) -> None:
     path = write(tmp_path / "aime-2024.parquet", [dapo(i, one) for i, one in enumerate(32 * FORMULAS)])
     with pytest.warns(UserWarning, match=r"aime-2024\.parquet: 93 rows that repeat an earlier one are left out"):

@@ -63,7 +63,7 @@ class Broken(Sandbox):
 
 def test_a_sandbox_that_always_says_ok_fails_every_kind_of_promise() -> None:
     report = check(Broken(Result(status="ok")), only=["time", "memory", "exit", "forge", "works", "transactions"])
-    failed = {outcome.group for outcome in report.failures}
+    failed = {outcome.case.group for outcome in report.failures}
     assert failed == {"time", "memory", "exit", "forge", "works", "transactions"}
     assert not report.passed and len(report.failures) > len(report.outcomes) * 0.8
 
