@@ -138,12 +138,10 @@ class ZygotePool:
                 worker = self._ask(zygote)
                 # Another thread may have filled or closed the pool meanwhile.
                 with self._lock:
-                    keep = not self._closed and len(self._ready) < self._size
-                    if keep:
+                    if keep := self._missing():
                         self._ready.append(worker)
                 if not keep:
                     worker.dispose()
 
     def _missing(self) -> bool:
-        with self._lock:
-            return not self._closed and len(self._ready) < self._size
+        return not self._closed and len(self._ready) < self._size

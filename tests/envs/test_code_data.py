@@ -19,59 +19,9 @@ from agentrl.envs.code.values import TRUTH, Tolerance
 from agentrl.errors import ConfigError
 from agentrl.toolenv.tasks import split_of
 
-FUNCTION: dict[str, Any] = {
-    "id": "f", "split": "train", "prompt": "Add.", "entry_point": "add", "timeout": 2.5, "setup": "import math",
-    "solution": "def add(a, b): return a + b",
-    "tests": [{"args": [1, 2], "expected": 3}, {"args": ["a", "b"], "expected": "ab"}],
-}  # fmt: skip
-PROGRAM: dict[str, Any] = {"id": "p", "prompt": "Echo.", "tests": [{"stdin": "a\n", "stdout": "a\n"}]}
-HUMAN_EVAL = {
-    "task_id": "HumanEval/x",
-    "prompt": 'from typing import List\n\n\ndef total(items: List[float]) -> float:\n    """Add all."""\n',
-    "entry_point": "total",
-    "canonical_solution": "    return float(sum(items))\n",
-    "test": (
-        "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    'Tests.'\n    assert candidate([]) == 0, 'empty'\n"
-        "    assert abs(candidate([0.1, 0.2]) - 0.3) < 1e-6\n    assert candidate([1, 2.5]) == 1 + 5 / 2\n"
-        "    assert True\n"
-    ),
-}
-MBPP = {
-    "task_id": 7,
-    "text": "Write a function to pair up.",
-    "code": "import re\r\nP = r'\\w'\r\ndef helper(a):\r\n  return a\r\ndef pair(a, b):\r\n  return (a, helper(b))",
-    "test_setup_code": "",
-    "test_list": ["assert pair(1, 2) == (1, 2)", "assert pair('\\w', {3}) == ('\\w', {3})"],
-    "challenge_test_list": ["assert pair((), None)==((), None)"],
-}
-APPS_PROGRAM = {
-    "problem_id": 3,
-    "question": "Print the sum.",
-    "input_output": json.dumps({"inputs": ["1 2\n", ["3 4", "5 6"]], "outputs": ["3\n", ["7", "11"]]}),
-    "solutions": json.dumps(["import sys\nfor l in sys.stdin:\n    print(sum(map(int, l.split())))"]),
-    "starter_code": "",
-}
-APPS_CALL = {
-    "problem_id": 4,
-    "question": "Reverse the list.",
-    "input_output": {"fn_name": "flip", "inputs": [[[1, 2]], [[]]], "outputs": [[[2, 1]], [[]]]},
-    "solutions": json.dumps(["class Solution:\n    def flip(self, items):\n        return items[::-1]"]),
-    "starter_code": "class Solution:\n    def flip(self, items):\n        ",
-}
-LEETCODE = {
-    "task_id": "two-sum",
-    "problem_description": "Find two.",
-    "starter_code": "class Solution:\n    def two(self, nums: List[int], target: int) -> bool:\n        ",
-    "prompt": "from typing import *",
-    "entry_point": "Solution().two",
-    "test": (
-        "def check(candidate):\n    assert candidate(nums = [2,7], target = 9)\n"
-        "    assert not candidate(nums = [], target = -1)"
-    ),
-    "completion": (
-        "class Solution:\n    def two(self, nums: List[int], target: int) -> bool:\n        return sum(nums) == target"
-    ),
-}
+ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("code_rows.json").read_text(encoding="utf-8"))
+FUNCTION, PROGRAM, HUMAN_EVAL, MBPP, APPS_PROGRAM, APPS_CALL, LEETCODE = ROWS.values()
+"""A row of each layout, the first two of our own."""
 
 
 @pytest.fixture
@@ -292,7 +242,7 @@ anything = st.recursive(
 )
 
 
-@given(st.sampled_from([FUNCTION, PROGRAM, HUMAN_EVAL, MBPP, APPS_PROGRAM, APPS_CALL, LEETCODE]), st.data())
+@given(st.sampled_from([*ROWS.values()]), st.data())
 def test_no_row_raises_anything_else(row: Mapping[str, Any], data: st.DataObject) -> None:
     for key in data.draw(st.sets(st.sampled_from(sorted(row)), min_size=1, max_size=2)):
         row = {**row, key: data.draw(anything)}

@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -112,62 +113,22 @@ def run_filter(program: bytes, arch: int, number: int, *arguments: int) -> int:
             at += if_true if {**tests, 0x45: bool(accumulator & operand)}[operation] else if_false
 
 
-ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x50001, 0x50000 | 38
-
-
-FILTERED: dict[tuple[str, int], dict[str, list[tuple[int, ...]]]] = {
-    ("x86_64", ALLOW): {
-        **{"read": [(0,)], "exit_group": [(231,)], "clone as fork does": [(56, 17)]},
-        **{"CLONE_PARENT": [(56, 0x8000 | 17)], "socket of family unix or internet": [(41, 1), (41, 2)]},
-        **{"ioctl TCGETS": [(16, 0, 0x5401)], "kill": [(62, 5)]},
-        **{"tgkill": [(234, 5, 6, 10)], "PR_SET_PDEATHSIG": [(157, 1, 9)], "PR_SET_NAME": [(157, 15, 18)]},
-        **{"prlimit64 of one's own": [(302, 0, 7, 4096)], "to look at another's": [(302, 1, 7, 0)]},
-        **{"setpriority": [(141, 0, 0, 5)], "sched_setaffinity": [(203, 0)], "fcntl F_SETFD": [(72, 5, 1, 1)]},
-        **{"F_SETPIPE_SZ": [(72, 5, 1031, 1 << 16)], "F_SETFL": [(72, 5, 4, 0x800)]},
-        **{"shutdown": [(48, 5, 2)], "dup2": [(33, 5, 128)], "pidfd_open": [(434, 2)]},
-    },
-    ("x86_64", EPERM): {
-        **{"ptrace": [(101,)], "mount": [(165,)], "unshare": [(272, 0x10000000)], "memfd_create": [(319,)]},
-        **{
-            "io_uring_setup": [(425,)],
-            "CLONE_NEWUSER": [(56, 0x10000000 | 17), (56, 0x20000 | 17), (56, 0x40000000 | 17)],
-            "socket of vsock": [(41, 40)],
-        },
-        **{"socket of packet": [(41, 17)], "TIOCSTI": [(16, 0, 0x5412)], "kill pid 1": [(62, 1, 9)]},
-        **{"kill(-1)": [(62, 0xFFFFFFFF), (62, 0xFFFFFFFFFFFFFFFF)], "SIGCONT": [(62, 5, 18)]},
-        **{"tgkill": [(234, 5, 6, 18), (234, 5, 1, 10)], "rt_sigqueueinfo": [(129, 5, 18)]},
-        **{"rt_tgsigqueueinfo": [(297, 5, 6, 18)], "pidfd_send_signal": [(424, 5, 18)]},
-        **{"clone with SIGCONT at the child's end": [(56, 0x8000 | 18)], "PR_SET_PDEATHSIG": [(157, 1, 18)]},
-        **{"timer_create": [(222,)], "prlimit64 of another": [(302, 1, 7, 4096), (302, 1, 7, 1 << 40)]},
-        **{"setpriority": [(141, 0, 1, 5)], "of a user": [(141, 2, 0, 5)], "sched_setaffinity": [(203, 1)]},
-        **{"F_GETLK": [(72, 5, 5, 4096)], "F_SETLEASE": [(72, 5, 1024, 1)], "F_SETPIPE_SZ": [(72, 5, 1031, 1 << 20)]},
-        **{"F_SETFL of the channel": [(72, 128, 4, 0x800)], "shutdown": [(48, 128, 2)], "dup2": [(33, 128, 5)]},
-        **{"flock": [(73, 5, 2)], "inotify_add_watch": [(254,)]},
-    },
-    ("x86_64", ENOSYS): {"clone3": [(435,)], "of the future": [(9999,)], "an x32 call": [(0x40000000 + 39,)]},
-    ("aarch64", ALLOW): {"read": [(63,)]},
-    ("aarch64", EPERM): {
-        **{"ptrace": [(117,)], "clone": [(220, 0x10000000)], "kill": [(129, 5, 18)]},
-        **{"prlimit64": [(261, 1, 7, 4096)], "socket": [(198, 40)]},
-    },
-    ("aarch64", ENOSYS): {"clone3": [(435,)]},
-}
+KILL = 0x80000000
+VERDICTS = {"ALLOW": 0x7FFF0000, "EPERM": 0x50001, "ENOSYS": 0x50000 | 38}
+FILTERED: dict[str, dict[str, list[list[int]]]] = tomllib.loads(Path(__file__).with_name("filtered.toml").read_text())
+"""Calls by processor and verdict, each with its number and arguments."""
 
 
 @pytest.mark.parametrize(
-    ("machine", "calls", "verdict"),
-    [
-        pytest.param(machine, calls, verdict, id=f"{machine} {name} {verdict:#x}")
-        for (machine, verdict), named in FILTERED.items()
-        for name, calls in named.items()
-    ],
+    ("where", "name"), [(where, name) for where, named in FILTERED.items() for name in named], ids=str
 )
-def test_filter(machine: str, calls: list[tuple[int, ...]], verdict: int) -> None:
+def test_filter(where: str, name: str) -> None:
+    machine, verdict = where.split()
     arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
     program = seccomp.assemble(machine, 128)
     assert len(program) // 8 < 4096
-    for call in calls:
-        assert run_filter(program, arch, *call) == verdict
+    for call in FILTERED[where][name]:
+        assert run_filter(program, arch, *call) == VERDICTS[verdict]
         assert run_filter(program, 0x40000003, *call) == KILL  # the 32-bit calls of i386
 
 
