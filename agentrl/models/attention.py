@@ -128,7 +128,10 @@ class PackedRows:
         count, length = query.shape[2], key.shape[2]
         # One mask serves all: that of fewer queries or keys is its lower right corner, which is no copy.
         if window not in self._bands:
-            self._bands[window] = _band(self._longest, window, query)
+            # That of the last queries of the longest row, over all keys that they see.
+            seen = self._longest if window is None else min(self._longest, _QUERIES - 1 + window)
+            last = torch.arange(max(0, seen - _QUERIES), seen, device=query.device)
+            self._bands[window] = additive_mask(last, 0, seen, window, query)
         outs: list[Tensor] = []
         for begin in range(0, count, _QUERIES):
             part = query[:, :, begin : begin + _QUERIES]
@@ -194,13 +197,13 @@ def same_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
     return query[0].unflatten(0, (heads, shares)), k, v
 
 
-def _band(longest: int, window: int | None, like: Tensor) -> Tensor:
-    """The additive mask of the last queries of the longest row, over all keys that they see."""
-    keys = longest if window is None else min(longest, _QUERIES - 1 + window)
-    positions = torch.arange(keys, device=like.device)
-    distance = positions[-_QUERIES:, None] - positions
-    hidden = (distance < 0) | (distance >= (window or keys))
-    return like.new_zeros(distance.shape).masked_fill_(hidden, float("-inf"))
+def additive_mask(positions: Tensor, first: int, end: int, window: int | None, like: Tensor) -> Tensor:
+    """The additive mask of tokens at ``positions`` [m] over the keys from ``first`` to ``end`` [m, end-first]."""
+    keys = torch.arange(first, end, device=positions.device)
+    hidden = keys > positions[:, None]
+    if window is not None:
+        hidden |= keys <= positions[:, None] - window
+    return like.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
 
 def masked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: How) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from agentrl.models.attention import How, masked, same_heads
+from agentrl.models.attention import How, additive_mask, masked, same_heads
 
 SHORT = 512
 """Most tokens of a short row, and the block of keys that a CPU's kernel attends to at a time."""
@@ -180,7 +180,7 @@ class CachedRows:
         if len(queries) != self._used:
             queries = queries.new_zeros(self._used, *queries.shape[1:]).index_copy(0, self._rows, queries)
         if how.window not in self._masks:
-            seen = self._hidden(self._last, 0, self._length, how.window)
+            seen = additive_mask(self._last, 0, self._length, how.window, self._like)
             # Idle rows see all keys: with none, softmax would give NaN.
             mask = self._like.new_zeros(self._used, self._length).index_copy_(0, self._rows, seen)
             self._masks[how.window] = mask[:, None, None]
@@ -196,21 +196,13 @@ class CachedRows:
         missing = -count % query_multiple(query.shape[-1])
         if (kind := (count, end, first, how.window)) not in self._masks:
             at = torch.arange(end - count, end + missing, device=query.device).clamp_(max=end - 1)
-            self._masks[kind] = self._hidden(at, first, first + keys.shape[2], how.window)
+            self._masks[kind] = additive_mask(at, first, first + keys.shape[2], how.window, self._like)
         mask = self._masks[kind]
         if count == 1:
             return _one_each(query, keys, values, mask[:1], how)
         queries = pad(query.transpose(0, 1)[None], (0, 0, 0, missing))
         out = masked(*same_heads(queries, keys, values), mask, how)
         return out.reshape(queries.shape)[0, :, :count].transpose(0, 1)
-
-    def _hidden(self, positions: Tensor, first: int, end: int, window: int | None) -> Tensor:
-        """The additive mask of tokens at ``positions`` [n] over the keys from ``first`` to ``end`` [n, end-first]."""
-        keys = torch.arange(first, end, device=positions.device)
-        hidden = keys > positions[:, None]
-        if window is not None:
-            hidden |= keys <= positions[:, None] - window
-        return self._like.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
 
 def _one_each(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: How) -> Tensor:

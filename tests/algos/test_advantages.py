@@ -301,15 +301,3 @@ def test_the_table_of_advantages():
         algos.advantage("otbb", rewards, energy, starts, group)
     with pytest.raises(ConfigError, match="did you mean 'tail'"):
         algos.advantage("otb", rewards, energy, starts, group, tial="own")
-
-
-def test_a_config_is_checked_before_anything_is_sampled():
-    algos.check_options("advantage", "otb", {"tail": "carry"})
-    with pytest.raises(UnknownNameError, match="tail"):
-        algos.check_options("advantage", "otb", {"tail": "carried"})
-    with pytest.raises(ConfigError, match="clip_low"):
-        algos.check_options("loss", "ctpo", {"clip_low": -1.0})
-    with pytest.raises(ConfigError, match="wrong type"):
-        algos.check_options("loss", "ctpo", {"clip_low": "wide"})
-    with pytest.raises(ConfigError, match="max_tokens"):
-        algos.check_options("loss", "ctpo", {"aggregate": "token_sum_const"})

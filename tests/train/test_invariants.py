@@ -55,12 +55,6 @@ def test_nothing_sampled_is_nothing_to_disagree_on() -> None:
     check_first_ratio(none, none, ROUNDING[F32])
 
 
-def test_the_tokens_of_a_batch_are_those_that_were_sampled() -> None:
-    groups = [Group((episode(), episode())), Group((episode(),))]
-    batch = whole(groups)
-    check_trained_tokens(groups, batch.tokens, batch.sampled)
-
-
 @pytest.mark.parametrize(
     "broken",
     [

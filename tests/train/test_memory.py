@@ -28,10 +28,6 @@ def small(*overrides: str) -> Config:
     return load_config(overrides=[*SMALL, "rollout.turn_tokens=32", "rollout.concurrency=4", *overrides])
 
 
-def shape_of(config: Config, tokenizer: Any) -> Any:
-    return model_config(config, tokenizer)
-
-
 def test_plane_by_hand() -> None:
     # 10 + 3 a layer + 0.5 a token + 0.25 a layer and token.
     def value(layers: float, tokens: float) -> float:
@@ -62,7 +58,7 @@ def test_live_bytes_by_hand(model: Any) -> None:
 )
 def test_activations_of_a_deeper_model_and_a_longer_pack_are_foretold(overrides: list[str], tokenizer: Any) -> None:
     config = small("model.layers=5", *overrides)
-    shape = shape_of(config, tokenizer)
+    shape = model_config(config, tokenizer)
     costs = measure(config, shape, "cpu")
     measured = _Probe(config, _small(shape, 5, "cpu")).activations(487)
     assert costs.activations.at(5, 487) == pytest.approx(measured, rel=0.02)
@@ -125,7 +121,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("costs")
 def test_step_by_hand(tokenizer: Any) -> None:
     config = small("rollout.tasks=2", "rollout.group_size=8", "optim.minibatches=4", "optim.epochs=2")
-    found = needs(config, shape_of(config, tokenizer))
+    found = needs(config, model_config(config, tokenizer))
     assert found.tokens == 2 * 8 * 64
     # 3 layers: 1024 tokens of 4 rows, 1024 of a batch, and eight updates by a quarter of it.
     assert found.seconds == {"generate": 10 * 3 * 256, "score": 10 * 3 * 1024, "update": 8 * 10 * 3 * 256}
@@ -151,7 +147,7 @@ def test_step_by_hand(tokenizer: Any) -> None:
 )
 def test_what_does_not_fit_and_what_makes_it_fit(less: int, overrides: list[str], wanted: str, tokenizer: Any) -> None:
     config = small(*overrides)
-    shape = shape_of(config, tokenizer)
+    shape = model_config(config, tokenizer)
     total = needs(config, shape).total
     if overrides:
         less = total - sum(list(needs(config, shape).memory.values())[:4]) + less
@@ -179,26 +175,26 @@ def test_what_is_learned_changes_last(
 ) -> None:
     config = small("model.hidden=256")
     less_kept = Plane(corners=(500.0, 1000.0, 1000.0, 2000.0), tokens=100)
-    known = replace(memory.measure(config, shape_of(config, tokenizer), "cpu"), recomputed=less_kept)
+    known = replace(memory.measure(config, model_config(config, tokenizer), "cpu"), recomputed=less_kept)
     monkeypatch.setattr(memory, "measure", lambda *_: known)
-    shape = shape_of(config, tokenizer)
+    shape = model_config(config, tokenizer)
     assert needs(config, shape, needs(config, shape).total - less).remedy.find(wanted) > 0
 
 
 @pytest.mark.usefixtures("costs")
 def test_vllm_takes_its_share_whatever_it_needs(tokenizer: Any) -> None:
     config = small("engine.name=vllm", "engine.options.memory=0.25")
-    found = needs(config, shape_of(config, tokenizer), 10**9).memory
+    found = needs(config, model_config(config, tokenizer), 10**9).memory
     assert found["engine's weights"] + found["engine's cache"] == 25 * 10**7
 
 
 @pytest.mark.usefixtures("costs")
 def test_a_device_that_is_not_here_has_no_times_and_no_limit(tokenizer: Any) -> None:
     config = small("model.device=cuda:97")
-    found = needs(config, shape_of(config, tokenizer))
+    found = needs(config, model_config(config, tokenizer))
     assert found.seconds == {} and found.limit is None and found.remedy == ""
     assert found.memory["allocator"] == 0
-    assert "does not fit" in needs(config, shape_of(config, tokenizer), 1000).remedy
+    assert "does not fit" in needs(config, model_config(config, tokenizer), 1000).remedy
 
 
 SHAPES = {

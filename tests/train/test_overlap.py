@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import agentrl.train.step
-from agentrl.engines.base import Completion, Engine, Sampling
+from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import ConfigError, FaultRateError, InfrastructureError
 from agentrl.train.credit import Scored
 from agentrl.train.groups import Collecting, Played
@@ -24,14 +24,14 @@ from .conftest import Make, Small
 from .test_trainer import logp_of
 
 
-def trainer_of(run: Small, engine: Engine | None = None) -> Trainer:
-    learner = make_learner(run.config, run.parts.model)
-    return Trainer(run.config, learner, make_source(run.config, run.mix, run.players, engine or run.parts.engine))
+def trainer_of(run: Small) -> Trainer:
+    source = make_source(run.config, run.mix, run.players, run.parts.engine)
+    return Trainer(run.config, make_learner(run.config, run.parts.model), source)
 
 
-def steps_of(run: Small, count: int, engine: Engine | None = None) -> list[StepResult]:
+def steps_of(run: Small, count: int) -> list[StepResult]:
     """The first steps, all in one event loop."""
-    trainer = trainer_of(run, engine)
+    trainer = trainer_of(run)
 
     async def go() -> list[StepResult]:
         await trainer.sync(0)
@@ -123,7 +123,7 @@ def test_each_token_is_of_the_weights_that_its_version_names_and_corrected_for_t
         return seen[-1]
 
     monkeypatch.setattr(agentrl.train.step, "correction_weights", watched)
-    results = steps_of(run, 4, engine)
+    results = steps_of(run.on(engine), 4)
     for number, (result, weights) in enumerate(zip(results, seen, strict=True), start=1):
         ages, wanted = list[int](), list[float]()
         for episode in result.trajectories:
@@ -156,7 +156,7 @@ class Wavering(Around):
 def test_a_deterministic_run_does_not_depend_on_the_engines_rounding(small: Make, mode: str) -> None:
     def ended(deterministic: str) -> tuple[list[StepResult], list[torch.Tensor]]:
         run = small(f"rollout.overlap={mode}", f"run.deterministic={deterministic}", "optim.steps=3", "optim.lr=1e-2")
-        return steps_of(run, 3, Wavering(run.parts.engine)), list(run.parts.model.parameters())
+        return steps_of(run.on(Wavering(run.parts.engine)), 3), list(run.parts.model.parameters())
 
     (first, one), (second, other) = ended("true"), ended("true")
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
@@ -182,19 +182,16 @@ class Failing(Around):
 @pytest.mark.parametrize("mode", ["lag", "inflight"])
 def test_an_error_of_later_groups_stops_the_run_at_once(small: Make, mode: str) -> None:
     run = small(f"rollout.overlap={mode}", "rollout.max_staleness=2", "optim.steps=6")
-    trainer = trainer_of(run, Failing(run.parts.engine))
+    trainer = trainer_of(run.on(Failing(run.parts.engine)))
     rows = list[StepResult]()
 
     async def go() -> None:
-        for number in range(1, 4):
-            rows.append(await trainer.step(number))
-
-    async def within() -> None:
         async with asyncio.timeout(60):
-            await go()
+            for number in range(1, 4):
+                rows.append(await trainer.step(number))
 
     with pytest.raises(FaultRateError, match="it is gone"):
-        asyncio.run(within())
+        asyncio.run(go())
     assert len(rows) <= 1
 
 
@@ -215,4 +212,4 @@ def test_an_engine_that_others_disturb_is_refused_in_a_deterministic_run(small: 
     inexact = Around(run.parts.engine)
     inexact.exact = False
     with pytest.raises(ConfigError, match="which transformers is not"):
-        trainer_of(run, inexact)
+        trainer_of(run.on(inexact))

@@ -99,14 +99,6 @@ def test_gradients_are_those_of_the_full_logits(model: Any, reference: Any) -> N
     assert_same_gradients(ours, theirs)
 
 
-def test_packing_changes_no_score(model: Any) -> None:
-    batch = batch_of(SHAPES)
-    with torch.no_grad():
-        together = score(model, batch, temperature=1.0).logp
-        for pack in batch.split(45, [4, 2, 0, 1, 3]):
-            assert_close([score(model, pack, temperature=1.0).logp], [together[pack.index]])
-
-
 def test_only_the_places_before_sampled_tokens_meet_the_vocabulary(model: Any) -> None:
     batch = batch_of(SHAPES)
     _, hidden = hidden_states(model, batch)

@@ -135,17 +135,6 @@ def test_later_updates_meet_ratios_other_than_one(small: Make, minibatches: int,
         assert metrics["log_ratio_abs_max"] > 1e-4
 
 
-def test_learning_rate_rises_with_the_updates(small: Make) -> None:
-    run = small("optim.warmup=4", "optim.minibatches=3", "optim.lr=1e-3")
-    trainer, _ = trainer_of(run)
-    rates = watched_rates(trainer)
-    step(trainer)
-    assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4])
-    trainer.updates = 100
-    step(trainer, 2)
-    assert rates[3:] == [1e-3] * 3
-
-
 def test_learning_rate_falls_to_zero_with_the_last_update(small: Make) -> None:
     run = small("optim.schedule=linear", "optim.minibatches=3", "optim.epochs=2", "optim.lr=1e-3")
     assert rates_of(run, steps=2) == pytest.approx([1e-3 * (12 - update) / 12 for update in range(12)])
@@ -167,18 +156,11 @@ def test_learning_rate_falls_with_the_budget_of_tokens(small: Make) -> None:
     assert rates_of(limited(1), steps=1) == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3]), "whichever limit is nearer"
 
 
-def watched_rates(trainer: Trainer) -> list[float]:
-    """Grows by the learning rate of each update."""
-    rates: list[float] = []
-    optimizer = trainer.learner.optimizer
-    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
-    return rates
-
-
 def rates_of(run: Small, steps: int) -> list[float]:
     """The learning rate of each update."""
     trainer, _ = trainer_of(run)
-    rates = watched_rates(trainer)
+    rates, optimizer = list[float](), trainer.learner.optimizer
+    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
     sampled = sum(step(trainer, number).metrics["sampled_tokens"] for number in range(1, steps + 1))
     assert trainer.sampled_tokens == sampled
     return rates
@@ -198,6 +180,7 @@ def rates_of(run: Small, steps: int) -> list[float]:
         ("algo.loss_options.aggregate=mean", UnknownNameError, "no aggregation is called 'mean'"),
         ("algo.loss_options.aggregate=token_sum_const", ConfigError, "needs max_tokens"),
         ("algo.loss_options.weights=1", ConfigError, "wrong type"),
+        ("algo.advantage_options.tail=carried", UnknownNameError, "no tail is called 'carried'"),
         ("algo.advantage_options.tale=zero", ConfigError, "has no option 'tale'; did you mean 'tail'?"),
         ("optim.max_tokens=100", ConfigError, "can't hold an episode of rollout.episode_tokens=2048"),
         ("algo.energy_ratio=old algo.correction=none", ConfigError, "by algo.correction, which is 'none'"),
