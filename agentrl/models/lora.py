@@ -176,10 +176,13 @@ def _inject(model: PreTrainedModel, config: Any) -> None:
     # get_peft_model would return another class, whose base_model is not what it is in transformers.
     from peft import inject_adapter_in_model
 
+    from agentrl.models.adapter import use_lean_adapters
+
     inject_adapter_in_model(config, model, _ADAPTER)
     for name, weight in model.named_parameters():
         weight.requires_grad_(".lora_" in name)
     use_fast_linear(model)
+    use_lean_adapters(model)
 
 
 def _adapters(model: nn.Module) -> dict[str, Tensor]:

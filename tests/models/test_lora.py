@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError, UsageError
+from agentrl.models.adapter import LeanAdapter, use_lean_adapters
 from agentrl.models.attention import PackedRows
 from agentrl.models.load import cast_copy, load_model
 from agentrl.models.lora import add_adapters, base_of, fingerprint, is_adapted, merge, merged, save_adapters
@@ -91,6 +92,26 @@ def test_merged_weights_compute_what_the_adapters_do(model: Any) -> None:
     )
     assert dict(merged(model)).keys() == weights.keys()
     assert all(one is dict(model.named_parameters())[name] for name, one in merged(model))
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_gradients_are_those_of_pefts_own_layers(model: Any, plain: bool) -> None:
+    """Dropout, which an adapter of others may have, is peft's to compute; here it drops nothing."""
+    made, theirs = adapted(model), copy.deepcopy(model)
+    config = LoraConfig(r=3, lora_alpha=6, target_modules="all-linear", lora_dropout=0.0 if plain else 1e-9)
+    inject_adapter_in_model(config, theirs)
+    theirs.load_state_dict(made.state_dict())
+    if not plain:
+        made = copy.deepcopy(theirs)
+        use_lean_adapters(made)
+    assert (type(made.model.layers[0].mlp.up_proj) is LeanAdapter) == plain
+    for one in (made, theirs):
+        logits = one(TOKENS, use_cache=False, agentrl_plan=PackedRows(ROW)).logits
+        (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).mean().backward()
+    wanted = {name: weight.grad for name, weight in theirs.named_parameters() if ".lora_" in name}
+    for name, weight in made.named_parameters():
+        if ".lora_" in name:
+            torch.testing.assert_close(weight.grad, wanted[name], rtol=1e-4, atol=1e-7)
 
 
 def test_engine_samples_from_the_merged_weights(model: Any) -> None:

@@ -200,6 +200,7 @@ def test_a_device_that_is_not_here_has_no_times_and_no_limit(tokenizer: Any) -> 
 SHAPES = {
     "wide and shallow": ["model.hidden=512", "model.layers=2", "model.heads=8", "rollout.episode_tokens=256"],
     "deep and narrow": ["model.hidden=64", "model.layers=24", "model.heads=4", "rollout.episode_tokens=256"],
+    "adapters": ["model.hidden=512", "model.layers=2", "model.heads=8", "rollout.episode_tokens=256", "lora.rank=8"],
     "one long row": ["model.hidden=128", "model.layers=6", "model.heads=4", "rollout.episode_tokens=4096"],
 }
 RUN = """
@@ -263,4 +264,4 @@ def test_memory_is_what_fresh_processes_take(tmp_path: Path) -> None:
         found, taken = json.loads(plan.result()), int(run.result()) * 1024
         print(name, found["total"] / 2**20, taken / 2**20, found["memory"]["process"] / 2**20)
         assert found["fits"] and taken > 1.3 * found["memory"]["process"], "the process itself is not all"
-        assert found["total"] == pytest.approx(taken, rel=0.2), name
+        assert found["total"] == pytest.approx(taken, rel=0.15), name
