@@ -1,8 +1,10 @@
 """The benchmarks run: their help, and a small one of each; nothing is timed."""
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd="/")
 
 
-@pytest.mark.parametrize("name", ["sandboxes.py", "head.py"])
+@pytest.mark.parametrize("name", ["sandboxes.py", "head.py", "viewer.py"])
 def test_help_shows_examples(name: str) -> None:
     shown = run(FOLDER / name, "--help")
     assert shown.returncode == 0 and f"examples:\n  {name}" in shown.stdout
@@ -72,6 +74,16 @@ def test_overlap_is_measured() -> None:
     assert shown.returncode == 0, shown.stderr
     modes = [line.split(" | ")[0] for line in shown.stdout.splitlines()[2:]]
     assert modes == ["| off", "| lag", "| inflight, 1", "| inflight, 2"]
+
+
+@pytest.mark.slow
+def test_the_viewer_is_measured(require: Callable[[bool, str], None]) -> None:
+    require(shutil.which("chromium") is not None, "needs chromium")
+    shown = run(FOLDER / "viewer.py", "--quick")
+    assert shown.returncode == 0, shown.stderr
+    assert [line.split(" | ")[0] for line in shown.stdout.splitlines() if "< 3 s" in line] == [
+        "| 20 x 60 tokens in 3 turns: first episode shown", "| 1 x 400 tokens in 50 turns: first episode shown"
+    ]  # fmt: skip
 
 
 def test_the_seeds_of_a_quickstart_are_a_table(tmp_path: Path) -> None:

@@ -4,20 +4,18 @@ An episodes file may come from anyone, and it names an environment and its argum
 module that its id names, and may read the files that its arguments name: see ``remake``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from agentrl.config import Config
 from agentrl.errors import UsageError
 from agentrl.runs.folder import read_config
-from agentrl.runs.records import Record, read_episodes
+from agentrl.runs.records import Record, episode_files, read_episodes
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.registry import make
 from agentrl.types import Origin
 
-_SUFFIXES = (".jsonl", ".jsonl.zst")
-_NO_EPISODES = ("metrics.jsonl", "evals.jsonl")
 _HARMLESS = ("dialect",)
 """Arguments of every environment that are texts and name neither file nor data set."""
 
@@ -29,7 +27,9 @@ def load(path: Path) -> list[Record]:
         UsageError: there are none.
         TrajectoryError: a file holds something else.
     """
-    records = [record for file in _files(path) for record in read_episodes(file)]
+    if not path.exists():
+        raise UsageError(f"there is no file {str(path)!r}")
+    records = [record for file in episode_files(path) for record in read_episodes(file)]
     if not records:
         raise UsageError(f"there are no episodes in {str(path)!r}: name a file, a folder of such, or a run's folder")
     return records
@@ -77,21 +77,6 @@ def told(origin: Origin) -> str:
     """Say which environment an episode names, as the call that would make it."""
     given = "".join(f", {name}={value!r}" for name, value in {**origin.env_args, "split": origin.split}.items())
     return f"{origin.env_id}{given}"
-
-
-def _files(path: Path) -> Sequence[Path]:
-    if not path.is_dir():
-        if not path.is_file():
-            raise UsageError(f"there is no file {str(path)!r}")
-        return [path]
-    if (path / "episodes").is_dir():
-        return list(_episodes_in(path / "episodes"))[-1:]
-    return list(_episodes_in(path))
-
-
-def _episodes_in(folder: Path) -> Iterator[Path]:
-    files = (file for file in sorted(folder.iterdir()) if file.is_file() and not file.name.startswith("."))
-    return (file for file in files if file.name.endswith(_SUFFIXES) and file.name not in _NO_EPISODES)
 
 
 def _holds_text(value: object) -> bool:

@@ -5,8 +5,11 @@ Each line holds the whole trajectory, the text of each token, and what training 
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
@@ -29,6 +32,10 @@ TRAINING: Mapping[str, str] = {
     "baseline": "B_t, what the reward-to-go is compared with: OTB alone",
 }
 """What a segment's ``training`` may hold of each sampled token, to five significant digits, by name."""
+_STEP = re.compile(r"(?:[A-Za-z_]+-)?(\d{1,15})\.jsonl(?:\.zst)?")
+"""The name of a file in a run's folder of episodes, with its step."""
+_SUFFIXES = (".jsonl", ".jsonl.zst")
+_NO_EPISODES = ("metrics.jsonl", "evals.jsonl")
 T = TypeVar("T")
 _UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, RecursionError, zstandard.ZstdError)
 """Exceptions that reading a damaged or hostile line can raise."""
@@ -184,6 +191,32 @@ def read_begun(path: Path) -> tuple[bytes, list[Record]]:
         return kept, [_from_json(json.loads(line.decode("utf-8"))) for line in kept.split(b"\n")[:-1]]
     except _UNREADABLE as error:
         raise TrajectoryError(f"{path} holds something else than episodes: {error!r}") from error
+
+
+def step_files(run: Path) -> list[tuple[int, Path]]:
+    """List the files of episodes in a run's folder, each with its step, in order of steps."""
+    folder = run / "episodes"
+    matches = ((_STEP.fullmatch(path.name), path) for path in (folder.iterdir() if folder.is_dir() else ()))
+    return sorted((int(match[1]), path) for match, path in matches if match)
+
+
+def episode_files(path: Path) -> list[Path]:
+    """List the files of episodes that ``path`` stands for: itself, a run's last step, or all that lie in a folder."""
+    if not path.is_dir():
+        return [path]
+    if (path / "episodes").is_dir():
+        return [file for _, file in step_files(path)[-1:]]
+    files = (file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith("."))
+    return [file for file in files if file.name.endswith(_SUFFIXES) and file.name not in _NO_EPISODES]
+
+
+def count_episodes(path: Path) -> int:
+    """Count the lines of a file of episodes, as far as it can be read: much sooner than they can be parsed."""
+    count = 0
+    with suppress(OSError, *_UNREADABLE), path.open("rb") as raw:
+        for chunk in _unpacked(raw) if path.suffix == ".zst" else iter(partial(raw.read, 1 << 20), b""):
+            count += chunk.count(b"\n")
+    return count
 
 
 def read_episodes(path: str | Path) -> Iterator[Record]:

@@ -11,11 +11,8 @@ from agentrl.runs.report.charts import DIAGNOSTICS, REWARD, figure, swatch, targ
 from agentrl.runs.report.folder import RunData, env_of, series
 from agentrl.runs.report.text import brief, tag
 
-_QUANTITIES = (
-    ("success", "Success", "on held-out problems"),
-    (REWARD, "Training reward", "mean over the episodes of a step"),
-    *DIAGNOSTICS,
-)
+_SUCCESS = ("success", "Success", "on held-out problems")
+_REWARD = (REWARD, "Training reward", "mean over the episodes of a step")
 _OWN = ("run.name", "run.seed")
 """What runs may differ in and still be one family."""
 _STYLES = 6
@@ -49,9 +46,13 @@ def families(runs: Sequence[RunData]) -> list[Family]:
 
 
 def compared(runs: Sequence[RunData]) -> list[Markup]:
-    """A chart for each quantity that one of the runs has."""
+    """A chart for each quantity that one of the runs has: success and reward for each environment of a mix too."""
     found = families(runs)
-    return [chart for key, title, what in _QUANTITIES if (chart := _chart(found, key, title, what))]
+    envs = sorted({"", *(env_of(row) for run in runs for row in run.evals)})
+    wanted = [(*quantity, env) for quantity in (_SUCCESS, _REWARD) for env in envs] + [
+        (*one, "") for one in DIAGNOSTICS
+    ]
+    return [chart for key, title, what, env in wanted if (chart := _chart(found, key, title, what, env))]
 
 
 def _settings(run: RunData) -> Mapping[str, str]:
@@ -75,15 +76,16 @@ def _title(runs: Sequence[RunData], telling: Mapping[str, str]) -> str:
     return f"{said} ({names})" if said and len(said) < 100 else names
 
 
-def _points(run: RunData, key: str) -> dict[float, float]:
+def _points(run: RunData, key: str, env: str) -> dict[float, float]:
     if key != "success":
-        return dict(series(run.steps, key))
-    first = [(row.get("split"), env_of(row)) for row in run.evals[:1]]
+        return dict(series(run.steps, f"env/{env}/{key}" if env else key))
+    # As in the overview of one run, of several splits the first is drawn.
+    first = [(row.get("split"), env) for row in run.evals[:1]]
     return dict(series([row for row in run.evals if (row.get("split"), env_of(row)) in first], key))
 
 
-def _chart(found: Sequence[Family], key: str, title: str, what: str) -> Markup:
-    drawn = [(family, [points for run in family.runs if (points := _points(run, key))]) for family in found]
+def _chart(found: Sequence[Family], key: str, title: str, what: str, env: str) -> Markup:
+    drawn = [(family, [points for run in family.runs if (points := _points(run, key, env))]) for family in found]
     values = [value for _, lines in drawn for points in lines for value in points.values()]
     if not values:
         return Markup()
@@ -104,7 +106,8 @@ def _chart(found: Sequence[Family], key: str, title: str, what: str) -> Markup:
             told.setdefault(step, []).append(f"{family.title} {brief(value)}")
     body += targets(frame, [(step, " · ".join(told[step])) for step in sorted(told)])
     notes = [tag("span", what, class_="what"), tag("span", *keys, class_="what")]
-    return figure(f"runs-{key}", title, notes, frame, body)
+    name, title = (f"runs-{key}-{env}", f"{title}: {env}") if env else (f"runs-{key}", title)
+    return figure(name, title, notes, frame, body)
 
 
 def _mean(lines: Sequence[Mapping[float, float]]) -> list[Point]:

@@ -45,6 +45,12 @@ async function read(id) {
   return JSON.parse(await new Response(stream).text());
 }
 
+// The tokens of a segment: its text, cut where they end.
+function tokens({ text, sizes }) {
+  let end = 0;
+  return sizes.map((size) => text.slice(end, (end += size)));
+}
+
 // The blocks that were opened last; what is too old to be shown again soon is dropped.
 const opened = new Map();
 function open(id) {

@@ -1,5 +1,6 @@
 // One episode in a column. Its tokens are in chunks of whole lines; only chunks near the screen hold elements.
 
+const attemptOf = (row) => (row.attempt === null ? "" : `attempt ${row.attempt}`);
 const exp = (value) => value === null || value === undefined ? value : Math.exp(value);
 const same = (value) => value;
 // Each view of the tokens: its name; the numbers it shows; how; how one is written; and what it says.
@@ -53,11 +54,12 @@ class Column {
     this.pane.replaceChildren(this.header());
     let first = 0, sampled = 0;
     for (const segment of this.texts.segments) {
+      segment.pieces ||= tokens(segment);
       const trained = segment.source === "policy", count = segment.pieces.length;
       const notes = [`${count} token${count === 1 ? "" : "s"}`];
       if (trained) notes.push(`reward ${written(segment.reward)}`, `weights ${[segment.version, ...segment.swaps.map((one) => one[1])].map((one) => `v${one}`).join(" → ")}`);
       if (segment.cut) notes.push(`cut at ${count} tokens`);
-      const title = element("h4", {}, trained ? `policy · turn ${this.turns.length + 1}` : segment.source, ...notes.map((note) => element("span", {}, note)));
+      const title = element("h3", {}, trained ? `policy · turn ${this.turns.length + 1}` : segment.source, ...notes.map((note) => element("span", {}, note)));
       const body = element("div", { class: "tokens" });
       const section = element("section", { class: `segment ${segment.source}` }, title, body);
       if (trained) this.turns.push(section);
@@ -77,12 +79,25 @@ class Column {
 
   header() {
     const { row } = this, facts = element("dl", { class: "facts" });
-    const tools = this.texts.tools.map(([name, ok, s]) => `${name} ${ok ? "✓" : "✗"}${s === null ? "" : ` ${(1000 * s).toFixed(1)} ms`}`);
     const parts = Object.entries(this.texts.parts).map(([name, value]) => `${name} ${written(value)}`);
-    const told = { Stop: `${row.stop}: ${row.why}`, Return: written(row.return), Parts: parts.join(", "), Tokens: `${row.sampled} sampled of ${row.tokens}`, Tools: tools.slice(0, 8).join(", ") + (tools.length > 8 ? `, ${tools.length - 8} more` : "") };
+    const told = { Stop: `${row.stop}: ${row.why}`, Return: written(row.return), Parts: parts.join(", "), Tokens: `${row.sampled} sampled of ${row.tokens}`, Tags: row.tags.join(", ") };
     for (const [name, text] of Object.entries(told)) if (text) facts.append(element("div", {}, element("dt", {}, name), element("dd", {}, text)));
     const outcome = element("span", { class: `outcome ${row.won ? "good" : "bad"}` }, row.won ? "✓ solved" : "✗ failed");
-    return element("header", {}, outcome, element("h3", { tabindex: "-1" }, row.task), element("p", {}, [sources[row.source], row.step, `seed ${row.seed}`].filter(Boolean).join(", ")), facts);
+    return element("header", {}, outcome, element("h2", { tabindex: "-1" }, row.task), element("p", {}, [sources[row.source], row.step, attemptOf(row), `seed ${row.seed}`].filter(Boolean).join(", ")), facts, ...this.calls());
+  }
+
+  // What each tool was asked; what it answered stands in the conversation.
+  calls() {
+    const calls = this.texts.tools.map(([name, ok, s, given]) => [`${name} ${ok ? "✓" : "✗ failed"}${s === null ? "" : ` ${(1000 * s).toFixed(1)} ms`}`, given]);
+    if (!calls.length) return [];
+    const inputs = ([name, text]) => {
+      const shown = element("pre");
+      marked(shown, text, false);
+      return element("div", {}, name, shown);
+    };
+    const list = element("ol", {}, ...calls.map(([call, given]) => element("li", {}, call, ...Object.entries(given).map(inputs))));
+    const few = calls.slice(0, 8).map(([call]) => call).join(", ") + (calls.length > 8 ? `, ${calls.length - 8} more` : "");
+    return [element("details", { class: "calls" }, element("summary", {}, `Tool calls: ${few}`), list)];
   }
 
   turn({ target, isIntersecting, boundingClientRect }) {

@@ -1,6 +1,5 @@
 """What a run folder holds, read as far as it goes: a run that was interrupted is still worth looking at."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TypeAlias
 
 from agentrl.errors import RunFolderError
 from agentrl.runs.folder import read_row
+from agentrl.runs.records import step_files
 from agentrl.runs.report.text import number
 
 RunRow: TypeAlias = Mapping[str, object]
@@ -15,7 +15,6 @@ RunRow: TypeAlias = Mapping[str, object]
 _MARKS = ("config.toml", "metrics.jsonl", "evals.jsonl", "episodes")
 _LAST_STEP = 1e12
 """A step beyond this is damage; far beyond it, neighbouring steps are one and the same float."""
-_EPISODES = re.compile(r"(?:[A-Za-z_]+-)?(\d{1,15})\.jsonl(?:\.zst)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ def read_folder(run: Path) -> RunData:
     """
     if not run.is_dir():
         raise RunFolderError(f"{run} is no folder: name the folder of a run")
-    if not any((run / mark).exists() for mark in _MARKS):
+    if not is_run(run):
         raise RunFolderError(f"{run} is no run: it has none of {', '.join(_MARKS)}")
     notes: list[str] = []
     steps = {row["step"]: row for row in _read_rows(run / "metrics.jsonl", notes)}
@@ -55,9 +54,14 @@ def read_folder(run: Path) -> RunData:
         config=config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
         steps=tuple(sorted(steps.values(), key=step_of)),
         evals=tuple(sorted(evals.values(), key=step_of)),
-        episodes=_episode_files(run / "episodes"),
+        episodes=tuple(step_files(run)),
         notes=tuple(notes),
     )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds anything that a run writes."""
+    return any((folder / mark).exists() for mark in _MARKS)
 
 
 def step_of(row: RunRow) -> float:
@@ -98,10 +102,3 @@ def _read_row(line: bytes) -> RunRow | None:
     row = read_row(line)
     step = None if row is None else number(row["step"])
     return row if step is not None and abs(step) < _LAST_STEP else None
-
-
-def _episode_files(folder: Path) -> tuple[tuple[int, Path], ...]:
-    if not folder.is_dir():
-        return ()
-    matches = ((_EPISODES.fullmatch(path.name), path) for path in folder.iterdir())
-    return tuple(sorted((int(match[1]), path) for match, path in matches if match))

@@ -1,6 +1,6 @@
 // The list, its filters, the keyboard, and what is on the stage.
 
-const ROW = 44, MOST_COLUMNS = 16;
+const ROW = 44, MOST_COLUMNS = 16, TOGETHER = 32;
 let rows = [], sources = [], shown = [], at = 0, columns = [], shows = 0, searches = 0;
 const list = $("list"), filters = $("filters").elements, tools = $("tools").elements, told = $("told");
 const texts = new Map();
@@ -8,10 +8,12 @@ const texts = new Map();
 function rowOf(number, place) {
   const row = rows[number], other = rows[row.pair];
   const outcome = (one) => element("b", { class: one.won ? "good" : "bad" }, `${one.won ? "✓" : "✗"} ${written(one.return)}`);
-  const notes = [sources.length > 1 && !other ? sources[row.source] : "", row.env, row.step, `${row.turns} turn${row.turns === 1 ? "" : "s"}`, row.errors ? `${row.errors} tool error${row.errors === 1 ? "" : "s"}` : "", row.cut ? "cut" : ""];
+  const notes = [sources.length > 1 && !other ? sources[row.source] : "", row.env, row.step, attemptOf(row), `${row.turns} turn${row.turns === 1 ? "" : "s"}`, row.errors ? `${row.errors} tool error${row.errors === 1 ? "" : "s"}` : "", row.cut ? "cut" : "", ...row.tags].filter(Boolean).join(" · ");
+  const said = (one) => (one.won ? "solved" : "failed");
   const flip = other && other.won !== row.won;
-  const line = element("div", { role: "option", id: `row-${place}`, "aria-selected": String(place === at), "aria-posinset": place + 1, "aria-setsize": shown.length, class: flip ? "flip" : "" },
-    element("span", { class: "score" }, outcome(row), ...(other ? [" → ", outcome(other)] : [])), element("span", { class: "task" }, row.task), element("small", {}, notes.filter(Boolean).join(" · ")));
+  const line = element("div", { role: "option", id: `row-${place}`, "aria-selected": String(place === at), "aria-posinset": place + 1, "aria-setsize": shown.length, class: flip ? "flip" : "",
+      "aria-label": plain([row.task, said(row), ...(other ? [`in the other ${said(other)}`] : []), notes].join(", ")) },
+    element("span", { class: "score" }, outcome(row), ...(other ? [" → ", outcome(other)] : [])), element("span", { class: "task" }, row.task), element("small", {}, notes));
   line.style.top = `${place * ROW}px`;
   line.addEventListener("click", () => choose(place));
   return line;
@@ -38,6 +40,13 @@ function matches(row) {
   return within(row.return, low, high) && within(row.turns, few, many) && (!errors.checked || row.errors > 0) && (!cut.checked || row.cut);
 }
 
+// What a search looks through.
+async function readText(number) {
+  if (texts.has(number)) return;
+  const { segments } = await read(`text-${number}`), { task, tags } = rows[number];
+  texts.set(number, [task, ...tags, ...segments.map((one) => one.text)].join("\n").toLowerCase());
+}
+
 async function filter() {
   const mine = (searches += 1), was = shown[at], wanted = filters.text.value.toLowerCase();
   const flipped = (number) => (rows[number].pair === undefined ? 1 : rows[rows[number].pair].won === rows[number].won ? 1 : 0);
@@ -46,11 +55,12 @@ async function filter() {
   if (wanted) {
     await wait(200);
     const hits = [];
-    for (const [place, number] of found.entries()) {
+    for (let place = 0; place < found.length; place += TOGETHER) {
+      const some = found.slice(place, place + TOGETHER);
+      await Promise.all(some.map(readText));
       if (mine !== searches) return;
-      if (!texts.has(number)) texts.set(number, (await read(`text-${number}`)).segments.map((one) => one.pieces.join("")).join("\n").toLowerCase());
-      if (rows[number].task.toLowerCase().includes(wanted) || texts.get(number).includes(wanted)) hits.push(number);
-      if (place % 50 === 49) $("count").textContent = `searched ${place + 1} of ${found.length} …`;
+      hits.push(...some.filter((number) => texts.get(number).includes(wanted)));
+      $("count").textContent = `searched ${place + some.length} of ${found.length} …`;
     }
     found = hits;
   }
@@ -85,13 +95,17 @@ async function show() {
   if (mine !== shows) return next.forEach((column) => column.close());
   columns.forEach((column) => column.close());
   columns = next;
-  told.hidden = true;
+  told.textContent = "";
   $("columns").className = `of-${Math.min(columns.length, 3)}`;
   $("columns").replaceChildren(...columns.map((column) => column.pane));
+  $("columns").scrollLeft = (columns.find((one) => one.number === number)?.pane.offsetLeft || 0) - $("columns").offsetLeft;
+  // A screen reader reads the list's own choice where the list has the focus.
+  if (columns.length && document.activeElement !== list) $("place").textContent = `Episode ${at + 1} of ${shown.length}: ${columns[0].pane.getAttribute("aria-label")}`;
   const chart = tools.layout.value === "group" ? baselineChart(columns) : [];
   $("baseline").replaceChildren(...chart);
   $("baseline").hidden = !chart.length;
   tools.turn.max = columns[0]?.turns.length || 1;
+  tools.turn.placeholder = `of ${tools.turn.max}`;
   legend();
 }
 
@@ -104,7 +118,7 @@ function legend() {
 function setMode(name) {
   tools.mode.value = mode = name;
   columns.forEach((column) => column.refresh());
-  told.hidden = true;
+  told.textContent = "";
   legend();
 }
 
@@ -130,7 +144,6 @@ function tell(token, kept) {
   token.classList.add("chosen");
   token.scrollIntoView({ block: "nearest" });
   told.textContent = token.title;
-  told.hidden = false;
 }
 
 const KEYS = {
@@ -145,16 +158,16 @@ const turned = (by) => Object.keys(MODES).at((Object.keys(MODES).indexOf(mode) +
 
 function move(sibling, end) {
   const token = document.querySelector("bdi.chosen");
-  const next = token && (token[sibling] || token.closest(".chunk")[sibling]?.[end]);
+  const next = token ? token[sibling] || token.closest(".chunk")[sibling]?.[end] : document.querySelector("#columns .policy bdi");
   if (next?.localName === "bdi") tell(next, true);
-  return Boolean(token);
+  return Boolean(token || next);
 }
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || $("episodes").hidden) return;
   if (event.target.matches("input, select, textarea")) return event.key === "Escape" ? event.target.blur() : undefined;
   if (event.target === list && event.key in LIST_KEYS) choose(LIST_KEYS[event.key]());
-  else if (event.target === list && event.key === "Enter") columns[0]?.pane.querySelector("h3").focus();
+  else if (event.target === list && event.key === "Enter") columns[0]?.pane.querySelector("h2").focus();
   else if (!(event.key in KEYS) || KEYS[event.key]() === false) return;
   event.preventDefault();
 });
@@ -171,7 +184,6 @@ document.addEventListener("click", (event) => {
   const inChart = event.target.closest("svg *");
   const owner = inChart && (inChart.querySelector(":scope > title") || inChart.parentNode.querySelector(":scope > title"));
   told.textContent = owner ? owner.textContent : "";
-  told.hidden = !owner;
 });
 
 function goToPart(name) {

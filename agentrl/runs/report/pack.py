@@ -7,7 +7,7 @@ import base64
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -41,7 +41,15 @@ class Packed:
     notes: list[str] = field(default_factory=list[str])
     """What could not be read, a sentence each."""
 
-    def add(self, source: int, files: Sequence[tuple[str, Path]], limit: int | None, *, strict: bool) -> None:
+    def add(
+        self,
+        source: int,
+        files: Sequence[tuple[str, Path]],
+        limit: int | None = None,
+        *,
+        strict: bool,
+        added: Callable[[], None] = lambda: None,
+    ) -> None:
         """Add the episodes of a run's files, or of one file.
 
         Args:
@@ -49,6 +57,7 @@ class Packed:
             files: each with what the list calls it.
             limit: most episodes of each file.
             strict: raise where a file can't be read, instead of leaving a note.
+            added: is called after each episode.
 
         Raises:
             TrajectoryError: a file holds something else than episodes, or can't be read.
@@ -57,6 +66,7 @@ class Packed:
             try:
                 for record in islice(read_episodes(path), limit):
                     self._add(record, {"source": source, "file": place, "step": label})
+                    added()
             except (OSError, TrajectoryError) as error:
                 if strict:
                     raise TrajectoryError(f"{path} can't be read to its end: {error}") from error
@@ -77,7 +87,7 @@ class Packed:
     def _add(self, record: Record, row: dict[str, object]) -> None:
         one, at = record.trajectory, len(self.rows)
         errors = sum(not run.ok for run in one.tool_runs)
-        row |= {"env": one.env, "task": one.task_id, "seed": one.seed}
+        row |= {"env": one.env, "task": one.task_id, "seed": one.seed, "attempt": one.attempt, "tags": one.tags}
         row |= {"won": record.won, "return": one.ret, "turns": len(one.sampled)}
         row |= {"errors": errors, "cut": one.cut_turns or one.stop.truncated, "stop": one.stop.value, "why": why(one)}
         self.rows.append(row | {"sampled": one.n_sampled, "tokens": len(one.token_ids)})
@@ -102,12 +112,19 @@ def _texts(record: Record) -> Mapping[str, object]:
     one, rewards = record.trajectory, iter(record.trajectory.rewards)
     segments: list[Mapping[str, object]] = []
     for segment, pieces in zip(one.segments, record.pieces, strict=True):
-        row: dict[str, object] = {"source": segment.source, "pieces": pieces}
+        # One text is read several times as fast as its pieces; the sizes are those that JavaScript counts.
+        sizes = [len(piece.encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces]
+        row: dict[str, object] = {"source": segment.source, "text": "".join(pieces), "sizes": sizes}
         if segment.trained:
             row |= {"reward": next(rewards), "version": segment.version, "swaps": segment.swaps, "cut": segment.cut}
         segments.append(row)
-    tools = [(run.name, bool(run.ok), number(run.wall_s)) for run in one.tool_runs]
+    tools = [(run.name, bool(run.ok), number(run.wall_s), _given(run.arguments)) for run in one.tool_runs]
     return {"segments": segments, "tools": tools, "parts": dict(one.parts)}
+
+
+def _given(arguments: Mapping[str, object]) -> Mapping[str, str]:
+    # JavaScript reads neither NaN nor infinities.
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
 
 
 def _numbers(record: Record) -> str:

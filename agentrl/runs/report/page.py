@@ -3,7 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
@@ -13,10 +13,11 @@ from markupsafe import Markup
 
 from agentrl.errors import RunFolderError
 from agentrl.runs.folder import replace
-from agentrl.runs.records import EPISODES
+from agentrl.runs.progress import Display
+from agentrl.runs.records import count_episodes, episode_files
 from agentrl.runs.report.charts import curve, diagnostics, seconds_by_phase, size_of, whisker
 from agentrl.runs.report.curves import compared
-from agentrl.runs.report.folder import RunData, RunRow, env_of, read_folder, series, step_of
+from agentrl.runs.report.folder import RunData, RunRow, env_of, is_run, read_folder, series, step_of
 from agentrl.runs.report.pack import Packed, block
 from agentrl.runs.report.text import brief, duration, marked, number, percent, visible
 
@@ -66,10 +67,10 @@ def write_report(run: Path) -> Path:
 
 
 def write_view(paths: Sequence[Path], out: Path, *, every: bool = False) -> int:
-    """Write a page of runs and files of episodes, to look through and to compare.
+    """Write a page of runs and files of episodes, to look through and to compare; standard error tells how far it is.
 
     Args:
-        paths: run folders, files of episodes, or folders that ``agentrl eval`` has written.
+        paths: run folders, files of episodes, or folders of such, as ``agentrl eval`` writes them.
         out: the page.
         every: show the episodes of all steps that a run has saved, not of the first and the last one alone.
 
@@ -81,18 +82,19 @@ def write_view(paths: Sequence[Path], out: Path, *, every: bool = False) -> int:
         TrajectoryError: a file holds something else than episodes.
     """
     try:
-        names = [path.resolve().name for path in paths]
-        # An evaluation's folder stands for its episodes.
-        paths = [path / EPISODES if (path / EPISODES).is_file() else path for path in paths]
-        runs = [read_folder(path) if path.is_dir() else None for path in paths]
-        found = [run for run in runs if run]
-        packed = Packed(notes=[note for run in found for note in run.notes])
-        for place, (path, run) in enumerate(zip(paths, runs, strict=True)):
-            files = _files(run, every=every) if run else [("", path)]
-            packed.add(place, files, None, strict=run is None)
+        alone = {path: episode_files(path) for path in paths if not is_run(path)}
+        runs = {path: read_folder(path) for path in paths if not alone.get(path)}
+        packed = Packed(notes=[note for run in runs.values() for note in run.notes])
+        files = [
+            _files(runs[path], every=every) if path in runs else [("", file) for file in alone[path]] for path in paths
+        ]
+        total = sum(count_episodes(file) for some in files for _, file in some)
+        with Display().phase("packing", total) as bar:
+            for place, (path, some) in enumerate(zip(paths, files, strict=True)):
+                packed.add(place, some, strict=path not in runs, added=partial(bar.advance, "episodes"))
         if len(paths) == 2:
             packed.pair()
-        replace(out, render(names, found, packed, ""))
+        replace(out, render(_names(paths), [runs[path] for path in paths if path in runs], packed, ""))
     except OSError as error:
         raise RunFolderError(f"{out} can't be written: {error}") from error
     return len(packed.rows)
@@ -146,6 +148,13 @@ def _overview(run: RunData) -> dict[str, object]:
 def _files(run: RunData, *, every: bool) -> list[tuple[str, Path]]:
     chosen = run.episodes if every else run.episodes[:1] + run.episodes[1:][-1:]
     return [(f"step {step}", path) for step, path in chosen]
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The last parts of each path that tell them apart: files of different runs have one name."""
+    whole = [path.resolve().parts for path in paths]
+    tails = [["/".join(parts[-count:]) for parts in whole] for count in range(1, 9)]
+    return next((names for names in tails if len({*names}) == len({*whole})), tails[0])
 
 
 @cache

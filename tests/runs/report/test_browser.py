@@ -1,5 +1,6 @@
 """The page in a real browser: what is clicked and pressed does what it says, and its policy holds."""
 
+import base64
 import json
 import re
 from collections.abc import Callable, Generator
@@ -91,7 +92,7 @@ def test_list_is_filtered_searched_and_walked_by_keys(run: Path, browser: Browse
     browser.until("document.querySelector('[aria-selected=true]').getAttribute('aria-posinset') === '4'")
     browser.until("document.querySelector('#columns header p').textContent.includes('seed 4')")
     browser.press("Enter")
-    assert browser.ask("document.activeElement.localName") == "h3"
+    assert browser.ask("document.activeElement.localName") == "h2"
 
 
 def test_tokens_show_each_number_and_are_walked_by_keys(
@@ -111,6 +112,8 @@ def test_tokens_show_each_number_and_are_walked_by_keys(
     assert clipped == [bool(t % 2) for t in range(episode.n_sampled)]
     select(browser, "#tools", "mode", "advantage")
     assert browser.ask(f"{TOKENS}.every(one => /even( up| down)?$/.test(one.className))")
+    browser.press("ArrowRight")
+    assert browser.ask("document.querySelectorAll('.policy bdi.chosen').length") == 1, "keys alone reach a token"
     browser.click("#columns .policy bdi")
     assert browser.ask("told.textContent").startswith("sampled, probability ")
     assert " · ratio 1.01 · cumulative ratio 1.01 · " in browser.ask("told.textContent")
@@ -130,6 +133,30 @@ def test_group_stands_side_by_side_with_its_baseline(run: Path, browser: Browser
     assert browser.ask("document.getElementById('baseline').hidden")
 
 
+def test_what_tools_were_asked_attempts_and_tags_are_shown_and_found(
+    tmp_path: Path, browser: Browser, play: Play, save: Save
+) -> None:
+    asked = (ToolRun(name="python", ok=False, wall_s=0.002, arguments={"code": "a\n  b", "most": 5}),)
+    episodes = [play("q", CALL, "?", GUESS, reward=0.0, attempt=at, tags=(f"level:{at}",), tool_runs=asked, seed=at)
+                for at in range(9)]  # fmt: skip
+    write_view([save(tmp_path, 1, *episodes)], tmp_path / "v.html")
+    show(browser, tmp_path / "v.html", width=390, height=800)
+    select(browser, "#filters", "text", "LEVEL:7")
+    browser.until("document.getElementById('count').textContent === '1 of 9 episodes'")
+    assert "attempt 7 · 2 turns · 1 tool error · level:7" in browser.ask(OPTIONS)[0]
+    browser.until("document.querySelector('#columns header p').textContent.includes('attempt 7, seed 7')")
+    browser.click("#columns summary")
+    asked_for = "[...document.querySelectorAll('#columns .calls pre')].map(one => one.innerText)"
+    assert browser.ask(asked_for) == ["a\n  b", "5"]
+    assert browser.ask("document.body.scrollWidth") <= 390, "nothing sticks out of a narrow screen"
+    select(browser, "#filters", "text", "")
+    browser.until("document.getElementById('count').textContent === '9 of 9 episodes'")
+    browser.press("g")
+    browser.until("document.querySelectorAll('#columns .episode').length === 9")
+    place = "document.querySelectorAll('#columns .episode')[7].getBoundingClientRect().x"
+    assert 0 <= browser.ask(place) < 390, "of a group the chosen one is on the screen"
+
+
 def test_two_sources_show_flips_first(tmp_path: Path, browser: Browser, play: Play, save: Save) -> None:
     def file(name: str, *rewards: float) -> Path:
         many = (play(SYSTEM, GUESS, reward=reward, task=f"t{at}") for at, reward in enumerate(rewards))
@@ -147,7 +174,8 @@ def test_two_sources_show_flips_first(tmp_path: Path, browser: Browser, play: Pl
 
 
 def test_hostile_text_is_text_in_the_browser(tmp_path: Path, browser: Browser, play: Play, save: Save) -> None:
-    options = {"tool_runs": (ToolRun(name=HOSTILE, ok=True, wall_s=0.1),), "parts": {HOSTILE[:60]: 1.0}}
+    asked = ToolRun(name=HOSTILE, ok=True, wall_s=0.1, arguments={HOSTILE: HOSTILE})
+    options = {"tool_runs": (asked,), "parts": {HOSTILE[:60]: 1.0}, "tags": (HOSTILE,)}
     path = save(tmp_path, 1, play(HOSTILE, HOSTILE, HOSTILE, HOSTILE, reward=1.0, task=HOSTILE, **options))
     write_view([path], tmp_path / "v.html")
     show(browser, tmp_path / "v.html")
@@ -193,6 +221,8 @@ def test_what_is_printed_is_whole(tmp_path: Path, browser: Browser, play: Play, 
     assert "END" not in browser.ask("document.querySelector('#columns').textContent")
     browser.ask("window.dispatchEvent(new Event('beforeprint')), 1")
     assert "END" in browser.ask("document.querySelector('#columns').textContent")
+    pdf = base64.b64decode(browser.call("Page.printToPDF")["data"])
+    assert len(re.findall(rb"/Type /Page\b", pdf)) > 1
 
 
 def test_every_control_has_a_name_and_dark_is_dark(run: Path, browser: Browser) -> None:
@@ -201,13 +231,23 @@ def test_every_control_has_a_name_and_dark_is_dark(run: Path, browser: Browser) 
     browser.click("#to-episodes")
     browser.until(FILLED)
     browser.call("Accessibility.enable")
-    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    nodes = [one for one in browser.call("Accessibility.getFullAXTree")["nodes"] if not one["ignored"]]
     controls = {"button", "searchbox", "textbox", "combobox", "spinbutton", "checkbox", "radio", "listbox", "option"}
     named = [(one["role"]["value"], one["name"]["value"]) for one in nodes
-             if not one["ignored"] and one["role"]["value"] in controls]  # fmt: skip
+             if one["role"]["value"] in controls]  # fmt: skip
     browser.call("Accessibility.disable")
     assert {role for role, _ in named} >= {"button", "searchbox", "combobox", "spinbutton", "checkbox", "listbox"}
     assert all(name for _, name in named), named
+    assert ("option", "train-2/17, failed, step 1 · 1 turn") in named
+    levels = [one["value"]["value"] for node in nodes if node["role"]["value"] == "heading"
+              for one in node["properties"] if one["name"] == "level"]  # fmt: skip
+    assert levels[:3] == [1, 2, 3] and max(levels) == 3, "no level is left out"
+    # What changes is told, and a region that tells is there before it does.
+    assert sum(node["role"]["value"] == "status" for node in nodes) == 4
+    assert (
+        browser.ask("document.getElementById('place').textContent")
+        == "Episode 1 of 4: Episode of task train-2/17, failed"
+    )
     red, green, blue = map(int, re.findall(r"\d+", browser.ask("getComputedStyle(document.body).backgroundColor"))[:3])
     assert max(red, green, blue) < 60
 

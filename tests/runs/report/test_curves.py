@@ -57,6 +57,17 @@ def test_a_band_reaches_from_the_smallest_to_the_largest_of_the_seeds() -> None:
         assert both[-1 - step] == pytest.approx(y(min(values)), abs=0.2)
 
 
+def test_a_mix_has_a_chart_of_each_environment() -> None:
+    def mix(name: str, seed: int) -> RunData:
+        one = run(name, seed)
+        rows = [{"step": step, "split": split, "env": env, "success": step / 10}
+                for step in (1, 2) for split in ("test", "hard") for env in ("ab", "cd")]  # fmt: skip
+        return dataclasses.replace(one, steps=({**one.steps[0], "env/cd/reward_mean": 0.5},), evals=tuple(rows))
+
+    titles = [re.findall("<b>([^<]+)</b>", chart) for chart in compared([mix("x", 0), mix("y", 1), run("z", 2)])]
+    assert titles == [["Success: ab"], ["Success: cd"], ["Training reward"], ["Training reward: cd"]]
+
+
 def test_each_family_has_a_line_a_name_and_a_part_in_the_tooltip() -> None:
     hostile = "<script>\u202e"
     (chart,) = compared([run("a", 0), run(hostile, 0, "rloo")])

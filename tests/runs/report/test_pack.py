@@ -1,5 +1,7 @@
 import base64
+import itertools
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import zstandard
 from agentrl.errors import RunFolderError, TrajectoryError
 from agentrl.runs.records import read_episodes
 from agentrl.runs.report import write_report, write_view
-from agentrl.types import Stop, Trajectory
+from agentrl.types import Stop, ToolRun, Trajectory
 
 from .conftest import ANSWER, CALL, SYSTEM
 
@@ -27,12 +29,16 @@ def blocks(page: Path) -> dict[str, Any]:
 
 
 def test_blocks_hold_every_token_and_number_of_the_file(tmp_path: Path, play: Play, save: Save) -> None:
-    hostile = "</script><b>\u202e\x00\ud800"[:-1]
+    hostile = "</script><b>\u202e\x00\U0001f600 x\ud800"[:-1]
     path = save(tmp_path, 1, play(SYSTEM, CALL, hostile, ANSWER, reward=1.0, stop=Stop.TURN_LIMIT))
     assert write_view([path], tmp_path / "v.html") == 1
     held, (record,) = blocks(tmp_path / "v.html"), read_episodes(path)
     assert [one["source"] for one in held["text-0"]["segments"]] == [one.source for one in record.trajectory.segments]
-    assert [tuple(one["pieces"]) for one in held["text-0"]["segments"]] == list(record.pieces)
+    for one, pieces in zip(held["text-0"]["segments"], record.pieces, strict=True):
+        # JavaScript counts in UTF-16, and so do the sizes.
+        text, ends = one["text"].encode("utf-16-le", "surrogatepass"), list(itertools.accumulate(one["sizes"]))
+        cut = [text[2 * (end - size) : 2 * end] for end, size in zip(ends, one["sizes"], strict=True)]
+        assert tuple(piece.decode("utf-16-le", "surrogatepass") for piece in cut) == pieces
     numbers, one = held["numbers-0"], record.trajectory
     assert numbers["ids"] == list(one.token_ids) and record.advantages
     logp = [value for segment in one.sampled for value in segment.logprobs or ()]
@@ -41,6 +47,40 @@ def test_blocks_hold_every_token_and_number_of_the_file(tmp_path: Path, play: Pl
     (row,) = held["index"]["rows"]
     told = {"task": one.task_id, "seed": one.seed, "won": True, "turns": 2, "errors": 0, "cut": True, "return": 1.0}
     assert told.items() <= row.items() and row["sampled"] == one.n_sampled and row["tokens"] == len(one.token_ids)
+
+
+def test_attempt_tags_and_what_tools_were_asked_are_held(tmp_path: Path, play: Play, save: Save) -> None:
+    asked = (ToolRun(name="python", ok=True, wall_s=0.1, arguments={"code": "1 + 1", "most": math.nan, "of": ["a"]}),)
+    path = save(tmp_path, 1, play("q", "a", reward=1.0, attempt=2, tags=("level:3",), tool_runs=asked))
+    write_view([path], tmp_path / "v.html")
+    held = blocks(tmp_path / "v.html")
+    assert {"attempt": 2, "tags": ["level:3"]}.items() <= held["index"]["rows"][0].items()
+    given = {"code": "1 + 1", "most": "NaN", "of": '["a"]'}
+    assert held["text-0"]["tools"] == [["python", True, 0.1, given]]
+
+
+def test_sources_of_one_name_are_told_apart(tmp_path: Path, play: Play, save: Save) -> None:
+    paths = [save(tmp_path / name, 1, play("q", "a", reward=1.0)) for name in "ab"]
+    write_view(paths, tmp_path / "v.html")
+    names = [f"{name}/episodes/step-000001.jsonl.zst" for name in "ab"]
+    assert blocks(tmp_path / "v.html")["index"]["sources"] == names
+    write_view(paths[:1] * 2, tmp_path / "v.html")
+    assert blocks(tmp_path / "v.html")["index"]["sources"] == ["step-000001.jsonl.zst"] * 2
+
+
+def test_a_folder_of_files_stands_for_them(tmp_path: Path, play: Play, save: Save) -> None:
+    for step in (1, 2):
+        save(tmp_path, step, play("q", "a", reward=1.0))
+    (tmp_path / "episodes").rename(tmp_path / "files")
+    assert write_view([tmp_path / "files"], tmp_path / "v.html") == 2
+
+
+def test_progress_is_shown_while_a_page_is_written(
+    tmp_path: Path, play: Play, save: Save, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("agentrl.runs.progress.Bar._EVERY_S", -1.0)
+    write_view([save(tmp_path, 1, *(play("q", "a", reward=1.0) for _ in range(3)))], tmp_path / "v.html")
+    assert re.fullmatch(r"(packing \d/3: episodes, about \d+ s left\n){3}", capsys.readouterr().err)
 
 
 def test_two_sources_are_paired_by_task_and_place(tmp_path: Path, play: Play, save: Save) -> None:
