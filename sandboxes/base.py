@@ -232,6 +232,8 @@ class Sandbox(Closing):
 
     backend: str
     """Name of the back end."""
+    version: str = ""
+    """What its programs run in beside this package and this interpreter; empty where they run in nothing else."""
     limits: Limits
     """Limits of each session."""
 

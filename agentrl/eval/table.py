@@ -171,6 +171,7 @@ def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> 
     ks = [2**power for power in range(attempts.bit_length()) if 2**power <= attempts]
     passes = {k: [pass_at_k(attempts, won, k) for won in wins] for k in sorted({*ks, attempts})}
     votes = [vote for group in groups if (vote := majority(group, best_return)) is not None]
+    tied = any(0 < vote < 1 for vote in votes)
     return Evaluation(
         tasks=len(groups),
         attempts=attempts,
@@ -181,7 +182,8 @@ def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> 
         # The attempts left over by a subset of k say more of pass@k than one trial, but of pass@n there is only one.
         pass_interval={k: interval(rates, attempts // k) for k, rates in passes.items()},
         majority=sum(votes) / len(groups) if votes else None,
-        majority_interval=interval([*votes, *[0.0] * (len(groups) - len(votes))]) if votes else None,
+        # A tie of two says as much as two trials that end in two ways.
+        majority_interval=interval([*votes, *[0.0] * (len(groups) - len(votes))], 1 + tied) if votes else None,
         reward_mean=sum(trajectory.ret for trajectory in episodes) / count,
         tokens_mean=sum(trajectory.written for trajectory in episodes) / count,
         turns_mean=sum(len(trajectory.sampled) for trajectory in episodes) / count,

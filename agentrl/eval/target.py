@@ -93,16 +93,19 @@ def _settings(request: EvalRequest) -> tuple[Config, str]:
             names = [one.name for one in saved]
             raise RunFolderError(f"there is no checkpoint {str(path)!r}; {nearest(checkpoint.name, names)}")
         return config, str(path if checkpoint else run_path)
-    if request.config is None and request.preset is None and not request.envs and request.path:
-        # A path that is there, or looks local, is a mistyped run; owner/name may be a model on the hub.
-        is_model = (path / "config.json").is_file()
-        if not is_model and (path.exists() or "/" not in request.path or request.path.startswith((".", "/", "runs/"))):
-            read_config(path)  # raises, and names the nearest run
+    if request.path and not (request.config or request.preset or request.envs):
+        if not (_may_be_on_hub(request.path) or (path / "config.json").is_file()):
+            read_config(path)  # it is a mistyped run: this raises, and names the nearest one
         raise UsageError(
             f"{request.path!r} is in no run folder: say with --config or --preset how to evaluate it, or with --env on "
             "what"
         )
     return load_config(preset=request.preset, path=request.config, overrides=request.overrides), request.path
+
+
+def _may_be_on_hub(name: str) -> bool:
+    looks_local = "/" not in name or name.startswith((".", "/", "runs/"))
+    return not looks_local and not Path(name).exists()
 
 
 def tokenizer_of(config: Config) -> str:

@@ -13,6 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.toolenv.dialects import Dialect
 from agentrl.toolenv.registry import make
 from agentrl.toolenv.tasks import TaskSet
+from agentrl.toolenv.tools.python import backend_of
 from agentrl.toolenv.versions import versions_of
 from agentrl.types import Message, Origin, Task
 
@@ -124,6 +125,8 @@ class TaskSource:
 
     def origin(self, sampling: Sampling) -> Origin:
         """Give the origin that records of this split's episodes carry."""
+        versions = versions_of(type(self._env))
+        sandbox = f"{versions['sandbox']} {backend_of(self._env.tools)}".rstrip()
         return Origin(
             env_id=self.env_id,
             env_args=self.env_args,
@@ -132,7 +135,7 @@ class TaskSource:
             dialect=self.dialect.label,
             temperature=sampling.temperature,
             turn_tokens=sampling.max_tokens,
-            versions=versions_of(type(self._env)),
+            versions={**versions, "sandbox": sandbox},
         )
 
 

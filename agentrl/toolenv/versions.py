@@ -18,7 +18,7 @@ def versions_of(kind: type[ToolEnv]) -> Mapping[str, str]:
     """Say which code plays and grades the episodes of an environment's class.
 
     The hashes are of source files. ``environment`` covers the class and its bases: the folder of each that belongs to a
-    package, else its file. Not covered: what these import from elsewhere, data files, and the sandbox's back end.
+    package, else its file. Not covered: what these import from elsewhere, and data files.
 
     Returns:
         ``agentrl``, ``python``, ``environment``, ``grader`` and ``sandbox``.

@@ -46,6 +46,7 @@ class DockerSandbox(WorkerSandbox):
         try:
             spec = _spec(engine, image, runtime, limits)
             _remove_leftovers(engine)
+            self.version = f"{runtime or 'default runtime'}, image {spec.image.removeprefix('sha256:')[:12]}"
         except BaseException:
             engine.close()
             raise

@@ -1,6 +1,7 @@
 """How often the 95% intervals hold the truth, by simulation, and that they are the published ones where any are."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.eval.intervals import interval, student, wilson
+from agentrl.eval.table import summarise
+from agentrl.types import Group, Segment, Stop, Trajectory
 
 DRAWS = 10_000
 
@@ -46,13 +49,21 @@ def test_attempts_count_for_what_they_are_worth() -> None:
     assert interval([0.0] * 10, 8) == wilson(0.0, 10), "ten tasks, not eighty, have been lost"
 
 
-def coverage(tasks: int, attempts: int, mean: float, likeness: float) -> float:
-    """Percent of intervals that hold the mean, where tasks' own rates are beta distributed as alike as that says."""
+def wins(tasks: int, attempts: int, mean: float, likeness: float) -> np.ndarray:
+    """Wins of tasks [draws, tasks] whose own rates are beta distributed, as alike as that says."""
     rng = np.random.default_rng([tasks, attempts, int(1000 * mean), int(10 * likeness)])
     spread = 1 / likeness - 1
-    own = rng.beta(mean * spread, (1 - mean) * spread, size=(DRAWS, tasks))
-    found = [interval(rates, attempts) for rates in (rng.binomial(attempts, own) / attempts).tolist()]
-    return 100 * sum(low - 1e-12 <= mean <= high + 1e-12 for low, high in found) / DRAWS
+    return rng.binomial(attempts, rng.beta(mean * spread, (1 - mean) * spread, size=(DRAWS, tasks)))
+
+
+def held(found: Sequence[tuple[float, float]], truth: float) -> float:
+    """Percent of intervals that hold the truth."""
+    return 100 * sum(low - 1e-12 <= truth <= high + 1e-12 for low, high in found) / len(found)
+
+
+def coverage(tasks: int, attempts: int, mean: float, likeness: float) -> float:
+    rates = (wins(tasks, attempts, mean, likeness) / attempts).tolist()
+    return held([interval(one, attempts) for one in rates], mean)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +87,51 @@ def test_rare_outcomes_and_few_tasks_make_them_too_wide_and_not_too_narrow(
 ) -> None:
     # With few of the rarer outcome no interval is 95 ± 1: a normal one holds 76 to 90 times in 100 here.
     assert 93 <= coverage(tasks, attempts, mean, likeness) <= 100
+
+
+def group(wins: int, attempts: int) -> Group:
+    """Attempts at one task; of the wrong answers every second one is the same."""
+    answers = ["right"] * wins + ["wrong" if at % 2 else str(at) for at in range(attempts - wins)]
+    return Group(
+        tuple(
+            Trajectory(
+                task_id="t",
+                seed=0,
+                segments=(Segment("prompt", (1,)), Segment("policy", (2,), (-1.0,), 0)),
+                rewards=(float(one == "right"),),
+                stop=Stop.TERMINATED,
+                answer=one,
+            )
+            for one in answers
+        )
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tasks", "attempts", "mean", "likeness"), [(200, 4, 0.5, 0.3), (100, 32, 0.2, 0.6), (300, 8, 0.3, 0.1)]
+)
+def test_intervals_of_pass_at_k_and_of_majorities_hold_95_times_in_100(
+    tasks: int, attempts: int, mean: float, likeness: float
+) -> None:
+    drawn = wins(tasks, attempts, mean, likeness)
+    by_wins = [summarise([group(count, attempts)], best_return=1.0) for count in range(attempts + 1)]
+    sizes = {**{f"pass@{k}": (np.array([one.pass_at[k] for one in by_wins]), attempts // k) for k in (2, attempts)},
+             "majority": (np.array([one.majority for one in by_wins]), 2)}  # fmt: skip
+    for name, (rate, worth) in sizes.items():
+        rates = rate[drawn]
+        found = [interval(row, worth) for row in rates.tolist()]
+        assert held(found, rates.mean()) == pytest.approx(95, abs=1), name
+
+
+def test_an_evaluation_has_these_intervals() -> None:
+    found = summarise([group(2, 4), group(0, 4), group(4, 4), group(2, 4)], best_return=1.0)
+    assert found.pass_interval[2] == interval([5 / 6, 0.0, 1.0, 5 / 6], 2)
+    assert found.pass_interval[4] == interval([1.0, 0.0, 1.0, 1.0])
+    # Two right ones, and one wrong one of each kind: no tie. A tie of two is worth two trials.
+    assert found.majority_interval == interval([1.0, 0.0, 1.0, 1.0])
+    tied = summarise([group(1, 2), group(2, 2), group(0, 2)], best_return=1.0)
+    assert tied.majority_interval == interval([0.5, 1.0, 0.0], 2)
 
 
 def test_the_normal_interval_would_not_do() -> None:

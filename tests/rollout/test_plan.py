@@ -1,5 +1,6 @@
 """A source of tasks: which come next, the gold player's turns, and where an episode says that it comes from."""
 
+import re
 from collections.abc import Generator
 
 import gymnasium
@@ -8,6 +9,7 @@ import pytest
 from agentrl.engines.base import Sampling
 from agentrl.errors import ConfigError
 from agentrl.rollout.plan import TaskSource
+from agentrl.sandboxes import Sandbox
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.registry import make
 from agentrl.toolenv.tasks import TaskList
@@ -67,3 +69,9 @@ def test_the_environment_is_made_once_and_says_where_episodes_come_from(seven: T
     assert (origin.env_id, origin.env_args, origin.split) == ("test/Seven-v0", {"max_turns": 3}, "train")
     assert (origin.best_return, origin.temperature, origin.turn_tokens) == (1.0, 0.7, 9)
     assert origin.dialect == seven.dialect.label and origin.versions["python"]
+    assert " " not in origin.versions["sandbox"], "nothing of it runs in one"
+
+
+def test_an_episode_names_the_sandbox_that_its_tools_run_in(sandbox: Sandbox) -> None:
+    origin = TaskSource("agentrl/MathPython-v0", {}, "train").origin(Sampling(temperature=0.7, max_tokens=9))
+    assert re.fullmatch(rf"[0-9a-f]{{12}} {sandbox.backend}", origin.versions["sandbox"])

@@ -41,12 +41,13 @@ async function read(id) {
   const text = atob(block.textContent);
   const bytes = new Uint8Array(text.length);
   for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  // A Blob's own stream is several times as slow.
+  const stream = new Response(bytes).body.pipeThrough(new DecompressionStream("deflate"));
   return JSON.parse(await new Response(stream).text());
 }
 
-// The tokens of a segment: its text, cut where they end.
-function tokens({ text, sizes }) {
+// The tokens of a text, cut where they end.
+function tokens(text, sizes) {
   let end = 0;
   return sizes.map((size) => text.slice(end, (end += size)));
 }

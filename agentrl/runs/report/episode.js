@@ -54,8 +54,8 @@ class Column {
     this.pane.replaceChildren(this.header());
     let first = 0, sampled = 0;
     for (const segment of this.texts.segments) {
-      segment.pieces ||= tokens(segment);
-      const trained = segment.source === "policy", count = segment.pieces.length;
+      const trained = segment.source === "policy", { text, count } = segment;
+      segment.pieces = tokens(text, this.numbers.sizes.slice(first, first + count));
       const notes = [`${count} token${count === 1 ? "" : "s"}`];
       if (trained) notes.push(`reward ${written(segment.reward)}`, `weights ${[segment.version, ...segment.swaps.map((one) => one[1])].map((one) => `v${one}`).join(" → ")}`);
       if (segment.cut) notes.push(`cut at ${count} tokens`);

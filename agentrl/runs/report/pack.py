@@ -112,9 +112,7 @@ def _texts(record: Record) -> Mapping[str, object]:
     one, rewards = record.trajectory, iter(record.trajectory.rewards)
     segments: list[Mapping[str, object]] = []
     for segment, pieces in zip(one.segments, record.pieces, strict=True):
-        # One text is read several times as fast as its pieces; the sizes are those that JavaScript counts.
-        sizes = [len(piece.encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces]
-        row: dict[str, object] = {"source": segment.source, "text": "".join(pieces), "sizes": sizes}
+        row: dict[str, object] = {"source": segment.source, "text": "".join(pieces), "count": len(pieces)}
         if segment.trained:
             row |= {"reward": next(rewards), "version": segment.version, "swaps": segment.swaps, "cut": segment.cut}
         segments.append(row)
@@ -137,7 +135,11 @@ def _numbers(record: Record) -> str:
     if old := record.training.get("old_logp"):
         columns["mismatch"] = (a - b for a, b in zip(old, logp, strict=True))
     written = [f'"{name}":{_column(columns[name], digits)}' for name, digits in _DIGITS.items() if name in columns]
-    return "{" + ",".join([*written, f'"ids":{json.dumps(one.token_ids, separators=(",", ":"))}']) + "}"
+    # The texts are read much sooner without them; JavaScript counts in UTF-16.
+    sizes = [len(piece.encode("utf-16-le", "surrogatepass")) // 2 for pieces in record.pieces for piece in pieces]
+    lists = {"sizes": sizes, "ids": one.token_ids}
+    written += [f'"{name}":{json.dumps(values, separators=(",", ":"))}' for name, values in lists.items()]
+    return "{" + ",".join(written) + "}"
 
 
 def _column(values: Iterable[float], digits: str) -> str:

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.processes.per_process import PerProcess
@@ -120,6 +120,21 @@ def shared_sandbox(packages: Sequence[str] = ()) -> Sandbox:
         SandboxUnavailable: no back end works on this machine, or a package can't be imported; the message says why.
     """
     return _sandboxes.get(frozenset(packages))
+
+
+def backend_of(tools: Iterable[object]) -> str:
+    """Name the back end that runs the Python of these tools and its version; empty where none of them runs any.
+
+    It opens the sandbox, which their first call would do else.
+    """
+    packages = next((tool.packages for tool in tools if isinstance(tool, PythonTool)), None)
+    if packages is None:
+        return ""
+    try:
+        sandbox = shared_sandbox(packages)
+    except SandboxError:  # the first call says why
+        return "none"
+    return " ".join(filter(None, [sandbox.backend, sandbox.version]))
 
 
 def sandbox_counters() -> Counters | None:

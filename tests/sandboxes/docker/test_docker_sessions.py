@@ -1,5 +1,7 @@
 """What a user of the back end sees: one-shot runs, sessions, transactions, replay, forks, files."""
 
+import re
+
 import pytest
 
 from agentrl.sandboxes import ForkRefused, Sandbox, Session
@@ -10,6 +12,10 @@ def test_one_shot_has_output_value_input_and_files(sandbox: Sandbox) -> None:
     result = sandbox.run(code, stdin="één\n", files={"helper.py": "x = 5", "d/b.bin": b"\x00\xff"})
     assert (result.status, result.stdout, result.stderr) == ("ok", "één b'\\x00\\xff'\n", "e\n")
     assert (result.value, result.backend, result.attempts, result.state) == ("5", "docker", 1, "lost")
+
+
+def test_the_version_names_runtime_and_image(sandbox: Sandbox, runtime: str) -> None:
+    assert re.fullmatch(rf"{runtime}, image [0-9a-f]{{12}}", sandbox.version)
 
 
 def test_background_processes_end_with_their_session(sandbox: Sandbox) -> None:

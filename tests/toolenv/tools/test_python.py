@@ -7,7 +7,7 @@ import pytest
 from agentrl.errors import InfrastructureError
 from agentrl.toolenv.tools import python as python_tool
 from agentrl.toolenv.tools.function import ToolError
-from agentrl.toolenv.tools.python import PythonTool, close_shared_sandbox, sandbox_counters, shared_sandbox
+from agentrl.toolenv.tools.python import PythonTool, backend_of, close_shared_sandbox, sandbox_counters, shared_sandbox
 
 
 @pytest.fixture
@@ -142,6 +142,14 @@ def test_nothing_is_opened_before_the_first_call() -> None:
 def test_the_sandbox_is_shared_within_the_process() -> None:
     assert shared_sandbox() is shared_sandbox()
     assert python_tool._sandboxes.existing() == [shared_sandbox()]
+
+
+def test_the_back_end_behind_the_tools_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backend_of([object()]) == ""
+    assert backend_of([object(), PythonTool()]) == shared_sandbox().backend
+    monkeypatch.setattr(shared_sandbox(), "version", "runsc, image 0123456789ab")
+    assert backend_of([PythonTool()]).endswith(" runsc, image 0123456789ab")
+    assert backend_of([PythonTool(packages=["no_such_package"])]) == "none"
 
 
 def test_each_set_of_packages_has_a_sandbox_of_its_own(python: PythonTool) -> None:
