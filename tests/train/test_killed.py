@@ -36,7 +36,7 @@ def moments(mode: str) -> Iterator[tuple[Callable[[Path], bool], float]]:
     """Instants by chance, the same each time: what a run has to have begun, and how many seconds it may go on then."""
     rng = random.Random(f"{mode} {KILLS}")
     for kill in range(KILLS):
-        step = 1 + 6 * kill // KILLS
+        step = 1 + 5 * kill // KILLS
         yield rng.choice(
             [
                 # While it writes a checkpoint, before one is whole, or behind it.
@@ -44,7 +44,7 @@ def moments(mode: str) -> Iterator[tuple[Callable[[Path], bool], float]]:
                 # While it evaluates what it has saved, or plays on.
                 (lambda run, step=step: (run / "checkpoints" / f"step-{step:06d}").exists(), rng.uniform(0, 0.2)),
                 (lambda run, step=step: (run / "episodes" / f"step-{step:06d}.jsonl.zst").exists(), 0.0),
-                (lambda run, step=step: lines(run / "metrics.jsonl") >= step, rng.uniform(0, 0.5)),
+                (lambda run, step=step: lines(run / "metrics.jsonl") >= step, rng.uniform(0, 0.2)),
                 # Twice in a row: while it reads, begins, or does the first again.
                 (lambda _: True, rng.uniform(0, 2)),
             ]
@@ -86,7 +86,6 @@ def test_a_run_that_was_killed_ends_in_the_bytes_of_one_that_was_not(
         time.sleep(pause_s)
         os.kill(command.pid, signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL
-        print([path.name for path in sorted(run.glob("checkpoints/.*"))], lines(run / "metrics.jsonl"))
         command = server.start(tmp_path, "train", "--resume", "runs/killed")
     command.done()
     whole, killed = ending(tmp_path / "runs" / "whole"), ending(run)
