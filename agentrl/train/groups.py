@@ -16,7 +16,7 @@ from agentrl.batch import Batch, whole
 from agentrl.config import Config
 from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.rng import derive_seed
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.load import ROUNDING
 from agentrl.rollout.collector import Clock, Collected, Collector, always
 from agentrl.rollout.mix import TaskMix
@@ -173,7 +173,10 @@ class Collecting:
         self._version, self._score = version, learner.score
         rollout = self._config.rollout
         probe = Sampling(temperature=rollout.temperature, max_tokens=min(32, rollout.episode_tokens))
-        await check_probe(self._engine, probe, learner.score, self._trainers)
+        try:
+            await check_probe(self._engine, probe, learner.score, self._trainers)
+        except InfrastructureError:  # like an episode, it is played once more
+            await check_probe(self._engine, probe, learner.score, self._trainers)
 
     def state(self) -> Mapping[str, object]:
         """Nothing: tasks and seeds follow from the number of a step."""

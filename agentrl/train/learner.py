@@ -1,5 +1,6 @@
 """The learner: owns the policy's weights in training, the optimizer and their device, and no other module does."""
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -112,7 +113,7 @@ class Learner:
             rate: the learning rate.
 
         Returns:
-            The norm of the gradient before it was clipped.
+            The norm of the gradient before it was clipped; where that is not finite, no step was taken.
         """
         # backward at once, pack by pack: only one pack's activations are held at a time.
         for place, pack in enumerate(packs):
@@ -120,9 +121,13 @@ class Learner:
         return self._step(rate)
 
     def _step(self, rate: float) -> float:
-        """Take a step down the accumulated gradient; give its norm before it was clipped."""
-        # The norm is that of the whole minibatch's gradient, so it can be clipped only after the last pack.
-        norm = torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm)
+        """Take a step down the accumulated gradient, unless it is not finite; give its norm before it was clipped."""
+        # The norm is that of the whole minibatch's gradient, so it can be clipped only after the last pack. All ranks
+        # have the same, and so agree on whether there is a step.
+        norm = float(torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm))
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            return norm
         if self._decay and not self._average:
             self._average = [weight.detach().clone() for weight in self.trained]
         for group in self.optimizer.param_groups:
@@ -132,7 +137,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         if self._average:
             get_ema_multi_avg_fn(self._decay)(self._average, self.trained, None)
-        return float(norm)
+        return norm
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Give the named weights, adapters added, and else not copied: an engine copies them before the next update."""

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from agentrl.config import Config, with_overrides
-from agentrl.errors import ConfigError, RunFolderError
+from agentrl.errors import ConfigError, EnvContractError, FaultRateError, InvariantError, RunFolderError
 from agentrl.models.lora import base_of
 from agentrl.runs.assemble import adapt, adapters_base, with_dialect
 from agentrl.runs.checkpoint import (
@@ -50,6 +50,8 @@ from agentrl.train.step import StepResult, Trainer, make_learner, schedule_note
 _Work = Callable[["_Run"], Coroutine[object, object, None]]
 _SILENT_STEPS = 5
 """Steps in a row without a learning signal after which a run warns."""
+_SKIPPED_STEPS = 3
+"""Steps in a row without a finite gradient after which a run stops."""
 _NO_SIGNAL = 1e-6
 """Mean |advantage| that is rounding only: a baseline computed from equal rewards may miss them by as little."""
 
@@ -169,13 +171,16 @@ def _finish(config: Config, display: Display, folder: RunFolder, means: Means, w
             run = _Run(config, display, folder, means, stack)
             asyncio.run(interrupts.run(partial(work, run)))
         # Inside the stack: the engine and the environments are closed only after the checkpoint.
-        except (KeyboardInterrupt, asyncio.CancelledError):
+        except (KeyboardInterrupt, asyncio.CancelledError, FaultRateError, EnvContractError) as error:
             interrupts.hold()
             if run is not None:
                 run.save()
             saved = checkpoints(folder.path)
             left = f"stopped, {saved[-1].name} is saved" if saved else "stopped before there was a checkpoint"
-            raise interrupts.kind(f"{left}; go on with: agentrl train --resume {folder.path}") from None
+            left += f"; go on with: agentrl train --resume {folder.path}"
+            if isinstance(error, FaultRateError | EnvContractError):
+                raise type(error)(f"{error}; {left}") from error
+            raise interrupts.kind(left) from None
         finally:
             try:
                 display.say(f"report: {write_report(folder.path).resolve()}")
@@ -226,6 +231,7 @@ class _Run:
             self._trainer.updates = int(state["updates"])
             # A checkpoint that was written before there was a budget of tokens is of a run without one.
             self._trainer.sampled_tokens = int(state.get("sampled_tokens", 0))
+            self._trainer.skipped = int(state.get("skipped", 0))
             # The engine was made from the same weights, but its completions are to carry this step's version.
             self._finished(int(state["step"]))
             self._trainer.rollouts.restore(state, load_unused(last))
@@ -325,11 +331,17 @@ class _Run:
         row = {**result.metrics, "seconds_run": time.perf_counter() - self._began}
         self._folder.append("metrics.jsonl", row)
         self._loggers.log(row, number)
-        if number == 1 or self._ended(number) or number % self._config.save.episodes_every == 0:
+        stuck = self._trainer.skipped >= _SKIPPED_STEPS
+        if number == 1 or self._ended(number) or stuck or number % self._config.save.episodes_every == 0:
             path, origins = self._folder.episodes(number), self._trainer.rollouts.origins
             told = result.advantages, result.record.by_episode()
             with self._folder.writing():
                 write_episodes(path, result.trajectories, self._policy.tokenizer, origins, *told)
+        if stuck:
+            raise InvariantError(
+                f"no gradient of the last {_SKIPPED_STEPS} steps was finite, and none was followed: the weights are as "
+                f"before; look for the cause in the episodes of {self._folder.episodes(number)}"
+            )
 
     async def _evaluate(self, live: Live, names: Sequence[str]) -> None:
         config = self._config
@@ -354,6 +366,7 @@ class _Run:
             "step": self.done,
             "updates": self._trainer.updates,
             "sampled_tokens": self._trainer.sampled_tokens,
+            "skipped": self._trainer.skipped,
             "settings": kept_settings(self._config),
             "records": self._folder.seal(),
             **rollouts.state(),

@@ -121,6 +121,9 @@ def warm_start(
 
     Returns:
         The number of updates.
+
+    Raises:
+        InvariantError: a gradient is not finite.
     """
     sft = config.sft
     batch = whole(groups)
@@ -161,5 +164,6 @@ def _update(learner: Learner, packs: Sequence[Batch], rate: float) -> tuple[floa
         likelihoods.append(sum(math.exp(float(part.sum())) for part in per_episode) / rows)
         return loss
 
-    learner.update(packs, loss_of, rate)
+    if not math.isfinite(learner.update(packs, loss_of, rate)):
+        raise InvariantError("the gradient of the warm start is not finite: lower sft.lr, or raise sft.temperature")
     return sum(losses), sum(likelihoods)

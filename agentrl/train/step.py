@@ -98,6 +98,8 @@ class Trainer:
         """Gradient steps begun in the whole run; set it when resuming."""
         self.sampled_tokens = 0
         """Tokens sampled in all finished steps of the run; set it when resuming."""
+        self.skipped = 0
+        """Steps in a row in which every update was left out, its gradient being not finite; set it when resuming."""
         self._checked = False
         self._synced = _Stopwatch()
 
@@ -198,7 +200,7 @@ class Trainer:
         weights = correction_weights(algo, scored)
         watched, minibatches = _Watched(record), self._minibatches(scored.trained_rows, number)
         updates = sum(map(len, minibatches))
-        collected: list[dict[str, float]] = []
+        collected: list[dict[str, float] | None] = []
         for epoch, rows in enumerate(minibatches):
             # The ratios θ/sampler that weigh the energies have moved since the last pass. old_logp stays: the loss's
             # ratio is measured from it in every pass.
@@ -209,11 +211,13 @@ class Trainer:
                 spent = self._tokens_spent(sampled, len(collected) / updates)
                 rate = learning_rate(optim, self.updates + 1, spent)
                 collected.append(self._update_once(scored, part, weights, rate, watched))
-        told = {"weight_ess": effective_sample_size(weights)}
-        # Where nothing was left to train on, no number about updates would be true.
-        if not collected:
+        done = [row for row in collected if row is not None]
+        told = {"weight_ess": effective_sample_size(weights), "updates_skipped": len(collected) - len(done)}
+        self.skipped = self.skipped + 1 if collected and not done else 0
+        # Where nothing was learned, no number about updates would be true.
+        if not done:
             return told
-        means = {name: sum(row[name] for row in collected) / len(collected) for name in collected[0]}
+        means = {name: sum(row[name] for row in done) / len(done) for name in done[0]}
         return means | watched.drift.metrics() | watched.work.metrics() | told
 
     def _minibatches(self, rows: Tensor, number: int) -> list[list[list[int]]]:
@@ -240,8 +244,12 @@ class Trainer:
 
     def _update_once(
         self, scored: Scored, rows: Sequence[int], weights: Tensor, rate: float, watched: _Watched
-    ) -> dict[str, float]:
-        """Do one gradient step at learning rate ``rate`` on ``rows``, accumulated over packs."""
+    ) -> dict[str, float] | None:
+        """Do one gradient step at learning rate ``rate`` on ``rows``, accumulated over packs.
+
+        Returns:
+            Its metrics; None where the gradient is not finite, and the step was left out.
+        """
         algo = self.config.algo
         packs = self.learner.packs(scored.batch, rows)
         # Packs differ in rows and tokens: weighed by these shares their gradients add up to the minibatch's own.
@@ -278,6 +286,8 @@ class Trainer:
         # From here on the weights are those of no whole step: a run that is stopped now must not save them.
         self.updates += 1
         norm = self.learner.update(packs, loss_of, rate)
+        if not math.isfinite(norm):
+            return None
         # Gradients of the log-probs exist only after the backward passes of the update.
         for pack, one in zip(packs, seen, strict=True):
             watched.drift.add(*one)

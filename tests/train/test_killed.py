@@ -2,11 +2,15 @@
 
 import asyncio
 import os
+import random
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from agentrl.engines.base import Completion, Sampling
 from agentrl.runs.checkpoint import load_unused
@@ -21,14 +25,30 @@ from .test_interrupt import lines
 from .test_same_bytes import JITTERY
 
 SETTINGS = (
-    *("env.id=jittery:test/Jittery-v0", "rollout.tasks=4", "rollout.concurrency=9", "rollout.overlap=lag"),
-    *("run.deterministic=true", "optim.steps=7", "eval.tasks=1", "save.every=1", "optim.average=0.5"),
+    *("env.id=jittery:test/Jittery-v0", "rollout.tasks=4", "rollout.concurrency=9", "run.deterministic=true"),
+    *("optim.steps=7", "eval.tasks=1", "eval.every=2", "save.every=1", "optim.average=0.5"),
 )
-MOMENTS: list[Callable[[Path], bool]] = [
-    lambda run: any(run.glob("checkpoints/.step-000001.tmp/*")),
-    lambda run: lines(run / "metrics.jsonl") >= 3,
-    lambda run: (run / "episodes" / "step-000005.jsonl.zst").exists(),
-]
+KILLS = int(os.environ.get("AGENTRL_KILLS", "3"))
+"""How often a run is killed before it may end."""
+
+
+def moments(mode: str) -> Iterator[tuple[Callable[[Path], bool], float]]:
+    """Instants by chance, the same each time: what a run has to have begun, and how many seconds it may go on then."""
+    rng = random.Random(f"{mode} {KILLS}")
+    for kill in range(KILLS):
+        step = 1 + 5 * kill // KILLS
+        yield rng.choice(
+            [
+                # While it writes a checkpoint, before one is whole, or behind it.
+                (lambda run, step=step: any(run.glob(f"checkpoints/*step-{step:06d}*/*")), rng.choice([0.0, 0.05])),
+                # While it evaluates what it has saved, or plays on.
+                (lambda run, step=step: (run / "checkpoints" / f"step-{step:06d}").exists(), rng.uniform(0, 0.2)),
+                (lambda run, step=step: (run / "episodes" / f"step-{step:06d}.jsonl.zst").exists(), 0.0),
+                (lambda run, step=step: lines(run / "metrics.jsonl") >= step, rng.uniform(0, 0.2)),
+                # Twice in a row: while it reads, begins, or does the first again.
+                (lambda _: True, rng.uniform(0, 2)),
+            ]
+        )
 
 
 def timeless(episode: Trajectory) -> Trajectory:
@@ -51,14 +71,19 @@ def ending(run: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["off", "lag"])
 def test_a_run_that_was_killed_ends_in_the_bytes_of_one_that_was_not(
-    train: Train, server: Server, tmp_path: Path
+    train: Train, server: Server, tmp_path: Path, mode: str
 ) -> None:
     (tmp_path / "jittery.py").write_text(JITTERY)
-    train("whole", *SETTINGS).done()
-    command, run = train("killed", *SETTINGS, "save.keep=2"), tmp_path / "runs" / "killed"
-    for moment in MOMENTS:
-        command.until(lambda moment=moment: moment(run))
+    settings = (*SETTINGS, f"rollout.overlap={mode}")
+    train("whole", *settings).done()
+    command, run = train("killed", *settings, "save.keep=2"), tmp_path / "runs" / "killed"
+    command.until(lambda: (run / "config.toml").exists())
+    for ready, pause_s in moments(mode):
+        command.until(lambda ready=ready: ready(run))
+        time.sleep(pause_s)
         os.kill(command.pid, signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL
         command = server.start(tmp_path, "train", "--resume", "runs/killed")
@@ -66,10 +91,11 @@ def test_a_run_that_was_killed_ends_in_the_bytes_of_one_that_was_not(
     whole, killed = ending(tmp_path / "runs" / "whole"), ending(run)
     assert whole.keys() == killed.keys()
     assert [name for name in whole if whole[name] != killed[name]] == []
-    assert [row["staleness_max"] for row in killed["rows"]] == [0, 1, 1, 1, 1, 1, 1]
+    assert [row["staleness_max"] for row in killed["rows"]] == [0, *[int(mode == "lag")] * 6]
     kept = [path.name for path in checkpoints(run)]
     assert kept == ["step-000000", "step-000006", "step-000007"]
-    assert len(load_unused(checkpoints(run)[1])) == 12 and not load_unused(checkpoints(run)[2])
+    ahead = [len(load_unused(path)) for path in checkpoints(run)[1:]]
+    assert ahead == ([12, 0] if mode == "lag" else [0, 0])
 
 
 class Blocking(Around):

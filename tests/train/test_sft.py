@@ -110,6 +110,13 @@ def test_likelihood_is_the_mean_over_episodes_of_what_each_has_before_the_update
         assert after.likelihood == pytest.approx(0.8 * before.likelihood + 0.2 * measured, rel=1e-2, abs=1e-30)
 
 
+def test_a_gradient_that_is_not_finite_ends_it(small: Make) -> None:
+    run = small(*TAUGHT, "sft.lr=1e30")
+    groups = oracle(run)
+    with pytest.raises(InvariantError, match="gradient of the warm start is not finite: lower sft"):
+        warm_start(run.config, run.parts.model, groups)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_gradient_is_that_of_the_mean_over_gold_tokens_in_uneven_packs(
     small: Make, reference: Any, temperature: float

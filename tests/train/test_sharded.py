@@ -4,6 +4,7 @@ The slow reference of all of it is ``Learner`` itself, whose own tests compare i
 """
 
 import copy
+import math
 import multiprocessing
 import os
 import signal
@@ -198,6 +199,32 @@ def test_what_one_rank_saves_two_load_and_back(model: Any) -> None:
     assert apart(on_ranks(2, lambda: go_on(two))[1], three) < 1e-5
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: Any, world: int) -> None:
+    packs = batch_of(SHAPES).split(45)
+
+    def work() -> list[Any]:
+        learner = make(model, average=0.8)
+        update(learner, packs)
+        told: list[Any] = [saved_by(learner)]
+        take = learner._step  # pyright: ignore
+
+        def poisoned(rate: float) -> float:
+            gradient: Any = learner.trained[3].grad
+            (gradient.to_local() if world > 1 else gradient).flatten()[0] = float("inf")
+            return take(rate)
+
+        learner._step = poisoned  # pyright: ignore
+        told.append(update(learner, packs))
+        told.append(saved_by(learner))
+        learner._step = take  # pyright: ignore
+        update(learner, packs)
+        return [*told, saved_by(learner)]
+
+    before, norm, after, later = work() if world == 1 else on_ranks(world, work)
+    assert not math.isfinite(norm) and apart(after, before) == 0 < apart(later, after)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -262,6 +289,19 @@ def test_whole_run_on_two_ranks_is_that_on_one(start: Callable[..., Command], se
         assert mine == pytest.approx(wanted, rel=1e-3, abs=1e-5)
     weights = [weights_of(tmp_path / "runs" / name) for name in ("one", "two")]
     assert weights[0].keys() == weights[1].keys() and apart(weights[1], weights[0]) < 1e-3
+
+
+@pytest.mark.slow
+def test_two_ranks_play_ahead_as_one_does(start: Callable[..., Command], tmp_path: Path) -> None:
+    short = ("optim.steps=3", "eval.tasks=1", "eval.every=0", "save.every=0")
+    start("one", *short, "rollout.overlap=lag").done()
+    start("two", *short, "rollout.overlap=lag", "run.ranks=2").done()
+    start("flying", *short, "optim.average=0", "rollout.overlap=inflight", "run.ranks=2").done()
+    one, two, flying = (rows_of(tmp_path / "runs" / name) for name in ("one", "two", "flying"))
+    assert [[row["staleness_max"] for row in rows] for rows in (one, two)] == [[0, 1, 1]] * 2
+    assert [row["reward_mean"] for row in two] == [row["reward_mean"] for row in one]
+    assert [row["grad_norm"] for row in two] == pytest.approx([row["grad_norm"] for row in one], rel=1e-3)
+    assert len(flying) == 3 and max(row["staleness_max"] for row in flying) <= 1
 
 
 @pytest.mark.slow

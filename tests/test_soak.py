@@ -1,0 +1,44 @@
+"""The soak: nothing goes wrong or grows under faults, and what it must notice, it does notice."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.toolenv.tools.python import PythonTool
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+@pytest.mark.slow
+def test_a_step_under_fire() -> None:
+    command = [sys.executable, SCRIPTS / "soak.py", "--episodes", "64", "--kill-every", "0.1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    told = json.loads(done.stdout)
+    counts = told["counts"]
+    assert told["violations"] == [] and counts["episodes"] + 8 * counts["groups_lost"] == 64
+    assert counts["ran"] >= 0.8 * counts["episodes"] and counts["killed session"] > 0
+    assert {"processes", "descriptors", "threads", "files in /dev/shm", "MiB"} <= told["first, last"].keys()
+
+
+def test_help_shows_examples() -> None:
+    shown = subprocess.run([sys.executable, SCRIPTS / "soak.py", "--help"], capture_output=True, text=True)
+    assert shown.returncode == 0 and "examples:\n  soak.py" in shown.stdout
+
+
+@pytest.mark.parametrize(("said", "wrong"), [("3000001", False), ("3000002", True), ("(no output)", True)])
+def test_a_wrong_output_is_noticed(monkeypatch: pytest.MonkeyPatch, said: str, wrong: bool) -> None:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import soak
+
+    monkeypatch.setattr(soak, "HANGS", 0.0)
+    monkeypatch.setattr(soak, "GRADER_FAULTS", 0.0)
+    monkeypatch.setattr(soak, "record", soak.Record())
+    monkeypatch.setattr(PythonTool, "call", lambda *_: said)
+    env = soak.Soak()
+    env.reset(options={"task": "train:3"})
+    env.step("a call, whatever the agent says")
+    assert env.step("the answer")[2] and bool(soak.record.violations) is wrong

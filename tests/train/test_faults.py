@@ -1,0 +1,204 @@
+"""Faults in the loop: no hang, no reward for one, each counted, and above the set rate the run stops with the cause.
+
+Killed sandboxes are in ``tests/test_soak.py``, a full disk in ``test_resume.py``, signals in ``test_interrupt.py``,
+killed ranks in ``test_sharded.py``, a killed vLLM in ``tests/engines/test_vllm.py``.
+"""
+
+import io
+import math
+import threading
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+from agentrl import algos
+from agentrl.config import Config
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.errors import EnvContractError, FaultRateError, InfrastructureError, InvariantError
+from agentrl.runs.folder import checkpoints, read_jsonl
+from agentrl.runs.progress import Display
+from agentrl.runs.records import read_episodes
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tasks import TaskList
+from agentrl.toolenv.tools.function import tool
+from agentrl.train.run import resume, train
+from agentrl.types import Task
+
+from .conftest import Make, rows_of, same_weights
+from .test_trainer import step, trainer_of, weights_of
+
+grade: Callable[[], object]
+hung = threading.Event()
+
+
+@tool(timeout=0.05)
+def hang() -> str:
+    """Never answer, as far as the run can see."""
+    hung.wait()
+    return "too late"
+
+
+class Faulty(ToolEnv):
+    """Calls its tool in every first turn, if it has it, and is graded by ``grade``."""
+
+    def __init__(self, *, tooled: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.tools = (hang,) if tooled else ()
+
+    def tasks(self, split: str) -> TaskList:
+        return TaskList([Task(id=f"{split}:{n}", prompt=f"Say {n}.") for n in range(6)])
+
+    def step(self, action: str) -> Any:
+        call = self.tools and self.episode.turns == 0
+        return super().step(self.dialect.render("hang", {}) if call else action)
+
+    def reward(self, episode: Episode) -> dict[str, float]:
+        grade()
+        return {"correct": sum(map(ord, episode.final)) % 5 / 4}
+
+    def gold(self, task: Task) -> list[str]:
+        return [task.id]
+
+
+@pytest.fixture
+def faulty(on_disk: Callable[..., Config]) -> Generator[Callable[..., Config]]:
+    """Makes configs of a small run."""
+    gymnasium.register("test/Faulty-v0", entry_point=Faulty)
+    grade_by(lambda: None)
+    hung.clear()
+    yield lambda *overrides: on_disk(
+        *("env.id=test/Faulty-v0", "optim.steps=2", "save.every=0", "eval.tasks=1", "rollout.tasks=2"),
+        *("rollout.max_fault_rate=0.5", *overrides),
+    )
+    hung.set()
+    del gymnasium.registry["test/Faulty-v0"]
+
+
+def grade_by(function: Callable[[], object]) -> None:
+    global grade
+    grade = function
+
+
+def quiet() -> Display:
+    return Display(io.StringIO())
+
+
+def raising(error: Exception, places: range) -> Callable[[], object]:
+    """Raises at these calls, counting from 0."""
+    calls: Iterator[int] = iter(range(10**6))
+
+    def call() -> None:
+        if next(calls) in places:
+            raise error
+
+    return call
+
+
+def test_a_tool_that_hangs_holds_up_nobody(faulty: Callable[..., Config]) -> None:
+    run = train(faulty("optim.steps=1", "env.args.tooled=true"), quiet())
+    (row,) = read_jsonl(run / "metrics.jsonl")
+    assert row["tool_errors"] == row["tool_calls"] == 8 and row["faults"] == 0
+    for record in read_episodes(run / "episodes" / "step-000001.jsonl.zst"):
+        assert "stopped: hang ran longer than 0.05 s" in record.trajectory.messages[3]["content"]
+
+
+def test_an_engine_that_fails_loses_its_requests_and_not_the_run(
+    faulty: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, steps = TransformersEngine._step, iter(range(10**6))  # pyright: ignore
+
+    def failing(self: TransformersEngine) -> None:
+        # While the engine is compared with the trainer, and in the first step's episodes.
+        if next(steps) in (20, 70):
+            raise RuntimeError("out of memory")
+        whole(self)
+
+    undisturbed = train(faulty("run.name=one"), quiet())
+    monkeypatch.setattr(TransformersEngine, "_step", failing)
+    run = train(faulty("run.name=two"), quiet())
+    rows = rows_of(run)
+    assert sum(row.pop("faults") for row in rows) > 0 == sum(row.pop("groups_lost") for row in rows)
+    for row in (wanted := rows_of(undisturbed)):
+        assert row.pop("faults") == row.pop("groups_lost") == 0
+    assert rows == wanted and same_weights(run, undisturbed), "what is played again is the same"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "cause"),
+    [
+        (KeyError("answer"), EnvContractError, r"Faulty.reward raised KeyError\('answer'\) on task .*: correct it"),
+        (InfrastructureError("the grader is down"), FaultRateError, r"2 of 2 groups .* fault: the grader is down"),
+    ],
+)
+def test_a_grader_that_crashes_stops_the_run_with_the_cause_and_nothing_is_lost(
+    faulty: Callable[..., Config], error: Exception, kind: type[Exception], cause: str
+) -> None:
+    # One episode is evaluated before the first step, which plays eight.
+    undisturbed = train(faulty("run.name=whole", "rollout.concurrency=1"), quiet())
+    grade_by(raising(error, range(9, 10**6)))
+    with pytest.raises(kind, match=rf"{cause}.*; stopped, step-000001 is saved; go on with: .* --resume runs/stopped$"):
+        train(faulty("run.name=stopped", "rollout.concurrency=1"), quiet())
+    grade_by(lambda: None)
+    run = resume(Path("runs/stopped"), quiet())
+    assert rows_of(run) == rows_of(undisturbed) and same_weights(run, undisturbed)
+
+
+def test_a_grader_that_is_down_for_a_moment_is_counted_and_gives_no_reward(faulty: Callable[..., Config]) -> None:
+    undisturbed = train(faulty("run.name=whole"), quiet())
+    grade_by(raising(InfrastructureError("the grader is down"), range(3, 6)))
+    run = train(faulty("run.name=disturbed"), quiet())
+    first, *_ = rows = rows_of(run)
+    assert (first.pop("faults"), first["groups_lost"]) == (3, 0)
+    rows_whole = rows_of(undisturbed)
+    assert rows_whole[0].pop("faults") == 0 and rows == rows_whole
+
+
+@pytest.fixture
+def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], None]:
+    """Makes the loss of the updates' packs at these places NaN, counting from 0."""
+    whole = algos.loss
+
+    def begin(places: range) -> None:
+        packs = iter(range(10**6))
+
+        def loss(*args: Any, **options: Any) -> Any:
+            out = whole(*args, **options)
+            return out._replace(loss=out.loss * math.nan) if next(packs) in places else out
+
+        monkeypatch.setattr(algos, "loss", loss)
+
+    return begin
+
+
+def test_an_update_without_a_finite_gradient_is_left_out(small: Make, diverging: Callable[[range], None]) -> None:
+    def ended(places: range) -> tuple[dict[str, Any], dict[str, torch.Tensor], int]:
+        diverging(places)
+        run = small("optim.max_tokens=100000")
+        trainer, gradients = trainer_of(run)
+        return step(trainer).metrics, weights_of(run), len(gradients)
+
+    (metrics, weights, steps), (plain, whole, _) = ended(range(1, 2)), ended(range(0))
+    assert (metrics["updates_skipped"], plain["updates_skipped"], steps) == (1, 0, 1)
+    assert metrics["grad_norm"] > 0 and all(map(math.isfinite, metrics.values())), "they are of the update that was"
+    assert not all(torch.equal(one, whole[name]) for name, one in weights.items())
+    second, third = ended(range(0, 2))[1], weights_of(small())
+    assert all(torch.equal(one, third[name]) for name, one in second.items()), "nothing moved"
+
+
+def test_three_steps_without_a_finite_gradient_stop_the_run_with_their_episodes(
+    faulty: Callable[..., Config], diverging: Callable[[range], None]
+) -> None:
+    diverging(range(10**6))
+    run = train(faulty("optim.steps=2", "save.episodes_every=100"), quiet())
+    with pytest.raises(InvariantError, match=r"no gradient of the last 3 steps was finite.*step-000003\.jsonl\.zst$"):
+        resume(run, quiet(), ["optim.steps=9"])
+    rows = rows_of(run)
+    assert [row["updates_skipped"] for row in rows] == [2, 2, 2] and all("grad_norm" not in row for row in rows)
+    assert "NaN" not in (run / "metrics.jsonl").read_text()
+    assert len(list(read_episodes(run / "episodes" / "step-000003.jsonl.zst"))) == 8
+    first, last = (path / "model.safetensors" for path in (checkpoints(run)[0], checkpoints(run)[-1]))
+    assert first.read_bytes() == last.read_bytes()
