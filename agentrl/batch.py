@@ -7,7 +7,7 @@ Legend: R rows (one episode each), T packed model-input tokens, S sampled tokens
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -54,8 +54,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """Copy the batch to another device."""
-        names = Batch.__dataclass_fields__
-        return replace(self, **{name: _field(self, name).to(device) for name in names})
+        return replace(self, **{one.name: getattr(self, one.name).to(device) for one in fields(self)})
 
     @property
     def sampled_rows(self) -> Tensor:
@@ -233,8 +232,3 @@ def _gather_rows(starts: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     # An item's index is its place within its row plus the row's old start; this avoids a Python loop over rows.
     within = torch.arange(int(offsets[-1])) - torch.repeat_interleave(offsets[:-1], counts)
     return torch.repeat_interleave(starts[rows], counts) + within, offsets
-
-
-def _field(batch: Batch, name: str) -> Tensor:
-    value: Tensor = object.__getattribute__(batch, name)
-    return value

@@ -26,6 +26,7 @@ from agentrl.algos.rows import Rows
 from agentrl.batch import Batch, whole
 from agentrl.config import Config
 from agentrl.errors import TrajectoryError, UsageError
+from agentrl.eval.pages import table as markdown_table
 from agentrl.models.load import load_model
 from agentrl.runs.folder import checkpoints, read_config
 from agentrl.runs.progress import Display
@@ -47,6 +48,8 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "otb carry": ("otb", {"tail": "carry"}),
 }
 """Every estimator of the table, and two variants."""
+Measures = Mapping[str, tuple[Tensor, Tensor]]
+"""Value and standard error of each measure by its name, of every estimator [E]."""
 REFERENCE = "otb_loo"
 """Unbiased, and less noisy than ``rloo`` where energies differ."""
 
@@ -63,35 +66,6 @@ class Recorded:
     """Truncated ratio of the loaded weights to those that sampled, a number per row on all its tokens [S]."""
     gradients: Tensor
     """Each token's ∇logp, projected [S, D]."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Products:
-    """Inner products between the tasks' gradients, averaged over draws."""
-
-    own: Tensor
-    """Of one group's gradient with itself [E, K, K]."""
-    other: Tensor
-    """With that of the group that shares no row with it [E, K, K]."""
-    reference: Tensor
-    """With the leave-one-out gradient of the rows that it was not drawn from [E, K, K]."""
-    reference_own: Tensor
-    """Of that gradient with itself [K, K]."""
-
-    def measures(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Compute value and standard error of each measure, 2 × [E]; the batch's gradient is the mean over K tasks.
-
-        ``variance`` E‖g − Eg‖² between groups; ``norm`` of a group's gradient; ``halves`` the cosine between the two
-        groups' gradients, which is signal / (signal + variance); ``reference`` the cosine to the leave-one-out one.
-        """
-        count = self.own.shape[-1]
-        tasks = torch.tensor([count] + [count - 1] * count)
-        own, other = _without_each(self.own), _without_each(self.other)
-        noise = (self.own - self.other).diagonal(dim1=-2, dim2=-1)
-        variance = torch.cat([noise.sum(-1, keepdim=True), noise.sum(-1, keepdim=True) - noise], -1) / tasks / count
-        towards = _without_each(self.reference) / (own * _without_each(self.reference_own)).sqrt()
-        found = {"variance": variance, "norm": own.sqrt() / tasks, "halves": other / own, "reference": towards}
-        return {name: (values[:, 0], _jackknife(values[:, 1:])) for name, values in found.items()}
 
 
 class Projection:
@@ -129,9 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, TrajectoryError) as error:
         print(f"estimator_report.py: {error}", file=sys.stderr)
         return 2
-    products = compare(recorded, arguments, display)
-    ranked = sorted(zip(ESTIMATORS, *_columns(products), strict=True), key=lambda row: -row[3][0])
-    print(f"{_about(recorded, file, weights, arguments)}\n\n{table(ranked)}")
+    print(f"{_about(recorded, file, weights, arguments)}\n\n{table(compare(recorded, arguments, display))}")
     return 0
 
 
@@ -159,28 +131,56 @@ def measure(
     return Recorded(batch=batch, energy=energy, weights=ratio, gradients=gradients)
 
 
-def compare(recorded: Recorded, arguments: argparse.Namespace, display: Display) -> Products:
-    """Draw groups and average the inner products of their gradients."""
+def compare(recorded: Recorded, arguments: argparse.Namespace, display: Display) -> Measures:
+    """Draw groups, and compare their gradients."""
     generator = torch.Generator().manual_seed(arguments.seed)
-    tasks = int(recorded.batch.group.max()) + 1
-    own, other, reference = (torch.zeros(len(ESTIMATORS), tasks, tasks, dtype=torch.float64) for _ in range(3))
-    reference_own = torch.zeros(tasks, tasks, dtype=torch.float64)
+    found: list[Tensor] = []
     with display.phase("draws", arguments.draws) as bar:
         for number in range(arguments.draws):
             first, second, rest = _drawn(recorded.batch.group, arguments.group_size, generator)
-            pair = [gradients_of(recorded, rows, tuple(ESTIMATORS), arguments.aggregate) for rows in (first, second)]
-            product = pair[0] @ pair[1].mT
-            other += (product + product.mT) / 2
-            for mine, left in zip(pair, (torch.cat([second, rest]), torch.cat([first, rest])), strict=True):
-                towards = gradients_of(recorded, left, (REFERENCE,), arguments.aggregate)[0]
-                own += mine @ mine.mT / 2
-                reference += mine @ towards.T / 2
-                reference_own += towards @ towards.T / 2
+            left = (torch.cat([second, rest]), torch.cat([first, rest]))
+            pair, towards = (
+                torch.stack([gradients_of(recorded, rows, estimators, arguments.aggregate) for rows in drawn])
+                for drawn, estimators in (((first, second), tuple(ESTIMATORS)), (left, (REFERENCE,)))
+            )
+            found.append(products(pair, towards))
             bar.advance(f"{number + 1} of {arguments.draws}")
-    scale = 1 / arguments.draws
-    return Products(
-        own=own * scale, other=other * scale, reference=reference * scale, reference_own=reference_own * scale
-    )
+    return measures(torch.stack(found).mean(0))
+
+
+def products(pair: Tensor, towards: Tensor) -> Tensor:
+    """Multiply gradients that are summed over all tasks, and over all but each in turn.
+
+    Args:
+        pair: the gradients of two groups, which share no row, by task [2, E, K, D].
+        towards: the leave-one-out gradient of the rows that each was not drawn from, by task [2, 1, K, D].
+
+    Returns:
+        Inner products [5, E, 1 + K]: of a group's gradient with itself, with the other's, and with the leave-one-out
+        one; of that one with itself; and of the groups' difference with itself, task by task, halved.
+    """
+    noise = _without_each((pair[0] - pair[1]).square().sum(-1, keepdim=True) / 2)[..., 0]
+    mine, reference = _without_each(pair), _without_each(towards)
+    own = mine.square().sum(-1).mean(0)
+    shared = reference.square().sum(-1).mean(0).expand_as(own)
+    return torch.stack([own, (mine[0] * mine[1]).sum(-1), (mine * reference).sum(-1).mean(0), shared, noise])
+
+
+def measures(found: Tensor) -> Measures:
+    """Compute value and standard error of each measure of an estimator; the batch's gradient is the mean over K tasks.
+
+    ``variance`` E‖g − Eg‖² between groups; ``norm`` of a group's gradient; ``halves`` the cosine between the two
+    groups' gradients, which is signal / (signal + variance); ``reference`` the cosine to the leave-one-out one.
+
+    Args:
+        found: as ``products`` gives it, averaged over draws [5, E, 1 + K].
+    """
+    own, other, reference, shared, noise = found
+    count = own.shape[-1] - 1
+    tasks = torch.tensor([count] + [count - 1] * count)
+    values = {"variance": noise / tasks / count, "norm": own.sqrt() / tasks, "halves": other / own}
+    values["reference"] = reference / (own * shared).sqrt()
+    return {name: (some[:, 0], _jackknife(some[:, 1:])) for name, some in values.items()}
 
 
 def gradients_of(recorded: Recorded, rows: Tensor, estimators: Sequence[str], aggregate: str) -> Tensor:
@@ -200,14 +200,17 @@ def gradients_of(recorded: Recorded, rows: Tensor, estimators: Sequence[str], ag
     return found
 
 
-def table(ranked: Sequence[tuple[str, ...]]) -> str:
+def table(found: Measures) -> str:
     """Tabulate the estimators in Markdown, the one whose gradients repeat best first."""
-    head = "| estimator | variance | norm | cosine of two groups | cosine to leave-one-out |\n|---|---|---|---|---|\n"
-    return head + "\n".join(
-        f"| {name} | "
-        + " | ".join(f"{brief(value)} ± {brief(float(f'{error:.2g}'))}" for value, error in columns)
-        + " |"
-        for name, *columns in ranked
+    columns = (zip(values.tolist(), errors.tolist(), strict=True) for values, errors in found.values())
+    ranked = sorted(zip(ESTIMATORS, *columns, strict=True), key=lambda row: -row[3][0])
+    head = ["estimator", "variance", "norm", "cosine of two groups", "cosine to leave-one-out"]
+    return markdown_table(
+        head,
+        [
+            [name, *(f"{brief(value)} ± {brief(float(f'{error:.2g}'))}" for value, error in cells)]
+            for name, *cells in ranked
+        ],
     )
 
 
@@ -303,25 +306,16 @@ def _advantages(recorded: Recorded, batch: Batch, estimator: str) -> Tensor:
     return algos.advantage(name, batch.rewards, energy, batch.starts, batch.group, **options)
 
 
-def _without_each(products: Tensor) -> Tensor:
-    """Sum all products [..., K, K], and those without each task in turn, [..., 1 + K]."""
-    total = products.sum((-2, -1))[..., None]
-    # Inclusion and exclusion: the diagonal is in the row's sum and in the column's.
-    return torch.cat([total, total - products.sum(-1) - products.sum(-2) + products.diagonal(dim1=-2, dim2=-1)], dim=-1)
+def _without_each(values: Tensor) -> Tensor:
+    """Sum values over all tasks, and over all but each in turn: [..., K, D] to [..., 1 + K, D]."""
+    total = values.sum(-2, keepdim=True)
+    return torch.cat([total, total - values], dim=-2)
 
 
 def _jackknife(left_out: Tensor) -> Tensor:
     """Compute the standard error from the values without each task [E, K]."""
     count = left_out.shape[1]
     return ((left_out - left_out.mean(1, keepdim=True)).square().sum(1) * (count - 1) / count).sqrt()
-
-
-def _columns(products: Products) -> list[list[tuple[float, float]]]:
-    measures = products.measures()
-    return [
-        list(zip(*(part.tolist() for part in measures[name]), strict=True))
-        for name in ("variance", "norm", "halves", "reference")
-    ]
 
 
 def _about(recorded: Recorded, file: Path, weights: Path, arguments: argparse.Namespace) -> str:

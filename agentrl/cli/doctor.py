@@ -4,19 +4,17 @@ Installed parts do not prove that a back end works: it runs programs that try wh
 """
 
 import platform
-import socket
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import closing, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from agentrl.runs.folder import versions_of
 from agentrl.runs.progress import Display
 from agentrl.sandboxes import Limits, Sandbox, SandboxError, SandboxUnavailable, open_sandbox
+from agentrl.sandboxes.conformance import cases
 from agentrl.sandboxes.docker import engine as docker_engine
 from agentrl.sandboxes.docker.image import IMAGE
 from agentrl.sandboxes.host import requirements
@@ -25,20 +23,17 @@ from agentrl.toolenv.registry import plugins
 PACKAGES: Final = ("agentrl", "gymnasium", "torch", "transformers", "docker", "rich", "numpy", "sympy")
 """Distributions whose versions are reported; none of them is imported."""
 _LIMITS: Final = Limits(cpu_s=2.0, memory_bytes=256 << 20)
-_SOON: Final = 0.3
 _GVISOR: Final = "runsc"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One requirement of a sandbox, and the test's result."""
-
-    name: str
-    """The requirement."""
-    passed: bool
-    """True if the sandbox met it."""
-    detail: str = ""
-    """The observation where it did not; else empty."""
+CHECKS: Final[Mapping[str, str]] = {
+    "runs a program": "input_lines",
+    "host's ports are out of reach": "host_port_is_out_of_reach",
+    "no way into a network": "network_routes",
+    "host files are hidden": "read_host_canary",
+    "endless loop is a timeout": "infinite_loop",
+    "memory is limited": "children_share_the_memory_limit",
+    "state is rolled back": "a_timeout_is_rolled_back",
+}
+"""The self-test: names of conformance cases, by what they show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +48,13 @@ class BackendReport:
     """The reason why it can't be opened; empty where it can."""
     remedy: str = ""
     """The command that removes the obstacle, where there is one."""
-    checks: tuple[Check, ...] = ()
-    """The self-test; empty where it can't be opened."""
+    checks: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What each check of the self-test saw that must not be, empty where it passed; none where it can't be opened."""
 
     @property
     def ok(self) -> bool:
         """True if it can be opened and passed every check."""
-        return bool(self.checks) and all(check.passed for check in self.checks)
+        return bool(self.checks) and not any(self.checks.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +75,12 @@ class Diagnosis:
 
     def row(self) -> dict[str, object]:
         """Return plain data for JSON."""
-        backends = [{**asdict(backend), "facts": dict(backend.facts), "ok": backend.ok} for backend in self.backends]
+        backends = [
+            asdict(one)
+            | {"checks": [{"name": name, "passed": not seen, "detail": seen} for name, seen in one.checks.items()]}
+            | {"ok": one.ok}
+            for one in self.backends
+        ]
         return {"ok": self.ok, "packages": dict(self.packages), "plugins": dict(self.plugins), "backends": backends}
 
 
@@ -147,80 +147,12 @@ def examine(name: str, facts: Mapping[str, str], opened: Callable[[], Sandbox]) 
     """
     try:
         with opened() as sandbox:
-            checks = tuple(_checked(what, check, sandbox) for what, check in CHECKS.items())
+            checks = {what: cases([name])[0].run(sandbox).seen for what, name in CHECKS.items()}
     except SandboxUnavailable as error:
         return BackendReport(name=name, facts=facts, obstacle=str(error), remedy=error.remedy)
     except SandboxError as error:
         return BackendReport(name=name, facts=facts, obstacle=f"it opens, but fails: {error}")
     return BackendReport(name=name, facts=facts, checks=checks)
-
-
-def _checked(name: str, check: Callable[[Sandbox], str], sandbox: Sandbox) -> Check:
-    try:
-        detail = check(sandbox)
-    except SandboxError as error:
-        detail = f"the sandbox failed: {error}"
-    return Check(name=name, passed=not detail, detail=detail)
-
-
-def _runs(sandbox: Sandbox) -> str:
-    result = sandbox.run("print(input())\n6 * 7", stdin="hello\n")
-    found = (result.status, result.stdout, result.value)
-    return "" if found == ("ok", "hello\n", "42") else f"expected ok, hello, 42; found {found}"
-
-
-def _network_is_blocked(sandbox: Sandbox) -> str:
-    # 192.0.2.1 is reserved for documentation, and a datagram socket sends nothing on connect: the test needs no
-    # network, and fails only where the sandbox has a route.
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        code = (
-            "import socket\n"
-            "def reaches(kind, address):\n"
-            "    try: socket.socket(socket.AF_INET, kind).connect(address)\n"
-            "    except OSError: return False\n"
-            "    return True\n"
-            f"[reaches(socket.SOCK_STREAM, {server.getsockname()!r}), reaches(socket.SOCK_DGRAM, ('192.0.2.1', 9))]"
-        )
-        result = sandbox.run(code)
-    if (result.status, result.value) == ("ok", "[False, False]"):
-        return ""
-    return f"[host's own loopback, other networks] reached: {result.value} ({result.status})"
-
-
-def _host_files_are_hidden(sandbox: Sandbox) -> str:
-    with tempfile.NamedTemporaryFile(prefix="agentrl-doctor-") as secret:
-        # Readable for all, so that only the sandbox can hide it, not its permissions.
-        Path(secret.name).chmod(0o644)
-        result = sandbox.run(f"open({secret.name!r})")
-    return "" if result.exc_type == "FileNotFoundError" else f"a file of the host could be looked at: {result.status}"
-
-
-def _status(sandbox: Sandbox, code: str, wanted: str) -> str:
-    # Filling the memory may take longer than _SOON.
-    found = sandbox.run(code, timeout=_SOON if wanted == "timeout" else None).status
-    return "" if found == wanted else f"expected {wanted}, found {found}"
-
-
-def _state_is_rolled_back(sandbox: Sandbox) -> str:
-    with sandbox.session() as session:
-        session.run("x = 1")
-        ended = session.run("x = 2\nwhile True: pass", timeout=_SOON)
-        after = session.run("x")
-    found = (ended.status, ended.state, after.value)
-    return "" if found == ("timeout", "rolled_back", "1") else f"expected timeout, rolled_back, 1; found {found}"
-
-
-CHECKS: Final[Mapping[str, Callable[[Sandbox], str]]] = {
-    "runs a program": _runs,
-    "network is blocked": _network_is_blocked,
-    "host files are hidden": _host_files_are_hidden,
-    "endless loop is a timeout": partial(_status, code="while True: pass", wanted="timeout"),
-    "too much memory is told": partial(
-        _status, code="kept = []\nwhile True: kept.append(b'x' * (8 << 20))", wanted="memory"
-    ),
-    "state is rolled back": _state_is_rolled_back,
-}
-"""The self-test: each check returns an empty text, or the observation that was not expected."""
 
 
 def show(diagnosis: Diagnosis, display: Display) -> None:
@@ -244,5 +176,5 @@ def _rows(report: BackendReport) -> list[tuple[str, str]]:
         rows.append(("obstacle", report.obstacle))
     if report.remedy:
         rows.append(("way out", report.remedy))
-    rows += [(check.name, "passed" if check.passed else f"FAILED: {check.detail}") for check in report.checks]
+    rows += [(name, f"FAILED: {seen}" if seen else "passed") for name, seen in report.checks.items()]
     return [*rows, ("verdict", "works" if report.ok else "does not work")]

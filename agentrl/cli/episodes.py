@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from agentrl.cli.command import add_command
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agentrl.eval.pages import Section
     from agentrl.eval.replay import Replayed
 
 _COMPARE = """examples:
@@ -62,23 +65,17 @@ def _episodes_arguments(command: argparse.ArgumentParser) -> None:
 def _compare(arguments: argparse.Namespace) -> int:
     from agentrl.eval.compare import compare
     from agentrl.eval.compare_text import sections
-    from agentrl.eval.pages import markdown, write_page
-    from agentrl.runs.progress import Display
+    from agentrl.eval.pages import write_page
 
     found = compare(arguments.a, arguments.b)
     title = f"{arguments.a.name} against {arguments.b.name}"
     if arguments.html is not None:
         write_page(arguments.html, title, sections(found))
-    if arguments.json:
-        print(json.dumps(found.row()))
-    else:
-        Display(sys.stdout).say(markdown(title, sections(found)))
-    return 0
+    return _show(arguments, title, found, sections(found))
 
 
 def _replay(arguments: argparse.Namespace) -> int:
     from agentrl.eval.episodes import load, named
-    from agentrl.eval.pages import markdown
     from agentrl.eval.replay import replay, sections
     from agentrl.runs.progress import Display
 
@@ -90,23 +87,27 @@ def _replay(arguments: argparse.Namespace) -> int:
         for one in replay(records, tools=tools, trusted=arguments.trust, regrade=regrade, say=display.say):
             found.append(one)
             bar.advance("episodes")
-    if arguments.json:
-        print(json.dumps([asdict(one) for one in found]))
-    else:
-        Display(sys.stdout).say(markdown(str(arguments.episodes), sections(found, regrade=regrade)))
+    _show(arguments, str(arguments.episodes), found, sections(found, regrade=regrade))
     return int(any(one.regraded or one.now is None if regrade else one.change for one in found))
 
 
 def _probe(arguments: argparse.Namespace) -> int:
     from agentrl.eval.episodes import load, named
-    from agentrl.eval.pages import markdown
     from agentrl.eval.probe import probe, sections
     from agentrl.runs.progress import Display
 
     records = named(load(arguments.episodes), arguments.id)
     found = probe(records, trusted=arguments.trust, say=Display().say)
+    return _show(arguments, str(arguments.episodes), found, sections(found))
+
+
+def _show(arguments: argparse.Namespace, title: str, found: Any, sections: "Iterable[Section]") -> int:
+    """Print what was found, a dataclass or a list of such, as JSON or as sections."""
+    from agentrl.eval.pages import markdown
+    from agentrl.runs.progress import Display
+
     if arguments.json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps([asdict(one) for one in found] if isinstance(found, list) else asdict(found)))
     else:
-        Display(sys.stdout).say(markdown(str(arguments.episodes), sections(found)))
+        Display(sys.stdout).say(markdown(title, sections))
     return 0

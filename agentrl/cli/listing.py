@@ -5,8 +5,9 @@ import inspect
 import sys
 import warnings
 from collections.abc import Generator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import groupby
+from typing import Any
 
 import gymnasium
 
@@ -18,52 +19,32 @@ from agentrl.toolenv.registry import list_envs, make, module_of, plugins
 from agentrl.toolenv.tools.function import Tool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One environment in the list."""
-
-    id: str
-    """The id for ``make``."""
-    distribution: str
-    """Name and version of the distribution that offers it; the package's name where no plugin did."""
-    tools: tuple[str, ...] = ()
-    """The names of its tools."""
-    splits: tuple[str, ...] = ()
-    """The names of its splits."""
-    reward: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Weight of each part of the reward."""
-    gold: bool = False
-    """True if it has a gold player."""
-    problem: str = ""
-    """The reason why it can't be made; empty where it can."""
-
-
 def overview() -> dict[str, object]:
     """List environments, broken plugins and presets, as plain data for JSON."""
     return {
-        "environments": {entry.id: asdict(entry) for entry in entries()},
+        "environments": {entry["id"]: entry for entry in entries()},
         "broken_plugins": [asdict(plugin) for plugin in plugins() if plugin.problem],
         "presets": list(presets()),
     }
 
 
-def entries() -> tuple[Entry, ...]:
-    """List all environments, sorted by id. One that can't be made has a problem and stops no other."""
+def entries() -> list[dict[str, Any]]:
+    """List all environments, sorted by id, as plain data. One that can't be made has a problem and stops no other."""
     with _quiet():
-        return tuple(_entry(env_id) for env_id in list_envs())
+        return [_entry(env_id) for env_id in list_envs()]
 
 
 def show_overview(display: Display) -> None:
     """Print one line per environment, grouped by namespace, then the broken plugins, then the presets."""
     found = entries()
     # Limited: one overlong id must not push every other line's text to the right.
-    width = min(max((len(entry.id) for entry in found), default=0), 50)
-    for namespace, group in groupby(found, key=lambda entry: entry.id.rpartition("/")[0]):
+    width = min(max((len(entry["id"]) for entry in found), default=0), 50)
+    for namespace, group in groupby(found, key=lambda entry: entry["id"].rpartition("/")[0]):
         members = list(group)
-        homes = ", ".join(sorted({entry.distribution for entry in members}))
+        homes = ", ".join(sorted({entry["distribution"] for entry in members}))
         display.say(f"environments {namespace or 'without a namespace'} (from {homes})", "bold")
         for entry in members:
-            display.say(f"  {entry.id:<{width}}  {_summary(entry)}", "red" if entry.problem else "")
+            display.say(f"  {entry['id']:<{width}}  {_summary(entry)}", "red" if entry["problem"] else "")
     broken = [plugin for plugin in plugins() if plugin.problem]
     if broken:
         display.say("broken plugins", "bold")
@@ -91,10 +72,8 @@ def details(env_id: str) -> dict[str, object]:
             raise
         except (Exception, SystemExit) as error:  # an environment's code may raise anything, which is then the cause
             raise UsageError(f"the environment {env_id!r} is broken: {error.__cause__ or error!r}") from error
-        try:
+        with contextlib.closing(env):
             return _details(env)
-        finally:
-            env.close()
 
 
 def show_details(found: Mapping[str, object], display: Display) -> None:
@@ -118,9 +97,7 @@ def _details(env: ToolEnv) -> dict[str, object]:
         "set_by_the_id": {name: repr(value) for name, value in spec.kwargs.items()},
         "dialect": env.dialect.name,
         "max_turns": env.max_turns,
-        "splits": tuple(env.splits),
-        "reward": dict(env.reward_weights),
-        "gold": _has_gold(env),
+        **_game(env),
         "tools": [f"{_signature(tool)}: {tool.description}" for tool in env.tools],
     }
 
@@ -135,25 +112,22 @@ def _line(value: object) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _entry(env_id: str) -> Entry:
-    home = _home(env_id)
+def _entry(env_id: str) -> dict[str, Any]:
+    about: dict[str, Any] = {"id": env_id, "distribution": _home(env_id)}
+    about |= {"tools": (), "splits": (), "reward": {}, "gold": False, "problem": ""}
     try:
-        env = make(env_id)
-        try:
-            return Entry(
-                id=env_id,
-                distribution=home,
-                tools=tuple(tool.name for tool in env.tools),
-                splits=tuple(env.splits),
-                reward=dict(env.reward_weights),
-                gold=_has_gold(env),
-            )
-        finally:
-            env.close()
+        with contextlib.closing(make(env_id)) as env:
+            return {**about, **_game(env), "tools": tuple(tool.name for tool in env.tools)}
     except UsageError as error:
-        return Entry(id=env_id, distribution=home, problem=f"not available: {error}")
+        return {**about, "problem": f"not available: {error}"}
     except (Exception, SystemExit) as error:  # an environment's code may raise anything
-        return Entry(id=env_id, distribution=home, problem=f"broken: {error.__cause__ or error!r}")
+        return {**about, "problem": f"broken: {error.__cause__ or error!r}"}
+
+
+def _game(env: ToolEnv) -> dict[str, object]:
+    # Calling gold would need a task, and making tasks may take long.
+    has_gold = type(env).gold is not ToolEnv.gold
+    return {"splits": tuple(env.splits), "reward": dict(env.reward_weights), "gold": has_gold}
 
 
 def _home(env_id: str) -> str:
@@ -163,21 +137,12 @@ def _home(env_id: str) -> str:
     return module_of(gymnasium.registry[env_id]).partition(".")[0]
 
 
-def _has_gold(env: ToolEnv) -> bool:
-    # Calling gold would need a task, and making tasks may take long.
-    return type(env).gold is not ToolEnv.gold
-
-
-def _summary(entry: Entry) -> str:
-    if entry.problem:
-        return entry.problem
-    tools = f"tools {', '.join(entry.tools)}" if entry.tools else "no tools"
-    gold = "gold" if entry.gold else "no gold"
-    return f"{tools}; splits {', '.join(entry.splits)}; reward {_parts(entry.reward)}; {gold}"
-
-
-def _parts(weights: Mapping[str, float]) -> str:
-    return ", ".join(f"{name}: {weight:g}" for name, weight in weights.items())
+def _summary(entry: Mapping[str, Any]) -> str:
+    if entry["problem"]:
+        return entry["problem"]
+    tools = f"tools {_line(entry['tools'])}" if entry["tools"] else "no tools"
+    gold = "gold" if entry["gold"] else "no gold"
+    return f"{tools}; splits {_line(entry['splits'])}; reward {_line(entry['reward'])}; {gold}"
 
 
 def _signature(tool: Tool) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +66,7 @@ def _train(arguments: argparse.Namespace) -> int:
     others = (arguments.config, arguments.preset, arguments.name, arguments.dry_run, arguments.episodes)
     if any(others) or arguments.seed is not None:
         raise ConfigError("--resume goes on with the run's own settings: leave all options out but --set")
-    load_torch()
-    from agentrl.runs.progress import Display
-    from agentrl.train import ranks
-    from agentrl.train import run as pipeline
-
-    if ranks.is_follower():
-        ranks.follow()
-        return 0
-    print(pipeline.resume(arguments.resume, Display(), arguments.overrides))
-    return 0
+    return _work(lambda run, display: run.resume(arguments.resume, display, arguments.overrides))
 
 
 def _sft(arguments: argparse.Namespace) -> int:
@@ -98,20 +90,23 @@ def _new_run(arguments: argparse.Namespace, *, sft_only: bool) -> int:
         from agentrl.cli.plan import show_plan
 
         return show_plan(config, whole=True)
+    numbered = arguments.name is None
+    if arguments.episodes:
+        return _work(lambda run, display: run.train_on(arguments.episodes, config, display, numbered=numbered))
+    return _work(lambda run, display: run.train(config, display, numbered=numbered, sft_only=sft_only))
+
+
+def _work(play: Callable[[Any, Any], object]) -> int:
+    """Do a run, given the module that does runs and a display, and print its folder; or follow another process."""
     # After the settings, so that a mistake there is reported before PyTorch has been waited for.
     load_torch()
     from agentrl.runs.progress import Display
-    from agentrl.train import ranks
-    from agentrl.train import run as pipeline
+    from agentrl.train import ranks, run
 
     if ranks.is_follower():
         ranks.follow()
-        return 0
-    numbered = arguments.name is None
-    if arguments.episodes:
-        print(pipeline.train_on(arguments.episodes, config, Display(), numbered=numbered))
     else:
-        print(pipeline.train(config, Display(), numbered=numbered, sft_only=sft_only))
+        print(play(run, Display()))
     return 0
 
 

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agentrl.config import Config
@@ -16,7 +16,7 @@ from agentrl.eval.sets import make_sets, source_of
 from agentrl.eval.table import plan, play
 from agentrl.eval.target import Agent, EvalRequest, check_dialect, make_agent, resolve, tokenizer_of, unlimited
 from agentrl.rollout.mix import TaskMix
-from agentrl.rollout.plan import TaskSource
+from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.runs.assemble import make_collector, with_dialect
 from agentrl.runs.folder import lock_folder, settings_of, versions_of
 from agentrl.runs.progress import Bar, Display
@@ -60,7 +60,8 @@ def run(request: EvalRequest, display: Display) -> list[SetResult]:
         if request.out is not None:
             writer = EpisodeWriter(request.out / EPISODES, agent.pieces, kept, origins, played_with)
             add = stack.enter_context(closing(writer)).add
-        game = _Game(request.seed, sets, sources, agent, [record.trajectory for record in records], display, add)
+        done = [record.trajectory for record in records]
+        game = _Game(seed=request.seed, sets=sets, sources=sources, agent=agent, done=done, display=display, add=add)
         try:
             results = asyncio.run(game.play())
         except KeyboardInterrupt:
@@ -72,43 +73,37 @@ def run(request: EvalRequest, display: Display) -> list[SetResult]:
         return results
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Game:
     """Plays the sets one after the other."""
 
-    def __init__(
-        self,
-        seed: int,
-        sets: Mapping[str, Config],
-        sources: Mapping[str, TaskSource],
-        agent: Agent,
-        done: Sequence[Trajectory],
-        display: Display,
-        add: Callable[[Trajectory], None],
-    ) -> None:
-        self._sets, self._sources, self._agent, self._add = sets, sources, agent, add
-        self._display, self._done = display, done
-        self._specs = {name: plan(source, sets[name].eval, seed) for name, source in sources.items()}
-        for name, specs in self._specs.items():
-            settings = sets[name].eval
-            if len(specs) < settings.tasks:
-                split = f"{settings.split!r}{name and f' of {name}'}"
-                display.say(f"the split {split} has {len(specs)} tasks, not {settings.tasks}")
+    seed: int
+    sets: Mapping[str, Config]
+    sources: Mapping[str, TaskSource]
+    agent: Agent
+    done: Sequence[Trajectory]
+    display: Display
+    add: Callable[[Trajectory], None]
 
     async def play(self) -> list[SetResult]:
         """Play all sets, with a bar for each from the beginning."""
+        specs = {name: plan(source, self.sets[name].eval, self.seed) for name, source in self.sources.items()}
+        for name, groups in specs.items():
+            settings = self.sets[name].eval
+            if len(groups) < settings.tasks:
+                split = f"{settings.split!r}{name and f' of {name}'}"
+                self.display.say(f"the split {split} has {len(groups)} tasks, not {settings.tasks}")
         with ExitStack() as stack:
             bars = {
-                name: stack.enter_context(
-                    self._display.phase(name or "evaluating", sum(len(group) for group in self._specs[name]))
-                )
-                for name in self._sets
+                name: stack.enter_context(self.display.phase(name or "evaluating", sum(map(len, groups))))
+                for name, groups in specs.items()
             }
-            return [await self._play_set(name, bar) for name, bar in bars.items()]
+            return [await self._play_set(name, specs[name], bar) for name, bar in bars.items()]
 
-    async def _play_set(self, name: str, bar: Bar) -> SetResult:
-        config, source, specs = self._sets[name], self._sources[name], self._specs[name]
+    async def _play_set(self, name: str, specs: Sequence[Sequence[EpisodeSpec]], bar: Bar) -> SetResult:
+        config, source = self.sets[name], self.sources[name]
         wanted = {(spec.task_id, spec.seed) for group in specs for spec in group}
-        done = [one for one in self._done if one.env == name and (one.task_id, one.seed) in wanted]
+        done = [one for one in self.done if one.env == name and (one.task_id, one.seed) in wanted]
         wins = [won(one, source.best_return) for one in done]
         tokens = 0
         for _ in done:
@@ -116,17 +111,16 @@ class _Game:
 
         def ended(episode: Trajectory) -> None:
             nonlocal tokens
-            self._add(episode)
+            self.add(episode)
             wins.append(won(episode, source.best_return))
             tokens += episode.written
             bar.advance(f"success {sum(wins) / len(wins):.1%} so far")
 
         began, sampling = time.perf_counter(), _sampling(config)
-        with closing(make_collector(config, self._agent.renderer, split=config.eval.split)) as collector:
-            played = await play(collector, self._agent.engine, specs, sampling, done=done, on_episode=ended)
+        with closing(make_collector(config, self.agent.renderer, split=config.eval.split)) as collector:
+            played = await play(collector, self.agent.engine, specs, sampling, done=done, on_episode=ended)
         return SetResult(
             name=name,
-            config=config,
             origin=source.origin(sampling),
             played=played,
             seconds=time.perf_counter() - began,

@@ -2,13 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from agentrl.config import Config
 from agentrl.errors import UsageError
 from agentrl.eval.episodes import config_of, load
+from agentrl.eval.pages import shared_length
 from agentrl.eval.paired import Contrast, contrast
 from agentrl.runs.folder import settings_of
 from agentrl.runs.records import Record
@@ -84,10 +85,6 @@ class Comparison:
     flips: tuple[Flip, ...]
     """Pairs of which one won and the other lost; those that A won first."""
 
-    def row(self) -> dict[str, object]:
-        """Give plain data, for JSON."""
-        return asdict(self)
-
 
 def compare(a: Path, b: Path) -> Comparison:
     """Compare the episodes at two places.
@@ -148,19 +145,13 @@ def parting(a: Record, b: Record) -> Parting | None:
         behind = left[len(prompts[0]) :], right[len(prompts[1]) :]
         if [one.id for one in behind[0]] != [one.id for one in behind[1]]:
             left, right = behind
-    shared = _shared([one.id for one in left], [one.id for one in right])
+    shared = shared_length([one.id for one in left], [one.id for one in right])
     if shared == len(left) == len(right):
         return None
     first = (left if shared < len(left) else right)[shared]
     before = "".join(one.text for one in left[max(0, shared - _AROUND) : shared])[-_AROUND:]
     after = ["".join(one.text for one in side[shared : shared + _AROUND])[:_AROUND] for side in (left, right)]
     return Parting(index=first.place, turn=first.turn, source=first.source, before=before, a=after[0], b=after[1])
-
-
-def _shared(a: Sequence[object], b: Sequence[object]) -> int:
-    """Return how many items both begin with."""
-    differing = (at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other)
-    return next(differing, min(len(a), len(b)))
 
 
 class _Token(NamedTuple):
@@ -260,7 +251,7 @@ def _of_episodes(pairs: Sequence[Pair]) -> Iterator[Difference]:
         found = [both for pair in pairs if (both := _prompt(name, *pair))]
         if found:
             a, b = found[0]
-            at = max(0, _shared(a, b) - _AROUND // 2)
+            at = max(0, shared_length(a, b) - _AROUND // 2)
             texts = [repr(text[at : at + _AROUND]) for text in (a, b)]
             name = f"{name} message, in {len(found)} of {len(pairs)} episodes"
             yield Difference(room="prompt", name=name, a=texts[0], b=texts[1])

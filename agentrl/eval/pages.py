@@ -34,10 +34,18 @@ def markdown(title: str, sections: Iterable[Section]) -> str:
 
 def body(section: Section) -> list[str]:
     """Give the lines of a section without its heading: the table, then the text."""
-    lines = [*map(_row, (section.head, ["---"] * len(section.head), *section.rows))] if section.head else []
+    lines = table(section.head, section.rows).splitlines() if section.head else []
     for text in section.text:
         lines += ["", text] if lines else [text]
     return lines
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Write a table in Markdown."""
+    # No text may end its cell or its line.
+    texts = ([" ".join(str(cell).split()).replace("|", "¦") for cell in row] for row in (head, *rows))
+    first, *rest = (f"| {' | '.join(row)} |" for row in texts)
+    return "\n".join([first, f"|{'---|' * len(head)}", *rest])
 
 
 def write_page(path: Path, title: str, sections: Iterable[Section]) -> None:
@@ -57,6 +65,7 @@ def write_page(path: Path, title: str, sections: Iterable[Section]) -> None:
         raise UsageError(f"the page {str(path)!r} can't be written: {error.strerror}") from error
 
 
-def _row(cells: Iterable[object]) -> str:
-    # No text may end its cell or its line.
-    return f"| {' | '.join(' '.join(str(cell).split()).replace('|', '¦') for cell in cells)} |"
+def shared_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """Return how many items both begin with."""
+    differing = (at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other)
+    return next(differing, min(len(a), len(b)))

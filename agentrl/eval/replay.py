@@ -10,7 +10,7 @@ from typing import Literal
 
 from agentrl.errors import EnvContractError, InfrastructureError, UnknownNameError, UsageError
 from agentrl.eval.episodes import remake, told
-from agentrl.eval.pages import Section
+from agentrl.eval.pages import Section, shared_length
 from agentrl.runs.records import Record
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.tools.function import Tool, ToolContext, ToolError
@@ -232,7 +232,7 @@ def _message_change(turn: int, recorded: Sequence[Message], now: Sequence[Messag
         tool = before is not None and after is not None and before["role"] == after["role"] == "tool"
         what = "prompt" if turn == 0 else "tool" if tool else "observation"
         texts = [_told(message) for message in (before, after)]
-        at = next((at for at, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]), min(map(len, texts)))
+        at = shared_length(*texts)
         start = max(0, at - _AROUND)
         cut = [("…" if start else "") + text[start : at + _AROUND] for text in texts]
         return Change(turn=turn, what=what, recorded=cut[0], now=cut[1])

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.config import Config
 from agentrl.eval.pages import Section, write_page
 from agentrl.eval.table import Evaluation, Played, by_tag, summarise
 from agentrl.runs.folder import replace
@@ -25,8 +24,6 @@ class SetResult:
 
     name: str
     """The set's name; empty for the environment of a run that has one."""
-    config: Config
-    """Its settings."""
     origin: Origin
     """What its episodes say of themselves."""
     played: Played

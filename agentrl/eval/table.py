@@ -107,21 +107,6 @@ class Played:
     """Attempts at an episode that such a fault ended."""
 
 
-async def evaluate(
-    collector: Collector,
-    engine: Engine,
-    specs: Sequence[Sequence[EpisodeSpec]],
-    sampling: Sampling,
-    *,
-    best_return: float,
-    done: Iterable[Trajectory] = (),
-    on_episode: Callable[[Trajectory], None] = lambda _: None,
-) -> Evaluation:
-    """Play the planned episodes, as :func:`play` does, and summarise them; ``best_return`` is the environment's."""
-    played = await play(collector, engine, specs, sampling, done=done, on_episode=on_episode)
-    return summarise(played.groups, best_return=best_return, lost=played.lost)
-
-
 async def play(
     collector: Collector,
     engine: Engine,

@@ -91,11 +91,6 @@ class Record:
         """Which attempt at its task it is in an evaluation; None elsewhere."""
         return self.trajectory.attempt
 
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """The task's tags."""
-        return self.trajectory.tags
-
 
 def write_episodes(
     path: Path,
@@ -314,7 +309,7 @@ def _from_json(row: dict[str, Any]) -> Record:
         Segment(
             one["source"],
             tuple(_typed(int, token) for token in one["token_ids"]),
-            _tuple(one.get("logprobs")),
+            one.get("logprobs"),
             one.get("version"),
             _typed(bool, one.get("cut", False)),
             tuple((_typed(int, start), _typed(int, version)) for start, version in one.get("swaps", ())),
@@ -361,10 +356,6 @@ def _message(row: dict[str, Any]) -> Message:
     for text in ("role", "content", *(_typed(dict, row).keys() & {"name", "tool_call_id"})):
         _typed(str, row[text])
     return cast(Message, row)
-
-
-def _tuple(values: list[float] | None) -> tuple[float, ...] | None:
-    return None if values is None else tuple(values)
 
 
 def _usage(value: object) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agentrl.config import Config
 from agentrl.engines.base import Sampling
-from agentrl.eval.table import Evaluation, evaluate, plan
+from agentrl.eval.table import Evaluation, plan, play, summarise
 from agentrl.rollout.mix import TaskMix
 from agentrl.runs.assemble import Parts, make_collector, task_mix
 from agentrl.runs.loggers import find_loggers
@@ -115,12 +115,11 @@ class Live:
             specs = plan(source, config.eval, config.run.seed)
             title = f"evaluating{name and f' {name}'} after step {step}"
             with display.phase(title, len(specs) * config.eval.attempts) as bar:
-                result = await evaluate(
+                played = await play(
                     self._judges,
                     self._parts.engine,
                     specs,
                     Sampling(temperature=config.eval.temperature, max_tokens=config.rollout.turn_tokens),
-                    best_return=source.best_return,
                     on_episode=lambda _, bar=bar: bar.advance("held-out tasks"),
                 )
-            yield name, result
+            yield name, summarise(played.groups, best_return=source.best_return, lost=played.lost)

@@ -6,15 +6,16 @@ then each turn's tool sleeps so long, on average, that an episode's tools take a
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
 import gymnasium
+from measures import command_line, say
 
 from agentrl.config import Config, load_config
+from agentrl.eval.pages import table
 from agentrl.rollout.mix import TaskMix
 from agentrl.runs.assemble import assemble, make_collector, task_mix
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -107,9 +108,7 @@ def computing(config: Config) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, EXAMPLES)
     parser.add_argument("--steps", type=int, default=6, help="of each run (default 6)")
     parser.add_argument("--tasks", type=int, default=8, help="of a step (default 8)")
     parser.add_argument("--group", type=int, default=8, help="episodes of a task (default 8)")
@@ -126,25 +125,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tool = args.tool_seconds
     if tool is None:
         tool = computing(config_of(args, "off", 0.0)) / args.turns
-    print(f"a turn's tool takes {tool:.3g} s on average", file=sys.stderr)
+    say(f"a turn's tool takes {tool:.3g} s on average")
     walls: dict[str, list[float]] = {mode: [] for mode in MODES}
     rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     for _ in range(args.rounds):
         for mode in MODES:
             config = config_of(args, mode, tool)
             seconds, some = measured(config, task_mix(config, "train"))
-            print(f"{mode}: {seconds:.1f} s", file=sys.stderr)
+            say(f"{mode}: {seconds:.1f} s")
             walls[mode].append(seconds)
             rows[mode] += some
-    print("| overlap | wall s (each round) | as fast as off, times | staleness mean, max | s waited a step |")
-    print("|---|---|---|---|---|")
+    lines: list[tuple[str, ...]] = []
     for mode, seconds in walls.items():
         ratio = median(off / own for off, own in zip(walls["off"], seconds, strict=True))
-        stale = f"{fmean(row['staleness_mean'] for row in rows[mode]):.2f}, "
-        stale += f"{max(row['staleness_max'] for row in rows[mode])}"
+        stale = [row["staleness_mean"] for row in rows[mode]]
+        most = max(row["staleness_max"] for row in rows[mode])
         waited = fmean(row.get("seconds_waited", row["seconds_generate"]) for row in rows[mode])
         told = " / ".join(f"{one:.1f}" for one in seconds)
-        print(f"| {mode} | {told} | {ratio:.2f} | {stale} | {waited:.2f} |")
+        lines.append((mode, told, f"{ratio:.2f}", f"{fmean(stale):.2f}, {most}", f"{waited:.2f}"))
+    head = ("overlap", "wall s (each round)", "as fast as off, times", "staleness mean, max", "s waited a step")
+    print(table(head, lines))
 
 
 if __name__ == "__main__":

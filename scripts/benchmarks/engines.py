@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import copy
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,12 +18,14 @@ from statistics import median
 from typing import Any
 
 import torch
+from measures import command_line, say
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from agentrl.engines import ENGINES, make_engine
 from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import ConfigError
+from agentrl.eval.pages import table
 from agentrl.models.load import load_model
 from agentrl.models.tiny import make_model, make_tokenizer
 
@@ -97,6 +98,11 @@ def in_rounds(turn_of: Callable[[Episodes, int], Episodes]) -> Side:
     return play
 
 
+def sampled(most: int, stop_ids: tuple[int, ...]) -> GenerationConfig:
+    """How transformers samples a turn."""
+    return GenerationConfig(do_sample=True, top_k=0, max_new_tokens=most, eos_token_id=[*stop_ids], pad_token_id=0)
+
+
 def by_generate(model: Any, stop_ids: tuple[int, ...]) -> Side:
     """Transformers' ``generate``: one batch, padded on the left."""
 
@@ -104,14 +110,8 @@ def by_generate(model: Any, stop_ids: tuple[int, ...]) -> Side:
         longest = max(map(len, episodes))
         padded = torch.tensor([[0] * (longest - len(tokens)) + tokens for tokens in episodes])
         there = torch.tensor([[0] * (longest - len(tokens)) + [1] * len(tokens) for tokens in episodes])
-        options = {
-            "do_sample": True,
-            "top_k": 0,
-            "max_new_tokens": most,
-            "eos_token_id": [*stop_ids],
-            "pad_token_id": 0,
-        }
-        out = model.generate(padded, attention_mask=there, **options)[:, longest:].tolist()
+        config = sampled(most, stop_ids)
+        out = model.generate(padded, attention_mask=there, generation_config=config)[:, longest:].tolist()
         return [answer[: next((i + 1 for i, token in enumerate(answer) if token in stop_ids), most)] for answer in out]
 
     return in_rounds(turn_of)
@@ -121,13 +121,12 @@ def by_generate_batch(model: Any, stop_ids: tuple[int, ...]) -> Side:
     """Transformers' continuous batching."""
 
     def turn_of(episodes: Episodes, most: int) -> Episodes:
-        config = GenerationConfig(
-            do_sample=True, top_k=0, max_new_tokens=most, eos_token_id=[*stop_ids], pad_token_id=0
-        )
         # What it would choose by the memory of a GPU, and on a CPU takes minutes to fill.
         blocks = sum(1 + (len(tokens) + most) // 256 for tokens in episodes)
         room = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=1024)
-        done = model.generate_batch(inputs=episodes, generation_config=config, continuous_batching_config=room)
+        done = model.generate_batch(
+            inputs=episodes, generation_config=sampled(most, stop_ids), continuous_batching_config=room
+        )
         return [done[name].generated_tokens for name in sorted(done, key=lambda name: int(name.rpartition("_")[2]))]
 
     return in_rounds(turn_of)
@@ -143,28 +142,26 @@ def sides(args: argparse.Namespace, folder: Path) -> dict[str, Side]:
         try:
             made[name] = by_engine(make_engine(name, copy.deepcopy(model), options), stop_ids)
         except ConfigError as error:
-            print(f"left out: {error}", file=sys.stderr)
+            say(f"left out: {error}")
     theirs = {"generate": by_generate, "generate_batch": by_generate_batch}
     for name in args.against:
         made[name] = theirs[name](AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa"), stop_ids)
     return made
 
 
-def table(rates: dict[str, list[float]]) -> str:
+def speeds(rates: dict[str, list[float]]) -> str:
     """Tabulate tokens per second, and how much faster the first side is: by the median of the rounds' ratios."""
     (first, ours), *_ = rates.items()
-    lines = [f"| side | tokens/s (median) | lowest | highest | {first} is as fast, times |", "|---|---|---|---|---|"]
+    rows: list[tuple[str, ...]] = []
     for name, row in rates.items():
         ratio = median(mine / other for mine, other in zip(ours, row, strict=True))
-        lines.append(f"| {name} | {median(row):.0f} | {min(row):.0f} | {max(row):.0f} | {ratio:.2f} |")
-    return "\n".join(lines)
+        rows.append((name, *(f"{rate:.0f}" for rate in (median(row), min(row), max(row))), f"{ratio:.2f}"))
+    return table(("side", "tokens/s (median)", "lowest", "highest", f"{first} is as fast, times"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, EXAMPLES)
     parser.add_argument("--episodes", type=int, default=64, help="that run side by side (default 64)")
     parser.add_argument("--turns", type=int, default=6, help="of each episode (default 6)")
     parser.add_argument("--prompt", type=int, default=100, help="tokens that an episode begins with (default 100)")
@@ -188,9 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for name, side in made.items():
                 began = time.perf_counter()
                 rate = side(args, number) / (time.perf_counter() - began)
-                print(f"round {number} {name}: {rate:.0f} tokens/s", file=sys.stderr)
+                say(f"round {number} {name}: {rate:.0f} tokens/s")
                 rates[name] += [rate] if number else []
-        print(table(rates))
+        print(speeds(rates))
 
 
 if __name__ == "__main__":

@@ -17,13 +17,14 @@ from statistics import median
 from typing import Any
 
 import torch
-from measures import Measure, Samples, measure_table, say, write
+from measures import Measure, Samples, command_line, measure_table, say, write
 from torch import Tensor
 from torch.nn import functional
 
 from agentrl.algos import blocks
 from agentrl.algos.blocks import HeadProblem
 from agentrl.algos.head import token_stats
+from agentrl.eval.pages import table
 
 EXAMPLES = """examples:
   head.py                                  this machine's GPU, or else its CPU: some minutes
@@ -279,17 +280,16 @@ def machine(args: argparse.Namespace) -> str:
 
 def seconds_table(samples: Samples) -> str:
     """Tabulate every row's median and range."""
-    lines = ["| row | turns | median s | from | to |", "|---|---|---|---|---|"]
-    for name, taken in samples.items():
-        lines.append(f"| {name} | {len(taken)} | {median(taken):.4f} | {min(taken):.4f} | {max(taken):.4f} |")
-    return "\n".join(lines)
+    rows = [
+        (name, len(taken), *(f"{one:.4f}" for one in (median(taken), min(taken), max(taken))))
+        for name, taken in samples.items()
+    ]
+    return table(("row", "turns", "median s", "from", "to"), rows)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line; ``--quick`` makes the default sizes small."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, EXAMPLES)
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: bfloat16 on a GPU, float32 else")
     parser.add_argument("--tokens", type=int, help="sampled tokens S to time (default 2048)")

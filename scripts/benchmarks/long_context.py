@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+import psutil
 import torch
+from measures import command_line
 
 from agentrl.batch import Batch, whole
 from agentrl.engines.base import Sampling
@@ -104,16 +106,10 @@ def measure(kind: str, args: argparse.Namespace, tokens: int, answer: Connection
     for layer in model.model.layers:
         layer.self_attn.sliding_window = args.window
     KINDS[kind](model, args, 64)
-    before, began = resident(), time.perf_counter()
+    before, began = psutil.Process().memory_info().rss, time.perf_counter()
     computed = KINDS[kind](model, args, tokens)
     seconds = time.perf_counter() - began
     answer.send(Cost(computed, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before))
-
-
-def resident() -> int:
-    """Bytes that this process holds in memory."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def alone(kind: str, args: argparse.Namespace, tokens: int) -> Cost:
@@ -132,9 +128,7 @@ def alone(kind: str, args: argparse.Namespace, tokens: int) -> Cost:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, a line as soon as it is measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, EXAMPLES)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="lengths of a row")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="what to measure")
     parser.add_argument("--hidden", type=int, default=64)

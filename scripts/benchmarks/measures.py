@@ -1,10 +1,13 @@
-"""What the benchmarks share: measures beside their targets, and where samples go."""
+"""What the benchmarks share: their command lines, measures beside their targets, and where samples go."""
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from agentrl.eval.pages import table
 
 Samples = dict[str, list[float]]
 """Seconds of every turn, by row."""
@@ -24,12 +27,18 @@ class Measure:
     """True if the target is met; ``None`` where there is none, or nothing was measured."""
 
 
+def command_line(doc: str | None, examples: str) -> argparse.ArgumentParser:
+    """Make a benchmark's command line, whose help shows its docstring and examples."""
+    return argparse.ArgumentParser(
+        description=doc, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
 def measure_table(measures: Sequence[Measure]) -> str:
     """Tabulate every measure beside its target."""
     words = {True: "yes", False: "NO", None: ""}
-    lines = ["| what | measured | target | met |", "|---|---|---|---|"]
-    lines += [f"| {one.name} | {one.value} | {one.target} | {words[one.met]} |" for one in measures]
-    return "\n".join(lines)
+    rows = [(one.name, one.value, one.target, words[one.met]) for one in measures]
+    return table(("what", "measured", "target", "met"), rows)
 
 
 def write(path: Path, machine: str, samples: Mapping[str, Sequence[float]], measures: Sequence[Measure]) -> None:

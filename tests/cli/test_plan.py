@@ -78,26 +78,6 @@ def test_dry_run_needs_a_config_and_a_tokenizer_but_no_weights_and_no_vllm(
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("argv", "wanted"),
-    [
-        (["plan"], "give a TOML file, or --preset quickstart"),
-        (["plan", "--preset", "quikstart"], "did you mean 'quickstart'?"),
-        (["plan", "--preset", "quickstart", "--memory", "0"], "--memory is 0: give the GiB"),
-        (["plan", "--preset", "quickstart", "--set", "model.heads=3"], "a tiny model can't have model.heads=3"),
-        (
-            ["plan", "--preset", "quickstart", "--set", "model.path=nowhere"],
-            "no tokenizer can be loaded from 'nowhere'",
-        ),
-        (["train", "--resume", "x", "--dry-run"], "leave all options out but --set"),
-    ],
-)
-def test_mistakes_are_told_in_a_sentence(argv: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and wanted in err and err.replace("loading PyTorch …\n", "").count("\n") == 1
-
-
 def test_a_folder_without_a_config_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "config.json").unlink()
     assert main(["plan", "--preset", "quickstart", *settings(f"model.path={folder}")]) == 2

@@ -8,14 +8,7 @@ from agentrl.cli import main
 from agentrl.runs.records import write_episodes
 from agentrl.types import Segment, Stop, Trajectory
 
-from ..runs.origins import ORIGIN
-
-
-class Signs:
-    """Gives each token a text."""
-
-    def decode(self, token_ids: int | list[int], **_: object) -> str:
-        return str(token_ids)
+from ..runs.origins import ORIGIN, Signs
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from agentrl.toolenv.tools.function import ToolContext
 from agentrl.toolenv.versions import versions_of
 from agentrl.types import CutTurn, Message, Origin, Segment, Stop, Task, Trajectory
 
+from ..runs.origins import Signs
+
 ID = "test/Sums-v0"
 
 
@@ -54,14 +56,6 @@ def register() -> None:
 
 def call(a: int, b: int = 7) -> str:
     return f'<tool_call>{{"name": "add", "arguments": {{"a": {a}, "b": {b}}}}}</tool_call>'
-
-
-class Signs:
-    """A tokenizer of single characters."""
-
-    def decode(self, token_ids: int | list[int], **_: Any) -> str:
-        assert isinstance(token_ids, list)
-        return "".join(map(chr, token_ids))
 
 
 def play(task: int, *turns: str, seed: int = 0, **options: Any) -> Trajectory:

@@ -1,4 +1,6 @@
-"""Where the episodes of these tests say that they come from."""
+"""Where the episodes of these tests say that they come from, and what gives their tokens texts."""
+
+from typing import Any
 
 from agentrl.types import Origin
 
@@ -11,3 +13,11 @@ ORIGIN = Origin(
     temperature=0.7,
     turn_tokens=9,
 )
+
+
+class Signs:
+    """A tokenizer of single characters."""
+
+    def decode(self, token_ids: int | list[int], **_: Any) -> str:
+        assert isinstance(token_ids, list)
+        return "".join(map(chr, token_ids))

@@ -15,19 +15,11 @@ from agentrl.errors import TrajectoryError
 from agentrl.runs.records import TRAINING, EpisodeWriter, Record, read_begun, read_episodes, write_episodes
 from agentrl.types import Segment, Stop, ToolRun, Trajectory
 
-from .origins import ORIGIN
+from .origins import ORIGIN, Signs
 
 SUFFIXES = (".jsonl", ".jsonl.zst")
 TEXTS = st.text(max_size=8)
 PARTS = st.dictionaries(TEXTS, st.floats(-1, 1), max_size=3)
-
-
-class Signs:
-    """A tokenizer of single characters."""
-
-    def decode(self, token_ids: int | list[int], **_: Any) -> str:
-        assert isinstance(token_ids, list)
-        return "".join(map(chr, token_ids))
 
 
 class Broken(Signs):

@@ -99,16 +99,9 @@ def test_measures_are_right_for_gradients_of_known_noise(script: ModuleType) -> 
     tasks, noise = 400, 0.1
     signal = torch.zeros(30, dtype=torch.float64)
     signal[0] = 2.0
-    one, other, rest = (
-        signal + noise * torch.randn(tasks, 30, generator=generator, dtype=torch.float64) for _ in range(3)
-    )
-    products = script.Products(
-        own=(one @ one.T)[None],
-        other=((one @ other.T + other @ one.T) / 2)[None],
-        reference=(one @ rest.T)[None],
-        reference_own=rest @ rest.T,
-    )
-    found = {name: (float(value), float(error)) for name, (value, error) in products.measures().items()}
+    drawn = signal + noise * torch.randn(4, 1, tasks, 30, generator=generator, dtype=torch.float64)
+    measures = script.measures(script.products(drawn[:2], drawn[2:]))
+    found = {name: (float(value), float(error)) for name, (value, error) in measures.items()}
     value, error = found["variance"]
     assert abs(value - 30 * noise**2 / tasks) < 4 * error and 0 < error < value
     assert found["norm"][0] == pytest.approx(2.0, rel=0.01)

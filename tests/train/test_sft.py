@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from agentrl.config import with_overrides
 from agentrl.engines.base import Sampling
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.eval.table import Evaluation, evaluate, plan
+from agentrl.eval.table import Evaluation, plan, play, summarise
 from agentrl.train.sft import SftStep, oracle_episodes, warm_start
 from agentrl.types import Group, Trajectory, flatten
 
@@ -162,17 +162,17 @@ def judged(run: Small, seed: int, done: Sequence[Trajectory] = ()) -> tuple[Eval
     specs = plan(run.source, run.config.eval, seed)
     sampling = Sampling(temperature=run.config.eval.temperature, max_tokens=9)
     found: dict[tuple[str, int], Trajectory] = {}
-    table = asyncio.run(
-        evaluate(
+    played = asyncio.run(
+        play(
             run.players,
             run.parts.engine,
             specs,
             sampling,
-            best_return=run.source.best_return,
             done=done,
             on_episode=lambda one: found.__setitem__((one.task_id, one.seed), one),
         )
     )
+    table = summarise(played.groups, best_return=run.source.best_return, lost=played.lost)
     order = [(spec.task_id, spec.seed) for group in specs for spec in group]
     return table, [found[key] for key in order if key in found]
 

@@ -10,18 +10,11 @@ from torch import Tensor
 from agentrl.runs.records import TRAINING, read_episodes, write_episodes
 from agentrl.types import Trajectory
 
-from ..runs.origins import ORIGIN
+from ..runs.origins import ORIGIN, Signs
 from .conftest import Make
 from .test_trainer import energy_of, logp_of, step, trainer_of, weights_of
 
 MANY = ("optim.minibatches=2", "optim.epochs=2", "optim.lr=3e-3", "algo.loss=ctpo", "algo.energy_ratio=false")
-
-
-class Signs:
-    """Gives each token a text."""
-
-    def decode(self, token_ids: int | list[int], **_: Any) -> str:
-        return str(token_ids)
 
 
 def near(values: Any, wanted: Tensor, atol: float = 1e-4) -> None:
