@@ -28,10 +28,8 @@ from agentrl.types import Message, Segment, Source
 class ChatTokenizer(TextTokenizer, Template, Protocol):
     """The part of a Hugging Face tokenizer that the renderer uses."""
 
-    @property
-    def pad_token_id(self) -> int | None:
-        """The padding token."""
-        ...
+    pad_token_id: int | None
+    """The padding token."""
 
 
 def load_tokenizer(source: str | Path, remedy: str = "give the folder of one") -> Any:

@@ -39,10 +39,8 @@ _TODAY = datetime.datetime(2025, 1, 1)
 class Template(Protocol):
     """The part of a tokenizer that holds its chat template."""
 
-    @property
-    def chat_template(self) -> Any:
-        """The template's source."""
-        ...
+    chat_template: Any
+    """The template's source."""
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
         """Render a conversation as one text."""

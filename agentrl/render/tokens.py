@@ -25,20 +25,12 @@ _SAMPLE = "Read  this\n\n\tback: d\u00e9j\u00e0, 12 345; \u4f60\u597d, \U0001f64
 class TextTokenizer(Protocol):
     """The part of a Hugging Face tokenizer that writes and reads text."""
 
-    @property
-    def eos_token_id(self) -> Any:
-        """The token that ends a text, or a turn."""
-        ...
-
-    @property
-    def unk_token_id(self) -> Any:
-        """The token for text outside the vocabulary."""
-        ...
-
-    @property
-    def added_tokens_decoder(self) -> Any:
-        """The tokens added to the merged vocabulary, by id."""
-        ...
+    eos_token_id: Any
+    """The token that ends a text, or a turn."""
+    unk_token_id: Any
+    """The token for text outside the vocabulary."""
+    added_tokens_decoder: Any
+    """The tokens added to the merged vocabulary, by id."""
 
     def get_vocab(self) -> Any:
         """The id of every token."""

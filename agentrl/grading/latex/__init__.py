@@ -18,17 +18,6 @@ MAX_CHARS = 1000
 SECONDS = 2.0
 """CPU time for one comparison; a usual one takes a hundredth of it."""
 
-__all__ = [
-    "MAX_CHARS",
-    "GradeCounters",
-    "close_graders",
-    "final_box",
-    "grade_counters",
-    "readable",
-    "same_answer",
-    "verified",
-]
-
 
 def require_math() -> None:
     """Check that grading can work.

@@ -47,15 +47,10 @@ NOISE = (
 class ControlTokens(ChatTokenizer, Protocol):
     """A tokenizer that can also list its control tokens."""
 
-    @property
-    def all_special_tokens(self) -> list[str]:
-        """The control tokens' spellings."""
-        ...
-
-    @property
-    def all_special_ids(self) -> list[int]:
-        """Their ids."""
-        ...
+    all_special_tokens: list[str]
+    """The control tokens' spellings."""
+    all_special_ids: list[int]
+    """Their ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

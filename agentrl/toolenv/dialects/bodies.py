@@ -62,20 +62,22 @@ class Form:
         return str(name) if isinstance(kind, Mapping) and kind.get("type") == "string" else ""
 
 
-def read_body(tool: Form, body: str) -> ToolCall:
-    """Read a call from its body; an empty body has no arguments."""
+def read_body(tool: Form, body: str, error: str = "") -> ToolCall:
+    """Read a call from its body; an empty body has no arguments.
+
+    Args:
+        tool: the tool that the block's mark names.
+        body: the text between the marks.
+        error: says that the block was never closed, which makes the call malformed; empty where it was.
+    """
     if argument := tool.text_argument:
-        return ToolCall(name=tool.name, arguments={argument: body})
+        return ToolCall(name=tool.name, arguments={argument: body}, error=error)
+    if error:
+        return malformed(error, tool.name)
     try:
         return ToolCall(name=tool.name, arguments=read_object(body) if body.strip() else {})
-    except UnreadableCall as error:
-        return malformed(f"{tool.name} takes one JSON object: {error}", tool.name)
-
-
-def cut_off(tool: Form, body: str, error: str) -> ToolCall:
-    """Make the malformed call of a block that was never closed."""
-    argument = tool.text_argument
-    return ToolCall(name=tool.name, arguments={argument: body} if argument else {}, error=error)
+    except UnreadableCall as reason:
+        return malformed(f"{tool.name} takes one JSON object: {reason}", tool.name)
 
 
 def write_body(tool: Form, arguments: Mapping[str, object], protect: re.Pattern[str] | None = None) -> str:

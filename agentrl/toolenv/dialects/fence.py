@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from agentrl.toolenv.dialects.base import THINK_TAG, THINKING, Block, Dialect, known
-from agentrl.toolenv.dialects.bodies import cut_off, read_body, write_body
+from agentrl.toolenv.dialects.bodies import read_body, write_body
 from agentrl.toolenv.tools.function import Tool
 
 _TAGS = re.compile(THINK_TAG)
@@ -41,10 +41,8 @@ class Fence(Dialect):
             return Block(end=end)
         # The opening ends before the end of its line, which is no part of the body.
         body = text[opening.end() + 1 : closing.start() if closing else end].removesuffix("\n")
-        if closing:
-            return Block(end=end, calls=(read_body(self.tools[name], body),))
-        error = f"the ```{name} block is not closed: end it with a line ```"
-        return Block(end=end, calls=(cut_off(self.tools[name], body, error),))
+        error = "" if closing else f"the ```{name} block is not closed: end it with a line ```"
+        return Block(end=end, calls=(read_body(self.tools[name], body, error),))
 
     def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Write the call."""

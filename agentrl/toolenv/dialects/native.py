@@ -134,13 +134,12 @@ def native_form(tokenizer: Any) -> str:
     )
 
 
-@tool
+@tool(name="sample_tool")
 def _sample_tool(text: str, count: int) -> str:
     """Stand for any tool."""
     return text * count
 
 
-_sample_tool.name = "sample_tool"
 _SAMPLE: Mapping[str, object] = {"text": "two words", "count": 3}
 _QUESTION = "Zq-question-qZ"
 

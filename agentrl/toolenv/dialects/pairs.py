@@ -26,6 +26,10 @@ class Pairs(Enveloped):
     """Matches a pair, with the groups ``key`` and ``value``."""
     tail: ClassVar[str] = ""
     """The end of a call."""
+    written: ClassVar[str]
+    """A whole call, with ``{name}`` and ``{pairs}`` to be filled in."""
+    written_pair: ClassVar[str]
+    """A pair, with ``{key}`` and ``{value}`` to be filled in."""
     example: ClassVar[str]
     """An example call, shown to the model in errors."""
 
@@ -59,8 +63,11 @@ class Pairs(Enveloped):
                 return value
             raise
 
-    def _text(self, value: object) -> str:
-        return value if isinstance(value, str) else write_json(value)
+    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
+        """Write the call."""
+        texts = {key: value if isinstance(value, str) else write_json(value) for key, value in arguments.items()}
+        pairs = "".join(self.written_pair.format(key=key, value=text) for key, text in texts.items())
+        return self.written.format(name=name, pairs=pairs)
 
 
 class NativeQwen3Coder(Pairs):
@@ -70,12 +77,9 @@ class NativeQwen3Coder(Pairs):
     head = re.compile(rf"\s*<function=(?P<name>[^<>\s]{{1,{MAX_NAME}}})>")
     pair = re.compile(r"\s*<parameter=(?P<key>[^<>\n]{1,128})>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL)
     tail = "</function>"
+    written = "<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
+    written_pair = "<parameter={key}>\n{value}\n</parameter>\n"
     example = "<function=name> <parameter=key> value </parameter> </function>"
-
-    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
-        """Write the call."""
-        pairs = "".join(f"<parameter={key}>\n{self._text(value)}\n</parameter>\n" for key, value in arguments.items())
-        return f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
 
 
 class NativeGlm(Pairs):
@@ -83,20 +87,13 @@ class NativeGlm(Pairs):
 
     name = "native-glm"
     marks = (*Enveloped.marks, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-
     head = re.compile(rf"\s*(?P<name>[^<>\s]{{1,{MAX_NAME}}})(?=\s|<|\Z)")
     pair = re.compile(
         r"\s*<arg_key>(?P<key>[^<>\n]{1,128})</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL
     )
+    written = "<tool_call>{name}\n{pairs}</tool_call>"
+    written_pair = "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
     example = "name <arg_key>key</arg_key> <arg_value>value</arg_value>"
-
-    def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
-        """Write the call."""
-        pairs = "".join(
-            f"<arg_key>{key}</arg_key>\n<arg_value>{self._text(value)}</arg_value>\n"
-            for key, value in arguments.items()
-        )
-        return f"<tool_call>{name}\n{pairs}</tool_call>"
 
 
 def _takes_anything(parameters: Mapping[str, object], key: str) -> bool:

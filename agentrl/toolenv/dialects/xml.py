@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from agentrl.toolenv.dialects.base import THINK_TAG, THINKING, Block, Dialect, known
-from agentrl.toolenv.dialects.bodies import cut_off, read_body, write_body
+from agentrl.toolenv.dialects.bodies import read_body, write_body
 from agentrl.toolenv.tools.function import Tool
 
 
@@ -28,11 +28,11 @@ class Xml(Dialect):
         """Read the block."""
         name = opening["name"]
         closing = text.find(f"</{name}>", opening.end())
-        body = text[opening.end() : closing if closing >= 0 else len(text)].removeprefix("\n").removesuffix("\n")
-        if closing >= 0:
-            return Block(end=closing + len(name) + 3, calls=(read_body(self.tools[name], body),))
-        error = f"the <{name}> block is not closed: end it with </{name}>"
-        return Block(end=len(text), calls=(cut_off(self.tools[name], body, error),))
+        end = closing if closing >= 0 else len(text)
+        body = text[opening.end() : end].removeprefix("\n").removesuffix("\n")
+        error = "" if closing >= 0 else f"the <{name}> block is not closed: end it with </{name}>"
+        # A block that is never closed is read to the end of the text, and what follows that is nothing.
+        return Block(end=end + len(name) + 3, calls=(read_body(self.tools[name], body, error),))
 
     def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Write the call."""

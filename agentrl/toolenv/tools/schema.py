@@ -1,7 +1,9 @@
 """JSON schemas from functions' type hints and docstrings, and the validation of arguments against them."""
 
 import inspect
+import re
 import reprlib
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,7 +15,7 @@ from agentrl.errors import EnvContractError
 
 MAX_PROBLEMS = 5
 """Most problems of one call that the model is told; more than these teach nothing."""
-_SECTIONS = ("args:", "arguments:", "parameters:")
+_ARGUMENTS = re.compile(r"^(?:args|arguments|parameters):[ \t]*\n((?:[ \t].*\n|\n)*)", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,27 +117,14 @@ def argument_docs(docstring: str) -> dict[str, str]:
         ... ''')
         {'query': 'what to look for, in any language.'}
     """
-    lines = inspect.cleandoc(docstring).splitlines()
-    starts = [number for number, line in enumerate(lines) if line.strip().lower() in _SECTIONS]
-    if not starts:
-        return {}
-    found: dict[str, list[str]] = {}
-    margin, name = None, ""
-    for line in lines[starts[0] + 1 :]:
-        indent = len(line) - len(line.lstrip())
-        if not line.strip():
-            continue
-        if indent == 0:
-            break
-        # The first argument's indent marks the others; a deeper line continues a description.
-        margin = indent if margin is None else margin
-        head, colon, text = line.strip().partition(":")
-        if indent <= margin and colon:
-            name = head.split("(")[0].strip(" *`")
-            found[name] = [text.strip()]
-        elif name:
-            found[name].append(line.strip())
-    return {name: " ".join(part for part in parts if part) for name, parts in found.items()}
+    section = _ARGUMENTS.search(f"{inspect.cleandoc(docstring)}\n")
+    found: dict[str, str] = {}
+    # A line that is indented deeper than the arguments, or has no colon, continues a description.
+    for entry in re.split(r"\n(?=\S.*:)", textwrap.dedent(section[1]).strip()) if section else ():
+        head, colon, text = entry.partition(":")
+        if colon and "\n" not in head:
+            found[head.split("(")[0].strip(" *`")] = " ".join(text.split())
+    return found
 
 
 def explain(error: pydantic.ValidationError) -> str:
