@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import parse_config
+from agentrl.config import load_config, parse_config
+from agentrl.eval.sets import make_sets
 from agentrl.train.live import check_run
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -44,6 +45,16 @@ def test_the_mix_is_a_config() -> None:
     config = parse_config(tomllib.loads(text))
     check_run(config)
     assert [*config.env.played] == ["arithmetic", "countdown"]
+
+
+def test_the_sets_that_papers_report_are_sets() -> None:
+    texts = re.findall(r"--env '(\w+=[^']+)' \\", (DOCS / "evaluation.md").read_text(encoding="utf-8"))
+    sets = make_sets(load_config(preset="quickstart"), texts)
+    sizes = {name: (config.eval.tasks, config.eval.attempts) for name, config in sets.items()}
+    assert sizes == {"aime24": (30, 32), "aime25": (30, 32), "amc23": (40, 32), "math500": (500, 4)}
+    for name, config in sets.items():
+        args = config.env.played[name].args
+        assert set(args) == {"data", "data_split"} and set(args["data"]) == set(args["data_split"]) == {"test"}
 
 
 @pytest.mark.slow

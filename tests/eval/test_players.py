@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import agentrl
 from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.eval.table import Evaluation, summarise
@@ -24,6 +25,12 @@ ENVS: list[tuple[str, dict[str, Any]]] = [
     *((f"agentrl/{name}-v0", {}) for name in ("Math", "MathPython", "Code")),
     ("reasoning-gym/chain_sum-v0", {}),
 ]
+
+
+def test_all_that_come_along_are_played_here() -> None:
+    # Of reasoning-gym's tasks this is one; tests/envs/test_reasoning_gym.py plays the answers to all.
+    ours = {env_id for env_id in agentrl.list_envs() if env_id.startswith("agentrl/")}
+    assert {env_id for env_id, _ in ENVS} == {*ours, "reasoning-gym/chain_sum-v0"}
 
 
 class Noise(ScriptedEngine):
