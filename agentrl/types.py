@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import Literal, NotRequired, TypedDict
+from typing import ClassVar, Literal, NotRequired
+
+from typing_extensions import TypedDict  # that of Python 3.11 lacks what pydantic needs to check messages
 
 from agentrl.errors import TrajectoryError
 
@@ -26,6 +28,8 @@ the agent is told to go on.
 Swaps = tuple[tuple[int, int], ...]
 """Where new weights came while tokens were sampled: index of the first token that they sampled, and their version."""
 
+_NO_MORE: Mapping[str, object] = {"extra": "forbid"}
+"""For classes that files of anyone's are read as: a field that is not theirs is an error."""
 _LARGEST_REWARD = 1e9
 """Largest absolute reward: training sums and squares rewards in float32, which must not overflow."""
 _PARTS = 64
@@ -189,6 +193,7 @@ class Segment:
 class ToolRun:
     """The cost and outcome of one tool call."""
 
+    __pydantic_config__: ClassVar = _NO_MORE
     name: str
     """The tool's name as called."""
     ok: bool
@@ -352,6 +357,7 @@ def flatten(groups: Sequence[Group]) -> list[Trajectory]:
 class Origin:
     """An episode's environment and sampling settings, which suffice to judge it without that environment."""
 
+    __pydantic_config__: ClassVar = _NO_MORE
     env_id: str
     """The environment's id."""
     env_args: Mapping[str, object]

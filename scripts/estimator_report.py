@@ -26,11 +26,11 @@ from agentrl.algos.rows import Rows
 from agentrl.batch import Batch, whole
 from agentrl.config import Config
 from agentrl.errors import TrajectoryError, UsageError
+from agentrl.eval.episodes import load
 from agentrl.eval.pages import table as markdown_table
 from agentrl.models.load import load_model
 from agentrl.runs.folder import checkpoints, read_config
 from agentrl.runs.progress import Display
-from agentrl.runs.records import read_episodes
 from agentrl.runs.report.text import brief
 from agentrl.train.diagnostics import effective_sample_size
 from agentrl.train.score import score
@@ -39,8 +39,8 @@ from agentrl.types import Group, Trajectory
 EXAMPLES = """examples:
   estimator_report.py runs/first                          the first recorded step whose weights were kept
   estimator_report.py runs/first --step 50                another one, with the nearest weights before it
-  agentrl eval runs/first --tasks 32 --attempts 16 --out e.jsonl
-  estimator_report.py runs/first --episodes e.jsonl --group-size 8
+  agentrl eval runs/first --tasks 32 --attempts 16 --out evals/many
+  estimator_report.py runs/first --episodes evals/many --group-size 8
 """
 ESTIMATORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     **{name: (name, {}) for name in algos.ADVANTAGES},
@@ -220,7 +220,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_argument("--step", type=int, help="the recorded step to read")
-    parser.add_argument("--episodes", type=Path, help="a file of episodes to read instead")
+    parser.add_argument("--episodes", type=Path, help="a file of episodes, or an evaluation's folder, to read instead")
     parser.add_argument("--checkpoint", type=Path, help="the weights to differentiate at, instead of those that played")
     parser.add_argument("--group-size", type=_count, default=2, help="rows N of a group; a task needs 2·N (default 2)")
     parser.add_argument("--tasks", type=_count, default=10**9, help="most tasks to read (default: all)")
@@ -259,10 +259,8 @@ def _episodes_file(run: Path, step: int | None) -> Path:
 
 def _groups(file: Path, arguments: argparse.Namespace) -> list[Group]:
     """Group the episodes by task; tasks with too few for two groups are left out."""
-    if not file.is_file():
-        raise UsageError(f"there is no file of episodes at {str(file)!r}")
     tasks: dict[str, list[Trajectory]] = {}
-    for record in read_episodes(file):
+    for record in load(file):
         if record.trajectory.n_sampled:
             tasks.setdefault(record.trajectory.task_id, []).append(record.trajectory)
     size = arguments.group_size
@@ -270,7 +268,7 @@ def _groups(file: Path, arguments: argparse.Namespace) -> list[Group]:
     if len(kept) < 2:
         raise UsageError(
             f"{str(file)!r} has {len(kept)} tasks with {2 * size} episodes, and at least 2 are needed: lower "
-            f"--group-size, or play more with: agentrl eval {arguments.run} --attempts {2 * size} --out episodes.jsonl"
+            f"--group-size, or play more with: agentrl eval {arguments.run} --attempts {2 * size} --out FOLDER"
         )
     return kept
 

@@ -4,20 +4,20 @@ Each line holds the whole trajectory, the text of each token, and what training 
 """
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from typing import Annotated, Any, BinaryIO, Protocol
 
 import zstandard
+from pydantic import AfterValidator, FiniteFloat, TypeAdapter, ValidationError
 
 from agentrl.errors import TrajectoryError
 from agentrl.runs.folder import replace
-from agentrl.types import Message, Origin, Segment, Stop, ToolRun, Trajectory, won
+from agentrl.types import Origin, Trajectory, won
 
 SCHEMA = 3
 EPISODES = "episodes.jsonl.zst"
@@ -36,16 +36,8 @@ _STEP = re.compile(r"(?:[A-Za-z_]+-)?(\d{1,15})\.jsonl(?:\.zst)?")
 """The name of a file in a run's folder of episodes, with its step."""
 _SUFFIXES = (".jsonl", ".jsonl.zst")
 _NO_EPISODES = ("metrics.jsonl", "evals.jsonl")
-T = TypeVar("T")
-_UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, RecursionError, zstandard.ZstdError)
+_UNREADABLE = (ValueError, RecursionError, zstandard.ZstdError)
 """Exceptions that reading a damaged or hostile line can raise."""
-_ORIGIN: Mapping[str, type[Any]] = {
-    **{"env_id": str, "env_args": dict, "split": str, "best_return": float, "dialect": str},
-    **{"temperature": float, "turn_tokens": int, "versions": dict},
-}
-"""The type of each field of an episode's origin."""
-_TOOL_RUN: Mapping[str, type[Any]] = {"name": str, "ok": bool, "wall_s": float, "arguments": dict}
-"""The type of each field of a tool run."""
 
 
 class Pieces(Protocol):
@@ -110,16 +102,9 @@ def write_episodes(
         advantages: for each episode, one number per sampled token.
         training: for each episode, one number per sampled token by a name of ``TRAINING``.
     """
-    rows = (
-        _to_json(
-            trajectory,
-            tokenizer,
-            _of(origin, trajectory),
-            None if advantages is None else advantages[number],
-            None if training is None else training[number],
-        )
-        for number, trajectory in enumerate(trajectories)
-    )
+    nothing = [None] * len(trajectories)
+    told = zip(trajectories, advantages or nothing, training or nothing, strict=True)
+    rows = (_to_json(one, tokenizer, _of(origin, one), credit, of_tokens) for one, credit, of_tokens in told)
     data = b"".join(map(_line, rows))
     replace(path, zstandard.compress(data) if path.suffix == ".zst" else data)
 
@@ -183,9 +168,9 @@ def read_begun(path: Path) -> tuple[bytes, list[Record]]:
         if data and path.suffix == ".zst":
             data = zstandard.ZstdDecompressor().decompressobj().decompress(data)
         kept = data[: data.rfind(b"\n") + 1]
-        return kept, [_from_json(json.loads(line.decode("utf-8"))) for line in kept.split(b"\n")[:-1]]
+        return kept, [_parsed(line) for line in kept.split(b"\n")[:-1]]
     except _UNREADABLE as error:
-        raise TrajectoryError(f"{path} holds something else than episodes: {error!r}") from error
+        raise TrajectoryError(f"{path} holds something else than episodes: {_reason(error)}") from error
 
 
 def step_files(run: Path) -> list[tuple[int, Path]]:
@@ -226,10 +211,10 @@ def read_episodes(path: str | Path) -> Iterator[Record]:
     try:
         with path.open("rb") as raw:
             for line in _lines(_unpacked(raw) if path.suffix == ".zst" else raw):
-                yield _from_json(json.loads(line.decode("utf-8")))
+                yield _parsed(line)
                 number += 1
     except _UNREADABLE as error:
-        raise TrajectoryError(f"line {number} of {path} is no episode: {error!r}") from error
+        raise TrajectoryError(f"line {number} of {path} is no episode: {_reason(error)}") from error
 
 
 def _unpacked(raw: BinaryIO) -> Iterator[bytes]:
@@ -284,100 +269,61 @@ def _to_json(
     return {
         "schema": SCHEMA,
         "origin": asdict(origin),
-        **({"env": trajectory.env} if trajectory.env else {}),
-        "task_id": trajectory.task_id,
-        "attempt": trajectory.attempt,
-        "tags": trajectory.tags,
-        "seed": trajectory.seed,
-        "stop": trajectory.stop.value,
+        **_TRAJECTORY.dump_python(trajectory, exclude={"segments"}, warnings=False),
         "return": trajectory.ret,
         "success": won(trajectory, origin.best_return),
-        "answer": trajectory.answer,
-        "usage": trajectory.usage,
-        "rewards": trajectory.rewards,
-        "parts": dict(trajectory.parts),
-        "tool_runs": [asdict(run) for run in trajectory.tool_runs],
-        "messages": trajectory.messages,
         "segments": segments,
     }
 
 
-def _from_json(row: dict[str, Any]) -> Record:
-    if row["schema"] != SCHEMA:
-        raise ValueError(f"it has schema {row['schema']!r} and this version reads {SCHEMA}: play it again with it")
-    segments = [
-        Segment(
-            one["source"],
-            tuple(_typed(int, token) for token in one["token_ids"]),
-            one.get("logprobs"),
-            one.get("version"),
-            _typed(bool, one.get("cut", False)),
-            tuple((_typed(int, start), _typed(int, version)) for start, version in one.get("swaps", ())),
-        )
-        for one in row["segments"]
-    ]
-    advantages = [float(a) for one in row["segments"] for a in one.get("advantages", ())]
-    told = [_typed(dict, one.get("training", {})) for one in row["segments"]]
-    training = {name: tuple(_finite(value) for one in told for value in one.get(name, ())) for name in TRAINING}
-    trajectory = Trajectory(
-        task_id=_typed(str, row["task_id"]),
-        seed=_typed(int, row["seed"]),
-        segments=tuple(segments),
-        rewards=tuple(row["rewards"]),
-        stop=Stop(row["stop"]),
-        messages=tuple(_message(one) for one in row["messages"]),
-        parts=_typed(dict, row["parts"]),
-        tool_runs=tuple(ToolRun(**_fields(_TOOL_RUN, run)) for run in row["tool_runs"]),
-        env=_typed(str, row.get("env", "")),
-        attempt=_optional(int, row.get("attempt")),
-        tags=tuple(_typed(str, tag) for tag in row.get("tags", ())),
-        answer=_optional(str, row.get("answer")),
-        usage=_usage(row.get("usage")),
-    )
+def _this_schema(schema: int) -> int:
+    if schema != SCHEMA:
+        raise ValueError(f"it has schema {schema!r} and this version reads {SCHEMA}: play it again with it")
+    return schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What a segment's row holds beside the segment."""
+
+    pieces: tuple[str, ...]
+    advantages: tuple[float, ...] = ()
+    training: Mapping[str, tuple[FiniteFloat, ...]] = field(default_factory=dict[str, tuple[float, ...]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """What a line holds beside the trajectory."""
+
+    schema: Annotated[int, AfterValidator(_this_schema)]
+    origin: Origin
+    segments: tuple[_Told, ...]
+    evaluation: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+_ROW, _TRAJECTORY = TypeAdapter(_Row), TypeAdapter(Trajectory)
+
+
+def _parsed(line: bytes) -> Record:
+    # Strictly, so that all is refused here and not where it is used: the file may come from anyone.
+    row, trajectory = _ROW.validate_json(line, strict=True), _TRAJECTORY.validate_json(line, strict=True)
+    training = {name: tuple(x for one in row.segments for x in one.training.get(name, ())) for name in TRAINING}
+    advantages = tuple(advantage for one in row.segments for advantage in one.advantages)
     # What is told of tokens is known for all sampled ones or for none: a file that has some is read as having none.
-    known = len(advantages) == trajectory.n_sampled > 0
+    count = trajectory.n_sampled
     return Record(
         trajectory=trajectory,
-        origin=Origin(**_fields(_ORIGIN, row["origin"])),
-        pieces=tuple(tuple(_typed(str, piece) for piece in one["pieces"]) for one in row["segments"]),
-        advantages=tuple(advantages) if known else None,
-        training={name: values for name, values in training.items() if len(values) == trajectory.n_sampled > 0},
-        evaluation=_typed(dict, row.get("evaluation", {})),
+        origin=row.origin,
+        pieces=tuple(one.pieces for one in row.segments),
+        advantages=advantages if len(advantages) == count > 0 else None,
+        training={name: values for name, values in training.items() if len(values) == count > 0},
+        evaluation=row.evaluation,
     )
 
 
-def _fields(kinds: Mapping[str, type[Any]], row: dict[str, Any]) -> dict[str, Any]:
-    if unknown := _typed(dict, row).keys() - kinds.keys():
-        raise ValueError(f"there is no field {min(unknown)!r}")
-    return {name: _typed(kind, row[name]) for name, kind in kinds.items()}
-
-
-def _message(row: dict[str, Any]) -> Message:
-    for text in ("role", "content", *(_typed(dict, row).keys() & {"name", "tool_call_id"})):
-        _typed(str, row[text])
-    return cast(Message, row)
-
-
-def _usage(value: object) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    read, wrote = _typed(list, value)
-    return _typed(int, read), _typed(int, wrote)
-
-
-def _optional(kind: type[T], value: object) -> T | None:
-    return None if value is None else _typed(kind, value)
-
-
-def _finite(value: object) -> float:
-    number = float(_typed(int if isinstance(value, int) else float, value))
-    if not math.isfinite(number):
-        raise ValueError(f"{number} where a finite number belongs")
-    return number
-
-
-def _typed(kind: type[T], value: object) -> T:
-    # Refused here and not where it is used: the file may come from anyone.
-    if not isinstance(value, kind):
-        raise TypeError(f"{value!r} where {kind.__name__} belongs")
-    return value
+def _reason(error: Exception) -> str:
+    """Say in one line what is wrong with a line."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return repr(error)

@@ -9,8 +9,10 @@ from typing import IO
 import pytest
 
 from agentrl.eval.sweep import work
-from agentrl.eval.sweep.plan import SweepPlan, SweepRequest, make_plan
+from agentrl.eval.sweep.plan import SweepPlan
 from agentrl.eval.sweep.work import Sweep
+
+from .test_sweep import planned
 
 TICK_S = 60
 
@@ -53,11 +55,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def plan(tmp_path: Path) -> SweepPlan:
     """Three runs without a warm start."""
-    request = SweepRequest(
-        preset="quickstart", config=None, overrides=["sft.steps=0"], vary=["algo.loss=ctpo,gspo,dapo"], seeds="0",
-        tokens=100, out=tmp_path / "out",
-    )  # fmt: skip
-    return make_plan(request)
+    return planned("algo.loss=ctpo,gspo,dapo", overrides=["sft.steps=0"], tokens=100, out=tmp_path / "out")
 
 
 def play(plan: SweepPlan, *ends: tuple[int, int]) -> tuple[Sweep, list[str]]:

@@ -14,24 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from agentrl.eval.table import Evaluation
 from agentrl.runs.progress import Bar, Display, visible
-
-RESULT = Evaluation(
-    tasks=200,
-    attempts=4,
-    success=0.925,
-    low=0.88,
-    high=0.954,
-    pass_at={1: 0.925, 4: 0.99},
-    reward_mean=0.9,
-    turns_mean=2.01,
-    tool_calls_mean=1.0,
-    tool_errors_mean=0.015,
-    truncated=3,
-    cut_turns=7,
-    lost=0,
-)
 
 
 class Screen(io.StringIO):
@@ -143,15 +126,6 @@ def test_lines_come_every_ten_seconds_and_are_not_broken() -> None:
     assert out.getvalue() == ""
     display.say("a path that can be copied: " + "x" * 200)
     assert out.getvalue().count("\n") == 1
-
-
-def test_evaluation_in_one_line() -> None:
-    display = Display(out := io.StringIO())
-    display.say(f"step 20: {RESULT}")
-    assert out.getvalue() == (
-        "step 20: success 92.5% (95% CI 88.0% to 95.4%) on 200 tasks, pass@4 99.0%, 2.01 turns, 1.00 tool calls, "
-        "0.01 tool errors, 3 truncated, 7 cut turns\n"
-    )
 
 
 def test_phases_nest_in_a_terminal_and_leave_what_was_said() -> None:

@@ -166,36 +166,21 @@ def test_a_write_replaces_the_old_file_whole(tmp_path: Path, episode: Trajectory
 
 
 def test_reading_is_lazy(tmp_path: Path, episode: Trajectory) -> None:
-    path = pack(tmp_path, [line(episode), "no episode"])
+    path = pack(tmp_path, [line(tmp_path, episode), "no episode"])
     assert next(read_episodes(path)).trajectory == episode
 
 
-def line(episode: Trajectory, **changes: object) -> str:
-    row: dict[str, object] = {
-        "schema": 3,
-        "origin": dataclasses.asdict(ORIGIN),
-        "task_id": episode.task_id,
-        "attempt": episode.attempt,
-        "tags": episode.tags,
-        "answer": episode.answer,
-        "usage": episode.usage,
-        "seed": episode.seed,
-        "stop": episode.stop.value,
-        "rewards": episode.rewards,
-        "parts": episode.parts,
-        "tool_runs": [dataclasses.asdict(run) for run in episode.tool_runs],
-        "messages": episode.messages,
-        "segments": [segment(one) for one in episode.segments],
-    }
-    return json.dumps(row | changes)
+def row_of(folder: Path, episode: Trajectory) -> dict[str, Any]:
+    """What a line of the episode holds."""
+    write_episodes(folder / "row.jsonl", [episode], Signs(), ORIGIN)
+    return json.loads((folder / "row.jsonl").read_text(encoding="utf-8"))
+
+
+def line(folder: Path, episode: Trajectory, **changes: object) -> str:
+    return json.dumps(row_of(folder, episode) | changes)
 
 
 RUN: dict[str, object] = {"name": "x", "ok": True, "wall_s": 1.0, "arguments": {}}
-
-
-def segment(one: Segment, **changes: object) -> dict[str, object]:
-    row = {"source": one.source, "token_ids": one.token_ids, "pieces": [chr(token) for token in one.token_ids]}
-    return row | ({"logprobs": one.logprobs, "version": one.version} if one.trained else {}) | changes
 
 
 def pack(folder: Path, lines: list[str]) -> Path:
@@ -206,7 +191,7 @@ def pack(folder: Path, lines: list[str]) -> Path:
 
 def fails(folder: Path, good: Trajectory, bad: str) -> str:
     """Read a good line, then the bad one; the message of the error that it must give."""
-    records = read_episodes(pack(folder, [line(good), bad]))
+    records = read_episodes(pack(folder, [line(folder, good), bad]))
     assert next(records).trajectory == good
     with pytest.raises(TrajectoryError) as caught:
         next(records)
@@ -242,7 +227,7 @@ def test_what_is_no_record_is_named_by_line(tmp_path: Path, episode: Trajectory,
     ],
 )
 def test_hostile_fields_are_refused(tmp_path: Path, episode: Trajectory, changes: dict[str, object]) -> None:
-    assert "is no episode" in fails(tmp_path, episode, line(episode, **changes))
+    assert "is no episode" in fails(tmp_path, episode, line(tmp_path, episode, **changes))
 
 
 @pytest.mark.parametrize(
@@ -256,22 +241,22 @@ def test_hostile_fields_are_refused(tmp_path: Path, episode: Trajectory, changes
     ],
 )
 def test_hostile_segments_are_refused(tmp_path: Path, episode: Trajectory, changes: dict[str, object]) -> None:
-    segments = [segment(one) for one in episode.segments]
-    segments[1] = segment(episode.segments[1], **changes)
-    assert "is no episode" in fails(tmp_path, episode, line(episode, segments=segments))
+    segments = row_of(tmp_path, episode)["segments"]
+    segments[1] |= changes
+    assert "is no episode" in fails(tmp_path, episode, line(tmp_path, episode, segments=segments))
 
 
 def test_advantages_of_some_tokens_only_are_no_advantages(tmp_path: Path, episode: Trajectory) -> None:
-    segments = [segment(one) for one in episode.segments]
-    segments[1] = segment(episode.segments[1], advantages=[0.5])
-    (record,) = read_episodes(pack(tmp_path, [line(episode, segments=segments)]))
+    segments = row_of(tmp_path, episode)["segments"]
+    segments[1]["advantages"] = [0.5]
+    (record,) = read_episodes(pack(tmp_path, [line(tmp_path, episode, segments=segments)]))
     assert record == Record(
         trajectory=episode, origin=ORIGIN, pieces=tuple(tuple(map(chr, one.token_ids)) for one in episode.segments)
     )
 
 
 def test_an_unknown_field_is_for_a_later_version(tmp_path: Path, episode: Trajectory) -> None:
-    (record,) = read_episodes(pack(tmp_path, [line(episode, mood="good")]))
+    (record,) = read_episodes(pack(tmp_path, [line(tmp_path, episode, mood="good")]))
     assert record.trajectory == episode
 
 
@@ -294,7 +279,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, suffix: str, content: bytes) 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
 def test_a_stream_that_was_cut_off_is_refused(tmp_path: Path, episode: Trajectory, share: float) -> None:
-    path = pack(tmp_path, [line(episode)] * 1000)
+    path = pack(tmp_path, [line(tmp_path, episode)] * 1000)
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     with pytest.raises(TrajectoryError):
         list(read_episodes(path))
@@ -370,7 +355,7 @@ def test_an_episode_is_judged_without_its_environment(
 
 
 def test_an_older_file_is_refused_in_one_sentence(tmp_path: Path, episode: Trajectory) -> None:
-    said = fails(tmp_path, episode, line(episode, schema=1))
+    said = fails(tmp_path, episode, line(tmp_path, episode, schema=1))
     assert "it has schema 1 and this version reads 3: play it again" in said and "\n" not in said
 
 

@@ -119,7 +119,7 @@ REFUSED = [
     (("runs/two",), "there is no run in 'runs/two'; did you mean 'runs/one'?"),
     (("runs/one", "--step", "9"), "has no episodes of step 9; it has those of [1, 2]"),
     (("runs/one", "--group-size", "3"), "lower --group-size, or play more with: agentrl eval runs/one"),
-    (("runs/one", "--episodes", "none.jsonl"), "there is no file of episodes at 'none.jsonl'"),
+    (("runs/one", "--episodes", "none.jsonl"), "there is no file 'none.jsonl'"),
     (("runs/one", "--episodes", "run.toml"), "line 1 of run.toml is no episode"),
     (("runs/one", "--checkpoint", "none"), "no model can be loaded from 'none'"),
 ]
