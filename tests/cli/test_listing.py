@@ -18,6 +18,8 @@ from agentrl.runs.progress import Display
 from agentrl.toolenv.tools.function import tool
 from agentrl.types import Task
 
+from ..toolenv.offers import offer
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -176,11 +178,7 @@ PLUGINS = {
 def installed(tmp_path: Path) -> dict[str, str]:
     """Environment variables of a process that finds the plugins installed."""
     for number, (point, (module, code)) in enumerate(PLUGINS.items()):
-        (tmp_path / f"{module}.py").write_text(code)
-        info = tmp_path / f"plugin_{number}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: plugin-{number}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[agentrl.envs]\n{point} = {module}\n")
+        offer(tmp_path, f"plugin_{number}", module, point, code=code)
     return os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
 
 
@@ -195,12 +193,12 @@ def test_plugins_are_listed_with_their_faults(installed: dict[str, str]) -> None
     done = run(installed, "list")
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and all(line.isprintable() for line in lines)
-    assert "environments good (from plugin-0 1.0)" in lines and "environments odd (from plugin-3 1.0)" in lines
+    assert "environments good (from plugin_0 1.0)" in lines and "environments odd (from plugin_3 1.0)" in lines
     assert any(line.split()[:3] == ["agentrl/Arithmetic-v0", "tools", "python;"] for line in lines)
     broken = lines[lines.index("broken plugins") + 1 : lines.index("presets")]
     assert broken == [
-        r"  'raises' of plugin-1 1.0: 'raises_plugin' can't be loaded: RuntimeError('\x1b[2Jno')",
-        "  'thief' of plugin-2 1.0: 'thief_plugin' wants ids that are taken, and does not get them: "
+        r"  'raises' of plugin_1 1.0: 'raises_plugin' can't be loaded: RuntimeError('\x1b[2Jno')",
+        "  'thief' of plugin_2 1.0: 'thief_plugin' wants ids that are taken, and does not get them: "
         "'agentrl/Arithmetic-v0'",
     ]
     assert (done.stderr.strip()) == "loud"

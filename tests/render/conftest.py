@@ -3,12 +3,11 @@
 What each template is a trap for stands at the top of its file in ``tests/render/templates``.
 """
 
-# ruff: noqa: RUF001  # DeepSeek's control tokens are spelled with wide bars
-
 import datetime
 import json
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,70 +66,28 @@ class Family:
     """Put before every text by the tokenizer too."""
     pieces: str = "bytes"
     """How text becomes tokens: bytes, or words that begin with a space, of which the schemes of Metaspace are kinds."""
+    stops: Sequence[str] = ()
+    """What ends the assistant's turn, where a test asks for it."""
 
 
-CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-THINK = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-LLAMA3 = (
-    *("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"),
-    *("<|start_header_id|>", "<|end_header_id|>"),
-)
-GEMMA = Family(
-    control=("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
-    spoken=("\n\n", "<table>"),
-    eos="<eos>",
-    bos="<bos>",
-    pieces="never",
-)
-FRAMES = ("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")
-HARMONY = (
-    *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"),
-    *("<|return|>", "<|call|>", "<|endoftext|>"),
-)
-DEEPSEEK = Family(
-    control=("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
-    spoken=("<｜User｜>", "<｜Assistant｜>", *FRAMES, *THINK[:2]),
-    eos="<｜end▁of▁sentence｜>",
-    bos="<｜begin▁of▁sentence｜>",
-)
-FAMILIES: Mapping[str, Family] = {
-    "qwen2_5": Family(control=CHATML, spoken=THINK[2:], eos="<|im_end|>"),
-    "qwen3": Family(control=CHATML, spoken=THINK, eos="<|im_end|>"),
-    "llama3": Family(control=LLAMA3, eos="<|end_of_text|>", bos="<|begin_of_text|>"),
-    "llama2": Family(control=("<unk>", "<s>", "</s>"), eos="</s>", bos="<s>", pieces="legacy"),
-    "mistral": Family(
-        control=("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-        eos="</s>",
-        bos="<s>",
-        pieces="first",
-    ),
-    "gemma2": GEMMA,
-    "gemma3": GEMMA,
-    "glm4": Family(
-        control=("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
-        spoken=THINK,
-        eos="<|endoftext|>",
-    ),
-    "deepseek_v3": DEEPSEEK,
-    "deepseek_r1": DEEPSEEK,
-    "smollm3": Family(control=("<|begin_of_text|>", "<|end_of_text|>", *CHATML[:2], *THINK), eos="<|im_end|>"),
-    "numbered": Family(control=CHATML, eos="<|im_end|>"),
-    "harmony": Family(control=HARMONY, eos="<|return|>"),
-}
+_LISTED = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+FAMILIES: Mapping[str, Family] = {name: Family(**fields) for name, fields in _LISTED.items()}
 
 
-def _bytes(control: Sequence[str]) -> Any:
+def byte_tokens(control: Sequence[str], pattern: str, texts: Sequence[str], *, size: int, words: bool) -> Any:
+    """Tokens of bytes, learned from texts that are split at a pattern, and into words as well."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(r"\d|\n"), behavior="isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, level])
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=list(control), initial_alphabet=alphabet, show_progress=False
+        vocab_size=size, special_tokens=list(control), initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator(TEXTS, trainer)
+    made.train_from_iterator(texts, trainer)
     return made
 
 
@@ -159,7 +116,10 @@ def make_tokenizer(family: Family, template: str) -> Any:
     from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
 
-    made = _bytes(family.control) if family.pieces == "bytes" else _words(family.control, family.pieces)
+    if family.pieces == "bytes":
+        made = byte_tokens(family.control, r"\d|\n", TEXTS, size=400, words=True)
+    else:
+        made = _words(family.control, family.pieces)
     made.add_special_tokens([AddedToken(token, normalized=False) for token in family.control])
     made.add_tokens([AddedToken(token, normalized=False) for token in family.spoken])
     if family.bos:
@@ -190,8 +150,7 @@ def tokenizer_of() -> Callable[..., Any]:
         source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8") if template is None else template
         key = (name, source, pieces or family.pieces)
         if key not in made:
-            fields = {field: getattr(family, field) for field in family.__slots__}
-            made[key] = make_tokenizer(Family(**{**fields, "pieces": key[2]}), source)
+            made[key] = make_tokenizer(replace(family, pieces=key[2]), source)
         return made[key]
 
     return make

@@ -11,7 +11,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import get_dialect
 from agentrl.types import Message
 
-from .conftest import ids, result, search, whole
+from .conftest import byte_tokens, ids, result, search, whole
 
 NAMES = ["qwen2_5", "llama3", "glm4", "deepseek_v3", "smollm3", "mistral"]
 PIECES = [
@@ -34,20 +34,11 @@ def renderers(tokenizer_of: Callable[..., Any]) -> dict[str, Renderer]:
 
 def greedy(template: str) -> Any:
     """A tokenizer that makes one token of everything between two letters or digits."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(r"\w+|[^\w]+"), behavior="isolated")
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, level])
-    made.decoder = decoders.ByteLevel()
-    control, alphabet = ["<|im_start|>", "<|im_end|>"], pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=control, initial_alphabet=alphabet, show_progress=False
-    )
+    control = ["<|im_start|>", "<|im_end|>"]
     blanks = [f"x{a}{b}x" for a in [".", ":\n", "\n", " ", '"'] for b in [".\n", "\n", "\n\n", " ", '"', "."]]
-    made.train_from_iterator(blanks * 3, trainer)
+    made = byte_tokens(control, r"\w+|[^\w]+", blanks * 3, size=600, words=False)
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=control[1], chat_template=template)
 
 

@@ -14,6 +14,7 @@ from agentrl.toolenv.dialects import get_dialect
 from agentrl.types import Message
 
 from .conftest import ids, search
+from .wrapped import Wrapped
 
 USER = Message(role="user", content="What is 12 + 30?")
 RESULT = Message(role="tool", content="42", name="search")
@@ -26,14 +27,12 @@ TOOL_USE = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}" + DEFAULT.re
 )
 
 
-class Losing:
-    """A tokenizer that does not write some letters."""
+class Losing(Wrapped):
+    """Does not write some letters."""
 
     def __init__(self, inner: Any, lost: str) -> None:
-        self.inner, self.lost = inner, lost
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+        super().__init__(inner)
+        self.lost = lost
 
     def __call__(self, text: str, **options: Any) -> Any:
         return self.inner(text.translate({ord(letter): None for letter in self.lost}), **options)

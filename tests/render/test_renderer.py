@@ -43,15 +43,11 @@ def with_template(tokenizer: Any) -> Callable[[str | None], Renderer]:
     return make
 
 
-def test_a_prompt_is_what_the_chat_template_gives(renderer: Renderer) -> None:
-    prompt = renderer.prompt([SYSTEM, USER])
-    assert prompt.source == "prompt" and not prompt.trained
-    assert list(prompt.token_ids) == whole(renderer, [SYSTEM, USER])
-
-
 def test_turns_are_appended_as_the_chat_template_would_write_them(renderer: Renderer) -> None:
     """Three turns, with tool results, an empty one, and the user speaking up after a tool."""
-    messages, tokens = [SYSTEM, USER], list(renderer.prompt([SYSTEM, USER]).token_ids)
+    prompt = renderer.prompt([SYSTEM, USER])
+    assert prompt.source == "prompt" and not prompt.trained
+    messages, tokens = [SYSTEM, USER], list(prompt.token_ids)
     answers = [
         [result("42")],
         [result("1"), result(""), result("Traceback:\n  ValueError: é")],
@@ -87,24 +83,6 @@ def test_an_environment_that_says_nothing_gives_the_turn_back(renderer: Renderer
     assert [*renderer.prompt([USER]).token_ids, *turn, *ids(segments)] == whole(
         renderer, [USER, Message(role="assistant", content=CALL)]
     )
-
-
-def test_a_turns_end_is_written_once(renderer: Renderer) -> None:
-    (end,) = renderer.stop_ids
-    ended = renderer.turn(CALL)
-    cut_off = ended[:-1]
-    assert ended[-1] == end and end not in cut_off
-    assert [*ended, *ids(renderer.extend(ended, [result("42")]))] == [
-        *cut_off,
-        *ids(renderer.extend(cut_off, [result("42")])),
-    ]
-    assert ids(renderer.extend([], [result("42")]))[0] == end
-
-
-def test_control_tokens_that_somebody_wrote_into_a_turn_stay_text(renderer: Renderer, tokenizer: Any) -> None:
-    turn = renderer.turn(CONTROL)
-    assert not set(turn[:-1]) & set(tokenizer.all_special_ids)
-    assert renderer.text(turn) == CONTROL
 
 
 @pytest.mark.parametrize("name", [CONTROL, "Zq0x1xq0Z", "a b", "\n", "x" * 65])

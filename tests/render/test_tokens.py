@@ -13,6 +13,8 @@ from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import IN_TEXT, TextTokens
 from agentrl.types import Message
 
+from .wrapped import Wrapped
+
 SCHEMES = ["first", "always", "never", "legacy"]
 WORDS = ["What is", " 12", "+", "30?", "\n", "print(", "é", "🙂", "  ", ""]
 
@@ -81,17 +83,8 @@ def test_the_tokenizers_own_settings_change_nothing(tokenizer_of: Callable[..., 
 
 
 def test_a_tokenizer_whose_letters_all_merge_is_refused(make: Callable[[str], Any]) -> None:
-    class Merging:
+    class Merging(Wrapped):
         """Every token is the beginning of another one."""
-
-        def __init__(self, inner: Any) -> None:
-            self.inner = inner
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.inner, name)
-
-        def __call__(self, text: str, **options: Any) -> Any:
-            return self.inner(text, **options)
 
         def get_vocab(self) -> Any:
             vocabulary = self.inner.get_vocab()

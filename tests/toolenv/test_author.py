@@ -1,6 +1,6 @@
 """What an environment's author can get wrong: every mistake is one sentence that names the class and what to do."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +12,7 @@ from agentrl.sandboxes import SandboxError
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tools.function import tool
 from agentrl.toolenv.tools.python import PythonTool
-from agentrl.types import Message, Task
+from agentrl.types import Task
 
 
 def python(code: str) -> str:
@@ -48,16 +48,20 @@ class Unopened(PythonTool):
         raise SystemExit(0)
 
 
-def constant(value: object) -> Callable[..., object]:
-    return lambda *_: value
-
-
-def broken(**members: Any) -> ToolEnv:
-    """An instance of a class with these tools and methods that give these values, its first episode begun."""
-    made = {name: value if name == "tools" else constant(value) for name, value in members.items()}
-    env = type("Broken", (Plain,), {"gold": constant([]), **made})()
+def play(**members: Any) -> None:
+    """Play with a class that has these tools, and methods that give these values or raise these errors."""
+    made = {name: it if name == "tools" else lambda *_, it=it: give(it) for name, it in members.items()}
+    env = type("Broken", (Plain,), {"gold": lambda *_: [], **made})()
     env.reset(seed=0)
-    return env
+    env.gold_turns(env.episode.task)
+    env.step("```count\nx\n```")
+    env.step("done")
+
+
+def give(value: object) -> object:
+    if isinstance(value, BaseException):
+        raise value
+    return value
 
 
 @pytest.mark.parametrize(
@@ -87,66 +91,24 @@ def broken(**members: Any) -> ToolEnv:
 )
 def test_a_mistake_of_the_environments_author_is_named(members: dict[str, Any], sentence: str) -> None:
     with pytest.raises(EnvContractError, match=sentence):
-        env = broken(**members)
-        env.gold_turns(env.episode.task)
-        env.step("```count\nx\n```")
-        env.step("done")
-
-
-class Raises(Plain):
-    """Raises in the method that it is told."""
-
-    def __init__(self, *, method: str, error: BaseException) -> None:
-        super().__init__()
-        self.method, self.error = method, error
-
-    def _raise(self, method: str) -> None:
-        if method == self.method:
-            raise self.error
-
-    def tasks(self, split: str) -> list[Task]:
-        self._raise("tasks")
-        return super().tasks(split)
-
-    def respond(self, episode: Episode) -> tuple[Message, ...]:
-        self._raise("respond")
-        return ()
-
-    def turn_reward(self, episode: Episode) -> float:
-        self._raise("turn_reward")
-        return 0.0
-
-    def reward(self, episode: Episode) -> Mapping[str, float]:
-        self._raise("reward")
-        return {}
-
-    def gold(self, task: Task) -> Sequence[str]:
-        self._raise("gold")
-        return []
+        play(**members)
 
 
 @pytest.mark.parametrize("method", ["tasks", "respond", "turn_reward", "reward", "gold"])
 def test_what_an_environments_own_code_raises_names_it(method: str) -> None:
-    def play(error: BaseException) -> None:
-        env = Raises(method=method, error=error)
-        env.reset(seed=0)
-        env.gold_turns(env.episode.task)
-        env.step("```count\nx\n```")
-        env.step("done")
-
-    with pytest.raises(EnvContractError, match=rf"Raises\.{method} raised KeyError\('x'\)") as caught:
-        play(KeyError("x"))
+    with pytest.raises(EnvContractError, match=rf"Broken\.{method} raised KeyError\('x'\)") as caught:
+        play(**{method: KeyError("x")})
     assert isinstance(caught.value.__cause__, KeyError)
-    with pytest.raises(EnvContractError, match=rf"Raises\.{method} raised SystemExit\(0\)"):
-        play(SystemExit(0))
+    with pytest.raises(EnvContractError, match=rf"Broken\.{method} raised SystemExit\(0\)"):
+        play(**{method: SystemExit(0)})
     with pytest.raises(KeyboardInterrupt):  # in the main thread it is a person's
-        play(KeyboardInterrupt())
-    with ThreadPoolExecutor() as pool, pytest.raises(EnvContractError, match=rf"Raises\.{method} raised KeyboardInter"):
-        pool.submit(play, KeyboardInterrupt()).result()
+        play(**{method: KeyboardInterrupt()})
+    with ThreadPoolExecutor() as pool, pytest.raises(EnvContractError, match=rf"Broken\.{method} raised KeyboardInter"):
+        pool.submit(play, **{method: KeyboardInterrupt()}).result()
     with pytest.raises(InfrastructureError, match="gone"):
-        play(InfrastructureError("gone"))
+        play(**{method: InfrastructureError("gone")})
     with pytest.raises(InfrastructureError, match="sandbox failed: gone"):
-        play(SandboxError("gone"))
+        play(**{method: SandboxError("gone")})
 
 
 def test_a_tool_that_can_not_be_closed_keeps_no_other_open() -> None:

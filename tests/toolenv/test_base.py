@@ -285,24 +285,6 @@ def test_every_instance_has_its_own_copy_of_the_classs_tools() -> None:
     assert [tool.seeds for tool in (*Several.tools, *other.tools) if isinstance(tool, CountingTool)] == [[], []]
 
 
-def test_a_module_level_tool_is_shared_without_its_state() -> None:
-    @tool
-    def remember(word: str, ctx: ToolContext) -> list[str]:
-        """Remember."""
-        ctx.state.setdefault("words", []).append(word)
-        return ctx.state["words"]
-
-    class Remembers(Plain):
-        tools = (remember,)
-
-    one, other = Remembers(), Remembers()
-    said = "```remember\na\n```"
-    for env in (one, other):
-        env.reset(seed=0)
-        assert env.step(said)[0][0]["content"] == '["a"]'
-    assert one.step(said)[0][0]["content"] == '["a","a"]'
-
-
 def test_chance_of_tools_follows_the_episodes_seed() -> None:
     @tool
     def draw(code: str, ctx: ToolContext) -> int:

@@ -44,10 +44,6 @@ def make(require: Callable[[bool, str], None]) -> Generator[Make]:
         env.close()
 
 
-def player(env_id: str) -> agentrl.ToolEnv:
-    return agentrl.make(env_id)
-
-
 def gold(env: agentrl.ToolEnv, task_id: str) -> list[str]:
     """A perfect episode's turns, or one that gives up where there is no perfect player."""
     try:
@@ -65,7 +61,7 @@ def test_gymnasiums_checker_has_nothing_to_say(make: Make, env_id: str) -> None:
 def test_wrappers_take_it(make: Make, env_id: str) -> None:
     env = RecordEpisodeStatistics(make(env_id))
     _, info = env.reset(seed=1)
-    playing = player(env_id)
+    playing = agentrl.make(env_id)
     turns = gold(playing, info["task_id"])
     for turn in turns:
         observation, _, terminated, truncated, info = env.step(turn)
@@ -124,7 +120,7 @@ def test_vectors_play_whole_episodes_and_begin_again(make: Make, env_id: str, mo
     # Messages have no array form to lie in shared memory. A process that is forked off one with threads may hang.
     options = {"shared_memory": False, "context": "spawn"} if mode == "async" else {}
     envs = gymnasium.make_vec(env_id, num_envs=2, vectorization_mode=mode, vector_kwargs=options)
-    playing = player(env_id)
+    playing = agentrl.make(env_id)
     try:
         observations, info = envs.reset(seed=[3, 4])
         scripts = [deque(gold(playing, task_id)) for task_id in info["task_id"]]

@@ -3,15 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agentrl.cli.scaffold import create
 
+from .offers import offer
+
 ROOT = Path(__file__).resolve().parents[2]
-Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -22,21 +22,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--target", str(folder / "site")]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(made.folder)], check=True)
     return folder / "site"
-
-
-@pytest.fixture
-def offer(tmp_path: Path) -> Callable[[str, str], Path]:
-    """Installs one more distribution: a module, and an entry point that names it."""
-
-    def install(name: str, code: str) -> Path:
-        (tmp_path / f"{name}.py").write_text(code)
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[agentrl.envs]\n{name} = {name}\n")
-        return tmp_path
-
-    return install
 
 
 def run(code: str, *folders: Path, cwd: Path, options: tuple[str, ...] = ("-W", "error")) -> str:
@@ -68,8 +53,8 @@ def test_gymnasium_knows_what_is_installed(site: Path, tmp_path: Path, code: str
     run(code, site, cwd=tmp_path)
 
 
-def test_no_plugin_is_loaded_before_it_is_asked_for(site: Path, offer: Callable[..., Path], tmp_path: Path) -> None:
-    heavy = offer("heavy", "raise SystemExit('loaded')")
+def test_no_plugin_is_loaded_before_it_is_asked_for(site: Path, tmp_path: Path) -> None:
+    offer(tmp_path, "heavy", "heavy", code="raise SystemExit('loaded')")
     code = """
 import sys, agentrl, gymnasium
 gymnasium.make('CartPole-v1'), gymnasium.make('agentrl/Arithmetic-v0')
@@ -78,7 +63,7 @@ assert not {'my_env', 'heavy', 'torch'} & set(sys.modules)
 assert 'agentrl/Arithmetic-v0' in gymnasium.pprint_registry(disable_print=True)
 gymnasium.pprint_registry(gymnasium.registry, disable_print=True)
 """
-    run(code, site, heavy, cwd=tmp_path)
+    run(code, site, tmp_path, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -88,27 +73,24 @@ gymnasium.pprint_registry(gymnasium.registry, disable_print=True)
         *("import agentrl; agentrl.make('me/MyEnv-v0')", ""),
     ],
 )
-def test_a_broken_plugin_breaks_nobody(site: Path, offer: Callable[..., Path], tmp_path: Path, code: str) -> None:
-    broken = offer("broken", code)
-    told = run(NEWCOMER, site, broken, cwd=tmp_path, options=())
+def test_a_broken_plugin_breaks_nobody(site: Path, tmp_path: Path, code: str) -> None:
+    offer(tmp_path, "broken", "broken", code=code)
+    told = run(NEWCOMER, site, tmp_path, cwd=tmp_path, options=())
     assert told.count("plugin 'broken'") == 1
     run(f"import threading\nfor _ in range(4): threading.Thread(target=lambda: exec({NEWCOMER!r})).start()",
-        site, broken, cwd=tmp_path, options=())  # fmt: skip
+        site, tmp_path, cwd=tmp_path, options=())  # fmt: skip
 
 
-def test_a_plugin_that_registers_nothing_is_named(offer: Callable[..., Path], tmp_path: Path) -> None:
-    folder = offer("hollow", "")
-    namespace = offer("folder", "")
-    (namespace / "folder.py").unlink()
-    (namespace / "folder").mkdir()
-    listed = run("from agentrl.cli import main; main(['list'])", folder, cwd=tmp_path)
-    assert (
-        f"'hollow' of hollow 1.0: 'hollow' registers no environment, as it was loaded from '{folder}/hollow.py'"
-        in listed
-    )
-    assert f"'folder' registers no environment, as it was loaded from '{folder}/folder'" in listed
+def test_a_plugin_that_registers_nothing_is_named(tmp_path: Path) -> None:
+    offer(tmp_path, "hollow", "hollow", code="")
+    offer(tmp_path, "folder", "folder")
+    (tmp_path / "folder").mkdir()
+    listed = run("from agentrl.cli import main; main(['list'])", tmp_path, cwd=tmp_path)
+    said = "registers no environment, as it was loaded from"
+    assert f"'hollow' of hollow 1.0: 'hollow' {said} '{tmp_path}/hollow.py'" in listed
+    assert f"'folder' {said} '{tmp_path}/folder'" in listed
     code = "from agentrl.cli import doctor; print(doctor.offers())"
-    assert "'hollow of hollow 1.0': \"registers no environment" in run(code, folder, cwd=tmp_path)
+    assert "'hollow of hollow 1.0': \"registers no environment" in run(code, tmp_path, cwd=tmp_path)
 
 
 def test_who_imported_it_before_makes_no_difference(site: Path, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """Environments by id: Gymnasium's registry with errors that help."""
 
 import functools
-import importlib
 import re
 import sys
 from collections.abc import Generator, Mapping
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import pytest
@@ -18,6 +18,8 @@ from agentrl.toolenv import registry
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.types import Task
+
+from .offers import offer
 
 
 class Trivia(ToolEnv):
@@ -33,15 +35,10 @@ class Trivia(ToolEnv):
 
 
 @pytest.fixture(autouse=True)
-def forgetful(clean_registry: None) -> Generator[None]:
-    forget_plugins()
-    yield
-    forget_plugins()
-
-
-def forget_plugins() -> None:
+def forgetful(clean_registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plugin is loaded before a test, nor remembered after it."""
+    monkeypatch.setattr(registry, "_found", [])
     registry._complain.cache_clear()
-    registry._found.clear()
 
 
 def test_register_and_make() -> None:
@@ -75,20 +72,20 @@ def test_a_wrong_id_names_the_nearest(name: str) -> None:
         agentrl.make(name)
 
 
-@pytest.mark.parametrize("name", ["", "no such id", "a/b/c-v0"])
-def test_a_malformed_id_is_unknown(name: str) -> None:
-    with pytest.raises(UnknownNameError, match="environment"):
-        agentrl.make(name)
-
-
-def test_a_wrong_argument_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="colour"):
-        agentrl.make("agentrl/Arithmetic-v0", colour="red")
-
-
-def test_another_kind_of_environment_is_refused() -> None:
-    with pytest.raises(EnvContractError, match="CartPole"):
-        agentrl.make("CartPole-v1")
+@pytest.mark.parametrize(
+    ("name", "options", "error", "told"),
+    [
+        ("", {}, UnknownNameError, "environment"),
+        ("no such id", {}, UnknownNameError, "environment"),
+        ("a/b/c-v0", {}, UnknownNameError, "environment"),
+        ("agentrl/Arithmetic-v0", {"colour": "red"}, ConfigError, "colour"),
+        ("CartPole-v1", {}, EnvContractError, "CartPole"),
+        ("quizz_plugin:plug/Quiz-v0", {}, UsageError, "No module named 'quizz_plugin'"),
+    ],
+)
+def test_what_can_not_be_made_is_named(name: str, options: dict[str, Any], error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        agentrl.make(name, **options)
 
 
 def test_a_class_that_raises_is_one_sentence() -> None:
@@ -124,14 +121,6 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
         sys.modules.pop(name, None)
 
 
-def offer(folder: Path, name: str, value: str, point: str = "") -> None:
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{point or name} = {value}\n")
-    importlib.invalidate_caches()
-
-
 def test_an_entry_point_offers_environments(plugin: Path) -> None:
     offer(plugin, "quiz", "quiz_plugin:offer")
     assert "plug/Quiz-v0" in agentrl.list_envs()
@@ -150,8 +139,7 @@ def test_an_entry_point_offers_environments(plugin: Path) -> None:
     ],
 )
 def test_a_plugin_may_fail_in_any_way(plugin: Path, code: str, told: str) -> None:
-    (plugin / "quiz_module.py").write_text(code)
-    offer(plugin, "broken", "quiz_module")
+    offer(plugin, "broken", "quiz_module", code=code)
     offer(plugin, "quiz", "quiz_plugin:offer")
     with pytest.warns(UserWarning, match=rf"plugin 'broken' \('quiz_module'\) can't be loaded: .*{re.escape(told)}"):
         names = agentrl.list_envs()
@@ -162,13 +150,13 @@ def test_a_plugin_may_fail_in_any_way(plugin: Path, code: str, told: str) -> Non
 
 def test_an_id_that_is_taken_stays_with_its_owner(plugin: Path) -> None:
     spec = gymnasium.registry["agentrl/Arithmetic-v0"]
-    (plugin / "quiz_module.py").write_text(
-        "import agentrl, gymnasium\n"
-        "agentrl.register('agentrl/Arithmetic-v0', 'quiz_plugin:Quiz')\n"
-        "del gymnasium.registry['CartPole-v1']\n"
-        "agentrl.register('thief/Own-v0', 'quiz_plugin:Quiz')\n"
-    )
-    offer(plugin, "thief", "quiz_module")
+    code = """
+import agentrl, gymnasium
+agentrl.register('agentrl/Arithmetic-v0', 'quiz_plugin:Quiz')
+del gymnasium.registry['CartPole-v1']
+agentrl.register('thief/Own-v0', 'quiz_plugin:Quiz')
+"""
+    offer(plugin, "thief", "quiz_module", code=code)
     with pytest.warns(UserWarning, match="'thief' .* ids that are taken.*'CartPole-v1', 'agentrl/Arithmetic-v0'"):
         names = agentrl.list_envs()
     assert gymnasium.registry["agentrl/Arithmetic-v0"] is spec and "CartPole-v1" in gymnasium.registry
@@ -234,11 +222,6 @@ def test_no_module_is_imported_for_an_id_that_is_there() -> None:
 def test_an_id_may_name_its_module(plugin: Path) -> None:
     (plugin / "quiz_module.py").write_text("import quiz_plugin\nquiz_plugin.offer()\n")
     assert isinstance(agentrl.make("quiz_module:plug/Quiz-v0"), ToolEnv)
-
-
-def test_a_module_that_is_not_there_is_named() -> None:
-    with pytest.raises(UsageError, match="No module named 'quizz_plugin'"):
-        agentrl.make("quizz_plugin:plug/Quiz-v0")
 
 
 def test_what_an_environment_imports_in_vain_is_named(plugin: Path) -> None:

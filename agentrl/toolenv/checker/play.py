@@ -3,9 +3,11 @@
 import copy
 import dataclasses
 import itertools
+import tomllib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import gymnasium
@@ -26,20 +28,11 @@ IGNORANT = ("I do not know.", r"\boxed{unknown}")
 """Answers without knowledge; their score is the floor."""
 LONG = 100_000
 """Characters of an over-long text."""
+PROBES: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_name("probes.toml").read_text(encoding="utf-8"))
+"""Texts that are written in the agent's place, by what they are to show."""
 NOISE = (
-    "",
-    " \n\t",
-    IGNORANT[0],
-    "h\u00e9llo \u6f22\u5b57 \U0001f642",
-    "\u202e\u05e9\u05dc\u05d5\u05dd\u202c \u0645\u0631\u062d\u0628\u0627",
-    "zero\u200bwidth\u200d\ufeff",
-    "e\u0301\u0323Z\u0334\u031b\u0300" * 20,
-    "\x00\x1b[2J\x7f\u2028\u0085\ufffe",
-    "```",
-    "<tool_call>{",
-    "<think>",
-    "{}" * 500,
-    "word " * (LONG // 5),
+    *PROBES["noise"],
+    *(IGNORANT[0], "e\u0301\u0323Z\u0334\u031b\u0300" * 20, "{}" * 500, "word " * (LONG // 5)),
 )
 """Texts without a call in most dialects: a model may write any of them."""
 

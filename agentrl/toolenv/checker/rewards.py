@@ -14,49 +14,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 
 from agentrl.toolenv.checker.contract import TOLERANCE
-from agentrl.toolenv.checker.play import IGNORANT, LONG, StepRaised, Subject, as_sentence, short
+from agentrl.toolenv.checker.play import IGNORANT, LONG, PROBES, StepRaised, Subject, as_sentence, short
 from agentrl.toolenv.checker.report import Finding
 from agentrl.toolenv.checker.tasks import facts
 from agentrl.types import Message, Task
 
-CONSTANTS = ("0", "1", "-1", "2", "42", "yes", "no", "True", "None", "A", "[]")
-"""Answers that do not depend on the task."""
 _MORE_TASKS = 20
 _FORMS = ("{}", r"\boxed{{{}}}", "<answer>{}</answer>")
-_NO_NUMBERS = (
-    "nan",
-    "NaN",
-    "inf",
-    "-inf",
-    "Infinity",
-    r"\infty",
-    "1e999",
-    "-1e999",
-    "9" * 5000,
-    "1/0",
-    "0/0",
-    "10**5000",
-)
-_MARK = "agentrl_was_here"
-_PLANT = f"__import__('builtins').__dict__.__setitem__('{_MARK}', 1)"
+_PLANT = "__import__('builtins').__dict__.__setitem__('agentrl_was_here', 1)"
 _INJECTIONS = (_PLANT, f"({_PLANT} or 1)", f"1 if {_PLANT} else 1")
-_TAMPERING = (
-    "import sys\nsys.exit(0)",
-    f"import builtins\nbuiltins.{_MARK} = 1\nbuiltins.print = lambda *a, **k: None",
-    "class Same:\n    __eq__ = lambda *a: True\n    __ne__ = lambda *a: False\n    __hash__ = lambda *a: 0\n"
-    "answer = result = expected = solution = Same()",
-    "import builtins\nfor name in ('float', 'abs', 'round', 'eval', 'all', 'any'):\n"
-    "    setattr(builtins, name, lambda *a, **k: True)",
-    "import sys\nfor name in ('agentrl.grading.numbers', '__main__'):\n    module = sys.modules.get(name)\n"
-    "    for key in ('equal', 'last_boxed', 'grade', 'verify', 'check', 'reward'):\n"
-    "        module and setattr(module, key, lambda *a, **k: True)",
-)
-"""Programs that would win if they ran in the grader's process."""
 _COUNTS = (24, 1_000, 10_000, LONG)
 """Repetitions of a piece: exponential time shows at the first, quadratic time at the middle ones."""
 _SLOW_S = 3.0
 """Allowed seconds of CPU time for a turn of ``LONG`` characters, and proportionally less for a shorter one."""
-_REPEATED = ("(", r"\boxed{", "9", " ", "a", "{", "```python\n", "<tool_call>", "\\frac{", "<answer>", "\n- ")
 
 
 def check_worthless_answers(subject: Subject) -> Iterator[Finding]:
@@ -94,7 +64,7 @@ def check_no_numbers(subject: Subject) -> Iterator[Finding]:
     task = subject.tasks[0]
     # A wrong number belongs to the floor: an environment may reward the form of an answer.
     floor = max(_floor(subject, task), *(subject.reached(task, [form.format("-123456789.5")]) for form in _FORMS))
-    for text in _NO_NUMBERS:
+    for text in (*PROBES["no_numbers"], "9" * 5000):
         for form in _FORMS:
             floor = max(floor, _filler(subject, task, len(form.format(text))))
             reached = subject.reached(task, [form.format(text)])
@@ -111,7 +81,7 @@ def check_constants(subject: Subject) -> Iterator[Finding]:
         return
     if any(_floor(subject, task) >= env.best_return - TOLERANCE for task in subject.tasks):
         return  # anything is right there, which is ARL-E009
-    for text in (form.format(constant) for constant in CONSTANTS for form in _FORMS):
+    for text in (form.format(constant) for constant in PROBES["constants"] for form in _FORMS):
         if not _right_everywhere(subject, subject.tasks, text):
             continue
         # A few tasks may share an answer by chance, such as yes or no: only more tasks can tell.
@@ -152,7 +122,7 @@ def check_tampering(subject: Subject) -> Iterator[Finding]:
     """ARL-R002, R006: code in a tool call or an answer affects neither this process nor the grade."""
     task = subject.tasks[0]
     floor = _floor(subject, task)
-    for code in _TAMPERING:
+    for code in PROBES["tampering"]:
         for tool in subject.env.tools:
             call, idle = subject.call(tool, code), subject.call(tool, "pass")
             if call and idle:
@@ -208,7 +178,7 @@ def _restore(before: Mapping[ModuleType, dict[str, object]]) -> list[str]:
 def check_time(subject: Subject) -> Iterator[Finding]:
     """ARL-R004: parsing and grading take linear time, whatever the text."""
     task = subject.tasks[0]
-    for piece in _REPEATED:
+    for piece in PROBES["repeated"]:
         for count in _COUNTS:
             text = (piece * count)[:LONG] + "!"
             # Shorter texts have a proportional limit: what is too slow there would not end on the longest.

@@ -1,6 +1,5 @@
 """Grading processes: what one costs, how one dies, and that none is left behind."""
 
-import json
 import os
 import signal
 import subprocess
@@ -65,13 +64,13 @@ def lose(pool: GraderPool) -> threading.Thread:
     return asking
 
 
-def run(script: str) -> str:
-    """What a program of its own prints; it must end by itself, in silence."""
+def run(script: str, code: int = 0) -> str:
+    """What a program of its own prints; it must end in silence, and with this code."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (code, "")
     return done.stdout
 
 
@@ -199,28 +198,19 @@ def test_a_pool_can_be_closed_while_its_zygote_starts(monkeypatch: pytest.Monkey
     assert time.monotonic() - began < 20 and set(zygotes()) == others
 
 
-def test_a_program_that_ends_leaves_no_process() -> None:
-    pids = json.loads(
-        run("""
-        import json, psutil
+@pytest.mark.parametrize(("end", "code"), [("pass", 0), ("os.kill(os.getpid(), 9)", -9)])
+def test_a_program_that_ends_leaves_no_process(end: str, code: int) -> None:
+    printed = run(
+        f"""
+        import os, psutil
         from agentrl.grading.latex import same_answer
         assert same_answer("2x", "x+x")
-        print(json.dumps([process.pid for process in psutil.Process().children(recursive=True)]))
-    """)
+        print(*[process.pid for process in psutil.Process().children(recursive=True)], flush=True)
+        {end}
+    """,
+        code,
     )
-    assert len(pids) == 2
-    assert not psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])[1]
-
-
-def test_a_killed_program_leaves_no_process() -> None:
-    script = (
-        "import os, psutil\nfrom agentrl.grading.latex import same_answer\nassert same_answer('2x', 'x+x')\n"
-        "print(*[process.pid for process in psutil.Process().children(recursive=True)], flush=True)\n"
-        "os.kill(os.getpid(), 9)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                          capture_output=True, text=True)  # fmt: skip
-    pids = [int(pid) for pid in done.stdout.split()]
+    pids = [int(pid) for pid in printed.split()]
     assert len(pids) == 2
     assert not psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])[1]
 

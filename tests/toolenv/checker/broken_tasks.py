@@ -47,12 +47,8 @@ class SplitsByCase(Good):
 
     def tasks(self, split: str) -> TaskSet:
         same = super().tasks("train")
-        upper = split == "test"
-        return GeneratedTasks(split, lambda i: replace(same[i], prompt=_shouted(same[i].prompt, upper)))
-
-
-def _shouted(prompt: str, upper: bool) -> str:
-    return prompt.upper() if upper else prompt
+        write = str.upper if split == "test" else str
+        return GeneratedTasks(split, lambda i: replace(same[i], prompt=write(same[i].prompt)))
 
 
 class Lost(TaskList):
@@ -70,9 +66,8 @@ class MakesTasksAnew(Good):
 
     made: ClassVar[Any] = itertools.count()
 
-    def tasks(self, split: str) -> TaskSet:
-        same = super().tasks(split)
-        return GeneratedTasks(split, lambda i: replace(same[i], prompt=f"{same[i].prompt} ({next(self.made)})"))
+    def asked(self, index: int, prompt: str, answer: str) -> Task:
+        return super().asked(index, f"{prompt} ({next(self.made)})", answer)
 
 
 class Repeating(TaskList):
@@ -90,30 +85,21 @@ class RepeatsIds(Good):
 class SaysNothing(Good):
     """One task in a hundred lost its prompt."""
 
-    def tasks(self, split: str) -> TaskSet:
-        same = super().tasks(split)
-        return GeneratedTasks(split, lambda i: replace(same[i], prompt="" if i == 99 else same[i].prompt))
+    def asked(self, index: int, prompt: str, answer: str) -> Task:
+        return super().asked(index, "" if index == 99 else prompt, answer)
 
 
 class LeavesTheAnswer(Good):
-    def tasks(self, split: str) -> TaskSet:
-        same = super().tasks(split)
-        return GeneratedTasks(
-            split, lambda i: replace(same[i], prompt=f"{same[i].prompt}\nCorrect answer: {same[i].answer}")
-        )
+    def asked(self, index: int, prompt: str, answer: str) -> Task:
+        return super().asked(index, f"{prompt}\nCorrect answer: {answer}", answer)
 
 
 class QuotesTheAnswer(Good):
     """Long answers, each in its prompt word by word."""
 
-    def tasks(self, split: str) -> TaskSet:
-        same = super().tasks(split)
-        return GeneratedTasks(split, lambda i: _quoting(same[i]))
-
-
-def _quoting(task: Task) -> Task:
-    answer = f"the number {task.answer}, read from right to left"
-    return replace(task, prompt=f"{task.prompt} They say it is {answer}.", answer=answer)
+    def asked(self, index: int, prompt: str, answer: str) -> Task:
+        answer = f"the number {answer}, read from right to left"
+        return super().asked(index, f"{prompt} They say it is {answer}.", answer)
 
 
 class Unwritable(Good):

@@ -41,9 +41,11 @@ class Good(ToolEnv):
 
     def tasks(self, split: str) -> TaskSet:
         start = {"train": 12345, "test": 67891}[split]
-        return GeneratedTasks(
-            split, lambda i: Task(id="", prompt=f"Reverse {start + i} - 7.", answer=f"{start + i}"[::-1])
-        )
+        return GeneratedTasks(split, lambda i: self.asked(i, f"Reverse {start + i} - 7.", f"{start + i}"[::-1]))
+
+    def asked(self, index: int, prompt: str, answer: str) -> Task:
+        """The task of an index; most tasks that are broken are broken here."""
+        return Task(id="", prompt=prompt, answer=answer)
 
     def gold(self, task: Task) -> Sequence[str]:
         return [self.dialect.render("python", {"code": task.prompt}), rf"\boxed{{{task.answer}}}"]

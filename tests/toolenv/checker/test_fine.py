@@ -84,12 +84,8 @@ class PaysForBeingClose(Good):
 class YesOrNo(NoTools):
     """Two answers, both in the prompt: a guess is often right, but no constant always is."""
 
-    def tasks(self, split: str) -> TaskSet:
-        start = {"train": 1000, "test": 5000}[split]
-        return GeneratedTasks(
-            split,
-            lambda i: Task(id="", prompt=f"Is {start + i} even, yes or no?", answer=("yes", "no")[(start + i) % 2]),
-        )
+    def asked(self, index: int, prompt: str, answer: str) -> Task:
+        return super().asked(index, f"Is {answer[::-1]} odd, yes or no?", "yes" if int(answer[0]) % 2 else "no")
 
 
 class LuckyStreak(YesOrNo):

@@ -216,5 +216,6 @@ def test_the_command_says_what_was_seen_and_what_to_do(
     assert main(["check-env", good, "--tokenizer", str(tmp_path), "--dialect", "fence", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"ok": True, "findings": [], "skipped": []}
     assert main(["check-env", good, "--tokenizer", str(tmp_path / "none")]) == 2
+    assert "no tokenizer can be loaded from" in capsys.readouterr().err
     assert main(["check-env", good, "--dialect", "morse"]) == 2
     assert "morse" in capsys.readouterr().err

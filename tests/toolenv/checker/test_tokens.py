@@ -14,29 +14,11 @@ from agentrl.toolenv.checker.play import Subject
 from agentrl.toolenv.checker.tokens import replay
 from agentrl.toolenv.dialects import DIALECTS
 
+from ...render.wrapped import Wrapped
 from .broken_contract import EditsTheAgent, ForgetsTheBeginning
 from .conftest import Register
 from .good import Good
 from .test_fine import Answers, ManyTools, NoTools
-
-
-class Wrapped:
-    """A tokenizer that passes everything on; those below have one fault each."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        return self.inner.apply_chat_template(conversation, **options)
-
-    def __call__(self, text: str, **options: Any) -> Any:
-        return self.inner(text, **options)
-
-    def decode(self, token_ids: Any, **options: Any) -> Any:
-        return self.inner.decode(token_ids, **options)
 
 
 class Echoing(Wrapped):
@@ -44,7 +26,7 @@ class Echoing(Wrapped):
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
         twice = [message for message in conversation for _ in range(2)]
-        return super().apply_chat_template(twice, **options)
+        return self.inner.apply_chat_template(twice, **options)
 
 
 class Halting(Wrapped):
@@ -55,7 +37,7 @@ class Halting(Wrapped):
         for message in conversation:
             thought = [{"role": "assistant", "content": message["thinking"]}] if "thinking" in message else []
             rows += [*thought, message]
-        return super().apply_chat_template(rows, **options)
+        return self.inner.apply_chat_template(rows, **options)
 
 
 class Untemplated(Wrapped):
@@ -71,7 +53,7 @@ class Clockwork(Wrapped):
         self.time = itertools.count()
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        return f"{next(self.time)}\n{super().apply_chat_template(conversation, **options)}"
+        return f"{next(self.time)}\n{self.inner.apply_chat_template(conversation, **options)}"
 
 
 class Tickless(Wrapped):
@@ -152,17 +134,6 @@ def test_a_replay_is_the_episode_that_was_sampled(tokenizer: Any) -> None:
         whole = whole[at + len(ids) :]
     text = str(tokenizer.decode(trajectory.token_ids, skip_special_tokens=False))
     assert text.count("<|im_start|>assistant") == len(played)
-
-
-def test_a_tokenizer_is_loaded_from_its_folder(register: Register, tokenizer: Any, tmp_path: Path) -> None:
-    tokenizer.save_pretrained(tmp_path)
-    assert check_env(register(Good), tokenizer=tmp_path).ok
-    assert load_tokenizer(str(tmp_path)).all_special_ids == tokenizer.all_special_ids
-
-
-def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no tokenizer can be loaded from"):
-        check_env(Good(), tokenizer=tmp_path / "none")
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

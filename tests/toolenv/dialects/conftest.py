@@ -2,11 +2,16 @@
 
 import doctest
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from agentrl.toolenv import dialects
 from agentrl.toolenv.tools.function import tool
 from agentrl.types import ToolCall
+
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("calls.toml").read_text(encoding="utf-8"))
+"""Calls as somebody may write them, and what is read of each."""
 
 
 @tool

@@ -5,7 +5,7 @@ import pytest
 from agentrl.toolenv.dialects import Fence
 from agentrl.toolenv.tools.function import tool
 
-from .conftest import python
+from .conftest import TABLES, python
 
 
 @tool
@@ -21,22 +21,7 @@ def codes(text: str) -> list[object]:
     return [call.arguments["code"] for call in FENCE.parse(text) if not call.error]
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("```python\nprint(1)\n```", ["print(1)"]),
-        ("Let me see.\n```python  \nx = 1\n\nprint(x)\n```  \nDone.", ["x = 1\n\nprint(x)"]),
-        *(("```python\na\n```\nand\n```python\nb\n```", ["a", "b"]), ("```python\n```", [""])),
-        *(("```python\n\n```", [""]), ("```python\nprint('``` is a fence')\n```", ["print('``` is a fence')"])),
-        *(("```text\n```python\nx\n```", []), ("```json\n{}\n```\n```python\ny\n```", ["y"]), ("```\nplain\n```", [])),
-        *(("inline ```python code ```", []), ("```python code ```", ["code"])),
-        ("Let me see.\n```python print('a  b')```  \nDone.\n```python\ny\n```", ["print('a  b')", "y"]),
-        *(("```python ```", [""]), ("```python a ``` and ```python b ```", []), ("```python print('`')```", [])),
-        *(("```ruby puts 1 ```\n```python\ny\n```", ["y"]), ("```text\n```python x ```\n```", [])),
-        *(("```python\n```python x ```\n```", ["```python x ```"]), ("  ```python\nindented\n```", [])),
-        *(("```Python\nx\n```", []), ("The answer is \\boxed{5}.", []), ("", [])),
-    ],
-)
+@pytest.mark.parametrize(("text", "found"), TABLES["fence"])
 def test_which_blocks_are_calls(text: str, found: list[object]) -> None:
     assert codes(text) == found
     assert all(not call.error for call in FENCE.parse(text))

@@ -12,7 +12,7 @@ from agentrl.toolenv.dialects import DIALECTS, get_dialect, resolve_dialect
 from agentrl.toolenv.dialects.pairs import takes_text
 from agentrl.types import Message
 
-from .conftest import add, python
+from .conftest import TABLES, add, python
 
 CHAT = """{% if tools %}<|im_start|>system
 Tools: {% for tool in tools %}{{ tool | tojson }}
@@ -22,19 +22,7 @@ Tools: {% for tool in tools %}{{ tool | tojson }}
 CALL{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-NAME = '{"name": "{{ f.name }}", '
-PARAMETERS = "{% for k, v in f.arguments.items() %}PAIR{% endfor %}"
-FORMS = {
-    "native-hermes": "<tool_call>\n" + NAME + '"arguments": {{ f.arguments | tojson }}}\n</tool_call>',
-    "native-mistral": "[TOOL_CALLS] [" + NAME + '"arguments": {{ f.arguments | tojson }}, "id": "{{ call.id }}"}]',
-    "native-llama": NAME + '"parameters": {{ f.arguments | tojson }}}',
-    "native-qwen3-coder": "<tool_call>\n<function={{ f.name }}>\n"
-    + PARAMETERS.replace("PAIR", "<parameter={{ k }}>\n{{ v }}\n</parameter>\n")
-    + "</function>\n</tool_call>",
-    "native-glm": "<tool_call>{{ f.name }}\n"
-    + PARAMETERS.replace("PAIR", "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n")
-    + "</tool_call>",
-}
+FORMS: dict[str, str] = TABLES["forms"]
 Templated = Callable[[str], Any]
 
 
@@ -80,11 +68,6 @@ def test_form_that_is_not_known(templated: Templated, template: str) -> None:
         resolve_dialect("native", templated(template))
 
 
-def test_the_tiny_models_template_has_no_form(tokenizer: Any) -> None:
-    with pytest.raises(ConfigError, match="does not describe tools"):
-        resolve_dialect("native", tokenizer)
-
-
 @pytest.mark.parametrize("name", FORMS)
 def test_prompt_is_what_the_chat_template_makes_of_the_tools(templated: Templated, name: str) -> None:
     tokenizer = templated(CHAT.replace("CALL", FORMS[name]))
@@ -104,42 +87,13 @@ def test_schema_that_spells_a_control_token_is_refused(templated: Templated) -> 
         Renderer(tokenizer, tools=[{"type": "function", "function": text}])
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "wanted"),
-    [
-        ("native-mistral", '[TOOL_CALLS]  [{"name": "python", "arguments": {"code": "1"}, "id": "x"}]', "1"),
-        ("native-llama", '<|python_tag|>{"name": "python", "parameters": {"code": "1"}}', "1"),
-        ("native-llama", '{"type": "function", "name": "python", "parameters": {"code": "1"}}', "1"),
-        ("native-qwen3-coder", "<tool_call><function=python><parameter=code>1</parameter></function></tool_call>", "1"),
-        ("native-glm", "<tool_call>python<arg_key>code</arg_key><arg_value>1</arg_value></tool_call>", "1"),
-    ],
-)
-def test_other_ways_of_writing_the_same(name: str, text: str, wanted: str) -> None:
+@pytest.mark.parametrize(("name", "text"), TABLES["other_ways"])
+def test_other_ways_of_writing_the_same(name: str, text: str) -> None:
     (call,) = get_dialect(name, [python]).parse(text)
-    assert (call.name, call.arguments, call.error) == ("python", {"code": wanted}, "")
+    assert (call.name, call.arguments, call.error) == ("python", {"code": "1"}, "")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "wanted"),
-    [
-        ("native-mistral", "[TOOL_CALLS] []", "at least one call"),
-        ("native-mistral", '[TOOL_CALLS] {"name": "python"}', "a JSON list"),
-        ("native-mistral", '[TOOL_CALLS] [{"name": "python", "arguments": {}}', "a JSON list of calls: this is not"),
-        ("native-mistral", "[TOOL_CALLS] [5]", "not a number"),
-        ("native-llama", "<|python_tag|>print(1)", "this is not JSON"),
-        ("native-llama", '{"name": "python"', "this is not JSON"),
-        ("native-qwen3-coder", "<tool_call>\npython\n</tool_call>", "a call looks like this: <function=name>"),
-        ("native-qwen3-coder", "<tool_call><function=python>\n</tool_call>", "a call looks like this"),
-        ("native-glm", "<tool_call></tool_call>", "a call looks like this: name <arg_key>"),
-        ("native-glm", "<tool_call>python 5</tool_call>", "a call looks like this"),
-        ("native-glm", "<tool_call>python" + "<arg_key>a</arg_key><arg_value></arg_value>" * 2, "not closed"),
-        (
-            "native-glm",
-            f"<tool_call>f{'<arg_key>a</arg_key><arg_value></arg_value>' * 2}</tool_call>",
-            "is there twice",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "wanted"), TABLES["unreadable"])
 def test_calls_that_can_not_be_read(name: str, text: str, wanted: str) -> None:
     (call,) = get_dialect(name, [python]).parse(text)
     assert wanted in call.error

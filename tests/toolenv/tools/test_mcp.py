@@ -206,34 +206,8 @@ def test_variables_reach_the_program() -> None:
         mcp_tools([sys.executable, "-c", code], env={"TOKEN": "secret"})
 
 
-def test_an_environment_offers_them() -> None:
-    class Adds(ToolEnv):
-        tools = (*mcp_tools(STDIO, timeout=300.0),)
-
-        def tasks(self, split: str) -> list[Task]:
-            return [Task(id="one", prompt="1 + 1?", answer="2")]
-
-        def reward(self, episode: Episode) -> dict[str, float]:
-            return {"correct": float(episode.final == episode.task.answer)}
-
-    before = children()
-    one, other = Adds(), Adds()
-    for env in (one, other):
-        env.reset(seed=0)
-    contents = [env.step("```note\nx\n```")[0][0]["content"] for env in (one, other, one)]
-    assert contents == ["x", "x", "x | x"]
-    assert len(children()) == len(before) + 2
-    one.close()
-    other.close()
-    assert children() == before
-
-
 class Sums(ToolEnv):
-    """Adds with a server that all its episodes share."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.tools = (by_name(mcp_tools(STDIO, timeout=300.0, shared=True))["add"],)
+    """Is played with a server that adds."""
 
     def tasks(self, split: str) -> list[Task]:
         start = {"train": 100, "test": 200}[split]
@@ -244,6 +218,30 @@ class Sums(ToolEnv):
 
     def reward(self, episode: Episode) -> dict[str, float]:
         return {"correct": float(episode.final == episode.task.answer)}
+
+
+class SharedSums(Sums):
+    """All its episodes share the server."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tools = (by_name(mcp_tools(STDIO, timeout=300.0, shared=True))["add"],)
+
+
+def test_an_environment_offers_them() -> None:
+    class Notes(Sums):
+        tools = mcp_tools(STDIO, timeout=300.0)
+
+    before = children()
+    one, other = Notes(), Notes()
+    for env in (one, other):
+        env.reset(seed=0)
+    contents = [env.step("```note\nx\n```")[0][0]["content"] for env in (one, other, one)]
+    assert contents == ["x", "x", "x | x"]
+    assert len(children()) == len(before) + 2
+    one.close()
+    other.close()
+    assert children() == before
 
 
 @pytest.fixture
@@ -257,10 +255,7 @@ def test_episodes_share_a_server_that_may_be_shared() -> None:
     before = children()
 
     class Notes(Sums):
-        tools = (*mcp_tools(STDIO, timeout=300.0, shared=True),)
-
-        def __init__(self) -> None:
-            ToolEnv.__init__(self)
+        tools = mcp_tools(STDIO, timeout=300.0, shared=True)
 
     one, other = Notes(), Notes()
     assert children() == before, "the first call begins it"
@@ -292,27 +287,9 @@ def test_a_whole_check_takes_one_shared_server(monkeypatch: pytest.MonkeyPatch, 
         return begin(server)
 
     monkeypatch.setattr(sessions.Session, "begin", counted)
-    agentrl.register("test/Sums-v0", Sums)
+    agentrl.register("test/Sums-v0", SharedSums)
     assert agentrl.check_env("test/Sums-v0").findings == ()
     assert len(begun) <= 2, "one to list the tools, one to call them"
-
-
-@pytest.mark.usefixtures("ended")
-def test_threads_share_a_server(http: str) -> None:
-    before = children()
-    answers: list[int] = []
-
-    def play(number: int) -> None:
-        add = by_name(mcp_tools(STDIO, timeout=300.0, shared=True))["add"]
-        for step in range(5):
-            add.open(step)
-            answers.append(int(add.call({"a": 10 * number, "b": step})))
-            add.close()
-
-    with ThreadPoolExecutor(8) as pool:
-        assert not any(pool.map(play, range(8)))
-    assert sorted(answers) == [10 * number + step for number in range(8) for step in range(5)]
-    assert len(children()) == len(before) + 1
 
 
 @pytest.mark.usefixtures("ended")
@@ -339,17 +316,23 @@ def test_a_shared_server_that_died_is_begun_anew_for_all() -> None:
     assert len(children()) == len(before) + 1
 
 
-def test_sessions_of_many_threads_run_side_by_side(http: str) -> None:
-    answers: list[str] = []
+@pytest.mark.usefixtures("ended")
+@pytest.mark.parametrize("shared", [False, True])
+def test_threads_get_their_own_answers(http: str, shared: bool) -> None:
+    before, answers = children(), list[int]()
+    server: dict[str, Any] = {"command": STDIO} if shared else {"url": http}
 
     def play(number: int) -> None:
-        tools = by_name(mcp_tools(url=http, timeout=300.0))
-        answers.extend(tools["add"].call({"a": number, "b": step}) for step in range(3))
-        tools["add"].close()
+        add = by_name(mcp_tools(**server, timeout=300.0, shared=shared))["add"]
+        for step in range(3):
+            add.open(step)
+            answers.append(int(add.call({"a": 10 * number, "b": step})))
+            add.close()
 
     with ThreadPoolExecutor(8) as pool:
-        assert not any(pool.map(play, range(0, 80, 10)))
-    assert sorted(map(int, answers)) == [10 * number + step for number in range(8) for step in range(3)]
+        assert not any(pool.map(play, range(8)))
+    assert sorted(answers) == [10 * number + step for number in range(8) for step in range(3)]
+    assert len(children()) == len(before) + shared
 
 
 @pytest.mark.parametrize("shared", [False, True])
