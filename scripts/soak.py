@@ -50,6 +50,12 @@ GROWTH_BYTES = 64 << 20
 record, rng = Record(), random.Random(0)
 
 
+def count(name: str) -> None:
+    """Count one, from any thread."""
+    with record.lock:
+        record.counts[name] += 1
+
+
 @tool(timeout=0.2)
 def hang() -> str:
     """Take longer than anybody waits."""
@@ -80,14 +86,14 @@ class Soak(ToolEnv):
     def reward(self, episode: Episode) -> dict[str, float]:
         """Judge the program's output, and give a number that differs between texts."""
         if rng.random() < GRADER_FAULTS:
-            record.count("grader faults")
+            count("grader faults")
             raise InfrastructureError("the grader is down")
         said = [message["content"] for message in episode.messages if message["role"] == "tool"]
         hung = [run.name for run in episode.tool_runs] == ["hang"]
-        record.count("hung" if hung else "ran")
+        count("hung" if hung else "ran")
         if not hung and episode.task.answer not in "".join(said):
             with record.lock:
-                record.violations.append(f"expected {episode.task.answer}, not {said}")
+                record.violate(f"expected {episode.task.answer}, not {said}")
         return {"correct": sum(map(ord, episode.final)) % 5 / 4}
 
     def gold(self, task: Task) -> list[str]:
@@ -104,7 +110,7 @@ class Failing(TransformersEngine):
         self.calm -= 1
         if self.calm < 0 and rng.random() < ENGINE_FAULTS:
             self.calm = 100  # a request that fails twice in a row ends the run, as it should
-            record.count("engine failures")
+            count("engine failures")
             raise RuntimeError("out of memory")
         super()._step()
 

@@ -173,10 +173,13 @@ class Collecting:
         self._version, self._score = version, learner.score
         rollout = self._config.rollout
         probe = Sampling(temperature=rollout.temperature, max_tokens=min(32, rollout.episode_tokens))
-        try:
-            await check_probe(self._engine, probe, learner.score, self._trainers)
-        except InfrastructureError:  # like an episode, it is played once more
-            await check_probe(self._engine, probe, learner.score, self._trainers)
+        for attempt in range(2):
+            try:
+                await check_probe(self._engine, probe, learner.score, self._trainers)
+                return
+            except InfrastructureError:  # like an episode, it is played once more
+                if attempt:
+                    raise
 
     def state(self) -> Mapping[str, object]:
         """Nothing: tasks and seeds follow from the number of a step."""
