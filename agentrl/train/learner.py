@@ -125,18 +125,16 @@ class Learner:
         # The norm is that of the whole minibatch's gradient, so it can be clipped only after the last pack. All ranks
         # have the same, and so agree on whether there is a step.
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm))
-        if not math.isfinite(norm):
-            self.optimizer.zero_grad(set_to_none=True)
-            return norm
-        if self._decay and not self._average:
-            self._average = [weight.detach().clone() for weight in self.trained]
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        if math.isfinite(norm):
+            if self._decay and not self._average:
+                self._average = [weight.detach().clone() for weight in self.trained]
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+            if self._average:
+                get_ema_multi_avg_fn(self._decay)(self._average, self.trained, None)
         # None instead of zeros: the memory of the gradients is free while the engine generates.
         self.optimizer.zero_grad(set_to_none=True)
-        if self._average:
-            get_ema_multi_avg_fn(self._decay)(self._average, self.trained, None)
         return norm
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

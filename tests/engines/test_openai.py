@@ -188,7 +188,8 @@ def test_chat_server_is_evaluated_on_two_sets(fake: Fake, here: Path, capsys: py
     records = list(read_episodes("o"))
     assert len(records) == 9 and {record.trajectory.usage for record in records} == {(22, 6)}
     assert {record.trajectory.answer for record in records} == {"42"}
-    assert {(one.trajectory.env, one.trajectory.tags) for one in records} == {("one", ("level:1",)), ("two", ("level:2",))}
+    played = [record.trajectory for record in records]
+    assert {(one.env, one.tags) for one in played} == {("one", ("level:1",)), ("two", ("level:2",))}
     asked = len(fake.asked)
     assert main(["eval", *words, *sets, "--json"]) == 0 and len(fake.asked) == asked, "nothing is played twice"
     assert json.loads(capsys.readouterr().out) == found
