@@ -19,6 +19,7 @@ Sandbox faults have a branch of their own (``agentrl.sandboxes.SandboxError``), 
 environments turn them into ``InfrastructureError``.
 """
 
+import copyreg
 import difflib
 from collections.abc import Iterable
 
@@ -50,6 +51,10 @@ class UnknownNameError(UsageError):
         if told.endswith("?") and len(names) <= _FEW_NAMES:
             told += f" There are {', '.join(names)}"
         super().__init__(f"no {kind} is called {name!r}; {told}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # It may be raised in another process, and come here as its message.
+        return copyreg.__newobj__, (type(self), *self.args)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class RunFolderError(UsageError):

@@ -38,7 +38,14 @@ EXAMPLES = """examples:
   soak.py --episodes 640      minutes
 """
 SETTINGS = (
-    *("env.id=soak/Soak-v0", "run.threads=1", "model.hidden=16", "model.layers=2", "model.heads=2", "optim.lr=1e-4"),
+    *(
+        "env.id=soak/Soak-v0",
+        "run.threads=1",
+        "model.tiny.hidden=16",
+        "model.tiny.layers=2",
+        "model.tiny.heads=2",
+        "optim.lr=1e-4",
+    ),
     *("rollout.tasks=8", "rollout.group_size=8", "rollout.turn_tokens=6", "rollout.cut_turns=answer"),
     *("rollout.overlap=inflight", "rollout.concurrency=16", "rollout.max_fault_rate=0.9"),
 )

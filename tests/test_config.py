@@ -135,7 +135,7 @@ def test_later_words_win(tmp_path: Path) -> None:
     assert (config.optim.steps, config.optim.lr, config.optim.betas) == (7, 2e-4, (0.5, 1.0))
     args = load_config(preset="quickstart").env.args
     assert config.env.args == args | {"level": [4, 5], "turns": 3, "word": "plain text"}
-    assert config.model.hidden == load_config(preset="quickstart").model.hidden
+    assert config.model.tiny == load_config(preset="quickstart").model.tiny
     assert with_overrides(config, ["run.name=other"]).model_dump() == {
         **config.model_dump(),
         "run": {**config.model_dump()["run"], "name": "other"},

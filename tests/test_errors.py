@@ -1,6 +1,7 @@
 """The exception tree, and how an error names the nearest valid name."""
 
 import inspect
+import pickle
 
 import pytest
 
@@ -33,6 +34,12 @@ def test_nearest(name: str, known: list[str], hint: str) -> None:
     assert nearest(name, known) == hint
     listed = " There are fence, hermes" if hint.endswith("?") else ""
     assert str(UnknownNameError("dialect", name, known)) == f"no dialect is called {name!r}; {hint}{listed}"
+
+
+def test_it_comes_from_another_process_as_it_is() -> None:
+    error = UnknownNameError("dialect", "fense", ["fence"])
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (UnknownNameError, str(error))
 
 
 def test_many_names_are_not_listed_beside_the_nearest() -> None:

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # No step of reinforcement learning: a model this small and untaught would be refused for never calling the tool.
-SMALL = ["model.hidden=32", "model.layers=2", "sft.steps=2", "sft.tasks=8", "optim.steps=0", "eval.tasks=4"]
+SMALL = ["model.tiny.hidden=32", "model.tiny.layers=2", "sft.steps=2", "sft.tasks=8", "optim.steps=0", "eval.tasks=4"]
 
 
 FIRST = re.search(r"^## Your first environment\n.*?(?=^## )", README, flags=re.DOTALL | re.MULTILINE)

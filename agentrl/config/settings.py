@@ -15,6 +15,7 @@ Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 RejectionLevel = Literal["token", "sequence", "geometric"]
+TinySize = Literal["hidden", "layers", "heads"]
 
 
 class _Section(pydantic.BaseModel):
@@ -92,12 +93,9 @@ class ModelSettings(_Section):
     """Of computation and of the engine's weights; those that are trained and saved are float32 (trainer)."""
     device: str = "cpu"
     """A PyTorch device (trainer)."""
-    hidden: Count = 128
-    """Width of the tiny model (tiny)."""
-    layers: Count = 4
-    """Layers of the tiny model (tiny)."""
-    heads: Count = 4
-    """Query heads of the tiny model (tiny)."""
+    tiny: dict[TinySize, Count] = Field(default_factory=dict)
+    """Sizes of the tiny model: width, layers and query heads, ``{hidden = 128, layers = 4, heads = 4}`` where they are
+    not given (tiny)."""
 
 
 class SftSettings(_Section):
@@ -147,7 +145,7 @@ class RolloutSettings(_Section):
     max_staleness: Count = 1
     """By how many steps weights that sample may be older than those that learn, with "inflight" (trainer)."""
     concurrency: Count = 64
-    """Episodes at a time (rollout)."""
+    """Episodes at a time, of each actor where there is a fleet (rollout)."""
     max_fault_rate: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """Share of groups lost to infrastructure faults above which the run stops (rollout)."""
 
@@ -159,6 +157,15 @@ class EngineSettings(_Section):
     """Engine, by name (engines)."""
     options: dict[str, Value] = Field(default_factory=dict)
     """Its own options, such as slots, the episodes whose keys and values it keeps (engines)."""
+
+
+class FleetSettings(_Section):
+    """Where episodes are played and sampled."""
+
+    name: Literal["local", "ray"] = "local"
+    """The run's own process, or actors on a Ray cluster, each with environments and an engine (fleet)."""
+    options: Arguments = Field(default_factory=dict)
+    """Ray's own: actors, address, patience, and what each actor asks for, cpus, gpus and resources (fleet)."""
 
 
 class AlgoSettings(_Section):
@@ -279,6 +286,7 @@ class Config(_Section):
     model: ModelSettings = Field(default_factory=ModelSettings)
     sft: SftSettings = Field(default_factory=SftSettings)
     engine: EngineSettings = Field(default_factory=EngineSettings)
+    fleet: FleetSettings = Field(default_factory=FleetSettings)
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)
     algo: AlgoSettings = Field(default_factory=AlgoSettings)
     optim: OptimSettings = Field(default_factory=OptimSettings)

@@ -19,23 +19,36 @@ ENGINES: Mapping[str, str] = {
 
 
 def make_engine(name: str, model: "PreTrainedModel | None", options: Mapping[str, Any]) -> Engine:
-    """Make the engine that a config chooses.
+    """Make the engine that a config chooses; the rest is as for :func:`make_named`.
 
     Args:
         name: a name of ``ENGINES``.
         model: a copy of the policy, which the engine owns; None for ``openai``, whose model is elsewhere.
         options: the engine's own keyword arguments.
+    """
+    return make_named("engine", ENGINES, name, options, model)
+
+
+def make_named(what: str, known: Mapping[str, str], name: str, options: Mapping[str, Any], *parts: Any) -> Any:
+    """Make what a config chooses by its name, and import its module.
+
+    Args:
+        what: the section of the config.
+        known: module and class by name.
+        name: a name in ``known``.
+        options: ``options`` of that section: keyword arguments.
+        parts: positional arguments.
 
     Raises:
-        UnknownNameError: there is no such engine.
+        UnknownNameError: there is no such name.
         ConfigError: its package is not installed, or it does not take one of the options, or not such a value.
     """
-    if name not in ENGINES:
-        raise UnknownNameError("engine", name, ENGINES)
-    module, _, kind = ENGINES[name].partition(":")
+    if name not in known:
+        raise UnknownNameError(what, name, known)
+    module, _, kind = known[name].partition(":")
     try:
-        return getattr(importlib.import_module(module), kind)(model, **options)
+        return getattr(importlib.import_module(module), kind)(*parts, **options)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"engine {name!r} needs {error.name}: pip install 'agentrl[{name}]'") from error
+        raise ConfigError(f"{what} {name!r} needs {error.name}: pip install 'agentrl[{name}]'") from error
     except TypeError as error:
-        raise ConfigError(f"engine {name!r} can't be made with engine.options: {error}") from error
+        raise ConfigError(f"{what} {name!r} can't be made with {what}.options: {error}") from error

@@ -263,7 +263,7 @@ def _check_heads(config: Any) -> None:
     if width not in widths:
         raise ConfigError(
             f"on a CPU vLLM computes heads of {', '.join(map(str, widths))}, not of {width}: choose another model, or "
-            "model.heads of the tiny one"
+            "model.tiny.heads of the tiny one"
         )
 
 

@@ -1,6 +1,7 @@
 """Load a model that can be trained here, and copy it for an engine."""
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,13 @@ def _check_rows(model: Any) -> None:
         raise UsageError(f"{name} carries a state from one token to the next beside attention, which agentrl can't do")
     if not torch.allclose(model(**options).logits.float(), logits_of(model, hidden), atol=1e-2, rtol=1e-2):
         raise UsageError(f"{name} changes its logits in a way of its own, which agentrl can't do")
+
+
+def make_repeatable(repeatable: bool) -> None:
+    """Have this process use repeatable kernels only, or any; PyTorch warns where there is no repeatable one."""
+    if repeatable:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+    torch.use_deterministic_algorithms(repeatable, warn_only=True)
 
 
 def cast_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

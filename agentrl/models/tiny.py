@@ -59,7 +59,9 @@ def make_tokenizer(texts: Iterable[str], *, vocab_size: int = 512) -> PreTrained
     )
 
 
-def tiny_config(tokenizer: PreTrainedTokenizerFast, *, hidden: int, layers: int, heads: int) -> Qwen3Config:
+def tiny_config(
+    tokenizer: PreTrainedTokenizerFast, *, hidden: int = 128, layers: int = 4, heads: int = 4
+) -> Qwen3Config:
     """Make the configuration of a tiny Qwen3 model for ``tokenizer``.
 
     Args:
@@ -73,8 +75,8 @@ def tiny_config(tokenizer: PreTrainedTokenizerFast, *, hidden: int, layers: int,
     """
     if hidden % (2 * heads) or (heads > 1 and heads % 2):
         raise ConfigError(
-            f"a tiny model can't have model.heads={heads} in model.hidden={hidden}: use 1 head or an even number of "
-            "them, and a width that is a multiple of twice that"
+            f"a tiny model can't have model.tiny.heads={heads} in model.tiny.hidden={hidden}: use 1 head or an even "
+            "number of them, and a width that is a multiple of twice that"
         )
     special: dict[str, Any] = {name: tokenizer.convert_tokens_to_ids(name) for name in (PAD, END)}
     return Qwen3Config(
@@ -95,11 +97,9 @@ def tiny_config(tokenizer: PreTrainedTokenizerFast, *, hidden: int, layers: int,
     )
 
 
-def make_model(
-    tokenizer: PreTrainedTokenizerFast, *, hidden: int, layers: int, heads: int, seed: int
-) -> PreTrainedModel:
+def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, **sizes: int) -> PreTrainedModel:
     """Make a Qwen3 model with random weights, seeded by ``seed``; the rest is as for :func:`tiny_config`."""
-    config = tiny_config(tokenizer, hidden=hidden, layers=layers, heads=heads)
+    config = tiny_config(tokenizer, **sizes)
     # Seeded without touching the generator that the caller draws from.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

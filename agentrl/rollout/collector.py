@@ -6,17 +6,18 @@ tokenized again.
 
 import asyncio
 import time
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import FaultRateError, InfrastructureError
 from agentrl.render.transcript import Writer
+from agentrl.rollout.collected import Clock, Collected
 from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.toolenv.author import ask
@@ -29,23 +30,16 @@ EngineFor = Callable[[str], Engine]
 """Maps a task's id to the engine that plays it: the same one for all tasks, except where a script is played."""
 
 
-def always(engine: Engine) -> EngineFor:
-    """Use the same engine for every task."""
+@dataclass(frozen=True, slots=True)
+class always:  # a function for all but those who ask which engine it is
+    """Uses the same engine for every task."""
 
-    def engine_for(_task_id: str) -> Engine:
-        return engine
+    engine: Engine
+    """Which one."""
 
-    return engine_for
-
-
-@dataclass(slots=True, kw_only=True)
-class Clock:
-    """Seconds spent while collecting, summed over concurrent episodes."""
-
-    tools: float = 0.0
-    """Seconds in environments: tools and grading."""
-    engine: float = 0.0
-    """Seconds of waiting for completions."""
+    def __call__(self, _task_id: str) -> Engine:
+        """Give it."""
+        return self.engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,24 +54,6 @@ class EpisodeLimits:
     def after_cut(self, spent: bool) -> CutTurns:
         """Say how to treat a turn that was cut off; where the episode's tokens are spent, it can't continue."""
         return "end" if spent and self.cut_turns == "continue" else self.cut_turns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
-    """Episodes of one collection, and what became of the others."""
-
-    groups: tuple[Group, ...]
-    """The complete groups, in the order they were asked for."""
-    faults: int
-    """Attempts at an episode that an infrastructure fault ended."""
-    lost: int
-    """Groups left out because an episode failed twice."""
-    seconds: float
-    """Wall time of the whole collection."""
-    clock: Clock
-    """The episodes' time in environments and in the engine, summed over all of them."""
-    sandbox: Mapping[str, float]
-    """Metrics of the sandbox behind the ``python`` tool during the collection."""
 
 
 async def play(
@@ -215,6 +191,22 @@ class Player:
         return result
 
 
+class Fleet(Engine):
+    """An engine in several places, which plays whole groups where it samples."""
+
+    @abstractmethod
+    async def play(
+        self,
+        collector: "Collector",
+        specs: Sequence[Sequence[EpisodeSpec]],
+        sampling: Sampling,
+        *,
+        on_episode: Callable[[Trajectory], None],
+        known: Mapping[int, Trajectory],
+    ) -> Collected:
+        """Play at least one group by copies of ``collector``, as its own ``play`` does."""
+
+
 class Collector:
     """Plays groups of episodes, many at a time, each on an instance of its environment.
 
@@ -258,10 +250,10 @@ class Collector:
         sampling: Sampling,
         *,
         on_episode: Callable[[Trajectory], None] = lambda _: None,
-        known: Mapping[int, Trajectory] = MappingProxyType({}),
+        known: Mapping[int, Trajectory] | None = None,
         gate: asyncio.Semaphore | None = None,
     ) -> Collected:
-        """Play groups; those that are complete are given in order.
+        """Play groups, here or in the fleet that is their engine; those that are complete are given in order.
 
         Args:
             specs: one sequence per group, its members' task and seeds.
@@ -270,10 +262,34 @@ class Collector:
             on_episode: called with each finished episode.
             known: episodes that were played before, by their seed; they are taken as they are.
             gate: bounds the episodes at a time of several collections together; else each has its own ``concurrency``.
+                A fleet's places have theirs.
 
         Raises:
             FaultRateError: more groups were lost than ``max_fault_rate`` allows.
         """
+        engine, known = engine_for.engine if isinstance(engine_for, always) else None, known or {}
+        if specs and isinstance(engine, Fleet):
+            collected = await engine.play(self, specs, sampling, on_episode=on_episode, known=known)
+        else:
+            collected = await self.play(specs, engine_for, sampling, on_episode=on_episode, known=known, gate=gate)
+        if collected.lost > self._max_fault_rate * len(specs):
+            raise FaultRateError(
+                f"{collected.lost} of {len(specs)} groups were lost to infrastructure faults, more than "
+                f"max_fault_rate={self._max_fault_rate:g} allows; the last fault: {collected.last_fault}"
+            ) from collected.last_fault
+        return collected
+
+    async def play(
+        self,
+        specs: Sequence[Sequence[EpisodeSpec]],
+        engine_for: EngineFor,
+        sampling: Sampling,
+        *,
+        on_episode: Callable[[Trajectory], None],
+        known: Mapping[int, Trajectory],
+        gate: asyncio.Semaphore | None,
+    ) -> Collected:
+        """Play groups here, however many are lost; the rest is as for :meth:`collect`."""
         began, before = time.perf_counter(), sandbox_counters()
         if self._threads is None:
             self._threads = ThreadPoolExecutor(min(self._concurrency, 32), thread_name_prefix="agentrl-env")
@@ -301,23 +317,15 @@ class Collector:
             raise errors.exceptions[0] from None
         played = [[task.result() for task in group] for group in running]
         groups = tuple(Group(tuple(t for t in group if t)) for group in played if all(group))
-        lost = len(specs) - len(groups)
-        self._check_rate(lost, len(specs), faults)
         return Collected(
             groups=groups,
             faults=len(faults),
-            lost=lost,
+            last_fault=faults[-1] if faults else None,
+            lost=len(specs) - len(groups),
             seconds=time.perf_counter() - began,
             clock=player.clock,
             sandbox=sandbox_metrics(before, sandbox_counters()),
         )
-
-    def _check_rate(self, lost: int, count: int, faults: Sequence[InfrastructureError]) -> None:
-        if lost > self._max_fault_rate * count:
-            raise FaultRateError(
-                f"{lost} of {count} groups were lost to infrastructure faults, more than max_fault_rate="
-                f"{self._max_fault_rate:g} allows; the last fault: {faults[-1]}"
-            ) from faults[-1]
 
     async def _episode(
         self, spec: EpisodeSpec, engine_for: EngineFor, sampling: Sampling, player: Player

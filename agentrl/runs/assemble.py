@@ -1,6 +1,5 @@
 """Assemble the parts of a run from its config: model, tokenizer, renderer, engine, collectors."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 from transformers.utils import logging as transformers_logging
 
 from agentrl.config import Config, with_overrides
-from agentrl.engines import make_engine
+from agentrl.engines import make_engine, make_named
 from agentrl.engines.base import Engine
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import ConfigError, UsageError
-from agentrl.models.load import cast_copy, load_model
+from agentrl.models.load import cast_copy, load_model, make_repeatable
 from agentrl.models.lora import add_adapters, base_of, load_adapters, target_names
 from agentrl.models.tiny import make_model, make_tokenizer, tiny_config
 from agentrl.render.renderer import Renderer, load_tokenizer
@@ -25,6 +24,7 @@ from agentrl.rollout.plan import TaskSource
 from agentrl.toolenv.dialects import NATIVE, resolve_dialect
 
 _TOKENIZER_TASKS = 500
+_FLEETS = {"ray": "agentrl.rollout.ray_fleet:RayFleet"}
 _NO_TOKENIZER = "give model.path a folder that holds a model, or its name on the Hugging Face hub"
 
 
@@ -48,20 +48,24 @@ class Parts(Policy):
     """Samples from a copy of the model."""
 
 
-def assemble(config: Config, source: TaskSource | TaskMix, path: str | Path | None = None) -> Parts:
+def assemble(
+    config: Config, source: TaskSource | TaskMix, path: str | Path | None = None, *, fleet: bool = False
+) -> Parts:
     """Make model, tokenizer, renderer and engine.
 
     Args:
         config: the run's settings.
         source: a split of its environments.
         path: loads the model from here instead of ``config.model.path``.
+        fleet: let the fleet that ``config.fleet`` chooses be the engine, or have the engine here all the same.
 
     Raises:
         UsageError: the model or its tokenizer can't be loaded.
         RenderError: the tokenizer's chat template can't be extended.
-        ConfigError: there is no such device, the chat template has no such variable, the engine no such option, or the
-            model no such layer as ``lora.targets`` names.
+        ConfigError: there is no such device, the chat template has no such variable, the engine no such option, the
+            model no such layer as ``lora.targets`` names, or no cluster has room for the fleet.
         UnknownNameError: there is no such engine.
+        InfrastructureError: the fleet did not start.
     """
     if config.engine.name == "openai":
         raise ConfigError("engine 'openai' only evaluates: set engine.name to 'transformers' or 'vllm'")
@@ -76,6 +80,9 @@ def assemble(config: Config, source: TaskSource | TaskMix, path: str | Path | No
     # they get a new version.
     sampled = cast_copy(model, getattr(torch, config.model.dtype))
     options = {"slots": config.rollout.concurrency, "max_length": longest, **config.engine.options}
+    if fleet and config.fleet.name != "local":
+        places = make_named("fleet", _FLEETS, config.fleet.name, config.fleet.options, config, sampled, options)
+        return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=places)
     engine = make_engine(config.engine.name, sampled, options)
     return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=engine)
 
@@ -95,18 +102,15 @@ def load_policy(config: Config, tokenizer: Any = None, path: str | Path | None =
     _quiet()
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    if config.run.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
-    # Where there is no repeatable kernel, PyTorch warns.
-    torch.use_deterministic_algorithms(config.run.deterministic, warn_only=True)
+    make_repeatable(config.run.deterministic)
     place = path or config.model.path
     tokenizer = tokenizer or load_tokenizer(place, _NO_TOKENIZER)
     device = _device(config.model.device)
     if place:
         model = load_model(place, device=device)
     else:
-        tiny, seed = config.model, derive_seed(config.run.seed, "weights")
-        model: Any = make_model(tokenizer, hidden=tiny.hidden, layers=tiny.layers, heads=tiny.heads, seed=seed)
+        seed = derive_seed(config.run.seed, "weights")
+        model: Any = make_model(tokenizer, seed=seed, **config.model.tiny)
         model = model.to(device)
     if config.lora.rank:
         target_names(model, config.lora.targets)  # refused here, and not after the warm start
@@ -147,7 +151,7 @@ def model_config(config: Config, tokenizer: Any) -> PreTrainedConfig:
     """
     settings = config.model
     if not settings.path:
-        return tiny_config(tokenizer, hidden=settings.hidden, layers=settings.layers, heads=settings.heads)
+        return tiny_config(tokenizer, **settings.tiny)
     try:
         return AutoConfig.from_pretrained(settings.path)
     except (OSError, ValueError) as error:

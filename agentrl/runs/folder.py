@@ -22,7 +22,7 @@ _MAY_CHANGE = (
     *("run.threads", "run.ranks", "model.device", "rollout.concurrency"),
     "rollout.max_fault_rate",
     *("optim.steps", "optim.max_sampled_tokens", "optim.max_tokens", "optim.gradient_checkpointing"),
-    *("eval.*", "save.*", "log.*"),
+    *("fleet.*", "eval.*", "save.*", "log.*"),
 )
 """Settings that may change when a run is resumed: its length, hardware, speed and evaluation. The others decide what is
 learned."""

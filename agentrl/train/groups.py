@@ -18,7 +18,8 @@ from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.load import ROUNDING
-from agentrl.rollout.collector import Clock, Collected, Collector, always
+from agentrl.rollout.collected import Collected, joined
+from agentrl.rollout.collector import Collector, always
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.train.invariants import check_agreement, check_probe, check_tools_are_called, check_versions
@@ -280,28 +281,10 @@ async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: in
         parts.append(await collect(specs))
         place += missing
         missing -= sum(not is_silent(group) for group in parts[-1].groups)
-    return _joined(parts)
+    return joined(parts)
 
 
 def _chosen(groups: Sequence[Group], count: int) -> Sequence[Group]:
     """Choose ``count`` groups, the first silent ones only where there are not enough others; in order."""
     ranked = sorted(range(len(groups)), key=lambda place: is_silent(groups[place]))
     return [groups[place] for place in sorted(ranked[:count])]
-
-
-def _joined(parts: Sequence[Collected]) -> Collected:
-    if len(parts) == 1:
-        return parts[0]
-    # Counts and times add up. Percentiles don't, but the largest bound of any part holds for all of them.
-    sandbox = {
-        name: (max if name.endswith(("_p50", "_p99")) else sum)(part.sandbox[name] for part in parts)
-        for name in parts[0].sandbox
-    }
-    return Collected(
-        groups=tuple(group for part in parts for group in part.groups),
-        faults=sum(part.faults for part in parts),
-        lost=sum(part.lost for part in parts),
-        seconds=sum(part.seconds for part in parts),
-        clock=Clock(tools=sum(part.clock.tools for part in parts), engine=sum(part.clock.engine for part in parts)),
-        sandbox=sandbox,
-    )

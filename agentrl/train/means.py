@@ -25,7 +25,7 @@ class Means:
 
 def live(config: Config, sources: Sources, path: Path | None = None) -> Means:
     """Assemble the means of a run that plays; the model is ``model.path``, or the checkpoint at ``path``."""
-    parts = assemble(config, sources.train, path)
+    parts = assemble(config, sources.train, path, fleet=True)
     played = Live(config, parts, sources)
     return Means(policy=parts, rollouts=played.rollouts, live=played)
 

@@ -13,7 +13,7 @@ from agentrl import algos
 from agentrl.batch import whole
 from agentrl.config import Config
 from agentrl.errors import TrajectoryError, UsageError
-from agentrl.rollout.collector import Clock, Collected
+from agentrl.rollout.collected import Clock, Collected
 from agentrl.runs.assemble import Policy
 from agentrl.runs.records import Record, read_episodes
 from agentrl.train.groups import Played

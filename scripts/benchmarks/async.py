@@ -74,7 +74,13 @@ def config_of(args: argparse.Namespace, mode: str, seconds: float) -> Config:
     return load_config(
         overrides=[
             *("env.id=benchmark/Slow-v0", f"env.args.turns={args.turns}", f"env.args.seconds={seconds}"),
-            *(f"model.hidden={args.hidden}", "model.layers=2", "run.threads=1", "algo.loss=ctpo", "optim.lr=1e-4"),
+            *(
+                f"model.tiny.hidden={args.hidden}",
+                "model.tiny.layers=2",
+                "run.threads=1",
+                "algo.loss=ctpo",
+                "optim.lr=1e-4",
+            ),
             *(f"rollout.tasks={args.tasks}", f"rollout.group_size={args.group}", f"rollout.turn_tokens={args.turn}"),
             *("rollout.cut_turns=continue", "rollout.concurrency=256", f"optim.steps={args.steps}"),
             *("rollout.max_fault_rate=0", *MODES[mode]),

@@ -108,7 +108,7 @@ QUICK = ("--preset", "quickstart")
         (("train", *QUICK, "--set", "model.path=./no/model"), "no tokenizer can be loaded from './no/model'"),
         (("train", *QUICK, "--set", "model.path=nobody/nothing"), "no tokenizer can be loaded from 'nobody/nothing'"),
         (("train", *QUICK, "--set", "model.device=gpu9"), "there is no device 'gpu9' here"),
-        (("train", *QUICK, "--set", "model.heads=3"), "a tiny model can't have model.heads=3"),
+        (("train", *QUICK, "--set", "model.tiny.heads=3"), "a tiny model can't have model.tiny.heads=3"),
         (("train", *QUICK, "--set", "env.args.dialect=native"), "needs a model that was taught to call tools"),
         (("train", *QUICK, "--set", "env.args.dialect=hermse"), "did you mean 'hermes'?"),
         (("train", *QUICK, "--name", "a/b"), "setting 'run.name' is 'a/b'"),
@@ -119,7 +119,7 @@ QUICK = ("--preset", "quickstart")
         (("train", "--resume", "x", "--dry-run"), "leave all options out but --set"),
         (("plan",), "give a TOML file, or --preset quickstart"),
         (("plan", *QUICK, "--memory", "0"), "--memory is 0: give the GiB"),
-        (("plan", *QUICK, "--set", "model.heads=3"), "a tiny model can't have model.heads=3"),
+        (("plan", *QUICK, "--set", "model.tiny.heads=3"), "a tiny model can't have model.tiny.heads=3"),
         (("sft", *QUICK, "--set", "sft.steps=0"), "sft.steps is 0, so there is no warm start"),
         (("eval", "runs/none"), "there is no run in 'runs/none'; there are none yet"),
         (("eval", "none"), "there is no run in 'none'"),
@@ -199,7 +199,7 @@ def test_model_folder_needs_settings(here: Path, capsys: pytest.CaptureFixture[s
     assert "no tokenizer can be loaded from 'plain'" in refused(capsys, "eval", "plain", *QUICK)
 
 
-SETTINGS = ("model.hidden=8", "model.layers=1", "model.heads=1", "rollout.concurrency=1")
+SETTINGS = ("model.tiny.hidden=8", "model.tiny.layers=1", "model.tiny.heads=1", "rollout.concurrency=1")
 SMALL = tuple(f"--set={setting}" for setting in SETTINGS)
 
 

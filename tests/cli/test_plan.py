@@ -14,7 +14,7 @@ from agentrl.runs.assemble import task_source
 
 pytestmark = pytest.mark.usefixtures("here", "one_thread")
 
-SMALL = ["run.threads=1", "model.hidden=32", "model.layers=2", "model.heads=4", "rollout.concurrency=2"]
+SMALL = ["run.threads=1", "model.tiny.hidden=32", "model.tiny.layers=2", "model.tiny.heads=4", "rollout.concurrency=2"]
 TIR = [name for name in presets() if name.endswith("-tir")]
 
 

@@ -58,7 +58,7 @@ def test_runs_differ_in_what_is_varied_and_in_nothing_else() -> None:
 
 
 def test_without_a_warm_start_there_is_nothing_to_share() -> None:
-    plan = planned("model.hidden=16,32", overrides=["sft.steps=0"], seeds="0,1")
+    plan = planned("model.tiny.hidden=16,32", overrides=["sft.steps=0"], seeds="0,1")
     assert [run.name for run in plan.runs] == ["16-seed0", "32-seed0", "16-seed1", "32-seed1"]
     assert not any(run.after or run.config.model.path for run in plan.runs)
 

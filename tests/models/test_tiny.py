@@ -87,5 +87,5 @@ def test_a_model_has_the_asked_shape(tokenizer: Any, heads: int, keys: int) -> N
 
 @pytest.mark.parametrize(("hidden", "heads"), [(32, 3), (30, 4), (12, 4), (32, 5)])
 def test_a_shape_that_can_not_be_is_refused(tokenizer: Any, hidden: int, heads: int) -> None:
-    with pytest.raises(ConfigError, match=f"model.heads={heads} in model.hidden={hidden}"):
+    with pytest.raises(ConfigError, match=f"model.tiny.heads={heads} in model.tiny.hidden={hidden}"):
         make_model(tokenizer, hidden=hidden, layers=1, heads=heads, seed=0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,18 @@ from agentrl.types import Message
 
 
 def tiny(*overrides: str) -> Config:
-    small = ["model.hidden=16", "model.layers=1", "model.heads=2", "rollout.concurrency=2", "rollout.turn_tokens=8"]
+    small = [
+        "model.tiny.hidden=16",
+        "model.tiny.layers=1",
+        "model.tiny.heads=2",
+        "rollout.concurrency=2",
+        "rollout.turn_tokens=8",
+    ]
     return load_config(overrides=[*small, "rollout.episode_tokens=64", *overrides])
 
 
-def assemble(config: Config, path: Path | None = None) -> Parts:
-    return assemble_for(config, task_source(config, "train"), path)
+def assemble(config: Config, path: Path | None = None, *, fleet: bool = False) -> Parts:
+    return assemble_for(config, task_source(config, "train"), path, fleet=fleet)
 
 
 def test_same_seed_same_model() -> None:
@@ -76,9 +83,9 @@ def test_dtype_and_threads() -> None:
     [
         ("model.device=tpu7", ConfigError, "there is no device 'tpu7' here"),
         ("model.template_args.enable_thinking=false", ConfigError, "no variable 'enable_thinking' to set"),
-        ("model.heads=3", ConfigError, "model.heads=3 in model.hidden=16"),
-        ("model.heads=16", ConfigError, "model.heads=16 in model.hidden=16"),
-        ("model.hidden=15", ConfigError, "model.heads=2 in model.hidden=15"),
+        ("model.tiny.heads=3", ConfigError, "model.tiny.heads=3 in model.tiny.hidden=16"),
+        ("model.tiny.heads=16", ConfigError, "model.tiny.heads=16 in model.tiny.hidden=16"),
+        ("model.tiny.hidden=15", ConfigError, "model.tiny.heads=2 in model.tiny.hidden=15"),
         ("model.path=/no/such/folder", UsageError, "no tokenizer can be loaded from '/no/such/folder'"),
         ("env.id=agentrl/Arithmetic-v9", UnknownNameError, "did you mean 'agentrl/Arithmetic-v0'?"),
     ],
@@ -89,9 +96,17 @@ def test_what_can_not_be_assembled(override: str, kind: type[Exception], wanted:
     assert wanted in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_fleet_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "agentrl.rollout.ray_fleet", raising=False)
+    assert assemble(tiny("fleet.name=ray")).engine, "whoever does not train needs none"
+    with pytest.raises(ConfigError, match=r"^fleet 'ray' needs ray: pip install 'agentrl\[ray\]'$"):
+        assemble(tiny("fleet.name=ray"), fleet=True)
+
+
 @pytest.mark.parametrize(("hidden", "heads"), [(2, 1), (8, 1), (8, 2), (24, 4), (12, 6)])
 def test_any_allowed_shape_works(hidden: int, heads: int) -> None:
-    parts = assemble(tiny(f"model.hidden={hidden}", f"model.heads={heads}"))
+    parts = assemble(tiny(f"model.tiny.hidden={hidden}", f"model.tiny.heads={heads}"))
     done = asyncio.run(parts.engine.generate((5, 6, 7), Sampling(max_tokens=4), seed=1))
     assert len(done.token_ids) == 4
 

@@ -62,9 +62,7 @@ ARITHMETIC = """
 [run]
 threads = 1
 [model]
-hidden = 32
-layers = 2
-heads = 2
+tiny = { hidden = 32, layers = 2, heads = 2 }
 [sft]
 steps = 90
 tasks = 64

@@ -25,7 +25,14 @@ from agentrl.train.run import resume, train
 from .conftest import rows_of
 
 LORA = ("lora.rank=2", "lora.alpha=8", "optim.average=0.5", "optim.lr=1e-2", "algo.kl_coef=0.1")
-OWN = ("model.path=''", "model.hidden=32", "model.heads=2", "model.layers=2", "sft.steps=2", "sft.episodes=4")
+OWN = (
+    "model.path=''",
+    "model.tiny.hidden=32",
+    "model.tiny.heads=2",
+    "model.tiny.layers=2",
+    "sft.steps=2",
+    "sft.episodes=4",
+)
 
 
 @pytest.fixture

@@ -21,7 +21,13 @@ from agentrl.train.step import make_learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SMALL = ["run.threads=1", "model.hidden=32", "model.layers=3", "model.heads=4", "rollout.episode_tokens=64"]
+SMALL = [
+    "run.threads=1",
+    "model.tiny.hidden=32",
+    "model.tiny.layers=3",
+    "model.tiny.heads=4",
+    "rollout.episode_tokens=64",
+]
 
 
 def small(*overrides: str) -> Config:
@@ -57,7 +63,7 @@ def test_live_bytes_by_hand(model: Any) -> None:
     [[], ["model.dtype=bfloat16"], ["optim.max_tokens=64"], ["lora.rank=4"], ["lora.rank=4", "sft.steps=1"]],
 )
 def test_activations_of_a_deeper_model_and_a_longer_pack_are_foretold(overrides: list[str], tokenizer: Any) -> None:
-    config = small("model.layers=5", *overrides)
+    config = small("model.tiny.layers=5", *overrides)
     shape = model_config(config, tokenizer)
     costs = measure(config, shape, "cpu")
     measured = _Probe(config, _small(shape, 5, "cpu")).activations(487)
@@ -173,7 +179,7 @@ def test_what_does_not_fit_and_what_makes_it_fit(less: int, overrides: list[str]
 def test_what_is_learned_changes_last(
     less: int, wanted: str, tokenizer: Any, costs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small("model.hidden=256")
+    config = small("model.tiny.hidden=256")
     less_kept = Plane(corners=(500.0, 1000.0, 1000.0, 2000.0), tokens=100)
     known = replace(memory.measure(config, model_config(config, tokenizer), "cpu"), recomputed=less_kept)
     monkeypatch.setattr(memory, "measure", lambda *_: known)
@@ -198,10 +204,31 @@ def test_a_device_that_is_not_here_has_no_times_and_no_limit(tokenizer: Any) -> 
 
 
 SHAPES = {
-    "wide and shallow": ["model.hidden=512", "model.layers=2", "model.heads=8", "rollout.episode_tokens=256"],
-    "deep and narrow": ["model.hidden=64", "model.layers=24", "model.heads=4", "rollout.episode_tokens=256"],
-    "adapters": ["model.hidden=512", "model.layers=2", "model.heads=8", "rollout.episode_tokens=256", "lora.rank=8"],
-    "one long row": ["model.hidden=128", "model.layers=6", "model.heads=4", "rollout.episode_tokens=4096"],
+    "wide and shallow": [
+        "model.tiny.hidden=512",
+        "model.tiny.layers=2",
+        "model.tiny.heads=8",
+        "rollout.episode_tokens=256",
+    ],
+    "deep and narrow": [
+        "model.tiny.hidden=64",
+        "model.tiny.layers=24",
+        "model.tiny.heads=4",
+        "rollout.episode_tokens=256",
+    ],
+    "adapters": [
+        "model.tiny.hidden=512",
+        "model.tiny.layers=2",
+        "model.tiny.heads=8",
+        "rollout.episode_tokens=256",
+        "lora.rank=8",
+    ],
+    "one long row": [
+        "model.tiny.hidden=128",
+        "model.tiny.layers=6",
+        "model.tiny.heads=4",
+        "rollout.episode_tokens=4096",
+    ],
 }
 RUN = """
 import asyncio, json, sys

@@ -36,7 +36,7 @@ def trained(require: Require, folder: Path, *settings: str) -> Path:
 
 def test_the_quickstart_learns_with_vllm(require: Require, tmp_path: Path) -> None:
     # vLLM's kernels for a CPU know no heads narrower than 32.
-    run = trained(require, tmp_path, "model.heads=4", "optim.steps=20")
+    run = trained(require, tmp_path, "model.tiny.heads=4", "optim.steps=20")
     first, *_, last = [row["success"] for row in read_jsonl(run / "evals.jsonl")]
     assert last > max(0.85, first + 0.05)
     (record, *_) = read_episodes(run / "episodes" / "step-000020.jsonl.zst")
@@ -47,7 +47,8 @@ def test_the_quickstart_learns_with_vllm(require: Require, tmp_path: Path) -> No
 def test_steps_are_played_while_the_trainer_learns(require: Require, tmp_path: Path, mode: str) -> None:
     # It knows nothing and wins nothing: the entropy's gradient makes each version of its weights another one.
     run = trained(
-        require, tmp_path, f"rollout.overlap={mode}", "algo.entropy_coef=1.0", "model.hidden=64", "model.heads=2",
+        require, tmp_path, f"rollout.overlap={mode}", "algo.entropy_coef=1.0", "model.tiny.hidden=64",
+        "model.tiny.heads=2",
         "env.id=agentrl/Countdown-v0", "env.args={tool=false}", "rollout.episode_tokens=400", "sft.steps=0",
         "eval.tasks=4", "optim.steps=6", "save.episodes_every=1",
     )  # fmt: skip

@@ -1,0 +1,57 @@
+"""What a collection of episodes gives."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentrl.errors import InfrastructureError
+from agentrl.types import Group
+
+
+@dataclass(slots=True, kw_only=True)
+class Clock:
+    """Seconds spent while collecting, summed over concurrent episodes."""
+
+    tools: float = 0.0
+    """Seconds in environments: tools and grading."""
+    engine: float = 0.0
+    """Seconds of waiting for completions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """Episodes of one collection, and what became of the others."""
+
+    groups: tuple[Group, ...]
+    """The complete groups, in the order they were asked for."""
+    faults: int
+    """Attempts at an episode that an infrastructure fault ended."""
+    last_fault: InfrastructureError | None = None
+    """The last of them."""
+    lost: int
+    """Groups left out because an episode failed twice."""
+    seconds: float
+    """Wall time of the whole collection."""
+    clock: Clock
+    """The episodes' time in environments and in the engine, summed over all of them."""
+    sandbox: Mapping[str, float]
+    """Metrics of the sandbox behind the ``python`` tool during the collection."""
+
+
+def joined(parts: Sequence[Collected]) -> Collected:
+    """Join collections, at least one, that were made one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    # Counts and times add up. Percentiles don't, but the largest bound of any part holds for all of them.
+    sandbox = {
+        name: (max if name.endswith(("_p50", "_p99")) else sum)(part.sandbox[name] for part in parts)
+        for name in parts[0].sandbox
+    }
+    return Collected(
+        groups=tuple(group for part in parts for group in part.groups),
+        faults=sum(part.faults for part in parts),
+        last_fault=next((part.last_fault for part in reversed(parts) if part.last_fault), None),
+        lost=sum(part.lost for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        clock=Clock(tools=sum(part.clock.tools for part in parts), engine=sum(part.clock.engine for part in parts)),
+        sandbox=sandbox,
+    )

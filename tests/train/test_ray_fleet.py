@@ -1,0 +1,295 @@
+"""A fleet on Ray plays what one process plays, token by token, whatever of it dies."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from agentrl.config import Config, load_config, with_overrides
+from agentrl.engines.base import Engine, Sampling
+from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError
+from agentrl.rollout.collected import Collected
+from agentrl.rollout.collector import always
+from agentrl.rollout.mix import TaskMix
+from agentrl.rollout.plan import EpisodeSpec
+from agentrl.runs.assemble import Parts, assemble, make_collector, task_mix
+from agentrl.types import flatten
+
+from .conftest import ARITHMETIC, SHAPED, Server, Train, is_time, rows_of, same_weights
+from .test_killed import timeless
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("default")]
+
+PATIENT = {
+    # On a busy machine Ray's agents take longer than it waits for them.
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Its workers' priority would be so low that beside other tests they hardly start.
+    "RAY_worker_niceness": "0",
+    # So that the death of a node is noticed soon.
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "30000",
+}
+NODE = {"object_store_memory": 100 << 20, "include_dashboard": False}
+TOLD = """
+import os
+import time
+from pathlib import Path
+
+import gymnasium
+import ray
+from shaped import Shaped
+
+class Told(Shaped):
+    '''Says on which node it plays, and waits or ends its process where it finds an order to.'''
+
+    def __init__(self, *, folder, **options):
+        super().__init__(**options)
+        self.folder = Path(folder)
+
+    def reset(self, **options):
+        if ray.get_runtime_context().get_actor_id():
+            (self.folder / ray.get_runtime_context().get_node_id()).touch()
+        while (self.folder / "wait").exists():
+            time.sleep(0.02)
+        return super().reset(**options)
+
+    def reward(self, episode):
+        if (self.folder / "die").exists():
+            if episode.task.id not in (self.folder / "die").read_text():
+                (self.folder / "die").unlink()
+            os._exit(1)
+        return super().reward(episode)
+
+gymnasium.register("test/Told-v0", entry_point=Told)
+"""
+
+
+@dataclass
+class World:
+    """A cluster and a fleet on it."""
+
+    cluster: Any
+    fleet: Any
+    config: Config
+    mix: TaskMix
+    parts: Parts
+    orders: Path
+    runner: asyncio.Runner
+
+    def collect(self, engine: Engine, specs: Sequence[Sequence[EpisodeSpec]] = ()) -> Coroutine[Any, Any, Collected]:
+        """Six groups of four episodes."""
+        collector = make_collector(self.config, self.parts.renderer, split="train")
+        tasks = enumerate(self.mix.pick(6, seed=0))
+        plan = [[EpisodeSpec(task_id=task.id, seed=10 * n + m) for m in range(4)] for n, (_, task) in tasks]
+        return collector.collect(specs or plan, always(engine), Sampling(max_tokens=24))
+
+    def weights(self, factor: float) -> list[tuple[str, torch.Tensor]]:
+        """Weights that sample other tokens for each factor."""
+        return [(name, weights * factor) for name, weights in self.parts.model.named_parameters()]
+
+    async def local(self, version: int, factor: float) -> Collected:
+        """The same groups, played by this process."""
+        await self.parts.engine.load_weights(self.weights(factor), version)
+        return await self.collect(self.parts.engine)
+
+    async def rejoined(self) -> None:
+        """Wait until all actors can play."""
+        while not all(place.ready for place in self.fleet._places):
+            await asyncio.sleep(0.1)
+
+    def nodes(self) -> set[str]:
+        """Where episodes were begun."""
+        return {path.name for path in self.orders.iterdir()} - {"die", "wait"}
+
+
+def actors() -> list[psutil.Process]:
+    return [one for one in psutil.process_iter() if one.name().startswith("ray::Actor")]
+
+
+def sandboxes() -> dict[psutil.Process, list[psutil.Process]]:
+    """The processes of each actor's sandboxes."""
+    return {one: one.children(recursive=True) for one in actors()}
+
+
+def gone(processes: Sequence[psutil.Process]) -> bool:
+    """Wait for their end, and say whether it came."""
+    return not psutil.wait_procs(processes, timeout=60)[1]
+
+
+def untimed(collected: Collected) -> Any:
+    sandbox = {name: count for name, count in collected.sandbox.items() if not is_time(name)}
+    return [timeless(one) for one in flatten(collected.groups)], collected.faults, collected.lost, sandbox
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Generator[Any]:
+    """Three nodes: one for Ray itself, and two with room for an actor each."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in PATIENT.items():
+            patch.setenv(name, value)
+        cluster = Cluster()
+        cluster.add_node(num_cpus=0, **NODE)
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, resources={"player": 1}, **NODE)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def world(cluster: Any, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
+    """Two actors, and what one process needs to play the same."""
+    folder = tmp_path_factory.mktemp("fleet")
+    (folder / "orders").mkdir()
+    for name, text in {"shaped": SHAPED, "told": TOLD}.items():
+        (folder / f"{name}.py").write_text(text)
+    (folder / "run.toml").write_text(ARITHMETIC.replace("steps = 90", "steps = 0"))
+    settings = [f"model.path={warm}", "env.id=told:test/Told-v0", f"env.args.folder={folder / 'orders'}"]
+    settings += ["rollout.concurrency=4", *on(cluster)]
+    config = load_config(path=folder / "run.toml", overrides=settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.chdir(folder)  # from here the actors import too
+        mix = task_mix(config, "train")
+        parts = assemble(config, mix)
+        fleet = assemble(config, mix, fleet=True).engine
+        with closing(fleet), asyncio.Runner() as runner:
+            yield World(cluster, fleet, config, mix, parts, folder / "orders", runner)
+
+
+def on(cluster: Any, actors: int = 2) -> list[str]:
+    """Settings of a fleet."""
+    options = f"{{actors = {actors}, address = '{cluster.address}', resources = {{player = 1}}}}"
+    return ["fleet.name=ray", f"fleet.options={options}"]
+
+
+def test_actors_play_what_one_process_plays(world: World) -> None:
+    async def both() -> tuple[Collected, Collected]:
+        await world.fleet.load_weights(world.weights(1.0), 3)
+        return await world.local(3, 1.0), await world.collect(world.fleet)
+
+    assert (world.fleet.exact, world.fleet.rounding) == (world.parts.engine.exact, world.parts.engine.rounding)
+    here, there = world.runner.run(both())
+    assert untimed(there) == untimed(here)
+    assert there.sandbox["sandbox_ok"] > 5, "tools must run, or nothing is shown"
+    assert len(world.nodes()) == 2, "each plays some"
+
+
+def test_an_actor_that_dies_loses_nothing_and_comes_back_with_the_newest_weights(world: World) -> None:
+    async def die() -> None:
+        here = await world.local(4, 1.1)
+        await world.fleet.load_weights(world.weights(1.1), 4)
+        (world.orders / "die").touch()
+        before = sandboxes()
+        assert untimed(await world.collect(world.fleet))[0] == untimed(here)[0]
+        [dead] = before.keys() - actors()
+        assert before[dead] and gone(before[dead]), "its sandbox's processes end with it"
+        # It is not back yet, so it is not among those that are given these.
+        assert [place.ready for place in world.fleet._places].count(False) == 1
+        await world.fleet.load_weights(world.weights(1.2), 5)
+        await world.rejoined()
+        for path in world.orders.iterdir():
+            path.unlink()
+        assert untimed(await world.collect(world.fleet)) == untimed(await world.local(5, 1.2))
+        assert len(world.nodes()) == 2, "it plays again"
+
+    world.runner.run(die())
+
+
+def test_a_node_that_dies_loses_nothing_and_its_actor_waits_for_another(world: World) -> None:
+    async def die() -> None:
+        here = await world.local(6, 1.1)
+        await world.fleet.load_weights(world.weights(1.1), 6)
+        for path in world.orders.iterdir():
+            path.unlink()
+        (world.orders / "wait").touch()
+        playing = asyncio.create_task(world.collect(world.fleet))
+        while len(world.nodes()) < 2:
+            await asyncio.sleep(0.05)
+        before = sandboxes()
+        world.cluster.remove_node(world.cluster.list_all_nodes()[-1], allow_graceful=False)
+        (world.orders / "wait").unlink()
+        assert untimed(await playing)[0] == untimed(here)[0]
+        assert [place.ready for place in world.fleet._places].count(False) == 1, "there is no room for it"
+        [dead] = before.keys() - actors()
+        assert before[dead] and gone(before[dead]), "its sandbox's processes end with it"
+        world.cluster.add_node(num_cpus=1, resources={"player": 1}, **NODE)
+        await world.rejoined()
+        assert untimed(await world.collect(world.fleet)) == untimed(here)
+
+    world.runner.run(die())
+
+
+def test_an_error_of_an_environment_is_raised_as_itself(world: World) -> None:
+    with pytest.raises(UnknownNameError, match="no task is called 'nothing'"):
+        world.runner.run(world.collect(world.fleet, [[EpisodeSpec(task_id="nothing", seed=0)]]))
+
+
+def test_actors_that_die_again_and_again(world: World) -> None:
+    async def fail(wanted: str) -> None:
+        (_, task), *_ = world.mix.pick(1, seed=0)
+        (world.orders / "die").write_text(task.id)
+        with pytest.raises(InfrastructureError, match=wanted):
+            await world.collect(world.fleet, [[EpisodeSpec(task_id=task.id, seed=0)]])
+
+    world.runner.run(fail(r"^3 actors of the fleet died one after the other over the same episodes.*memory: [^\n]+$"))
+    world.fleet._patience = 0.01
+    wanted = "^an actor of the fleet could not be started again in 3 attempts: it took longer than 0.01 seconds$"
+    world.runner.run(fail(wanted))
+
+
+def test_what_a_cluster_can_not_give(world: World) -> None:
+    def refused(*overrides: str) -> str:
+        config = with_overrides(world.config, overrides)
+        with pytest.raises(ConfigError) as caught:
+            assemble(config, world.mix, fleet=True)
+        return str(caught.value)
+
+    told = refused("fleet.options.actors=3")
+    assert told.startswith(
+        "fleet.options.actors=3 of {CPU: 1, player: 1} each do not fit the 3 nodes of the Ray cluster"
+    )
+    assert "which have room for 2: set it from 1 to that" in told
+    assert "room for 0" in refused("fleet.options.gpus=1")
+    assert "can't be made with fleet.options" in refused("fleet.options.actor=3")
+    assert ray.is_initialized(), "another user of the connection keeps it"
+
+
+def test_a_run_on_two_actors_that_is_killed_and_resumed_is_a_local_one(
+    world: World, train: Train, server: Server, tmp_path: Path
+) -> None:
+    settings = ["run.deterministic=true", "rollout.concurrency=3", "save.every=1", "rollout.overlap=lag"]
+    local = train("local", *settings)
+    world.fleet.close()
+    run, command = tmp_path / "runs" / "ray", train("ray", *settings, *on(world.cluster))
+    command.until(lambda: (run / "checkpoints" / "step-000002").exists())
+    processes = [one for actor, others in sandboxes().items() for one in (actor, *others)]
+    os.kill(command.pid, signal.SIGKILL)
+    command.wait()
+    assert len(processes) > 2 and gone(processes), "actors end with the run"
+    resumed = server.start(tmp_path, "train", "--resume", str(run)).done()
+    assert "report" in resumed.err + resumed.out
+    local.done()
+    assert gone(actors())
+    assert rows_of(run) == rows_of(tmp_path / "runs" / "local")
+    assert rows_of(run, "evals.jsonl") == rows_of(tmp_path / "runs" / "local", "evals.jsonl")
+    assert same_weights(run, tmp_path / "runs" / "local")
+
+
+def test_a_cluster_that_is_not_there(world: World) -> None:
+    ray.shutdown()
+    with pytest.raises(ConfigError, match=r"^no Ray cluster can be reached at .*'127.0.0.1:1': start one [^\n]*$"):
+        assemble(with_overrides(world.config, ["fleet.options.address='127.0.0.1:1'"]), world.mix, fleet=True)
