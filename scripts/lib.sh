@@ -79,9 +79,11 @@ install_extra() {
     say "Installing agentrl and its '$1' extra into .venv (only when they change; PyTorch is large: 1 to 15 minutes)"
     touch "$INSTALLING"
     cd -- "$ROOT"
+    local wanted
+    wanted=$(fingerprint) # before pip reads the files: they may change while it runs
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$1]" ||
       die "Installing failed: the lines above say why. Run this again to start over."
-    fingerprint >"$VENV/.agentrl-$1"
+    printf '%s\n' "$wanted" >"$VENV/.agentrl-$1"
     rm "$INSTALLING"
   ) 9<"$ROOT"
 }
