@@ -133,7 +133,8 @@ class Container:
         # The boot code travels as an argument, so that the image need not hold it.
         command = [spec.python, "-s", "-S", "-P", "-c", Path(boot.__file__).read_text()]
         hard = hardening(spec)
-        self._memory: int = hard["mem_limit"]
+        self.memory_bytes: int = hard["mem_limit"]
+        """Limit of the whole container [bytes]."""
         self.id = engine.create(spec.image, command, _settings(spec), **hard)
         """Its id."""
         # Attached before it starts, so that no byte of it is missed.
@@ -167,11 +168,6 @@ class Container:
     def _why(self) -> str:
         said = self._errors.decode("utf-8", "replace").strip()
         return self._fault or said[-_ERRORS_KEPT:] or "it ended without a message"
-
-    @property
-    def memory_bytes(self) -> int:
-        """Limit of the whole container [bytes]."""
-        return self._memory
 
     def serve(self, theirs: tuple[int, int, int]) -> None:
         """Begin a session on copies of these descriptors: channel, standard output, standard error.

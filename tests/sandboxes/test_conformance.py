@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, Session, open_sandbox
 from agentrl.sandboxes.base import Counters, Health
-from agentrl.sandboxes.conformance import Case, Outcome, Report, Violation, cases, check, programs
+from agentrl.sandboxes.conformance import Case, Outcome, cases, check, programs
 from agentrl.sandboxes.conformance.expectations import CHECKS, broken, describe
 
 FOLDER = Path(programs.__file__).parent
@@ -133,12 +133,6 @@ def test_data_files_name_known_expectations_only() -> None:
                 assert not isinstance(step["expect"].get("etype", []), str), entry["name"]
 
 
-def test_hostile_programs_outnumber_the_honest_ones() -> None:
-    groups = [case.group for case in cases()]
-    assert groups.count("works") >= 30
-    assert sum(group in ("time", "memory", "process", "output", "forge", "fs", "net", "priv") for group in groups) > 100
-
-
 def test_limits_and_the_secret_stand_in_the_source() -> None:
     entry = {"code": ["a = {memory_bytes}", "b = '{CANARY}' + '{CANARY_DIR}'", "c = {'x': 1}"]}
     code = programs.source(entry, Limits(memory_bytes=7), Path("/secret/file"))
@@ -185,11 +179,6 @@ def test_every_expectation_is_tested_above() -> None:
     assert {key for row in marks["parametrize"].args[1] for key in row[0]} == set(CHECKS)
 
 
-def test_an_unknown_expectation_is_an_error_of_the_data_file() -> None:
-    with pytest.raises(KeyError, match="verdikt"):
-        list(broken({"verdikt": ["ok"]}, Result(status="ok")))
-
-
 def test_expectations_in_words() -> None:
     assert describe({"verdict": ["ok", "exit"], "stdout_has": "a"}) == "status ok or exit, stdout with 'a'"
 
@@ -214,13 +203,3 @@ def test_output_that_should_be_the_same_is_compared() -> None:
 
     (outcome,) = check(Counting(Result(status="ok")), only=["hashes_of_strings"]).outcomes
     assert outcome.seen == "differing output: ['1', '2', '3']"
-
-
-def test_a_violation_is_what_was_seen() -> None:
-    def play(_: Sandbox) -> None:
-        raise Violation("a hole")
-
-    case = Case(name="n", group="g", expected="none", why="because", play=play)
-    outcome = case.run(Broken(Result(status="ok")))
-    assert (outcome.seen, outcome.passed) == ("a hole", False)
-    assert Report(outcomes=(outcome,)).failures == (outcome,)

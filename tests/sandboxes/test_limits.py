@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from agentrl.sandboxes import Limits, Sandbox, open_sandbox
+from agentrl.sandboxes.conformance import cases
 
 SMALL = Limits(
     cpu_s=0.3, wall_factor=2.0, memory_bytes=96 << 20, processes=6, open_files=16, file_bytes=1 << 20,
@@ -41,33 +42,14 @@ def test_memory(small: Sandbox) -> None:
     assert small.run("x = bytearray(120 << 20)").status == "memory"
 
 
-def test_processes_and_threads(small: Sandbox) -> None:
-    code = """
-import os, time
-made = 0
-try:
-    while True:
-        if os.fork() == 0:
-            time.sleep(5); os._exit(0)
-        made += 1
-except BlockingIOError:
-    print(made)
-"""
-    assert small.run(code).stdout == "5\n"
-    threads = (
-        "import threading\nfor _ in range(9): threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    )
-    assert small.run(threads).exc_type == "RuntimeError"
+BOUNDED = ["process_limit_bites", "thread_limit_bites", "descriptors_are_bounded", "file_size_is_bounded"]
 
 
-def test_descriptors(small: Sandbox) -> None:
-    result = small.run("l = []\nwhile True: l.append(open('/dev/null'))")
-    assert result.exc_type == "OSError" and "Too many open files" in (result.traceback or "")
-
-
-def test_file_size(small: Sandbox) -> None:
-    assert small.run("open('/tmp/a', 'wb').write(bytes(1 << 20))").status == "ok"
-    assert small.run("open('/tmp/a', 'wb').write(bytes(1 << 21))").exc_type == "OSError"
+@pytest.mark.parametrize("name", [*BOUNDED, "inodes_are_bounded"])
+def test_the_limits_own_program(small: Sandbox, name: str) -> None:
+    (case,) = cases([name])
+    outcome = case.run(small)
+    assert outcome.passed, outcome
 
 
 FILL = """
@@ -87,11 +69,6 @@ def test_folders_fill_up(small: Sandbox, folder: str, most: int) -> None:
     result = small.run(FILL.format(folder=folder))
     assert result.stdout == "No space left on device\n"
     assert most // 2 < int(result.value or 0) <= most
-
-
-def test_number_of_files(small: Sandbox) -> None:
-    result = small.run("for n in range(50): open(f'/tmp/{n}', 'w').close()")
-    assert result.exc_type == "OSError" and "No space left" in (result.traceback or "")
 
 
 def test_output(small: Sandbox) -> None:

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.sandboxes import Limits
 from agentrl.sandboxes.host.capture import Capture
 from agentrl.sandboxes.inside import rootfs, seccomp, wire
 
@@ -140,9 +139,3 @@ def test_plan_names_little_of_the_host(tmp_path: Path) -> None:
     masked = [Path(folder).name for folder in plan["masks"]]
     assert {"src"} <= set(masked) <= {"site-packages", "dist-packages", "src"}
     assert Path(sys.executable).exists() and plan["python"].startswith(("/opt/python/", "/usr/"))
-
-
-def test_limits_have_the_documented_defaults() -> None:
-    limits = Limits()
-    assert (limits.cpu_s, limits.wall_factor, limits.memory_bytes) == (5.0, 3.0, 512 << 20)
-    assert (limits.processes, limits.open_files, limits.file_bytes) == (48, 128, 32 << 20)

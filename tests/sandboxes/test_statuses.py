@@ -29,18 +29,6 @@ def test_syntax_error_shows_no_frames_of_ours(sandbox: Sandbox) -> None:
     assert result.traceback is not None and "/opt" not in result.traceback and "<cell 1>" in result.traceback
 
 
-def test_stdin_and_files(sandbox: Sandbox) -> None:
-    code = "import helper\nprint(helper.x, input(), input(), open('d/b.bin', 'rb').read())"
-    files = {"helper.py": "x = 5", "d/b.bin": b"\x00\xff"}
-    assert sandbox.run(code, stdin="one\ntwo é\n", files=files).stdout == "5 one two é b'\\x00\\xff'\n"
-    assert sandbox.run("input()").exc_type == "EOFError"
-
-
-def test_warnings_and_logs_go_to_stderr(sandbox: Sandbox) -> None:
-    result = sandbox.run("import warnings, logging\nwarnings.warn('careful')\nlogging.error('wrong')")
-    assert "UserWarning: careful" in result.stderr and "ERROR:root:wrong" in result.stderr and result.stdout == ""
-
-
 def test_chained_exceptions_show_both(sandbox: Sandbox) -> None:
     trace = sandbox.run("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e").traceback
     assert trace is not None
