@@ -8,7 +8,7 @@ import importlib.util
 import os
 
 from agentrl.errors import UsageError
-from agentrl.grading.latex.pool import GradeCounters, GraderPool
+from agentrl.grading.latex.pool import GraderPool
 from agentrl.grading.latex.shape import blankless
 from agentrl.grading.numbers import last_boxed, plain_number
 from agentrl.processes.per_process import PerProcess
@@ -83,11 +83,6 @@ def verified(answer: str, expected: str, *, seconds: float = SECONDS) -> bool:
         InfrastructureError: the grading processes do not work.
     """
     return len(answer) <= MAX_CHARS and _graders.get().same(_sendable(answer), expected, seconds=seconds, second=True)
-
-
-def grade_counters() -> GradeCounters:
-    """Return what the graders of this process did so far."""
-    return next((pool.counters for pool in _graders.existing()), GradeCounters())
 
 
 def _sendable(text: str) -> str:

@@ -2,7 +2,7 @@
 
 If a grader dies over an answer or exceeds its CPU time, the pool retries the answer once, on another grader. If that
 one is lost too, the pool asks for a comparison that is known to be true. Where it succeeds, the answer was at fault: it
-is graded as wrong, and counted as ``blamed``. Where it fails, grading is broken: InfrastructureError.
+is graded as wrong. Where it fails, grading is broken: InfrastructureError.
 
 Not covered: a grader's time, memory and file sizes are limited, but it is no sandbox; it parses what the model wrote
 and runs none of it.
@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass, replace
 from typing import IO
 
 from agentrl.errors import InfrastructureError
@@ -31,18 +30,6 @@ _REQUESTS = 500
 """A grader is replaced after this many requests: sympy's caches grow with each."""
 _KNOWN = (r"\sqrt{8}", r"2\sqrt{2}")
 """Two answers that are the same, and that a working grader tells so in no time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradeCounters:
-    """Counts of the graders' work in this process so far."""
-
-    asked: int = 0
-    """Answers that they were asked about."""
-    lost: int = 0
-    """Graders that died or ran out of time over an answer."""
-    blamed: int = 0
-    """Answers graded as wrong because no grader survived them."""
 
 
 class GraderPool:
@@ -60,15 +47,9 @@ class GraderPool:
         self._starting = threading.Lock()
         self._slots = threading.BoundedSemaphore(size)
         self._idle: list[_Grader] = []
-        self._counters = GradeCounters()
         self._closed = False
         self._zygote: _Zygote | None = None
         self._running()
-
-    @property
-    def counters(self) -> GradeCounters:
-        """Counts of the answers asked about, and of graders lost."""
-        return self._counters
 
     def same(self, answer: str, expected: str, *, seconds: float, problem: str = "", second: bool = False) -> bool:
         """Return True if ``answer`` means the same as ``expected``.
@@ -84,16 +65,13 @@ class GraderPool:
             InfrastructureError: the graders fail even on a comparison that is known to be true.
         """
         with self._slots:
-            self._count(asked=1)
             # The first loss may be the machine's doing, such as the kernel short of memory.
             for _ in range(2):
                 verdict = self._ask(answer, expected, seconds, problem, second=second)
                 if verdict is not None:
                     return verdict
-                self._count(lost=1)
             if self._ask(*_KNOWN, max(seconds, 10.0)) is not True:
                 raise InfrastructureError("answers can't be graded: every grading process dies, see the system's log")
-            self._count(blamed=1)
             return False
 
     def close(self) -> None:
@@ -154,11 +132,6 @@ class GraderPool:
                 found.close()
             made.await_ready(complaints)
             return made
-
-    def _count(self, *, asked: int = 0, lost: int = 0, blamed: int = 0) -> None:
-        with self._lock:
-            now = self._counters
-            self._counters = replace(now, asked=now.asked + asked, lost=now.lost + lost, blamed=now.blamed + blamed)
 
 
 class _Grader:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -75,13 +74,10 @@ def run(script: str, code: int = 0) -> str:
 
 
 def test_time_is_up_and_the_next_one_is_graded(pool: GraderPool) -> None:
-    before, began = pool.counters, time.process_time()
+    began = time.process_time()
     assert pool.same(ENDLESS, EXPECTED, seconds=0.3) is False
     assert time.process_time() - began < 0.2  # it is not this process that computes
-    after = replace(before, asked=before.asked + 1, lost=before.lost + 2, blamed=before.blamed + 1)
-    assert pool.counters == after
     assert pool.same(r"x+\frac{1}{2}", "x+0.5", seconds=2.0)
-    assert pool.counters == replace(after, asked=after.asked + 1)
 
 
 def test_memory_and_files_are_bounded(tmp_path: Path) -> None:
@@ -107,34 +103,29 @@ def test_where_no_grader_works_the_machine_is_to_blame(pool: GraderPool, monkeyp
 
 
 def test_a_grader_killed_from_outside_costs_nothing(pool: GraderPool) -> None:
-    before = pool.counters.blamed
     assert pool.same("2x", "x+x", seconds=2.0)
     for process in graders():
         process.kill()
     assert pool.same("3x", "x+x+x", seconds=2.0)
     assert not pool.same("3x", "x+x", seconds=2.0)
-    assert pool.counters.blamed == before
 
 
 def test_a_zygote_killed_from_outside_is_replaced(pool: GraderPool) -> None:
-    before = pool.counters.blamed
     assert pool.same("2x", "x+x", seconds=2.0)
     for zygote in zygotes():
         os.killpg(zygote.pid, signal.SIGKILL)
     wait_for(lambda: [one for one in psutil.Process().children() if one.status() == psutil.STATUS_ZOMBIE])
     # A new zygote imports sympy first, which a busy machine takes its time for.
     assert pool.same("3x", "x+x+x", seconds=30.0)
-    assert pool.counters.blamed == before
 
 
 def test_graders_are_kept_and_replaced_now_and_then(pool: GraderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.grading.latex.pool._REQUESTS", 3)
-    before, seen = pool.counters, set[int]()
+    seen = set[int]()
     for _ in range(7):
         assert pool.same("2x", "x+x", seconds=2.0)
         seen |= {process.pid for process in graders()}
     assert len(seen) > 2
-    assert pool.counters.lost == before.lost
 
 
 def test_threads_do_not_wait_for_each_other(pool: GraderPool) -> None:
@@ -160,15 +151,15 @@ def test_closing_leaves_no_process_and_can_be_repeated() -> None:
     assert (
         run("""
         import psutil
-        from agentrl.grading.latex import close_graders, grade_counters, same_answer
+        from agentrl.grading.latex import close_graders, same_answer
         for _ in range(2):
-            assert same_answer("2x", "x+x") and grade_counters().asked == 1
+            assert same_answer("2x", "x+x")
             everyone = psutil.Process().children(recursive=True)
             close_graders()
             close_graders()
-            print(len(everyone), psutil.wait_procs(everyone)[1], grade_counters().asked)
+            print(len(everyone), psutil.wait_procs(everyone)[1])
     """)
-        == "2 [] 0\n" * 2
+        == "2 []\n" * 2
     )
 
 
@@ -218,20 +209,18 @@ def test_a_program_that_ends_leaves_no_process(end: str, code: int) -> None:
 def test_a_forked_child_has_graders_of_its_own() -> None:
     printed = run("""
         import os, psutil
-        from agentrl.grading.latex import close_graders, grade_counters, same_answer
+        from agentrl.grading.latex import close_graders, same_answer
         assert same_answer("2x", "x+x")
         child = os.fork()
         if not child:
-            assert grade_counters().asked == 0
             assert same_answer("3x", "x+x+x") and not same_answer("3x", "x+x")
             print(len(psutil.Process().children(recursive=True)), flush=True)
             close_graders()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         assert same_answer("4x", "x+3x")
-        print(grade_counters().asked)
     """)
-    assert printed == "2\n2\n"
+    assert printed == "2\n"
 
 
 def test_a_zygote_that_can_not_start_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
