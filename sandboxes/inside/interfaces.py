@@ -1,10 +1,11 @@
-"""What the parts of pid 1 share: a session's setup, and the interface of its host."""
+"""The interfaces between the parts of pid 1: a session's setup, its host, and the manager of its forks."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from agentrl.sandboxes.inside.launcher import INSIDE
 from agentrl.sandboxes.inside.limits import Limits
+from agentrl.sandboxes.inside.program_channel import ProgramChannel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,4 +39,24 @@ class HostChannel(Protocol):
 
     def sendall(self, data: bytes, /) -> None:
         """Send bytes."""
+        ...
+
+
+class SessionManager(Protocol):
+    """Forks and ends sessions, and tells which processes of the shared pid namespace belong to another session."""
+
+    def other_pids(self, session: object) -> frozenset[int]:
+        """Return the processes of all other sessions."""
+        ...
+
+    def end_session(self, session: object) -> None:
+        """End a session that the host let go of."""
+        ...
+
+    def request_fork(self, session: object, channel: ProgramChannel) -> bool:
+        """Order the program on the other end to copy itself, and return whether it can read the order."""
+        ...
+
+    def complete_fork(self, session: object, pid: int, *, pristine: bool) -> str | None:
+        """Make a session out of the stopped copy ``pid``; return why that is impossible, or ``None``."""
         ...

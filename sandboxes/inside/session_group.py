@@ -67,7 +67,7 @@ class _Entry:
 
 
 class SessionGroup:
-    """All sessions of one pid namespace: makes, ends and tells apart what shares its processes."""
+    """All sessions of one pid namespace; the :class:`SessionManager` of each."""
 
     def __init__(self, setup: SessionSetup, prepare: Callable[[], int]) -> None:
         """Take over the first session's socket; ``prepare`` makes the file systems and opens a writable ``/proc``."""
@@ -136,13 +136,18 @@ class SessionGroup:
         self._active = supervisor
         supervisor.check_alive()
 
-    def other_pids(self, session: Supervisor) -> frozenset[int]:
+    def other_pids(self, session: object) -> frozenset[int]:
         """Return the processes of all other sessions, which are suspended."""
         others = (entry.suspended for supervisor, entry in self._entries.items() if supervisor is not session)
         return frozenset[int]().union(*others)
 
-    def end_session(self, supervisor: Supervisor) -> None:
+    def _check_active(self, session: object) -> Supervisor:
+        assert self._active is not None and self._active is session, "only the active session gets orders"
+        return self._active
+
+    def end_session(self, session: object) -> None:
         """End the active session; with the last one everything ends."""
+        supervisor = self._check_active(session)
         # The kernel kills every process of the namespace with its pid 1, and unmounts its folders.
         if len(self._entries) == 1:
             os._exit(0)
@@ -155,8 +160,9 @@ class SessionGroup:
             self._scratch.drop(entry.index)
         self._active = None
 
-    def request_fork(self, supervisor: Supervisor, channel: ProgramChannel) -> bool:
+    def request_fork(self, session: object, channel: ProgramChannel) -> bool:
         """Order the active session's program to copy itself, with the copy's descriptors; False where it is deaf."""
+        supervisor = self._check_active(session)
         self._cancel_fork()
         descriptors = self._entries[supervisor].host.take_descriptors()
         if len(descriptors) != 3:
@@ -164,8 +170,9 @@ class SessionGroup:
         self._pending_fork = (forked := ProgramChannel(), descriptors)
         return channel.send_fds({"t": "fork"}, [forked.program_end, *descriptors[1:]])
 
-    def complete_fork(self, supervisor: Supervisor, pid: int, *, pristine: bool) -> str | None:
+    def complete_fork(self, session: object, pid: int, *, pristine: bool) -> str | None:
         """Make a session out of the stopped copy ``pid``, with a copy of the active session's scratch folders."""
+        supervisor = self._check_active(session)
         assert self._pending_fork is not None, "a copy was requested before"
         channel, descriptors = self._pending_fork
         # What the active session left running must not write while its folders are copied.

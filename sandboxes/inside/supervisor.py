@@ -9,17 +9,14 @@ import secrets
 import select
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from agentrl.sandboxes.inside import kernel, processes, program, wire
 from agentrl.sandboxes.inside.clock import LINGER_S, SessionClock
-from agentrl.sandboxes.inside.interfaces import HostChannel, SessionSetup
+from agentrl.sandboxes.inside.interfaces import HostChannel, SessionManager, SessionSetup
 from agentrl.sandboxes.inside.program_channel import ProgramChannel
 from agentrl.sandboxes.inside.running_cell import RunningCell
 from agentrl.sandboxes.inside.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from agentrl.sandboxes.inside.session_group import SessionGroup
 
 POLL_MS: Final = 20
 """Interval of the checks of a busy program [milliseconds]."""
@@ -36,7 +33,7 @@ class Supervisor:
         setup: SessionSetup,
         proc: int,
         *,
-        manager: "SessionGroup | None" = None,
+        manager: SessionManager | None = None,
         channel: ProgramChannel | None = None,
         spawned: Callable[[], None] = lambda: None,
     ) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import cloudpickle
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -203,16 +202,6 @@ def test_seeds_choose_tasks_and_only_when_given() -> None:
     assert len(set(counting(one).seeds)) == 20
 
 
-def test_splits_have_their_own_tasks() -> None:
-    assert Shout(split="test").reset(seed=0)[1]["task_id"].startswith("test:")
-
-
-def test_closing_reaches_the_tools(env: Shout) -> None:
-    env.close()
-    env.close()
-    assert counting(env).closed == 2
-
-
 def test_an_environment_may_be_bare() -> None:
     class Bare(ToolEnv):
         pass
@@ -327,10 +316,6 @@ def test_a_tool_of_ones_own_may_raise_or_give_anything() -> None:
         env.step(call("a"))
 
 
-# Messages have no fixed size, so there is no memory that processes could share.
-VECTOR: dict[str, dict[str, Any]] = {"async": {"shared_memory": False}}
-
-
 TRIVIA = Path(__file__).parent / "examples" / "trivia.py"
 
 
@@ -348,22 +333,3 @@ def test_a_new_environment_takes_forty_lines(trivia: str) -> None:
     assert unchecked.endswith("its entry point is no 'module:Class'."), "the rest must have been checked"
     assert "\n" not in unchecked
     check_env(gymnasium.make(trivia).unwrapped)
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_environments_play_side_by_side_in_gymnasiums_vectors(trivia: str, mode: Any) -> None:
-    envs = gymnasium.make_vec(trivia, num_envs=2, vectorization_mode=mode, vector_kwargs=VECTOR.get(mode))
-    try:
-        first, _ = envs.reset(seed=3)
-        assert len(first) == 2
-        _, rewards, terminated, _, _ = envs.step(("```look_up\ngold\n```", "no idea"))
-        assert list(rewards) == [0.0, 0.0] and list(terminated) == [False, True]
-    finally:
-        envs.close()
-
-
-def test_a_class_with_tools_can_be_sent_to_another_process() -> None:
-    kind = cloudpickle.loads(cloudpickle.dumps(Plain))
-    env = kind()
-    env.reset(seed=0)
-    assert counted(env, 2) == ["2", "4"]

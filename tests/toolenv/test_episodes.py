@@ -1,6 +1,5 @@
 """What an episode holds: begun and given back on every path, in the one thread that all of its functions run in."""
 
-import contextlib
 import copy
 import gc
 import pickle
@@ -16,9 +15,8 @@ import pytest
 from agentrl.errors import EnvContractError, InfrastructureError, UnknownNameError
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import GeneratedTasks
-from agentrl.toolenv.tools import timed
 from agentrl.toolenv.tools.function import ToolContext, tool
-from agentrl.toolenv.tools.timed import Overrun, Worker
+from agentrl.toolenv.tools.timed import Worker
 from agentrl.types import Task
 
 # Some environments here are forgotten while they are open; from Python 3.13 on SQLite complains of that.
@@ -269,20 +267,3 @@ def test_a_worker_gives_what_is_given_and_raises_what_is_raised() -> None:
     worker.close()
     worker.close()
     assert worker.run(threading.get_ident) == threading.get_ident()
-
-
-def test_a_worker_gives_up_the_thread_of_an_overrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed, "MAX_STRAYS", 2)
-    worker, release = Worker(), threading.Event()
-    first = worker.call(threading.current_thread, 5.0).value
-    for _ in range(2):
-        assert isinstance(worker.call(lambda: release.wait(30), 0.01).error, Overrun)
-    with pytest.raises(InfrastructureError, match="2 tool calls"):
-        worker.call(threading.get_ident, 5.0)
-    release.set()
-    found = None
-    while found is None:
-        with contextlib.suppress(InfrastructureError):
-            found = worker.call(threading.current_thread, 5.0).value
-    assert found is not first
-    worker.close()

@@ -9,7 +9,7 @@ import gymnasium
 import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
-from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimit
+from gymnasium.wrappers import RecordEpisodeStatistics
 
 import agentrl
 from agentrl.errors import UsageError
@@ -73,26 +73,6 @@ def test_wrappers_take_it(make: Make, env_id: str) -> None:
     playing.close()
 
 
-@pytest.mark.parametrize("env_id", ONE_OF_EACH)
-def test_order_is_enforced(make: Make, env_id: str) -> None:
-    make(env_id)
-    env = gymnasium.make(env_id)
-    assert isinstance(env, OrderEnforcing)
-    with pytest.raises(gymnasium.error.ResetNeeded):
-        env.step("")
-    env.close()
-
-
-@pytest.mark.parametrize("env_id", ONE_OF_EACH)
-def test_time_is_limited(make: Make, env_id: str) -> None:
-    env = make(env_id, max_episode_steps=1)
-    assert isinstance(env, TimeLimit)
-    tool_env = env.unwrapped
-    assert isinstance(tool_env, agentrl.ToolEnv)
-    for call in gold(tool_env, tool_env.episode.task.id)[:-1][:1]:
-        assert env.step(call)[2:4] == (False, True)
-
-
 @pytest.mark.parametrize("env_id", IDS)
 def test_spec_goes_through_json_and_pickle(make: Make, env_id: str) -> None:
     env = make(env_id)
@@ -102,15 +82,6 @@ def test_spec_goes_through_json_and_pickle(make: Make, env_id: str) -> None:
         again = make(spec)
         assert type(again.unwrapped) is type(env.unwrapped)
         assert again.reset(seed=4)[0] == env.reset(seed=4)[0]
-
-
-@pytest.mark.parametrize("env_id", IDS)
-def test_id_may_name_its_module(make: Make, env_id: str) -> None:
-    env = make(f"agentrl:{env_id}")
-    ours = agentrl.make(f"agentrl:{env_id}")
-    assert env.spec is not None and ours.spec is not None and env.spec.id == ours.spec.id == env_id
-    assert type(env.unwrapped) is type(ours)
-    ours.close()
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -143,8 +114,3 @@ def test_vectors_play_whole_episodes_and_begin_again(make: Make, env_id: str, mo
     finally:
         envs.close()
         playing.close()
-
-
-def test_every_id_of_ours_is_tested() -> None:
-    assert [env_id for env_id in IDS if env_id.startswith("agentrl/")]
-    assert set(ONE_OF_EACH) <= set(IDS)

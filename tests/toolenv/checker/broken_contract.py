@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -89,11 +89,6 @@ class AsciiOnly(Good):
         return super().step(action)
 
 
-class RewardCrashes(Good):
-    def reward(self, episode: Episode) -> Mapping[str, float]:
-        return {"correct": float(episode.final.split()[-1] == rf"\boxed{{{episode.task.answer}}}")}
-
-
 class BothFlags(Good):
     def step(self, action: str) -> Any:
         messages, reward, terminated, truncated, info = super().step(action)
@@ -133,11 +128,6 @@ class Shares(Good):
 class SaysNothingness(Good):
     def respond(self, episode: Episode) -> Any:
         return ({"role": "user", "content": None},)
-
-
-class SaysSurrogates(Good):
-    def respond(self, episode: Episode) -> tuple[Message, ...]:
-        return ({"role": "user", "content": "half a smile: \ud83d"},)
 
 
 class NeverEnds(Good):
@@ -213,10 +203,9 @@ BROKEN: list[Broken] = [
     *((FirstEndsWithSystem, {"ARL-E001"}), (FirstDrawn, {"ARL-E002"}), (FirstOfEachInstance, {"ARL-E002"})),
     *((GoldWrong, {"ARL-E003"}), (GoldTooLong, {"ARL-E003"}), (GoldStumbles, {"ARL-E022"})),
     *((GoldCallsNobody, {"ARL-E022"}), (ErrorsEnd, {"ARL-E004"}), (AsciiOnly, {"ARL-E005"})),
-    *((RewardCrashes, {"ARL-E005"}), (BothFlags, {"ARL-E006"}), (LimitTerminates, {"ARL-E006"})),
+    *((BothFlags, {"ARL-E006"}), (LimitTerminates, {"ARL-E006"}), (NeverEnds, {"ARL-E011"})),
     *((RemembersEpisodes, {"ARL-E007"}), (Shares, {"ARL-E008"}), (SaysNothingness, {"ARL-E010"})),
-    *((SaysSurrogates, {"ARL-E010"}), (NeverEnds, {"ARL-E011"}), (TurnsUnlimited, {"ARL-E011"})),
-    *((PaysNan, {"ARL-E012"}), (PaysArrays, {"ARL-E012"}), (ForgetsTheBeginning, {"ARL-E016"})),
-    *((EditsTheAgent, {"ARL-E016"}), (EditsItsAnswers, {"ARL-E016"}), (StepsAnywhere, {"ARL-E017"})),
-    (RaisesSomethingElse, {"ARL-E017"}),
+    *((TurnsUnlimited, {"ARL-E011"}), (PaysNan, {"ARL-E012"}), (PaysArrays, {"ARL-E012"})),
+    *((ForgetsTheBeginning, {"ARL-E016"}), (EditsTheAgent, {"ARL-E016"}), (EditsItsAnswers, {"ARL-E016"})),
+    *((StepsAnywhere, {"ARL-E017"}), (RaisesSomethingElse, {"ARL-E017"})),
 ]

@@ -30,14 +30,6 @@ def paint(color: Literal["red", "blue"], spots: list[int]) -> str:
     return f"{color} {sum(spots)}"
 
 
-def test_the_schema_follows_the_signature() -> None:
-    assert (add.name, add.description) == ("add", "Add two numbers.")
-    schema: Any = add.parameters
-    assert {name: value["type"] for name, value in schema["properties"].items()} == {"a": "integer", "b": "integer"}
-    assert schema["required"] == ["a"]
-    assert schema["additionalProperties"] is False
-
-
 @pytest.mark.parametrize(
     ("which", "arguments", "answer"),
     [(add, {"a": 2, "b": 3}, "5"), (add, {"a": "2"}, "3"), (paint, {"color": "red", "spots": [1, "2"]}, "red 3")],

@@ -53,18 +53,6 @@ def test_what_goes_wrong_is_told(python: PythonTool, code: str, told: str) -> No
     assert run(python, "1 + 1") == "2"
 
 
-def test_a_traceback_is_cut_to_the_models_own_frames(python: PythonTool) -> None:
-    run(python, "def half(n):\n    return n // 0")
-    with pytest.raises(ToolError) as caught:
-        run(python, "x = 1\nhalf(x)")
-    lines = str(caught.value).splitlines()
-    assert lines[0] == "Traceback (most recent call last):"
-    assert lines[-1] == "ZeroDivisionError: integer division or modulo by zero"
-    frames = [line.strip() for line in lines if line.strip().startswith("File ")]
-    assert len(frames) == 2 and "line 2" in frames[0] and frames[1].endswith("line 2, in half")
-    assert "site-packages" not in str(caught.value) and "sandboxes" not in str(caught.value)
-
-
 def test_code_that_never_ends_is_stopped() -> None:
     tool = PythonTool(timeout=0.3)
     tool.open(0)
@@ -103,14 +91,6 @@ def test_two_tools_share_a_sandbox_and_no_state(python: PythonTool) -> None:
         run(other, "y")
     other.close()
     assert run(python, "y") == "1"
-
-
-def test_long_output_is_cut_in_the_middle(python: PythonTool) -> None:
-    shown = run(python, "print('a' * 5000 + 'z' * 5000)")
-    assert len(shown) <= 300
-    assert shown.startswith("aaa")
-    assert shown.endswith("zzz")
-    assert "characters left out" in shown
 
 
 def test_a_closed_sandbox_is_an_infrastructure_fault(python: PythonTool) -> None:

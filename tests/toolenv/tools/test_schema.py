@@ -74,7 +74,7 @@ def test_the_docstring_describes_function_and_arguments(signature: Signature) ->
         "size": "From 1.",
     }
     assert properties["city"] == {"type": "string", "description": "its name, in English: no translation."}
-    assert signature.schema["required"] == ["city"]
+    assert signature.schema["required"] == ["city"] and signature.schema["additionalProperties"] is False
     assert "title" not in signature.schema
 
 

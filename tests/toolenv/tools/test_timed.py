@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -128,14 +127,6 @@ def test_a_slow_loop_is_kept() -> None:
     first = call_async(name, 5.0).value
     assert isinstance(call_async(lambda: asyncio.sleep(3600), 0.05).error, Overrun)
     assert call_async(name, 5.0).value == first
-
-
-def test_a_forked_child_has_a_loop_of_its_own() -> None:
-    assert call_async(lambda: asyncio.sleep(0, "parent"), 5.0).value == "parent"
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if call_async(lambda: asyncio.sleep(0, "child"), 5.0).value == "child" else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_the_process_ends_in_spite_of_calls_that_do_not() -> None:

@@ -19,7 +19,7 @@ import pydantic_core
 
 from agentrl.errors import ConfigError, UsageError
 from agentrl.toolenv.tools.function import MIN_CHARS, ToolContext, ToolError, cut_middle
-from agentrl.toolenv.tools.mcp.sessions import Connection, Listed, Server, close_sessions, listing, shared_connection
+from agentrl.toolenv.tools.mcp.sessions import Connection, Server, close_sessions, listing, shared_connection
 from agentrl.toolenv.tools.timed import Overrun
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ def mcp_tools(
 class McpTool:
     """One tool of an MCP server; :func:`mcp_tools` makes them."""
 
-    def __init__(self, listed: Listed, connection: "Connection", *, timeout: float, max_chars: int) -> None:
+    def __init__(self, listed: "types.Tool", connection: Connection, *, timeout: float, max_chars: int) -> None:
         self.name = listed.name
-        self.description = listed.description
-        self.parameters = listed.parameters
+        self.description = (listed.description or "").strip()
+        self.parameters: Mapping[str, object] = listed.input_schema
         self.timeout = timeout
         self.max_chars = max_chars
         self._connection = connection

@@ -4,9 +4,8 @@ import asyncio
 import functools
 import tempfile
 import threading
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO, cast
 
 from agentrl.errors import InfrastructureError, UsageError
@@ -36,18 +35,6 @@ class Server:
 
     def __str__(self) -> str:
         return f"MCP server {self.url or ' '.join(self.command)!r}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """A server's description of one of its tools."""
-
-    name: str
-    """The name that the model calls."""
-    description: str
-    """The description for the model."""
-    parameters: Mapping[str, object] = field(hash=False)
-    """The JSON schema of its arguments."""
 
 
 class Connection:
@@ -211,20 +198,14 @@ class Session:
         await stack.enter_async_context(http)
         return mcp.Client(streamable_http_client(self._server.url, http_client=http))
 
-    async def _tools(self) -> tuple[Listed, ...]:
+    async def _tools(self) -> "tuple[types.Tool, ...]":
         assert self._client is not None
-        found: list[types.Tool] = []
-        cursor: str | None = None
-        while True:
-            page = await self._client.list_tools(cursor=cursor)
+        page = await self._client.list_tools()
+        found = page.tools
+        while page.next_cursor is not None:
+            page = await self._client.list_tools(cursor=page.next_cursor)
             found += page.tools
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        return tuple(
-            Listed(name=one.name, description=(one.description or "").strip(), parameters=one.input_schema)
-            for one in found
-        )
+        return tuple(found)
 
     async def _exit(self) -> None:
         if self._task is None or self._leave is None:
@@ -238,7 +219,7 @@ class Session:
 
 
 @functools.lru_cache(maxsize=256)
-def listing(server: Server) -> tuple[Listed, ...]:
+def listing(server: Server) -> "tuple[types.Tool, ...]":
     """List a server's tools; the server is asked once per process.
 
     Raises:
@@ -253,7 +234,7 @@ def listing(server: Server) -> tuple[Listed, ...]:
             raise InfrastructureError(f"{server} does not tell its tools: {reason}") from outcome.error
     finally:
         session.close()
-    return cast(tuple[Listed, ...], outcome.value)
+    return cast("tuple[types.Tool, ...]", outcome.value)
 
 
 def _is_refusal(error: BaseException) -> bool:
