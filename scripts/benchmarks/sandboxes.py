@@ -20,7 +20,7 @@ from statistics import median
 
 import numpy
 import psutil
-from measures import Measure, Samples, measure_table, say, write
+from measures import Measure, Samples, command_line, measure_table, say, write
 
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, SandboxUnavailable, Session, open_sandbox
 from agentrl.sandboxes.host.local import LocalSandbox
@@ -337,9 +337,7 @@ def bytes_per_session(count: int) -> float:
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, EXAMPLES)
     parser.add_argument("--only", choices=["local", "docker"], help="one back end")
     parser.add_argument("--rounds", type=int, help="turns of every latency row (default 100; quick 3)")
     parser.add_argument("--quick", action="store_true", help="a test that all runs, no timing")

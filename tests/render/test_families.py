@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from agentrl.errors import ConfigError
 from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import get_dialect
 from agentrl.types import Message
@@ -160,11 +159,6 @@ def test_a_variable_of_the_template(renderer_of: Callable[..., Renderer], name: 
         tokens, _ = play(renderer, [USER], TOOLS)
         assert tokenizer.decode(tokens).count("<|im_start|>assistant\n" + wanted) == len(TOOLS) + 1
         assert tokenizer.decode(tokens).endswith("<|im_start|>assistant\n" + wanted)
-
-
-def test_a_variable_that_the_template_does_not_have(renderer_of: Callable[..., Renderer]) -> None:
-    with pytest.raises(ConfigError, match="no variable 'enable_thinkin' to set; did you mean 'enable_thinking'"):
-        renderer_of("qwen3", enable_thinkin=False)
 
 
 def test_the_date_is_always_the_same(renderer_of: Callable[..., Renderer], tokenizer_of: Callable[..., Any]) -> None:

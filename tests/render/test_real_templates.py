@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from agentrl.errors import RenderError
 from agentrl.toolenv.dialects import get_dialect
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,24 +107,6 @@ def test_a_template_that_only_appends_is_exact(judge: Judge) -> None:
     assert kinds(spoken) == {"exact": 7} and all(verdict.spoken for verdict in spoken.values())
 
 
-def test_a_template_without_tools_is_folded(judge: Judge) -> None:
-    verdicts = judge("gemma2")
-    assert kinds(verdicts) == {"exact": 1, "folded": 10} and verdicts["talk"].kind == "exact"
-    assert verdicts["a call"].refused
-
-
-def test_thinking_that_a_template_takes_out_again_is_kept(judge: Judge) -> None:
-    verdicts = judge("qwen3")
-    assert kinds(verdicts) == {"exact": 10, "kept": 1}
-    assert ("<think>\nAnts, now.\n</think>\n\n", "") in verdicts["thinking"].pairs
-    assert verdicts["thinking"].pairs[0][1] == ""
-
-
-def test_a_whole_that_a_template_refuses_is_compared_answer_by_answer(judge: Judge) -> None:
-    verdicts = judge("mistral")
-    assert verdicts["calls in a row"].kind == "apart" and "take turns" in verdicts["calls in a row"].refused
-
-
 CHATML = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' }}
 {%- if WHEN %}{{ '!' }}{% endif %}{{ '\\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
@@ -138,25 +119,6 @@ def test_what_the_renderer_can_not_know_differs(judge: Judge) -> None:
     looking = judge("qwen2_5", template=CHATML.replace("WHEN", "'Hive' in m.content"))
     assert looking["talk"].kind == "differs" and looking["words and a call"].kind == "exact"
     assert ("", "!") in looking["talk"].pairs
-
-
-def test_a_result_that_is_left_out_is_folded_when_it_is_empty_too(judge: Judge) -> None:
-    """Phi-3 and others write no message of a tool, and nobody sees that of one without content."""
-    only = judge(
-        "qwen2_5", template=CHATML.replace("WHEN", "false").replace("in messages", "in messages if m.role != 'tool'")
-    )
-    assert only["errors and empty results"].kind == "folded" and only["talk"].kind == "exact"
-
-
-def test_a_template_that_counts_is_refused(judge: Judge) -> None:
-    with pytest.raises(RenderError, match="counts"):
-        judge("numbered")
-
-
-def test_the_checker_finds_nothing_wrong_with_its_environment(
-    script: ModuleType, tokenizer_of: Callable[..., Any]
-) -> None:
-    assert script.check_env(script.Library(), tasks=1, tokenizer=tokenizer_of("qwen2_5")).findings == ()
 
 
 def seen(script: ModuleType, *kinds: str) -> Any:

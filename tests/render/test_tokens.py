@@ -56,18 +56,6 @@ def test_a_piece_behind_a_control_token_is_as_in_the_whole(make: Callable[[str],
         assert whole[-len(tokens.plain(text, control)) - 1] == control
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_conversation_has_no_space_too_many(make: Callable[[str], Any], scheme: str) -> None:
-    tokenizer = make(scheme)
-    renderer = Renderer(tokenizer)
-    messages = [Message(role="system", content="Be helpful."), Message(role="user", content="What is 12 + 30?")]
-    prompt = list(renderer.prompt(messages).token_ids)
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert prompt[-8:] == tokenizer(text, add_special_tokens=False).input_ids[-8:]
-    turn = renderer.turn("print(12 + 30)")
-    assert tokenizer.convert_ids_to_tokens(turn)[0].startswith("▁") and renderer.text(turn) == "print(12 + 30)"
-
-
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize("split", [True, False])
 def test_the_tokenizers_own_settings_change_nothing(tokenizer_of: Callable[..., Any], added: bool, split: bool) -> None:
