@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -61,13 +60,6 @@ def test_only_faults_are_faults(error: type[SandboxError], faults: int) -> None:
     with pytest.raises(error):
         meter.measure(fail)
     assert meter.snapshot().faults == faults and meter.snapshot().runs == {}
-
-
-def test_counting_from_many_threads_loses_nothing() -> None:
-    meter = Meter()
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: meter.measure(lambda: Result(status="ok", queue_s=0.5)), range(400)))
-    assert (meter.snapshot().runs, meter.snapshot().queue_s) == ({"ok": 400}, 200.0)
 
 
 def test_a_sandbox_counts_cells_and_programs(sandbox: Sandbox) -> None:
