@@ -72,22 +72,6 @@ def test_no_answer_is_never_right() -> None:
     assert not equal(None, "")
 
 
-NASTY = [
-    *("-" * 199 + "1", "(" * 99 + "1" + ")" * 99, "sqrt(" * 30 + "2" + ")" * 30, r"\sqrt{" * 24 + "2" + "}" * 24),
-    *("(" * 20 + "pi" + "**4000)" * 20, "2**4000" + "*2**4000" * 24, "1/3" + "+1/7" * 49, "9" * 199 + "*" + "9" * 1),
-    *(r"\frac{1}{" * 18 + "7" + "}" * 18, "((1+10**-400)**9)**9" + "**(1/9)" * 20),
-]
-
-
-@pytest.mark.parametrize("text", NASTY, ids=range(len(NASTY)))
-def test_hostile_answers_take_no_time(text: str) -> None:
-    equal(text, r"\sqrt{2}")  # loads mpmath
-    began = time.process_time()
-    for _ in range(5):
-        assert equal(text, "17") is False
-    assert (time.process_time() - began) / 5 < 0.1
-
-
 def test_long_texts_take_linear_time() -> None:
     began = time.process_time()
     assert last_boxed(r"\boxed{" * 300_000) is None
