@@ -3,7 +3,7 @@ r"""``reasoning-gym/<task>-v0``: the tasks of the library reasoning-gym, scored 
 import importlib.util
 from collections.abc import Mapping, Sequence
 
-from agentrl.envs.reasoning_gym.library import Library, shared_library
+from agentrl.envs.reasoning_gym.library import shared_library
 from agentrl.envs.reasoning_gym.names import TASKS
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -62,17 +62,13 @@ class ReasoningGym(ToolEnv):
         self.config = config
         self.tools = (PythonTool(),) if tool else ()
         if config:  # wrong settings are an error now; without any there is no need to start the library yet
-            self._library.question(name, config, split, 0)
-
-    @property
-    def _library(self) -> Library:
-        return shared_library()
+            shared_library().question(name, config, split, 0)
 
     def tasks(self, split: str) -> GeneratedTasks:
         """Return the questions of ``split``, without end."""
 
         def make(index: int) -> Task:
-            found = self._library.question(self.name, self.config, split, index)
+            found = shared_library().question(self.name, self.config, split, index)
             return Task(id="", prompt=found.question, answer=found.answer, data={"place": found.place})
 
         return GeneratedTasks(f"{split}", make)
@@ -105,7 +101,7 @@ class ReasoningGym(ToolEnv):
     def _score(self, task: Task, answer: str) -> float:
         place = task.data["place"]
         assert isinstance(place, int)
-        return self._library.score(self.name, self.config, place, answer)
+        return shared_library().score(self.name, self.config, place, answer)
 
 
 def widest_box(text: str) -> str | None:

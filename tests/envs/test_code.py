@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 import agentrl
 from agentrl.envs.code.env import Code, problem_of, submission
-from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.errors import ConfigError
 from agentrl.sandboxes import SandboxUnavailable
-from agentrl.toolenv.tools.python import close_shared_sandbox, shared_sandbox
 
 ID = "agentrl/Code-v0"
 SAMPLE = [(split, task.id) for split in ("train", "test") for task in Code(split=split).task_set]
@@ -136,25 +135,14 @@ def test_packages(tmp_path: Path) -> None:
     assert [env.step(action)[1] for action in env.gold(env.episode.task)] == [0.0, 1.0]
     assert env.episode.tool_runs[0].ok
     env.close()
-    for missing in (["no_such_package"], ["agentrl_x", "sortedcontainers"]):
-        with pytest.raises(
-            SandboxUnavailable, match=f"can't import {', '.join(missing)} .*: install and name whatever"
-        ):
-            agentrl.make(ID, packages=missing)
+    with pytest.raises(SandboxUnavailable, match=r"can't import no_such_package .*: install and name whatever"):
+        agentrl.make(ID, packages=["no_such_package"])
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"test_timeout": -1}, {"test_timeout": float("nan")}])
 def test_times_must_be_positive(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="above 0"):
         Code(**options)  # pyright: ignore
-
-
-def test_a_sandbox_that_fails_is_no_reward(env: Code) -> None:
-    env.reset(seed=0)
-    shared_sandbox().close()
-    with pytest.raises(InfrastructureError):
-        env.step(block("x = 1"))
-    close_shared_sandbox()
 
 
 def test_solutions_and_tests_are_not_shown(env: Code) -> None:

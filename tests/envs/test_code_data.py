@@ -49,18 +49,6 @@ def test_our_layout() -> None:
     assert problem == Problem(cases=(Stream(stdin="a\n", stdout="a\n"),))
 
 
-def test_human_eval() -> None:
-    prompt, problem = read(HUMAN_EVAL)
-    assert prompt.startswith("Complete this code:\n\n```\nfrom typing import List\n")
-    near = Tolerance(relative=0.0, absolute=1e-6)
-    assert problem.cases == (
-        call_of([[]], {}, 0),
-        call_of([[0.1, 0.2]], {}, 0.3, tolerance=near),
-        call_of([[1, 2.5]], {}, 3.5),
-    )
-    assert problem.setup == "from typing import List"
-
-
 def test_mbpp_shows_one_test() -> None:
     prompt, problem = read(MBPP)
     assert "assert pair(1, 2) == (1, 2)" in prompt
@@ -146,17 +134,6 @@ def test_a_layout_with_further_columns_is_not_understood(row: Mapping[str, Any],
         task_of({**row, **more}, "x")
     harmless = {**row, "difficulty": "Easy", "tags": ["a"], "empty": "", "none": None, "number": 3}
     assert task_of(harmless, "x") == replace(task_of(row, "x"), tags=("difficulty:Easy",))
-
-
-def test_leetcode_before_0_3_1() -> None:
-    plain = {key: value for key, value in LEETCODE.items() if key not in ("problem_description", "starter_code")}
-    asking = {**plain, "query": "Find two.\n\nPlease complete: two"}
-    assert read(asking)[0].startswith("Find two.\n\nPlease complete: two\n\nWrite Python code that defines the class")
-    told = {"question_title": "Find two.\nExample: 1", "lang_code": "class Solution:", "difficulty": "Easy"}
-    assert read({**asking, "meta": told})[0].startswith("Find two.\nExample: 1\n\n```\nclass Solution:\n```\n\nWrite")
-    assert read(asking)[1] == read(LEETCODE)[1]
-    with pytest.raises(UnreadableTest, match="not with completion"):  # its imports alone are no HumanEval problem
-        read(plain)
 
 
 SORTED = {

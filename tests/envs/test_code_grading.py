@@ -1,7 +1,5 @@
 """Running hidden tests: verdicts, limits, what a submission finds around it, and faults that are nobody's reward."""
 
-from dataclasses import replace
-
 import pytest
 
 from agentrl.envs.code import grading
@@ -62,12 +60,6 @@ def test_equality_to_true_is_more_than_truth() -> None:
     exact = Problem(entry_point="echo", cases=read_asserts("assert echo(1) == True\nassert echo(0) is False", "echo"))
     assert grade(exact, "def echo(n): return n == 1").correct
     assert grade(exact, "def echo(n): return n").passed == 0
-
-
-def test_packages_reach_the_tests() -> None:
-    code = "import sortedcontainers\ndef echo(n): return sortedcontainers.SortedList([n])[0]"
-    assert grade(ECHO, code).verdicts == ("error",) * 4
-    assert grade(replace(ECHO, packages=("sortedcontainers",)), code).correct
 
 
 def test_the_first_failure_can_end_it() -> None:

@@ -18,8 +18,6 @@ from agentrl.envs.math.env import Math
 from agentrl.errors import UsageError
 from agentrl.grading.latex import same_answer
 
-from .published import write
-
 pytestmark = pytest.mark.usefixtures("graders")
 IDS = ("agentrl/Math-v0", "agentrl/MathPython-v0")
 x, n = sympy.symbols("x n")
@@ -195,22 +193,6 @@ def test_an_unworked_answer_scores_nothing(task: str) -> None:
     env = Math(split=next(row["split"] for row in sample() if row["id"] == task))
     env.reset(seed=0, options={"task": task})
     assert env.step(rf"\boxed{{{UNWORKED[task]}}}")[1] == 0.0
-
-
-def test_a_copy_of_a_number_is_no_copy_of_a_calculation(tmp_path: Path) -> None:
-    rows = [
-        {"id": "a", "problem": r"Which is larger, $\frac{2}{3}$ or $\frac{3}{5}$?", "answer": "2/3"},
-        {"id": "b", "problem": "Expand $(x+1)^2$.", "answer": "x^2+2x+1"},
-        {"id": "c", "problem": "Is $x^2+1$ or $x^2-1$ reducible?", "answer": "x^{2}-1"},
-    ]
-    data = {
-        name: write(tmp_path / f"{name}.jsonl", [{**row, "problem": f"{name}: {row['problem']}"} for row in rows])
-        for name in ("train", "test")
-    }
-    env = Math(data=data)
-    for task, answer, reward in (("a", r"\frac{2}{3}", 1.0), ("b", "(x+1)^2", 0.0), ("c", "x^2-1", 1.0)):
-        env.reset(seed=0, options={"task": task})
-        assert env.step(rf"\boxed{{{answer}}}")[1] == reward
 
 
 def test_python_helps_and_a_box_beside_a_call_is_no_answer() -> None:

@@ -24,43 +24,19 @@ def problems(source: Source) -> dict[str, str]:
     return {task.prompt: task.answer for tasks in load_problems(source).values() for task in tasks}
 
 
-DAPO = (
-    "Solve the following math problem step by step. The last line of your response should be of the form "
-    'Answer: $Answer (without quotes).\n\nWhat is $6\\cdot 7$?\n\nPut it on its own line after "Answer:".'
+def test_a_boxed_answer_is_what_the_box_holds(write: Write) -> None:
+    assert problems(Source(data=write([{"question": "P", "ground_truth": r"$\boxed{5}$"}]))) == {"P": "5"}
+
+
+@pytest.mark.parametrize(
+    ("row", "name"), [({"ID": "2024-I-1"}, "2024-I-1"), ({"extra_info": {"index": "abc"}}, "abc"), ({"id": 0}, "0")]
 )
-LAYOUTS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "AIME 2024": ({"ID": "2024-I-1", "Problem": "P", "Solution": "…", "Answer": 204}, "P", "204"),
-    "AIME 2025": ({"id": 0, "problem": "P", "answer": "070"}, "P", "070"),
-    "GSM8K": ({"question": "P", "answer": "6 * 7 = <<6*7=42>>42\n#### 1,042"}, "P", "1,042"),
-    "DAPO": (
-        {
-            "data_source": "math_dapo",
-            "prompt": [{"role": "user", "content": DAPO}],
-            "reward_model": {"ground_truth": "42", "style": "rule"},
-            "extra_info": {"index": "abc"},
-        },
-        "What is $6\\cdot 7$?",
-        "42",
-    ),
-    "boxed answers": ({"question": "P", "ground_truth": r"$\boxed{5}$"}, "P", "5"),
-    "floats": ({"question": "P", "answer": 2.0}, "P", "2"),
-}
+def test_ids_are_the_rows_own(write: Write, row: dict[str, Any], name: str) -> None:
+    (tasks,) = load_problems(Source(data=write([{"problem": "P", "answer": "070", **row}]))).values()
+    assert (tasks[0].id, tasks[0].answer) == (name, "070")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(write: Write, layout: str) -> None:
-    row, prompt, answer = LAYOUTS[layout]
-    assert problems(Source(data=write([row]))) == {prompt: answer}
-
-
-def test_ids(write: Write) -> None:
-    for row, name in (
-        (LAYOUTS["AIME 2024"][0], "2024-I-1"),
-        (LAYOUTS["DAPO"][0], "abc"),
-        (LAYOUTS["AIME 2025"][0], "0"),
-    ):
-        (tasks,) = load_problems(Source(data=write([row]))).values()
-        assert tasks[0].id == name
+def test_an_id_that_is_not_there_follows_from_the_problem(write: Write) -> None:
     (tasks,) = load_problems(Source(data=write([{"problem": "P", "answer": 1}]))).values()
     (again,) = load_problems(Source(data=write([{"problem": " P\n", "answer": 1, "more": 2}]))).values()
     assert tasks[0].id == again[0].id
@@ -207,13 +183,6 @@ def test_repeated_problems_and_ids(write: Write) -> None:
     rows = [{"id": 1, "problem": "P", "answer": "1"}, {"id": 1, "problem": "Q", "answer": "2"}]
     with pytest.raises(UsageError, match=r"line 2 has the id '1' of an earlier one"):
         load_problems(Source(data=write(rows)))
-
-
-def test_rows_that_say_the_same_again_are_left_out_and_told(write: Write) -> None:
-    # As DAPO's aime-2024.parquet does with each of its problems, 32 times.
-    rows = [{"id": i, "problem": f"What is  {i % 3} + 1?", "answer": i % 3 + 1} for i in range(96)]
-    with pytest.warns(UserWarning, match=r"data\.jsonl: 93 rows that repeat an earlier one are left out"):
-        assert sorted(problems(Source(data=write(rows))).values()) == ["1", "2", "3"]
 
 
 def test_one_source_is_divided_by_its_problems(write: Write) -> None:
