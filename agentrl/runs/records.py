@@ -325,5 +325,5 @@ def _reason(error: Exception) -> str:
     """Say in one line what is wrong with a line."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
     return repr(error)

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentrl.batch import whole
 from agentrl.config import load_config
+from agentrl.train.credit import with_overlong_penalty
 from agentrl.train.step import learning_rate
-from agentrl.types import Stop
+from agentrl.types import Group, Segment, Stop, Trajectory
 
 from ..algos import reference as slow
 from .conftest import Make
@@ -86,6 +88,33 @@ def test_step_with_every_option_is_that_of_loops(watch: Any, reference: Any, max
             assert sorted(seen) == rows, "rows without a token to train on are in no minibatch"
     assert len(losses) == 6 and result.metrics["loss"] == pytest.approx(sum(losses) / 6, abs=1e-4)
     pool.check(result.metrics)
+
+
+@pytest.mark.parametrize(
+    ("told", "turns", "stop", "cost"),
+    [
+        (0, (4,), Stop.TERMINATED, 0.0),
+        (0, (10,), Stop.TERMINATED, 0.0),
+        (0, (15, 2), Stop.TERMINATED, 0.5),
+        (0, (20,), Stop.TURN_CUT, 1.0),
+        (30, (4, 5), Stop.TURN_LIMIT, 0.4),  # 44 tokens of 50
+        (27, (15, 0), Stop.TERMINATED, 0.7),  # 5 tokens of the turn are left and 3 of the episode
+        (26, (9,), Stop.TOKEN_LIMIT, 1.0),
+    ],
+)
+def test_overlong_costs_by_whichever_limit_is_nearer(
+    told: int, turns: tuple[int, ...], stop: Stop, cost: float
+) -> None:
+    rollout = load_config(
+        overrides=["rollout.overlong_buffer=10", "rollout.turn_tokens=20", "rollout.episode_tokens=50"]
+    ).rollout
+    said = [Segment("policy", (7,) * n, (-1.0,) * n, 0) for n in turns]
+    segments = (Segment("prompt", (1,) * 5), said[0], Segment("tool", (2,) * told), *said[1:])
+    rewards = (0.25,) * len(turns)
+    episode = Trajectory(task_id="a", seed=0, segments=segments, rewards=rewards, stop=stop)
+    before = whole([Group((episode,))])
+    after = with_overlong_penalty(before, [episode], rollout)
+    assert (before.rewards - after.rewards).tolist() == pytest.approx([0.0] * (sum(turns) - 1) + [cost])
 
 
 def test_a_step_that_masks_everything_updates_nothing(small: Make) -> None:

@@ -73,14 +73,14 @@ class Packed:
                 self.notes.append(f"{path.parent.name}/{path.name} can't be read to its end: {error!r}")
 
     def pair(self) -> None:
-        """Give each episode of two sources the one that it is compared with: of the same task, at the same place."""
+        """Give each episode of two sources that of the same task and attempt; without attempts, at the same place."""
         seen = Counter[tuple[object, ...]]()
         places: dict[tuple[object, ...], int] = {}
         for at, row in enumerate(self.rows):
             task = row["file"], row["env"], row["task"]
-            turn = seen[row["source"], *task]
+            which = row["attempt"] if row["attempt"] is not None else seen[row["source"], *task]
             seen[row["source"], *task] += 1
-            other = places.setdefault((*task, turn), at)
+            other = places.setdefault((*task, which), at)
             if self.rows[other]["source"] != row["source"]:
                 self.rows[other]["pair"], row["pair"] = at, other
 

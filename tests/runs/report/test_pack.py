@@ -96,6 +96,15 @@ def test_two_sources_are_paired_by_task_and_place(tmp_path: Path, play: Play, sa
     assert not any("pair" in row for row in blocks(tmp_path / "v.html")["index"]["rows"]), "three are not two"
 
 
+def test_attempts_are_paired_in_whatever_order_they_ended(tmp_path: Path, play: Play, save: Save) -> None:
+    sides = [
+        save(tmp_path / name, 1, *(play("q", "a", reward=1, attempt=attempt) for attempt in attempts))
+        for name, attempts in (("a", (0, 2, 1)), ("b", (2, 1, 0)))
+    ]
+    write_view(sides, tmp_path / "v.html")
+    assert [row["pair"] for row in blocks(tmp_path / "v.html")["index"]["rows"]] == [5, 3, 4, 1, 2, 0]
+
+
 def test_a_run_shows_its_first_and_last_step_or_all(run: Path) -> None:
     def steps(every: bool) -> list[str]:
         write_view([run], run / "view.html", every=every)
