@@ -42,7 +42,7 @@ def audited(event, arguments, process=os.getpid()):
         return
     line = lines.pop(0)
     plan.write_text("\\n".join(lines))
-    if "metrics" in line:
+    if "/metrics" in line:
         os.fsync = full
     else:
         os.kill(process, signal.SIGKILL)
