@@ -70,7 +70,8 @@ def save_checkpoint(
             model.save_pretrained(temporary, state_dict=weights)
         tokenizer.save_pretrained(temporary)
         if optimizer is not None:
-            torch.save(optimizer, temporary / _OPTIMIZER)
+            with (temporary / _OPTIMIZER).open("wb") as stream:  # given a path, torch does not tell a full disk's error
+                torch.save(optimizer, stream)
         if unused:
             write_episodes(temporary / _UNUSED, unused, tokenizer, origins)
         (temporary / _STATE).write_text(json.dumps(state), encoding="utf-8")
@@ -196,13 +197,16 @@ def load_unused(path: Path) -> list[Trajectory]:
 def prune(run: Path, keep: int) -> None:
     """Delete all checkpoints of a run but that of step 0, to which adapters and a reference may refer, and the newest.
 
+    What a kill has left of a checkpoint that was written or deleted goes too.
+
     Args:
         run: the run's folder.
         keep: how many of the newest to keep; 0 keeps all.
     """
     for path in checkpoints(run)[1:-keep] if keep else ():
         # Renamed first: a kill must not leave half of a checkpoint under its name.
-        gone = path.rename(path.with_name(f".{path.name}.tmp"))
+        path.rename(path.with_name(f".{path.name}.tmp"))
+    for gone in (run / "checkpoints").glob(".step-*.tmp"):
         shutil.rmtree(gone)
 
 

@@ -1,5 +1,7 @@
 """The run folder: created once, locked while in use, never overwritten."""
 
+import asyncio
+import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -8,7 +10,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +30,9 @@ _MAY_CHANGE = (
 learned."""
 _RECORDS = ("metrics.jsonl", "evals.jsonl")
 _PACKAGES = ("agentrl", "torch", "transformers", "tokenizers", "gymnasium", "numpy", "sympy")
+_FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
+_PATIENCE_S = 60.0
+"""Seconds between two attempts to write to a full disk, at most: one may be as large as a checkpoint."""
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
@@ -81,36 +86,69 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         return cls(path, lock_folder(path)), config
 
     def append(self, file: str, row: Mapping[str, object]) -> None:
-        """Append a line to a JSONL file; it is on disk when this returns.
+        """Append a line to a JSONL file: all of it, which is on disk when this returns, or nothing.
 
         Raises:
-            InfrastructureError: the line can't be written.
+            OSError: the line can't be written.
         """
-        with self.writing(), (self.path / file).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(row) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
+        # Unbuffered: what a buffer holds when a write fails would be written when it is closed.
+        with (self.path / file).open("ab", buffering=0) as stream:
+            size, rest = stream.tell(), memoryview(json.dumps(row).encode() + b"\n")
+            try:
+                while rest:
+                    rest = rest[stream.write(rest) :]
+                os.fsync(stream.fileno())
+            except OSError:
+                stream.truncate(size)
+                raise
 
     @contextmanager
-    def writing(self, *kinds: type[Exception]) -> Generator[None]:
+    def writing(self) -> Generator[None]:
         """Turn a failed write into an error that names the disk and the last checkpoint.
 
-        Args:
-            kinds: exceptions that mean a failed write, beside ``OSError``.
-
         Raises:
-            InfrastructureError: one of these was raised.
+            InfrastructureError: a write failed.
         """
         try:
             yield
-        except (OSError, *kinds) as error:
-            place, saved = self.path.resolve(), checkpoints(self.path)
-            disk = next(folder for folder in (place, *place.parents) if folder.is_mount())
+        except Exception as error:
+            if not (reason := _failed_write(error)):
+                raise
+            saved = checkpoints(self.path)
             raise InfrastructureError(
-                f"the disk at {disk}, with {shutil.disk_usage(disk).free / 1e6:.1f} MB left, does not take what the "
-                f"run writes ({error}): {saved[-1].name if saved else 'no checkpoint'} is saved; when there is room, "
-                f"go on with: agentrl train --resume {self.path}"
+                f"{self._disk()} does not take what the run writes ({reason}): "
+                f"{saved[-1].name if saved else 'no checkpoint'} is saved; when there is room, go on with: agentrl "
+                f"train --resume {self.path}"
             ) from error
+
+    async def written(self, write: Callable[[], object], say: Callable[[str], None]) -> None:
+        """Do ``write``, again and again while the disk is full.
+
+        Args:
+            write: leaves nothing behind where it fails, and may be done again.
+            say: is told that the run waits.
+
+        Raises:
+            InfrastructureError: a write failed otherwise.
+        """
+        pause_s = 0.0
+        while True:
+            try:
+                with self.writing():
+                    write()
+                return
+            except InfrastructureError as error:
+                if not any(words in _failed_write(error.__cause__) for words in _FULL):
+                    raise
+                if not pause_s:
+                    say(f"{self._disk()} is full: the run waits for room; Ctrl-C or SIGTERM stops it")
+            pause_s = min(2 * pause_s + 1, _PATIENCE_S)
+            await asyncio.sleep(pause_s)
+
+    def _disk(self) -> str:
+        place = self.path.resolve()
+        disk = next(folder for folder in (place, *place.parents) if folder.is_mount())
+        return f"the disk at {disk}, with {shutil.disk_usage(disk).free / 1e6:.1f} MB left,"
 
     def seal(self) -> dict[str, tuple[int, str]]:
         """Give length and checksum of each JSONL file as it is; a checkpoint stores them for :meth:`kept`."""
@@ -303,6 +341,16 @@ def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") ->
     return lock
 
 
+def _failed_write(error: BaseException | None) -> str:
+    """Find what the system said of the write that failed and led to ``error``; empty where none did."""
+    # Libraries in Rust tell it in words only, and those in C++ raise another error on their way out.
+    while error is not None:
+        if isinstance(error, OSError) or "(os error " in str(error):
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return ""
+
+
 def _sealed(data: bytes) -> tuple[int, str]:
     return len(data), hashlib.sha256(data).hexdigest()
 
@@ -319,11 +367,15 @@ def _bytes(path: Path) -> bytes:
 def replace(path: Path, data: bytes) -> None:
     """Replace a file's contents atomically."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())  # else an empty file may take the old one's place if the machine fails
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())  # else an empty file may take the old one's place if the machine fails
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a full disk needs the room
+        raise
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Output for people: in colour and with bars at a terminal, plain lines elsewhere, and never control characters."""
 
+import errno
 import importlib.util
 import sys
 import time
@@ -60,7 +61,11 @@ class Display:
         encoding = self._out.encoding or "utf-8"
         shown = visible(text).encode(encoding, "backslashreplace").decode(encoding)
         if self._bars is None:
-            print(shown, file=self._out, flush=True)
+            try:
+                print(shown, file=self._out, flush=True)
+            except OSError as error:  # a log on a full disk lacks the line: the run waits for room, and need not end
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
         else:  # as it is: rich would read markup in it
             self._bars.console.print(shown, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 

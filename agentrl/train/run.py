@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from agentrl.config import Config, with_overrides
-from agentrl.errors import ConfigError, EnvContractError, FaultRateError, InvariantError, RunFolderError
+from agentrl.errors import AgentRLError, ConfigError, EnvContractError, FaultRateError, InvariantError, RunFolderError
 from agentrl.models.lora import base_of
 from agentrl.runs.assemble import adapt, adapters_base, with_dialect
 from agentrl.runs.checkpoint import (
@@ -151,15 +149,16 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
             display.say(f"the folder episodes of {path} is gone, and with it what was played: put a copy of it back")
 
         def begin() -> None:
-            with folder.writing():
-                (path / "episodes").mkdir(exist_ok=True)
-                # Under their names new checkpoints of the same steps will be saved.
-                for place in broken:
-                    place.rename(place.with_name(f"damaged-{place.name}-{time.time_ns()}"))
-                if config != before:
-                    write_config(path, config, read_dialect(path))
-                for file, data in kept.items():
-                    replace(path / file, data)
+            (path / "episodes").mkdir(exist_ok=True)
+            # Under their names new checkpoints of the same steps will be saved.
+            while broken:
+                broken[0].rename(broken[0].with_name(f"damaged-{broken[0].name}-{time.time_ns()}"))
+                del broken[0]
+            prune(path, config.save.keep)
+            if config != before:
+                write_config(path, config, read_dialect(path))
+            for file, data in kept.items():
+                replace(path / file, data)
 
         return _finish(config, display, folder, means, lambda run: run.go(last, begin))
 
@@ -173,8 +172,12 @@ def _finish(config: Config, display: Display, folder: RunFolder, means: Means, w
         # Inside the stack: the engine and the environments are closed only after the checkpoint.
         except (KeyboardInterrupt, asyncio.CancelledError, FaultRateError, EnvContractError) as error:
             interrupts.hold()
-            if run is not None:
-                run.save()
+            try:
+                with folder.writing():
+                    if run is not None:
+                        run.save()
+            except AgentRLError as fault:  # it must not hide how the run ended
+                display.say(str(fault))
             saved = checkpoints(folder.path)
             left = f"stopped, {saved[-1].name} is saved" if saved else "stopped before there was a checkpoint"
             left += f"; go on with: agentrl train --resume {folder.path}"
@@ -197,11 +200,11 @@ class _Run:
         self._policy, self._live = means.policy, means.live
         if means.live:
             stack.callback(means.live.close)
-        names, options = config.log.to, config.log.options
-        self._loggers = Loggers(names, options, folder.path, settings_of(config), display.say)
+        self._loggers = Loggers(config.log.to, config.log.options, folder.path, settings_of(config), display.say)
         stack.callback(self._loggers.close)
         self._trainer = Trainer(config, make_learner(config, self._policy.model), means.rollouts)
         self._base = adapters_base(config, folder.checkpoint(0))
+        self._written = partial(folder.written, say=display.say)
         self.done = 0
         self._whole_at: int | None = None
         self._began = time.perf_counter()
@@ -222,7 +225,7 @@ class _Run:
                 self._adapt()
             if self._config.algo.kl_coef and not self._config.lora.rank:
                 self._trainer.learner.keep_reference(load_reference(self._folder, self._config.model.device))
-        begin()
+        await self._written(begin)
         # The clock of a resumed run goes on where its last row was written.
         rows = [row for file in ("metrics.jsonl", "evals.jsonl") for row in read_jsonl(self._folder.path / file)]
         self._began -= max((row.get("seconds_run", 0.0) for row in rows), default=0.0)
@@ -244,12 +247,12 @@ class _Run:
             self._finished(0)
             # Adapters need their base: where it is nowhere else yet, the first checkpoint holds it, whole.
             if self._base == str(self._folder.checkpoint(0).resolve()):
-                self.save()
+                await self._written(self.save)
             self._adapt()
             if self._config.algo.kl_coef and not self._config.lora.rank:
                 self._trainer.learner.keep_reference()
             await self._trainer.sync(self.done)
-            self.save()
+            await self._written(self.save)
         # On resumption too: the run may have been stopped between its checkpoint and its evaluation.
         await self._evaluate_if_due()
         if not sft_only:
@@ -284,12 +287,12 @@ class _Run:
                     )
                 # Saved before it is evaluated, which takes long: a stop meanwhile loses no training.
                 if self._due(self._config.save.every):
-                    self.save()
+                    await self._written(self.save)
                 await self._evaluate_if_due()
 
-    def _learned(self, number: int, result: StepResult) -> None:
+    async def _learned(self, number: int, result: StepResult) -> None:
         # The row first: a checkpoint seals the records, and must find there all steps up to its own.
-        self._record(number, result)
+        await self._record(number, result)
         # Whoever stops the run from here on loses nothing. But the bytes of a run that plays ahead are those of an
         # undisturbed one only from where all of the next groups were played, by the weights before these.
         if not (self._config.run.deterministic and self._config.rollout.overlap == "lag"):
@@ -327,16 +330,15 @@ class _Run:
         if missing := [name for name in self._live.names if name not in there]:
             await self._evaluate(self._live, missing)
 
-    def _record(self, number: int, result: StepResult) -> None:
+    async def _record(self, number: int, result: StepResult) -> None:
         row = {**result.metrics, "seconds_run": time.perf_counter() - self._began}
-        self._folder.append("metrics.jsonl", row)
+        await self._written(partial(self._folder.append, "metrics.jsonl", row))
         self._loggers.log(row, number)
         stuck = self._trainer.skipped >= _SKIPPED_STEPS
         if number == 1 or self._ended(number) or stuck or number % self._config.save.episodes_every == 0:
-            path, origins = self._folder.episodes(number), self._trainer.rollouts.origins
-            told = result.advantages, result.record.by_episode()
-            with self._folder.writing():
-                write_episodes(path, result.trajectories, self._policy.tokenizer, origins, *told)
+            path, tokenizer = self._folder.episodes(number), self._policy.tokenizer
+            told = self._trainer.rollouts.origins, result.advantages, result.record.by_episode()
+            await self._written(partial(write_episodes, path, result.trajectories, tokenizer, *told))
         if stuck:
             raise InvariantError(
                 f"no gradient of the last {_SKIPPED_STEPS} steps was finite, and none was followed: the weights are as "
@@ -350,7 +352,8 @@ class _Run:
                 await self._trainer.sync(self.done)
         async for name, result in live.evaluate(self.done, names, self._display):
             row = {"step": self.done, "split": config.eval.split, "seconds_run": time.perf_counter() - self._began}
-            self._folder.append("evals.jsonl", row | ({"env": name} if name else {}) | result.row())
+            row |= ({"env": name} if name else {}) | result.row()
+            await self._written(partial(self._folder.append, "evals.jsonl", row))
             self._loggers.log(result.row(), self.done, f"env/{name}/eval_" if name else "eval_")
             self._display.say(f"step {self.done} ({self._elapsed()}){name and f', {name}'}: {result}")
         if config.optim.average:
@@ -373,20 +376,17 @@ class _Run:
         }
         # The checkpoint's model is the one that evaluation measures.
         with learner.averaged():
-            weights = learner.state_dict()
-            # What a full disk becomes in these libraries.
-            with self._folder.writing(SafetensorError, RuntimeError):
-                save_checkpoint(
-                    path,
-                    self._policy.model,
-                    self._policy.tokenizer,
-                    weights=weights,
-                    optimizer=optimizer,
-                    state=state,
-                    unused=rollouts.unused(),
-                    origins=rollouts.origins,
-                )
-                prune(self._folder.path, self._config.save.keep)
+            save_checkpoint(
+                path,
+                self._policy.model,
+                self._policy.tokenizer,
+                weights=learner.state_dict(),
+                optimizer=optimizer,
+                state=state,
+                unused=rollouts.unused(),
+                origins=rollouts.origins,
+            )
+            prune(self._folder.path, self._config.save.keep)
 
     def _elapsed(self) -> str:
         seconds = int(time.perf_counter() - self._began)

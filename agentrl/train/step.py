@@ -5,7 +5,7 @@ Legend: S sampled tokens of all rows of the step, laid end to end.
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -103,12 +103,13 @@ class Trainer:
         self._checked = False
         self._synced = _Stopwatch()
 
-    async def step(self, number: int, learned: Callable[[StepResult], None] = lambda _: None) -> StepResult:
+    async def step(self, number: int, learned: Callable[[StepResult], Awaitable[object]] | None = None) -> StepResult:
         """Run step ``number``, counting from 1.
 
         Args:
             number: of the step.
-            learned: is told of the result as soon as the weights are those of the step, before an engine gets them.
+            learned: is told of the result as soon as the weights are those of the step, and awaited before an engine
+                gets them.
 
         Raises:
             ConfigError: no prompt leaves room for a turn.
@@ -121,7 +122,8 @@ class Trainer:
         learn = partial(self._learn, number, played, watch)
         # In a thread, while groups of later steps are played here.
         result = learn() if self.config.rollout.overlap == "off" else await in_thread(learn)
-        learned(result)
+        if learned is not None:
+            await learned(result)
         await self.sync(number)
         return result
 

@@ -67,7 +67,7 @@ def update(rows: int, share: float) -> Callable[[Any, argparse.Namespace, int], 
         batch = episodes(args, tokens, rows, int(tokens * share))
         learner = Learner(
             model, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0, max_tokens=rows * tokens, temperature=1.0,
-            dtype="float32",
+            dtype="float32", gradient_checkpointing=args.gradient_checkpointing,
         )  # fmt: skip
         learner.update(learner.packs(batch, range(rows)), lambda _place, stats: stats.logp.mean(), 1e-6)
         return len(batch.tokens)
@@ -135,6 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--window", type=int, help="tokens that a token sees")
+    parser.add_argument("--gradient-checkpointing", action="store_true", help="as of optim.gradient_checkpointing")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
     args = parser.parse_args(arguments)
     print("| what | tokens a row | tokens | seconds | µs a token | peak MiB | KiB a token |")

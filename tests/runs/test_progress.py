@@ -1,6 +1,7 @@
 """What is shown: colours and bars in a terminal, plain lines elsewhere, and never what a terminal would obey."""
 
 import builtins
+import errno
 import importlib.util
 import io
 import re
@@ -79,6 +80,23 @@ def test_what_can_not_be_encoded_is_escaped() -> None:
     out = io.TextIOWrapper(raw, encoding="ascii")
     Display(out).say("é漢\ud800")
     assert raw.getvalue() == rb"\xe9\u6f22\ud800" + b"\n"
+
+
+class Failing(io.StringIO):
+    """A log that takes nothing."""
+
+    code = errno.ENOSPC
+
+    def write(self, text: str) -> int:
+        raise OSError(self.code, text)
+
+
+def test_a_log_on_a_full_disk_ends_nothing() -> None:
+    out = Failing()
+    Display(out).say("hi")
+    out.code = errno.EPIPE
+    with pytest.raises(BrokenPipeError):
+        Display(out).say("hi")
 
 
 def shown(out: io.StringIO) -> list[str]:

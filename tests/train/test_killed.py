@@ -28,6 +28,54 @@ SETTINGS = (
     *("env.id=jittery:test/Jittery-v0", "rollout.tasks=4", "rollout.concurrency=9", "run.deterministic=true"),
     *("optim.steps=7", "eval.tasks=1", "eval.every=2", "save.every=1", "optim.average=0.5"),
 )
+KILLABLE = (
+    JITTERY
+    + """
+import errno, re, signal, sys
+from pathlib import Path
+
+plan, reward = Path("plan.txt"), Jittery.reward
+lines = plan.read_text().splitlines() if plan.exists() else []
+
+def audited(event, arguments, process=os.getpid()):
+    if not lines or os.getpid() != process or not re.search(lines[0], f"{event} {' '.join(map(str, arguments))}"):
+        return
+    line = lines.pop(0)
+    plan.write_text("\\n".join(lines))
+    if "/metrics" in line:
+        os.fsync = full
+    else:
+        os.kill(process, signal.SIGKILL)
+
+def full(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+def audited_reward(self, episode):
+    sys.audit("graded", self.split)
+    return reward(self, episode)
+
+Jittery.reward = audited_reward
+sys.addaudithook(audited)
+"""
+)
+"""Reads events of Python's from a file, each as a pattern, and kills its process at the next of them."""
+INSTANTS = (
+    # While it writes a checkpoint, before any is whole; and once one has all but its name.
+    r"^open .*/\.step-000000\.tmp/trainer\.json w",
+    r"^os\.rename .*/\.step-000001\.tmp ",
+    # While it evaluates, and then twice in a row: as it reads the optimizer, and as it cuts the records.
+    r"^graded test",
+    r"^open .*/step-000002/optimizer\.pt r",
+    r"^open .*/\.metrics\.jsonl\.tmp w",
+    # While it deletes an old checkpoint, and between a row and its episodes.
+    r"^shutil\.rmtree .*/\.step-000001\.tmp ",
+    r"^open .*/\.step-000004\.jsonl\.zst\.tmp w",
+    # The disk is full from here on.
+    r"^open .*/metrics\.jsonl a",
+    # While it plays, and when it has ended.
+    r"^graded train",
+    r"^open .*/\.report\.html\.tmp w",
+)
 KILLS = int(os.environ.get("AGENTRL_KILLS", "3"))
 """How often a run is killed before it may end."""
 
@@ -76,19 +124,35 @@ def ending(run: Path) -> dict[str, Any]:
 def test_a_run_that_was_killed_ends_in_the_bytes_of_one_that_was_not(
     train: Train, server: Server, tmp_path: Path, mode: str
 ) -> None:
-    (tmp_path / "jittery.py").write_text(JITTERY)
+    (tmp_path / "jittery.py").write_text(KILLABLE)
     settings = (*SETTINGS, f"rollout.overlap={mode}")
     train("whole", *settings).done()
-    command, run = train("killed", *settings, "save.keep=2"), tmp_path / "runs" / "killed"
-    command.until(lambda: (run / "config.toml").exists())
+    by_chance, named = (tmp_path / "runs" / name for name in ("by_chance", "named"))
+    command = train(by_chance.name, *settings, "save.keep=2")
+    command.until(lambda: (by_chance / "config.toml").exists())
     for ready, pause_s in moments(mode):
-        command.until(lambda ready=ready: ready(run))
+        command.until(lambda ready=ready: ready(by_chance))
         time.sleep(pause_s)
         os.kill(command.pid, signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL
-        command = server.start(tmp_path, "train", "--resume", "runs/killed")
+        command = server.start(tmp_path, "train", "--resume", "runs/by_chance")
     command.done()
-    whole, killed = ending(tmp_path / "runs" / "whole"), ending(run)
+    (tmp_path / "plan.txt").write_text("\n".join(INSTANTS))
+    command = train(named.name, *settings, "save.keep=2")
+    for instant in INSTANTS:
+        if "/metrics" in instant:
+            command.until(lambda last=command: "the run waits for room" in last.err)
+            os.kill(command.pid, signal.SIGKILL)
+        assert command.wait() == -signal.SIGKILL, f"{instant}: {command.err}"
+        command = server.start(tmp_path, "train", "--resume", "runs/named")
+    command.done()
+    for run in (by_chance, named):
+        check_ended_as(run, tmp_path / "runs" / "whole", mode)
+        assert [file for file in run.rglob(".*") if file.name != ".lock"] == [], "a kill leaves nothing behind for long"
+
+
+def check_ended_as(run: Path, other: Path, mode: str) -> None:
+    whole, killed = ending(other), ending(run)
     assert whole.keys() == killed.keys()
     assert [name for name in whole if whole[name] != killed[name]] == []
     assert [row["staleness_max"] for row in killed["rows"]] == [0, *[int(mode == "lag")] * 6]

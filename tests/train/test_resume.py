@@ -3,17 +3,21 @@
 And where its folder is damaged, or its disk full: nothing is lost in silence.
 """
 
+import asyncio
+import errno
 import io
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from agentrl.config import Config
-from agentrl.errors import AgentRLError, InfrastructureError
+from agentrl.config import Config, with_overrides
+from agentrl.errors import AgentRLError, InfrastructureError, Terminated
 from agentrl.runs.folder import checkpoints
 from agentrl.runs.progress import Display
 from agentrl.runs.records import read_episodes
@@ -49,10 +53,6 @@ def config(on_disk: Callable[..., Config]) -> Config:
     )
 
 
-def no_room(_: int) -> None:
-    Path("/dev/full").write_text("x")
-
-
 def contents(run: Path) -> dict[Path, bytes]:
     names = (path for path in run.rglob("*") if path.is_file() and path.name not in ("report.html", ".lock"))
     return {path: path.read_bytes() for path in names}
@@ -69,7 +69,9 @@ def test_steps_after_a_resumption_are_those_of_a_run_that_never_stopped(config: 
     (second / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     (other / "checkpoints" / "step-000099").symlink_to("nowhere")
     shutil.rmtree(other / "episodes")
+    (other / "checkpoints" / ".step-000001.tmp" / "left by a kill").mkdir(parents=True)
     resume(other, display)
+    assert not list(other.rglob(".*.tmp"))
     assert "the folder episodes of runs/other is gone" in told.getvalue()
     assert "step-000003 can't be read" in told.getvalue() and "optimizer.pt" in told.getvalue()
     assert "step-000002 holds another model.safetensors than it was saved with: step-000001 is" in told.getvalue()
@@ -96,30 +98,72 @@ def test_steps_after_a_resumption_are_those_of_a_run_that_never_stopped(config: 
         assert contents(run) == before, "nothing is cut before all is known to be readable"
 
 
-@pytest.mark.parametrize("left", [0, 60_000])
-def test_full_disk_is_named_and_the_run_goes_on_later(config: Config, tmp_path: Path, left: int) -> None:
-    disk, full = tmp_path / "runs", pytest.MonkeyPatch()
-    disk.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8M", "tmpfs", disk], capture_output=True)
+WAITS = "is full: the run waits for room"
+FULL: list[tuple[int, int, signal.Signals | None]] = [
+    # Room for no row; for some rows, but for no checkpoint.
+    (0, errno.ENOSPC, None),
+    (60_000, errno.ENOSPC, None),
+    (0, errno.ENOSPC, signal.SIGINT),
+    (60_000, errno.ENOSPC, signal.SIGTERM),
+    (0, errno.EDQUOT, None),
+    (0, errno.EIO, None),
+]
+
+
+@pytest.mark.parametrize(("left", "code", "stop"), FULL)
+def test_a_full_disk_pauses_the_run_and_nothing_is_lost(
+    config: Config, small_disk: bool, left: int, code: int, stop: signal.Signals | None
+) -> None:
+    whole = train(with_overrides(config, ["run.dir=elsewhere"]), Display(io.StringIO()))
+    run, filler, failing = Path("runs/run"), Path("runs/filler"), pytest.MonkeyPatch()
+    real, told = small_disk and code == errno.ENOSPC, list[str]()
+
+    def free() -> None:
+        failing.undo()
+        filler.unlink(missing_ok=True)
+
+    def fail(_: int) -> None:
+        raise OSError(code, os.strerror(code))
 
     class Filling(Display):
         def say(self, text: str, style: str = "") -> None:
-            """Leave room for some rows, but for no checkpoint; where nothing can be mounted, for nothing."""
-            if not text.startswith("step 0 ("):
-                return
-            if mount.returncode == 0:
-                (disk / "filler").write_bytes(bytes(shutil.disk_usage(disk).free - left))
-            else:
-                full.setattr(os, "fsync", no_room)
+            told.append(text)
+            if text.startswith("step 0 ("):
+                if real:
+                    filler.write_bytes(bytes(shutil.disk_usage("runs").free - left))
+                else:
+                    failing.setattr(os, "fsync", fail)
+            elif WAITS in text:
+                assert len(rows_of(run)) == (real and left > 0) and not list(run.rglob(".*.tmp")), "none is cut off"
+                if stop:
+                    signal.raise_signal(stop)
+                else:  # after another attempt: it is said only once, and the loop goes on meanwhile
+                    asyncio.get_running_loop().call_later(1.5, free)
 
-    try:
-        words = rf"the disk at {disk if mount.returncode == 0 else '/'}.*: step-000000 is saved; .* --resume runs/run$"
-        with pytest.raises(InfrastructureError, match=words):
-            train(config, Filling(io.StringIO()))
-        assert mount.returncode or len(rows_of(disk / "run")) == (left > 0)
-        full.undo()
-        (disk / "filler").unlink(missing_ok=True)
-        assert len(rows_of(resume(disk / "run", Display(io.StringIO())))) == 3
-    finally:
-        if mount.returncode == 0:
-            subprocess.run(["umount", "-l", disk], check=True)
+    kind = {None: InfrastructureError, signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}[stop]
+    words = "stopped, step-000000 is saved; go on" if stop else f"{os.strerror(code)}.*: step-000000 is saved; .* go on"
+    with (
+        pytest.raises(kind, match=rf"{words} with: agentrl train --resume runs/run$")
+        if stop or code == errno.EIO
+        else nullcontext()
+    ):
+        train(config, Filling(io.StringIO()))
+    free()
+    assert len([text for text in told if WAITS in text]) == (code != errno.EIO)
+    if stop or code == errno.EIO:
+        resume(run, Display(io.StringIO()))
+    assert rows_of(run) == rows_of(whole) and same_weights(run, whole)
+    assert [path.name for path in checkpoints(run)] == [path.name for path in checkpoints(whole)]
+    assert [*(run / "episodes").iterdir()] and not list(run.rglob(".*.tmp"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Generator[bool]:
+    """Whether the folder of runs could be put on a disk of 8 MB."""
+    (disk := tmp_path / "runs").mkdir()
+    mounted = not subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8M", "tmpfs", disk], capture_output=True
+    ).returncode
+    yield mounted
+    if mounted:
+        subprocess.run(["umount", "-l", disk], check=True)
