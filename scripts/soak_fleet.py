@@ -53,9 +53,9 @@ class SoakActor(ray_fleet.Actor):
         killer.start()
         return told
 
-    async def play(self, *args: Any) -> Any:
+    async def play(self, collector: Any, group: Any, sampling: Any, known: Any) -> Any:
         """Play a group, and stop the run where something went wrong."""
-        played = await super().play(*args)
+        played = await super().play(collector, group, sampling, known)
         if soak.record.violations:
             raise InvariantError(soak.record.violations[0])
         return played

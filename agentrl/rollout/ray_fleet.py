@@ -55,7 +55,9 @@ class Actor:
     async def start(self, config: Config, model: PreTrainedModel, options: Mapping[str, Any]) -> tuple[bool, float]:
         """Make the engine; give its ``exact`` and ``rounding``."""
         make_repeatable(config.run.deterministic)
-        self._engine = make_engine(config.engine.name, model.to(config.model.device), options)  # pyright: ignore[reportArgumentType]
+        # vLLM takes the weights to the GPU in a process of its own.
+        device = "cpu" if config.engine.name == "vllm" else config.model.device
+        self._engine = make_engine(config.engine.name, model.to(device), options)  # pyright: ignore[reportArgumentType]
         self._gate = asyncio.Semaphore(config.rollout.concurrency)
         self._collectors = dict[Any, Collector]()
         return self._engine.exact, self._engine.rounding

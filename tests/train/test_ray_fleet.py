@@ -32,18 +32,6 @@ from .test_killed import timeless
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("default")]
 
-PATIENT = {
-    # On a busy machine Ray's agents take longer than it waits for them.
-    "RAY_agent_register_timeout_ms": "300000",
-    "RAY_raylet_start_wait_time_s": "300",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Its workers' priority would be so low that beside other tests they hardly start.
-    "RAY_worker_niceness": "0",
-    # So that the death of a node is noticed soon.
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "30000",
-}
-NODE = {"object_store_memory": 100 << 20, "include_dashboard": False}
 TOLD = """
 import os
 import time
@@ -138,7 +126,8 @@ class World:
 
 
 def actors() -> list[psutil.Process]:
-    return [one for one in psutil.process_iter() if one.name().startswith("ray::Actor")]
+    """Those on the nodes of this process's cluster."""
+    return [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::Actor")]
 
 
 def sandboxes() -> dict[psutil.Process, list[psutil.Process]]:
@@ -148,12 +137,8 @@ def sandboxes() -> dict[psutil.Process, list[psutil.Process]]:
 
 def all_gone(before: dict[psutil.Process, list[psutil.Process]]) -> bool:
     """Whether actors, one of which had a sandbox, end with all of their processes."""
-    return any(before.values()) and gone([*before, *(one for others in before.values() for one in others)])
-
-
-def gone(processes: Sequence[psutil.Process]) -> bool:
-    """Wait for their end, and say whether it came."""
-    return not psutil.wait_procs(processes, timeout=60)[1]
+    processes = [*before, *(one for others in before.values() for one in others)]
+    return len(processes) > len(before) and not psutil.wait_procs(processes, timeout=60)[1]
 
 
 def untimed(collected: Collected) -> Any:
@@ -164,19 +149,11 @@ def untimed(collected: Collected) -> Any:
 @pytest.fixture(scope="module")
 def cluster() -> Generator[Any]:
     """Three nodes: one for Ray itself, and two with room for an actor each."""
-    from ray.cluster_utils import Cluster
+    from .three_nodes import three_nodes
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in PATIENT.items():
-            patch.setenv(name, value)
-        cluster = Cluster()
-        cluster.add_node(num_cpus=0, _system_config={"gcs_rpc_server_reconnect_timeout_s": 15}, **NODE)
-        for _ in range(2):
-            cluster.add_node(num_cpus=1, resources={"player": 1}, wait=False, **NODE)
-        cluster.wait_for_nodes(timeout=300)
+    with three_nodes() as cluster:
         yield cluster
         ray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +238,7 @@ def test_a_node_that_dies_loses_nothing_and_its_actor_waits_for_another(world: W
         assert [place.ready for place in world.fleet._places].count(False) == 1, "there is no room for it"
         [dead] = before.keys() - actors()
         assert all_gone({dead: before[dead]}), "its sandbox's processes end with it"
-        world.cluster.add_node(num_cpus=1, resources={"player": 1}, **NODE)
+        world.cluster.add_node(num_cpus=1, resources={"player": 1}, object_store_memory=100 << 20)
         await world.rejoined()
         assert untimed(await world.collect(world.fleet)) == untimed(here)
 
@@ -291,7 +268,7 @@ def test_what_an_actor_raises_comes_as_itself(world: World, clean_registry: None
             world.runner.run(work)
 
     # What only this process knows is as good as what is missing on another node.
-    gymnasium.register("test/Here-v0", entry_point=lambda **_: None)
+    gymnasium.register("test/Here-v0", entry_point="nowhere:Here")
     here = with_overrides(world.config, ["env.id=test/Here-v0", "env.args={}"])
     collector = make_collector(here, world.parts.renderer, split="train")
     specs = [[EpisodeSpec(task_id="nothing", seed=0)]]
@@ -347,11 +324,11 @@ def test_what_a_cluster_can_not_give(world: World) -> None:
             assemble(config, world.mix, fleet=True)
         return str(caught.value)
 
-    told = refused("fleet.options.actors=3")
-    assert told.startswith(
+    said = refused("fleet.options.actors=3")
+    assert said.startswith(
         "fleet.options.actors=3 of {CPU: 1, player: 1} each do not fit the 3 nodes of the Ray cluster"
     )
-    assert "which have room for 2: set it from 1 to that" in told
+    assert "which have room for 2: set it from 1 to that" in said
     assert "room for 0" in refused("fleet.options.gpus=1")
     assert "can't be made with fleet.options" in refused("fleet.options.actor=3")
     assert ray.is_initialized(), "another user of the connection keeps it"
