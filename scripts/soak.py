@@ -138,9 +138,10 @@ async def soak(trainer: Trainer, steps: int, held: Held) -> list[dict[str, int]]
         metrics = (await trainer.step(number)).metrics
         for name in ("faults", "groups_lost", "episodes", "sandbox_reruns"):
             record.counts[name] += int(metrics.get(name, 0))
+        now = await asyncio.to_thread(held)
         if number in (max(1, steps // 10), steps):
-            seen.append(held())
-        print(f"step {number} of {steps}: {json.dumps(dict(record.counts))} {held()}", file=sys.stderr, flush=True)
+            seen.append(now)
+        print(f"step {number} of {steps}: {json.dumps(dict(record.counts))} {now}", file=sys.stderr, flush=True)
     return seen
 
 

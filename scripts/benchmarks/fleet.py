@@ -18,8 +18,8 @@ from typing import Any
 
 os.environ |= {
     "RAY_agent_register_timeout_ms": "300000",
-    "RAY_raylet_start_wait_time_s": "300",
     "RAY_worker_niceness": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # it would kill actors where others fill the memory
 }
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 

@@ -15,6 +15,8 @@ PATIENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Its workers' priority would be so low that beside other tests they hardly start.
     "RAY_worker_niceness": "0",
+    # It would kill actors where others fill the memory.
+    "RAY_memory_monitor_refresh_ms": "0",
     # So that the death of a node is noticed soon.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "30000",
