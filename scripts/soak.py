@@ -14,17 +14,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 import gymnasium
 from chaos_sandboxes import Record, belongings, kill_at_random, leftovers, resident_bytes
 
-from agentrl.config import load_config
+from agentrl.config import Config, load_config
+from agentrl.engines.base import Engine
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import InfrastructureError
-from agentrl.runs.assemble import assemble, make_collector, task_mix
+from agentrl.rollout.mix import TaskMix
+from agentrl.runs.assemble import Parts, assemble, make_collector, task_mix
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import tool
@@ -55,6 +57,7 @@ HANGS, GRADER_FAULTS, ENGINE_FAULTS = 0.005, 0.005, 0.01
 """Shares of tool calls that hang, of episodes that lose their grader, and of the engine's steps that fail."""
 GROWTH_BYTES = 64 << 20
 record, rng = Record(), random.Random(0)
+Held = Callable[[], dict[str, int]]
 
 
 def count(name: str) -> None:
@@ -127,7 +130,7 @@ def held() -> dict[str, int]:
     return belongings("local") | {"files in /dev/shm": len(os.listdir("/dev/shm")), "MiB": resident_bytes() >> 20}
 
 
-async def soak(trainer: Trainer, steps: int) -> list[dict[str, int]]:
+async def soak(trainer: Trainer, steps: int, held: Held) -> list[dict[str, int]]:
     """Train, and give what was held after a tenth of the steps, and in the end."""
     await trainer.sync(0)
     seen: list[dict[str, int]] = []
@@ -135,26 +138,38 @@ async def soak(trainer: Trainer, steps: int) -> list[dict[str, int]]:
         metrics = (await trainer.step(number)).metrics
         for name in ("faults", "groups_lost", "episodes", "sandbox_reruns"):
             record.counts[name] += int(metrics.get(name, 0))
+        now = await asyncio.to_thread(held)
         if number in (max(1, steps // 10), steps):
-            seen.append(held())
-        print(f"step {number} of {steps}: {json.dumps(dict(record.counts))} {held()}", file=sys.stderr, flush=True)
+            seen.append(now)
+        print(f"step {number} of {steps}: {json.dumps(dict(record.counts))} {now}", file=sys.stderr, flush=True)
     return seen
 
 
-def train(args: argparse.Namespace) -> Mapping[str, Sequence[int]]:
+def failing(config: Config, mix: TaskMix) -> tuple[Parts, Engine]:
+    """Make the parts of a run whose engine fails."""
+    parts = assemble(config, mix)
+    return parts, Failing(parts.engine._model, slots=16, max_length=4096)  # pyright: ignore
+
+
+def train(
+    args: argparse.Namespace,
+    settings: Sequence[str] = SETTINGS,
+    make: Callable[[Config, TaskMix], tuple[Parts, Engine]] = failing,
+    kill: Callable[[Record, argparse.Namespace, threading.Event], None] = kill_at_random,
+    held: Held = held,
+) -> Mapping[str, Sequence[int]]:
     """Make the parts of a run, and train while a thread kills; give first and last of what was held."""
     steps = max(1, args.episodes // STEP)
-    config = load_config(overrides=[*SETTINGS, f"optim.steps={steps}"])
+    config = load_config(overrides=[*settings, f"optim.steps={steps}"])
     mix = task_mix(config, "train")
-    parts = assemble(config, mix)
-    engine = Failing(parts.engine._model, slots=16, max_length=4096)  # pyright: ignore
+    parts, engine = make(config, mix)
     stop = threading.Event()
-    killer = threading.Thread(target=kill_at_random, args=(record, args, stop))
+    killer = threading.Thread(target=kill, args=(record, args, stop))
     with closing(make_collector(config, parts.renderer, split="train")) as collector:
         trainer = Trainer(config, make_learner(config, parts.model), make_source(config, mix, collector, engine))
         killer.start()
         try:
-            first, last = asyncio.run(soak(trainer, steps)) * (1 if steps > 1 else 2)
+            first, last = asyncio.run(soak(trainer, steps, held)) * (1 if steps > 1 else 2)
         finally:
             stop.set()
             killer.join()

@@ -6,7 +6,7 @@ tokenized again.
 
 import asyncio
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -191,8 +191,8 @@ class Player:
         return result
 
 
-class Fleet(Engine):
-    """An engine in several places, which plays whole groups where it samples."""
+class Fleet(ABC):
+    """An :class:`Engine` in several places, which plays whole groups where it samples."""
 
     @abstractmethod
     async def play(

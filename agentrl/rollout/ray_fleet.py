@@ -26,21 +26,23 @@ from transformers import PreTrainedModel
 from agentrl.config import Config
 from agentrl.engines import make_engine
 from agentrl.engines.base import Completion, Sampling
-from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.errors import ConfigError, InfrastructureError, UsageError
 from agentrl.models.load import make_repeatable
 from agentrl.rollout.collected import Collected, joined
 from agentrl.rollout.collector import Collector, Fleet, always
 from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.sandboxes import Counters
-from agentrl.toolenv.tools.python import sandbox_counters
-from agentrl.types import Trajectory
+from agentrl.toolenv.tools.python import close_shared_sandbox, sandbox_counters
+from agentrl.types import Trajectory, flatten
 
 # Where no cluster answers, Ray would go on asking for a quarter of an hour; it reads this when it is imported.
 os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
 _ray: Any = import_module("ray")
 _errors: Any = import_module("ray.exceptions")
 
+_RAISED = (_errors.RayTaskError, _errors.UnserializableException)
+"""What an actor's method raised; other errors of Ray's are of an actor that has died or is out of reach."""
 _ATTEMPTS = 3
 """How often an actor may die in a row, over the same episodes or while it starts."""
 _CLOSING_S = 10.0
@@ -53,7 +55,9 @@ class Actor:
     async def start(self, config: Config, model: PreTrainedModel, options: Mapping[str, Any]) -> tuple[bool, float]:
         """Make the engine; give its ``exact`` and ``rounding``."""
         make_repeatable(config.run.deterministic)
-        self._engine = make_engine(config.engine.name, model.to(config.model.device), options)  # pyright: ignore[reportArgumentType]
+        # vLLM takes the weights to the GPU in a process of its own.
+        device = "cpu" if config.engine.name == "vllm" else config.model.device
+        self._engine = make_engine(config.engine.name, model.to(device), options)  # pyright: ignore[reportArgumentType]
         self._gate = asyncio.Semaphore(config.rollout.concurrency)
         self._collectors = dict[Any, Collector]()
         return self._engine.exact, self._engine.rounding
@@ -82,15 +86,19 @@ class Actor:
         if place not in self._collectors:
             fetched = await place
             self._collectors.setdefault(place, fetched)
-        played = await self._collectors[place].play(
-            [group], always(self._engine), sampling, on_episode=lambda _: None, known=known, gate=self._gate
-        )
+        try:
+            played = await self._collectors[place].play(
+                [group], always(self._engine), sampling, on_episode=lambda _: None, known=known, gate=self._gate
+            )
+        except UsageError as error:  # where the run was begun all was there
+            raise UsageError(f"on {socket.gethostname()}, where an actor of the fleet plays: {error}") from error
         return played, sandbox_counters()
 
     async def close(self) -> None:
         """Close environments and engine."""
         for collector in self._collectors.values():
             collector.close()
+        close_shared_sandbox()
         self._engine.close()
 
 
@@ -104,8 +112,6 @@ class _Place:
     """True while the actor can play."""
     load: int = 0
     """Episodes that it was given."""
-    version: int | None = None
-    """Of its weights."""
 
 
 class RayFleet(Fleet):
@@ -153,7 +159,7 @@ class RayFleet(Fleet):
             )
             self._recipe = config, _ray.put(model.cpu()), engine_options
             self._places += (_Place(self._actor.remote()) for _ in range(actors))
-            self._exact, self._rounding = self._started()
+            self.exact, self.rounding = self._started()
         except BaseException:
             self.close()
             raise
@@ -168,23 +174,13 @@ class RayFleet(Fleet):
         """Why there will be none."""
         self._revivals = set[asyncio.Task[None]]()
 
-    @property
-    def exact(self) -> bool:
-        """What the actors' engines say."""
-        return self._exact
-
-    @property
-    def rounding(self) -> float:
-        """What the actors' engines say, in nats."""
-        return self._rounding
-
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
         """Sample a continuation with one of the actors; see :class:`agentrl.engines.base.Engine`.
 
         Raises:
             InfrastructureError: the engine failed, or actors died again and again.
         """
-        _, completion = await self._call(1, "generate", prompt_ids, sampling, seed)
+        _, completion, _ = await self._call(1, "generate", prompt_ids, sampling, seed)
         return completion
 
     async def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -199,7 +195,7 @@ class RayFleet(Fleet):
             data = tensor.detach().to("cpu", self._dtype)
             weights[name] = data.contiguous().view(-1).view(torch.uint8).numpy(), self._dtype, data.shape
         self._weights, self._version = await asyncio.to_thread(_ray.put, weights), version
-        await asyncio.gather(*(self._give(place) for place in self._places if place.ready))
+        await asyncio.gather(*(self._give(place, place.handle) for place in self._places if place.ready))
 
     async def play(
         self,
@@ -223,14 +219,19 @@ class RayFleet(Fleet):
 
         async def played(group: Sequence[EpisodeSpec]) -> Collected:
             there = {spec.seed: known[spec.seed] for spec in group if spec.seed in known}
-            actor, (part, counters) = await self._call(len(group), "play", sent, group, sampling, there)
+            actor, (part, counters), deaths = await self._call(len(group), "play", sent, group, sampling, there)
             if counters is not None:
                 self._counters[actor] = counters
-            for episode in (episode for group in part.groups for episode in group):
+            for episode in flatten(part.groups):
                 on_episode(episode)
-            return part
+            return replace(part, faults=part.faults + deaths * (len(group) - len(there)))
 
-        collected = joined(await asyncio.gather(*map(played, specs)))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                playing = [tasks.create_task(played(group)) for group in specs]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors.exceptions[0].__cause__
+        collected = joined([task.result() for task in playing])
         sandbox = sandbox_metrics(before, self._counted())
         return replace(collected, seconds=time.perf_counter() - began, sandbox=sandbox)
 
@@ -257,8 +258,8 @@ class RayFleet(Fleet):
             said = _ray.get(
                 [place.handle.start.remote(*self._recipe) for place in self._places], timeout=self._patience
             )
-        except _errors.RayTaskError as error:
-            raise error.cause from None
+        except _RAISED as error:
+            raise _cause(error) from error
         except _errors.GetTimeoutError:
             raise InfrastructureError(
                 f"not all of the fleet's {len(self._places)} actors have started within fleet.options.patience="
@@ -272,27 +273,29 @@ class RayFleet(Fleet):
             place.ready = True
         return said[0]
 
-    async def _call(self, episodes: int, method: str, *args: Any) -> tuple[Any, Any]:
-        """Call a method of an actor, or of another one where that dies; give who answered, and the answer."""
-        died: Exception | None = None
-        for _ in range(_ATTEMPTS):
+    async def _call(self, episodes: int, method: str, *args: Any) -> tuple[Any, Any, int]:
+        """Call a method of an actor, or of another where that dies; give who answered, the answer and the deaths."""
+        deaths, died = 0, None
+        while deaths < _ATTEMPTS:
             place = await self._take(episodes)
             actor = place.handle
+            answer = getattr(actor, method).remote(*args)
             try:
-                return actor, await getattr(actor, method).remote(*args)
-            except _errors.RayTaskError as error:
-                raise error.cause from None
-            except _errors.UnserializableException as error:
-                raise InfrastructureError(f"an actor of the fleet raised what can't be sent here: {error}") from None
+                return actor, await answer, deaths
+            except asyncio.CancelledError:
+                _ray.cancel(answer)  # else it would play on
+                raise
+            except _RAISED as error:
+                raise _cause(error) from error
             except _errors.RayError as error:
-                died = error
+                deaths, died = deaths + 1, error
                 self._lose(place, actor)
             finally:
                 place.load -= episodes
                 async with self._changed:
                     self._changed.notify(episodes)
         raise InfrastructureError(
-            f"{_ATTEMPTS} actors of the fleet died one after the other over the same episodes, perhaps for want of "
+            f"{deaths} actors of the fleet died one after the other over the same episodes, perhaps for want of "
             f"memory: {_first_line(died)}"
         ) from died
 
@@ -310,22 +313,14 @@ class RayFleet(Fleet):
             place.load += episodes
             return place
 
-    async def _give(self, place: _Place) -> None:
+    async def _give(self, place: _Place, actor: Any) -> None:
         """Give an actor that is ready the newest weights."""
-        actor = place.handle
         try:
-            await self._load(place)
-        except _errors.RayTaskError as error:
-            raise error.cause from None
+            await actor.load.remote(self._weights, self._version)
+        except _RAISED as error:
+            raise _cause(error) from error
         except _errors.RayError:
             self._lose(place, actor)
-
-    async def _load(self, place: _Place) -> None:
-        # Newer ones may come while these are on their way.
-        while place.version != self._version:
-            version = self._version
-            await place.handle.load.remote(self._weights, version)
-            place.version = version
 
     def _lose(self, place: _Place, actor: Any) -> None:
         """Have an actor replaced, unless another call has noticed its death before."""
@@ -340,18 +335,21 @@ class RayFleet(Fleet):
         deaths = 0
         while not place.ready and self._fault is None:
             _ray.kill(place.handle)  # it may only be out of reach
-            place.handle, place.version = self._actor.remote(), None
+            place.handle, version = self._actor.remote(), None
             try:
                 async with asyncio.timeout(self._patience):
                     await place.handle.start.remote(*self._recipe)
-                    await self._load(place)
+                    while version != self._version:  # newer ones may come while these are on their way
+                        version = self._version
+                        await place.handle.load.remote(self._weights, version)
                 place.ready = True
             except (_errors.RayError, TimeoutError) as error:
                 # There may be no room for it until its node comes back; the others play on meanwhile.
                 late = isinstance(error, TimeoutError)
                 deaths += not late or not any(one.ready for one in self._places)
                 if deaths == _ATTEMPTS:
-                    why = f"it took longer than {self._patience:g} seconds" if late else _first_line(error)
+                    cause = _cause(error) if isinstance(error, _RAISED) else error
+                    why = f"it took longer than {self._patience:g} seconds" if late else _first_line(cause)
                     self._fault = InfrastructureError(
                         f"an actor of the fleet could not be started again in {deaths} attempts: {why}"
                     )
@@ -386,6 +384,14 @@ def _check_room(actors: int, need: Mapping[str, float], address: str) -> None:
             f"fleet.options.actors={actors} of {{{asked}}} each do not fit the {len(nodes)} nodes of the Ray cluster "
             f"at {address!r}, which have room for {room}: set it from 1 to that, or start more nodes"
         )
+
+
+def _cause(error: Any) -> Exception:
+    """Give what an actor has raised, or what is known of it where it can't be sent here."""
+    if isinstance(error, _errors.RayTaskError) and not isinstance(error.cause, _errors.RayError):
+        return error.cause
+    last = str(error).strip().splitlines()[-1]
+    return InfrastructureError(f"an actor of the fleet raised what can't be sent here: {last}")
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -18,8 +18,8 @@ from typing import Any
 
 os.environ |= {
     "RAY_agent_register_timeout_ms": "300000",
-    "RAY_raylet_start_wait_time_s": "300",
     "RAY_worker_niceness": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # it would kill actors where others fill the memory
 }
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -116,9 +116,10 @@ async def played(fleet: ray_fleet.RayFleet, collector: Collector, args: argparse
 
 async def measured(fleet: ray_fleet.RayFleet, actors: int, args: argparse.Namespace) -> dict[str, float]:
     """Measure one fleet."""
+    tokenizer: Any = make_tokenizer(["system user assistant tool Go on."] * 8, vocab_size=300)
     collector = Collector(
         {"": ("benchmark/Slow-v0", {"seconds": args.seconds})},
-        Renderer(make_tokenizer(["system user assistant tool Go on."] * 8, vocab_size=300)),
+        Renderer(tokenizer),
         limits=EpisodeLimits(episode_tokens=2 * args.tokens + 2000, cut_turns="continue"),
     )
     row = dict[str, float]()
@@ -149,7 +150,7 @@ def measure(args: argparse.Namespace) -> dict[int, dict[str, float]]:
             config = load_config(overrides=["rollout.concurrency=8"])
             model: Any = NoModel()
             options = {"seconds": args.seconds}
-            fleet = ray_fleet.RayFleet(config, model, options, actors=actors, address=cluster.address)
+            fleet = ray_fleet.RayFleet(config, model, options, actors=actors, address=str(cluster.address))
             try:
                 rows[actors] = asyncio.run(measured(fleet, actors, args))
             finally:

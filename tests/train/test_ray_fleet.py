@@ -3,19 +3,22 @@
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine, Generator, Sequence
+import socket
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import psutil
 import pytest
 import torch
 
 from agentrl.config import Config, load_config, with_overrides
 from agentrl.engines.base import Engine, Sampling
-from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError
+from agentrl.errors import ConfigError, FaultRateError, InfrastructureError, UsageError
 from agentrl.rollout.collected import Collected
 from agentrl.rollout.collector import always
 from agentrl.rollout.mix import TaskMix
@@ -23,51 +26,44 @@ from agentrl.rollout.plan import EpisodeSpec
 from agentrl.runs.assemble import Parts, assemble, make_collector, task_mix
 from agentrl.types import flatten
 
-from .conftest import ARITHMETIC, SHAPED, Server, Train, is_time, rows_of, same_weights
+from .conftest import ARITHMETIC, SHAPED, Command, Server, Train, is_time, rows_of, same_weights, setting
 from .test_killed import timeless
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("default")]
 
-PATIENT = {
-    # On a busy machine Ray's agents take longer than it waits for them.
-    "RAY_agent_register_timeout_ms": "300000",
-    "RAY_raylet_start_wait_time_s": "300",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Its workers' priority would be so low that beside other tests they hardly start.
-    "RAY_worker_niceness": "0",
-    # So that the death of a node is noticed soon.
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "30000",
-}
-NODE = {"object_store_memory": 100 << 20, "include_dashboard": False}
 TOLD = """
 import os
 import time
 from pathlib import Path
 
 import gymnasium
-import ray
+from agentrl.errors import InfrastructureError
 from shaped import Shaped
 
 class Told(Shaped):
-    '''Says on which node it plays, and waits or ends its process where it finds an order to.'''
+    '''Says on which node it plays and what it has ended, and does what it is ordered to by files in a folder.'''
 
     def __init__(self, *, folder, **options):
         super().__init__(**options)
-        self.folder = Path(folder)
+        self.orders, self.seen = Path(folder) / "orders", Path(folder) / "seen"
 
     def reset(self, **options):
-        if ray.get_runtime_context().get_actor_id():
-            (self.folder / ray.get_runtime_context().get_node_id()).touch()
-        while (self.folder / "wait").exists():
-            time.sleep(0.02)
+        if (self.orders / "fault").exists():
+            raise InfrastructureError("it is down")
         return super().reset(**options)
 
+    def step(self, action):
+        (self.seen / f"node {os.environ.get('RAY_RAYLET_PID')}").touch()
+        while (self.orders / "wait").exists():
+            time.sleep(0.02)
+        return super().step(action)
+
     def reward(self, episode):
-        if (self.folder / "die").exists():
-            if episode.task.id not in (self.folder / "die").read_text():
-                (self.folder / "die").unlink()
+        (self.seen / f"task {episode.task.id}").touch()
+        if (self.orders / "die").exists():
+            if episode.task.id not in (self.orders / "die").read_text():
+                (self.orders / "die").unlink()
             os._exit(1)
         return super().reward(episode)
 
@@ -84,7 +80,7 @@ class World:
     config: Config
     mix: TaskMix
     parts: Parts
-    orders: Path
+    folder: Path
     runner: asyncio.Runner
 
     def collect(self, engine: Engine, specs: Sequence[Sequence[EpisodeSpec]] = ()) -> Coroutine[Any, Any, Collected]:
@@ -108,13 +104,30 @@ class World:
         while not all(place.ready for place in self.fleet._places):
             await asyncio.sleep(0.1)
 
-    def nodes(self) -> set[str]:
-        """Where episodes were begun."""
-        return {path.name for path in self.orders.iterdir()} - {"die", "wait"}
+    def order(self, name: str, text: str = "") -> Path:
+        """Have environments do something."""
+        path = self.folder / "orders" / name
+        path.write_text(text)
+        return path
+
+    def forget(self) -> None:
+        """Begin anew with what was seen."""
+        for path in (self.folder / "seen").iterdir():
+            path.unlink()
+
+    def seen(self, kind: str) -> set[str]:
+        """On which nodes episodes were played, or of which tasks they have ended."""
+        return {path.name.partition(" ")[2] for path in (self.folder / "seen").glob(f"{kind} *")}
+
+    async def began(self) -> None:
+        """Wait until both actors play."""
+        while len(self.seen("node")) < 2:
+            await asyncio.sleep(0.05)
 
 
 def actors() -> list[psutil.Process]:
-    return [one for one in psutil.process_iter() if one.name().startswith("ray::Actor")]
+    """Those on the nodes of this process's cluster."""
+    return [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::Actor")]
 
 
 def sandboxes() -> dict[psutil.Process, list[psutil.Process]]:
@@ -122,9 +135,10 @@ def sandboxes() -> dict[psutil.Process, list[psutil.Process]]:
     return {one: one.children(recursive=True) for one in actors()}
 
 
-def gone(processes: Sequence[psutil.Process]) -> bool:
-    """Wait for their end, and say whether it came."""
-    return not psutil.wait_procs(processes, timeout=60)[1]
+def all_gone(before: dict[psutil.Process, list[psutil.Process]]) -> bool:
+    """Whether actors, one of which had a sandbox, end with all of their processes."""
+    processes = [*before, *(one for others in before.values() for one in others)]
+    return len(processes) > len(before) and not psutil.wait_procs(processes, timeout=60)[1]
 
 
 def untimed(collected: Collected) -> Any:
@@ -135,30 +149,21 @@ def untimed(collected: Collected) -> Any:
 @pytest.fixture(scope="module")
 def cluster() -> Generator[Any]:
     """Three nodes: one for Ray itself, and two with room for an actor each."""
-    from ray.cluster_utils import Cluster
+    from .three_nodes import three_nodes
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in PATIENT.items():
-            patch.setenv(name, value)
-        cluster = Cluster()
-        cluster.add_node(num_cpus=0, **NODE)
-        for _ in range(2):
-            cluster.add_node(num_cpus=1, resources={"player": 1}, **NODE)
+    with three_nodes() as cluster:
         yield cluster
         ray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
 def world(cluster: Any, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
     """Two actors, and what one process needs to play the same."""
     folder = tmp_path_factory.mktemp("fleet")
-    (folder / "orders").mkdir()
     for name, text in {"shaped": SHAPED, "told": TOLD}.items():
         (folder / f"{name}.py").write_text(text)
     (folder / "run.toml").write_text(ARITHMETIC.replace("steps = 90", "steps = 0"))
-    settings = [f"model.path={warm}", "env.id=told:test/Told-v0", f"env.args.folder={folder / 'orders'}"]
-    settings += ["rollout.concurrency=4", *on(cluster)]
+    settings = [f"model.path={warm}", *told(folder), "rollout.concurrency=4", *on(cluster)]
     config = load_config(path=folder / "run.toml", overrides=settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
@@ -167,7 +172,14 @@ def world(cluster: Any, warm: Path, tmp_path_factory: pytest.TempPathFactory) ->
         parts = assemble(config, mix)
         fleet = assemble(config, mix, fleet=True).engine
         with closing(fleet), asyncio.Runner() as runner:
-            yield World(cluster, fleet, config, mix, parts, folder / "orders", runner)
+            yield World(cluster, fleet, config, mix, parts, folder, runner)
+
+
+def told(folder: Path) -> list[str]:
+    """Settings of an environment that is ordered about in a folder."""
+    for name in ("orders", "seen"):
+        (folder / name).mkdir()
+    return ["env.id=told:test/Told-v0", f"env.args.folder={folder}"]
 
 
 def on(cluster: Any, actors: int = 2) -> list[str]:
@@ -185,26 +197,28 @@ def test_actors_play_what_one_process_plays(world: World) -> None:
     here, there = world.runner.run(both())
     assert untimed(there) == untimed(here)
     assert there.sandbox["sandbox_ok"] > 5, "tools must run, or nothing is shown"
-    assert len(world.nodes()) == 2, "each plays some"
+    assert len(world.seen("node") - {"None"}) == 2, "each plays some"
 
 
 def test_an_actor_that_dies_loses_nothing_and_comes_back_with_the_newest_weights(world: World) -> None:
     async def die() -> None:
         here = await world.local(4, 1.1)
         await world.fleet.load_weights(world.weights(1.1), 4)
-        (world.orders / "die").touch()
+        world.order("die")
         before = sandboxes()
-        assert untimed(await world.collect(world.fleet))[0] == untimed(here)[0]
+        there = await world.collect(world.fleet)
+        assert untimed(there)[0] == untimed(here)[0] and not there.lost
+        assert there.faults in (4, 8), "its groups' episodes are counted"
         [dead] = before.keys() - actors()
-        assert before[dead] and gone(before[dead]), "its sandbox's processes end with it"
+        assert all_gone({dead: before[dead]}), "its sandbox's processes end with it"
         # It is not back yet, so it is not among those that are given these.
         assert [place.ready for place in world.fleet._places].count(False) == 1
         await world.fleet.load_weights(world.weights(1.2), 5)
         await world.rejoined()
-        for path in world.orders.iterdir():
-            path.unlink()
-        assert untimed(await world.collect(world.fleet)) == untimed(await world.local(5, 1.2))
-        assert len(world.nodes()) == 2, "it plays again"
+        here = await world.local(5, 1.2)
+        world.forget()
+        assert untimed(await world.collect(world.fleet)) == untimed(here)
+        assert len(world.seen("node")) == 2, "it plays again"
 
     world.runner.run(die())
 
@@ -213,37 +227,89 @@ def test_a_node_that_dies_loses_nothing_and_its_actor_waits_for_another(world: W
     async def die() -> None:
         here = await world.local(6, 1.1)
         await world.fleet.load_weights(world.weights(1.1), 6)
-        for path in world.orders.iterdir():
-            path.unlink()
-        (world.orders / "wait").touch()
+        world.forget()
+        waiting = world.order("wait")
         playing = asyncio.create_task(world.collect(world.fleet))
-        while len(world.nodes()) < 2:
-            await asyncio.sleep(0.05)
+        await world.began()
         before = sandboxes()
         world.cluster.remove_node(world.cluster.list_all_nodes()[-1], allow_graceful=False)
-        (world.orders / "wait").unlink()
+        waiting.unlink()
         assert untimed(await playing)[0] == untimed(here)[0]
         assert [place.ready for place in world.fleet._places].count(False) == 1, "there is no room for it"
         [dead] = before.keys() - actors()
-        assert before[dead] and gone(before[dead]), "its sandbox's processes end with it"
-        world.cluster.add_node(num_cpus=1, resources={"player": 1}, **NODE)
+        assert all_gone({dead: before[dead]}), "its sandbox's processes end with it"
+        world.cluster.add_node(num_cpus=1, resources={"player": 1}, object_store_memory=100 << 20)
         await world.rejoined()
         assert untimed(await world.collect(world.fleet)) == untimed(here)
 
     world.runner.run(die())
 
 
-def test_an_error_of_an_environment_is_raised_as_itself(world: World) -> None:
-    with pytest.raises(UnknownNameError, match="no task is called 'nothing'"):
-        world.runner.run(world.collect(world.fleet, [[EpisodeSpec(task_id="nothing", seed=0)]]))
+def test_episodes_that_nobody_waits_for_any_more_are_not_played(world: World) -> None:
+    async def cancel() -> None:
+        world.forget()
+        waiting = world.order("wait")
+        playing = asyncio.create_task(world.collect(world.fleet))
+        await world.began()
+        playing.cancel()
+        await asyncio.wait({playing})
+        waiting.unlink()
+        # Those of before would come first.
+        _, last = world.mix.pick(7, seed=0)[-1]
+        await world.collect(world.fleet, [[EpisodeSpec(task_id=last.id, seed=n) for n in range(4)]] * 2)
+        assert world.seen("task") == {last.id}
+
+    world.runner.run(cancel())
+
+
+def test_what_an_actor_raises_comes_as_itself(world: World, clean_registry: None) -> None:
+    def raised(kind: type[Exception], wanted: str, work: Coroutine[Any, Any, Any]) -> None:
+        with pytest.raises(kind, match=wanted):
+            world.runner.run(work)
+
+    # What only this process knows is as good as what is missing on another node.
+    gymnasium.register("test/Here-v0", entry_point="nowhere:Here")
+    here = with_overrides(world.config, ["env.id=test/Here-v0", "env.args={}"])
+    collector = make_collector(here, world.parts.renderer, split="train")
+    specs = [[EpisodeSpec(task_id="nothing", seed=0)]]
+    where = rf"^on {socket.gethostname()}, where an actor of the fleet plays: "
+    play = partial(collector.collect, specs, always(world.fleet), Sampling(max_tokens=24))
+    raised(UsageError, where + "no environment is called 'test/Here-v0'; ", play())
+    raised(UsageError, where + "no task is called 'nothing'", world.collect(world.fleet, specs))
+    raised(ConfigError, "the seed -1 is not in ", world.fleet.generate((1,), Sampling(), seed=-1))
+    unknown = world.fleet.load_weights([("nothing", torch.zeros(1))], 7)
+    raised(InfrastructureError, r"^the engine's model has no parameter 'nothing' \[1\]$", unknown)
+    down = world.order("fault")
+    raised(FaultRateError, "^6 of 6 groups were lost .* the last fault: it is down$", world.collect(world.fleet))
+    down.unlink()
+
+
+def test_weights_in_flight_and_an_actor_that_is_killed(world: World) -> None:
+    async def fly() -> Collected:
+        await world.fleet.load_weights(world.weights(1.0), 7)
+        world.forget()
+        waiting = world.order("wait")
+        playing = asyncio.create_task(world.collect(world.fleet))
+        await world.began()
+        await world.fleet.load_weights(world.weights(1.1), 8)
+        min(actors(), key=lambda one: one.pid).kill()
+        waiting.unlink()
+        return await playing
+
+    collected = world.runner.run(fly())
+    assert [len(group) for group in collected.groups] == [4] * 6 and collected.faults >= 4
+    versions = [{one for seg in episode.sampled for one in seg.token_versions} for episode in flatten(collected.groups)]
+    assert set().union(*versions) == {7, 8} and {7, 8} in versions, "some have turns of both"
+    assert {8} in versions, "what is played again is of the newest"
 
 
 def test_actors_that_die_again_and_again(world: World) -> None:
     async def fail(wanted: str) -> None:
         (_, task), *_ = world.mix.pick(1, seed=0)
-        (world.orders / "die").write_text(task.id)
+        dying = world.order("die", task.id)
         with pytest.raises(InfrastructureError, match=wanted):
             await world.collect(world.fleet, [[EpisodeSpec(task_id=task.id, seed=0)]])
+        dying.unlink()
 
     world.runner.run(fail(r"^3 actors of the fleet died one after the other over the same episodes.*memory: [^\n]+$"))
     world.fleet._patience = 0.01
@@ -258,32 +324,52 @@ def test_what_a_cluster_can_not_give(world: World) -> None:
             assemble(config, world.mix, fleet=True)
         return str(caught.value)
 
-    told = refused("fleet.options.actors=3")
-    assert told.startswith(
+    said = refused("fleet.options.actors=3")
+    assert said.startswith(
         "fleet.options.actors=3 of {CPU: 1, player: 1} each do not fit the 3 nodes of the Ray cluster"
     )
-    assert "which have room for 2: set it from 1 to that" in told
+    assert "which have room for 2: set it from 1 to that" in said
     assert "room for 0" in refused("fleet.options.gpus=1")
     assert "can't be made with fleet.options" in refused("fleet.options.actor=3")
     assert ray.is_initialized(), "another user of the connection keeps it"
 
 
-def test_a_run_on_two_actors_that_is_killed_and_resumed_is_a_local_one(
+def test_a_run_that_is_killed_then_stopped_then_loses_its_cluster_ends_as_a_local_one(
     world: World, train: Train, server: Server, tmp_path: Path
 ) -> None:
     settings = ["run.deterministic=true", "rollout.concurrency=3", "save.every=1", "rollout.overlap=lag"]
+    settings += ["optim.steps=6", *told(tmp_path)]
+    (tmp_path / "told.py").write_text(TOLD)
+    waiting = tmp_path / "orders" / "wait"
     local = train("local", *settings)
     world.fleet.close()
+    ray.shutdown()
     run, command = tmp_path / "runs" / "ray", train("ray", *settings, *on(world.cluster))
-    command.until(lambda: (run / "checkpoints" / "step-000002").exists())
-    processes = [one for actor, others in sandboxes().items() for one in (actor, *others)]
-    os.kill(command.pid, signal.SIGKILL)
-    command.wait()
-    assert len(processes) > 2 and gone(processes), "actors end with the run"
-    resumed = server.start(tmp_path, "train", "--resume", str(run)).done()
-    assert "report" in resumed.err + resumed.out
+
+    def stopped_at(step: int, command: Command, stop: Callable[[], object]) -> tuple[int, str]:
+        command.until(lambda: (run / "checkpoints" / f"step-{step:06d}").exists())
+        waiting.touch()
+        before = sandboxes()
+        stop()
+        code = command.wait()
+        waiting.unlink()
+        assert len(before) == 2 and all_gone(before), "actors end with the run"
+        return code, command.err
+
+    def resumed(*overrides: str) -> Command:
+        return server.start(tmp_path, "train", "--resume", str(run), *setting(*overrides))
+
+    stopped_at(2, command, lambda: os.kill(command.pid, signal.SIGKILL))
+    command = resumed()
+    code, said = stopped_at(3, command, lambda: os.kill(command.pid, signal.SIGINT))
+    assert code == 130 and f"go on with: agentrl train --resume {run}" in said
+    command = resumed()
+    code, said = stopped_at(
+        4, command, lambda: world.cluster.remove_node(world.cluster.head_node, allow_graceful=False)
+    )
+    assert code == 1 and "GCS may have been killed" in said
+    resumed("fleet.name=local").done()
     local.done()
-    assert gone(actors())
     assert rows_of(run) == rows_of(tmp_path / "runs" / "local")
     assert rows_of(run, "evals.jsonl") == rows_of(tmp_path / "runs" / "local", "evals.jsonl")
     assert same_weights(run, tmp_path / "runs" / "local")
