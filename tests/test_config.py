@@ -30,20 +30,15 @@ def one_sentence(error: BaseException) -> str:
         ("[optim]\nzzz = 3", "unknown setting 'optim.zzz'; choose one of average, "),
         ("steps = 3", "unknown setting 'steps'; "),
         ("optim = 3", "setting 'optim' is 3: "),
-        ("[optim]\nsteps = 'three'", "setting 'optim.steps' is 'three': Input should be a valid integer"),
         ("[optim]\nsteps = '3'", "setting 'optim.steps' is '3': Input should be a valid integer"),
         ("[optim]\nsteps = true", "setting 'optim.steps' is True: Input should be a valid integer"),
-        ("[optim]\nsteps = 2.5", "setting 'optim.steps' is 2.5: Input should be a valid integer"),
         ("[optim]\nsteps = -1", "greater than or equal to 0"),
-        ("[optim]\nmax_sampled_tokens = -1", "greater than or equal to 0"),
         ("[optim]\nlr = 0", "greater than 0"),
         ("[optim]\nlr = inf", "setting 'optim.lr' is inf: Input should be a finite number"),
-        ("[optim]\nlr = nan", "setting 'optim.lr' is nan: Input should be a finite number"),
         ("[optim]\nbetas = [0.9]", "setting 'optim.betas.1'"),
         ("[optim]\nbetas = [0.9, 2.0]", "setting 'optim.betas.1' is 2.0"),
         ("[model]\ndtype = 'float16'", "Input should be 'float32' or 'bfloat16'"),
         ("[run]\nname = '../elsewhere'", "setting 'run.name' is '../elsewhere'"),
-        ("[run]\nname = 3", "setting 'run.name' is 3: Input should be a valid string"),
         ("[rollout]\nmax_fault_rate = 1.0", "less than 1"),
         ("[env.args.level.a]\nb = 1", "setting 'env.args.level' is {'a': {'b': 1}}: Input should be text, a number"),
         ("[env.args]\ndata = {a = [[1]]}", "or a list of whole numbers or of texts, or a table of these"),
@@ -63,7 +58,6 @@ def one_sentence(error: BaseException) -> str:
         ("[algo]\nrejection = {row = [0.5, 2]}", "Input should be 'token', 'sequence' or 'geometric'"),
         ("[algo.rejection]\ntoken = [0.5]", "setting 'algo.rejection.token.1' is [0.5]: Field required"),
         ("[optim", "is not TOML: "),
-        ("[optim]\nsteps = 1\nsteps = 2", "is not TOML: "),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, wanted: str) -> None:
@@ -90,10 +84,7 @@ def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
         ("optim.steps", "write section.key=value"),
         ("steps=3", "write section.key=value"),
         ("", "write section.key=value"),
-        ("=", "write section.key=value"),
         ("optim.stepz=3", "did you mean 'steps'?"),
-        ("optimm.steps=3", "did you mean 'optim'?"),
-        ("optim.steps=three", "setting 'optim.steps' is 'three'"),
         ("optim.steps=", "setting 'optim.steps' is ''"),
         ("optim.steps.more=1", "setting 'optim.steps' is {'more': 1}"),
         ("optim.=3", "unknown setting 'optim.'"),
@@ -152,11 +143,6 @@ def test_a_mix_comes_in_the_order_of_names(tmp_path: Path) -> None:
     ]
     assert parse_config(tomllib.loads(tomli_w.dumps(config.model_dump(mode="json")))) == config
     assert {*Config().env.played} == {""}
-
-
-def test_config_can_not_be_changed() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        Config().optim.steps = 3  # pyright: ignore
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

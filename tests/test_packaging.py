@@ -164,14 +164,6 @@ def test_every_environment_resets_on_the_base_install(base: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_command_line_explains_itself_on_the_base_install(base: Path, tmp_path: Path) -> None:
-    shown = run([base / "agentrl", "--help"], cwd=tmp_path)
-    for command in ("train", "eval", "list", "check-env", "new", "play"):
-        assert command in shown
-    assert "Traceback" not in shown
-
-
-@pytest.mark.slow
 def test_new_environment_is_played_on_the_base_install(base: Path, tmp_path: Path) -> None:
     run([base / "agentrl", "new", "my_env"], cwd=tmp_path)
     play = "import sys; from agentrl.cli import main; sys.exit(main(['play', 'my_env:me/MyEnv-v0']))"

@@ -130,11 +130,6 @@ def test_first_environment_from_new_to_trained(fresh: Path, tmp_path: Path) -> N
     assert [row["step"] for row in evals] == [0, 12]
     assert evals[-1]["tool_calls_mean"] > 0.5, "the tool is called"
     assert (made / "runs" / "first" / "report.html").exists()
-    tested = subprocess.run(
-        [fresh / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=made, env=environment(fresh),
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
 @pytest.mark.slow

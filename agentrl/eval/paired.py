@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 _RESAMPLES = 10_000
 _POWER, _LEVEL = 0.8, 0.05
@@ -71,12 +72,9 @@ def mcnemar(better: int, worse: int) -> float:
     McNemar, Note on the sampling error of the difference between correlated proportions or percentages (1947), with the
     binomial distribution in place of its limit.
     """
-    pairs, ways = better + worse, 1
-    total = 0
-    for lost in range(min(better, worse) + 1):
-        total += ways
-        ways = ways * (pairs - lost) // (lost + 1)
-    return min(1.0, 2 * total / 2**pairs)
+    pairs = better + worse
+    ways = sum(math.comb(pairs, lost) for lost in range(min(better, worse) + 1))
+    return min(1.0, 2 * ways / 2**pairs)
 
 
 def bootstrap(values: Sequence[float]) -> tuple[float, float]:
@@ -85,8 +83,7 @@ def bootstrap(values: Sequence[float]) -> tuple[float, float]:
     distinct, counts = np.unique(np.asarray(values, dtype=np.float64), return_counts=True)
     n = len(values)
     drawn = np.random.default_rng(0).multinomial(n, counts / n, size=_RESAMPLES) @ distinct / n
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    return float(low), float(high)
+    return _interval(drawn)
 
 
 def bootstrap_ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
@@ -97,8 +94,11 @@ def bootstrap_ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, floa
         b: those that belong to them [n].
     """
     drawn = np.random.default_rng(0).integers(len(a), size=(_RESAMPLES, len(a)))
-    ratios = np.asarray(b)[drawn].sum(1) / np.asarray(a)[drawn].sum(1)
-    low, high = np.quantile(ratios, (0.025, 0.975))
+    return _interval(np.asarray(b)[drawn].sum(1) / np.asarray(a)[drawn].sum(1))
+
+
+def _interval(drawn: NDArray[np.float64]) -> tuple[float, float]:
+    low, high = np.quantile(drawn, (0.025, 0.975))
     return float(low), float(high)
 
 

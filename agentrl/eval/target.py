@@ -83,16 +83,15 @@ def resolve(request: EvalRequest, say: Callable[[str], None]) -> tuple[Config, s
 
 
 def _settings(request: EvalRequest) -> tuple[Config, str]:
-    path = Path(request.path)
-    checkpoint, run_path = _places(path)
-    if request.path and (run_path / "config.toml").is_file():
+    path, run_path = Path(request.path), _run_of(request.path)
+    if run_path is not None:
         if request.config or request.preset:
             raise UsageError(f"{request.path!r} has its own settings: use --set instead of --config and --preset")
         config = with_overrides(read_config(run_path), request.overrides)
-        if checkpoint and checkpoint not in (saved := checkpoints(run_path)):
+        if run_path != path and path.resolve() not in (saved := checkpoints(run_path)):
             names = [one.name for one in saved]
-            raise RunFolderError(f"there is no checkpoint {str(path)!r}; {nearest(checkpoint.name, names)}")
-        return config, str(path if checkpoint else run_path)
+            raise RunFolderError(f"there is no checkpoint {str(path)!r}; {nearest(path.resolve().name, names)}")
+        return config, str(path)
     if request.path and not (request.config or request.preset or request.envs):
         if not (_may_be_on_hub(request.path) or (path / "config.json").is_file()):
             read_config(path)  # it is a mistyped run: this raises, and names the nearest one
@@ -145,10 +144,11 @@ def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:
     return Agent(engine=engine, renderer=renderer, pieces=tokenizer, weights=weights)
 
 
-def _places(path: Path) -> tuple[Path | None, Path]:
-    """Split ``path`` into the checkpoint, if it looks like one, and the folder of its run."""
-    whole = path.resolve()
-    return (whole, whole.parent.parent) if whole.parent.name == "checkpoints" else (None, path)
+def _run_of(path: str) -> Path | None:
+    """Give the run folder that ``path`` is, or that it names a checkpoint in; None where there is none."""
+    whole = Path(path).resolve()
+    folder = whole.parent.parent if whole.parent.name == "checkpoints" else Path(path)
+    return folder if path and (folder / "config.toml").is_file() else None
 
 
 def check_dialect(request: EvalRequest, label: str) -> None:
@@ -157,8 +157,8 @@ def check_dialect(request: EvalRequest, label: str) -> None:
     Raises:
         UsageError: it is another one, and ``force`` is not set.
     """
-    run_path = _places(Path(request.path))[1]
-    trained = read_dialect(run_path) if request.path and (run_path / "config.toml").is_file() else ""
+    run_path = _run_of(request.path)
+    trained = "" if run_path is None else read_dialect(run_path)
     if request.force or not trained:
         return
     names = [{part.split()[0] for part in text.split(", ")} for text in (label, trained)]

@@ -129,11 +129,11 @@ class EpisodeWriter:
         evaluation: Mapping[str, object],
     ) -> None:
         self._tokenizer, self._origin, self._evaluation = tokenizer, origin, evaluation
-        self._packer = zstandard.ZstdCompressor().compressobj() if path.suffix == ".zst" else None
         # A stream that was cut off can't be appended to, so it is begun anew; the old file stays until the new one has
         # all of its lines.
         temporary = path.with_name(f".{path.name}.tmp")
-        self._stream = temporary.open("wb")
+        plain = temporary.open("wb")
+        self._stream = zstandard.ZstdCompressor().stream_writer(plain) if path.suffix == ".zst" else plain
         self._write(kept)
         temporary.replace(path)
 
@@ -144,14 +144,10 @@ class EpisodeWriter:
 
     def close(self) -> None:
         """End the file."""
-        if self._packer:
-            self._stream.write(self._packer.flush())
         self._stream.close()
 
     def _write(self, data: bytes) -> None:
         # A flushed block can be decompressed although the stream has no end yet.
-        if self._packer:
-            data = self._packer.compress(data) + self._packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
         self._stream.write(data)
         self._stream.flush()
 

@@ -8,7 +8,6 @@ the token's entry. It needs more passes over [S, V] for entropy and Σπ², whic
 import argparse
 import os
 import platform
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from measures import Measure, Samples, command_line, measure_table, say, write
+from measures import Measure, Samples, command_line, measure_table, say, timed, write
 from torch import Tensor
 from torch.nn import functional
 
@@ -99,21 +98,7 @@ def ours(inputs: Inputs) -> Tensor:
 
 def backward(inputs: Inputs, score: Callable[[], Tensor]) -> Call:
     """Return a call that scores and computes the gradients by hidden states and weights."""
-
-    def both() -> object:
-        return torch.autograd.grad(score().mean(), (inputs.hidden, inputs.weight))
-
-    return both
-
-
-def forward(score: Callable[[], Tensor]) -> Call:
-    """Return a call that scores without saving anything for a gradient."""
-
-    def alone() -> object:
-        with torch.no_grad():
-            return score()
-
-    return alone
+    return lambda: torch.autograd.grad(score().mean(), (inputs.hidden, inputs.weight))
 
 
 def times(inputs: Inputs, rounds: int, samples: Samples) -> list[Measure]:
@@ -123,7 +108,7 @@ def times(inputs: Inputs, rounds: int, samples: Samples) -> list[Measure]:
         ALL_THREE: lambda: eager(inputs, all_three=True),
         OURS: lambda: ours(inputs),
     }
-    ways = {f"{name}: forward": forward(score) for name, score in scores.items()}
+    ways = {f"{name}: forward": torch.no_grad()(score) for name, score in scores.items()}
     ways |= {f"{name}: forward + backward": backward(inputs, score) for name, score in scores.items()}
     if inputs.hidden.is_cuda and find_spec("liger_kernel") is not None:
         ways[f"{LIGER}: forward + backward"] = backward(inputs, liger(inputs))
@@ -141,9 +126,8 @@ def times(inputs: Inputs, rounds: int, samples: Samples) -> list[Measure]:
 
 def times_of(name: str, taken: float, most: float | None) -> Measure:
     """Format a ratio of times."""
-    if most is None:
-        return Measure(name=name, value=f"x {taken:.3f}")
-    return Measure(name=name, value=f"x {taken:.3f}", target=f"<= {most}", met=taken <= most)
+    promised = {} if most is None else {"target": f"<= {most}", "met": taken <= most}
+    return Measure(name=name, value=f"x {taken:.3f}", **promised)
 
 
 def liger(inputs: Inputs) -> Callable[[], Tensor]:
@@ -177,19 +161,11 @@ def play(ways: dict[str, Call], rounds: int, samples: Samples) -> None:
     """Time each way in turn; the first turn is not counted."""
     for turn in range(rounds + 1):
         for name, call in ways.items():
-            taken = timed(call)
+            settle()
+            taken = timed(lambda call=call: (call(), settle()))
             say(f"turn {turn}/{rounds}: {name} {taken:.3f} s")
             if turn:
                 samples.setdefault(name, []).append(taken)
-
-
-def timed(call: Call) -> float:
-    """Time one call in seconds, on a GPU until it has finished."""
-    settle()
-    began = time.perf_counter()
-    call()
-    settle()
-    return time.perf_counter() - began
 
 
 def settle() -> None:
@@ -280,10 +256,7 @@ def machine(args: argparse.Namespace) -> str:
 
 def seconds_table(samples: Samples) -> str:
     """Tabulate every row's median and range."""
-    rows = [
-        (name, len(taken), *(f"{one:.4f}" for one in (median(taken), min(taken), max(taken))))
-        for name, taken in samples.items()
-    ]
+    rows = ((name, len(taken), *(f"{f(taken):.4f}" for f in (median, min, max))) for name, taken in samples.items())
     return table(("row", "turns", "median s", "from", "to"), rows)
 
 

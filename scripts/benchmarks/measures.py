@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,6 +47,13 @@ def write(path: Path, machine: str, samples: Mapping[str, Sequence[float]], meas
     path.parent.mkdir(parents=True, exist_ok=True)
     found = {"machine": machine, "seconds": samples, "measures": [asdict(one) for one in measures]}
     path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Time one call in seconds."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def say(text: str) -> None:

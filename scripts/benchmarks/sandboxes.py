@@ -20,8 +20,9 @@ from statistics import median
 
 import numpy
 import psutil
-from measures import Measure, Samples, command_line, measure_table, say, write
+from measures import Measure, Samples, command_line, measure_table, say, timed, write
 
+from agentrl.eval.pages import table
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, SandboxUnavailable, Session, open_sandbox
 from agentrl.sandboxes.host.local import LocalSandbox
 
@@ -82,12 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measures: list[Measure] = []
     with ExitStack() as stack:
         sandboxes = opened(stack, args.only)
-        table = [BenchmarkRow(name=BASELINE, sample=interpreter, each=2), *sandbox_rows(stack, sandboxes)]
-        failed = play(table, args.rounds, samples)
+        rows = [BenchmarkRow(name=BASELINE, sample=interpreter, each=2), *sandbox_rows(stack, sandboxes)]
+        failed = play(rows, args.rounds, samples)
         for name, sandbox in sandboxes.items():
             measures += [*throughput(name, sandbox, args.seconds), *recovery(name, sandbox, args.repeats)]
     measures += memory(args.only)
-    print("\n\n".join((machine(), latency_table(table, samples, failed), measure_table(measures))))
+    print("\n\n".join((machine(), latency_table(rows, samples, failed), measure_table(measures))))
     if args.json is not None:
         write(args.json, machine(), samples, measures)
 
@@ -126,11 +127,11 @@ def sandbox_rows(stack: ExitStack, sandboxes: dict[str, Sandbox]) -> Iterator[Be
         yield BenchmarkRow(name="local: fresh session, no pool, numpy and sympy", sample=one, targets=(20, 30))
 
 
-def play(table: list[BenchmarkRow], rounds: int, samples: Samples) -> dict[str, str]:
+def play(rows: list[BenchmarkRow], rounds: int, samples: Samples) -> dict[str, str]:
     """Run the rows in turns, of which the first is not counted; return why rows failed."""
     failed: dict[str, str] = {}
     for turn in range(rounds + 1):
-        for row in table:
+        for row in rows:
             if row.name in failed or (turn > 1 and turn % row.rare):
                 continue
             try:
@@ -212,32 +213,22 @@ def machine() -> str:
     return f"{platform.machine()}, {cores} cores, load {load:.1f}, {versions}"
 
 
-def latency_table(table: list[BenchmarkRow], samples: Samples, failed: dict[str, str]) -> str:
+def latency_table(rows: list[BenchmarkRow], samples: Samples, failed: dict[str, str]) -> str:
     """Tabulate each row's percentiles beside the project's targets and the plain interpreter."""
-    lines = [
-        f"| program | runs | p50 ms | p99 ms | target p50 / p99 | met | x {BASELINE} |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines: list[tuple[object, ...]] = []
     unit = median(samples[BASELINE])
-    for row in table:
+    for row in rows:
         if row.name not in samples:
-            lines.append(f"| {row.name} | 0 | {failed[row.name]} | | | | |")
+            lines.append((row.name, 0, failed[row.name], *[""] * 4))
             continue
         half, most = (float(part) for part in numpy.percentile(samples[row.name], (50, 99)) * 1e3)
         target = met = ""
         if row.targets is not None:
             target = f"{row.targets[0]} / {row.targets[1]}"
             met = "yes" if half <= row.targets[0] and most <= row.targets[1] else "NO"
-        many = len(samples[row.name])
-        lines.append(f"| {row.name} | {many} | {half:.2f} | {most:.2f} | {target} | {met} | {half / unit / 1e3:.2f} |")
-    return "\n".join(lines)
-
-
-def timed(call: Callable[[], object]) -> float:
-    """Time one call in seconds."""
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+        numbers = (f"{half:.2f}", f"{most:.2f}", target, met, f"{half / unit / 1e3:.2f}")
+        lines.append((row.name, len(samples[row.name]), *numbers))
+    return table(("program", "runs", "p50 ms", "p99 ms", "target p50 / p99", "met", f"x {BASELINE}"), lines)
 
 
 def expected(result: Result, value: str) -> Result:

@@ -3,33 +3,26 @@
 The episodes are made up: words as frequent as in a natural text, and numbers of training of each sampled token.
 """
 
-import argparse
 import random
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from measures import Measure, measure_table, say
+from measures import Measure, command_line, measure_table, say, timed
 
 from agentrl.runs.records import write_episodes
 from agentrl.runs.report import write_view
-from agentrl.types import Origin, Segment, Stop, ToolRun, Trajectory
+from agentrl.types import Segment, Stop, ToolRun, Trajectory
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
+from tests.runs.origins import ORIGIN
 from tests.runs.report.browser import Browser
 
-ORIGIN = Origin(
-    env_id="bench/Made-v0",
-    env_args={},
-    split="train",
-    best_return=1.0,
-    dialect="made 0",
-    temperature=1.0,
-    turn_tokens=0,
-)
+EXAMPLES = """examples:
+  viewer.py            both sizes: minutes
+  viewer.py --quick    does it still run? seconds
+"""
 OPEN_S = 3.0
 """What the project promises."""
 FILES = 20
@@ -85,13 +78,6 @@ def make_run(folder: Path, episodes: int, tokens: int, turns: int) -> None:
         shutil.copy(first, first.with_name(f"step-{step:06d}.jsonl.zst"))
 
 
-def seconds(act: Callable[[], object]) -> float:
-    """Time a call."""
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
-
-
 def measured(browser: Browser, folder: Path, episodes: int, tokens: int, turns: int) -> list[Measure]:
     """Make a run and its page, open it, and do what a reader does."""
     name = f"{episodes} x {tokens} tokens in {turns} turns"
@@ -99,10 +85,10 @@ def measured(browser: Browser, folder: Path, episodes: int, tokens: int, turns: 
     make_run(folder, episodes, tokens, turns)
     say(f"{name}: writing its page")
     page = folder / "view.html"
-    writing = seconds(lambda: write_view([folder], page, every=True))
+    writing = timed(lambda: write_view([folder], page, every=True))
 
     def act(script: str, until: str) -> float:
-        return seconds(lambda: (browser.ask(f"{script}, 1"), browser.until(until)))
+        return timed(lambda: (browser.ask(f"{script}, 1"), browser.until(until)))
 
     def search(text: str) -> float:
         found = f"setMode(mode), filters.text.value = '{text}', filter().then(() => window.found = '{text}')"
@@ -114,8 +100,8 @@ def measured(browser: Browser, folder: Path, episodes: int, tokens: int, turns: 
         browser.click("#to-episodes")
         browser.until(FILLED)
 
-    opened = seconds(opening)
-    loaded = opened + seconds(lambda: browser.until("document.readyState === 'complete'"))
+    opened = timed(opening)
+    loaded = opened + timed(lambda: browser.until("document.readyState === 'complete'"))
     walked = act("choose(at + 1)", f"columns[0].number === shown[at] && {FILLED}")
     jumped = act(f"goTo({turns})", "Boolean([...document.querySelectorAll('.chunk')].at(-1).firstChild)")
     shaded = act("setMode('advantage')", "document.querySelectorAll('#columns .policy bdi').length")
@@ -133,12 +119,7 @@ def measured(browser: Browser, folder: Path, episodes: int, tokens: int, turns: 
 
 def main() -> None:
     """Run the benchmark and print its table."""
-    examples = (
-        "examples:\n  viewer.py            both sizes: minutes\n  viewer.py --quick    does it still run? seconds"
-    )
-    parser = argparse.ArgumentParser(
-        description=__doc__, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, EXAMPLES)
     parser.add_argument("--quick", action="store_true", help="a test that all runs, no timing")
     quick = parser.parse_args().quick
     sizes = ((20, 60, 3), (1, 400, 50)) if quick else ((2000, 4000, 8), (1, 128_000, 500))

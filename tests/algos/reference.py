@@ -184,19 +184,3 @@ def rejected(steps, bounds):
             for t in range(len(row))
         ])  # fmt: skip
     return rows
-
-
-def padded_ctpo_loss(steps, advantages, mask):
-    """CTPO as a padded trainer writes it: rectangles with a mask, tool tokens of ratio 1, defaults, row means."""
-    row_means = []
-    for row, credit, keep in zip(steps, advantages, mask, strict=True):
-        total, seen, loss = 0.0, 0, 0.0
-        for d, a, sampled in zip(row, credit, keep, strict=True):
-            if not sampled:
-                continue
-            total, seen = total + d, seen + 1
-            scale = math.sqrt(seen)
-            loss += surrogate(a, total, -0.025 * scale, 0.05 * scale, 0.05 * scale)[0]
-        if seen:
-            row_means.append(loss / seen)
-    return math.fsum(row_means) / len(row_means)

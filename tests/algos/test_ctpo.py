@@ -10,7 +10,7 @@ from agentrl.algos.losses import ctpo
 from agentrl.algos.ratios import cumulative_log_ratio
 
 from . import reference
-from .cases import case, gradient, ragged, random_case
+from .cases import case, gradient, ragged
 
 
 def test_ctpo_hand_worked():
@@ -52,40 +52,6 @@ def test_ctpo_is_the_slow_loop(rows, aggregate, power, dual):
     if aggregate == "token_mean" and totals and not near_the_edge:
         expected = [slope / len(totals) for slope in reference.flat(slopes)]
         assert gradient(out, logp).tolist() == pytest.approx(expected, rel=1e-5, abs=1e-7)
-
-
-def test_ctpo_agrees_with_a_padded_trainer():
-    mask = [[1, 1, 0, 0, 1, 1, 0], [1, 0, 1, 1, 1, 1, 1], [0] * 7]
-    steps = (0.04 * torch.randn(3, 7, dtype=torch.float64)).tolist()
-    credit = torch.randn(3, 7, dtype=torch.float64).tolist()
-    sampled = [[row[k] for k in range(7) if keep[k]] for row, keep in zip(steps, mask, strict=True)]
-    kept = [[row[k] for k in range(7) if keep[k]] for row, keep in zip(credit, mask, strict=True)]
-    junk = [[d if keep else math.nan for d, keep in zip(*pair, strict=True)] for pair in zip(steps, mask, strict=True)]
-    assert ctpo(*case(sampled, kept)).loss.item() == pytest.approx(reference.padded_ctpo_loss(junk, credit, mask))
-
-
-def test_ctpo_gradient_is_the_finite_difference_with_the_prefix_held():
-    steps, credit = random_case([6, 4], spread=0.02)
-    logp, old, advantages, starts = case(steps, credit)
-    before = cumulative_log_ratio(logp, old, starts) - (logp - old).detach()
-
-    def held(values):
-        # Each token in a row of its own, everything before it a constant: in its old log-prob, and in the window of t.
-        loss = 0.0
-        for k, (t, share) in enumerate([*((t, 1 / 12) for t in range(1, 7)), *((t, 1 / 8) for t in range(1, 5))]):
-            one, widths = slice(k, k + 1), {"clip_low": 0.025, "clip_high": 0.05, "clip_dual": 0.05}
-            wide = {name: width * t**0.5 for name, width in widths.items()}
-            before_it = old[one] - before[one]
-            loss = loss + share * ctpo(values[one], before_it, advantages[one], torch.tensor([0, 1]), **wide).loss
-        return loss
-
-    assert held(logp).item() == pytest.approx(ctpo(logp, old, advantages, starts).loss.item())
-    step, numeric = 1e-6, []
-    for k in range(logp.numel()):
-        nudge = torch.zeros_like(logp).index_fill(0, torch.tensor([k]), step)
-        numeric.append(float(held((logp + nudge).detach()) - held((logp - nudge).detach())) / (2 * step))
-    got = gradient(ctpo(logp, old, advantages, starts), logp)
-    assert got.tolist() == pytest.approx(numeric, abs=1e-6)
 
 
 def test_the_literal_gradient_through_the_prefix_is_another_one():
@@ -136,13 +102,8 @@ def test_no_ratio_exceeds_e_to_the_tenth():
         assert gradient(out, logp).tolist() == [0.0, 0.0]
 
 
-def test_a_bfloat16_sum_would_stall():
-    steps = torch.full((8192,), 2e-4)
-    stalled = torch.zeros((), dtype=torch.bfloat16)
-    for step in steps[:2000].bfloat16():
-        stalled = stalled + step
-    assert float(stalled) == 0.0625
-    total = cumulative_log_ratio(steps, torch.zeros(8192), torch.tensor([0, 8192]))
+def test_a_long_sum_does_not_stall_as_it_would_in_bfloat16():
+    total = cumulative_log_ratio(torch.full((8192,), 2e-4), torch.zeros(8192), torch.tensor([0, 8192]))
     assert total.dtype == torch.float32
     assert float(total[-1]) == pytest.approx(1.6384, abs=1e-5)
 

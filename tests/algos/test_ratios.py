@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from agentrl.algos.ratios import behaviour_weights, cumulative_log_ratio, rejection_mask, token_log_ratio
+from agentrl.algos.ratios import behaviour_weights, rejection_mask, token_log_ratio
 from agentrl.algos.rows import Rows, check_tokens
 from agentrl.errors import ConfigError, UnknownNameError
 
@@ -64,11 +64,6 @@ def test_narrow_log_probs_are_widened_before_they_are_subtracted():
 
 def test_one_broken_log_prob_is_held_at_twenty():
     assert token_log_ratio(torch.tensor([-1.0, -90.0]), torch.tensor([-90.0, -1.0])).tolist() == [20.0, -20.0]
-
-
-def test_cumulative_log_ratio_by_hand():
-    old = torch.zeros(5)
-    assert cumulative_log_ratio(STEPS, old, STARTS).tolist() == [0.5, 2.5, 1.5, -0.25, -0.125]
 
 
 def test_behaviour_weights_by_hand():

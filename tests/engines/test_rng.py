@@ -1,9 +1,5 @@
 """Counter-based randomness: the published hash, even numbers, and nothing that depends on company or process."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given
@@ -71,16 +67,5 @@ def test_parts_are_told_apart() -> None:
 
 
 def test_a_derived_seed_is_the_same_in_every_process() -> None:
-    code = "from agentrl.engines.rng import derive_seed; print(derive_seed(7, 'episode', 3))"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONHASHSEED": "77"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert int(run.stdout) == derive_seed(7, "episode", 3) == PINNED
-
-
-PINNED = 5639533001794021099
-"""Recorded once: a change would give every old run other tasks and other noise."""
+    # Recorded once: a change would give every old run other tasks and other noise.
+    assert derive_seed(7, "episode", 3) == 5639533001794021099

@@ -23,22 +23,11 @@ def test_turns_come_in_order_with_log_prob_0() -> None:
     assert second.token_ids == (6, STOP)
 
 
-def test_a_turn_is_cut_at_the_limit() -> None:
-    completion = say(ScriptedEngine([[4, 5, 6, STOP]]), max_tokens=3)
-    assert completion.token_ids == (4, 5, 6) and completion.finish == "length"
-    assert say(ScriptedEngine([[4, 5, STOP]]), max_tokens=3).finish == "stop"
-
-
-def test_a_turn_without_a_stop_token_or_without_any_has_not_stopped() -> None:
-    engine = ScriptedEngine([[4], []])
-    assert [say(engine).finish, say(engine).finish] == ["length", "length"]
-
-
-def test_the_end_of_the_script_is_a_fault() -> None:
-    engine = ScriptedEngine([[STOP]])
-    say(engine)
-    with pytest.raises(InfrastructureError, match="no more turns"):
-        say(engine)
+def test_a_turn_without_a_stop_token_within_the_limit_has_not_stopped() -> None:
+    engine = ScriptedEngine([[4], [], [4, 5, 6, STOP], [4, 5, STOP]])
+    said = [say(engine, max_tokens=3) for _ in range(4)]
+    assert [len(one.token_ids) for one in said] == [1, 0, 3, 3]
+    assert [one.finish for one in said] == ["length", "length", "length", "stop"]
 
 
 def test_the_script_is_read_once() -> None:
@@ -47,7 +36,7 @@ def test_the_script_is_read_once() -> None:
     turns[0].insert(0, 7)
     turns.append([8])
     assert say(engine).token_ids == (4, STOP)
-    with pytest.raises(InfrastructureError):
+    with pytest.raises(InfrastructureError, match="no more turns"):
         say(engine)
 
 

@@ -260,12 +260,6 @@ def test_an_unknown_field_is_for_a_later_version(tmp_path: Path, episode: Trajec
     assert record.trajectory == episode
 
 
-def test_no_lines_no_records(tmp_path: Path) -> None:
-    for suffix in SUFFIXES:
-        write_episodes(tmp_path / f"e{suffix}", [], Signs(), ORIGIN)
-        assert list(read_episodes(tmp_path / f"e{suffix}")) == []
-
-
 @pytest.mark.parametrize(
     ("suffix", "content"),
     [(".jsonl", b"\xff\xfe\n"), *((".jsonl.zst", damaged) for damaged in (b"text", b"\xff\0", b"\x28\xb5\x2f\xfd\0"))],
@@ -343,15 +337,6 @@ def test_what_holds_no_episodes_is_not_gone_on_with(tmp_path: Path, suffix: str,
     with pytest.raises(TrajectoryError, match="holds something else than episodes"):
         read_begun(path)
     assert read_begun(tmp_path / f"none{suffix}") == (b"", [])
-
-
-@pytest.mark.parametrize(("best", "won"), [(1.0, True), (1.0 + 1e-12, True), (1.01, False), (0.5, True)])
-def test_an_episode_is_judged_without_its_environment(
-    tmp_path: Path, episode: Trajectory, best: float, won: bool
-) -> None:
-    write_episodes(tmp_path / "e.jsonl", [episode], Signs(), dataclasses.replace(ORIGIN, best_return=best))
-    (record,) = read_episodes(tmp_path / "e.jsonl")
-    assert record.won is won
 
 
 def test_an_older_file_is_refused_in_one_sentence(tmp_path: Path, episode: Trajectory) -> None:

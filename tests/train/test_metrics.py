@@ -87,13 +87,6 @@ def test_credit_by_position_is_that_of_the_episodes(small: Make) -> None:
     assert f"energy_t{2 * longest}" not in result.metrics, "a bin without a token has no mean"
 
 
-def test_before_any_update_nothing_has_moved(small: Make) -> None:
-    metrics = step(trainer_of(small("optim.minibatches=1"))[0]).metrics
-    for name in ("S_mean", "S_std", "clip_fraction"):
-        assert abs(metrics[f"{name}_t1"]) < 1e-5 and abs(metrics[f"{name}_t4"]) < 1e-4
-    assert metrics["weight_ess"] == pytest.approx(1.0, abs=1e-6)
-
-
 def episode(**parts: float) -> Trajectory:
     segments = (Segment("prompt", (1, 2)), Segment("policy", (3,), (-0.5,), 0))
     return Trajectory(task_id="t", seed=0, segments=segments, rewards=(1.0,), stop=Stop.TERMINATED, parts=parts)

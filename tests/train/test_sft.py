@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -157,7 +156,7 @@ def test_gold_that_is_cut_off_is_not_taught(small: Make) -> None:
         oracle(small(*TAUGHT, "rollout.turn_tokens=3", "env.args.max_turns=1"))
 
 
-def judged(run: Small, seed: int, done: Sequence[Trajectory] = ()) -> tuple[Evaluation, list[Trajectory]]:
+def judged(run: Small, seed: int) -> tuple[Evaluation, list[Trajectory]]:
     """The table and the episodes, those of each task together."""
     specs = plan(run.source, run.config.eval, seed)
     sampling = Sampling(temperature=run.config.eval.temperature, max_tokens=9)
@@ -168,24 +167,12 @@ def judged(run: Small, seed: int, done: Sequence[Trajectory] = ()) -> tuple[Eval
             run.parts.engine,
             specs,
             sampling,
-            done=done,
             on_episode=lambda one: found.__setitem__((one.task_id, one.seed), one),
         )
     )
     table = summarise(played.groups, best_return=run.source.best_return, lost=played.lost)
     order = [(spec.task_id, spec.seed) for group in specs for spec in group]
     return table, [found[key] for key in order if key in found]
-
-
-def test_episodes_that_are_done_are_not_played_again(small: Make) -> None:
-    run = small("eval.tasks=5", "eval.attempts=3", split="test")
-    whole, episodes = judged(run, 3)
-    for done in (episodes[:4], episodes[::2], episodes, [*judged(run, 4)[1], *episodes[2:]]):
-        again, new = judged(run, 3, done)
-        had = {one.token_ids for one in done}
-        assert again == whole and [one.token_ids for one in new] == [
-            one.token_ids for one in episodes if one.token_ids not in had
-        ]
 
 
 def test_evaluation_depends_on_its_seed_alone(small: Make) -> None:

@@ -63,40 +63,36 @@ def assert_alike(model: Any, batch: Batch, shared: int) -> None:
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-3)
 
 
-def test_each_prompt_is_computed_once_per_pack(model: Any) -> None:
-    batch = groups_of_three()
-    assert_alike(model, batch, 2 * len(PROMPT) + 1 + 7 + 2 * 2)
-
-
-def test_shuffled_rows_share_with_whichever_of_their_group_comes_first(model: Any) -> None:
-    (pack,) = groups_of_three().split(1000, [4, 2, 0, 5])
-    assert_alike(model, pack, len(PROMPT) + 1 + 2)
-
-
-def test_groups_with_equal_prompts_share_them(model: Any) -> None:
-    batch = whole([Group((member(task, PROMPT, (60, last)),)) for task, last in (("a", 61), ("b", 62))])
-    assert_alike(model, batch, len(PROMPT) + 1)
-
-
-def test_rows_share_what_they_were_told_and_said_until_they_fork(model: Any) -> None:
+def forks() -> Batch:
     """Forks in the prompt, in a tool's answer and in a turn; one row is a whole other one's beginning."""
     told = [(80, 81), (80, 82), (80, 81), (80, 81)]
     said = [(60, 61, 62), (60, 61, 62), (60, 61), (60, 63, 64)]
-    batch = whole([Group(tuple(member("a", PROMPT, *turn) for turn in zip(said, told, strict=True)))])
-    assert_alike(model, batch, 3 * len(PROMPT) + 3 + 2 + 2 + 1)
+    return whole([Group(tuple(member("a", PROMPT, *turn) for turn in zip(said, told, strict=True)))])
 
 
-def test_a_row_that_differs_in_one_token_shares_nothing_after_it(model: Any) -> None:
-    other = (*PROMPT[:3], 99, *PROMPT[4:])
-    batch = whole([Group((member("a", prompt, (60, 61)),)) for prompt in (PROMPT, other)])
-    assert_alike(model, batch, 3)
+def two_groups(prompt: Sequence[int], other: Sequence[int]) -> Batch:
+    return whole([Group((member(task, one, (60, last)),)) for task, one, last in (("a", prompt, 61), ("b", other, 62))])
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
-def test_a_row_that_never_spoke_shares_too(model: Any, order: Sequence[int]) -> None:
-    batch = whole([Group((member("a", PROMPT, (60, 61)), member("a", PROMPT, (62,)), member("a", PROMPT, ())))])
+def with_a_silent_row() -> Batch:
+    return whole([Group((member("a", PROMPT, (60, 61)), member("a", PROMPT, (62,)), member("a", PROMPT, ())))])
+
+
+@pytest.mark.parametrize(
+    ("batch", "order", "shared"),
+    [
+        pytest.param(groups_of_three(), range(6), 2 * len(PROMPT) + 1 + 7 + 2 * 2, id="each prompt once per pack"),
+        pytest.param(groups_of_three(), [4, 2, 0, 5], len(PROMPT) + 1 + 2, id="with whichever of a group comes first"),
+        pytest.param(two_groups(PROMPT, PROMPT), (0, 1), len(PROMPT) + 1, id="groups with equal prompts"),
+        pytest.param(two_groups(PROMPT, (*PROMPT[:3], 99, *PROMPT[4:])), (0, 1), 3, id="nothing after another token"),
+        pytest.param(forks(), range(4), 3 * len(PROMPT) + 3 + 2 + 2 + 1, id="what was told and said until they fork"),
+        pytest.param(with_a_silent_row(), (0, 1, 2), 2 * len(PROMPT), id="a row that never spoke, the last"),
+        pytest.param(with_a_silent_row(), (2, 1, 0), 2 * len(PROMPT), id="a row that never spoke, the first"),
+    ],
+)
+def test_rows_share_what_they_begin_with(model: Any, batch: Batch, order: Sequence[int], shared: int) -> None:
     (pack,) = batch.split(1000, order)
-    assert_alike(model, pack, 2 * len(PROMPT))
+    assert_alike(model, pack, shared)
 
 
 @pytest.mark.parametrize("window", [None, 5])

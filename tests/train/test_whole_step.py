@@ -4,7 +4,7 @@ import asyncio
 import copy
 import itertools
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from .conftest import Make, Shout, Small, is_time
 from .test_trainer import energy_of, logp_of
 
 TEMPERATURE, CAP, NORM, LR, BETAS, DECAY = 0.7, 1.5, 0.1, 1e-4, (0.8, 0.9), 3.0
+CONSTANT = 7
 WIDTHS = {"low": 0.2, "high": 0.3, "dual": 0.4}
 SETTINGS = (
     *("env.id=test/Loud-v0", "env.args.tooled=true", f"rollout.temperature={TEMPERATURE}"),
@@ -49,10 +50,8 @@ class Loud(Shout):
 
 
 @pytest.fixture(autouse=True)
-def loud() -> Generator[None]:
+def loud(clean_registry: None) -> None:
     gymnasium.register("test/Loud-v0", entry_point=Loud)
-    yield
-    del gymnasium.registry["test/Loud-v0"]
 
 
 class Skewed(Around):
@@ -235,7 +234,14 @@ def nothing(_: int) -> Tensor:
 
 
 def check_update(
-    ours: Slow, update: Update, old: Any, credit: Any, weights: Any, pool: Pool, beside: Beside = nothing
+    ours: Slow,
+    update: Update,
+    old: Any,
+    credit: Any,
+    weights: Any,
+    pool: Pool,
+    beside: Beside = nothing,
+    aggregate: str = "seq_mean_token_mean",
 ) -> tuple[float, float]:
     """Compare the gradient of an update; its loss and the norm before it is limited.
 
@@ -249,7 +255,13 @@ def check_update(
         logp = ours.logp(row)
         steps = [a - b for a, b in zip(logp.tolist(), old[row], strict=True)]
         (losses,), (slopes,) = slow.ctpo([steps], [credit[row]], **WIDTHS)
-        factors = [weight / (len(rows) * len(steps)) for weight in weights[row]]
+        share = {
+            "seq_mean_token_mean": 1 / (len(rows) * len(steps)),
+            "seq_mean_token_sum": 1 / len(rows),
+            "token_sum_const": 1 / (len(rows) * CONSTANT),
+            "token_mean": 1 / sum(len(old[one]) for one in rows),
+        }[aggregate]
+        factors = [weight * share for weight in weights[row]]
         value += math.fsum(f * loss for f, loss in zip(factors, losses, strict=True))
         (logp * torch.tensor([f * slope for f, slope in zip(factors, slopes, strict=True)])).sum().backward()
         further = beside(row) / len(rows)
@@ -272,21 +284,23 @@ def check_update(
 
 
 CASES = {
-    "sequence, a row a pack": ("sequence", 80, False),
-    "sequence, some rows a pack": ("sequence", 120, False),
-    "sequence, all in one": ("sequence", 5000, False),
-    "prefix": ("prefix", 120, False),
-    "token": ("token", 120, False),
-    "none, energies by the ratio": ("none", 120, True),
+    "sequence, a row a pack": ("sequence", 80, False, "seq_mean_token_mean"),
+    "sequence, some rows a pack": ("sequence", 120, False, "token_mean"),
+    "sequence, all in one": ("sequence", 5000, False, "token_mean"),
+    "prefix": ("prefix", 120, False, "seq_mean_token_sum"),
+    "token": ("token", 120, False, "token_sum_const"),
+    "none, energies by the ratio": ("none", 120, True, "seq_mean_token_mean"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_step_is_that_of_loops_over_rows_and_tokens(watch: Any, reference: Any, case: str) -> None:
-    kind, max_tokens, by_ratio = CASES[case]
+    kind, max_tokens, by_ratio, aggregate = CASES[case]
+    constant = f"algo.loss_options.max_tokens={CONSTANT}"
     watched = watch(
-        f"algo.correction={kind}", f"optim.max_tokens={max_tokens}", f"algo.energy_ratio={by_ratio}".lower()
-    )
+        f"algo.correction={kind}", f"optim.max_tokens={max_tokens}", f"algo.energy_ratio={by_ratio}".lower(),
+        f"algo.loss_options.aggregate={aggregate}", *([constant] if aggregate == "token_sum_const" else []),
+    )  # fmt: skip
     result = watched.step(1)
     ours, pool = Slow(reference, result), Pool()
     assert len({len(row) for row in ours.sampler}) > 3 and any(len(one.sampled) > 1 for one in result.trajectories)
@@ -302,7 +316,7 @@ def test_step_is_that_of_loops_over_rows_and_tokens(watch: Any, reference: Any, 
         if by_ratio and number == 3:
             ours.take(update.weights)
             credit = ours.credit(by_ratio)
-        told.append(check_update(ours, update, old, credit, weights, pool))
+        told.append(check_update(ours, update, old, credit, weights, pool, aggregate=aggregate))
     assert len(told) == 6
     assert max_tokens != 120 or any(len(set(map(len, update.packs))) > 1 for update in watched.updates), (
         "packs are uneven"

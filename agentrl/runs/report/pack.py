@@ -7,7 +7,7 @@ import base64
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -143,11 +143,4 @@ def _numbers(record: Record) -> str:
 
 
 def _column(values: Iterable[float], digits: str) -> str:
-    write = f"%{digits}".__mod__
-    return "[" + ",".join(_written(values, write)) + "]"
-
-
-def _written(values: Iterable[float], write: object) -> Iterator[str]:
-    assert callable(write)
-    for value in values:
-        yield str(write(value)) if abs(value) < 1e300 else "null"
+    return "[" + ",".join(f"{value:{digits}}" if abs(value) < 1e300 else "null" for value in values) + "]"

@@ -65,11 +65,6 @@ def brief(value: float) -> str:
     return minus(f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}")
 
 
-def signed(value: float) -> str:
-    """A number with its sign and three decimals."""
-    return minus(f"{value:+.3f}")
-
-
 def percent(value: float) -> str:
     """A share as a percentage with one decimal."""
     return minus(f"{100 * value:.1f}%")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.runs.report.text import brief, duration, marked, number, percent, signed, tag, visible
+from agentrl.runs.report.text import brief, duration, marked, number, percent, tag, visible
 
 TEXTS = st.text(st.characters(), max_size=30)
 
@@ -78,8 +78,7 @@ def test_a_minus_in_an_exponent_stays_ascii() -> None:
     assert brief(-2e-6) == "\N{MINUS SIGN}2e-06"
 
 
-def test_signed_and_percent() -> None:
-    assert (signed(0.25), signed(-0.25)) == ("+0.250", "\N{MINUS SIGN}0.250")
+def test_percent() -> None:
     assert (percent(0.475), percent(-0.1)) == ("47.5%", "\N{MINUS SIGN}10.0%")
 
 
