@@ -54,7 +54,6 @@ class Actor:
         """Make the engine; give its ``exact`` and ``rounding``."""
         make_repeatable(config.run.deterministic)
         self._engine = make_engine(config.engine.name, model.to(config.model.device), options)  # pyright: ignore[reportArgumentType]
-        self._gate = asyncio.Semaphore(config.rollout.concurrency)
         self._collectors = dict[Any, Collector]()
         return self._engine.exact, self._engine.rounding
 
@@ -83,7 +82,7 @@ class Actor:
             fetched = await place
             self._collectors.setdefault(place, fetched)
         played = await self._collectors[place].play(
-            [group], always(self._engine), sampling, on_episode=lambda _: None, known=known, gate=self._gate
+            [group], always(self._engine), sampling, on_episode=lambda _: None, known=known
         )
         return played, sandbox_counters()
 
