@@ -43,6 +43,9 @@ def one_sentence(error: BaseException) -> str:
         ("[env.args.level.a]\nb = 1", "setting 'env.args.level' is {'a': {'b': 1}}: Input should be text, a number"),
         ("[env.args]\ndata = {a = [[1]]}", "or a list of whole numbers or of texts, or a table of these"),
         ("[algo]\nloss_options = {power = {a = 1}}", "setting 'algo.loss_options.power' is {'a': 1}: Input should be"),
+        ("[log]\nto = 3", "setting 'log.to' is 3: Input should be a valid dictionary"),
+        ("[log]\nto = ['wandb', 3]", "setting 'log.to' is ['wandb', 3]: Input should be a valid dictionary"),
+        ("[log.to.wandb]\nmode = {a = 1}", "setting 'log.to.wandb' is {'a': 1}: Input should be text, a number"),
         ("[env.args]\nday = 2020-01-01", "setting 'env.args.day'"),
         ("[env]\nargs = 3", "setting 'env.args' is 3"),
         ("[env.args]\nsplit = 'a'", "setting 'env.args.split' has no effect"),
@@ -124,6 +127,11 @@ def test_later_words_win(tmp_path: Path) -> None:
         overrides=["optim.lr=2e-4", "env.args.level=[4, 5]", "env.args.word=plain text", "optim.betas=[0.5, 1]"],
     )
     assert (config.optim.steps, config.optim.lr, config.optim.betas) == (7, 2e-4, (0.5, 1.0))
+    named = with_overrides(config, ["log.to=['tensorboard']"])
+    assert with_overrides(named, ["log.to.wandb.mode=offline"]).log.to == {
+        "tensorboard": {},
+        "wandb": {"mode": "offline"},
+    }
     args = load_config(preset="quickstart").env.args
     assert config.env.args == args | {"level": [4, 5], "turns": 3, "word": "plain text"}
     assert config.model.tiny == load_config(preset="quickstart").model.tiny

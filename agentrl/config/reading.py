@@ -21,7 +21,8 @@ _INSTEAD = {
     "gpu gpus cuda devices node nodes world ddp fsdp deepspeed zero accelerate megatron parallel": _RANKS,
     "hidden layers heads": "set model.tiny, such as model.tiny.hidden=64, or model.path for a model of that size",
     "ray actor actors": "set fleet.name='ray' and fleet.options, for episodes that are played on many machines",
-    "wandb tensorboard trackio mlflow logger logging": "set log.to, for example log.to=['tensorboard']",
+    "log wandb tensorboard trackio mlflow logger logging": "set log.to, for example log.to=['tensorboard'], or with "
+    "options log.to.wandb.project='tools'",
     "kl ref reference": "the KL to the weights that reinforcement learning began with weighs algo.kl_coef",
     "entropy": "the bonus for entropy weighs algo.entropy_coef",
     "dynamic filter overlong": "set rollout.refills, rollout.overlong_buffer or algo.mask_truncated",
@@ -152,7 +153,7 @@ def _parsed(override: str) -> dict[str, Any]:
 def _explained(item: Mapping[str, Any]) -> str:
     place = [str(part) for part in item["loc"]]
     at = 3 if place[:2] == ["env", "mix"] else 1
-    if place[at:] and place[at].rpartition("_")[2] in ("args", "options") and len(place) > at + 2:
+    if place[at:] and place[at].rpartition("_")[2] in ("args", "options", "to") and len(place) > at + 2:
         table = ", or a table of these" if place[at] == "args" else ""
         return f"setting {'.'.join(place[: at + 2])!r} is {item['input']!r}: {_VALUE_KINDS}{table}"
     if item["type"] == "extra_forbidden":

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import pydantic
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from agentrl.types import CutTurns
 
@@ -16,6 +16,12 @@ Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 RejectionLevel = Literal["token", "sequence", "geometric"]
 TinySize = Literal["hidden", "layers", "heads"]
+
+
+def _without_options(names: object) -> object:
+    """Give a list of names as a table."""
+    listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return {name: {} for name in names} if listed else names
 
 
 class _Section(pydantic.BaseModel):
@@ -136,16 +142,20 @@ class RolloutSettings(_Section):
     overlong_buffer: Annotated[int, Field(ge=0)] = 0
     """Tokens before the end of turn_tokens and episode_tokens over which an episode's reward falls by up to 1, as
     DAPO's does; 0 for no penalty (trainer)."""
+    spare: Annotated[int, Field(ge=0)] = 0
+    """Groups that a step begins beyond ``tasks``; of all these the last to end are cancelled, which favours short
+    episodes. With "inflight" alone (trainer)."""
     refills: Annotated[int, Field(ge=0)] = 0
     """How often in a step groups whose episodes all have one return are left out for groups of further tasks, DAPO's
     dynamic sampling; their tokens count (trainer)."""
     overlap: Literal["off", "lag", "inflight"] = "off"
-    """Whether groups of later steps are played while the trainer learns: "lag" plays the next step's and swaps weights
-    when all are played, "inflight" swaps them while episodes go on (trainer)."""
+    """Whether groups of later steps are played while the trainer learns: "lag" swaps weights when all are played,
+    "inflight" while episodes go on (trainer)."""
     max_staleness: Count = 1
-    """By how many steps weights that sample may be older than those that learn, with "inflight" (trainer)."""
+    """With overlap, by how many steps weights that sample are older than those that learn: so many with "lag", and at
+    most so many with "inflight" (trainer)."""
     concurrency: Count = 64
-    """Episodes at a time, of each actor where there is a fleet (rollout)."""
+    """Most episodes at a time, of each actor in a fleet; fewer where the engine's cache is full (rollout)."""
     max_fault_rate: Annotated[float, Field(ge=0, lt=1)] = 0.01
     """Share of groups lost to infrastructure faults above which the run stops (rollout)."""
 
@@ -272,10 +282,9 @@ class SaveSettings(_Section):
 class LogSettings(_Section):
     """Where metrics go beside the run's JSONL files."""
 
-    to: list[str] = Field(default_factory=list)
-    """Any of ``tensorboard``, ``wandb``, ``trackio``, and ``module:function`` for functions of your own (loggers)."""
-    options: dict[str, dict[str, Value]] = Field(default_factory=dict)
-    """For each of these its own options, such as ``{wandb = {project = "tools", mode = "offline"}}`` (loggers)."""
+    to: Annotated[dict[str, dict[str, Value]], BeforeValidator(_without_options)] = Field(default_factory=dict)
+    """Any of ``tensorboard``, ``wandb``, ``trackio``, and ``module:function`` for functions of your own: a list, or a
+    table with the options of each, such as ``{wandb = {project = "tools", mode = "offline"}}`` (loggers)."""
 
 
 class Config(_Section):

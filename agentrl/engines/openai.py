@@ -43,6 +43,8 @@ class OpenAIEngine:
     """What the server computes beside a request, or which server answers, may change it."""
     rounding = float("inf")
     """Nothing is known of the server's arithmetic."""
+    cache = None
+    """Nor of its memory."""
 
     def __init__(
         self,

@@ -21,6 +21,8 @@ class ScriptedEngine:
     """Nothing is sampled."""
     rounding = 0.0
     """Nothing is computed."""
+    cache = None
+    """Nothing is kept."""
 
     def __init__(self, turns: Sequence[Sequence[int]]) -> None:
         self._turns = [tuple(turn) for turn in turns]

@@ -69,6 +69,8 @@ class TransformersEngine:
 
     exact = True
     """Noise comes from seed and position, and a row's sums do not depend on the other rows."""
+    cache = None
+    """Rows grow, and a request waits for one that is free."""
 
     def __init__(self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096) -> None:
         config: Any = model.config

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.engines.base import Completion, Sampling, check_request
+from agentrl.engines.base import Cache, Completion, Sampling, check_request
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.load import ROUNDING
 
@@ -38,6 +38,7 @@ for _name, _value in {
 _vllm: Any = import_module("vllm")
 _sampling: Any = import_module("vllm.sampling_params")
 _engine: Any = import_module("vllm.v1.engine.async_llm")
+_loggers: Any = import_module("vllm.v1.metrics.loggers")
 _platforms: Any = import_module("vllm.platforms")
 
 _COLDEST = 0.01
@@ -66,6 +67,23 @@ _ON_CPU = {
     "enforce_eager": True,
 }
 """Fields of ``vllm.AsyncEngineArgs``; those before hold on a GPU too."""
+
+
+class _Watch(_loggers.StatLoggerBase):
+    """Is told by vLLM of each of its steps."""
+
+    def __init__(self) -> None:
+        self.used, self.preempted = 0.0, 0
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: object, **__: object) -> None:
+        """Keep what is of the cache."""
+        if scheduler_stats is not None:
+            self.used = scheduler_stats.kv_cache_usage
+        if iteration_stats is not None:
+            self.preempted += iteration_stats.num_preempted_reqs
+
+    def log_engine_initialized(self) -> None:
+        """Say nothing."""
 
 
 class VllmEngine:
@@ -121,12 +139,18 @@ class VllmEngine:
         self._may_die, self._closed = True, False
         self._starting = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watch = _Watch()
         self._numbers = itertools.count()
         try:
             self._start()
         except (ValueError, TypeError, RuntimeError) as error:
             self._folder.cleanup()
             raise ConfigError(f"vLLM does not start: {' '.join(str(error).split())}") from error
+
+    @property
+    def cache(self) -> Cache:
+        """How full vLLM's cache of keys and values is."""
+        return Cache(tokens=self._room, used=self._watch.used, preempted=self._watch.preempted)
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
         """Sample a continuation of ``prompt_ids``; see :class:`agentrl.engines.base.Engine`.
@@ -218,8 +242,9 @@ class VllmEngine:
         # Its processes end with this one. By name, since vLLM's module for workers is for them alone.
         os.environ["AGENTRL_VLLM_OWNER"] = str(os.getpid())
         arguments = _vllm.AsyncEngineArgs(**self._arguments)
-        self._llm: Any = _engine.AsyncLLM.from_engine_args(arguments)
-        self._first = self._version
+        self._llm: Any = _engine.AsyncLLM.from_engine_args(arguments, stat_loggers=[lambda *_: self._watch])
+        config = self._llm.vllm_config.cache_config
+        self._first, self._room = self._version, int(config.num_gpu_blocks * config.block_size)
         if self._closed:  # meanwhile
             self._llm.shutdown()
 

@@ -29,6 +29,8 @@ class Collected:
     """The last of them."""
     lost: int
     """Groups left out because an episode failed twice."""
+    cancelled: int = 0
+    """Groups that others were sooner than."""
     seconds: float
     """Wall time of the whole collection."""
     clock: Clock
@@ -51,6 +53,7 @@ def joined(parts: Sequence[Collected]) -> Collected:
         faults=sum(part.faults for part in parts),
         last_fault=next((part.last_fault for part in reversed(parts) if part.last_fault), None),
         lost=sum(part.lost for part in parts),
+        cancelled=sum(part.cancelled for part in parts),
         seconds=sum(part.seconds for part in parts),
         clock=Clock(tools=sum(part.clock.tools for part in parts), engine=sum(part.clock.engine for part in parts)),
         sandbox=sandbox,

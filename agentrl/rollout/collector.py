@@ -18,6 +18,7 @@ from agentrl.engines.rng import derive_seed
 from agentrl.errors import FaultRateError, InfrastructureError
 from agentrl.render.transcript import Writer
 from agentrl.rollout.collected import Clock, Collected
+from agentrl.rollout.gate import Gate, first
 from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.toolenv.author import ask
@@ -89,6 +90,7 @@ async def play(
             stop_ids=renderer.stop_ids,
         )
         completion = await player.timed(engine.generate(tuple(tokens), turn, seed=derive_seed(spec.seed, len(rewards))))
+        player.gate.feel(engine.cache)
         segments.append(_policy(completion))
         usages += [completion.usage] if completion.usage else []
         tokens += completion.token_ids
@@ -160,6 +162,8 @@ class Player:
     """Limits of each episode."""
     threads: ThreadPoolExecutor
     """Threads in which environments step."""
+    gate: Gate
+    """Bounds the episodes at a time."""
     clock: Clock = field(default_factory=Clock)
     """Time spent so far."""
 
@@ -173,12 +177,16 @@ class Player:
             return result, time.perf_counter() - began
 
         call = self.threads.submit(timed)
+        done = asyncio.wrap_future(call)
         try:
-            result, seconds = await asyncio.wrap_future(call)
+            result, seconds = await asyncio.shield(done)
         except asyncio.CancelledError:
-            # The caller closes the environment next, which must not happen while a thread is still inside of it.
-            if not call.cancelled():
-                await asyncio.gather(asyncio.wrap_future(call), return_exceptions=True)
+            # The caller closes the environment next, which must not happen while a thread is still inside of it, not
+            # even when it is cancelled again.
+            call.cancel()
+            while not done.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([done])
             raise
         self.clock.tools += seconds
         return result
@@ -217,7 +225,7 @@ class Collector:
         envs: each environment's id and own arguments, by the name that an episode's spec has.
         renderer: writes messages as tokens.
         limits: how long an episode may be.
-        concurrency: episodes that run at the same time.
+        concurrency: most episodes at a time, of all collections together.
         max_fault_rate: share of lost groups above which the collection fails.
     """
 
@@ -238,10 +246,15 @@ class Collector:
         self._max_fault_rate = max_fault_rate
         self._threads: ThreadPoolExecutor | None = None
         self._idle: dict[str, list[ToolEnv]] = {name: [] for name in envs}
+        self._gate = Gate(concurrency, limits.episode_tokens)
+        self._leaving = set[asyncio.Task[Group | None]]()
+        """Groups that were cancelled and have not ended yet."""
 
     def __getstate__(self) -> dict[str, object]:
         # Threads and environments can't be pickled: another process makes its own.
-        return {**self.__dict__, "_threads": None, "_idle": {name: [] for name in self._envs}}
+        gate = Gate(self._concurrency, self._limits.episode_tokens)
+        own = {"_threads": None, "_idle": {name: [] for name in self._envs}, "_gate": gate, "_leaving": set[Any]()}
+        return self.__dict__ | own
 
     async def collect(
         self,
@@ -251,7 +264,7 @@ class Collector:
         *,
         on_episode: Callable[[Trajectory], None] = lambda _: None,
         known: Mapping[int, Trajectory] | None = None,
-        gate: asyncio.Semaphore | None = None,
+        enough: int | None = None,
     ) -> Collected:
         """Play groups, here or in the fleet that is their engine; those that are complete are given in order.
 
@@ -261,8 +274,7 @@ class Collector:
             sampling: temperature; ``max_tokens`` limits a turn.
             on_episode: called with each finished episode.
             known: episodes that were played before, by their seed; they are taken as they are.
-            gate: bounds the episodes at a time of several collections together; else each has its own ``concurrency``.
-                A fleet's places have theirs.
+            enough: once so many groups are complete, the others are cancelled; in a fleet all are played.
 
         Raises:
             FaultRateError: more groups were lost than ``max_fault_rate`` allows.
@@ -271,7 +283,7 @@ class Collector:
         if specs and isinstance(engine, Fleet):
             collected = await engine.play(self, specs, sampling, on_episode=on_episode, known=known)
         else:
-            collected = await self.play(specs, engine_for, sampling, on_episode=on_episode, known=known, gate=gate)
+            collected = await self.play(specs, engine_for, sampling, on_episode=on_episode, known=known, enough=enough)
         if collected.lost > self._max_fault_rate * len(specs):
             raise FaultRateError(
                 f"{collected.lost} of {len(specs)} groups were lost to infrastructure faults, more than "
@@ -287,20 +299,26 @@ class Collector:
         *,
         on_episode: Callable[[Trajectory], None],
         known: Mapping[int, Trajectory],
-        gate: asyncio.Semaphore | None,
+        enough: int | None = None,
     ) -> Collected:
         """Play groups here, however many are lost; the rest is as for :meth:`collect`."""
+        ready = [group for group in specs if all(spec.seed in known for spec in group)]
+        enough = len(specs) if enough is None else enough
+        # A resumed run does not begin what it had cancelled.
+        specs = ready if len(ready) >= enough else specs
         began, before = time.perf_counter(), sandbox_counters()
         if self._threads is None:
             self._threads = ThreadPoolExecutor(min(self._concurrency, 32), thread_name_prefix="agentrl-env")
-        player = Player(limits=self._limits, threads=self._threads)
-        gate, faults = gate or asyncio.Semaphore(self._concurrency), list[InfrastructureError]()
+        player = Player(limits=self._limits, threads=self._threads, gate=self._gate)
+        faults = list[InfrastructureError]()
+        if isinstance(engine_for, always):
+            self._gate.feel(engine_for.engine.cache)
 
         async def member(spec: EpisodeSpec) -> Trajectory | None:
             trajectory, attempts = known.get(spec.seed), 0
             while trajectory is None and attempts < 2:
                 attempts += 1
-                async with gate:
+                async with self._gate:
                     try:
                         trajectory = await self._episode(spec, engine_for, sampling, player)
                     except InfrastructureError as error:
@@ -309,19 +327,21 @@ class Collector:
                 on_episode(trajectory)
             return trajectory
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                running = [[tasks.create_task(member(spec)) for spec in group] for group in specs]
-        except ExceptionGroup as errors:
-            # One bug in an environment breaks many episodes alike: the first error says it all.
-            raise errors.exceptions[0] from None
-        played = [[task.result() for task in group] for group in running]
-        groups = tuple(Group(tuple(t for t in group if t)) for group in played if all(group))
+        async def whole(group: Sequence[EpisodeSpec]) -> Group | None:
+            async with asyncio.TaskGroup() as members:
+                tasks = [members.create_task(member(spec)) for spec in group]
+            episodes = [episode for task in tasks if (episode := task.result())]
+            return Group(tuple(episodes)) if len(episodes) == len(group) else None
+
+        playing = [asyncio.create_task(whole(group)) for group in specs]
+        ended, cancelled = await first(enough, playing, self._leaving)
+        groups = tuple(group for group in ended if group)
         return Collected(
             groups=groups,
             faults=len(faults),
             last_fault=faults[-1] if faults else None,
-            lost=len(specs) - len(groups),
+            lost=len(ended) - len(groups),
+            cancelled=cancelled,
             seconds=time.perf_counter() - began,
             clock=player.clock,
             sandbox=sandbox_metrics(before, sandbox_counters()),

@@ -58,7 +58,6 @@ class Actor:
         # vLLM takes the weights to the GPU in a process of its own.
         device = "cpu" if config.engine.name == "vllm" else config.model.device
         self._engine = make_engine(config.engine.name, model.to(device), options)  # pyright: ignore[reportArgumentType]
-        self._gate = asyncio.Semaphore(config.rollout.concurrency)
         self._collectors = dict[Any, Collector]()
         return self._engine.exact, self._engine.rounding
 
@@ -88,7 +87,7 @@ class Actor:
             self._collectors.setdefault(place, fetched)
         try:
             played = await self._collectors[place].play(
-                [group], always(self._engine), sampling, on_episode=lambda _: None, known=known, gate=self._gate
+                [group], always(self._engine), sampling, on_episode=lambda _: None, known=known
             )
         except UsageError as error:  # where the run was begun all was there
             raise UsageError(f"on {socket.gethostname()}, where an actor of the fleet plays: {error}") from error

@@ -2,7 +2,7 @@
 
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ class Loggers:
     """All loggers of a run. One that fails is named and left out from then on: the JSONL files have every row.
 
     Args:
-        names: ``tensorboard``, ``wandb``, ``trackio``, or ``module:function`` for a function of one's own, which is
-            called with each row, a mapping from names to numbers, and its step.
-        options: for each name, keyword arguments of ``SummaryWriter``, ``wandb.init`` or ``trackio.init``.
+        options: of each by its name: keyword arguments of ``SummaryWriter`` for ``tensorboard``, of ``wandb.init`` or
+            ``trackio.init``, and for ``module:function`` of a function of one's own, which is called with each row, a
+            mapping from names to numbers, and its step.
         run: the run's folder.
         settings: the run's settings by dotted name, for trackers that show them.
         say: prints a line.
@@ -33,7 +33,6 @@ class Loggers:
 
     def __init__(
         self,
-        names: Sequence[str],
         options: Mapping[str, Mapping[str, Any]],
         run: Path,
         settings: Mapping[str, object],
@@ -41,11 +40,11 @@ class Loggers:
     ) -> None:
         self._say = say
         self._loggers: dict[str, _Logger] = {}
-        for name, start in find_loggers(names, options).items():
+        for name, start in find_loggers(options).items():
             try:
-                self._loggers[name] = start(options.get(name, {}), run, settings)
+                self._loggers[name] = start(options[name], run, settings)
             except TypeError as error:
-                raise ConfigError(f"logger {name!r} can't be made with log.options.{name}: {error}") from error
+                raise ConfigError(f"logger {name!r} can't be made with log.to.{name}: {error}") from error
 
     def log(self, row: Mapping[str, object], step: int, prefix: str = "") -> None:
         """Log the numbers in ``row``, their names preceded by ``prefix``."""
@@ -68,14 +67,12 @@ class Loggers:
         self._loggers.clear()
 
 
-def find_loggers(names: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> dict[str, _Start]:
+def find_loggers(names: Iterable[str]) -> dict[str, _Start]:
     """Import what each name stands for, before a run folder is made.
 
     Raises:
-        ConfigError: a name is unknown, its package is not installed, or there are options without a logger.
+        ConfigError: a name is unknown, or its package is not installed.
     """
-    if strange := sorted({*options} - {*names}):
-        raise ConfigError(f"log.options has a table for {strange[0]!r}, but log.to does not name it")
     found: dict[str, _Start] = {}
     for name in names:
         module, colon, function = name.partition(":")

@@ -5,7 +5,6 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -49,8 +48,8 @@ class Played:
         return sum(map(is_silent, self.collected.groups))
 
 
-Collect = Callable[[Sequence[Sequence[EpisodeSpec]]], Awaitable[Collected]]
-"""Plays groups."""
+Collect = Callable[[Sequence[Sequence[EpisodeSpec]], int], Awaitable[Collected]]
+"""Plays groups, of which so many are enough."""
 
 
 class RolloutSource(Protocol):
@@ -143,7 +142,11 @@ class Collecting:
 
     async def _play(self, number: int, **options: Any) -> Collected:
         """Play the groups of step ``number``; ``options`` are those of ``Collector.collect``."""
-        collect = partial(self._collector.collect, engine_for=always(self._engine), sampling=self._sampling, **options)
+        engine_for = always(self._engine)
+
+        def collect(specs: Sequence[Sequence[EpisodeSpec]], enough: int) -> Awaitable[Collected]:
+            return self._collector.collect(specs, engine_for, self._sampling, enough=enough, **options)
+
         return await play_groups(self._config, self._mix, collect, number)
 
     async def _exact(self, collected: Collected) -> Collected:
@@ -258,6 +261,8 @@ def is_silent(group: Group) -> bool:
 async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: int) -> Collected:
     """Play ``rollout.group_size`` episodes of each of ``rollout.tasks`` tasks for step ``number``.
 
+    ``rollout.spare`` further groups begin with them, and those that are last to end are cancelled.
+
     Up to ``rollout.refills`` times, silent groups are left out for groups of further tasks (DAPO's dynamic sampling,
     arXiv 2503.14476).
 
@@ -267,10 +272,11 @@ async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: in
     rollout, seed = config.rollout, config.run.seed
     parts = list[Collected]()
     # Tasks and seeds follow from a group's running number alone, so a resumed run plays what an unbroken one would
-    # have, and one that plays ahead plays the same: each step has as many numbers as all its refills could ask for.
-    place, missing = (number - 1) * rollout.tasks * (1 + rollout.refills), rollout.tasks
+    # have, and one that plays ahead plays the same: each step has as many numbers as all its refills could ask for, and
+    # a group that was cancelled keeps its own.
+    place, missing = (number - 1) * (rollout.tasks + rollout.spare) * (1 + rollout.refills), rollout.tasks
     while missing and len(parts) <= rollout.refills:
-        tasks = mix.pick(missing, first=place, seed=seed)
+        tasks = mix.pick(missing + rollout.spare, first=place, seed=seed)
         specs = [
             [
                 EpisodeSpec(task_id=task.id, seed=derive_seed(seed, "episode", place + at, member), env=name)
@@ -278,8 +284,8 @@ async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: in
             ]
             for at, (name, task) in enumerate(tasks)
         ]
-        parts.append(await collect(specs))
-        place += missing
+        parts.append(await collect(specs, missing))
+        place += len(specs)
         missing -= sum(not is_silent(group) for group in parts[-1].groups)
     return joined(parts)
 

@@ -34,7 +34,7 @@ def check_settings(config: Config) -> None:
         UsageError: an option of the algorithm or a logger is not there.
     """
     check_training_config(config)
-    find_loggers(config.log.to, config.log.options)
+    find_loggers(config.log.to)
 
 
 def check_run(config: Config) -> Sources:

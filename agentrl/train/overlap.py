@@ -37,8 +37,8 @@ class _Ahead:
 class Overlapped(Collecting):
     """A ``RolloutSource`` that plays groups of later steps while the trainer learns.
 
-    With ``rollout.overlap="lag"`` those of the next step, which have all ended before the engine gets new weights.
-    With "inflight" those of ``rollout.max_staleness`` further steps; the engine gets new weights while they go on.
+    Those of ``rollout.max_staleness`` further steps: with ``rollout.overlap="lag"`` all have ended before the engine
+    gets new weights, with "inflight" they go on.
 
     Args:
         config: the run's settings.
@@ -53,7 +53,7 @@ class Overlapped(Collecting):
     def __init__(self, config: Config, mix: TaskMix, collector: Collector, engine: Engine) -> None:
         super().__init__(config, mix, collector, engine)
         self._lag = config.rollout.overlap == "lag"
-        self.staleness = 1 if self._lag else config.rollout.max_staleness
+        self.staleness = config.rollout.max_staleness
         if self._lag and config.run.deterministic and config.run.world > 1:
             raise ConfigError(
                 "run.deterministic=true with rollout.overlap='lag' keeps a copy of the weights, and ranks can't: set "
@@ -69,17 +69,12 @@ class Overlapped(Collecting):
                 "optim.average is evaluated in the engine, whose weights episodes of rollout.overlap='inflight' would "
                 "then be sampled from: set rollout.overlap to 'lag', or optim.average to 0"
             )
-        # Those of an earlier step asked first, and so go first.
-        self._gate = asyncio.Semaphore(config.rollout.concurrency)
         self._ahead: dict[int, _Ahead] = {}
 
     async def batch(self, number: int) -> Played:
         """Give the groups of step ``number``, once they have ended; those of later steps go on, or begin."""
         began = time.perf_counter()
         first = self._begin(number)
-        # What is counted for the whole process, as runs of the sandbox are, is to be of one step's groups.
-        if self._lag:
-            await asyncio.wait({first})
         last = min(self._version + 1 + self.staleness, self._config.optim.steps)
         for later in range(number + 1, last + 1):
             self._begin(later)
@@ -90,6 +85,7 @@ class Overlapped(Collecting):
         waited = time.perf_counter() - began
         # How long they took to play is no longer how long they were waited for.
         metrics = {"groups_in_flight": sum(max(0, one) for one in left), "seconds_waited": waited}
+        metrics["groups_cancelled"] = played.collected.cancelled
         return replace(played, metrics={**metrics, "seconds_generate": played.collected.seconds})
 
     async def published(self, learner: Learner, version: int) -> None:
@@ -128,16 +124,21 @@ class Overlapped(Collecting):
 
     async def _play_ahead(self, number: int, ahead: _Ahead) -> Played:
         known = dict(ahead.episodes)
+        before = self._ahead.get(number - 1)
+        # What is counted for the whole process, as runs of the sandbox are, is to be of one step's groups.
+        if self._lag and before and before.task:
+            await asyncio.wait({before.task})
 
         def ended(episode: Trajectory) -> None:
             ahead.episodes[episode.seed] = episode
 
-        collected = await self._play(number, known=known, on_episode=ended, gate=self._gate)
+        collected = await self._play(number, known=known, on_episode=ended)
         if ahead.counts is None:
             collected = await self._exact(collected)
             # A checkpoint is to keep them with these log-probs.
             ahead.episodes = {episode.seed: episode for episode in flatten(collected.groups)}
-            ahead.counts = {"faults": collected.faults, "lost": collected.lost, "sandbox": dict(collected.sandbox)}
+            names = ("faults", "lost", "cancelled")
+            ahead.counts = {name: getattr(collected, name) for name in names} | {"sandbox": dict(collected.sandbox)}
         return self._chosen(replace(collected, **ahead.counts))
 
 
@@ -147,4 +148,9 @@ def make_source(config: Config, mix: TaskMix, collector: Collector, engine: Engi
     Raises:
         ConfigError: the settings contradict each other.
     """
+    if config.rollout.spare and (config.rollout.overlap != "inflight" or config.fleet.name != "local"):
+        raise ConfigError(
+            "rollout.spare cancels groups by the clock, which needs rollout.overlap='inflight' and fleet.name='local': "
+            "set them so, or rollout.spare to 0"
+        )
     return (Collecting if config.rollout.overlap == "off" else Overlapped)(config, mix, collector, engine)

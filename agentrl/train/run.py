@@ -200,7 +200,7 @@ class _Run:
         self._policy, self._live = means.policy, means.live
         if means.live:
             stack.callback(means.live.close)
-        self._loggers = Loggers(config.log.to, config.log.options, folder.path, settings_of(config), display.say)
+        self._loggers = Loggers(config.log.to, folder.path, settings_of(config), display.say)
         stack.callback(self._loggers.close)
         self._trainer = Trainer(config, make_learner(config, self._policy.model), means.rollouts)
         self._base = adapters_base(config, folder.checkpoint(0))

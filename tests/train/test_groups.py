@@ -9,7 +9,7 @@ import pytest
 from agentrl.toolenv.base import Episode
 from agentrl.toolenv.tasks import TaskList
 from agentrl.train.groups import Collecting, Played, is_silent
-from agentrl.types import Group, Task
+from agentrl.types import Group, Task, flatten
 
 from .conftest import Make, Shout
 from .test_trainer import step, trainer_of
@@ -77,6 +77,21 @@ def test_refills_end_and_what_is_missing_stays_silent(small: Make) -> None:
     assert 6 < len(asked) <= 9 and len(trained) == 3 and played.silent > len(asked) - 3
     silent = [group for group in asked if is_silent(group)]
     assert [group for group in trained if is_silent(group)] == silent[: 3 - (len(asked) - len(silent))]
+
+
+def test_spare_groups_begin_with_the_others_and_those_that_end_last_are_left_out(small: Make) -> None:
+    # One group at a time, so that the clock decides nothing.
+    settings = ("rollout.spare=2", "rollout.overlap=inflight", "rollout.refills=1", "rollout.concurrency=4")
+    run, begun = small("env.id=test/Mute-v0", *settings), list[int]()
+    for number in (1, 2):
+        played = play(small, number, *settings)
+        # As many numbers as five groups twice.
+        own = [int(task.id) for task in run.source.pick(10, first=(number - 1) * 10, seed=0)]
+        missing = sum(one % 2 for one in own[:3])
+        assert missing and numbers(played.collected.groups) == own[:3] + own[5 : 5 + missing]
+        assert played.collected.cancelled == 4 and len(played.trained) == 3
+        begun += [episode.seed for episode in flatten(played.collected.groups)]
+    assert len(set(begun)) == len(begun)
 
 
 def test_a_step_counts_what_it_left_out_and_goes_on_alike(small: Make) -> None:

@@ -1,0 +1,100 @@
+"""Groups that come too late are cancelled, and episodes wait for room in the engine's cache."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from agentrl.engines.base import Cache, Completion, Engine, Sampling
+from agentrl.engines.scripted import ScriptedEngine
+from agentrl.rollout.collector import Collected, always
+from agentrl.types import Trajectory
+
+from .conftest import ANSWER, CALL, Make, collect, journal, specs
+
+pytestmark = pytest.mark.usefixtures("one_thread", "registered")
+
+
+def test_groups_that_come_too_late_are_cancelled_and_nobody_waits_for_them(make_collector: Make) -> None:
+    collector = make_collector()
+    turns = [collector._renderer.turn(turn) for turn in (CALL, ANSWER)]
+    names = ("calm", "late", "calm2", "late", "chatty")
+    asked, heard = specs(*names, members=2), list[Trajectory]()
+
+    class Patient(ScriptedEngine):
+        async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+            while len(journal.open_tools) < 4 and not journal.hold.is_set():
+                await asyncio.sleep(0.001)
+            return await super().generate(prompt_ids, sampling, seed=seed)
+
+    async def play(known: Mapping[int, Trajectory]) -> Collected:
+        def script(name: str) -> Engine:
+            return (ScriptedEngine if name == "late" else Patient)(turns)
+
+        return await collector.collect(asked, script, Sampling(), enough=3, known=known, on_episode=heard.append)
+
+    async def go() -> tuple[Collected, Collected]:
+        collected = await play({})
+        # They are in the middle of a tool's call, which is open until it ends.
+        assert len(journal.open_tools) == 4 == journal.at_once and len(collector._leaving) == 2
+        journal.hold.set()
+        while collector._leaving:
+            await asyncio.sleep(0.001)
+        assert not journal.open_tools and journal.played["late"] == 4, "and they have not gone on"
+        played = sum(journal.played.values())
+        again = await play({episode.seed: episode for episode in heard})
+        assert sum(journal.played.values()) == played, "what was cancelled does not begin again"
+        return collected, again
+
+    for collected in asyncio.run(go()):
+        assert [group.task_id for group in collected.groups] == ["calm", "calm2", "chatty"]
+        assert (collected.lost, collected.faults) == (0, 0)
+    assert {episode.task_id for episode in heard} == {"calm", "calm2", "chatty"}
+
+
+def test_a_group_that_is_lost_leaves_its_place_to_a_spare_one(make_collector: Make) -> None:
+    collected = collect(
+        make_collector(max_fault_rate=0.5), specs("fault-always", "calm", "calm2", members=2), ANSWER, enough=2
+    )
+    assert [group.task_id for group in collected.groups] == ["calm", "calm2"]
+    assert collected.lost + collected.cancelled == 1
+
+
+class Cramped(ScriptedEngine):
+    """Says the same in every turn. Has room for 16 requests' tokens; of more, one is computed anew."""
+
+    ROOM = 16
+
+    def __init__(self, turn: Sequence[int], *, tells: bool) -> None:
+        super().__init__([turn])
+        self.tells, self.under_way, self.preempted, self.most = tells, 0, 0, 0
+
+    @property
+    def cache(self) -> Cache | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        used = min(1.0, self.under_way / self.ROOM)
+        return Cache(tokens=self.ROOM * 100, used=used, preempted=self.preempted) if self.tells else None
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        self.preempted += self.under_way > self.ROOM
+        for _ in range(30 + seed % 30):
+            await asyncio.sleep(0)
+        self.under_way -= 1
+        self._turns *= 2
+        return await super().generate(prompt_ids, sampling, seed=seed)
+
+
+def test_as_many_episodes_are_at_play_as_the_engines_cache_holds(make_collector: Make) -> None:
+    def played(tells: bool) -> tuple[Cramped, list[tuple[int, ...]]]:
+        collector = make_collector(concurrency=5 * Cramped.ROOM, max_turns=3)
+        engine = Cramped(collector._renderer.turn(CALL), tells=tells)
+        found = collect(collector, specs(*["calm"] * 160), engine_for=always(engine))
+        return engine, [episode.token_ids for (episode,) in found.groups]
+
+    (bounded, one), (unbounded, other) = played(True), played(False)
+    assert one == other, "no token depends on it"
+    told = [(engine.most, engine.preempted) for engine in (bounded, unbounded)]
+    # One would fit whatever its length.
+    assert Cramped.ROOM / 2 < bounded.most < 2 * Cramped.ROOM < unbounded.most, told
+    assert bounded.preempted < unbounded.preempted / 4, told
