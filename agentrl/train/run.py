@@ -200,7 +200,8 @@ class _Run:
         names, options = config.log.to, config.log.options
         self._loggers = Loggers(names, options, folder.path, settings_of(config), display.say)
         stack.callback(self._loggers.close)
-        self._trainer = Trainer(config, make_learner(config, self._policy.model), means.rollouts)
+        self._rollouts = means.rollouts
+        self._trainer: Trainer
         self._base = adapters_base(config, folder.checkpoint(0))
         self.done = 0
         self._whole_at: int | None = None
@@ -213,14 +214,12 @@ class _Run:
 
         ``begin`` prepares the folder of a resumed run, once everything has been read.
         """
-        saved = last if last and base_of(last) else None
-        if saved is not None:
-            self._adapt(saved)
+        lora, saved = self._config.lora.rank > 0, last if last and base_of(last) else None
         if last is not None:
-            load_optimizer(last, self._trainer.learner.load_state)
-            if saved is None:
-                self._adapt()
-            if self._config.algo.kl_coef and not self._config.lora.rank:
+            self._learn(saved)
+            if saved is not None or not lora:
+                load_optimizer(last, self._trainer.learner.load)
+            if self._config.algo.kl_coef and not lora:
                 self._trainer.learner.keep_reference(load_reference(self._folder, self._config.model.device))
         begin()
         # The clock of a resumed run goes on where its last row was written.
@@ -241,12 +240,15 @@ class _Run:
         else:
             if self._live and self._config.sft.steps:
                 await self._live.warm_start(self._display, self._elapsed)
-            self._finished(0)
             # Adapters need their base: where it is nowhere else yet, the first checkpoint holds it, whole.
-            if self._base == str(self._folder.checkpoint(0).resolve()):
+            if lora and self._base == str(self._folder.checkpoint(0).resolve()):
+                self._learn(whole=True)
+                self._finished(0)
                 self.save()
-            self._adapt()
-            if self._config.algo.kl_coef and not self._config.lora.rank:
+                self._trainer.learner.close()
+            self._learn()
+            self._finished(0)
+            if self._config.algo.kl_coef and not lora:
                 self._trainer.learner.keep_reference()
             await self._trainer.sync(self.done)
             self.save()
@@ -255,11 +257,11 @@ class _Run:
         if not sft_only:
             await self._train()
 
-    def _adapt(self, saved: Path | None = None) -> None:
-        """Train adapters from now on, where the run has any: those of the checkpoint ``saved``, or fresh ones."""
-        if self._config.lora.rank:
+    def _learn(self, saved: Path | None = None, *, whole: bool = False) -> None:
+        """Begin to train adapters where the run has any, those of ``saved`` or fresh ones, or the whole model."""
+        if self._config.lora.rank and not whole:
             adapt(self._config, self._policy.model, base=self._base, saved=saved)
-            self._trainer.learner = make_learner(self._config, self._policy.model)
+        self._trainer = Trainer(self._config, make_learner(self._config, self._policy.model), self._rollouts)
 
     async def _train(self) -> None:
         steps, silent = self._config.optim.steps, 0
@@ -358,10 +360,9 @@ class _Run:
 
     def save(self) -> None:
         """Write a checkpoint of the last finished step, unless there is one or the next update has begun."""
-        if self._whole_at != self._trainer.updates:
+        if self._whole_at is None or self._whole_at != self._trainer.updates:
             return
-        learner, rollouts = self._trainer.learner, self._trainer.rollouts
-        path, optimizer = self._folder.checkpoint(self.done), learner.state()
+        learner, rollouts = self._trainer.learner, self._rollouts
         state: dict[str, object] = {
             "step": self.done,
             "updates": self._trainer.updates,
@@ -371,22 +372,19 @@ class _Run:
             "records": self._folder.seal(),
             **rollouts.state(),
         }
-        # The checkpoint's model is the one that evaluation measures.
-        with learner.averaged():
-            weights = learner.state_dict()
-            # What a full disk becomes in these libraries.
-            with self._folder.writing(SafetensorError, RuntimeError):
-                save_checkpoint(
-                    path,
-                    self._policy.model,
-                    self._policy.tokenizer,
-                    weights=weights,
-                    optimizer=optimizer,
-                    state=state,
-                    unused=rollouts.unused(),
-                    origins=rollouts.origins,
-                )
-                prune(self._folder.path, self._config.save.keep)
+        # The checkpoint's model is the one that evaluation measures. What a full disk becomes in safetensors.
+        with learner.averaged(), self._folder.writing(SafetensorError):
+            save_checkpoint(
+                self._folder.checkpoint(self.done),
+                self._policy.model,
+                self._policy.tokenizer,
+                weights=learner.state_dict(),
+                optimizer=learner.save,
+                state=state,
+                unused=rollouts.unused(),
+                origins=rollouts.origins,
+            )
+            prune(self._folder.path, self._config.save.keep)
 
     def _elapsed(self) -> str:
         seconds = int(time.perf_counter() - self._began)
