@@ -6,7 +6,7 @@ change nothing. peft is imported only for a run or a folder that has adapters.
 
 import hashlib
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,13 +99,16 @@ def without_adapters(model: nn.Module) -> Generator[None]:
             layer.enable_adapters(True)
 
 
-def save_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Write a model's adapters as ``peft.PeftModel.from_pretrained`` loads them, with the fingerprint of their base."""
-    configs: Any = model.peft_config
-    configs[_ADAPTER].save_pretrained(folder)
-    tensors = {f"{_PREFIX}{name}": weight.detach().contiguous() for name, weight in _adapters(model).items()}
+def save_adapters(model: Any, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Write a model's adapters as ``peft.PeftModel.from_pretrained`` loads them, with the fingerprint of their base.
+
+    ``weights`` are the adapters', by the model's names, where it does not hold them itself.
+    """
+    model.peft_config[_ADAPTER].save_pretrained(folder)
+    own = _adapters(weights or dict(model.named_parameters()))
+    tensors = {f"{_PREFIX}{name}": weight.detach().contiguous() for name, weight in own.items()}
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
-    (folder / _BASE).write_text(fingerprint(model), encoding="utf-8")
+    (folder / _BASE).write_text(model.base_fingerprint, encoding="utf-8")
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
@@ -122,7 +125,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
             raise ValueError(f"they were trained beside other weights than {base_of(folder)!r} holds now")
         saved = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(folder / _WEIGHTS).items()}
         _inject(model, LoraConfig.from_pretrained(str(folder)))
-        own = _adapters(model)
+        own = _adapters(dict(model.named_parameters()))
         if {name: one.shape for name, one in own.items()} != {name: one.shape for name, one in saved.items()}:
             raise ValueError("they do not fit the model, or are of a kind that agentrl can't load")
     except Exception as error:  # peft and safetensors raise all kinds of things on files that are none of theirs
@@ -172,12 +175,14 @@ def fingerprint(model: nn.Module) -> str:
     return weights.hexdigest()[:16]
 
 
-def _inject(model: PreTrainedModel, config: Any) -> None:
+def _inject(model: Any, config: Any) -> None:
     # get_peft_model would return another class, whose base_model is not what it is in transformers.
     from peft import inject_adapter_in_model
 
     from agentrl.models.adapter import use_lean_adapters
 
+    # Now: where ranks share the model, its weights are not here when it is saved.
+    model.base_fingerprint = fingerprint(model)
     inject_adapter_in_model(config, model, _ADAPTER)
     for name, weight in model.named_parameters():
         weight.requires_grad_(".lora_" in name)
@@ -185,6 +190,6 @@ def _inject(model: PreTrainedModel, config: Any) -> None:
     use_lean_adapters(model)
 
 
-def _adapters(model: nn.Module) -> dict[str, Tensor]:
-    """Give the parameters of a model's adapters by the names that peft gives them in files."""
-    return {name.replace(f".{_ADAPTER}.", "."): one for name, one in model.named_parameters() if ".lora_" in name}
+def _adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Select a model's adapters from its weights, by the names that peft gives them in files."""
+    return {name.replace(f".{_ADAPTER}.", "."): one for name, one in weights.items() if ".lora_" in name}

@@ -10,10 +10,12 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -23,10 +25,11 @@ from agentrl.models.lora import base_of, is_adapted, save_adapters
 from agentrl.render.renderer import load_tokenizer
 from agentrl.runs.folder import RunFolder, checkpoints, numbered
 from agentrl.runs.records import read_episodes, write_episodes
+from agentrl.runs.shards import shard_name
 from agentrl.types import Origin, Trajectory
 
 _STATE = "trainer.json"
-_OPTIMIZER = "optimizer.pt"
+_OPTIMIZER, _OLD_OPTIMIZER = "optimizer", "optimizer.pt"
 _SUMS = "SHA256SUMS"
 _UNUSED = "unused.jsonl.zst"
 
@@ -37,7 +40,7 @@ def save_checkpoint(
     tokenizer: PreTrainedTokenizerBase,
     *,
     weights: dict[str, Tensor] | None = None,
-    optimizer: Mapping[str, Any] | None = None,
+    optimizer: Callable[[Path], None] | None = None,
     state: dict[str, object],
     unused: Sequence[Trajectory] = (),
     origins: Mapping[str, Origin] = MappingProxyType({}),
@@ -51,7 +54,7 @@ def save_checkpoint(
         model: saved as safetensors.
         tokenizer: saved with its chat template.
         weights: the model's, where it does not hold them itself, or not whole.
-        optimizer: its state, for resuming.
+        optimizer: writes its state, for resuming, into a folder.
         state: plain data: ``step`` and ``updates`` at least.
         unused: episodes that were played and not trained on yet.
         origins: of the environments of these.
@@ -65,13 +68,13 @@ def save_checkpoint(
     try:
         temporary.mkdir(parents=True)
         if is_adapted(model):
-            save_adapters(model, temporary)
+            save_adapters(model, temporary, weights)
         else:
             model.save_pretrained(temporary, state_dict=weights)
         tokenizer.save_pretrained(temporary)
         if optimizer is not None:
-            with (temporary / _OPTIMIZER).open("wb") as stream:  # given a path, torch does not tell a full disk's error
-                torch.save(optimizer, stream)
+            (temporary / _OPTIMIZER).mkdir()
+            optimizer(temporary / _OPTIMIZER)
         if unused:
             write_episodes(temporary / _UNUSED, unused, tokenizer, origins)
         (temporary / _STATE).write_text(json.dumps(state), encoding="utf-8")
@@ -169,19 +172,34 @@ def load_state(path: Path) -> dict[str, Any]:
         raise RunFolderError(f"{str(path)!r} is no checkpoint of a run: {_STATE}: {error!r}") from error
 
 
-def load_optimizer(path: Path, take: Callable[[Mapping[str, Any]], None]) -> None:
-    """Load the optimizer's state of a checkpoint, and pass it to ``take``.
+def load_optimizer(path: Path, take: Callable[[Path], None]) -> None:
+    """Have ``take`` load the optimizer's state of a checkpoint from the folder that it lies in.
 
     Raises:
-        RunFolderError: it is missing, unreadable or refused by ``take``: without it the run would continue otherwise.
+        RunFolderError: it is missing, or refused by ``take``: without it the run would continue otherwise.
     """
+    old = path / _OLD_OPTIMIZER
     try:
-        take(torch.load(path / _OPTIMIZER, weights_only=True, map_location="cpu"))
-    except Exception as error:  # torch raises all kinds of things on a file that is none of its own
+        if not old.exists():
+            return take(path / _OPTIMIZER)
+        with TemporaryDirectory(prefix=".", dir=path.parent) as made:
+            _renew(old, Path(made))
+            take(Path(made))
+    except RunFolderError:
+        raise
+    except Exception as error:  # torch and safetensors raise all kinds of things on a file that is none of their own
         raise RunFolderError(
-            f"{path / _OPTIMIZER} can't be read ({type(error).__name__}): put a whole copy back, or move {path.name} "
-            "away to go on from the checkpoint before it"
+            f"{old if old.exists() else path / _OPTIMIZER} can't be read ({type(error).__name__}): put a whole "
+            f"copy back, or move {path.name} away to go on from the checkpoint before it"
         ) from error
+
+
+def _renew(old: Path, folder: Path) -> None:
+    """Write an optimizer's state that an older agentrl has saved as one rank saves it now."""
+    state: dict[str, Any] = torch.load(old, weights_only=True, map_location="cpu")
+    held = {(place, kind): one for place, moments in state["state"].items() for kind, one in moments.items()}
+    held |= {(place, "trained"): one for place, one in enumerate(state.get("trained", ()))}
+    save_file({f"{place}.{kind}": one for (place, kind), one in held.items()}, folder / shard_name(0, 1))
 
 
 def load_unused(path: Path) -> list[Trajectory]:

@@ -1,10 +1,10 @@
 """The learner: owns the policy's weights in training, the optimizer and their device, and no other module does."""
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,11 +17,14 @@ from agentrl.batch import Batch
 from agentrl.errors import ConfigError
 from agentrl.models.load import cast_copy
 from agentrl.models.lora import is_adapted, merged, without_adapters
+from agentrl.runs.shards import Shards, write_shards
 from agentrl.train.score import computing_in, score
 
 LossOf = Callable[[int, TokenStats], Tensor]
 """Maps a pack's place in the update and the statistics of its tokens to the pack's loss; an update's loss is the sum
 over its packs."""
+_MOMENTS, _TRAINED = ("step", "exp_avg", "exp_avg_sq"), "trained"
+"""What a checkpoint holds of each weight: AdamW's state, and the weight itself where the model has its average."""
 
 
 class Learner:
@@ -56,7 +59,8 @@ class Learner:
         gradient_checkpointing: bool = False,
     ) -> None:
         self.model = model
-        self.trained: list[Tensor] = [weight for weight in model.parameters() if weight.requires_grad]
+        named: dict[str, Tensor] = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self._names, self.trained = list(named), list(named.values())
         """The weights that the optimizer moves, in order."""
         self.optimizer = torch.optim.AdamW(self.trained, betas=betas, weight_decay=weight_decay)
         self._max_grad_norm, self._max_tokens, self._temperature = max_grad_norm, max_tokens, temperature
@@ -166,31 +170,49 @@ class Learner:
             other.copy_(kept)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Give the model's weights and buffers by the names that a checkpoint has them under."""
+        """Give the model's trained weights and its buffers by the names that the model has them under."""
         return self.model.state_dict()
 
-    def state(self) -> dict[str, Any]:
-        """Give the optimizer's state, and the trained weights where the checkpoint's model has their average."""
-        state = self.optimizer.state_dict()
-        # Copies: while it is saved, the model has the averaged weights.
-        return {**state, "trained": [weight.detach().clone() for weight in self.trained]} if self._average else state
+    def save(self, folder: Path) -> None:
+        """Write the optimizer's state into a folder, and the trained weights where an average is kept.
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` gave; the model has the averaged weights now, where an average was kept.
+        Only within ``averaged``: the checkpoint's model has the average then, and the trained weights lie aside.
 
         Raises:
-            ValueError: it belongs to another model.
+            OSError, SafetensorError: the disk does not take it.
         """
-        state = dict(state)
-        trained: list[Tensor] = state.pop("trained", [])
-        self.optimizer.load_state_dict(state)
-        self._average = [weight.detach().clone() for weight in self.trained[: len(trained)]]
-        with torch.no_grad():
-            for weight, was in zip(self.trained, trained, strict=False):
-                weight.copy_(was)
+        moments = zip(self._names, (self.optimizer.state.get(weight, {}) for weight in self.trained), strict=True)
+        held = {f"{name}.{kind}": one for name, state in moments for kind, one in state.items()}
+        aside = zip(self._names, self._average, strict=False)
+        write_shards(folder, {**held, **{f"{name}.{_TRAINED}": one for name, one in aside}})
+
+    def load(self, folder: Path) -> None:
+        """Restore what ``save`` has written; the model has the averaged weights now, where an average was kept.
+
+        Raises:
+            ValueError: it belongs to another model, or is not whole.
+            OSError, SafetensorError: it can't be read.
+        """
+        saved, weights = Shards(folder), dict(zip(self._names, self.trained, strict=True))
+        trained: dict[str, Tensor] = {}
+        for full in saved.names:
+            name, _, kind = full.rpartition(".")
+            name = self._names[int(name)] if name.isdigit() else name  # an older agentrl told their places
+            if name not in weights or kind not in (*_MOMENTS, _TRAINED):
+                raise ValueError("it belongs to another model")
+            held = torch.zeros(()) if kind == "step" else torch.zeros_like(weights[name])
+            saved.fill(full, held)
+            if kind == _TRAINED:
+                trained[name] = held
+            else:
+                self.optimizer.state[weights[name]][kind] = held
+        if len(trained) % len(weights) or any(len(one) < len(_MOMENTS) for one in self.optimizer.state.values()):
+            raise ValueError("a part of it is missing")
+        self._average = [trained[name] for name in self._names if trained]
+        self._exchange(self._average)
 
     def close(self) -> None:
-        """Free the optimizer's state: nothing is trained any more."""
+        """End training: the model that the learner was given is as it is now, and another learner may have it."""
         self.optimizer.state.clear()
 
     def _accumulate(self, place: int, pack: Batch, loss_of: LossOf) -> None:

@@ -45,8 +45,6 @@ def check_ranks(config: Config) -> None:
         raise ConfigError(f"{started} processes were started together, as torchrun does: set run.ranks={started}")
     if ranks % config.run.sequence_ranks:
         raise ConfigError(f"run.ranks=[{ranks}, {config.run.sequence_ranks}]: the second must divide the first")
-    if ranks > 1 and config.lora.rank:
-        raise ConfigError("lora.rank must be 0 where run.ranks is above 1: adapters can't be sharded")
     if ranks > 1 and ":" in config.model.device:
         raise ConfigError(f"each rank has a GPU of its own: set model.device='cuda', not {config.model.device!r}")
 

@@ -151,9 +151,8 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
         def begin() -> None:
             (path / "episodes").mkdir(exist_ok=True)
             # Under their names new checkpoints of the same steps will be saved.
-            while broken:
-                broken[0].rename(broken[0].with_name(f"damaged-{broken[0].name}-{time.time_ns()}"))
-                del broken[0]
+            for place in filter(Path.exists, broken):
+                place.rename(place.with_name(f"damaged-{place.name}-{time.time_ns()}"))
             prune(path, config.save.keep)
             if config != before:
                 write_config(path, config, read_dialect(path))
@@ -202,7 +201,8 @@ class _Run:
             stack.callback(means.live.close)
         self._loggers = Loggers(config.log.to, folder.path, settings_of(config), display.say)
         stack.callback(self._loggers.close)
-        self._trainer = Trainer(config, make_learner(config, self._policy.model), means.rollouts)
+        self._rollouts = means.rollouts
+        self._trainer: Trainer
         self._base = adapters_base(config, folder.checkpoint(0))
         self._written = partial(folder.written, say=display.say)
         self.done = 0
@@ -216,14 +216,12 @@ class _Run:
 
         ``begin`` prepares the folder of a resumed run, once everything has been read.
         """
-        saved = last if last and base_of(last) else None
-        if saved is not None:
-            self._adapt(saved)
+        lora, saved = self._config.lora.rank > 0, last if last and base_of(last) else None
         if last is not None:
-            load_optimizer(last, self._trainer.learner.load_state)
-            if saved is None:
-                self._adapt()
-            if self._config.algo.kl_coef and not self._config.lora.rank:
+            self._learn(saved)
+            if saved is not None or not lora:
+                load_optimizer(last, self._trainer.learner.load)
+            if self._config.algo.kl_coef and not lora:
                 self._trainer.learner.keep_reference(load_reference(self._folder, self._config.model.device))
         await self._written(begin)
         # The clock of a resumed run goes on where its last row was written.
@@ -244,12 +242,15 @@ class _Run:
         else:
             if self._live and self._config.sft.steps:
                 await self._live.warm_start(self._display, self._elapsed)
-            self._finished(0)
             # Adapters need their base: where it is nowhere else yet, the first checkpoint holds it, whole.
-            if self._base == str(self._folder.checkpoint(0).resolve()):
+            if lora and self._base == str(self._folder.checkpoint(0).resolve()):
+                self._learn(whole=True)
+                self._finished(0)
                 await self._written(self.save)
-            self._adapt()
-            if self._config.algo.kl_coef and not self._config.lora.rank:
+                self._trainer.learner.close()
+            self._learn()
+            self._finished(0)
+            if self._config.algo.kl_coef and not lora:
                 self._trainer.learner.keep_reference()
             await self._trainer.sync(self.done)
             await self._written(self.save)
@@ -258,11 +259,11 @@ class _Run:
         if not sft_only:
             await self._train()
 
-    def _adapt(self, saved: Path | None = None) -> None:
-        """Train adapters from now on, where the run has any: those of the checkpoint ``saved``, or fresh ones."""
-        if self._config.lora.rank:
+    def _learn(self, saved: Path | None = None, *, whole: bool = False) -> None:
+        """Begin to train adapters where the run has any, those of ``saved`` or fresh ones, or the whole model."""
+        if self._config.lora.rank and not whole:
             adapt(self._config, self._policy.model, base=self._base, saved=saved)
-            self._trainer.learner = make_learner(self._config, self._policy.model)
+        self._trainer = Trainer(self._config, make_learner(self._config, self._policy.model), self._rollouts)
 
     async def _train(self) -> None:
         steps, silent = self._config.optim.steps, 0
@@ -361,10 +362,9 @@ class _Run:
 
     def save(self) -> None:
         """Write a checkpoint of the last finished step, unless there is one or the next update has begun."""
-        if self._whole_at != self._trainer.updates:
+        if self._whole_at is None or self._whole_at != self._trainer.updates:
             return
-        learner, rollouts = self._trainer.learner, self._trainer.rollouts
-        path, optimizer = self._folder.checkpoint(self.done), learner.state()
+        learner, rollouts = self._trainer.learner, self._rollouts
         state: dict[str, object] = {
             "step": self.done,
             "updates": self._trainer.updates,
@@ -377,11 +377,11 @@ class _Run:
         # The checkpoint's model is the one that evaluation measures.
         with learner.averaged():
             save_checkpoint(
-                path,
+                self._folder.checkpoint(self.done),
                 self._policy.model,
                 self._policy.tokenizer,
                 weights=learner.state_dict(),
-                optimizer=optimizer,
+                optimizer=learner.save,
                 state=state,
                 unused=rollouts.unused(),
                 origins=rollouts.origins,

@@ -7,9 +7,13 @@ Legend: W ranks, P of which share a pack's tokens; D = W/P packs are computed at
 """
 
 import copy
-import itertools
+import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import cache, partial
+from pathlib import Path
+from threading import RLock
 from types import MethodType
 from typing import Any, cast
 
@@ -17,16 +21,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as trees
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch
 from agentrl.config import Config
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, RunFolderError
+from agentrl.models.lora import merged, without_adapters
 from agentrl.models.ulysses import TokenShare
 from agentrl.train.learner import Learner, LossOf
 from agentrl.train.score import score_share
@@ -35,7 +39,8 @@ _Part = tuple[Tensor, TokenStats]
 """Which of a pack's sampled tokens a rank has, and their statistics, on the CPU."""
 _TOGETHER = 2**26
 """Numbers of weights after which those that were made whole together are given away, before there are more."""
-_numbers = itertools.count()
+_BASE = "base"
+"""Names the weights without the adapters."""
 
 
 def new_learner(config: Config, model: PreTrainedModel, **options: Any) -> Learner:
@@ -60,10 +65,10 @@ class ShardedLearner(Learner):
     """A learner whose weights, gradients and optimizer lie in shards on all ranks.
 
     Rank 0 calls the public methods, as it would those of ``Learner``; what each of them does on the other ranks has a
-    name with an underscore.
+    name with an underscore. A process has one at a time: ``close`` comes before the next.
 
     Args:
-        model: whole on rank 0, where it becomes a sharded one; or sharded by an earlier learner.
+        model: whole on rank 0, where it gives its weights away until ``close``; a skeleton on the others.
         sequence_ranks: ranks that share the tokens of a pack.
         device: type of device that the ranks compute on; that of ``model`` by default.
         options: those of ``Learner``.
@@ -77,42 +82,45 @@ class ShardedLearner(Learner):
     ) -> None:
         device = device or model.device.type
         self._rank, self._world, self._share = dist.get_rank(), dist.get_world_size(), sequence_ranks
-        self._number = next(_numbers)
-        self._frozen: list[Tensor] = []
+        self._copies: dict[str, list[Tensor]] = {"": []}
+        """Other values of the trained weights, by what they are kept for; of the weights themselves there are none."""
         self._losses: tuple[LossOf, int] | None = None
-        new = not isinstance(model, FSDPModule)
-        weights: list[Tensor] = []
+        self._one_call = RLock()
+        self._whole, skeleton = model, model
         if self._rank == 0:
             heads = model.config.get_text_config().num_attention_heads
             if heads % sequence_ranks:
                 raise ConfigError(
                     f"the {sequence_ranks} ranks of run.ranks that share tokens must divide {heads} heads"
                 )
-            weights = [weight.detach() for weight in model.parameters()] if new else []
             how = {"sequence_ranks": sequence_ranks, "device": device, **options}
-            _scatter([("make", self._number, (_skeleton(model) if new else None, how))] * self._world)
-        if new:
-            _shard(model, device, getattr(torch, options["dtype"]), sequence_ranks)
-        super().__init__(model, **options)
-        for place, weight in enumerate(weights):
-            self._spread(place, {"weight": weight})
+            skeleton, _ = _scatter([(_skeleton(model), how)] * self._world)
+        _shard(skeleton, device, getattr(torch, options["dtype"]), sequence_ranks)
+        super().__init__(skeleton, **options)
+        self._all = list(skeleton.parameters())
+        for place, weight in enumerate(model.parameters() if self._rank == 0 else ()):
+            self._spread(place, weight.detach())
+            # Without a value that could be taken for one, and without memory.
+            weight.data = weight.new_full((1,) * weight.ndim, torch.nan).expand(weight.shape)
 
     def packs(self, batch: Batch, rows: Sequence[int]) -> list[Batch]:
         """Cut rows of a batch into packs that fit into a rank's memory, in any order; one a rank or more."""
         return batch.balanced(self._room(batch, rows), rows)
 
+    def frozen(self) -> Callable[[Batch], TokenStats]:
+        """Give what ``score`` is now, for later; it is so until this is called again."""
+        self._everywhere("_keep", "frozen")
+        return partial(self._scored, "frozen")
+
     def keep_reference(self, model: PreTrainedModel | None = None) -> None:
         """Freeze a copy of the weights, those of ``model`` or else the policy's as they are now, as the reference."""
-        self._everywhere("_freeze")
+        self._everywhere("_keep", "reference")
         for place, weight in enumerate(model.parameters() if model else ()):
-            self._spread(place, {"reference": weight.detach()})
+            self._spread(place, weight.detach(), "reference")
 
     def score_reference(self, batch: Batch) -> Tensor:
         """Compute the log-prob of every sampled token under the frozen reference [S], on the CPU."""
-        self._everywhere("_trade", "_frozen")
-        logp = self.score(batch).logp
-        self._everywhere("_trade", "_frozen")
-        return logp
+        return self._scored("reference" if "reference" in self._copies else _BASE, batch).logp
 
     def update(self, packs: Sequence[Batch], loss_of: LossOf, rate: float) -> float:
         """Take one step of the optimizer down the gradient of all packs' losses; see ``Learner``."""
@@ -121,57 +129,51 @@ class ShardedLearner(Learner):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Give the named weights whole, some at a time."""
-        names = [name for name, _ in self.model.named_parameters()]
-        begin = 0
-        for end in range(1, len(names) + 1):
-            if end == len(names) or sum(one.numel() for one in self.trained[begin:end]) > _TOGETHER:
-                yield from zip(names[begin:end], self._everywhere("_weights", begin, end), strict=True)
-                begin = end
+        self._everywhere("_begin_weights")
+        while some := self._everywhere("_next_weights"):
+            yield from some
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Give the model's weights and buffers, whole and on the CPU."""
+        """Give the model's trained weights and its buffers, whole and on the CPU."""
         return self._everywhere("_whole_model")
 
-    def state(self) -> dict[str, Any]:
-        """Give what ``Learner`` gives, whole and on the CPU, so that any number of ranks can load it."""
-        return self._everywhere("_whole_state")
+    def save(self, folder: Path) -> None:
+        """Do what ``Learner`` does, each rank with its own shards."""
+        self._everywhere("_reach", "save", folder.resolve())
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` gave, on any number of ranks.
-
-        Raises:
-            ValueError: it belongs to another model.
-        """
-        moments, trained = state["state"], state.get("trained", [])
-        shapes = [tensor.shape for one in moments.values() for tensor in one.values() if tensor.ndim]
-        if moments and shapes != [weight.shape for weight in self.trained for _ in range(2)]:
-            raise ValueError("it belongs to another model")
-        if trained:
-            self._everywhere("_begin_average")
-        for place in range(len(self.trained)):
-            held = {**moments.get(place, {}), **({"weight": trained[place]} if trained else {})}
-            self._spread(place, held)
+    def load(self, folder: Path) -> None:
+        """Do what ``Learner`` does, each rank with its own shards, whatever number of ranks has written them."""
+        self._everywhere("_reach", "load", folder.resolve())
 
     def close(self) -> None:
-        """Free the optimizer's state on all ranks."""
+        """Give the model its weights back on rank 0, and free all ranks of them."""
+        for place, weight in enumerate(self._whole.parameters()):
+            weight.data = self._everywhere("_weight", place)
         self._everywhere("_forget")
 
     def _swap(self) -> None:
-        self._everywhere("_trade", "_average")
+        self._everywhere("_trade")
 
     def _score(self, model: PreTrainedModel, batch: Batch) -> TokenStats:
+        return self._scored("", batch)
+
+    def _scored(self, under: str, batch: Batch) -> TokenStats:
         rows = batch.sampled_rows.tolist()
         packs = batch.split(self._room(batch, rows), rows)
-        told = self._each("_forward", [(mine,) for mine in self._dealt(packs)])
+        told = self._each("_forward", [(under, mine) for mine in self._dealt(packs)])
         stats = [stats for turn in zip(*told, strict=True) for _, stats in self._joined(turn)][: len(packs)]
         return TokenStats(*(torch.cat(part) for part in zip(*stats, strict=True)))
 
     # From here on: what every rank does.
 
-    def _forward(self, packs: Sequence[Batch]) -> list[list[_Part]] | None:
-        """Score this rank's packs; gives rank 0 the results of every rank."""
-        with torch.no_grad():
-            return self._gathered([_on_cpu(self._own(pack)) for pack in packs])
+    def _forward(self, under: str, packs: Sequence[Batch]) -> list[list[_Part]] | None:
+        """Score this rank's packs under a copy of the weights; gives rank 0 the results of every rank."""
+        with torch.no_grad(), without_adapters(self.model) if under == _BASE else nullcontext():
+            self._exchange(self._copies.get(under, ()))
+            try:
+                return self._gathered([_on_cpu(self._own(pack)) for pack in packs])
+            finally:
+                self._exchange(self._copies.get(under, ()))
 
     def _descend(self, packs: Sequence[Batch], rate: float) -> float:
         """Accumulate the gradient over this rank's packs, as many as any other rank has, and take a step."""
@@ -202,51 +204,60 @@ class ShardedLearner(Learner):
                 answers.append((self._world * by_logp[own], by_entropy))
         return answers
 
-    def _weights(self, begin: int, end: int) -> list[Tensor]:
-        return [_whole(weight.detach()) for weight in self.trained[begin:end]]
+    def _begin_weights(self) -> None:
+        self._merged = merged(self.model)
+
+    def _next_weights(self) -> list[tuple[str, Tensor]]:
+        some: list[tuple[str, Tensor]] = []
+        for name, weight in self._merged:
+            some.append((name, _whole(weight.detach())))
+            if sum(one.numel() for _, one in some) > _TOGETHER:
+                break
+        return some
+
+    def _weight(self, place: int) -> Tensor:
+        return _whole(self._all[place].detach())
 
     def _whole_model(self) -> dict[str, Tensor]:
-        own = dict(self.model.named_parameters())  # tied weights once: whole, they would be two tensors
-        held = self.model.state_dict().items()
-        return self._kept({name: one for name, one in held if name in own or not isinstance(one, DTensor)})
+        held: dict[str, Tensor] = {}
+        for name, one in self.model.state_dict().items():
+            # Neither tied ones, which would be two tensors then, nor those that never change.
+            if name in self._names or not isinstance(one, DTensor):
+                whole = _whole(one) if isinstance(one, DTensor) else one
+                # Rank 0 alone keeps them.
+                held |= {name: whole.cpu()} if self._rank == 0 else {}
+        return held
 
-    def _whole_state(self) -> dict[str, Any]:
-        return self._kept(super().state())
+    def _reach(self, name: str, folder: Path) -> None:
+        """Do this rank's part of saving or loading; rank 0 raises what went wrong on any of them."""
+        fault: Exception | None = None
+        try:
+            if not folder.is_dir():
+                raise RunFolderError(f"rank {self._rank} can't see {folder}: keep runs on a disk that all ranks share")
+            getattr(super(), name)(folder)
+        except Exception as error:
+            fault = error
+        for error in filter(None, self._gathered(fault) or ()):
+            raise error
 
-    def _kept(self, tree: Any) -> Any:
-        """Make tensors whole; rank 0 alone keeps them."""
+    def _keep(self, name: str) -> None:
+        self._copies[name] = [weight.detach().clone() for weight in self.trained]
 
-        def kept(tensor: Tensor) -> Tensor | None:
-            whole = _whole(tensor.detach())
-            return whole.cpu() if self._rank == 0 else None
-
-        return trees.tree_map_only(DTensor, kept, tree)
-
-    def _freeze(self) -> None:
-        self._frozen = [weight.detach().clone() for weight in self.trained]
-
-    def _begin_average(self) -> None:
-        self._average = [weight.detach().clone() for weight in self.trained]
-
-    def _trade(self, name: str) -> None:
-        self._exchange(getattr(self, name))
+    def _trade(self) -> None:
+        self._exchange(self._average)
 
     def _forget(self) -> None:
         super().close()
+        # FSDP2's hooks refer to what they hang on.
+        del self.model, self.optimizer, self.trained, self._all
+        self._average, self._copies = [], {}
+        gc.collect()
 
     @torch.no_grad()
-    def _take(self, place: int, shards: Mapping[str, Tensor]) -> None:
-        """Take this rank's shards of tensors that belong to a weight: its own, its reference's, the optimizer's."""
-        weight = self.trained[place]
-        for name, shard in shards.items():
-            if not shard.ndim:
-                self.optimizer.state[weight][name] = shard
-                continue
-            if name in ("weight", "reference"):
-                held = weight if name == "weight" else self._frozen[place]
-            else:
-                held = self.optimizer.state[weight][name] = torch.zeros_like(weight)
-            _local(held).copy_(shard)
+    def _take(self, place: int, shard: Tensor, name: str) -> None:
+        """Take this rank's shard of a weight, or of a copy of it."""
+        held: Any = self._copies[name][place] if name else self._all[place]
+        held.to_local().copy_(shard)
 
     def _own(self, pack: Batch) -> _Part:
         model: Any = self.model
@@ -260,19 +271,17 @@ class ShardedLearner(Learner):
 
     def _each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> Any:
         """Call a method on all ranks, on each with arguments of its own; give the result of this one."""
-        _scatter([(name, self._number, one) for one in arguments])
-        return getattr(self, name)(*arguments[0])
+        # One after the other: groups may be scored while another thread updates.
+        with self._one_call:
+            _scatter([(name, one) for one in arguments])
+            return getattr(self, name)(*arguments[0])
 
-    def _spread(self, place: int, tensors: Mapping[str, Tensor]) -> None:
-        """Cut tensors that belong to a weight into the ranks' shards, and have each rank take its own."""
-        shards: list[dict[str, Tensor]] = [{} for _ in range(self._world)]
-        for name, tensor in tensors.items():
-            # The cut is that of FSDP2; where there are fewer rows than ranks, the last ranks have none.
-            cuts = tensor.chunk(self._world) if tensor.ndim else [tensor] * self._world
-            for rank, shard in enumerate(shards):
-                # Copied, since what is sent of a view is all that it is a view of.
-                shard[name] = cuts[rank].cpu().clone() if rank < len(cuts) else tensor[:0].cpu().clone()
-        self._each("_take", [(place, shard) for shard in shards])
+    def _spread(self, place: int, tensor: Tensor, name: str = "") -> None:
+        """Cut a weight, or a copy of it, into the ranks' shards, and have each rank take its own."""
+        # The cut is that of FSDP2; where there are fewer rows than ranks, the last ranks have none.
+        cuts = [*tensor.chunk(self._world), *[tensor[:0]] * self._world]
+        # Copied, since what is sent of a view is all that it is a view of.
+        self._each("_take", [(place, cut.cpu().clone(), name) for cut in cuts[: self._world]])
 
     def _room(self, batch: Batch, rows: Sequence[int]) -> int:
         """Tokens of a pack such that no rank goes without one for being one of many."""
@@ -304,16 +313,13 @@ class ShardedLearner(Learner):
 
 def serve() -> None:
     """Follow rank 0 until it dismisses this one."""
-    learners: dict[int, ShardedLearner] = {}
-    model: PreTrainedModel | None = None
+    learner: Any = None
     while (call := _scatter(None)) is not None:
-        name, number, arguments = call
-        if name == "make":
-            skeleton, how = arguments
-            model = skeleton or model
-            learners[number] = ShardedLearner(cast(PreTrainedModel, model), **how)
+        what, arguments = call
+        if isinstance(what, str):
+            getattr(learner, what)(*arguments)
         else:
-            getattr(learners[number], name)(*arguments)
+            learner = ShardedLearner(what, **arguments)
 
 
 def dismiss() -> None:
@@ -330,17 +336,9 @@ def _scatter(objects: Sequence[Any] | None) -> Any:
 
 def _shard(model: Any, device: str, dtype: torch.dtype, sequence_ranks: int) -> None:
     """Shard a model over all ranks, and give it a method ``score_pack`` that works on the shards."""
-    backend = "gloo"
-    if device == "cuda":
-        backend = "nccl"
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", dist.get_rank())))
-    # A group of its own: that of the calls may wait for hours, while rank 0 plays.
-    everyone: Any = dist.new_group(backend=backend)
+    everyone, group = _groups(device, sequence_ranks)
     mesh = DeviceMesh.from_group(everyone, device)
-    share = None
-    if sequence_ranks > 1:
-        group: Any = dist.new_subgroups(sequence_ranks, backend=backend)[0]
-        share = TokenShare(group)
+    share = TokenShare(group) if sequence_ranks > 1 else None
     # What is held, reduced and optimized is float32; only what is gathered to compute with is of the given type.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     made: dict[nn.Parameter, nn.Parameter] = {}
@@ -358,9 +356,19 @@ def _shard(model: Any, device: str, dtype: torch.dtype, sequence_ranks: int) -> 
     register_fsdp_forward_method(model, "score_pack")
 
 
+@cache
+def _groups(device: str, sequence_ranks: int) -> tuple[Any, Any]:
+    """Make the group of all ranks, and that of those which share packs with this one."""
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", dist.get_rank())))
+    backend = "nccl" if device == "cuda" else "gloo"
+    # Of their own: the group of the calls may wait for hours, while rank 0 plays.
+    return dist.new_group(backend=backend), dist.new_subgroups(sequence_ranks, backend=backend)[0]
+
+
 def _skeleton(model: PreTrainedModel) -> PreTrainedModel:
     """Copy a model without its weights, to be sent."""
-    memo: dict[int, Any] = {id(one): nn.Parameter(torch.empty_like(one, device="meta")) for one in model.parameters()}
+    memo: dict[int, Any] = {id(one): _fresh(one, "meta") for one in model.parameters()}
     memo |= {id(one): one.cpu() for one in model.buffers()}
     return copy.deepcopy(model, memo)
 
@@ -370,8 +378,11 @@ def _materialize(module: nn.Module, device: str, made: dict[nn.Parameter, nn.Par
     for part in module.modules():
         for name, weight in part.named_parameters(recurse=False):
             if weight.is_meta:
-                fresh = made.setdefault(weight, nn.Parameter(torch.empty_like(weight, device=device)))
-                part.register_parameter(name, fresh)
+                part.register_parameter(name, made.setdefault(weight, _fresh(weight, device)))
+
+
+def _fresh(weight: Tensor, device: str) -> nn.Parameter:
+    return nn.Parameter(torch.empty_like(weight, device=device), requires_grad=weight.requires_grad)
 
 
 def _on_cpu(part: _Part) -> _Part:
@@ -381,7 +392,3 @@ def _on_cpu(part: _Part) -> _Part:
 
 def _whole(tensor: Any) -> Tensor:
     return tensor.full_tensor()
-
-
-def _local(tensor: Any) -> Tensor:
-    return tensor.to_local()

@@ -186,6 +186,7 @@ def dora(folder: Path) -> None:
     inject_adapter_in_model(config, model)
     config.use_dora = False  # the file says nothing of it, but its tensors do
     model.peft_config = {"default": config}
+    model.base_fingerprint = fingerprint(model)
     save_adapters(model, folder)
 
 

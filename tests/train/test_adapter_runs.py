@@ -19,12 +19,14 @@ from agentrl.models.lora import base_of
 from agentrl.runs.checkpoint import export, model_at
 from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.progress import Display
+from agentrl.runs.shards import Shards, shard_name
 from agentrl.train.learner import Learner
 from agentrl.train.run import resume, train
 
 from .conftest import rows_of
 
 LORA = ("lora.rank=2", "lora.alpha=8", "optim.average=0.5", "optim.lr=1e-2", "algo.kl_coef=0.1")
+ONE = shard_name(0, 1)
 OWN = (
     "model.path=''",
     "model.tiny.hidden=32",
@@ -47,7 +49,7 @@ def display() -> Display:
 
 def tensors(folder: Path) -> dict[str, bytes]:
     """The files of a checkpoint that hold weights or moments."""
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in (".safetensors", ".pt")}
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.safetensors")}
 
 
 def check_goes_on(whole: Path, display: Display, after: int, *overrides: str) -> None:
@@ -91,11 +93,11 @@ def test_adapters_beside_a_model_of_ones_own(
     run = train(config, display)
     for path in checkpoints(run):
         held = {file.name for file in path.iterdir()}
-        assert {"adapter_config.json", "adapter_model.safetensors", "optimizer.pt"} < held
+        assert {"adapter_config.json", "adapter_model.safetensors", "optimizer"} < held
         assert not {"config.json", "model.safetensors"} & held and base_of(path) == str(tmp_path / "model")
     # Fresh ones first, then others: the average of what was trained, which is saved beside it.
-    states = [torch.load(path / "optimizer.pt", weights_only=True) for path in checkpoints(run)]
-    assert ["trained" in state for state in states] == [False, True, True, True]
+    names = [" ".join(Shards(path / "optimizer").names) for path in checkpoints(run)]
+    assert [".trained" in held for held in names] == [False, True, True, True]
     check_goes_on(run, display, 0)
     check_goes_on(run, display, 2, "optim.gradient_checkpointing=true")
     check_readers(run, display)
@@ -115,7 +117,7 @@ def test_adapters_after_a_warm_start_of_the_whole_model(config: Config, display:
     run = train(config, display)
     first, *later = checkpoints(run)
     assert "model.safetensors" in tensors(first), "the adapters' base: it is nowhere else"
-    assert all(set(tensors(path)) == {"adapter_model.safetensors", "optimizer.pt"} for path in later)
+    assert all(set(tensors(path)) == {"adapter_model.safetensors", f"optimizer/{ONE}"} for path in later)
     assert {base_of(path) for path in later} == {str(first.resolve())}
     check_goes_on(run, display, 0)
     check_goes_on(run, display, 1)

@@ -16,6 +16,7 @@ from agentrl.engines.base import Completion, Sampling
 from agentrl.runs.checkpoint import load_unused
 from agentrl.runs.folder import checkpoints
 from agentrl.runs.records import read_episodes
+from agentrl.runs.shards import shard_name
 from agentrl.train.overlap import Overlapped
 from agentrl.types import Trajectory, flatten
 
@@ -110,7 +111,7 @@ def ending(run: Path) -> dict[str, Any]:
         "rows": rows_of(run),
         "evals": rows_of(run, "evals.jsonl"),
         "weights": (last / "model.safetensors").read_bytes(),
-        "optimizer": (last / "optimizer.pt").read_bytes(),
+        "optimizer": (last / "optimizer" / shard_name(0, 1)).read_bytes(),
         **{
             path.name: [(timeless(record.trajectory), record.advantages) for record in read_episodes(path)]
             for path in sorted((run / "episodes").iterdir())

@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.models.lora import add_adapters
+from agentrl.runs.checkpoint import load_optimizer
+from agentrl.runs.shards import Shards
 from agentrl.train.learner import Learner
 
 from .test_score import batch_of
@@ -88,15 +92,21 @@ def test_average_is_that_of_the_weights_after_each_update(learner: MakeLearner, 
         assert all(torch.equal(one, weight) for one, weight in zip(trained, alone.trained, strict=True))
 
 
-def test_average_goes_on_as_if_it_had_never_been_saved(learner: MakeLearner) -> None:
+@pytest.mark.parametrize("old", [False, True])
+def test_average_goes_on_as_if_it_had_never_been_saved(learner: MakeLearner, tmp_path: Path, old: bool) -> None:
     one, other = learner(average=0.9), learner(average=0.9)
-    assert "trained" not in one.state(), "before an update the model is its own average"
+    (tmp_path / "optimizer").mkdir()
+    one.save(tmp_path / "optimizer")
+    assert not Shards(tmp_path / "optimizer").names, "before an update the model is its own average"
     update(one)
-    state = copy.deepcopy(one.state())
     # A checkpoint's model is the average.
     with one.averaged():
         other.model.load_state_dict(one.model.state_dict())
-    other.load_state(state)
+        one.save(tmp_path / "optimizer")
+    if old:
+        shutil.rmtree(tmp_path / "optimizer")
+        torch.save({**one.optimizer.state_dict(), "trained": one.trained}, tmp_path / "optimizer.pt")
+    load_optimizer(tmp_path, other.load)
     for _ in range(2):
         update(one)
         update(other)

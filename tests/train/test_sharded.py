@@ -7,15 +7,17 @@ import copy
 import math
 import multiprocessing
 import os
-import signal
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
@@ -23,17 +25,24 @@ from transformers import AutoModelForCausalLM
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch
 from agentrl.config import parse_config
-from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.errors import ConfigError, RunFolderError
 from agentrl.models.attention import NAME
+from agentrl.models.lora import add_adapters, is_adapted
 from agentrl.models.tiny import tiny_config
 from agentrl.train.learner import Learner
-from agentrl.train.ranks import check_ranks, is_follower, ranks
 from agentrl.train.sharded import dismiss, new_learner, serve
 
-from .conftest import ARITHMETIC, TOY, Command, Server, is_alive, rows_of, setting, weights_of
 from .test_score import batch_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+HOW = {
+    "betas": (0.9, 0.95),
+    "weight_decay": 0.1,
+    "max_grad_norm": 1e9,
+    "max_tokens": 45,
+    "temperature": 0.7,
+    "dtype": "float32",
+}
 SHAPES = [[3, 4], [7, 2, 3, 5, 1], [2, 30, 8, 1], [5, 9], [4, 3]]
 
 
@@ -47,6 +56,8 @@ def join(folder: str, rank: int, world: int) -> None:
 
 def on_ranks(world: int, work: Callable[[], Any]) -> Any:
     """What ``work`` gives on rank 0 of so many processes; they are forked, so that nothing is imported again."""
+    if world == 1:
+        return work()
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
 
@@ -76,10 +87,21 @@ def tiny(tokenizer: Any, **shape: Any) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
 
 
-def make(model: Any, *, sequence_ranks: int = 1, **options: Any) -> Learner:
-    how = {"betas": (0.9, 0.95), "weight_decay": 0.1, "max_grad_norm": 1e9, "max_tokens": 45, "temperature": 0.7}
+def make(model: Any, *, lora: int = 0, saved: Path | None = None, sequence_ranks: int = 1, **options: Any) -> Learner:
+    """A learner of a copy, of adapters if these have a rank; it goes on from what was saved, if anything was."""
+    own = copy.deepcopy(model)
+    if lora:
+        add_adapters(own, rank=lora, alpha=8.0, targets=(), base="base", seed=3)
+        for weight in own.parameters():
+            if weight.requires_grad:  # fresh ones do nothing
+                weight.data = torch.linspace(-0.1, 0.1, weight.numel()).view_as(weight)
+    if saved:
+        own.load_state_dict(torch.load(saved / "model"), strict=False)
     config = parse_config({"run": {"ranks": [2, sequence_ranks]}})
-    return new_learner(config, copy.deepcopy(model), **{"dtype": "float32", **how, **options})
+    learner = new_learner(config, own, **{**HOW, **options})
+    if saved:
+        learner.load(saved / "optimizer")
+    return learner
 
 
 def update(learner: Learner, packs: list[Batch]) -> float:
@@ -89,15 +111,33 @@ def update(learner: Learner, packs: list[Batch]) -> float:
     return learner.update(packs, loss_of, 1e-3)
 
 
-def gradients(learner: Learner) -> Tensor:
+def save(learner: Learner, folder: Path) -> dict[str, Tensor]:
+    """Save what a checkpoint holds; give the trained weights and all that safetensors finds, ranks' rows end to end."""
+    (folder / "optimizer").mkdir(parents=True)
+    with learner.averaged():
+        weights = {name: one.detach().clone() for name, one in learner.state_dict().items()}
+        torch.save(weights, folder / "model")
+        learner.save(folder / "optimizer")
+    files = [load_file(file) for file in sorted((folder / "optimizer").iterdir())]
+    held = {name: torch.cat([one[name] for one in files]) if one.ndim else one for name, one in files[0].items()}
+    return held | {name: one for name, one in weights.items() if f"{name}.step" in held}
+
+
+def held_by(learner: Learner) -> dict[str, Tensor]:
+    with tempfile.TemporaryDirectory() as folder:
+        return save(learner, Path(folder))
+
+
+def gradients(learner: Learner) -> list[Tensor]:
     """Those of the first update, which are the optimizer's first moments but for a factor."""
-    return torch.cat([one["exp_avg"].flatten() for one in learner.state()["state"].values()])
+    return [one for name, one in sorted(held_by(learner).items()) if name.endswith(".exp_avg")]
 
 
 def told_by(learner: Learner, packs: list[Batch]) -> dict[str, Any]:
     """What a trainer asks of a learner."""
     batch = batch_of(SHAPES)
-    learner.keep_reference()
+    if not is_adapted(learner.model):
+        learner.keep_reference()
     told: dict[str, Any] = {"before": list(learner.score(batch)), "norm": update(learner, packs)}
     told["gradients"] = gradients(learner)
     update(learner, packs)
@@ -128,6 +168,8 @@ def apart(one: Any, other: Any) -> float:
         ({"tie_word_embeddings": False}, {"gradient_checkpointing": True}, 3),
         ({"tie_word_embeddings": False, "num_key_value_heads": 1}, {"sequence_ranks": 2}, 1),
         ({"num_key_value_heads": 1}, {"sequence_ranks": 2, "gradient_checkpointing": True}, 1),
+        ({}, {"lora": 3}, 3),
+        ({"tie_word_embeddings": False}, {"lora": 1, "sequence_ranks": 2, "gradient_checkpointing": True}, 1),
     ],
 )
 def test_two_ranks_learn_what_one_does(
@@ -147,56 +189,113 @@ def test_two_ranks_learn_what_one_does(
         assert apart(two[name], wanted) < (1e-6 if name in ("before", "norm", "gradients", "reference") else 1e-4), name
 
 
-def test_weights_and_moments_stay_float32(model: Any) -> None:
+@pytest.mark.parametrize("lora", [0, 2])
+def test_weights_and_moments_stay_float32(model: Any, lora: int) -> None:
     packs = batch_of(SHAPES).split(45)
 
     def work() -> Any:
-        learner = make(model, dtype="bfloat16")
+        learner = make(model, dtype="bfloat16", lora=lora)
         before = copy.deepcopy(dict(learner.weights()))
         update(learner, packs)
-        return before, gradients(learner), dict(learner.weights()), learner.state()
+        return before, gradients(learner), dict(learner.weights()), held_by(learner)
 
     two, one = on_ranks(2, work), work()
     assert {leaf.dtype for leaf in tree_leaves(two) if isinstance(leaf, Tensor)} == {torch.float32}
-    assert apart(two[0], one[0]) == 0 and apart(two[1], one[1]) < 1e-2
-    # Changes that bfloat16 could not hold, and no weight is one of its numbers.
-    assert all(float((two[2][name] == weight.bfloat16()).float().mean()) < 0.1 for name, weight in two[2].items())
+    assert apart(two[0], one[0]) <= (1e-6 if lora else 0) and apart(two[1], one[1]) < 1e-2
+    # Changes that bfloat16 could not hold, and no weight that moves is one of its numbers.
+    moved = [weight for name, weight in two[2].items() if not torch.equal(weight, model.get_parameter(name))]
+    assert moved and all(float((weight == weight.bfloat16()).float().mean()) < 0.1 for weight in moved)
 
 
-def loaded(model: Any, saved: Any) -> Learner:
-    own = copy.deepcopy(model)
-    own.load_state_dict(saved["model"], strict=False)
-    learner = make(own, average=0.8)
-    learner.load_state(copy.deepcopy(saved["state"]))
-    return learner
-
-
-def saved_by(learner: Learner) -> dict[str, Any]:
-    state = copy.deepcopy(learner.state())
-    with learner.averaged():
-        return {"state": state, "model": {name: one.detach().clone() for name, one in learner.weights()}}
-
-
-def test_what_one_rank_saves_two_load_and_back(model: Any) -> None:
+@pytest.mark.parametrize(("before", "after", "lora"), [(1, 1, 2), (2, 2, 0), (2, 1, 2), (1, 2, 0), (3, 2, 2)])
+def test_what_some_ranks_save_others_load(model: Any, tmp_path: Path, before: int, after: int, lora: int) -> None:
     packs = batch_of(SHAPES).split(45)
 
-    def go_on(saved: Any) -> Any:
-        learner = loaded(model, saved)
-        again = saved_by(learner)
-        if dist.is_initialized():
-            with pytest.raises(ValueError, match="another model"):
-                learner.load_state({"state": {0: saved["state"]["state"][1]}})
+    def begin() -> Any:
+        learner = make(model, average=0.8, lora=lora)
         update(learner, packs)
-        return again, saved_by(learner)
+        saved = save(learner, tmp_path / "saved")
+        update(learner, packs)
+        return saved, held_by(learner)
 
-    learner = make(model, average=0.8)
-    update(learner, packs)
-    one = saved_by(learner)
-    again, two = on_ranks(2, lambda: go_on(one))
-    assert apart(again, one) == 0 < apart(two, one)
-    back, three = go_on(two)
-    assert apart(back, two) == 0
-    assert apart(on_ranks(2, lambda: go_on(two))[1], three) < 1e-5
+    def go_on(saved: Path, again: Path) -> Any:
+        learner = make(model, average=0.8, lora=lora, saved=saved)
+        held = save(learner, again)
+        update(learner, packs)
+        return held, held_by(learner)
+
+    saved, wanted = on_ranks(before, begin)
+    files = {file.name: file.read_bytes() for file in (tmp_path / "saved" / "optimizer").iterdir()}
+    assert len(files) == before
+    held, later = on_ranks(after, lambda: go_on(tmp_path / "saved", tmp_path / "again"))
+    assert apart(held, saved) == 0 < apart(later, saved)
+    assert apart(later, wanted) <= (0 if before == after else 1e-5)
+    # To the last bit the step that these ranks take from what they have saved themselves.
+    assert apart(on_ranks(after, lambda: go_on(tmp_path / "again", tmp_path / "third")), (held, later)) == 0
+    if before == after:
+        assert {file.name: file.read_bytes() for file in (tmp_path / "again" / "optimizer").iterdir()} == files
+
+
+def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, tmp_path: Path) -> None:
+    (tmp_path / "taken" / "00002-of-00002.safetensors").mkdir(parents=True)
+    (tmp_path / "saved").mkdir()
+
+    def work() -> Any:
+        learner = make(model)
+        update(learner, packs)
+        with pytest.raises((OSError, SafetensorError), match="directory"):
+            learner.save(tmp_path / "taken")
+        with pytest.raises(
+            RunFolderError, match=r"rank 0 can't see .*nowhere: keep runs on a disk that all ranks share"
+        ):
+            learner.save(tmp_path / "nowhere")
+        learner.save(tmp_path / "saved")
+        (tmp_path / "saved" / "00002-of-00002.safetensors").write_bytes(b"x")
+        with pytest.raises(SafetensorError):
+            learner.load(tmp_path / "saved")
+        return update(learner, packs)
+
+    packs = batch_of(SHAPES).split(45)
+    assert on_ranks(2, work) > 0
+
+
+def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any) -> None:
+    packs = batch_of(SHAPES).split(45)
+
+    def work() -> Any:
+        own = copy.deepcopy(model)
+        learner = new_learner(parse_config({"run": {"ranks": 2}}), own, **HOW)
+        assert all(weight.isnan().all() and weight.untyped_storage().nbytes() <= 8 for weight in own.parameters())
+        update(learner, packs)
+        trained = {name: weight.clone() for name, weight in learner.weights()}
+        learner.close()
+        assert apart(dict(own.named_parameters()), trained) == 0 < apart(trained, dict(model.named_parameters()))
+        # Another one can have it, with weights of other names.
+        learner = make(own, lora=2)
+        return trained, learner.score_reference(batch_of(SHAPES)), update(learner, packs)
+
+    trained, reference, norm = on_ranks(2, work)
+    own = copy.deepcopy(model)
+    own.load_state_dict(trained, strict=False)
+    assert apart(reference, make(own).score(batch_of(SHAPES)).logp) < 1e-6 < norm
+
+
+def test_frozen_weights_stay_those_of_then(model: Any) -> None:
+    packs, batch = batch_of(SHAPES).split(45), batch_of(SHAPES)
+
+    def work() -> Any:
+        learner = make(model)
+        then = learner.score(batch).logp
+        score = learner.frozen()
+        with ThreadPoolExecutor() as pool:  # as a run does that plays ahead
+            scored = [pool.submit(score, batch) for _ in range(5)]
+            for _ in range(3):
+                update(learner, packs)
+        now = learner.score(batch).logp
+        return then, [one.result().logp for one in scored], score(batch).logp, now, learner.score(batch).logp
+
+    then, scored, later, now, still = on_ranks(2, work)
+    assert apart([*scored, later], [then] * 6) == 0 == apart(still, now) and apart(now, then) > 1e-4
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -206,7 +305,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: A
     def work() -> list[Any]:
         learner = make(model, average=0.8)
         update(learner, packs)
-        told: list[Any] = [saved_by(learner)]
+        told: list[Any] = [held_by(learner)]
         take = learner._step  # pyright: ignore
 
         def poisoned(rate: float) -> float:
@@ -216,34 +315,13 @@ def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: A
 
         learner._step = poisoned  # pyright: ignore
         told.append(update(learner, packs))
-        told.append(saved_by(learner))
+        told.append(held_by(learner))
         learner._step = take  # pyright: ignore
         update(learner, packs)
-        return [*told, saved_by(learner)]
+        return [*told, held_by(learner)]
 
-    before, norm, after, later = work() if world == 1 else on_ranks(world, work)
+    before, norm, after, later = on_ranks(world, work)
     assert not math.isfinite(norm) and apart(after, before) == 0 < apart(later, after)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"run": {"ranks": [4, 3]}}, r"run.ranks=\[4, 3\]: the second must divide the first"),
-        ({"run": {"ranks": 2}, "lora": {"rank": 8}}, "lora.rank must be 0 where run.ranks is above 1"),
-        ({"run": {"ranks": 2}, "model": {"device": "cuda:1"}}, "set model.device='cuda', not 'cuda:1'"),
-    ],
-)
-def test_settings_that_ranks_cannot_follow(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        check_ranks(parse_config(settings))
-
-
-def test_other_processes_than_the_run_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("RANK", "3")
-    assert is_follower()
-    with pytest.raises(ConfigError, match=r"4 processes were started together, .*: set run.ranks=4"):
-        check_ranks(parse_config({}))
 
 
 def test_heads_that_cannot_be_dealt(model: Any) -> None:
@@ -252,68 +330,4 @@ def test_heads_that_cannot_be_dealt(model: Any) -> None:
             make(model, sequence_ranks=3)
         return str(caught.value)
 
-    assert on_ranks(1, work) == "the 3 ranks of run.ranks that share tokens must divide 4 heads"
-
-
-def test_rank_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/bin/false")
-    words = "rank 1 has ended: it said nothing; the run goes on from its last checkpoint"
-    with pytest.raises(InfrastructureError, match=words), ranks(parse_config({"run": {"ranks": 2}})):
-        pass
-
-
-@pytest.fixture
-def start(server: Server, tmp_path: Path) -> Callable[..., Command]:
-    """Start ``agentrl train`` with a toy environment: ``start("name", "run.ranks=2")``."""
-    (tmp_path / "toy.py").write_text(TOY)
-    (tmp_path / "run.toml").write_text(ARITHMETIC)
-    settings = ("env.id='toy:test/Toy-v0'", "sft.steps=2", "sft.tasks=8", "optim.average=0.5", "algo.kl_coef=0.1")
-
-    def begin(name: str, *overrides: str) -> Command:
-        return server.start(tmp_path, "train", "run.toml", "--name", name, *setting(*settings, *overrides))
-
-    return begin
-
-
-@pytest.mark.slow
-def test_whole_run_on_two_ranks_is_that_on_one(start: Callable[..., Command], server: Server, tmp_path: Path) -> None:
-    start("one", "optim.steps=3").done()
-    command = start("two", "optim.steps=2", "run.ranks=2").done()
-    assert command.out == "runs/two\n" and command.err.count("step 0 (") == 1
-    server.start(tmp_path, "train", "--resume", "runs/two", *setting("optim.steps=3", "run.ranks=1")).done()
-    one, two = (rows_of(tmp_path / "runs" / name) for name in ("one", "two"))
-    assert len(one) == len(two) == 3 and all(row["grad_norm"] > 0 for row in one)
-    for mine, wanted in zip(two, one, strict=True):
-        # What rows share is computed once in a pack, and two ranks have other packs.
-        assert mine.pop("update_flops") > 0 < wanted.pop("update_flops")
-        assert mine == pytest.approx(wanted, rel=1e-3, abs=1e-5)
-    weights = [weights_of(tmp_path / "runs" / name) for name in ("one", "two")]
-    assert weights[0].keys() == weights[1].keys() and apart(weights[1], weights[0]) < 1e-3
-
-
-@pytest.mark.slow
-def test_two_ranks_play_ahead_as_one_does(start: Callable[..., Command], tmp_path: Path) -> None:
-    short = ("optim.steps=3", "eval.tasks=1", "eval.every=0", "save.every=0")
-    start("one", *short, "rollout.overlap=lag").done()
-    start("two", *short, "rollout.overlap=lag", "run.ranks=2").done()
-    start("flying", *short, "optim.average=0", "rollout.overlap=inflight", "run.ranks=2").done()
-    one, two, flying = (rows_of(tmp_path / "runs" / name) for name in ("one", "two", "flying"))
-    assert [[row["staleness_max"] for row in rows] for rows in (one, two)] == [[0, 1, 1]] * 2
-    assert [row["reward_mean"] for row in two] == [row["reward_mean"] for row in one]
-    assert [row["grad_norm"] for row in two] == pytest.approx([row["grad_norm"] for row in one], rel=1e-3)
-    assert len(flying) == 3 and max(row["staleness_max"] for row in flying) <= 1
-
-
-@pytest.mark.slow
-def test_rank_that_is_killed_ends_the_run_which_goes_on_later(
-    start: Callable[..., Command], server: Server, tmp_path: Path
-) -> None:
-    command = start("it", "optim.steps=100000", "run.ranks=3", "eval.every=0")
-    metrics = tmp_path / "runs" / "it" / "metrics.jsonl"
-    command.until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2)
-    ranks = [pid for pid in command.descendants() if b"train.ranks" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(ranks) == 2
-    os.kill(max(ranks), signal.SIGKILL)
-    assert command.wait() == 1 and not any(map(is_alive, ranks))
-    assert "rank 2 was killed by SIGKILL; the run goes on from its last checkpoint" in command.err.splitlines()[-1]
-    server.start(tmp_path, "train", "--resume", "runs/it", *setting("optim.steps=2", "run.ranks=1")).done()
+    assert on_ranks(2, work) == "the 3 ranks of run.ranks that share tokens must divide 4 heads"
