@@ -17,39 +17,30 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
-from agentrl.sandboxes import Result, Sandbox, SandboxError, open_sandbox
+from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, open_sandbox
+from agentrl.sandboxes.conformance import programs
 
 EXAMPLES = """examples:
   chaos_sandboxes.py                                20,000 runs from four threads: several minutes
   chaos_sandboxes.py --runs 200 --seed 3            a few seconds
   chaos_sandboxes.py --backend docker --kill-every 5
 """
-HOSTILE = (
-    ("while True: pass", {"timeout"}),
-    ("import time\ntime.sleep(60)", {"timeout"}),
-    ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", {"timeout"}),
-    ("kept = []\nwhile True: kept.append(b'x' * (16 << 20))", {"memory", "timeout"}),
-    ("while True: print('x' * 65536)", {"output_limit", "timeout"}),
-    ("import os\nos._exit(3)", {"exit"}),
-    ("import ctypes\nctypes.string_at(0)", {"killed"}),
-    ("import os\nos.kill(-1, 9)", {"killed", "error"}),
-    ("import os, time\nif os.fork() == 0: time.sleep(60)\n1", {"ok"}),
-    ("import os\nfor n in range(20_000):\n    try: os.close(n)\n    except OSError: pass", {"ok", "exit", "killed"}),
-    ("def f(n): return f(n + 1)\nf(0)", {"error"}),
-    (
-        "import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return [f(n + 1)]\nf(0)",
-        {"error", "killed", "memory", "timeout"},
-    ),
-    ("open('/tmp/a', 'wb').write(b'x' * (128 << 20))", {"error", "memory", "killed", "timeout"}),
+UNDONE = ("infinite_loop", "sleep_past_timeout", "fork_bomb_catching", "stdout_flood", "os_exit_0", "sigkill_self")
+"""Hostile programs of the conformance suite that leave a session's variables as they were."""
+NAMES = (
+    *(*UNDONE, "memory_bomb_bytearray", "segfault_null", "kill_minus1", "daemonize_double_fork", "plain_recursion"),
+    *("c_stack_overflow", "fd_exhaustion", "disk_fill_tmp", "closes_every_descriptor"),
 )
-"""Programs with the statuses that each may end with."""
+"""Hostile programs of the conformance suite that are played."""
+_LISTED = (Path(programs.__file__).with_name(name).read_text() for name in ("hostile.json", "further.json"))
+_ENTRIES = {entry["name"]: entry for listed in _LISTED for entry in json.loads(listed)}
 HOSTILE_S = 0.2
 """CPU time limit of programs that may time out [seconds]; the others get the default."""
 GROWTH_BYTES = 24 << 20
@@ -136,6 +127,14 @@ class Record:
                 self.violate(f"expected {sorted(expected.statuses)} {expected.value}, not {told}: {code!r}")
 
 
+def hostile(rng: random.Random, names: Sequence[str]) -> tuple[str, Expected]:
+    """Choose a program of the conformance suite, which may end as it may there."""
+    entry = _ENTRIES[rng.choice(names)]
+    # A program is only blamed for a crash after two deaths of its worker, and no program meets two kills.
+    statuses = set(entry["expect"]["verdict"]) - {"crash"}
+    return programs.source(entry, Limits(), Path()), Expected(statuses=statuses)
+
+
 def ordinary(rng: random.Random) -> tuple[str, Expected]:
     """Make a program whose value is known."""
     a, b = rng.randrange(10**6), rng.randrange(10**6)
@@ -160,8 +159,7 @@ def work(sandbox: Sandbox, record: Record, seed: int, left: Iterator[int]) -> No
         kind = rng.random()
         with record.run() as began:
             if kind < 0.15:
-                code, statuses = rng.choice(HOSTILE)
-                attempt(record, began, code, Expected(statuses=statuses), sandbox.run)
+                attempt(record, began, *hostile(rng, NAMES), sandbox.run)
             elif kind < 0.3:
                 conversation(sandbox, record, rng, began)
             else:
@@ -175,8 +173,8 @@ def conversation(sandbox: Sandbox, record: Record, rng: random.Random, began: fl
     with sandbox.session(seed=secret) as session:
         if not attempt(record, began, f"x = {secret}\nx", fine, session.run):
             return
-        code, statuses = rng.choice(HOSTILE[:6])
-        if attempt(record, began, f"x = 0\n{code}", Expected(statuses=statuses, kept=True), session.run):
+        code, expected = hostile(rng, UNDONE)
+        if attempt(record, began, f"x = 0\n{code}", replace(expected, kept=True), session.run):
             attempt(record, began, "x", fine, session.run)
 
 
@@ -275,7 +273,7 @@ def belongings(backend: str) -> dict[str, int]:
 
 def resident_bytes() -> int:
     """Read the resident memory of this process [bytes]."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return psutil.Process().memory_info().rss
 
 
 def play(args: argparse.Namespace, record: Record) -> None:

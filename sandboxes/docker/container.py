@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentrl.sandboxes.base import Limits, SandboxError
-from agentrl.sandboxes.docker.engine import OWNER_LABEL, STDERR, DockerEngine, owner
+from agentrl.sandboxes.docker.engine import OWNER_LABEL, STDERR, DockerEngine, Image, owner
 from agentrl.sandboxes.host.profiles import PRELOADED
 from agentrl.sandboxes.inside import boot, launcher, mux, wire
 from agentrl.sandboxes.inside.limits import MIB
@@ -38,12 +38,8 @@ _ERRORS_KEPT: Final = 4_000
 class ContainerSpec:
     """Specifies every container of one sandbox."""
 
-    image: str
-    """Id of the image."""
-    python: str
-    """The interpreter in it."""
-    environment: dict[str, str]
-    """Environment variables of the image."""
+    image: Image
+    """The image."""
     runtime: str | None
     """Container runtime; ``None`` takes the engine's own."""
     limits: Limits
@@ -85,7 +81,7 @@ def _settings(spec: ContainerSpec) -> dict[str, Any]:
     user = _USERS[next(_next_user) % len(_USERS)]
     return {
         "user": f"{user}:{user}",
-        "environment": {**spec.environment, **launcher.fixed_environment(spec.python)},
+        "environment": {**spec.image.environment, **launcher.fixed_environment(spec.image.python)},
         "entrypoint": [],
         "working_dir": "/",
         "hostname": "sandbox",
@@ -131,11 +127,11 @@ class Container:
         self.uses = 0
         """Sessions that it has served."""
         # The boot code travels as an argument, so that the image need not hold it.
-        command = [spec.python, "-s", "-S", "-P", "-c", Path(boot.__file__).read_text()]
+        command = [spec.image.python, "-s", "-S", "-P", "-c", Path(boot.__file__).read_text()]
         hard = hardening(spec)
         self.memory_bytes: int = hard["mem_limit"]
         """Limit of the whole container [bytes]."""
-        self.id = engine.create(spec.image, command, _settings(spec), **hard)
+        self.id = engine.create(spec.image.id, command, _settings(spec), **hard)
         """Its id."""
         # Attached before it starts, so that no byte of it is missed.
         try:

@@ -19,6 +19,8 @@ from agentrl.sandboxes.base import Closing, SandboxError, SandboxUnavailable
 if TYPE_CHECKING:
     import docker
 
+PYTHON_LABEL: Final = "agentrl.python"
+"""Label of our images that says where the interpreter is."""
 OWNER_LABEL: Final = "agentrl.owner"
 """Label of every container: the process that it belongs to."""
 STDERR: Final = 2
@@ -34,8 +36,8 @@ class Image:
 
     id: str
     """Its digest."""
-    labels: dict[str, str]
-    """Its labels."""
+    python: str
+    """Where its interpreter is; empty in an image that ``build_image`` has not made."""
     environment: dict[str, str]
     """Its environment variables."""
 
@@ -109,9 +111,8 @@ class DockerEngine(Closing):
                 ) from error
         settings = found["Config"] or {}
         pairs = (line.partition("=") for line in settings.get("Env") or [])
-        return Image(
-            id=found["Id"], labels=settings.get("Labels") or {}, environment={name: value for name, _, value in pairs}
-        )
+        python = (settings.get("Labels") or {}).get(PYTHON_LABEL, "")
+        return Image(id=found["Id"], python=python, environment={name: value for name, _, value in pairs})
 
     def build(self, folder: Path, tag: str, **args: str) -> Iterator[dict[str, Any]]:
         """Build the Dockerfile in a folder, with these arguments, and yield the engine's messages meanwhile."""

@@ -22,8 +22,6 @@ from agentrl.sandboxes.inside import rootfs
 
 IMAGE: Final = "agentrl-sandbox:latest"
 """Name of the image that ``build_image`` makes and the back end uses."""
-PYTHON_LABEL: Final = "agentrl.python"
-"""Label of the image that says where its interpreter is."""
 FOLDER: Final = Path(__file__).parents[1] / "image"
 """Folder of the Dockerfile."""
 
@@ -91,7 +89,8 @@ def _from_host(engine: docker_engine.DockerEngine, tag: str, packages: Sequence[
 
 
 def _settings(plan: rootfs.Plan) -> list[str]:
-    lines = [f"ENV PYTHONPATH={rootfs.SITE}", "LABEL agentrl.sandbox=image", f"LABEL {PYTHON_LABEL}={plan['python']}"]
+    label = f"LABEL {docker_engine.PYTHON_LABEL}={plan['python']}"
+    lines = [f"ENV PYTHONPATH={rootfs.SITE}", "LABEL agentrl.sandbox=image", label]
     return [*lines, f"ENV LD_LIBRARY_PATH={plan['libraries']}"] if plan["libraries"] else lines
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from agentrl.sandboxes.base import Health, Limits, SandboxError, SandboxUnavailable
 from agentrl.sandboxes.docker.container import Container, ContainerSpec
 from agentrl.sandboxes.docker.engine import DockerEngine, connect, is_gone
-from agentrl.sandboxes.docker.image import IMAGE, PYTHON_LABEL
+from agentrl.sandboxes.docker.image import IMAGE
 from agentrl.sandboxes.docker.pool import ContainerPool
 from agentrl.sandboxes.docker.session import ContainerWorker, DockerSession
 from agentrl.sandboxes.host.profiles import Profile
@@ -46,7 +46,7 @@ class DockerSandbox(WorkerSandbox):
         try:
             spec = _spec(engine, image, runtime, limits)
             _remove_leftovers(engine)
-            self.version = f"{runtime or 'default runtime'}, image {spec.image.removeprefix('sha256:')[:12]}"
+            self.version = f"{runtime or 'default runtime'}, image {spec.image.id.removeprefix('sha256:')[:12]}"
         except BaseException:
             engine.close()
             raise
@@ -89,18 +89,11 @@ def _spec(engine: DockerEngine, name: str, runtime: str | None, limits: Limits) 
             "install it and name it under runtimes in /etc/docker/daemon.json"
         )
     image = engine.image(name)
-    if PYTHON_LABEL not in image.labels:
+    if not image.python:
         raise SandboxUnavailable(
             f"the image {name} is not one that `agentrl sandbox build-image` made", remedy="agentrl sandbox build-image"
         )
-    return ContainerSpec(
-        image=image.id,
-        python=image.labels[PYTHON_LABEL],
-        environment=image.environment,
-        runtime=runtime,
-        limits=limits,
-        cpus=min(_CORES, info.cores),
-    )
+    return ContainerSpec(image=image, runtime=runtime, limits=limits, cpus=min(_CORES, info.cores))
 
 
 def _remove_leftovers(engine: DockerEngine) -> None:

@@ -31,8 +31,6 @@ class Usage:
     """CPU time, of ended processes as well [seconds]."""
     rss: int
     """Resident memory; pages that processes share count once for each [bytes]."""
-    count: int
-    """Processes that are alive."""
 
 
 def list_pids(keep: Collection[int] = ()) -> list[int]:
@@ -43,7 +41,7 @@ def list_pids(keep: Collection[int] = ()) -> list[int]:
 def usage(keep: Collection[int] = ()) -> Usage:
     """Add up what the session uses now, without the processes in ``keep``."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ticks = pages = count = 0
+    ticks = pages = 0
     for pid in list_pids(keep):
         # A process that ended since it was listed.
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -51,8 +49,7 @@ def usage(keep: Collection[int] = ()) -> Usage:
             fields = _read_proc(pid, "stat").rpartition(b")")[2].split()
             ticks += sum(map(int, fields[11:15]))
             pages += int(fields[21])
-            count += 1
-    return Usage(cpu_s=ended.ru_utime + ended.ru_stime + ticks / _TICK, rss=pages * _PAGE, count=count)
+    return Usage(cpu_s=ended.ru_utime + ended.ru_stime + ticks / _TICK, rss=pages * _PAGE)
 
 
 def _read_proc(pid: int, name: str) -> bytes:

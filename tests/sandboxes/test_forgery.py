@@ -54,6 +54,19 @@ def test_a_lie_about_the_value_is_possible_and_documented(sandbox: Sandbox) -> N
     assert (result.status, result.value) == ("ok", "'FORGED'")
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        *({"status": "timeout"}, {"status": "crash"}, {"status": ["ok"]}, {"value": 5}, {"value": {"a": 1}}),
+        *({"exc_type": "E" * 201}, {"exit_code": "0"}, {"exit_code": True}, {"exit_code": 1 << 70}, {"traceback": []}),
+    ],
+    ids=str,
+)
+def test_a_claim_of_the_wrong_form_is_not_believed(sandbox: Sandbox, part: dict[str, object]) -> None:
+    result = sandbox.run(LIE.format(claim={**DONE, **part}) + "os._exit(0)", timeout=0.5)
+    assert (result.status, result.value, result.exit_code) == ("exit", None, 0)
+
+
 def test_claims_between_cells_are_noticed(session: Session) -> None:
     session.run("x = 1", transaction=False)
     late = "import threading, os\nthreading.Timer(0.0, lambda: [os.write(128, b'\\xff' * 8) for _ in range(5)]).start()"

@@ -11,8 +11,8 @@ import pytest
 
 from agentrl.sandboxes import Limits, Sandbox
 from agentrl.sandboxes.docker.container import ContainerSpec, hardening
-from agentrl.sandboxes.docker.engine import DockerEngine, owner
-from agentrl.sandboxes.docker.image import PYTHON_LABEL, build_image
+from agentrl.sandboxes.docker.engine import DockerEngine, Image, owner
+from agentrl.sandboxes.docker.image import build_image
 from agentrl.sandboxes.docker.sandbox import DockerSandbox
 
 
@@ -37,7 +37,8 @@ def test_what_the_engine_was_told(engine: DockerEngine, own: Callable[..., Sandb
 
 
 def test_gvisor_has_room_for_its_own_threads() -> None:
-    spec = ContainerSpec(image="", python="", environment={}, runtime="runsc", limits=Limits(), cpus=1)
+    image = Image(id="", python="", environment={})
+    spec = ContainerSpec(image=image, runtime="runsc", limits=Limits(), cpus=1)
     assert hardening(spec)["pids_limit"] == 1024
     assert hardening(replace(spec, runtime=None))["pids_limit"] == 64
 
@@ -71,7 +72,7 @@ def test_the_image_is_built_from_this_machines_python(engine: DockerEngine) -> N
     build_image("host", tag=tag, packages=["sortedcontainers"])
     try:
         image = engine.image(tag)
-        assert image.labels[PYTHON_LABEL].startswith("/")
+        assert image.python.startswith("/")
         script = "import numpy, sympy, ssl, sqlite3, ctypes, zlib, bz2, lzma; print(sympy.factorint(91))"
         command = ["docker", "run", "--rm", "--network=none", "--user=12345", tag, "python3", "-c", script]
         assert subprocess.check_output(command, text=True) == "{7: 1, 13: 1}\n"
