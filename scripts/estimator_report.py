@@ -31,6 +31,7 @@ from agentrl.eval.pages import table as markdown_table
 from agentrl.models.load import load_model
 from agentrl.runs.folder import checkpoints, read_config
 from agentrl.runs.progress import Display
+from agentrl.runs.records import step_files
 from agentrl.runs.report.text import brief
 from agentrl.train.diagnostics import effective_sample_size
 from agentrl.train.score import score
@@ -245,8 +246,7 @@ def _count(text: str) -> int:
 
 def _episodes_file(run: Path, step: int | None) -> Path:
     """Find the file of a step; by default of the first whose weights were kept, or else of the first."""
-    files = sorted((run / "episodes").glob("step-*.jsonl.zst"))
-    steps = {int(file.name.removeprefix("step-").removesuffix(".jsonl.zst")): file for file in files}
+    steps = dict(step_files(run))
     if not steps:
         raise UsageError(f"the run {str(run)!r} has recorded no episodes yet: train at least one step")
     if step is None:

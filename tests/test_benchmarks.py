@@ -18,12 +18,6 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd="/")
 
 
-@pytest.mark.parametrize("name", ["sandboxes.py", "head.py", "viewer.py"])
-def test_help_shows_examples(name: str) -> None:
-    shown = run(FOLDER / name, "--help")
-    assert shown.returncode == 0 and f"examples:\n  {name}" in shown.stdout
-
-
 @pytest.mark.slow
 def test_sandboxes_are_measured(sandbox: Sandbox, tmp_path: Path) -> None:
     numbers = tmp_path / "new" / "sandboxes.json"
@@ -61,19 +55,17 @@ def test_long_rows_are_measured() -> None:
 
 
 @pytest.mark.slow
-def test_engines_are_measured() -> None:
-    shown = run(FOLDER / "engines.py", "--quick")
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("engines.py", ["| transformers", "| generate", "| generate_batch"]),
+        ("async.py", ["| off", "| lag", "| inflight, 1", "| inflight, 2"]),
+    ],
+)
+def test_engines_and_overlap_are_measured(name: str, rows: list[str]) -> None:
+    shown = run(FOLDER / name, "--quick")
     assert shown.returncode == 0, shown.stderr
-    sides = [line.split(" | ")[0] for line in shown.stdout.splitlines()[2:]]
-    assert sides == ["| transformers", "| generate", "| generate_batch"]
-
-
-@pytest.mark.slow
-def test_overlap_is_measured() -> None:
-    shown = run(FOLDER / "async.py", "--quick")
-    assert shown.returncode == 0, shown.stderr
-    modes = [line.split(" | ")[0] for line in shown.stdout.splitlines()[2:]]
-    assert modes == ["| off", "| lag", "| inflight, 1", "| inflight, 2"]
+    assert [line.split(" | ")[0] for line in shown.stdout.splitlines()[2:]] == rows
 
 
 @pytest.mark.slow

@@ -74,6 +74,14 @@ def test_bash_can_read_the_script_and_it_may_be_run(path: Path) -> None:
     assert os.access(path, os.X_OK) == (path.name not in {"lib.sh", "engine.sh"}), "what is only sourced is not run"
 
 
+@pytest.mark.parametrize(
+    "name", ["estimator_report.py", "soak.py", *(f"benchmarks/{name}.py" for name in ("head", "sandboxes", "viewer"))]
+)
+def test_help_shows_examples(name: str) -> None:
+    shown = subprocess.run([sys.executable, SCRIPTS / name, "--help"], capture_output=True, text=True, cwd="/")
+    assert shown.returncode == 0 and f"examples:\n  {Path(name).name}" in shown.stdout
+
+
 def test_root_does_not_depend_on_the_working_directory(tmp_path: Path) -> None:
     relative = os.path.relpath(SCRIPTS, tmp_path)
     shown = bash(f'source "{relative}/lib.sh"; cd /; echo "$ROOT|$VENV"', cwd=tmp_path)

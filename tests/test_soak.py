@@ -24,11 +24,6 @@ def test_a_step_under_fire() -> None:
     assert {"processes", "descriptors", "threads", "files in /dev/shm", "MiB"} <= told["first, last"].keys()
 
 
-def test_help_shows_examples() -> None:
-    shown = subprocess.run([sys.executable, SCRIPTS / "soak.py", "--help"], capture_output=True, text=True)
-    assert shown.returncode == 0 and "examples:\n  soak.py" in shown.stdout
-
-
 @pytest.mark.parametrize(("said", "wrong"), [("3000001", False), ("3000002", True), ("(no output)", True)])
 def test_a_wrong_output_is_noticed(monkeypatch: pytest.MonkeyPatch, said: str, wrong: bool) -> None:
     monkeypatch.syspath_prepend(SCRIPTS)

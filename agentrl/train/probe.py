@@ -8,7 +8,7 @@ Legend: V vocabulary, d hidden size.
 
 import asyncio
 import copy
-import time
+import timeit
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -204,12 +204,7 @@ def _storage(tensor: Tensor) -> int:
 
 def _seconds(work: Callable[[], object]) -> float:
     """The shorter of two times, since the first may wait for what is only made once."""
-    times: list[float] = []
-    for _ in range(2):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return min(times)
+    return min(timeit.repeat(work, repeat=2, number=1))
 
 
 def _small(shape: PreTrainedConfig, layers: int, device: str) -> PreTrainedModel:

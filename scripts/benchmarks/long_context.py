@@ -10,7 +10,7 @@ import multiprocessing
 import resource
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import psutil
@@ -96,7 +96,7 @@ KINDS = {
 }
 
 
-def measure(kind: str, args: argparse.Namespace, tokens: int, answer: Connection) -> None:
+def measure(kind: str, args: argparse.Namespace, tokens: int) -> Cost:
     """Run one kind of work; a first, small run makes what every process makes once."""
     torch.set_num_threads(args.threads)
     model: Any = make_model(
@@ -109,21 +109,14 @@ def measure(kind: str, args: argparse.Namespace, tokens: int, answer: Connection
     before, began = psutil.Process().memory_info().rss, time.perf_counter()
     computed = KINDS[kind](model, args, tokens)
     seconds = time.perf_counter() - began
-    answer.send(Cost(computed, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before))
+    return Cost(computed, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
 
 
 def alone(kind: str, args: argparse.Namespace, tokens: int) -> Cost:
     """Measure in a process of its own, whose peak nothing else has raised."""
     # Forked before this one has used a thread of PyTorch's.
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=measure, args=(kind, args, tokens, sender))
-    process.start()
-    sender.close()
-    try:
-        return receiver.recv()
-    finally:
-        process.join()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as processes:
+        return processes.submit(measure, kind, args, tokens).result()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

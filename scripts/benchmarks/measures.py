@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,9 +51,7 @@ def write(path: Path, machine: str, samples: Mapping[str, Sequence[float]], meas
 
 def timed(call: Callable[[], object]) -> float:
     """Time one call in seconds."""
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+    return timeit.timeit(call, number=1)
 
 
 def say(text: str) -> None:

@@ -84,8 +84,6 @@ def test_dtype_and_threads() -> None:
         ("model.device=tpu7", ConfigError, "there is no device 'tpu7' here"),
         ("model.template_args.enable_thinking=false", ConfigError, "no variable 'enable_thinking' to set"),
         ("model.tiny.heads=3", ConfigError, "model.tiny.heads=3 in model.tiny.hidden=16"),
-        ("model.tiny.heads=16", ConfigError, "model.tiny.heads=16 in model.tiny.hidden=16"),
-        ("model.tiny.hidden=15", ConfigError, "model.tiny.heads=2 in model.tiny.hidden=15"),
         ("model.path=/no/such/folder", UsageError, "no tokenizer can be loaded from '/no/such/folder'"),
         ("env.id=agentrl/Arithmetic-v9", UnknownNameError, "did you mean 'agentrl/Arithmetic-v0'?"),
     ],

@@ -1,6 +1,5 @@
 """Run folders: never overwritten, never shared, and readable whatever instant a run was killed at."""
 
-import json
 import os
 import subprocess
 import sys
@@ -144,13 +143,6 @@ def test_config_that_was_cut_off_anywhere_is_no_config(config: Config) -> None:
         file.write_bytes(data[:size])
         with pytest.raises((ConfigError, RunFolderError)):
             read_config(file.parent)
-
-
-@pytest.mark.parametrize("cut", range(1, 30, 7))
-def test_any_prefix_of_a_file_can_be_read(tmp_path: Path, cut: int) -> None:
-    lines = [json.dumps({"step": step, "text": "é\u2028\n"}) + "\n" for step in range(2)]
-    (tmp_path / "it.jsonl").write_bytes("".join(lines).encode()[:-cut])
-    assert [row["step"] for row in read_jsonl(tmp_path / "it.jsonl")] == [0]
 
 
 def test_no_run_names_the_nearest(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

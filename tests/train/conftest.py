@@ -181,11 +181,10 @@ Make = Callable[..., Small]
 
 
 @pytest.fixture
-def shout() -> Generator[str]:
+def shout(clean_registry: None) -> str:
     """The id of the environment, registered as long as the test runs."""
     gymnasium.register("test/Shout-v0", entry_point=Shout)
-    yield "test/Shout-v0"
-    del gymnasium.registry["test/Shout-v0"]
+    return "test/Shout-v0"
 
 
 @pytest.fixture
@@ -338,6 +337,21 @@ class Shaped(Arithmetic):
 gymnasium.register("test/Shaped-v0", entry_point=Shaped)
 """
 """The problems of Arithmetic with a reward that any text gets some of, so that a bad player learns too."""
+
+JITTERY = (
+    "import os, time\n"
+    + SHAPED.replace("class Shaped", "class Jittery")
+    .replace("test/Shaped-v0", "test/Jittery-v0")
+    .replace("=Shaped)", "=Jittery)")
+    + """
+def respond(self, episode):
+    time.sleep(os.urandom(1)[0] / 255 * 0.05)
+    return ()
+
+Jittery.respond = respond
+"""
+)
+"""The clock alone differs between two runs: no seed governs how long a tool's answer takes, at most 50 ms."""
 
 Train = Callable[..., Command]
 

@@ -3,8 +3,6 @@
 import argparse
 import itertools
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,16 +41,6 @@ def played(small: Make, tmp_path: Path) -> tuple[list[Group], Path]:
     episodes = step(trainer_of(run)[0]).trajectories
     by_task = itertools.groupby(episodes, key=lambda one: one.task_id)
     return [Group(tuple(rows)) for _, rows in by_task], tmp_path / "model"
-
-
-def run_script(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, SCRIPTS / "estimator_report.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
-
-
-def test_help_shows_examples(tmp_path: Path) -> None:
-    shown = run_script("--help", cwd=tmp_path)
-    assert shown.returncode == 0 and "examples:\n  estimator_report.py runs/first" in shown.stdout
 
 
 def test_gradients_are_those_of_backward_on_each_row(
@@ -134,15 +122,13 @@ def test_report_of_a_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     train("one", "optim.steps=2", "rollout.group_size=4", "eval.every=0", "save.every=0").done()
-    shown = run_script("runs/one", "--draws", "4", "--width", "1024", cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert "8 episodes of 2 tasks" in shown.stdout
-    assert "from `step-000001.jsonl.zst` at the weights `step-000000`" in shown.stdout
-    assert "ESS of the ratio to those that played: 1.000" in shown.stdout
-    names = re.findall(r"^\| ([\w ]+?) \| -?[\d.na]", shown.stdout, flags=re.MULTILINE)
-    assert {"otb", "otb_loo", "rloo", "none", "otb instantaneous"} <= set(names)
-
     monkeypatch.chdir(tmp_path)
+    assert script.main(["runs/one", "--draws", "4", "--width", "1024"]) == 0
+    shown = capsys.readouterr().out
+    assert "8 episodes of 2 tasks" in shown and "ESS of the ratio to those that played: 1.000" in shown
+    assert "from `step-000001.jsonl.zst` at the weights `step-000000`" in shown
+    names = re.findall(r"^\| ([\w ]+?) \| -?[\d.na]", shown, flags=re.MULTILINE)
+    assert {"otb", "otb_loo", "rloo", "none", "otb instantaneous"} <= set(names)
     assert script.main(["runs/one", "--step", "2", "--draws", "1", "--width", "64"]) == 0
     assert "at the weights `step-000000`" in capsys.readouterr().out
     for arguments, wanted in REFUSED:

@@ -21,9 +21,8 @@ from agentrl.train.overlap import Overlapped
 from agentrl.types import Trajectory, flatten
 
 from ..engines.around import Around
-from .conftest import Make, Server, Train, rows_of
+from .conftest import JITTERY, Make, Server, Train, rows_of
 from .test_interrupt import lines
-from .test_same_bytes import JITTERY
 
 SETTINGS = (
     *("env.id=jittery:test/Jittery-v0", "rollout.tasks=4", "rollout.concurrency=9", "run.deterministic=true"),

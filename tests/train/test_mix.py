@@ -1,6 +1,6 @@
 """A run on two environments: no group mixes them, each is measured and evaluated on its own, also when resumed."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -64,10 +64,8 @@ class Short(ToolEnv):
 
 
 @pytest.fixture(autouse=True)
-def short() -> Generator[None]:
+def short(clean_registry: None) -> None:
     gymnasium.register("test/Short-v0", entry_point=Short)  # pyright: ignore
-    yield
-    del gymnasium.registry["test/Short-v0"]
 
 
 def mixed(*overrides: str) -> Config:

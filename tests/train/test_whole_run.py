@@ -1,4 +1,4 @@
-"""A whole run: what is in its folder fits together, and a run that was killed ends as one that was not."""
+"""A whole run: what is in its folder fits together, and it goes on where it ended or was cut off."""
 
 import json
 import os
@@ -50,36 +50,6 @@ def test_run_folder_fits_together(train: Train, server: Server, tmp_path: Path) 
     assert (result["tasks"], result["attempts"], set(result["pass_at"])) == (4, 2, {"1", "2"})
     assert len(list(read_episodes(tmp_path / "e"))) == 8
     assert json.loads(server.start(tmp_path, "eval", str(checkpoints(run)[-1]), *words).done().out) == result
-    words = ("--preset", "quickstart", "--greedy", "--tasks", "2")
-    plain = server.start(tmp_path, "eval", str(checkpoints(run)[-1]), *words)
-    assert plain.wait() == 2 and "use --set instead" in plain.err
-    os.rename(checkpoints(run)[-1], tmp_path / "model")
-    settings = setting("rollout.turn_tokens=24", "rollout.episode_tokens=128")
-    plain = server.start(tmp_path, "eval", "model", *words, *settings).done()
-    assert "Arithmetic-v0" in plain.out and "success" in plain.out.splitlines()[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lines", [1, 3])
-def test_killed_and_resumed_run_ends_in_the_same_bytes(
-    train: Train, server: Server, tmp_path: Path, lines: int
-) -> None:
-    train("whole").done()
-    command = train("killed")
-    metrics = tmp_path / "runs" / "killed" / "metrics.jsonl"
-    command.until(lambda: metrics.exists() and metrics.read_text().count("\n") >= lines)
-    os.kill(command.pid, signal.SIGKILL)
-    assert command.wait() == -signal.SIGKILL
-    with metrics.open("a") as stream:
-        stream.write('{"step": 4, "half a')
-    server.start(tmp_path, "train", "--resume", "runs/killed").done()
-    one, other = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
-    assert read_config(one).model_dump(exclude={"run"}) == read_config(other).model_dump(exclude={"run"})
-    assert rows_of(one) == rows_of(other)
-    by_position = {f"{name}_t1" for name in ("S_mean", "S_std", "clip_fraction", "advantage_abs", "energy")}
-    assert all(by_position | {"weight_ess"} <= row.keys() for row in rows_of(other))
-    assert rows_of(one, "evals.jsonl") == rows_of(other, "evals.jsonl")
-    assert same_weights(one, other)
 
 
 @pytest.mark.slow
@@ -88,11 +58,10 @@ def test_a_run_that_ended_can_be_trained_longer(train: Train, server: Server, tm
     train("short", "optim.steps=2", "eval.every=0", "optim.warmup=3").done()
     one, other = tmp_path / "runs" / "whole", tmp_path / "runs" / "short"
     before = (other / "config.toml").read_text()
-    for change in ("algo.loss=ppo_clip", "rollout.turn_tokens=30", "optim.lr=1", "env.args.level=2"):
-        refused = server.start(tmp_path, "train", "--resume", "runs/short", "--set", change)
-        assert refused.wait() == 2
-        assert f"{change.partition('=')[0]} can't change in a run that goes on, only run.threads, " in refused.err
-        assert "a new run can begin with this one's model: --set model.path=runs/short" in refused.err
+    refused = server.start(tmp_path, "train", "--resume", "runs/short", "--set", "env.args.level=2")
+    assert (
+        refused.wait() == 2 and "env.args.level can't change in a run that goes on, only run.threads, " in refused.err
+    )
     idle = server.start(tmp_path, "train", "--resume", "runs/short")
     assert idle.wait() == 0 and "it has ended: raise optim.steps or optim.max_sampled_tokens" in idle.err
     assert (other / "config.toml").read_text() == before
