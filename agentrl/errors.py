@@ -93,6 +93,12 @@ class FaultRateError(InfrastructureError):
     """More episodes were lost to infrastructure faults than the run allows."""
 
 
+def first_line(error: Exception) -> str:
+    """Give the first line of what a library raised, preceded by its type where the text may be a bare name."""
+    line, *_ = str(error).splitlines() or [""]
+    return line if line and isinstance(error, OSError | ValueError | RuntimeError) else f"{type(error).__name__} {line}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest, in half a sentence, which of ``known`` the user may have meant."""
     names = sorted(known)

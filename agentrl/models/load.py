@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.errors import UsageError
+from agentrl.errors import UsageError, first_line
 from agentrl.models.attention import NAME, PackedRows
 from agentrl.models.linear import use_fast_linear
 from agentrl.models.logits import logits_of
@@ -42,8 +41,8 @@ def load_model(path: str | Path, *, device: str = "cpu") -> PreTrainedModel:
     try:
         AutoConfig.from_pretrained(path)
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=NAME)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"no model can be loaded from {str(path)!r}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # transformers raises all kinds of things on files that are none of its own
+        raise UsageError(f"no model can be loaded from {str(path)!r}: {first_line(error)}") from error
     if broken := next((name for name, weights in model.named_parameters() if not weights.isfinite().all()), ""):
         raise UsageError(
             f"the weights {broken} of {str(path)!r} hold NaN or infinity: they are damaged, or training has diverged; "

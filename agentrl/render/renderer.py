@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from agentrl.errors import RenderError, UsageError
+from agentrl.errors import RenderError, UsageError, first_line
 from agentrl.render import harmony
 from agentrl.render.template import ChatTemplate, Piece, Shape, Slot, Template, shapes_of
 from agentrl.render.tokens import IN_TEXT, Owned, TextTokenizer, TextTokens
@@ -48,9 +48,8 @@ def load_tokenizer(source: str | Path, remedy: str = "give the folder of one") -
         raise UsageError("checking tokens needs transformers: pip install 'agentrl[train]'") from error
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"no tokenizer can be loaded from {str(source)!r}: {remedy} ({reason})") from error
+    except Exception as error:  # transformers raises all kinds of things on files that are none of its own
+        raise UsageError(f"no tokenizer can be loaded from {str(source)!r}: {remedy} ({first_line(error)})") from error
     # For a folder without a tokenizer, transformers may make one that writes no tokens.
     if not tokenizer("a", add_special_tokens=False).input_ids:
         raise UsageError(f"no tokenizer can be loaded from {str(source)!r}: {remedy} (it has no tokenizer.json)")

@@ -12,7 +12,7 @@ from agentrl.config import Config, with_overrides
 from agentrl.engines import make_engine, make_named
 from agentrl.engines.base import Engine
 from agentrl.engines.rng import derive_seed
-from agentrl.errors import ConfigError, UsageError
+from agentrl.errors import ConfigError, UsageError, first_line
 from agentrl.models.load import cast_copy, load_model, make_repeatable
 from agentrl.models.lora import add_adapters, base_of, load_adapters, target_names
 from agentrl.models.tiny import make_model, make_tokenizer, tiny_config
@@ -154,10 +154,8 @@ def model_config(config: Config, tokenizer: Any) -> PreTrainedConfig:
         return tiny_config(tokenizer, **settings.tiny)
     try:
         return AutoConfig.from_pretrained(settings.path)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"no model's config can be read from {settings.path!r}: {str(error).splitlines()[0]}"
-        ) from error
+    except Exception as error:  # as in load_model
+        raise UsageError(f"no model's config can be read from {settings.path!r}: {first_line(error)}") from error
 
 
 def adapt(config: Config, model: PreTrainedModel, *, base: str, saved: Path | None) -> None:
@@ -263,5 +261,5 @@ def _device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"there is no device {name!r} here: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"there is no device {name!r} here: {first_line(error)}") from error
     return name

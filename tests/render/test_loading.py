@@ -74,6 +74,25 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path, model: str) -> No
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer_config.json", "[]"),
+        ("config.json", "[]"),
+        ("config.json", '{"model_type": "qwen3", "hidden_size": "64"}'),
+    ],
+)
+def test_files_of_anyones_are_refused_in_a_sentence(
+    tokenizer_of: Callable[..., Any], tmp_path: Path, file: str, content: str
+) -> None:
+    tokenizer_of("qwen3").save_pretrained(tmp_path)
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    with pytest.raises(UsageError, match=r"no tokenizer can be loaded from .* \(\w"):
+        load_tokenizer(tmp_path)
+
+
 def test_a_named_template_is_chosen_once(tokenizer_of: Callable[..., Any]) -> None:
     """Tools in the prompt choose ``tool_use``, and so results are written by it too; without tools it is the other."""
     named: Any = {"default": DEFAULT, "tool_use": TOOL_USE}

@@ -1,6 +1,8 @@
 """Scoring: the statistics of sampled tokens in a ragged pack, against full logits row by row."""
 
 import copy
+import json
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +140,29 @@ def test_half_precision_is_that_of_a_model_cast_to_it_and_its_gradients_are_whol
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no model can be loaded from"):
         load_model(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_size": "64"}, {"num_attention_heads": 0}, {"hidden_act": "nope"}, {"vocab_size": -1}]
+)
+def test_a_config_of_anyones_is_refused_in_a_sentence(model: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
+    model.config.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"no model can be loaded from .*: \w"):
+        load_model(tmp_path)
+
+
+def test_pickled_weights_run_nothing(model: Any, tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "ran",)
+
+    model.config.save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Payload()))
+    with pytest.raises(UsageError, match="no model can be loaded from"):
+        load_model(tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
