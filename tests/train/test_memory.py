@@ -142,8 +142,8 @@ def test_step_by_hand(tokenizer: Any) -> None:
     [
         (0, [], ""),
         (10, [], "optimizer is the first that does not fit; all fits with optim.max_tokens=4096"),
-        (400_000, [], "is the first that does not fit; all fits with optim.max_tokens=512"),
-        (470_000, [], "all fits with optim.max_tokens=64 and rollout.concurrency=2"),
+        (450_000, [], "is the first that does not fit; all fits with optim.max_tokens=512"),
+        (518_000, [], "all fits with optim.max_tokens=64 and rollout.concurrency=2"),
         (10, ["rollout.concurrency=4000"], "engine's cache is the first that does not fit; all fits with rollout.con"),
         (
             2_000_000,
