@@ -26,12 +26,10 @@ _CONTEXT = 512 << 20
 """Bytes that a process needs on a GPU before it has a tensor there, about."""
 _LATER = 40 << 20
 """Bytes that a run's process takes after its imports for what has no other name, such as a CPU's compiled kernels."""
-_HOLES = 0.8
-"""Bytes that a CPU's heap keeps beside those of live activations, as a share; 0.7 to 1.5 were seen. PyTorch asks for
-aligned blocks, and glibc does not give a freed one to the next request of the same size (its bug 14581). Only what it
-maps by itself, from 32 MiB on (its DEFAULT_MMAP_THRESHOLD_MAX), is given back at once."""
-_AGAIN = 5
-"""Layers whose activations such a heap holds where they are computed again and again."""
+_HOLES = 12
+"""Layers, at most, whose activations a CPU's heap has room for beside the live ones, be these kept or computed again.
+PyTorch asks for aligned blocks, and glibc does not give a freed one to the next request of the same size (its bug
+14581). Only what it maps by itself, from 32 MiB on (its DEFAULT_MMAP_THRESHOLD_MAX), is given back at once."""
 _MAPPED = 32 << 20
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
@@ -138,8 +136,7 @@ class _Model:
         activations = plane.at(self.layers, optim.max_tokens)
         holes = 0.0
         if config.model.device == "cpu" and optim.max_tokens * self.width * size < _MAPPED:
-            depth = min(self.layers, _AGAIN) if optim.gradient_checkpointing else self.layers
-            holes = _HOLES * costs.activations.at(depth, optim.max_tokens)
+            holes = costs.activations.at(min(self.layers, _HOLES), optim.max_tokens)
         return {
             "process": process + _LATER if config.model.device == "cpu" else _CONTEXT,
             "weights": 4 * (self.weights + adapters),

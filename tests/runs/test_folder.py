@@ -1,6 +1,7 @@
 """Run folders: never overwritten, never shared, and readable whatever instant a run was killed at."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,23 @@ def test_partial_last_line_is_dropped(config: Config) -> None:
         assert read_jsonl(folder.path / "metrics.jsonl") == [*rows[:3], {"step": 3}]
         with pytest.raises(RunFolderError, match=r"metrics.jsonl has rows, and the run no checkpoint"):
             folder.kept(-1, {})
+
+
+def test_a_write_that_fails_half_way_leaves_nothing(config: Config) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        path = folder.path / "metrics.jsonl"
+        folder.append(path.name, {"step": 1})
+        data, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) + 5, hard))
+        try:
+            for write in (lambda: folder.append(path.name, {"step": 2}), lambda: replace(path, b"x" * 99)):
+                with pytest.raises(OSError, match="File too large"):
+                    write()
+                assert path.read_bytes() == data and not list(folder.path.glob(".*.tmp"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        folder.append(path.name, {"step": 2})
+        assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"step": "1"}', b"\0\0", b"\xff", b"[" * 100_000])

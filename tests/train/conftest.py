@@ -270,6 +270,8 @@ class Server:
         self._number += 1
         logs = folder / f".logs-{self._number}"
         logs.mkdir(parents=True)
+        for name in ("out", "err"):  # before it begins: whoever asks what it has said may be sooner than it
+            (logs / name).touch()
         return Command(self, self.ask({"argv": argv, "cwd": str(folder), "logs": str(logs)}), logs)
 
     def close(self) -> None:
