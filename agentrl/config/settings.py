@@ -20,8 +20,10 @@ TinySize = Literal["hidden", "layers", "heads"]
 
 def _without_options(names: object) -> object:
     """Give a list of names as a table."""
-    listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return {name: {} for name in names} if listed else names
+    if not isinstance(names, list):
+        return names
+    listed: list[object] = names
+    return {name: {} for name in listed} if all(isinstance(name, str) for name in listed) else listed
 
 
 class _Section(pydantic.BaseModel):

@@ -242,11 +242,14 @@ class VllmEngine:
         # Its processes end with this one. By name, since vLLM's module for workers is for them alone.
         os.environ["AGENTRL_VLLM_OWNER"] = str(os.getpid())
         arguments = _vllm.AsyncEngineArgs(**self._arguments)
-        self._llm: Any = _engine.AsyncLLM.from_engine_args(arguments, stat_loggers=[lambda *_: self._watch])
+        self._llm: Any = _engine.AsyncLLM.from_engine_args(arguments, stat_loggers=[self._watching])
         config = self._llm.vllm_config.cache_config
         self._first, self._room = self._version, int(config.num_gpu_blocks * config.block_size)
         if self._closed:  # meanwhile
             self._llm.shutdown()
+
+    def _watching(self, *_: object) -> _Watch:
+        return self._watch
 
     async def _alive(self) -> Any:
         """Give the running vLLM, started again if it has died."""

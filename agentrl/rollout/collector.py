@@ -253,8 +253,8 @@ class Collector:
     def __getstate__(self) -> dict[str, object]:
         # Threads and environments can't be pickled: another process makes its own.
         gate = Gate(self._concurrency, self._limits.episode_tokens)
-        own = {"_threads": None, "_idle": {name: [] for name in self._envs}, "_gate": gate, "_leaving": set[Any]()}
-        return self.__dict__ | own
+        idle = dict[str, list[ToolEnv]]((name, []) for name in self._envs)
+        return {**self.__dict__, "_threads": None, "_idle": idle, "_gate": gate, "_leaving": set[Any]()}
 
     async def collect(
         self,

@@ -94,6 +94,9 @@ async def first(
     Returns:
         The groups that have ended, in order, and the number of those that were cancelled.
     """
+    for task in playing:
+        # asyncio would complain of errors that nobody asks for.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
     complete = 0
     try:
         for task in asyncio.as_completed(playing):
@@ -112,6 +115,4 @@ async def first(
         task.cancel()
         leaving.add(task)
         task.add_done_callback(leaving.discard)
-        # asyncio would complain of an error that nobody asks for.
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
     return ended, len(late)

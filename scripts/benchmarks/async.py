@@ -35,6 +35,7 @@ MODES: Mapping[str, Sequence[str]] = {
     "lag": ("rollout.overlap=lag",),
     "inflight, 1": ("rollout.overlap=inflight",),
     "inflight, 2": ("rollout.overlap=inflight", "rollout.max_staleness=2"),
+    "inflight, 2, 2 spare": ("rollout.overlap=inflight", "rollout.max_staleness=2", "rollout.spare=2"),
 }
 
 
@@ -88,8 +89,8 @@ def config_of(args: argparse.Namespace, mode: str, seconds: float) -> Config:
     )
 
 
-def measured(config: Config, mix: TaskMix) -> tuple[float, list[dict[str, float]]]:
-    """Train, and give the seconds of all steps and their rows."""
+def measured(config: Config, mix: TaskMix) -> tuple[float, float, list[dict[str, float]]]:
+    """Train, and give the seconds of all steps, by the clock and of the processor, and their rows."""
     parts = assemble(config, mix)
     collector = make_collector(config, parts.renderer, split="train")
     trainer = Trainer(config, make_learner(config, parts.model), make_source(config, mix, collector, parts.engine))
@@ -98,17 +99,17 @@ def measured(config: Config, mix: TaskMix) -> tuple[float, list[dict[str, float]
         await trainer.sync(0)
         return [(await trainer.step(number)).metrics for number in range(1, config.optim.steps + 1)]
 
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), time.process_time()
     rows = asyncio.run(run())
-    seconds = time.perf_counter() - began
+    seconds, spent = time.perf_counter() - began, time.process_time() - spent
     collector.close()
     parts.engine.close()
-    return seconds, rows
+    return seconds, spent, rows
 
 
 def computing(config: Config) -> float:
     """Measure the median seconds of a step without tools."""
-    _, rows = measured(config, task_mix(config, "train"))
+    *_, rows = measured(config, task_mix(config, "train"))
     return median(sum(row[f"seconds_{phase}"] for phase in ("generate", "score", "credit", "update")) for row in rows)
 
 
@@ -133,13 +134,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tool = computing(config_of(args, "off", 0.0)) / args.turns
     say(f"a turn's tool takes {tool:.3g} s on average")
     walls: dict[str, list[float]] = {mode: [] for mode in MODES}
+    spent: dict[str, list[float]] = {mode: [] for mode in MODES}
     rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     for _ in range(args.rounds):
         for mode in MODES:
             config = config_of(args, mode, tool)
-            seconds, some = measured(config, task_mix(config, "train"))
+            seconds, cpu, some = measured(config, task_mix(config, "train"))
             say(f"{mode}: {seconds:.1f} s")
             walls[mode].append(seconds)
+            spent[mode].append(cpu)
             rows[mode] += some
     lines: list[tuple[str, ...]] = []
     for mode, seconds in walls.items():
@@ -147,9 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         stale = [row["staleness_mean"] for row in rows[mode]]
         most = max(row["staleness_max"] for row in rows[mode])
         waited = fmean(row.get("seconds_waited", row["seconds_generate"]) for row in rows[mode])
-        told = " / ".join(f"{one:.1f}" for one in seconds)
-        lines.append((mode, told, f"{ratio:.2f}", f"{fmean(stale):.2f}, {most}", f"{waited:.2f}"))
-    head = ("overlap", "wall s (each round)", "as fast as off, times", "staleness mean, max", "s waited a step")
+        told, busy = (" / ".join(f"{one:.1f}" for one in some) for some in (seconds, spent[mode]))
+        lines.append((mode, told, busy, f"{ratio:.2f}", f"{fmean(stale):.2f}, {most}", f"{waited:.2f}"))
+    head = ("overlap", "wall s (each round)", "CPU s", "as fast as off", "staleness mean, max", "s waited a step")
     print(table(head, lines))
 
 

@@ -93,7 +93,7 @@ class SleepingActor(ray_fleet.Actor):
         """Register the environment too: this script is no module that an actor could import."""
         gymnasium.register("benchmark/Slow-v0", entry_point=lambda **arguments: Slow(**arguments))
         self._engine = SleepingEngine(options["seconds"])
-        self._gate, self._collectors = asyncio.Semaphore(config.rollout.concurrency), {}
+        self._collectors = {}
         return True, 0.0
 
 

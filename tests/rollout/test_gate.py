@@ -60,6 +60,23 @@ def test_the_limit_grows_holds_and_is_cut(most: int, felt: Sequence[Cache | None
     assert asyncio.run(go()) == pytest.approx(wanted)
 
 
+def test_a_cut_is_to_show_before_there_is_another() -> None:
+    async def go() -> list[float]:
+        gate, limits = Gate(99, 10), list[float]()
+        gate.feel(cache(tokens=20))
+        waiting = await entered(gate, 9)
+        for _ in range(6):
+            gate.feel(cache(0.5, tokens=20))
+        for _ in range(3):  # 8 are at play, 7 and 6
+            gate.feel(cache(1.0, tokens=20))
+            limits.append(gate.limit)
+            await gate.__aexit__()
+        waiting[-1].cancel()
+        return limits
+
+    assert asyncio.run(go()) == [6, 6, 4.5]
+
+
 def test_without_anyone_who_waits_nothing_grows() -> None:
     gate = Gate(9, 10)
     gate.feel(cache(tokens=20))

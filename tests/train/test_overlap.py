@@ -170,6 +170,15 @@ def test_a_deterministic_run_does_not_depend_on_the_engines_rounding(small: Make
     assert not all(torch.equal(a, b) for a, b in zip(*again, strict=True)), "it would show"
 
 
+def test_a_step_trains_on_its_first_groups_and_says_how_many_it_cancelled(small: Make) -> None:
+    # One group at a time: the last of them is the last to end.
+    run = small("rollout.overlap=inflight", "rollout.spare=2", "rollout.concurrency=4", "optim.steps=2")
+    for number, result in enumerate(steps_of(run, 2)):
+        wanted = [task.id for task in run.source.pick(3, first=5 * number, seed=0)]
+        assert list(dict.fromkeys(one.task_id for one in result.trajectories)) == wanted
+        assert result.metrics["groups_cancelled"] == 2 and result.metrics["groups_lost"] == 0
+
+
 class Failing(Around):
     """Fails from a request on."""
 
@@ -203,6 +212,8 @@ def test_an_error_of_later_groups_stops_the_run_at_once(small: Make, mode: str) 
     [
         (("rollout.overlap=inflight", "run.deterministic=true"), "needs rollout.overlap='off' or 'lag'"),
         (("rollout.overlap=inflight", "optim.average=0.9"), "set rollout.overlap to 'lag', or optim.average to 0"),
+        (("rollout.spare=1",), "needs rollout.overlap='inflight' and fleet.name='local'"),
+        (("rollout.spare=1", "rollout.overlap=lag"), "needs rollout.overlap='inflight' and fleet.name='local'"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(small: Make, overrides: Sequence[str], words: str) -> None:
