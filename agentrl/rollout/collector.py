@@ -211,6 +211,7 @@ class Fleet(ABC):
         *,
         on_episode: Callable[[Trajectory], None],
         known: Mapping[int, Trajectory],
+        enough: int | None,
     ) -> Collected:
         """Play at least one group by copies of ``collector``, as its own ``play`` does."""
 
@@ -274,16 +275,20 @@ class Collector:
             sampling: temperature; ``max_tokens`` limits a turn.
             on_episode: called with each finished episode.
             known: episodes that were played before, by their seed; they are taken as they are.
-            enough: once so many groups are complete, the others are cancelled; in a fleet all are played.
+            enough: once so many groups are complete, the others are cancelled; by default all are played.
 
         Raises:
             FaultRateError: more groups were lost than ``max_fault_rate`` allows.
         """
         engine, known = engine_for.engine if isinstance(engine_for, always) else None, known or {}
+        ready = [group for group in specs if all(spec.seed in known for spec in group)]
+        # A resumed run does not begin what it had cancelled.
+        specs = ready if enough is not None and len(ready) >= enough else specs
+        options: dict[str, Any] = {"on_episode": on_episode, "known": known, "enough": enough}
         if specs and isinstance(engine, Fleet):
-            collected = await engine.play(self, specs, sampling, on_episode=on_episode, known=known)
+            collected = await engine.play(self, specs, sampling, **options)
         else:
-            collected = await self.play(specs, engine_for, sampling, on_episode=on_episode, known=known, enough=enough)
+            collected = await self.play(specs, engine_for, sampling, **options)
         if collected.lost > self._max_fault_rate * len(specs):
             raise FaultRateError(
                 f"{collected.lost} of {len(specs)} groups were lost to infrastructure faults, more than "
@@ -302,10 +307,6 @@ class Collector:
         enough: int | None = None,
     ) -> Collected:
         """Play groups here, however many are lost; the rest is as for :meth:`collect`."""
-        ready = [group for group in specs if all(spec.seed in known for spec in group)]
-        enough = len(specs) if enough is None else enough
-        # A resumed run does not begin what it had cancelled.
-        specs = ready if len(ready) >= enough else specs
         began, before = time.perf_counter(), sandbox_counters()
         if self._threads is None:
             self._threads = ThreadPoolExecutor(min(self._concurrency, 32), thread_name_prefix="agentrl-env")
@@ -334,7 +335,7 @@ class Collector:
             return Group(tuple(episodes)) if len(episodes) == len(group) else None
 
         playing = [asyncio.create_task(whole(group)) for group in specs]
-        ended, cancelled = await first(enough, playing, self._leaving)
+        ended, cancelled = await first(enough, playing, self._leaving, lambda group: group is not None)
         groups = tuple(group for group in ended if group)
         return Collected(
             groups=groups,

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from agentrl.engines.base import Cache
-from agentrl.types import Group
 
+T = TypeVar("T")
 _ROOMY = 0.8
 """Below this share of the cache there is room for another episode."""
 _FULL = 0.95
@@ -81,27 +82,25 @@ class Gate:
 
 
 async def first(
-    enough: int, playing: Sequence[asyncio.Task[Group | None]], leaving: set[asyncio.Task[Group | None]]
-) -> tuple[Sequence[Group | None], int]:
+    enough: int | None, playing: Sequence[asyncio.Task[T]], leaving: set[asyncio.Task[T]], complete: Callable[[T], bool]
+) -> tuple[Sequence[T], int]:
     """Wait until ``enough`` groups are complete, and cancel the others.
 
     Args:
-        enough: how many.
-        playing: plays a group each; None is one that was lost.
+        enough: how many; None waits for all.
+        playing: plays a group each.
         leaving: holds what was cancelled until it has ended. Nobody waits for it: it may be in a slow tool, and closes
             its environments afterwards.
+        complete: says of what has been played whether no episode of it was lost.
 
     Returns:
-        The groups that have ended, in order, and the number of those that were cancelled.
+        What has ended, in order, and the number of groups that were cancelled.
     """
-    for task in playing:
-        # asyncio would complain of errors that nobody asks for.
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
-    complete = 0
+    count = 0
     try:
         for task in asyncio.as_completed(playing):
-            complete += await task is not None
-            if complete == enough:
+            count += complete(await task)
+            if count == enough:
                 break
         late = [task for task in playing if not task.done()]
         ended = [task.result() for task in playing if task.done()]
@@ -110,7 +109,8 @@ async def first(
             task.cancel()
         await asyncio.wait(playing)
         # One bug in an environment breaks many episodes alike: the first error says it all.
-        raise (error.exceptions[0] if isinstance(error, ExceptionGroup) else error) from None
+        said = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        raise said from said.__cause__
     for task in late:
         task.cancel()
         leaving.add(task)

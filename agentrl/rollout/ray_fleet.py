@@ -30,6 +30,7 @@ from agentrl.errors import ConfigError, InfrastructureError, UsageError
 from agentrl.models.load import make_repeatable
 from agentrl.rollout.collected import Collected, joined
 from agentrl.rollout.collector import Collector, Fleet, always
+from agentrl.rollout.gate import first
 from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.sandboxes import Counters
@@ -134,6 +135,9 @@ class RayFleet(Fleet):
         InfrastructureError: an actor did not start.
     """
 
+    cache = None
+    """Each actor's collector asks its own engine."""
+
     def __init__(
         self,
         config: Config,
@@ -172,6 +176,7 @@ class RayFleet(Fleet):
         self._fault: InfrastructureError | None = None
         """Why there will be none."""
         self._revivals = set[asyncio.Task[None]]()
+        self._leaving = set[asyncio.Task[Collected]]()
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
         """Sample a continuation with one of the actors; see :class:`agentrl.engines.base.Engine`.
@@ -204,6 +209,7 @@ class RayFleet(Fleet):
         *,
         on_episode: Callable[[Trajectory], None],
         known: Mapping[int, Trajectory],
+        enough: int | None,
     ) -> Collected:
         """Play groups, each on the actor that has the fewest episodes; ``on_episode`` is told of whole groups.
 
@@ -225,12 +231,9 @@ class RayFleet(Fleet):
                 on_episode(episode)
             return replace(part, faults=part.faults + deaths * (len(group) - len(there)))
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                playing = [tasks.create_task(played(group)) for group in specs]
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from errors.exceptions[0].__cause__
-        collected = joined([task.result() for task in playing])
+        playing = [asyncio.create_task(played(group)) for group in specs]
+        parts, cancelled = await first(enough, playing, self._leaving, lambda part: bool(part.groups))
+        collected = replace(joined(parts), cancelled=cancelled)
         sandbox = sandbox_metrics(before, self._counted())
         return replace(collected, seconds=time.perf_counter() - began, sandbox=sandbox)
 
