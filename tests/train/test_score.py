@@ -92,15 +92,6 @@ def test_a_pack_is_scored_as_its_rows_are(model: Any, reference: Any, temperatur
     assert_close(got, expected)
 
 
-def test_gradients_are_those_of_the_full_logits(model: Any, reference: Any) -> None:
-    batch, ours, theirs = batch_of(SHAPES), copy.deepcopy(model), copy.deepcopy(reference)
-    weight = torch.linspace(-1, 1, len(batch.sampled))
-    got, expected = score(ours, batch, temperature=1.3), full_stats(theirs, batch, 1.3)
-    (got.logp * weight).sum().add(got.entropy.sum(), alpha=0.1).backward()
-    (expected[0] * weight).sum().add(expected[1].sum(), alpha=0.1).backward()
-    assert_same_gradients(ours, theirs)
-
-
 def test_only_the_places_before_sampled_tokens_meet_the_vocabulary(model: Any) -> None:
     batch = batch_of(SHAPES)
     _, hidden = hidden_states(model, batch)
