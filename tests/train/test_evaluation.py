@@ -101,7 +101,8 @@ def test_a_split_of_fewer_tasks_says_so(server: Server, bare: Path, tmp_path: Pa
     (tmp_path / "toy.toml").write_text("[env]\nid = 'toy:test/Toy-v0'\n[rollout]\nturn_tokens = 5\n")
     words = ("eval", str(bare), "--config", "toy.toml", "--json", "--tasks")
     command = server.start(tmp_path, *words, "1000")
-    assert command.wait() == 0 and command.err == "the split 'test' has 12 tasks, not 1000\n"
+    # On a busy machine lines of progress follow.
+    assert command.wait() == 0 and command.err.startswith("the split 'test' has 12 tasks, not 1000\n")
     assert json.loads(command.out)["tasks"] == 12
     command = server.start(tmp_path, *words, "12")
     assert command.wait() == 0 and command.err == ""
