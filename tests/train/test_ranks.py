@@ -80,7 +80,7 @@ def test_whole_run_on_two_ranks_is_that_on_one(
     assert weights[0].keys() == weights[1].keys() and apart(weights[1], weights[0]) < 1e-3
     if adapters:
         last = checkpoints(tmp_path / "runs" / "two")[1]
-        base = AutoModelForCausalLM.from_pretrained(base_of(last))
+        base = AutoModelForCausalLM.from_pretrained(base_of(last) or "")
         peft = PeftModel.from_pretrained(base, last).merge_and_unload().state_dict()
         assert apart(peft, load_model(last).state_dict()) < 1e-6
 
