@@ -9,11 +9,9 @@ Legend: W ranks, P of which share a pack's tokens; D = W/P packs are computed at
 import copy
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import cache, partial
 from pathlib import Path
-from threading import RLock
 from types import MethodType
 from typing import Any, cast
 
@@ -39,8 +37,6 @@ _Part = tuple[Tensor, TokenStats]
 """Which of a pack's sampled tokens a rank has, and their statistics, on the CPU."""
 _TOGETHER = 2**26
 """Numbers of weights after which those that were made whole together are given away, before there are more."""
-_BASE = "base"
-"""Names the weights without the adapters."""
 
 
 def new_learner(config: Config, model: PreTrainedModel, **options: Any) -> Learner:
@@ -82,10 +78,8 @@ class ShardedLearner(Learner):
     ) -> None:
         device = device or model.device.type
         self._rank, self._world, self._share = dist.get_rank(), dist.get_world_size(), sequence_ranks
-        self._copies: dict[str, list[Tensor]] = {"": []}
-        """Other values of the trained weights, by what they are kept for; of the weights themselves there are none."""
+        self._reference_weights: list[Tensor] = []
         self._losses: tuple[LossOf, int] | None = None
-        self._one_call = RLock()
         self._whole, skeleton = model, model
         if self._rank == 0:
             heads = model.config.get_text_config().num_attention_heads
@@ -99,7 +93,7 @@ class ShardedLearner(Learner):
         super().__init__(skeleton, **options)
         self._all = list(skeleton.parameters())
         for place, weight in enumerate(model.parameters() if self._rank == 0 else ()):
-            self._spread(place, weight.detach())
+            self._spread("_all", place, weight.detach())
             # Without a value that could be taken for one, and without memory.
             weight.data = weight.new_full((1,) * weight.ndim, torch.nan).expand(weight.shape)
 
@@ -107,20 +101,15 @@ class ShardedLearner(Learner):
         """Cut rows of a batch into packs that fit into a rank's memory, in any order; one a rank or more."""
         return batch.balanced(self._room(batch, rows), rows)
 
-    def frozen(self) -> Callable[[Batch], TokenStats]:
-        """Give what ``score`` is now, for later; it is so until this is called again."""
-        self._everywhere("_keep", "frozen")
-        return partial(self._scored, "frozen")
-
     def keep_reference(self, model: PreTrainedModel | None = None) -> None:
         """Freeze a copy of the weights, those of ``model`` or else the policy's as they are now, as the reference."""
-        self._everywhere("_keep", "reference")
+        self._everywhere("_keep")
         for place, weight in enumerate(model.parameters() if model else ()):
-            self._spread(place, weight.detach(), "reference")
+            self._spread("_reference_weights", place, weight.detach())
 
     def score_reference(self, batch: Batch) -> Tensor:
         """Compute the log-prob of every sampled token under the frozen reference [S], on the CPU."""
-        return self._scored("reference" if "reference" in self._copies else _BASE, batch).logp
+        return self._scored(True, batch).logp
 
     def update(self, packs: Sequence[Batch], loss_of: LossOf, rate: float) -> float:
         """Take one step of the optimizer down the gradient of all packs' losses; see ``Learner``."""
@@ -155,25 +144,26 @@ class ShardedLearner(Learner):
         self._everywhere("_trade")
 
     def _score(self, model: PreTrainedModel, batch: Batch) -> TokenStats:
-        return self._scored("", batch)
+        return self._scored(False, batch)
 
-    def _scored(self, under: str, batch: Batch) -> TokenStats:
+    def _scored(self, reference: bool, batch: Batch) -> TokenStats:
         rows = batch.sampled_rows.tolist()
         packs = batch.split(self._room(batch, rows), rows)
-        told = self._each("_forward", [(under, mine) for mine in self._dealt(packs)])
+        told = self._each("_forward", [(reference, mine) for mine in self._dealt(packs)])
         stats = [stats for turn in zip(*told, strict=True) for _, stats in self._joined(turn)][: len(packs)]
         return TokenStats(*(torch.cat(part) for part in zip(*stats, strict=True)))
 
     # From here on: what every rank does.
 
-    def _forward(self, under: str, packs: Sequence[Batch]) -> list[list[_Part]] | None:
-        """Score this rank's packs under a copy of the weights; gives rank 0 the results of every rank."""
-        with torch.no_grad(), without_adapters(self.model) if under == _BASE else nullcontext():
-            self._exchange(self._copies.get(under, ()))
+    def _forward(self, reference: bool, packs: Sequence[Batch]) -> list[list[_Part]] | None:
+        """Score this rank's packs, under the reference or not; gives rank 0 the results of every rank."""
+        others = self._reference_weights if reference else []
+        with torch.no_grad(), without_adapters(self.model) if reference and not others else nullcontext():
+            self._exchange(others)
             try:
                 return self._gathered([_on_cpu(self._own(pack)) for pack in packs])
             finally:
-                self._exchange(self._copies.get(under, ()))
+                self._exchange(others)
 
     def _descend(self, packs: Sequence[Batch], rate: float) -> float:
         """Accumulate the gradient over this rank's packs, as many as any other rank has, and take a step."""
@@ -240,8 +230,8 @@ class ShardedLearner(Learner):
         for error in filter(None, self._gathered(fault) or ()):
             raise error
 
-    def _keep(self, name: str) -> None:
-        self._copies[name] = [weight.detach().clone() for weight in self.trained]
+    def _keep(self) -> None:
+        self._reference_weights = [weight.detach().clone() for weight in self.trained]
 
     def _trade(self) -> None:
         self._exchange(self._average)
@@ -250,13 +240,13 @@ class ShardedLearner(Learner):
         super().close()
         # FSDP2's hooks refer to what they hang on.
         del self.model, self.optimizer, self.trained, self._all
-        self._average, self._copies = [], {}
+        self._average, self._reference_weights = [], []
         gc.collect()
 
     @torch.no_grad()
-    def _take(self, place: int, shard: Tensor, name: str) -> None:
-        """Take this rank's shard of a weight, or of a copy of it."""
-        held: Any = self._copies[name][place] if name else self._all[place]
+    def _take(self, name: str, place: int, shard: Tensor) -> None:
+        """Take this rank's shard of a weight, or of its value in the reference."""
+        held: Any = getattr(self, name)[place]
         held.to_local().copy_(shard)
 
     def _own(self, pack: Batch) -> _Part:
@@ -271,17 +261,15 @@ class ShardedLearner(Learner):
 
     def _each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> Any:
         """Call a method on all ranks, on each with arguments of its own; give the result of this one."""
-        # One after the other: groups may be scored while another thread updates.
-        with self._one_call:
-            _scatter([(name, one) for one in arguments])
-            return getattr(self, name)(*arguments[0])
+        _scatter([(name, one) for one in arguments])
+        return getattr(self, name)(*arguments[0])
 
-    def _spread(self, place: int, tensor: Tensor, name: str = "") -> None:
-        """Cut a weight, or a copy of it, into the ranks' shards, and have each rank take its own."""
+    def _spread(self, name: str, place: int, tensor: Tensor) -> None:
+        """Cut a weight into the ranks' shards, and have each rank take its own."""
         # The cut is that of FSDP2; where there are fewer rows than ranks, the last ranks have none.
         cuts = [*tensor.chunk(self._world), *[tensor[:0]] * self._world]
         # Copied, since what is sent of a view is all that it is a view of.
-        self._each("_take", [(place, cut.cpu().clone(), name) for cut in cuts[: self._world]])
+        self._each("_take", [(name, place, cut.cpu().clone()) for cut in cuts[: self._world]])
 
     def _room(self, batch: Batch, rows: Sequence[int]) -> int:
         """Tokens of a pack such that no rank goes without one for being one of many."""
@@ -336,9 +324,17 @@ def _scatter(objects: Sequence[Any] | None) -> Any:
 
 def _shard(model: Any, device: str, dtype: torch.dtype, sequence_ranks: int) -> None:
     """Shard a model over all ranks, and give it a method ``score_pack`` that works on the shards."""
-    everyone, group = _groups(device, sequence_ranks)
+    backend = "gloo"
+    if device == "cuda":
+        backend = "nccl"
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", dist.get_rank())))
+    # A group of its own: that of the calls may wait for hours, while rank 0 plays.
+    everyone: Any = dist.new_group(backend=backend)
     mesh = DeviceMesh.from_group(everyone, device)
-    share = TokenShare(group) if sequence_ranks > 1 else None
+    share = None
+    if sequence_ranks > 1:
+        group: Any = dist.new_subgroups(sequence_ranks, backend=backend)[0]
+        share = TokenShare(group)
     # What is held, reduced and optimized is float32; only what is gathered to compute with is of the given type.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     made: dict[nn.Parameter, nn.Parameter] = {}
@@ -354,16 +350,6 @@ def _shard(model: Any, device: str, dtype: torch.dtype, sequence_ranks: int) -> 
     # it must be a forward pass.
     model.score_pack = MethodType(score_pack, model)
     register_fsdp_forward_method(model, "score_pack")
-
-
-@cache
-def _groups(device: str, sequence_ranks: int) -> tuple[Any, Any]:
-    """Make the group of all ranks, and that of those which share packs with this one."""
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", dist.get_rank())))
-    backend = "nccl" if device == "cuda" else "gloo"
-    # Of their own: the group of the calls may wait for hours, while rank 0 plays.
-    return dist.new_group(backend=backend), dist.new_subgroups(sequence_ranks, backend=backend)[0]
 
 
 def _skeleton(model: PreTrainedModel) -> PreTrainedModel:

@@ -17,7 +17,7 @@ from agentrl.models.lora import base_of
 from agentrl.runs.folder import checkpoints
 from agentrl.train.ranks import check_ranks, is_follower, ranks
 
-from .conftest import ARITHMETIC, TOY, Command, Server, is_alive, rows_of, same_weights, setting
+from .conftest import ARITHMETIC, TOY, Command, Server, is_alive, rows_of, setting
 from .test_sharded import apart
 
 
@@ -80,25 +80,21 @@ def test_whole_run_on_two_ranks_is_that_on_one(
     assert weights[0].keys() == weights[1].keys() and apart(weights[1], weights[0]) < 1e-3
     if adapters:
         last = checkpoints(tmp_path / "runs" / "two")[1]
-        base = AutoModelForCausalLM.from_pretrained(base_of(last))
+        base = AutoModelForCausalLM.from_pretrained(base_of(last) or "")
         peft = PeftModel.from_pretrained(base, last).merge_and_unload().state_dict()
         assert apart(peft, load_model(last).state_dict()) < 1e-6
 
 
 @pytest.mark.slow
-def test_two_ranks_play_ahead_as_one_does(start: Callable[..., Command], server: Server, tmp_path: Path) -> None:
+def test_two_ranks_play_ahead_as_one_does(start: Callable[..., Command], tmp_path: Path) -> None:
     short = ("optim.steps=3", "eval.tasks=1", "eval.every=0", "save.every=0")
     start("one", *short, "rollout.overlap=lag").done()
-    two = (*short, "rollout.overlap=lag", "run.ranks=2", "run.deterministic=true")
-    start("two", *two).done()
-    start("again", *two, "optim.steps=2").done()
-    server.start(tmp_path, "train", "--resume", "runs/again", *setting("optim.steps=3")).done()
+    start("two", *short, "rollout.overlap=lag", "run.ranks=2").done()
     start("flying", *short, "optim.average=0", "rollout.overlap=inflight", "run.ranks=2").done()
-    one, two, flying, again = (rows_of(tmp_path / "runs" / name) for name in ("one", "two", "flying", "again"))
+    one, two, flying = (rows_of(tmp_path / "runs" / name) for name in ("one", "two", "flying"))
     assert [[row["staleness_max"] for row in rows] for rows in (one, two)] == [[0, 1, 1]] * 2
     assert [row["reward_mean"] for row in two] == [row["reward_mean"] for row in one]
     assert [row["grad_norm"] for row in two] == pytest.approx([row["grad_norm"] for row in one], rel=1e-3)
-    assert again == two and same_weights(tmp_path / "runs" / "two", tmp_path / "runs" / "again")
     assert len(flying) == 3 and max(row["staleness_max"] for row in flying) <= 1
 
 
