@@ -8,11 +8,11 @@ import argparse
 import json
 import os
 import random
-import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 os.environ |= {
@@ -35,7 +35,7 @@ from agentrl.rollout.mix import TaskMix
 from agentrl.runs.assemble import Parts, assemble
 
 EXAMPLES = """examples:
-  soak_fleet.py                     1000 episodes
+  soak_fleet.py                     1024 episodes
   soak_fleet.py --episodes 192      minutes
 """
 
@@ -61,26 +61,33 @@ class SoakActor(ray_fleet.Actor):
         return played
 
 
-def actors() -> list[psutil.Process]:
-    """Find the actors."""
-    return [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::SoakActor")]
+def both(*, playing: bool) -> list[psutil.Process]:
+    """Find the two actors, or none unless both are there, and have a sandbox if they are to be ``playing``."""
+    try:
+        every = psutil.Process().children(recursive=True)
+        found = [one for one in every if one.name().startswith("ray::SoakActor") and (one.children() or not playing)]
+    except psutil.NoSuchProcess:  # meanwhile
+        return []
+    return found if len(found) == 2 else []
 
 
 def kill_actors(record: Record, args: argparse.Namespace, stop: threading.Event) -> None:
     """Kill one of the two actors now and then, while both are there."""
     rng = random.Random(args.seed)
     while not stop.wait(rng.expovariate(1 / args.kill_every)):
-        if len(found := actors()) == 2 and all(one.children() for one in found):
-            os.kill(rng.choice(found).pid, signal.SIGKILL)
+        if found := both(playing=True):
+            rng.choice(found).kill()
             record.counts["killed actors"] += 1
 
 
 def held() -> dict[str, int]:
     """Count what the driver and the two actors hold, once both are there."""
-    while len(found := actors()) < 2 or not all(one.children() for one in found):
+    while True:
+        with suppress(psutil.NoSuchProcess):
+            if found := both(playing=False):
+                sizes = {f"MiB of actor {place}": one.memory_info().rss >> 20 for place, one in enumerate(found)}
+                return soak.held() | sizes | {"descriptors of actors": sum(one.num_fds() for one in found)}
         time.sleep(0.1)
-    sizes = {f"MiB of actor {place}": one.memory_info().rss >> 20 for place, one in enumerate(found)}
-    return soak.held() | sizes | {"descriptors of actors": sum(one.num_fds() for one in found)}
 
 
 def on_ray(config: Config, mix: TaskMix) -> tuple[Parts, Any]:
@@ -95,8 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--episodes", type=int, default=1000, help="in all (default 1000)")
-    parser.add_argument("--kill-every", type=float, default=60.0, metavar="S", help="mean seconds (default 60)")
+    parser.add_argument("--episodes", type=int, default=1024, help="in all (default 1024)")
+    parser.add_argument("--kill-every", type=float, default=15.0, metavar="S", help="mean seconds (default 15)")
     args = parser.parse_args(arguments)
     args.seed = 0
     gymnasium.register("soak/Soak-v0", entry_point=lambda **options: soak.Soak(**options))

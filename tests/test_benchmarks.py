@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,17 @@ def test_engines_and_overlap_are_measured(name: str, rows: list[str]) -> None:
     shown = run(FOLDER / name, "--quick")
     assert shown.returncode == 0, shown.stderr
     assert [line.split(" | ")[0] for line in shown.stdout.splitlines()[2:]] == rows
+
+
+@pytest.mark.ray
+def test_larger_fleets_are_simulated(require: Callable[[bool, str], None]) -> None:
+    require(find_spec("ray") is not None, "needs ray: pip install 'agentrl[ray]'")
+    shown = run(FOLDER / "fleet.py", "--simulate", "--train-tokens", "1e9", "--driver-ms", "20", "--hop-seconds", "0")
+    assert shown.returncode == 0, shown.stderr
+    rows = [line.split(" | ") for line in shown.stdout.splitlines() if line[:3] in ("| 1", "| 2", "| 4", "| 6")]
+    assert [row[0] for row in rows] == ["| 1", "| 4", "| 16", "| 64", "| 250", "| 1000"]
+    assert rows[0][-1] == "actors |" and rows[-1][-1] == "driver |", "it sends one group after the other"
+    assert [float(row[2]) for row in rows] == pytest.approx([0.02 * 128 * int(row[0][2:]) for row in rows], rel=0.01)
 
 
 @pytest.mark.slow

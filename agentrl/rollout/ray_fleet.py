@@ -268,9 +268,7 @@ class RayFleet(Fleet):
                 f"{self._patience:g} seconds: `ray status` tells who holds the cluster's resources"
             ) from None
         except _errors.RayError as error:
-            raise InfrastructureError(
-                f"an actor of the fleet died when it was started: {_first_line(error)}"
-            ) from error
+            raise InfrastructureError(f"an actor of the fleet died when it was started: {_gist(error)}") from error
         for place in self._places:
             place.ready = True
         return said[0]
@@ -298,7 +296,7 @@ class RayFleet(Fleet):
                     self._changed.notify(episodes)
         raise InfrastructureError(
             f"{deaths} actors of the fleet died one after the other over the same episodes, perhaps for want of "
-            f"memory: {_first_line(died)}"
+            f"memory: {_gist(died)}"
         ) from died
 
     async def _take(self, episodes: int) -> _Place:
@@ -351,7 +349,7 @@ class RayFleet(Fleet):
                 deaths += not late or not any(one.ready for one in self._places)
                 if deaths == _ATTEMPTS:
                     cause = _cause(error) if isinstance(error, _RAISED) else error
-                    why = f"it took longer than {self._patience:g} seconds" if late else _first_line(cause)
+                    why = f"it took longer than {self._patience:g} seconds" if late else _gist(cause)
                     self._fault = InfrastructureError(
                         f"an actor of the fleet could not be started again in {deaths} attempts: {why}"
                     )
@@ -371,7 +369,7 @@ def _connect(address: str) -> bool:
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
             f"no Ray cluster can be reached at fleet.options.address={address!r}: start one with `ray start --head`, "
-            f"or set fleet.name='local' ({_first_line(error)})"
+            f"or set fleet.name='local' ({_gist(error)})"
         ) from error
     return True
 
@@ -396,5 +394,7 @@ def _cause(error: Any) -> Exception:
     return InfrastructureError(f"an actor of the fleet raised what can't be sent here: {last}")
 
 
-def _first_line(error: BaseException | None) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _gist(error: BaseException | None) -> str:
+    """Say an error in a line: what could not be imported on a node stands at the end of many."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return lines[-1 if "in its creation task" in lines[0] else 0]
