@@ -1,12 +1,12 @@
-"""Diagnostics of a step: how much its weights differ, the drift of the policy, and what is told by position.
+"""Diagnostics of a step: the noise of its gradient, the drift of the policy, and both by position in the episode.
 
 They are watched, and no decision reads them.
 
 Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows (one episode each), ``starts`` [R+1] the offset of each
-row. ``t`` = 1, 2, … counts the sampled tokens of an episode through all its turns.
+row, ``P`` parameters. ``t`` = 1, 2, … counts the sampled tokens of an episode through all its turns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +19,116 @@ from agentrl.algos.rows import Rows, check_tokens
 
 BINS = 32
 """Bins of t: the k-th holds 2^k ≤ t < 2^(k+1), so episodes may have up to 2^BINS - 1 sampled tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VarianceProxy:
+    """A cheap proxy for the gradient's variance, as the authors of OTB log it.
+
+    ``power`` is a squared gradient with respect to the logits, as if each token's logits were parameters; ``signal``
+    is one with respect to the model's parameters. So the proxy is not on the scale of the variance, and ``noise`` may
+    be negative. Compare it across the steps of one run only; ``split_variance`` estimates the variance itself.
+    """
+
+    signal: float
+    """‖ĝ‖² of the measured gradient."""
+    power: float
+    """mean_i Σ_t w_t A_t²: the squared gradient of a row with respect to its logits, averaged over the rows."""
+    noise: float
+    """(power - signal) / (n - 1), with n rows that have a sampled token."""
+
+
+def variance_proxy(grad_norm: float, energy: Tensor, advantages: Tensor, starts: Tensor) -> VarianceProxy:
+    """Compute the proxy from the gradient's norm, token energies and advantages.
+
+    Args:
+        grad_norm: ‖ĝ‖ of the mean over rows of Σ_t A_t ∇logp_t, before it is clipped.
+        energy: Token energy ``‖onehot(y) − π‖²`` [S]: the squared norm of ∇logp with respect to the logits.
+        advantages: The factor of ∇logp in that mean [S]: the advantage, divided by the row's length where the loss
+            averages over a row's tokens.
+        starts: Offset of each row [R+1].
+
+    Returns:
+        Signal, power and noise. A row without a sampled token does not count.
+
+    Raises:
+        ValueError: shapes that do not fit, numbers that are not finite, or fewer than two rows with a sampled token.
+
+    Source: arXiv 2602.07078 and its authors' code; there power has one advantage per row, here one per token.
+    """
+    check_tokens("advantages", advantages, advantages)
+    check_tokens("energy", energy, advantages, least=0.0)
+    rows = Rows.of(starts, advantages)
+    count = int((rows.lengths > 0).sum())
+    if count < 2:
+        raise ValueError(f"a variance needs at least two rows with a sampled token, not {count}")
+    power = float((energy.double() * advantages.double().square()).sum()) / count
+    signal = grad_norm**2
+    # Of n independent gradients g_i with mean ĝ, Var ĝ is estimated by (mean‖g_i‖² − ‖ĝ‖²) / (n − 1).
+    return VarianceProxy(signal=signal, power=power, noise=(power - signal) / (count - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitVariance:
+    """Variance of a batch's gradient, estimated from two independent halves of it: unbiased, but itself noisy."""
+
+    variance: float
+    """Mean squared distance of the whole batch's gradient ĝ from its mean Eĝ, summed over parameters."""
+    signal: float
+    """‖Eĝ‖²; the estimate may be negative where the gradient is all noise."""
+    cosine: float
+    """Cosine of the two halves' gradients; 0 where one of them is 0."""
+
+
+def split_variance(first: Tensor, second: Tensor) -> SplitVariance:
+    """Estimate a gradient's variance from the gradients of two halves of the batch.
+
+    With ĝ = (g₁ + g₂)/2 of independent halves, Var ĝ = E‖g₁ − g₂‖²/4 and ‖Eĝ‖² = E g₁·g₂.
+
+    Args:
+        first: Gradient of the mean loss of one half's rows [P].
+        second: That of the other half [P]; no group is in both halves.
+
+    Returns:
+        Variance, signal and cosine.
+
+    Raises:
+        ValueError: the gradients are not two vectors of one length.
+    """
+    if first.ndim != 1 or first.shape != second.shape:
+        raise ValueError(f"gradients must be two vectors of one length, not {list(first.shape)}, {list(second.shape)}")
+    one, other = first.detach().double(), second.detach().double()
+    signal = float(one @ other)
+    scale = float(one.norm() * other.norm())
+    variance = float((one - other).square().sum()) / 4
+    return SplitVariance(variance=variance, signal=signal, cosine=signal / scale if scale else 0.0)
+
+
+def measured_variance(
+    gradient: Callable[[Tensor], Tensor], group: Tensor, generator: torch.Generator
+) -> SplitVariance:  # fmt: skip
+    """Split a batch's groups into two random halves, and estimate the variance from their gradients.
+
+    Rows of one group share a baseline, so a group is never split; an odd group is left out.
+
+    Args:
+        gradient: Maps the rows of a half, indices in rising order, to the gradient of their mean loss [P].
+        group: Task instance of each row [R].
+        generator: Chooses the halves.
+
+    Returns:
+        Variance, signal and cosine.
+
+    Raises:
+        ValueError: there are fewer than two groups, or the gradients are not two vectors of one length.
+    """
+    names = torch.unique(group)
+    if len(names) < 2:
+        raise ValueError(f"a batch is split by groups and needs at least two, not {len(names)}")
+    half = len(names) // 2
+    order = names[torch.randperm(len(names), generator=generator)]
+    first, second = (torch.nonzero(torch.isin(group, part))[:, 0] for part in (order[:half], order[half : 2 * half]))
+    return split_variance(gradient(first), gradient(second))
 
 
 def effective_sample_size(weights: Tensor) -> float:

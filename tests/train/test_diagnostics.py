@@ -11,9 +11,12 @@ from agentrl.train.diagnostics import (
     BINS,
     Drift,
     effective_sample_size,
+    measured_variance,
     position_means,
     position_moments,
     position_stds,
+    split_variance,
+    variance_proxy,
 )
 
 ROWS = st.lists(st.lists(st.floats(-4, 4, width=32), max_size=40), min_size=1, max_size=6)
@@ -34,6 +37,75 @@ def by_bin(rows: list[list[float]]) -> dict[int, list[float]]:
                 edge *= 2
             found.setdefault(edge, []).append(value)
     return found
+
+
+def test_hand_worked_proxy():
+    # w·A² = .02·1 + .4·.25 of the first row, .9·4 of the second: power 3.72/2, signal .25, noise over one row less.
+    energy, advantages = torch.tensor([0.02, 0.4, 0.9]), torch.tensor([1.0, -0.5, 2.0])
+    found = variance_proxy(0.5, energy, advantages, torch.tensor([0, 2, 2, 3]))
+    assert found.signal == 0.25
+    assert found.power == pytest.approx(1.86)
+    assert found.noise == pytest.approx(1.61)
+
+
+def test_proxy_is_the_variance_where_every_token_has_logits_of_its_own():
+    # Rows of one token with parameters of their own prefix: the logit space is the weights' space.
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.softmax(torch.randn(4, generator=generator, dtype=torch.float64), 0)
+    tokens = torch.multinomial(probs, 50_000, replacement=True, generator=generator)
+    advantages = torch.randn(4, generator=generator, dtype=torch.float64)[tokens]
+    rows = advantages[:, None] * (torch.eye(4, dtype=torch.float64)[tokens] - probs)
+    energy = (torch.eye(4, dtype=torch.float64)[tokens] - probs).square().sum(1)
+    mean = rows.mean(0)
+    found = variance_proxy(float(mean.norm()), energy, advantages, torch.arange(50_001))
+    assert found.noise == pytest.approx(float((rows - mean).square().sum(1).mean()) / 49_999, rel=1e-9)
+
+
+def test_proxy_needs_two_rows_with_tokens():
+    with pytest.raises(ValueError, match="at least two rows"):
+        variance_proxy(1.0, torch.ones(2), torch.ones(2), torch.tensor([0, 2, 2]))
+    with pytest.raises(ValueError, match="energy"):
+        variance_proxy(1.0, -torch.ones(2), torch.ones(2), torch.tensor([0, 1, 2]))
+
+
+def test_hand_worked_split():
+    found = split_variance(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 2.0]))
+    assert (found.variance, found.signal) == (1.0, 1.0)
+    assert found.cosine == pytest.approx(1 / math.sqrt(5))
+    assert split_variance(torch.zeros(3), torch.ones(3)).cosine == 0.0
+    with pytest.raises(ValueError, match="one length"):
+        split_variance(torch.zeros(3), torch.zeros(2))
+
+
+def test_split_variance_is_right_on_average():
+    generator = torch.Generator().manual_seed(1)
+    mean, seen = torch.tensor([1.0, -2.0, 0.5]), []
+    for _ in range(4000):
+        first, second = mean + torch.randn(2, 3, generator=generator) * 0.3
+        seen.append(split_variance(first, second))
+    # Each half has variance 3·.09, and their mean half of that.
+    assert statistics.fmean(one.variance for one in seen) == pytest.approx(0.135, rel=0.05)
+    assert statistics.fmean(one.signal for one in seen) == pytest.approx(5.25, rel=0.02)
+
+
+@pytest.mark.parametrize("names", [[0, 1, 2, 3], [7, 7, -1, -1, 3], [5, 6, 5, 6, 6]])
+def test_halves_are_whole_groups(names: list[int]):
+    group, asked = torch.tensor(names), []
+
+    def gradient(rows: torch.Tensor) -> torch.Tensor:
+        asked.append(rows)
+        return torch.ones(2)
+
+    measured_variance(gradient, group, torch.Generator().manual_seed(0))
+    first, second = (set(group[rows].tolist()) for rows in asked)
+    assert len(first) == len(second) == len(set(names)) // 2 and not first & second
+    for half in asked:
+        assert half.tolist() == [row for row, name in enumerate(names) if name in set(group[half].tolist())]
+
+
+def test_one_group_has_no_halves():
+    with pytest.raises(ValueError, match="at least two"):
+        measured_variance(lambda rows: rows.float(), torch.zeros(4, dtype=torch.int64), torch.Generator())
 
 
 def test_effective_sample_size():
