@@ -148,9 +148,9 @@ def make_source(config: Config, mix: TaskMix, collector: Collector, engine: Engi
     Raises:
         ConfigError: the settings contradict each other.
     """
-    if config.rollout.spare and (config.rollout.overlap != "inflight" or config.fleet.name != "local"):
+    if config.rollout.spare and config.rollout.overlap != "inflight":
         raise ConfigError(
-            "rollout.spare cancels groups by the clock, which needs rollout.overlap='inflight' and fleet.name='local': "
-            "set them so, or rollout.spare to 0"
+            "rollout.spare cancels groups by the clock, which needs rollout.overlap='inflight': set it so, or "
+            "rollout.spare to 0"
         )
     return (Collecting if config.rollout.overlap == "off" else Overlapped)(config, mix, collector, engine)

@@ -83,12 +83,14 @@ class World:
     folder: Path
     runner: asyncio.Runner
 
-    def collect(self, engine: Engine, specs: Sequence[Sequence[EpisodeSpec]] = ()) -> Coroutine[Any, Any, Collected]:
+    def collect(
+        self, engine: Engine, specs: Sequence[Sequence[EpisodeSpec]] = (), enough: int | None = None
+    ) -> Coroutine[Any, Any, Collected]:
         """Six groups of four episodes."""
         collector = make_collector(self.config, self.parts.renderer, split="train")
         tasks = enumerate(self.mix.pick(6, seed=0))
         plan = [[EpisodeSpec(task_id=task.id, seed=10 * n + m) for m in range(4)] for n, (_, task) in tasks]
-        return collector.collect(specs or plan, always(engine), Sampling(max_tokens=24))
+        return collector.collect(specs or plan, always(engine), Sampling(max_tokens=24), enough=enough)
 
     def weights(self, factor: float) -> list[tuple[str, torch.Tensor]]:
         """Weights that sample other tokens for each factor."""
@@ -260,6 +262,19 @@ def test_episodes_that_nobody_waits_for_any_more_are_not_played(world: World) ->
         assert world.seen("task") == {last.id}
 
     world.runner.run(cancel())
+
+
+def test_spare_groups_are_cancelled_once_enough_are_complete(world: World) -> None:
+    async def both() -> tuple[Collected, Collected]:
+        await world.fleet.load_weights(world.weights(1.0), 9)
+        return await world.local(9, 1.0), await world.collect(world.fleet, enough=2)
+
+    here, there = world.runner.run(both())
+    # Each of the two actors plays one group at a time.
+    assert 2 <= len(there.groups) <= 4 and there.lost == 0
+    assert there.cancelled == 6 - len(there.groups)
+    played = {one.seed: timeless(one) for one in flatten(here.groups)}
+    assert all(timeless(one) == played[one.seed] for one in flatten(there.groups))
 
 
 def test_what_an_actor_raises_comes_as_itself(world: World, clean_registry: None) -> None:
