@@ -36,6 +36,8 @@ _STEP = re.compile(r"(?:[A-Za-z_]+-)?(\d{1,15})\.jsonl(?:\.zst)?")
 """The name of a file in a run's folder of episodes, with its step."""
 _SUFFIXES = (".jsonl", ".jsonl.zst")
 _NO_EPISODES = ("metrics.jsonl", "evals.jsonl")
+_LONGEST = 256 << 20
+"""Bytes of a line; one of 128k tokens with all that training made of them has some 20 MiB."""
 _UNREADABLE = (ValueError, RecursionError, zstandard.ZstdError)
 """Exceptions that reading a damaged or hostile line can raise."""
 
@@ -215,19 +217,27 @@ def read_episodes(path: str | Path) -> Iterator[Record]:
 
 def _unpacked(raw: BinaryIO) -> Iterator[bytes]:
     stream = zstandard.ZstdDecompressor().decompressobj()
-    while chunk := raw.read(1 << 16):
+    # Little at a time: each byte may stand for 32 thousand, in a file that is to use up the memory.
+    while chunk := raw.read(1 << 12):
         yield stream.decompress(chunk)
     if not stream.eof:
         raise ValueError("the stream was cut off")
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
+    begun, size = list[bytes](), 0
     for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
+        first, *others = chunk.split(b"\n")
+        begun.append(first)
+        size += len(first)
+        if others:
+            yield b"".join(begun)
+            yield from others[:-1]
+            begun, size = others[-1:], len(others[-1])
+        if size > _LONGEST:
+            raise ValueError(f"it is longer than {_LONGEST >> 20} MiB")
+    if size:
+        yield b"".join(begun)
 
 
 def _line(row: Mapping[str, object]) -> bytes:

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import tracemalloc
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -196,6 +197,18 @@ def fails(folder: Path, good: Trajectory, bad: str) -> str:
     with pytest.raises(TrajectoryError) as caught:
         next(records)
     return str(caught.value)
+
+
+def test_a_line_that_would_use_up_the_memory_is_refused(tmp_path: Path) -> None:
+    bomb = tmp_path / "e.jsonl.zst"
+    with zstandard.open(bomb, "wb") as stream:
+        for _ in range(1 << 10):
+            stream.write(b" " * (1 << 20))
+    tracemalloc.start()
+    with pytest.raises(TrajectoryError, match="is longer than 256 MiB"):
+        next(read_episodes(bomb))
+    assert tracemalloc.get_traced_memory()[1] < 600 << 20
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
