@@ -60,7 +60,7 @@ def test_long_rows_are_measured() -> None:
     ("name", "rows"),
     [
         ("engines.py", ["| transformers", "| generate", "| generate_batch"]),
-        ("async.py", ["| off", "| lag", "| inflight, 1", "| inflight, 2"]),
+        ("async.py", ["| off", "| lag", "| inflight, 1", "| inflight, 2", "| inflight, 2, 2 spare"]),
     ],
 )
 def test_engines_and_overlap_are_measured(name: str, rows: list[str]) -> None:

@@ -151,7 +151,7 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
         def begin() -> None:
             (path / "episodes").mkdir(exist_ok=True)
             # Under their names new checkpoints of the same steps will be saved.
-            for place in filter(Path.exists, broken):
+            for place in [one for one in broken if one.exists() or one.is_symlink()]:
                 place.rename(place.with_name(f"damaged-{place.name}-{time.time_ns()}"))
             prune(path, config.save.keep)
             if config != before:

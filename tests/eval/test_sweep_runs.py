@@ -21,7 +21,7 @@ from ..train.conftest import TOY, Command, Server, is_alive, rows_of, weights_of
 SETTINGS = """
 run = { threads = 1 }
 env = { id = "toy:test/Toy-v0" }
-model = { hidden = 16, layers = 1, heads = 2 }
+model.tiny = { hidden = 16, layers = 1, heads = 2 }
 sft = { steps = 2, tasks = 8, episodes = 4 }
 rollout = { tasks = 2, group_size = 3, turn_tokens = 4, episode_tokens = 96, concurrency = 1, cut_turns = "answer" }
 optim = { lr = 1e-2, max_tokens = 512, schedule = "linear" }

@@ -175,6 +175,8 @@ def world(cluster: Any, warm: Path, tmp_path_factory: pytest.TempPathFactory) ->
         fleet = assemble(config, mix, fleet=True).engine
         with closing(fleet), asyncio.Runner() as runner:
             yield World(cluster, fleet, config, mix, parts, folder, runner)
+    for env_id in ("test/Told-v0", "test/Shaped-v0"):
+        gymnasium.registry.pop(env_id)
 
 
 def told(folder: Path) -> list[str]:
