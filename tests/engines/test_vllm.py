@@ -100,7 +100,9 @@ def descendants() -> set[psutil.Process]:
 
 def test_heads_that_it_has_no_kernel_for_are_refused(require: Require, tokenizer: Any) -> None:
     require(find_spec("vllm") is not None, NEEDED)
-    with pytest.raises(ConfigError, match=r"heads of 32, 64, .* not of 16: choose another model, or model\.tiny\.heads"):
+    with pytest.raises(
+        ConfigError, match=r"heads of 32, 64, .* not of 16: choose another model, or model\.tiny\.heads"
+    ):
         make_engine("vllm", make_model(tokenizer, hidden=64, layers=1, heads=4, seed=0), {})
 
 

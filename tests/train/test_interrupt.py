@@ -143,10 +143,25 @@ def test_interrupted_imports_leave_nothing(tmp_path: Path, pause_s: float) -> No
     assert not list(tmp_path.iterdir())
 
 
+MARKED = """
+from pathlib import Path
+import gymnasium
+from agentrl.envs.generated.arithmetic import Arithmetic
+
+class Marked(Arithmetic):
+    def reward(self, episode):
+        Path("begun").touch()
+        return super().reward(episode)
+
+gymnasium.register("test/Marked-v0", entry_point=Marked)
+"""
+
+
 def test_interrupted_evaluation_ends_quietly(server: Server, warm: Path, tmp_path: Path) -> None:
-    command = server.start(tmp_path, "eval", str(warm), "--tasks", "3000", "--set", "rollout.concurrency=8")
-    command.until(lambda: bool(command.descendants()))
-    time.sleep(0.5)
+    (tmp_path / "marked.py").write_text(MARKED)
+    env = ("--env", "marked:test/Marked-v0")
+    command = server.start(tmp_path, "eval", str(warm), *env, "--tasks", "3000", "--set", "rollout.concurrency=8")
+    command.until((tmp_path / "begun").exists)
     left = command.descendants()
     os.killpg(command.pid, signal.SIGINT)
     assert command.wait() == 130
