@@ -71,11 +71,6 @@ def registered() -> Generator[None]:
     del gymnasium.registry["tests/Sum-v0"]
 
 
-@pytest.fixture
-def renderer(tokenizer: Any) -> Renderer:
-    return Renderer(tokenizer)
-
-
 Play = Callable[..., Trajectory]
 
 
