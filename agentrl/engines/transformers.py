@@ -240,10 +240,15 @@ class TransformersEngine:
 
     def _compact(self, active: list[int]) -> list[int]:
         """Move the active slots to the front of the cache, so that the rows behind them cost nothing."""
-        order = active + [index for index in range(active[-1] + 1) if self._slots[index].request is None]
-        self._cache.move(order, list(range(len(order))))
-        self._slots[: len(order)] = [self._slots[index] for index in order]
-        return list(range(len(active)))
+        front = range(len(active))
+        late = [index for index in active if index not in front]
+        idle = [index for index in front if self._slots[index].request is None]
+        # Each late one changes places with an idle one: all others stay, and are not copied.
+        source, target = late + idle, idle + late
+        self._cache.move(source, target)
+        for index, slot in zip(target, [self._slots[index] for index in source], strict=True):
+            self._slots[index] = slot
+        return list(front)
 
     def _forward(self, active: list[int]) -> Tensor:
         """Run the next new tokens through the model; give the last hidden state of each active slot [B, d]."""

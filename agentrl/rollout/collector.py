@@ -309,7 +309,8 @@ class Collector:
         """Play groups here, however many are lost; the rest is as for :meth:`collect`."""
         began, before = time.perf_counter(), sandbox_counters()
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(min(self._concurrency, 32), thread_name_prefix="agentrl-env")
+            # One for each episode: a tool that waits holds its thread. Sandboxes limit for themselves what computes.
+            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="agentrl-env")
         player = Player(limits=self._limits, threads=self._threads, gate=self._gate)
         faults = list[InfrastructureError]()
         if isinstance(engine_for, always):

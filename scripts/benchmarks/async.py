@@ -1,7 +1,7 @@
 """Wall time of training with groups played beside learning, and without: ``rollout.overlap`` off, lag and inflight.
 
-All modes train the same tiny model for as many steps. A first round without tool time measures what a step computes;
-then each turn's tool sleeps so long, on average, that an episode's tools take as long as that. The modes take turns.
+All modes train the same tiny model for as many steps. Each turn's tool sleeps so long, on average, that without overlap a
+step waits for tools as long as it computes, which short runs find out first. The modes take turns.
 """
 
 import argparse
@@ -107,10 +107,15 @@ def measured(config: Config, mix: TaskMix) -> tuple[float, float, list[dict[str,
     return seconds, spent, rows
 
 
-def computing(config: Config) -> float:
-    """Measure the median seconds of a step without tools."""
-    *_, rows = measured(config, task_mix(config, "train"))
-    return median(sum(row[f"seconds_{phase}"] for phase in ("generate", "score", "credit", "update")) for row in rows)
+def tool_seconds(args: argparse.Namespace) -> float:
+    """Find the mean time of a turn's tool by which ``off`` waits as long as it computes."""
+    seconds = 0.25
+    for _ in range(0 if args.quick else 3):
+        config = config_of(args, "off", seconds)
+        wall, spent, _ = measured(config, task_mix(config, "train"))
+        # On a loaded machine waiting for a core counts as waiting for tools: they take too little time then.
+        seconds *= spent / (wall - spent)
+    return seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -131,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gymnasium.register("benchmark/Slow-v0", entry_point=lambda **options: Slow(**options))
     tool = args.tool_seconds
     if tool is None:
-        tool = computing(config_of(args, "off", 0.0)) / args.turns
+        tool = tool_seconds(args)
     say(f"a turn's tool takes {tool:.3g} s on average")
     walls: dict[str, list[float]] = {mode: [] for mode in MODES}
     spent: dict[str, list[float]] = {mode: [] for mode in MODES}

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +167,19 @@ def test_environments_are_closed_only_after_their_last_step(make_collector: Make
 def test_no_more_episodes_run_at_a_time_than_allowed(make_collector: Make, limit: int) -> None:
     collected = collect(make_collector(concurrency=limit), specs(*["slow"] * 9), ANSWER)
     assert len(collected.groups) == 9 and journal.most_at_once <= limit == journal.made
+
+
+def test_tools_of_all_episodes_at_play_run_at_once(make_collector: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that waits, for a server say, keeps no other from starting."""
+    together = threading.Barrier(70)
+
+    def meet(_: Sums, step: Callable[[str], Any], action: str) -> Any:
+        together.wait(60)
+        return step(action)
+
+    monkeypatch.setattr(Sums, "misbehave", meet)
+    collected = collect(make_collector(concurrency=70), specs(*["calm"] * 70), ANSWER)
+    assert len(collected.groups) == 70 == journal.most_at_once
 
 
 def test_groups_come_in_order_whatever_ends_first(make_collector: Make) -> None:
