@@ -54,11 +54,6 @@ class Overlapped(Collecting):
         super().__init__(config, mix, collector, engine)
         self._lag = config.rollout.overlap == "lag"
         self.staleness = config.rollout.max_staleness
-        if self._lag and config.run.deterministic and config.run.world > 1:
-            raise ConfigError(
-                "run.deterministic=true with rollout.overlap='lag' keeps a copy of the weights, and ranks can't: set "
-                "run.ranks=1, or one of the two otherwise"
-            )
         if not self._lag and config.run.deterministic:
             raise ConfigError(
                 "run.deterministic=true needs rollout.overlap='off' or 'lag': with 'inflight' the clock decides which "

@@ -9,8 +9,10 @@ Legend: W ranks, P of which share a pack's tokens; D = W/P packs are computed at
 import copy
 import gc
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any, cast
@@ -78,7 +80,9 @@ class ShardedLearner(Learner):
     ) -> None:
         device = device or model.device.type
         self._rank, self._world, self._share = dist.get_rank(), dist.get_world_size(), sequence_ranks
-        self._reference_weights: list[Tensor] = []
+        self._kept: dict[str, list[Tensor]] = {}
+        # Two threads of rank 0 may call: one that learns, and one that scores what was played meanwhile.
+        self._calling = threading.RLock()
         self._losses: tuple[LossOf, int] | None = None
         self._whole, skeleton = model, model
         if self._rank == 0:
@@ -93,7 +97,7 @@ class ShardedLearner(Learner):
         super().__init__(skeleton, **options)
         self._all = list(skeleton.parameters())
         for place, weight in enumerate(model.parameters() if self._rank == 0 else ()):
-            self._spread("_all", place, weight.detach())
+            self._spread("", place, weight.detach())
             # Without a value that could be taken for one, and without memory.
             weight.data = weight.new_full((1,) * weight.ndim, torch.nan).expand(weight.shape)
 
@@ -103,13 +107,18 @@ class ShardedLearner(Learner):
 
     def keep_reference(self, model: PreTrainedModel | None = None) -> None:
         """Freeze a copy of the weights, those of ``model`` or else the policy's as they are now, as the reference."""
-        self._everywhere("_keep")
+        self._everywhere("_keep", "reference")
         for place, weight in enumerate(model.parameters() if model else ()):
-            self._spread("_reference_weights", place, weight.detach())
+            self._spread("reference", place, weight.detach())
 
     def score_reference(self, batch: Batch) -> Tensor:
         """Compute the log-prob of every sampled token under the frozen reference [S], on the CPU."""
-        return self._scored(True, batch).logp
+        return self._scored("reference", batch).logp
+
+    def frozen(self) -> Callable[[Batch], TokenStats]:
+        """Give what ``score`` is now, for later; only the latest one is."""
+        self._everywhere("_keep", "frozen")
+        return partial(self._scored, "frozen")
 
     def update(self, packs: Sequence[Batch], loss_of: LossOf, rate: float) -> float:
         """Take one step of the optimizer down the gradient of all packs' losses; see ``Learner``."""
@@ -144,21 +153,21 @@ class ShardedLearner(Learner):
         self._everywhere("_trade")
 
     def _score(self, model: PreTrainedModel, batch: Batch) -> TokenStats:
-        return self._scored(False, batch)
+        return self._scored("", batch)
 
-    def _scored(self, reference: bool, batch: Batch) -> TokenStats:
+    def _scored(self, kept: str, batch: Batch) -> TokenStats:
         rows = batch.sampled_rows.tolist()
         packs = batch.split(self._room(batch, rows), rows)
-        told = self._each("_forward", [(reference, mine) for mine in self._dealt(packs)])
+        told = self._each("_forward", [(kept, mine) for mine in self._dealt(packs)])
         stats = [stats for turn in zip(*told, strict=True) for _, stats in self._joined(turn)][: len(packs)]
         return TokenStats(*(torch.cat(part) for part in zip(*stats, strict=True)))
 
     # From here on: what every rank does.
 
-    def _forward(self, reference: bool, packs: Sequence[Batch]) -> list[list[_Part]] | None:
-        """Score this rank's packs, under the reference or not; gives rank 0 the results of every rank."""
-        others = self._reference_weights if reference else []
-        with torch.no_grad(), without_adapters(self.model) if reference and not others else nullcontext():
+    def _forward(self, kept: str, packs: Sequence[Batch]) -> list[list[_Part]] | None:
+        """Score this rank's packs, under weights that were kept or not; gives rank 0 the results of every rank."""
+        others = self._kept.get(kept, [])
+        with torch.no_grad(), without_adapters(self.model) if kept and not others else nullcontext():
             self._exchange(others)
             try:
                 return self._gathered([_on_cpu(self._own(pack)) for pack in packs])
@@ -230,8 +239,8 @@ class ShardedLearner(Learner):
         for error in filter(None, self._gathered(fault) or ()):
             raise error
 
-    def _keep(self) -> None:
-        self._reference_weights = [weight.detach().clone() for weight in self.trained]
+    def _keep(self, name: str) -> None:
+        self._kept[name] = [weight.detach().clone() for weight in self.trained]
 
     def _trade(self) -> None:
         self._exchange(self._average)
@@ -240,13 +249,13 @@ class ShardedLearner(Learner):
         super().close()
         # FSDP2's hooks refer to what they hang on.
         del self.model, self.optimizer, self.trained, self._all
-        self._average, self._reference_weights = [], []
+        self._average, self._kept = [], {}
         gc.collect()
 
     @torch.no_grad()
     def _take(self, name: str, place: int, shard: Tensor) -> None:
-        """Take this rank's shard of a weight, or of its value in the reference."""
-        held: Any = getattr(self, name)[place]
+        """Take this rank's shard of a weight, or of its value among those that are kept."""
+        held: Any = (self._kept[name] if name else self._all)[place]
         held.to_local().copy_(shard)
 
     def _own(self, pack: Batch) -> _Part:
@@ -261,8 +270,9 @@ class ShardedLearner(Learner):
 
     def _each(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> Any:
         """Call a method on all ranks, on each with arguments of its own; give the result of this one."""
-        _scatter([(name, one) for one in arguments])
-        return getattr(self, name)(*arguments[0])
+        with self._calling:
+            _scatter([(name, one) for one in arguments])
+            return getattr(self, name)(*arguments[0])
 
     def _spread(self, name: str, place: int, tensor: Tensor) -> None:
         """Cut a weight into the ranks' shards, and have each rank take its own."""
