@@ -84,7 +84,10 @@ def parse_config(data: Mapping[str, Any]) -> Config:
     try:
         config = Config.model_validate(data)
     except pydantic.ValidationError as error:
-        raise ConfigError(_explained(error.errors()[0])) from error
+        first, *more = error.errors()
+        # Of a value that may be of several types, there is an error for each: one of the type that it has says most.
+        same = [one for one in more if one["loc"][:2] == first["loc"][:2] and not one["type"].endswith("_type")]
+        raise ConfigError(_explained((same or [first])[0])) from error
     if config.env.mix and (config.env.args or config.env.id != EnvSettings().id):
         raise ConfigError("env.mix names the environments: give each its id and args there, and no env.id or env.args")
     for name, env in config.env.played.items():
@@ -151,7 +154,8 @@ def _parsed(override: str) -> dict[str, Any]:
 
 
 def _explained(item: Mapping[str, Any]) -> str:
-    place = [str(part) for part in item["loc"]]
+    # A type that pydantic has tried is no part of the setting's name.
+    place = [str(part) for part in item["loc"] if "constrained-" not in str(part)]
     at = 3 if place[:2] == ["env", "mix"] else 1
     if place[at:] and place[at].rpartition("_")[2] in ("args", "options", "to") and len(place) > at + 2:
         table = ", or a table of these" if place[at] == "args" else ""

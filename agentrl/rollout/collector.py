@@ -187,6 +187,7 @@ class Player:
             while not done.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([done])
+            _ = done.cancelled() or done.exception()  # asked for, or asyncio would write it to the terminal
             raise
         self.clock.tools += seconds
         return result

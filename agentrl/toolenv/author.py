@@ -141,6 +141,11 @@ def own_tools(place: str, listed: object, env: object) -> tuple[Tool, ...]:
     return tuple(tool.__get__(env, type(env)) if isinstance(tool, FunctionTool) else tool for tool in own)
 
 
+def is_tool(given: object) -> bool:
+    """Return True if ``given`` has all parts of a tool."""
+    return all(hasattr(given, part) for part in _TOOL_PARTS)
+
+
 def validate_tools(place: str, tools: Sequence[Tool]) -> None:
     """Check that every item is a tool and that names are unique.
 
@@ -149,7 +154,7 @@ def validate_tools(place: str, tools: Sequence[Tool]) -> None:
     """
     seen: set[str] = set()
     for tool in tools:
-        if not all(hasattr(tool, part) for part in _TOOL_PARTS):
+        if not is_tool(tool):
             raise gave(place, tool, "list tools; a function becomes one by @tool above it")
         if tool.name in seen:
             raise EnvContractError(f"{place} has two tools called {tool.name!r}: rename one")

@@ -307,7 +307,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         # The stack closes every tool even if one raises; close_episode runs before, since it may use the tools.
         with ExitStack() as stack:
             for tool in reversed(self.tools):
-                stack.callback(self._ask, f"tools: {tool.name}.close", tool.close)
+                if author.is_tool(tool):  # what is none has been refused, and can't be closed
+                    stack.callback(self._ask, f"tools: {tool.name}.close", tool.close)
             self._end()
 
     def _end(self) -> None:

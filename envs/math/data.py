@@ -66,7 +66,10 @@ class Source:
         if unknown := {name for name, _ in self.columns} - set(_CANDIDATES):
             raise ConfigError(f"columns names {sorted(unknown)[0]!r}: it maps {', '.join(_CANDIDATES)} to columns")
         if isinstance(self.data, tuple) and not {"test"} <= {name for name, _ in self.data} <= {"test", "train"}:
-            raise ConfigError("data needs a data set for test, beside it one for train, or a single one for both")
+            raise ConfigError(
+                "data needs a data set for test, beside it one for train, or a single one for both; it has "
+                + (", ".join(sorted(name for name, _ in self.data)) or "none")
+            )
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:

@@ -81,7 +81,11 @@ class Math(ToolEnv):
         """
         found = load_problems(self._source)
         if split not in found:
-            raise UsageError(f'no problem of the data is in the split {split!r}: give data={{"train": …, "test": …}}')
+            given = dict(self._source.files)
+            if split in given:
+                raise UsageError(f"{given[split]} has no problem, and the split {split!r} is to come from it")
+            names = " and ".join(given.values())
+            raise UsageError(f'no problem of {names} is in the split {split!r}: give data={{"train": …, "test": …}}')
         return found[split]
 
     def reward(self, episode: Episode) -> Mapping[str, float]:

@@ -223,6 +223,10 @@ def test_arguments_reach_the_data(tmp_path: Path) -> None:
     other = agentrl.make(
         IDS[1], split="test", data=str(path), columns={"prompt": "text", "answer": "value"}, skip_bad_rows=True
     )
-    with pytest.raises(UsageError, match="no problem of the data is in the split 'test'"):
+    with pytest.raises(UsageError, match=r"no problem of .*mine\.jsonl is in the split 'test': give data="):
         other.reset(seed=0)
     other.close()
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    with pytest.raises(UsageError, match=r"empty\.jsonl has no problem, and the split 'test' is to come from it"):
+        agentrl.make(IDS[0], split="test", data={"test": str(empty)}).reset(seed=0)

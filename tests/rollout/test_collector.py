@@ -1,6 +1,7 @@
 """Episodes: recorded as they were played, many at a time, and faults that are never outcomes."""
 
 import asyncio
+import gc
 import itertools
 import pickle
 import threading
@@ -133,6 +134,14 @@ def test_an_engine_that_fails_is_a_fault_too(make_collector: Make) -> None:
 def test_a_bug_in_an_environment_is_raised_as_it_is(make_collector: Make) -> None:
     with pytest.raises(KeyError, match="a bug in the environment"):
         collect(make_collector(), specs(*["slow"] * 6, "bug", "bug", "calm"), CALL, CALL, ANSWER)
+
+
+def test_a_bug_in_many_episodes_is_told_of_once(make_collector: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """Asyncio writes each error that nobody asks for to the terminal, behind the one that says it all."""
+    with pytest.raises(KeyError):
+        collect(make_collector(), specs(*["bug"] * 4, members=3), CALL)
+    gc.collect()
+    assert not caplog.records
 
 
 def test_a_step_that_leaves_the_process_is_the_environments_fault(make_collector: Make) -> None:

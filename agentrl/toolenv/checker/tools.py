@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
+from agentrl.toolenv.author import is_tool
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker.play import LONG, Subject, short
 from agentrl.toolenv.checker.report import Finding
@@ -21,6 +22,9 @@ _PROMPTS_FOR_MUCH = ("#" * LONG, f"print('x' * {10 * LONG})")
 
 def unplayable(env: ToolEnv) -> list[Finding]:
     """ARL-E018 and E020 where they keep the dialect from being made: then nothing else can be checked."""
+    if strange := [tool for tool in env.tools if not is_tool(tool)]:
+        said = f"Its tools hold {short(repr(strange[0]))}, which is none: a function becomes one by @tool above it."
+        return [Finding("ARL-E000", said)]
     counts = Counter(tool.name for tool in env.tools)
     if twins := [name for name, count in counts.items() if count > 1]:
         return [Finding("ARL-E018", f"{counts[name]} tools are called {name!r}.") for name in twins]

@@ -162,6 +162,15 @@ class OffersUncallable(Good):
         self.tools = offered
 
 
+def undecorated(code: str) -> str:
+    """Lacks @tool above it."""
+    return code
+
+
+class OffersFunctions(Good):
+    tools: ClassVar[Any] = (*Good.tools, undecorated)
+
+
 class OffersTwins(Good):
     tools = (*Good.tools, Memory())
 
@@ -274,7 +283,13 @@ ARGUMENTS: Mapping[type[Good], Mapping[str, Any]] = {
 }
 """What an environment is registered with."""
 BROKEN: list[Broken] = [
-    *((NoTasks, {"ARL-E000"}), (EmptySplit, {"ARL-E000"}), (OffersUncallable, {"ARL-E013"}), (OneSplit, {"ARL-E014"})),
+    *(
+        (NoTasks, {"ARL-E000"}),
+        (EmptySplit, {"ARL-E000"}),
+        (OffersFunctions, {"ARL-E000"}),
+        (OffersUncallable, {"ARL-E013"}),
+        (OneSplit, {"ARL-E014"}),
+    ),
     *((SplitsByCase, {"ARL-E014"}), (SplitsByNothing, {"ARL-E014"}), (LosesTasks, {"ARL-E015"})),
     *((LosesData, {"ARL-E015"}), (MakesTasksAnew, {"ARL-E002", "ARL-E015"}), (OffersTwins, {"ARL-E018"})),
     *((OffersSpaces, {"ARL-E018"}), (OffersSilence, {"ARL-E019"}), (OffersNoObject, {"ARL-E020"})),
