@@ -13,7 +13,7 @@ from agentrl.engines.base import Sampling
 from agentrl.errors import InfrastructureError
 
 pytest.importorskip("ray")
-from agentrl.rollout import ray_fleet  # noqa: E402 - it imports ray
+from agentrl.rollout import ray_fleet
 
 pytestmark = pytest.mark.ray
 
