@@ -7,6 +7,7 @@ import os
 import select
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -22,7 +23,8 @@ if _platforms.current_platform.is_cpu():
 
 def end_with(owner: int) -> None:
     """End this process, and so vLLM's others, when the one that made the engine has ended: if killed, it could not."""
-    select.select([os.pidfd_open(owner)], [], [])
+    with suppress(ProcessLookupError):  # it was killed before this one had begun
+        select.select([os.pidfd_open(owner)], [], [])
     os._exit(1)
 
 

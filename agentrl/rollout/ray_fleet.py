@@ -184,7 +184,8 @@ class RayFleet(Fleet):
         Raises:
             InfrastructureError: the engine failed, or actors died again and again.
         """
-        _, completion, _ = await self._call(1, "generate", prompt_ids, sampling, seed)
+        # No episode, so it waits for none of those that are queued: new weights are probed while they are played.
+        _, completion, _ = await self._call(0, "generate", prompt_ids, sampling, seed)
         return completion
 
     async def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -303,7 +304,7 @@ class RayFleet(Fleet):
         """Wait for an actor that has room, and give it so many episodes."""
 
         def free() -> list[_Place]:
-            return [place for place in self._places if place.ready and place.load < self._concurrency]
+            return [one for one in self._places if one.ready and (not episodes or one.load < self._concurrency)]
 
         async with self._changed:
             await self._changed.wait_for(lambda: self._fault or free())
@@ -334,21 +335,20 @@ class RayFleet(Fleet):
         """Put a new actor in the place of one that has died, and let it play once it has the newest weights."""
         deaths = 0
         while not place.ready and self._fault is None:
-            _ray.kill(place.handle)  # it may only be out of reach
-            place.handle, version = self._actor.remote(), None
             try:
+                _ray.kill(place.handle)  # it may only be out of reach
+                place.handle, given = self._actor.remote(), None
                 async with asyncio.timeout(self._patience):
                     await place.handle.start.remote(*self._recipe)
-                    while version != self._version:  # newer ones may come while these are on their way
-                        version = self._version
-                        await place.handle.load.remote(self._weights, version)
+                    while given is not self._weights:  # others may come meanwhile, and of the same version
+                        given = self._weights
+                        await place.handle.load.remote(given, self._version)
                 place.ready = True
-            except (_errors.RayError, TimeoutError) as error:
+            except Exception as error:  # whatever it is: else those who wait for an actor would wait for ever
                 # There may be no room for it until its node comes back; the others play on meanwhile.
-                late = isinstance(error, TimeoutError)
+                late, cause = isinstance(error, TimeoutError), _cause(error) if isinstance(error, _RAISED) else error
                 deaths += not late or not any(one.ready for one in self._places)
                 if deaths == _ATTEMPTS:
-                    cause = _cause(error) if isinstance(error, _RAISED) else error
                     why = f"it took longer than {self._patience:g} seconds" if late else _gist(cause)
                     self._fault = InfrastructureError(
                         f"an actor of the fleet could not be started again in {deaths} attempts: {why}"

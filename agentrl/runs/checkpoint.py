@@ -91,20 +91,29 @@ def save_checkpoint(
     _sync(path.parent)  # the rename itself is a change to this folder
 
 
-def damage(path: Path) -> str:
+def damage(path: Path, above: frozenset[Path] = frozenset()) -> str:
     """Describe the damage to a checkpoint, in words that follow its name; empty where it is as it was saved.
 
     One saved by an older version has no checksums: only its step is checked.
+
+    Args:
+        path: the checkpoint's folder.
+        above: checkpoints that stand on it with their adapters.
     """
+    above |= {path.resolve()}
     try:
         lines = (path / _SUMS).read_text(encoding="utf-8").splitlines() if (path / _SUMS).exists() else []
         sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
         # The union: a file that is missing counts as damage, and so does one that was added.
-        for name in sorted(sums.keys() | _files(path)) if sums else ():
-            if sums.get(name) != _sha256(path / name):
+        files = _files(path)
+        for name in sorted(sums.keys() | files) if sums else ():
+            # Nothing but these is read: a name from elsewhere may lead to a device, which never ends.
+            if name not in files or sums.get(name) != _sha256(path / name):
                 return f"holds another {name} than it was saved with"
         base = base_of(path)
-        if base is not None and (Path(base) / _SUMS).exists() and (fault := damage(Path(base))):
+        if base is not None and Path(base).resolve() in above:
+            return f"has adapters that belong to {base}, which has its own from there"
+        if base is not None and (Path(base) / _SUMS).exists() and (fault := damage(Path(base), above)):
             return f"has the adapters of {base}, which {fault}"
         state = load_state(path)
     except (OSError, ValueError, UsageError) as error:
@@ -168,7 +177,7 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
         return {**state, "step": int(state["step"]), "updates": int(state["updates"])}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise RunFolderError(f"{str(path)!r} is no checkpoint of a run: {_STATE}: {error!r}") from error
 
 

@@ -104,7 +104,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
     @contextmanager
     def writing(self) -> Generator[None]:
-        """Turn a failed write into an error that names the disk and the last checkpoint.
+        """Turn a failed write into an error that names the disk.
 
         Raises:
             InfrastructureError: a write failed.
@@ -114,12 +114,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         except Exception as error:
             if not (reason := _failed_write(error)):
                 raise
-            saved = checkpoints(self.path)
-            raise InfrastructureError(
-                f"{self._disk()} does not take what the run writes ({reason}): "
-                f"{saved[-1].name if saved else 'no checkpoint'} is saved; when there is room, go on with: agentrl "
-                f"train --resume {self.path}"
-            ) from error
+            raise InfrastructureError(f"{self._disk()} does not take what the run writes ({reason})") from error
 
     async def written(self, write: Callable[[], object], say: Callable[[str], None]) -> None:
         """Do ``write``, again and again while the disk is full.

@@ -275,7 +275,8 @@ async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: in
     # have, and one that plays ahead plays the same: each step has as many numbers as all its refills could ask for, and
     # a group that was cancelled keeps its own.
     place, missing = (number - 1) * (rollout.tasks + rollout.spare) * (1 + rollout.refills), rollout.tasks
-    while missing and len(parts) <= rollout.refills:
+    # Where several end in the same moment there may be more than are missing.
+    while missing > 0 and len(parts) <= rollout.refills:
         tasks = mix.pick(missing + rollout.spare, first=place, seed=seed)
         specs = [
             [

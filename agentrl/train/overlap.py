@@ -15,11 +15,12 @@ from typing import Any
 from agentrl.config import Config
 from agentrl.engines.base import Engine
 from agentrl.errors import ConfigError
+from agentrl.rollout.collected import Clock, Collected
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.mix import TaskMix
 from agentrl.train.groups import Collecting, Played
 from agentrl.train.learner import Learner
-from agentrl.types import Trajectory, flatten
+from agentrl.types import Group, Trajectory, flatten
 
 
 @dataclass(slots=True)
@@ -119,6 +120,11 @@ class Overlapped(Collecting):
 
     async def _play_ahead(self, number: int, ahead: _Ahead) -> Played:
         known = dict(ahead.episodes)
+        if ahead.counts is not None:
+            # A checkpoint has kept all of them. What was lost then stays lost: it is counted, and not played again.
+            size, episodes = self._config.rollout.group_size, tuple(known.values())
+            groups = tuple(Group(episodes[at : at + size]) for at in range(0, len(episodes), size))
+            return self._chosen(Collected(groups=groups, seconds=0.0, clock=Clock(), **ahead.counts))
         before = self._ahead.get(number - 1)
         # What is counted for the whole process, as runs of the sandbox are, is to be of one step's groups.
         if self._lag and before and before.task:
@@ -128,13 +134,12 @@ class Overlapped(Collecting):
             ahead.episodes[episode.seed] = episode
 
         collected = await self._play(number, known=known, on_episode=ended)
-        if ahead.counts is None:
-            collected = await self._exact(collected)
-            # A checkpoint is to keep them with these log-probs.
-            ahead.episodes = {episode.seed: episode for episode in flatten(collected.groups)}
-            names = ("faults", "lost", "cancelled")
-            ahead.counts = {name: getattr(collected, name) for name in names} | {"sandbox": dict(collected.sandbox)}
-        return self._chosen(replace(collected, **ahead.counts))
+        collected = await self._exact(collected)
+        # A checkpoint is to keep them with these log-probs.
+        ahead.episodes = {episode.seed: episode for episode in flatten(collected.groups)}
+        names = ("faults", "lost", "cancelled")
+        ahead.counts = {name: getattr(collected, name) for name in names} | {"sandbox": dict(collected.sandbox)}
+        return self._chosen(collected)
 
 
 def make_source(config: Config, mix: TaskMix, collector: Collector, engine: Engine) -> Collecting:

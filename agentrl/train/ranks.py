@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -76,7 +77,7 @@ def ranks(config: Config) -> Generator[None]:
                     if any(one.poll() is not None for one in followers):
                         raise RuntimeError("a rank ended while it was started")
                     time.sleep(_POLL_S)
-            _join(_address(Path(folder)), 0, config.run.world)
+            _join_with(followers, _address(Path(folder)), config.run.world)
             yield
             dismiss()
         except RuntimeError as error:
@@ -121,6 +122,31 @@ def _join(address: str, rank: int, world: int) -> None:
     if address != "env://":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world, timeout=_PATIENCE)
+
+
+def _join_with(followers: Sequence[subprocess.Popen[bytes]], address: str, world: int) -> None:
+    """Join as rank 0, unless a follower ends before it has joined too.
+
+    Raises:
+        RuntimeError: one has ended.
+    """
+    failed: list[Exception] = []
+
+    def join() -> None:
+        try:
+            _join(address, 0, world)
+        except Exception as error:
+            failed.append(error)
+
+    # In a thread, which is left behind in that case: nothing interrupts who waits for the others to join.
+    joining = threading.Thread(target=join, daemon=True)
+    joining.start()
+    while joining.is_alive():
+        if any(one.poll() is not None for one in followers):
+            raise RuntimeError("a rank ended before it had joined")
+        joining.join(_POLL_S)
+    for error in failed:
+        raise error
 
 
 def _start(config: Config, folder: Path, rank: int) -> subprocess.Popen[bytes]:

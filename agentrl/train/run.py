@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import Config, with_overrides
-from agentrl.errors import AgentRLError, ConfigError, EnvContractError, FaultRateError, InvariantError, RunFolderError
+from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, InvariantError, RunFolderError
 from agentrl.models.lora import base_of
 from agentrl.runs.assemble import adapt, adapters_base, with_dialect
 from agentrl.runs.checkpoint import (
@@ -169,18 +169,18 @@ def _finish(config: Config, display: Display, folder: RunFolder, means: Means, w
             run = _Run(config, display, folder, means, stack)
             asyncio.run(interrupts.run(partial(work, run)))
         # Inside the stack: the engine and the environments are closed only after the checkpoint.
-        except (KeyboardInterrupt, asyncio.CancelledError, FaultRateError, EnvContractError) as error:
+        except (KeyboardInterrupt, asyncio.CancelledError, InfrastructureError, EnvContractError) as error:
             interrupts.hold()
             try:
                 with folder.writing():
                     if run is not None:
                         run.save()
-            except AgentRLError as fault:  # it must not hide how the run ended
+            except (InfrastructureError, RunFolderError) as fault:  # it must not hide how the run ended
                 display.say(str(fault))
             saved = checkpoints(folder.path)
             left = f"stopped, {saved[-1].name} is saved" if saved else "stopped before there was a checkpoint"
             left += f"; go on with: agentrl train --resume {folder.path}"
-            if isinstance(error, FaultRateError | EnvContractError):
+            if isinstance(error, InfrastructureError | EnvContractError):
                 raise type(error)(f"{error}; {left}") from error
             raise interrupts.kind(left) from None
         finally:

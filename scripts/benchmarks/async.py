@@ -1,7 +1,7 @@
 """Wall time of training with groups played beside learning, and without: ``rollout.overlap`` off, lag and inflight.
 
-All modes train the same tiny model for as many steps. Each turn's tool sleeps so long, on average, that without overlap a
-step waits for tools as long as it computes, which short runs find out first. The modes take turns.
+All modes train the same tiny model for as many steps. Each turn's tool sleeps so long, on average, that without overlap
+a step waits for tools as long as it computes, which short runs find out first. The modes take turns.
 """
 
 import argparse

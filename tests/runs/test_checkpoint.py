@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import hashlib
+import json
 import os
 import pickle
 import random
@@ -20,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from agentrl.errors import RunFolderError
-from agentrl.runs.checkpoint import load_optimizer, load_state, model_at, newest, save_checkpoint
+from agentrl.runs.checkpoint import damage, load_optimizer, load_state, model_at, newest, save_checkpoint
 from agentrl.runs.folder import checkpoints, numbered
 from agentrl.runs.shards import Shards, shard_name, write_shards
 
@@ -83,10 +85,30 @@ def test_rubbish_of_a_killed_save_is_no_obstacle(model: Any, tokenizer: Any, tmp
 def test_other_folders_are_no_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="is no checkpoint of a run"):
         load_state(tmp_path)
-    for text in ("{", "{}", "[]", '{"step": 1}', '{"step": null, "updates": 1}'):
+    for text in ("{", "{}", "[]", '{"step": 1}', '{"step": null, "updates": 1}', '{"step": 1e999}', "[" * 200_000):
         (tmp_path / "trainer.json").write_text(text)
         with pytest.raises(RunFolderError, match="is no checkpoint of a run"):
             load_state(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["{away}", "../away", "pipe"])
+def test_checksums_of_other_files_are_not_computed(tmp_path: Path, name: str) -> None:
+    (path := tmp_path / "step-000001").mkdir()
+    # Who opens a pipe waits for a writer.
+    for pipe in (tmp_path / "away", path / "pipe"):
+        os.mkfifo(pipe)
+    (path / "SHA256SUMS").write_text(f"{'0' * 64}  {name.format(away=tmp_path / 'away')}\n")
+    assert "than it was saved with" in damage(path)
+
+
+def test_adapters_that_are_their_own_base(tmp_path: Path) -> None:
+    one, other = paths = [tmp_path / f"step-{step:06d}" for step in (1, 2)]
+    for path, base in zip(paths, (other, one), strict=True):
+        path.mkdir()
+        (path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+        sum_ = hashlib.sha256((path / "adapter_config.json").read_bytes()).hexdigest()
+        (path / "SHA256SUMS").write_text(f"{sum_}  adapter_config.json\n")
+    assert damage(one).endswith(f"has adapters that belong to {one}, which has its own from there")
 
 
 def save_for_ever(folder: Path, model: Any, tokenizer: Any, optimizer: torch.optim.Optimizer) -> None:

@@ -25,6 +25,7 @@ from agentrl.runs.records import read_episodes
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import tool
+from agentrl.train import groups
 from agentrl.train.run import resume, train
 from agentrl.types import Task
 
@@ -143,6 +144,22 @@ def test_a_grader_that_crashes_stops_the_run_with_the_cause_and_nothing_is_lost(
     with pytest.raises(kind, match=rf"{cause}.*; stopped, step-000001 is saved; go on with: .* --resume runs/stopped$"):
         train(faulty("run.name=stopped", "rollout.concurrency=1"), quiet())
     grade_by(lambda: None)
+    run = resume(Path("runs/stopped"), quiet())
+    assert rows_of(run) == rows_of(undisturbed) and same_weights(run, undisturbed)
+
+
+def test_an_engine_that_fails_between_two_steps_loses_none(faulty: Callable[..., Config]) -> None:
+    undisturbed, whole, probes = train(faulty("run.name=whole"), quiet()), groups.check_probe, iter(range(10**6))
+
+    async def failing(*arguments: Any) -> None:
+        if next(probes) > 0:  # after the first step, twice
+            raise InfrastructureError("it is gone")
+        await whole(*arguments)
+
+    told = r"^it is gone; stopped, step-000001 is saved; go on with: .*stopped$"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InfrastructureError, match=told):
+        patch.setattr(groups, "check_probe", failing)
+        train(faulty("run.name=stopped"), quiet())
     run = resume(Path("runs/stopped"), quiet())
     assert rows_of(run) == rows_of(undisturbed) and same_weights(run, undisturbed)
 

@@ -1,14 +1,18 @@
 """Groups without signal make room for others: how often, which, and the same ones in a run that goes on."""
 
 import asyncio
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 
 import gymnasium
 import pytest
 
+from agentrl.engines.base import Sampling
+from agentrl.rollout.collected import Collected
+from agentrl.rollout.collector import always
+from agentrl.rollout.plan import EpisodeSpec
 from agentrl.toolenv.base import Episode
 from agentrl.toolenv.tasks import TaskList
-from agentrl.train.groups import Collecting, Played, is_silent
+from agentrl.train.groups import Collecting, Played, is_silent, play_groups
 from agentrl.types import Group, Task, flatten
 
 from .conftest import Make, Shout
@@ -92,6 +96,19 @@ def test_spare_groups_begin_with_the_others_and_those_that_end_last_are_left_out
         assert played.collected.cancelled == 4 and len(played.trained) == 3
         begun += [episode.seed for episode in flatten(played.collected.groups)]
     assert len(set(begun)) == len(begun)
+
+
+def test_groups_that_end_in_the_same_moment_as_the_last_one_that_was_missing_ask_for_no_more(small: Make) -> None:
+    settings = ("rollout.spare=3", "rollout.refills=2", "rollout.overlap=inflight", "rollout.turn_tokens=4")
+    run, asked = small("env.id=test/Mute-v0", "env.args.every=1", *settings), list[int]()
+
+    async def collect(specs: Sequence[Sequence[EpisodeSpec]], enough: int) -> Collected:
+        asked.append(len(specs))
+        # As if all had ended when the first ones were counted.
+        return await run.players.collect(specs, always(run.parts.engine), Sampling(max_tokens=4))
+
+    played = asyncio.run(play_groups(run.config, run.mix, collect, 1))
+    assert asked == [6] and len(played.groups) == 6
 
 
 def test_a_step_counts_what_it_left_out_and_goes_on_alike(small: Make) -> None:

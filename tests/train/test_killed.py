@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from agentrl.engines.base import Completion, Sampling
+from agentrl.engines.rng import derive_seed
+from agentrl.errors import InfrastructureError
 from agentrl.runs.checkpoint import load_unused
 from agentrl.runs.folder import checkpoints
 from agentrl.runs.records import read_episodes
+from agentrl.train.groups import Played
 from agentrl.train.overlap import Overlapped
 from agentrl.types import Trajectory, flatten
 
@@ -201,3 +204,35 @@ def test_in_flight_no_episode_that_has_ended_is_played_again(small: Make) -> Non
 
     assert asyncio.run(resumed()) == undisturbed[1]
     assert engines[2].asked == 12 - 8, "each of them has one turn"
+
+
+class Losing(Around):
+    """Fails in both attempts at one episode of the second step."""
+
+    left = 2
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        if seed == derive_seed(derive_seed(0, "episode", 4, 0), 0) and self.left:
+            self.left -= 1
+            raise InfrastructureError("it is gone")
+        return await super().generate(prompt_ids, sampling, seed=seed)
+
+
+@pytest.mark.parametrize("mode", ["lag", "inflight"])
+def test_a_group_that_was_lost_before_a_kill_is_lost_after_it(small: Make, mode: str) -> None:
+    run = small(f"rollout.overlap={mode}", "rollout.max_fault_rate=0.5")
+    # The engine of the run that goes on is well again.
+    engines = Losing(run.parts.engine), run.parts.engine
+    one, other = (Overlapped(run.config, run.mix, run.players, engine) for engine in engines)
+
+    async def whole() -> Played:
+        await one.batch(1)
+        while not next(iter(one.state()["ahead"].values()))[1]:  # pyright: ignore
+            await asyncio.sleep(0)
+        other.restore(one.state(), one.unused())
+        return await one.batch(2)
+
+    wanted, played = asyncio.run(whole()), asyncio.run(other.batch(2))
+    assert played.trained == wanted.trained and len(wanted.trained) == 2
+    for name in ("groups", "faults", "lost", "cancelled", "sandbox"):
+        assert getattr(played.collected, name) == getattr(wanted.collected, name)

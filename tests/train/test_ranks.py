@@ -48,6 +48,17 @@ def test_rank_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+def test_rank_that_is_killed_before_it_has_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (killed := tmp_path / "killed").write_text(
+        '#!/bin/sh\nfolder=$(dirname "${AGENTRL_RANKS#file://}")\ntouch "$folder/1.ready"\nkill -9 $$\n'
+    )
+    killed.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(killed))
+    words = "rank 1 was killed by SIGKILL; the run goes on from its last checkpoint"
+    with pytest.raises(InfrastructureError, match=words), ranks(parse_config({"run": {"ranks": 2}})):
+        pass
+
+
 @pytest.fixture
 def start(server: Server, tmp_path: Path) -> Callable[..., Command]:
     """Start ``agentrl train`` with a toy environment: ``start("name", "run.ranks=2")``."""

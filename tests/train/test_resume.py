@@ -141,7 +141,7 @@ def test_a_full_disk_pauses_the_run_and_nothing_is_lost(
                     asyncio.get_running_loop().call_later(1.5, free)
 
     kind = {None: InfrastructureError, signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}[stop]
-    words = "stopped, step-000000 is saved; go on" if stop else f"{os.strerror(code)}.*: step-000000 is saved; .* go on"
+    words = f"{'' if stop else f'{os.strerror(code)}.*; '}stopped, step-000000 is saved; go on"
     with (
         pytest.raises(kind, match=rf"{words} with: agentrl train --resume runs/run$")
         if stop or code == errno.EIO
