@@ -108,7 +108,9 @@ def damage(path: Path, above: frozenset[Path] = frozenset()) -> str:
         files = _files(path)
         for name in sorted(sums.keys() | files) if sums else ():
             # Nothing but these is read: a name from elsewhere may lead to a device, which never ends.
-            if name not in files or sums.get(name) != _sha256(path / name):
+            if name not in files:
+                return f"lacks the file {name}"
+            if sums.get(name) != _sha256(path / name):
                 return f"holds another {name} than it was saved with"
         base = base_of(path)
         if base is not None and Path(base).resolve() in above:

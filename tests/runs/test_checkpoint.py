@@ -98,7 +98,7 @@ def test_checksums_of_other_files_are_not_computed(tmp_path: Path, name: str) ->
     for pipe in (tmp_path / "away", path / "pipe"):
         os.mkfifo(pipe)
     (path / "SHA256SUMS").write_text(f"{'0' * 64}  {name.format(away=tmp_path / 'away')}\n")
-    assert "than it was saved with" in damage(path)
+    assert damage(path).startswith("lacks the file ")
 
 
 def test_adapters_that_are_their_own_base(tmp_path: Path) -> None:
