@@ -17,7 +17,7 @@ from agentrl.train.credit import Scored
 from agentrl.train.groups import Collecting, Played
 from agentrl.train.overlap import Overlapped, make_source
 from agentrl.train.step import StepResult, Trainer, make_learner
-from agentrl.types import flatten
+from agentrl.types import Trajectory, flatten
 
 from ..engines.around import Around
 from .conftest import Make, Small
@@ -168,6 +168,20 @@ def test_a_deterministic_run_does_not_depend_on_the_engines_rounding(small: Make
     assert versions == [{max(0, step - age)} for step in range(3)]
     again = [ended("false")[1] for _ in range(2)]
     assert not all(torch.equal(a, b) for a, b in zip(*again, strict=True)), "it would show"
+
+
+def test_what_a_checkpoint_keeps_of_a_step_is_what_is_trained_on(small: Make) -> None:
+    run = small("rollout.overlap=lag", "run.deterministic=true", "optim.steps=3")
+    source = Overlapped(run.config, run.mix, run.players, Wavering(run.parts.engine))
+
+    async def go() -> tuple[Sequence[Trajectory], Sequence[Trajectory]]:
+        await source.published(run.trainer().learner, 0)
+        await source.batch(1)
+        await settled(source)
+        return source.unused(), flatten((await source.batch(2)).collected.groups)
+
+    kept, trained = asyncio.run(go())
+    assert list(kept) == list(trained), "with the trainer's log-probs, which the engine's are not"
 
 
 def test_a_step_trains_on_its_first_groups_and_says_how_many_it_cancelled(small: Make) -> None:
