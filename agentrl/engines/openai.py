@@ -108,6 +108,11 @@ class OpenAIEngine:
             if error.status_code >= 500 or error.status_code in _PASSING:
                 raise InfrastructureError(f"the server failed: {words}") from None
             raise ConfigError(f"the server refuses the request: {words}") from None
+        except _openai.APIConnectionError as error:
+            place = self._client.base_url.copy_with(userinfo=b"")
+            raise InfrastructureError(
+                f"no server answers at {place}, as --base-url or OPENAI_BASE_URL names it: {self._words(error)}"
+            ) from None
         except (_openai.APIError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise InfrastructureError(f"the server gave no answer that can be read: {self._words(error)}") from None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError, first_line
 from agentrl.models.attention import NAME, PackedRows
@@ -21,6 +22,12 @@ Seen on a CPU, the standard deviation over 2,048 tokens or more and the largest:
 quickstart's model, 3.5e-6 and 1.7e-5 with 8 layers of width 512; bfloat16 0.0044 and 0.038, 0.0081 and 0.047, and with
 LoRA adapters, which the engine has merged into rounded weights, 0.015 and 0.17 (docs/precision_and_memory.md).
 """
+
+
+def quiet() -> None:
+    """Have transformers show no bars and notes of its own, which would break into ours."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
 
 
 def load_model(path: str | Path, *, device: str = "cpu") -> PreTrainedModel:

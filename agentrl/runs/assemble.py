@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from agentrl.config import Config, with_overrides
 from agentrl.engines import make_engine, make_named
 from agentrl.engines.base import Engine
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import ConfigError, UsageError, first_line
-from agentrl.models.load import cast_copy, load_model, make_repeatable
+from agentrl.models.load import cast_copy, load_model, make_repeatable, quiet
 from agentrl.models.lora import add_adapters, base_of, load_adapters, target_names
 from agentrl.models.tiny import make_model, make_tokenizer, tiny_config
 from agentrl.render.renderer import Renderer, load_tokenizer
@@ -69,7 +68,7 @@ def assemble(
     """
     if config.engine.name == "openai":
         raise ConfigError("engine 'openai' only evaluates: set engine.name to 'transformers' or 'vllm'")
-    _quiet()
+    quiet()
     tokenizer = run_tokenizer(config, source, path)
     # All of them, so that tools which can't be described are refused here; a collector makes those of the others.
     args, dialects = config.model.template_args, source.dialects
@@ -99,7 +98,7 @@ def load_policy(config: Config, tokenizer: Any = None, path: str | Path | None =
         UsageError: the model or its tokenizer can't be loaded.
         ConfigError: there is no such device, or the model has no such layer as ``lora.targets`` names.
     """
-    _quiet()
+    quiet()
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     make_repeatable(config.run.deterministic)
@@ -115,12 +114,6 @@ def load_policy(config: Config, tokenizer: Any = None, path: str | Path | None =
     if config.lora.rank:
         target_names(model, config.lora.targets)  # refused here, and not after the warm start
     return Policy(model=model, tokenizer=tokenizer)
-
-
-def _quiet() -> None:
-    # transformers' own bars and notes would break into ours.
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
 
 
 def run_tokenizer(config: Config, source: TaskSource | TaskMix, path: str | Path | None = None) -> Any:

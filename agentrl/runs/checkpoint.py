@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.errors import RunFolderError, UsageError
-from agentrl.models.load import cast_copy, load_model
+from agentrl.models.load import cast_copy, load_model, quiet
 from agentrl.models.lora import base_of, is_adapted, save_adapters
 from agentrl.render.renderer import load_tokenizer
 from agentrl.runs.folder import RunFolder, checkpoints, numbered
@@ -263,6 +263,7 @@ def export(path: str, out: Path, dtype: str, say: Callable[[str], None]) -> None
     Raises:
         UsageError: there is no such model, it is damaged, or ``out`` exists or can't be written.
     """
+    quiet()
     place = model_at(path, say)
     try:
         out.mkdir(parents=True)

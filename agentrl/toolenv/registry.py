@@ -21,7 +21,7 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
-from agentrl.errors import AgentRLError, ConfigError, EnvContractError, UnknownNameError, UsageError
+from agentrl.errors import AgentRLError, ConfigError, EnvContractError, UnknownNameError, UsageError, nearest
 from agentrl.sandboxes import SandboxError
 from agentrl.toolenv.author import ask
 from agentrl.toolenv.base import ToolEnv
@@ -136,10 +136,23 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
     except gymnasium.error.Error as error:
         raise UnknownNameError("environment", env_id, _registered_by(env_id) or list_envs()) from error
     except TypeError as error:
-        raise ConfigError(f"environment {env_id!r} can't be made with {kwargs}: {error}") from error
+        said = _not_taken(error, gymnasium.registry[registered].entry_point)
+        raise ConfigError(f"environment {env_id!r} can't be made with {kwargs}: {said}") from error
     if not isinstance(made, ToolEnv):
         raise EnvContractError(f"{env_id!r} is no agentrl.ToolEnv but a {type(made).__name__}")
     return made
+
+
+def _not_taken(error: TypeError, creator: Any) -> str:
+    """Say why an environment does not take its arguments, and of an unknown one which it may have been."""
+    said = str(error).partition(" was raised from the environment creator")[0]
+    unknown = said.partition("got an unexpected keyword argument ")[2].strip("'")
+    if isinstance(creator, str):
+        creator = registration.load_env_creator(creator)
+    parameters = inspect.signature(creator).parameters.values()
+    # split is set by whoever plays, and a class with **options has arguments that only its base knows.
+    known = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)} - {"split"}
+    return f"it has no argument {unknown!r}; {nearest(unknown, known)}" if unknown and known else said
 
 
 def _registered_by(env_id: str) -> list[str]:

@@ -78,7 +78,7 @@ def test_a_wrong_id_names_the_nearest(name: str) -> None:
         ("", {}, UnknownNameError, "environment"),
         ("no such id", {}, UnknownNameError, "environment"),
         ("a/b/c-v0", {}, UnknownNameError, "environment"),
-        ("agentrl/Arithmetic-v0", {"colour": "red"}, ConfigError, "colour"),
+        ("agentrl/Arithmetic-v0", {"lvl": 2}, ConfigError, "it has no argument 'lvl'; did you mean 'level'?"),
         ("CartPole-v1", {}, EnvContractError, "CartPole"),
         ("quizz_plugin:plug/Quiz-v0", {}, UsageError, "No module named 'quizz_plugin'"),
     ],
