@@ -202,7 +202,9 @@ def write_config(path: Path, config: Config, dialect: str) -> None:
     # Python's version comes last: without it ``read_config`` knows that the file was cut off.
     versions = versions_of(_PACKAGES) | {"python": platform.python_version()}
     versions = {"dialect": dialect, **versions} if dialect else versions
-    text = tomli_w.dumps({**config.model_dump(mode="json"), "versions": versions})
+    # Who reads it before resuming is to find there what is played, and nothing else.
+    unused = {"env": {"id", "args"}} if config.env.mix else {}
+    text = tomli_w.dumps({**config.model_dump(mode="json", exclude=unused), "versions": versions})
     replace(path / "config.toml", text.encode())
 
 

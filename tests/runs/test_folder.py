@@ -28,6 +28,13 @@ def test_new_folder_holds_config_and_versions(config: Config, tmp_path: Path) ->
     assert not [path.name for path in folder.path.iterdir() if path.name.endswith(".tmp")]
 
 
+def test_config_of_a_mix_names_no_environment_beside_it(tmp_path: Path) -> None:
+    config = load_config(overrides=[f"run.dir={tmp_path}", "env.mix={a={id='agentrl/Math-v0'}}"])
+    with RunFolder.create(config, numbered=True) as folder:
+        assert "Arithmetic" not in (folder.path / "config.toml").read_text()
+        assert read_config(folder.path) == config
+
+
 def test_dialect_of_the_training_is_recorded(config: Config) -> None:
     with RunFolder.create(config, numbered=False, dialect='fence "1"') as folder:
         assert read_dialect(folder.path) == 'fence "1"'
