@@ -172,7 +172,9 @@ def rates(row: Mapping[str, float], peak: float | None) -> dict[str, float]:
     Returns:
         The rates; ``mfu`` is the share of the peak that the updates reached (arXiv 2204.02311).
     """
-    found = {"sampled_tokens_per_second": row["sampled_tokens"] / row["seconds_generate"]}
+    # Of a step that was played before its run was resumed, an older checkpoint does not say how long that took.
+    spent = row["seconds_generate"]
+    found = {"sampled_tokens_per_second": row["sampled_tokens"] / spent} if spent else {}
     if "trained_tokens" in row:
         found["trained_tokens_per_second"] = row["trained_tokens"] / row["seconds_update"]
     if "update_flops" in row:

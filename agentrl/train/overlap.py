@@ -8,7 +8,7 @@ run without overlap.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -108,6 +108,8 @@ class Overlapped(Collecting):
         """Take the episodes of later steps; what is missing of their groups is played again."""
         rest = iter(unused)
         for step, (count, counts) in state["ahead"].items():
+            # Older checkpoints lack the times.
+            counts = counts and {"seconds": 0.0, "clock": {}, **counts}
             self._ahead[int(step)] = _Ahead({one.seed: one for one in islice(rest, count)}, counts)
 
     def _begin(self, number: int) -> asyncio.Task[Played]:
@@ -124,7 +126,8 @@ class Overlapped(Collecting):
             # A checkpoint has kept all of them. What was lost then stays lost: it is counted, and not played again.
             size, episodes = self._config.rollout.group_size, tuple(known.values())
             groups = tuple(Group(episodes[at : at + size]) for at in range(0, len(episodes), size))
-            return self._chosen(Collected(groups=groups, seconds=0.0, clock=Clock(), **ahead.counts))
+            counts = dict(ahead.counts)
+            return self._chosen(Collected(groups=groups, clock=Clock(**counts.pop("clock")), **counts))
         before = self._ahead.get(number - 1)
         # What is counted for the whole process, as runs of the sandbox are, is to be of one step's groups.
         if self._lag and before and before.task:
@@ -137,8 +140,9 @@ class Overlapped(Collecting):
         collected = await self._exact(collected)
         # A checkpoint is to keep them with these log-probs.
         ahead.episodes = {episode.seed: episode for episode in flatten(collected.groups)}
-        names = ("faults", "lost", "cancelled")
-        ahead.counts = {name: getattr(collected, name) for name in names} | {"sandbox": dict(collected.sandbox)}
+        names = ("faults", "lost", "cancelled", "seconds")
+        ahead.counts = {name: getattr(collected, name) for name in names}
+        ahead.counts |= {"sandbox": dict(collected.sandbox), "clock": asdict(collected.clock)}
         return self._chosen(collected)
 
 
