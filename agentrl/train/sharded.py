@@ -116,7 +116,7 @@ class ShardedLearner(Learner):
         return self._scored("reference", batch).logp
 
     def frozen(self) -> Callable[[Batch], TokenStats]:
-        """Give what ``score`` is now, for later; only the latest one is."""
+        """Give what ``score`` is now, for later; it takes the place of the one that was given before."""
         self._everywhere("_keep", "frozen")
         return partial(self._scored, "frozen")
 
