@@ -244,10 +244,9 @@ class TransformersEngine:
         late = [index for index in active if index not in front]
         idle = [index for index in front if self._slots[index].request is None]
         # Each late one changes places with an idle one: all others stay, and are not copied.
-        source, target = late + idle, idle + late
-        self._cache.move(source, target)
-        for index, slot in zip(target, [self._slots[index] for index in source], strict=True):
-            self._slots[index] = slot
+        self._cache.move(late + idle, idle + late)
+        for one, other in zip(late, idle, strict=True):
+            self._slots[one], self._slots[other] = self._slots[other], self._slots[one]
         return list(front)
 
     def _forward(self, active: list[int]) -> Tensor:

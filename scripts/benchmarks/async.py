@@ -70,8 +70,8 @@ class Slow(ToolEnv):
         return super().step(action)
 
 
-def config_of(args: argparse.Namespace, mode: str, seconds: float, steps: int = 0) -> Config:
-    """The settings of a mode, of ``args.steps`` where ``steps`` is 0."""
+def config_of(args: argparse.Namespace, mode: str, seconds: float) -> Config:
+    """The settings of a mode."""
     return load_config(
         overrides=[
             *("env.id=benchmark/Slow-v0", f"env.args.turns={args.turns}", f"env.args.seconds={seconds}"),
@@ -83,7 +83,7 @@ def config_of(args: argparse.Namespace, mode: str, seconds: float, steps: int = 
                 "optim.lr=1e-4",
             ),
             *(f"rollout.tasks={args.tasks}", f"rollout.group_size={args.group}", f"rollout.turn_tokens={args.turn}"),
-            *("rollout.cut_turns=continue", "rollout.concurrency=256", f"optim.steps={steps or args.steps}"),
+            *("rollout.cut_turns=continue", "rollout.concurrency=256", f"optim.steps={args.steps}"),
             *("rollout.max_fault_rate=0", *MODES[mode]),
         ]
     )
@@ -109,9 +109,9 @@ def measured(config: Config, mix: TaskMix) -> tuple[float, float, list[dict[str,
 
 def tool_seconds(args: argparse.Namespace) -> float:
     """Find the mean time of a turn's tool by which ``off`` waits as long as it computes."""
-    seconds = 0.25
+    seconds, short = 0.25, argparse.Namespace(**{**vars(args), "steps": 2})
     for _ in range(0 if args.quick else 3):
-        config = config_of(args, "off", seconds, steps=2)
+        config = config_of(short, "off", seconds)
         wall, spent, _ = measured(config, task_mix(config, "train"))
         # On a loaded machine waiting for a core counts as waiting for tools: they take too little time then.
         seconds *= spent / (wall - spent)
