@@ -107,9 +107,11 @@ async def first(
     except BaseException as error:
         for task in playing:
             task.cancel()
+        await asyncio.wait(playing)
         # One bug in an environment breaks many episodes alike: the first error says it all, and asyncio would write
         # each of the others to the terminal if nobody had asked for it.
-        await asyncio.gather(*playing, return_exceptions=True)
+        for task in playing:
+            _ = task.cancelled() or task.exception()
         said = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
         raise said from said.__cause__
     for task in late:
