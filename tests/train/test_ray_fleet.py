@@ -121,10 +121,13 @@ class World:
         """On which nodes episodes were played, or of which tasks they have ended."""
         return {path.name.partition(" ")[2] for path in (self.folder / "seen").glob(f"{kind} *")}
 
-    async def began(self) -> None:
-        """Wait until both actors play."""
+    async def held(self) -> tuple[Path, asyncio.Task[Collected]]:
+        """Begin to play; both actors wait in a tool until the file is gone."""
+        self.forget()
+        waiting, playing = self.order("wait"), asyncio.create_task(self.collect(self.fleet))
         while len(self.seen("node")) < 2:
             await asyncio.sleep(0.05)
+        return waiting, playing
 
 
 def actors() -> list[psutil.Process]:
@@ -231,14 +234,11 @@ def test_a_node_that_dies_loses_nothing_and_its_actor_waits_for_another(world: W
     async def die() -> None:
         here = await world.local(6, 1.1)
         await world.fleet.load_weights(world.weights(1.1), 6)
-        world.forget()
-        waiting = world.order("wait")
-        playing = asyncio.create_task(world.collect(world.fleet))
-        await world.began()
+        waiting, playing = await world.held()
         before = sandboxes()
         world.cluster.remove_node(world.cluster.list_all_nodes()[-1], allow_graceful=False)
         # It outlives its node by a moment, in which it must not end its episodes.
-        while not before.keys() - actors():
+        while not psutil.wait_procs(before, timeout=0)[0]:
             await asyncio.sleep(0.05)
         waiting.unlink()
         assert untimed(await playing)[0] == untimed(here)[0]
@@ -254,10 +254,7 @@ def test_a_node_that_dies_loses_nothing_and_its_actor_waits_for_another(world: W
 
 def test_episodes_that_nobody_waits_for_any_more_are_not_played(world: World) -> None:
     async def cancel() -> None:
-        world.forget()
-        waiting = world.order("wait")
-        playing = asyncio.create_task(world.collect(world.fleet))
-        await world.began()
+        waiting, playing = await world.held()
         playing.cancel()
         await asyncio.wait({playing})
         waiting.unlink()
@@ -307,10 +304,7 @@ def test_what_an_actor_raises_comes_as_itself(world: World, clean_registry: None
 def test_weights_in_flight_and_an_actor_that_is_killed(world: World) -> None:
     async def fly() -> Collected:
         await world.fleet.load_weights(world.weights(1.0), 7)
-        world.forget()
-        waiting = world.order("wait")
-        playing = asyncio.create_task(world.collect(world.fleet))
-        await world.began()
+        waiting, playing = await world.held()
         await world.fleet.load_weights(world.weights(1.1), 8)
         min(actors(), key=lambda one: one.pid).kill()
         waiting.unlink()
