@@ -52,10 +52,17 @@ def check_config(arguments: argparse.Namespace) -> None:
     """Require a TOML file or a preset to begin with.
 
     Raises:
-        ConfigError: there is neither a TOML file nor a preset.
+        ConfigError: there is neither a TOML file nor a preset, or one, or a setting, stands in place of the file.
     """
+    from agentrl.config import presets
+
     if arguments.config is None and arguments.preset is None:
         raise ConfigError("say what to do: give a TOML file, or --preset quickstart")
+    if arguments.config is not None and not arguments.config.exists():
+        given = str(arguments.config)
+        option = "--preset" if given in presets() else "--set" if "=" in given else ""
+        if option:
+            raise ConfigError(f"there is no file {given!r}; did you mean {option} {given}?")
 
 
 def load_torch() -> None:

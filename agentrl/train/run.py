@@ -217,6 +217,7 @@ class _Run:
         ``begin`` prepares the folder of a resumed run, once everything has been read.
         """
         lora, saved = self._config.lora.rank > 0, last if last and base_of(last) else None
+        state, unused = (load_state(last), load_unused(last)) if last else ({}, [])
         if last is not None:
             self._learn(saved)
             if saved is not None or not lora:
@@ -228,14 +229,13 @@ class _Run:
         rows = [row for file in ("metrics.jsonl", "evals.jsonl") for row in read_jsonl(self._folder.path / file)]
         self._began -= max((row.get("seconds_run", 0.0) for row in rows), default=0.0)
         if last is not None:
-            state = load_state(last)
             self._trainer.updates = int(state["updates"])
             # A checkpoint that was written before there was a budget of tokens is of a run without one.
             self._trainer.sampled_tokens = int(state.get("sampled_tokens", 0))
             self._trainer.skipped = int(state.get("skipped", 0))
             # The engine was made from the same weights, but its completions are to carry this step's version.
             self._finished(int(state["step"]))
-            self._trainer.rollouts.restore(state, load_unused(last))
+            self._trainer.rollouts.restore(state, unused)
             await self._trainer.sync(self.done)
             if self._ended(self.done) and self._live and not sft_only:
                 self._display.say("it has ended: raise optim.steps or optim.max_sampled_tokens to train it longer")

@@ -84,6 +84,8 @@ QUICK = ("--preset", "quickstart")
     [
         (("train",), "give a TOML file, or --preset quickstart"),
         (("train", "--preset", "quikstart"), "no preset is called 'quikstart'; did you mean 'quickstart'?"),
+        (("train", "quickstart"), "there is no file 'quickstart'; did you mean --preset quickstart?"),
+        (("plan", *QUICK, "optim.lr=1"), "there is no file 'optim.lr=1'; did you mean --set optim.lr=1?"),
         (("train", "none.toml"), "the config 'none.toml' can't be read: No such file"),
         (("train", *QUICK, "--set", "optim.stepz=1"), "unknown setting 'optim.stepz'; did you mean 'steps'?"),
         (("train", *QUICK, "--set", "env.id=agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),

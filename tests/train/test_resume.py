@@ -5,6 +5,7 @@ And where its folder is damaged, or its disk full: nothing is lost in silence.
 
 import asyncio
 import errno
+import hashlib
 import io
 import os
 import shutil
@@ -32,6 +33,16 @@ def overwrite(file: str, old: str, new: str) -> Damage:
     return lambda run: (run / file).write_text((run / file).read_text().replace(old, new))
 
 
+def add_unused(run: Path) -> None:
+    """Give the newest checkpoint episodes that can't be read, with their checksum, and a row that would be cut."""
+    last, name, data = checkpoints(run)[-1], "unused.jsonl.zst", b"no episodes"
+    (last / name).write_bytes(data)
+    with (run / "metrics.jsonl").open("a") as rows:
+        rows.write('{"step": 4}\n')
+    with (last / "SHA256SUMS").open("a") as sums:
+        sums.write(f"{hashlib.sha256(data).hexdigest()}  {name}\n")
+
+
 DAMAGES: list[tuple[Damage, str]] = [
     (lambda run: (run / "metrics.jsonl").unlink(), "metrics.jsonl is damaged or gone"),
     (overwrite("metrics.jsonl", '"step": 2', '"step": 3'), "metrics.jsonl is damaged or gone"),
@@ -40,6 +51,7 @@ DAMAGES: list[tuple[Damage, str]] = [
     (overwrite("config.toml", "turn_tokens = 12", "turn_tokens = 13"), "trained with rollout.turn_tokens=12"),
     (lambda run: shutil.rmtree(run / "checkpoints"), "metrics.jsonl has rows, and the run no checkpoint"),
     (lambda run: [shutil.rmtree(one / "optimizer") for one in checkpoints(run)], "no checkpoint of .* is whole"),
+    (add_unused, "unused.jsonl.zst is no episode"),
     (overwrite("checkpoints/step-000000/config.json", "{", "{ "), "config.json .* is the reference of algo.kl_coef"),
     (lambda run: shutil.rmtree(run / "checkpoints" / "step-000000"), "can't be read .* is the reference of algo.kl_co"),
 ]
