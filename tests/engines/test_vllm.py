@@ -319,6 +319,6 @@ def test_a_closed_engine_leaves_nobody_waiting_and_nothing_behind(served: Served
     with pytest.raises(InfrastructureError, match="closed"):
         served.ask()
     assert not served.folder.exists()
-    # vLLM collects no child that has ended: it stays in the list until this process ends.
-    running = [one for one in descendants() if one.status() != psutil.STATUS_ZOMBIE]
-    assert not [one for one in running if "VLLM" in one.name()]
+    # vLLM collects no child that has ended, and one that it has killed takes a moment to end on a busy machine.
+    running = [one for one in descendants() if "VLLM" in one.name()]
+    assert not psutil.wait_procs(running, timeout=60)[1]
