@@ -5,15 +5,16 @@ derived: a segment is trained where its source is ``"policy"``.
 """
 
 import math
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import ClassVar, Literal, NotRequired
+from typing import ClassVar, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict  # that of Python 3.11 lacks what pydantic needs to check messages
 
-from agentrl.errors import TrajectoryError
+from agentrl.errors import EnvContractError, TrajectoryError
 
 Role = Literal["system", "user", "assistant", "tool"]
 Source = Literal["prompt", "policy", "tool", "template"]
@@ -85,7 +86,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One problem instance of an environment."""
+    """One problem instance of an environment.
+
+    Raises:
+        EnvContractError: a field has another type than the one below.
+    """
 
     id: str
     """Stable name within the environment: ``reset(options={"task": id})`` begins this task again."""
@@ -97,6 +102,16 @@ class Task:
     """Further data for playing and grading the task; the agent never sees it."""
     tags: tuple[str, ...] = ()
     """Kinds of task that evaluations tell apart, such as ``level:3``."""
+
+    def __post_init__(self) -> None:
+        # An id that is a number, or one tag without its comma, would be found only where the episode's file is read.
+        fields, tags = cast(list[object], [self.id, self.prompt, self.answer]), cast(object, self.tags)
+        if not all(isinstance(field, str) for field in fields):
+            raise EnvContractError(f"a task's id, prompt and answer are {reprlib.repr(fields)}: make all three texts")
+        if not isinstance(cast(object, self.data), Mapping):
+            raise EnvContractError(f"the data of task {self.id!r} are {reprlib.repr(self.data)}: make them a dict")
+        if not isinstance(tags, tuple | list) or not all(isinstance(tag, str) for tag in cast(list[object], tags)):
+            raise EnvContractError(f'the tags of task {self.id!r} are {tags!r}: make them texts, as in ("level:3",)')
 
 
 class Stop(StrEnum):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.errors import TrajectoryError
-from agentrl.types import Group, Segment, Stop, Trajectory, flatten
+from agentrl.errors import EnvContractError, TrajectoryError
+from agentrl.types import Group, Segment, Stop, Task, Trajectory, flatten
 
 PROMPT = Segment("prompt", (1, 2, 3))
 TURN = Segment("policy", (4, 5), (-0.5, -1.0), 0)
@@ -115,3 +115,19 @@ def test_a_wrong_group_is_refused(members: tuple[Trajectory, ...], message: str)
 @pytest.mark.parametrize("stop", Stop)
 def test_only_an_end_is_no_truncation(stop: Stop) -> None:
     assert stop.truncated == (stop is not Stop.TERMINATED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id": 7}, "id, prompt and answer are .*7.*: make all three texts"),
+        ({"prompt": None}, "make all three texts"),
+        ({"answer": 4}, "make all three texts"),
+        ({"data": None}, "the data of task 'a' are None: make them a dict"),
+        ({"tags": "level:3"}, "the tags of task 'a' are 'level:3'"),
+        ({"tags": (3,)}, "the tags of task 'a' are"),
+    ],
+)
+def test_a_wrong_task_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvContractError, match=message):
+        Task(**{"id": "a", "prompt": "p", **changes})
