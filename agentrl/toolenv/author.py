@@ -1,15 +1,16 @@
 """Checks on what an environment's own code returns or raises: each fault becomes a sentence that names its place."""
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import TypeVar, cast, get_args
 
 from agentrl.errors import AgentRLError, EnvContractError, InfrastructureError
 from agentrl.sandboxes import SandboxError
 from agentrl.toolenv.tasks import TaskList, TaskSet
 from agentrl.toolenv.tools.function import FunctionTool, Tool, cut_middle, shown
-from agentrl.types import Message, Task
+from agentrl.types import Message, Role, Task
 
 _T = TypeVar("_T")
 _TOOL_PARTS = ("name", "description", "parameters", "call", "open", "close")
@@ -31,11 +32,11 @@ def ask(
         passing: exceptions that are raised as they are.
 
     Raises:
-        EnvContractError: the call raised something else.
+        EnvContractError: the call raised something else, or gave a coroutine.
         InfrastructureError: a sandbox failed.
     """
     try:
-        return function()
+        given = function()
     except passing:
         raise
     except SandboxError as error:
@@ -45,6 +46,10 @@ def ask(
             raise
         where = "" if task is None else f" on task {task.id!r}"
         raise EnvContractError(f"{place} raised {shown(error, repr)}{where}: correct it there") from error
+    if inspect.iscoroutine(given):
+        given.close()  # else Python warns that it was never awaited
+        raise EnvContractError(f"{place} is async, and nobody awaits it: write def; only tools may be async")
+    return given
 
 
 def is_ctrl_c(error: BaseException) -> bool:
@@ -98,6 +103,8 @@ def as_parts(place: str, given: object, weights: Mapping[str, float]) -> Mapping
     # ``float()`` may run the author's code, and raises on what is no number.
     numbers = ask(place, lambda: {name: float(value) for name, value in parts.items()})
     for name in numbers:
+        if not isinstance(cast(object, name), str):
+            raise gave(place, name, "name each part by a text")
         if name not in weights:
             raise EnvContractError(f"{place}: the part {name!r} has no weight in reward_weights")
     return numbers
@@ -107,9 +114,13 @@ def as_messages(place: str, given: object) -> tuple[Message, ...]:
     """Return ``given`` as a tuple of messages.
 
     Raises:
-        EnvContractError: it is no sequence of mappings.
+        EnvContractError: it is no sequence of mappings, or one lacks a known role or a text.
     """
-    messages: tuple[object, ...] = _items(place, given, Mapping, "return a tuple of Messages, or () to say nothing")
+    remedy = "return a tuple of Messages, or () to say nothing"
+    messages: tuple[object, ...] = _items(place, given, Mapping, remedy)
+    for message in cast(tuple[Mapping[str, object], ...], messages):
+        if message.get("role") not in get_args(Role) or not isinstance(message.get("content"), str):
+            raise gave(place, message, f"{remedy}, each with a known role and a text as content")
     return cast(tuple[Message, ...], messages)
 
 

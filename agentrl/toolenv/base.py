@@ -287,7 +287,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
             given = self._ask_inside("respond", lambda: self.respond(episode))
             extra = author.as_messages(self._place("respond"), given)
         episode = replace(episode, messages=(*episode.messages, *extra))
-        reward = self._ask_inside("turn_reward", lambda: float(self.turn_reward(episode)))
+        paid = self._ask_inside("turn_reward", lambda: self.turn_reward(episode))
+        reward = self._ask("turn_reward", lambda: float(paid), episode.task)
         if terminated or truncated:
             given = self._ask_inside("reward", lambda: self.reward(episode))
             parts = author.as_parts(self._place("reward"), given, self.reward_weights)

@@ -75,10 +75,14 @@ def give(value: object) -> object:
         ({"respond": None}, r"Broken\.respond gave None \(NoneType\): return a tuple of Messages"),
         ({"respond": "Go on."}, r"Broken\.respond gave 'Go on\.' \(str\)"),
         ({"respond": ["Go on."]}, r"Broken\.respond gave 'Go on\.' \(str\)"),
+        ({"respond": [{"role": "narrator", "content": "x"}]}, r"Broken\.respond gave .*: .* a known role and a text"),
+        ({"respond": [{"role": "user", "content": None}]}, r"Broken\.respond gave .*: .* a known role and a text"),
+        ({"respond": [{"role": "user"}]}, r"Broken\.respond gave .*: .* a known role and a text"),
         ({"turn_reward": None}, r"Broken\.turn_reward raised TypeError.* on task 'one': correct it there"),
         ({"reward": 1.0}, r"Broken\.reward gave 1\.0 \(float\): return named parts"),
         ({"reward": {"correct": "high"}}, r"Broken\.reward raised ValueError"),
         ({"reward": {"speed": 1.0}}, r"Broken\.reward: the part 'speed' has no weight"),
+        ({"reward": {1: 1.0}}, r"Broken\.reward gave 1 \(int\): name each part by a text"),
         ({"gold": "All at once."}, r"Broken\.gold gave 'All at once\.' \(str\): return a list of texts"),
         ({"gold": [1]}, r"Broken\.gold gave 1 \(int\)"),
         ({"gold": None}, r"Broken\.gold gave None"),
@@ -92,6 +96,16 @@ def give(value: object) -> object:
 def test_a_mistake_of_the_environments_author_is_named(members: dict[str, Any], sentence: str) -> None:
     with pytest.raises(EnvContractError, match=sentence):
         play(**members)
+
+
+@pytest.mark.parametrize(
+    "method", ["tasks", "open_episode", "respond", "turn_reward", "reward", "answer_of", "close_episode", "gold"]
+)
+def test_a_method_that_is_async_is_named(method: str) -> None:
+    async def asked(*_: object) -> None: ...
+
+    with pytest.raises(EnvContractError, match=rf"Broken\.{method} is async, and nobody awaits it: write def"):
+        play(**{method: asked()})
 
 
 @pytest.mark.parametrize("method", ["tasks", "respond", "turn_reward", "reward", "gold"])

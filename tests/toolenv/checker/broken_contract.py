@@ -125,9 +125,9 @@ class Shares(Good):
         self.tools = (SharedMemory(),)
 
 
-class SaysNothingness(Good):
+class SaysSurrogates(Good):
     def respond(self, episode: Episode) -> Any:
-        return ({"role": "user", "content": None},)
+        return ({"role": "user", "content": "\ud800"},)
 
 
 class NeverEnds(Good):
@@ -204,7 +204,7 @@ BROKEN: list[Broken] = [
     *((GoldWrong, {"ARL-E003"}), (GoldTooLong, {"ARL-E003"}), (GoldStumbles, {"ARL-E022"})),
     *((GoldCallsNobody, {"ARL-E022"}), (ErrorsEnd, {"ARL-E004"}), (AsciiOnly, {"ARL-E005"})),
     *((BothFlags, {"ARL-E006"}), (LimitTerminates, {"ARL-E006"}), (NeverEnds, {"ARL-E011"})),
-    *((RemembersEpisodes, {"ARL-E007"}), (Shares, {"ARL-E008"}), (SaysNothingness, {"ARL-E010"})),
+    *((RemembersEpisodes, {"ARL-E007"}), (Shares, {"ARL-E008"}), (SaysSurrogates, {"ARL-E010"})),
     *((TurnsUnlimited, {"ARL-E011"}), (PaysNan, {"ARL-E012"}), (PaysArrays, {"ARL-E012"})),
     *((ForgetsTheBeginning, {"ARL-E016"}), (EditsTheAgent, {"ARL-E016"}), (EditsItsAnswers, {"ARL-E016"})),
     *((StepsAnywhere, {"ARL-E017"}), (RaisesSomethingElse, {"ARL-E017"})),
