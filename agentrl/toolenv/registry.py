@@ -140,6 +140,8 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
         raise ConfigError(f"environment {env_id!r} can't be made with {kwargs}: {said}") from error
     if not isinstance(made, ToolEnv):
         raise EnvContractError(f"{env_id!r} is no agentrl.ToolEnv but a {type(made).__name__}")
+    if not hasattr(made, "_held"):  # the last thing that ToolEnv.__init__ sets
+        raise EnvContractError(f"{type(made).__name__}.__init__ does not call super().__init__(split=…, …): call it")
     return made
 
 
@@ -242,7 +244,9 @@ def _with_module_imported(env_id: str) -> str:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UsageError(f"environment {env_id!r} needs a module that can't be imported: {error}") from error
+        # Python looks in the current folder for `python -m agentrl`, not for an installed command.
+        how = ": install it, or put its folder into PYTHONPATH" if error.name == _top(module) else ""
+        raise UsageError(f"environment {env_id!r} needs a module that can't be imported: {error}{how}") from error
     except (Exception, SystemExit) as error:  # somebody's module may raise anything, and may even end the process
         raise UsageError(f"the module of environment {env_id!r} can't be imported: {error!r}") from error
     return registered

@@ -88,6 +88,16 @@ def test_what_can_not_be_made_is_named(name: str, options: dict[str, Any], error
         agentrl.make(name, **options)
 
 
+def test_a_class_that_forgets_its_base_is_one_sentence() -> None:
+    class Forgetful(Trivia):
+        def __init__(self, *, split: str = "train") -> None:
+            self.question = split
+
+    agentrl.register("me/Forgetful-v0", Forgetful)
+    with pytest.raises(EnvContractError, match=r"Forgetful\.__init__ does not call super\(\)\.__init__"):
+        agentrl.make("me/Forgetful-v0")
+
+
 def test_a_class_that_raises_is_one_sentence() -> None:
     class Broken(ToolEnv):
         def __init__(self, error: Exception) -> None:
