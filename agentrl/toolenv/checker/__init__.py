@@ -28,6 +28,7 @@ _SHOWN = 3
 # Tools are tried early: a tool that always times out (ARL-E024) ends the check before the many plays that follow.
 _CHECKS: tuple[Check, ...] = (
     tasks.check_tasks,
+    tasks.check_splits,
     tasks.check_spec,
     contract.check_first_observation,
     tasks.check_drawing,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -256,8 +256,8 @@ class Subject:
 Check = Callable[[Subject], Iterator[Finding]]
 
 
-def from_spec(spec: EnvSpec) -> ToolEnv:
+def from_spec(spec: EnvSpec, **changes: Any) -> ToolEnv:
     """Make the environment of a specification, which holds the arguments that the first instance was made with."""
-    made = gymnasium.make(spec, disable_env_checker=True).unwrapped
+    made = gymnasium.make(spec, disable_env_checker=True, **changes).unwrapped
     assert isinstance(made, ToolEnv), "it was when it was made before"
     return made

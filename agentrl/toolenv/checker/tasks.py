@@ -8,7 +8,7 @@ from functools import partial
 
 from gymnasium.envs.registration import EnvSpec
 
-from agentrl.toolenv.checker.play import SEED, Subject, both, from_spec, short
+from agentrl.toolenv.checker.play import SEED, Subject, both, from_spec, short, shut
 from agentrl.toolenv.checker.report import Finding
 from agentrl.types import Message, Task
 
@@ -40,6 +40,16 @@ def check_tasks(subject: Subject) -> Iterator[Finding]:
             if other != split:
                 yield Finding("ARL-E014", f"Splits {other!r} and {split!r} share the task {short(task.prompt)}.")
                 return
+
+
+def check_splits(subject: Subject) -> Iterator[Finding]:
+    """ARL-E000: the environment takes ``split``, which training and evaluation set."""
+    if subject.env.spec is None:
+        return
+    try:
+        shut(from_spec(subject.env.spec, split=subject.env.split))
+    except TypeError as error:
+        yield Finding("ARL-E000", f"Making it with split={subject.env.split!r} raised {short(str(error), 90)}.")
 
 
 def facts(task: Task) -> dict[str, str]:

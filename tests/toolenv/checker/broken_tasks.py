@@ -22,6 +22,11 @@ class NoTasks(Good):
         raise FileNotFoundError("problems.jsonl")
 
 
+class TakesNoSplit(Good):
+    def __init__(self) -> None:
+        super().__init__()
+
+
 class EmptySet(TaskSet):
     size = 0
 
@@ -285,6 +290,7 @@ ARGUMENTS: Mapping[type[Good], Mapping[str, Any]] = {
 BROKEN: list[Broken] = [
     *(
         (NoTasks, {"ARL-E000"}),
+        (TakesNoSplit, {"ARL-E000"}),
         (EmptySplit, {"ARL-E000"}),
         (OffersFunctions, {"ARL-E000"}),
         (OffersUncallable, {"ARL-E013"}),
