@@ -133,15 +133,22 @@ class OpenAIEngine:
         """Do nothing: no connection is open between two requests."""
 
 
+def _choice(reply: Any) -> Any:
+    # A proxy's page comes as text, and some servers send an error with status 200: their words are the reason.
+    if isinstance(reply, str) or not reply.choices:
+        raise ValueError(f"no choices, but {reply if isinstance(reply, str) else reply.model_extra!r}")
+    return reply.choices[0]
+
+
 def _spoken(reply: Any, transcript: Transcript) -> Completion:
-    choice = reply.choices[0]
+    choice = _choice(reply)
     ids = transcript.turn(choice.message.content or "", whole=choice.finish_reason != "length")
     finish = "length" if choice.finish_reason == "length" else "stop"
     return Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=finish, version=0, usage=_usage(reply))
 
 
 def _sampled(reply: Any, *, greedy: bool) -> Completion:
-    choice = reply.choices[0]
+    choice = _choice(reply)
     ids = (choice.model_extra or {}).get("token_ids")
     if ids is None:
         raise ConfigError("the server tells no token ids, as vLLM's does: leave --tokenizer out, to talk in messages")
@@ -158,4 +165,9 @@ def _sampled(reply: Any, *, greedy: bool) -> Completion:
 
 
 def _usage(reply: Any) -> tuple[int, int] | None:
-    return (int(reply.usage.prompt_tokens), int(reply.usage.completion_tokens)) if reply.usage else None
+    if not reply.usage:
+        return None
+    read, written = int(reply.usage.prompt_tokens), int(reply.usage.completion_tokens)
+    if min(read, written) < 0:
+        raise ValueError(f"{read} tokens read and {written} written")
+    return read, written

@@ -145,6 +145,9 @@ def test_server_that_is_not_there_is_a_fault(fake: Fake) -> None:
         ask(fake, base_url="http://me:secret@127.0.0.1:9/v1", retries=0)
 
 
+DONE = {"token_ids": [9], "finish_reason": "stop"}
+
+
 @pytest.mark.parametrize(
     ("reply", "kind", "words"),
     [
@@ -158,6 +161,12 @@ def test_server_that_is_not_there_is_a_fault(fake: Fake) -> None:
         (sampled(token_ids=[9, 7], logprobs={"token_logprobs": [-1.0]}), InfrastructureError, "1 log-probs"),
         ((200, {"choices": []}), InfrastructureError, "no answer that can be read"),
         ((200, b"<html>"), InfrastructureError, "no answer that can be read"),
+        ((200, {"error": {"message": "overloaded"}}), InfrastructureError, "no choices, but .*overloaded"),
+        (
+            (200, {"choices": [DONE], "usage": {"prompt_tokens": 1, "completion_tokens": -3}}),
+            InfrastructureError,
+            "-3 written",
+        ),
     ],
 )
 def test_bad_answers(fake: Fake, reply: Reply, kind: type[AgentRLError], words: str) -> None:
