@@ -3,6 +3,7 @@
 A data set is read once, from front to back. A row that can't be read is passed on with the reason.
 """
 
+import codecs
 import gzip
 import io
 import json
@@ -109,7 +110,7 @@ def _existing(path: Path) -> Path:
 def _json_rows(path: Path) -> Iterator[SourceRow]:
     with _complaining(path), _opened(path) as file:
         # A file called .json holds a list, or, very often, lines as well.
-        whole = b"" if ".jsonl" in path.name.lower() else file.read().strip()
+        whole = b"" if ".jsonl" in path.name.lower() else file.read().removeprefix(codecs.BOM_UTF8).strip()
         if whole.startswith(b"["):
             items = cast(list[object], json.loads(whole))
             yield from (_row(f"{path.name} item {count}", item) for count, item in enumerate(items, start=1))

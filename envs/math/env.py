@@ -1,9 +1,10 @@
 r"""``agentrl/Math-v0`` and ``agentrl/MathPython-v0``: mathematical problems, answered in ``\boxed{}``."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from agentrl.envs.math.data import Source, load_problems
-from agentrl.errors import UsageError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.grading.latex import final_box, require_math, same_answer
 from agentrl.grading.numbers import spelled
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -66,10 +67,10 @@ class Math(ToolEnv):
             self.tools = (PythonTool(timeout=timeout, max_chars=max_chars),)
             self.instructions = r"Solve the problem, with Python where it helps. Put the final answer in \boxed{}."
         self._source = Source(
-            data=_pairs(data),
+            data=_pairs("data", data),
             config=data_config,
-            split=_pairs(data_split),
-            columns=tuple(sorted((columns or {}).items())),
+            split=_pairs("data_split", data_split),
+            columns=_table("columns", columns or {}, "a table of texts"),
             skip_bad_rows=skip_bad_rows,
         )
 
@@ -105,5 +106,13 @@ class Math(ToolEnv):
         return [*calls, rf"\boxed{{{task.answer}}}"]
 
 
-def _pairs(value: str | Mapping[str, str] | None) -> str | tuple[tuple[str, str], ...] | None:
-    return tuple(sorted(value.items())) if isinstance(value, Mapping) else value
+def _pairs(name: str, value: str | Mapping[str, str] | None) -> str | tuple[tuple[str, str], ...] | None:
+    return value if value is None or isinstance(value, str) else _table(name, value, "a text or a table of texts")
+
+
+def _table(name: str, value: Mapping[str, str], wanted: str) -> tuple[tuple[str, str], ...]:
+    # A caller in Python may give a list or a Path.
+    texts = cast(list[object], [*value, *value.values()]) if isinstance(cast(object, value), Mapping) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{name} is {value!r}: give {wanted}")
+    return tuple(sorted(value.items()))

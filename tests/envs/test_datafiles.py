@@ -1,5 +1,6 @@
 """Rows from files and data sets, good and bad."""
 
+import codecs
 import gzip
 import json
 from collections.abc import Callable
@@ -36,13 +37,16 @@ def test_json_lines(tmp_path: Path, name: str, content: bytes) -> None:
     assert next(read_rows(str(path))) == SourceRow(place=f"{name} line 1", data=DATA[0])
 
 
+@pytest.mark.parametrize("start", [b"\n ", codecs.BOM_UTF8])
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize(
     ("name", "pack"), [("a.json", bytes), ("a.json.gz", gzip.compress), ("a.json.zst", zstandard.compress)]
 )
-def test_a_json_document(tmp_path: Path, indent: int | None, name: str, pack: Callable[[bytes], bytes]) -> None:
+def test_a_json_document(
+    tmp_path: Path, indent: int | None, name: str, pack: Callable[[bytes], bytes], start: bytes
+) -> None:
     path = tmp_path / name
-    path.write_bytes(pack(b"\n " + json.dumps([*DATA, 1], indent=indent).encode()))
+    path.write_bytes(pack(start + json.dumps([*DATA, 1], indent=indent).encode()))
     rows = list(read_rows(str(path)))
     assert [row.data for row in rows] == [*DATA, {}]
     assert [row.fault for row in rows] == ["", "", "is no JSON object"]

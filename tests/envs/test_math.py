@@ -15,7 +15,7 @@ import sympy
 import agentrl
 from agentrl.envs.math.data import SAMPLE
 from agentrl.envs.math.env import Math
-from agentrl.errors import UsageError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.grading.latex import same_answer
 
 pytestmark = pytest.mark.usefixtures("graders")
@@ -230,3 +230,11 @@ def test_arguments_reach_the_data(tmp_path: Path) -> None:
     empty.touch()
     with pytest.raises(UsageError, match=r"empty\.jsonl has no problem, and the split 'test' is to come from it"):
         agentrl.make(IDS[0], split="test", data={"test": str(empty)}).reset(seed=0)
+
+
+@pytest.mark.parametrize(
+    "given", [{"columns": ["problem"]}, {"columns": "problem"}, {"columns": {"prompt": 1}}, {"data": Path("a.jsonl")}]
+)
+def test_what_is_no_table_of_texts_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"(columns|data) is .*: give a .*table of texts"):
+        Math(**given)
