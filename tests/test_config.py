@@ -37,6 +37,7 @@ def one_sentence(error: BaseException) -> str:
         ("[optim]\nlr = inf", "setting 'optim.lr' is inf: Input should be a finite number"),
         ("[optim]\nbetas = [0.9]", "setting 'optim.betas.1'"),
         ("[optim]\nbetas = [0.9, 2.0]", "setting 'optim.betas.1' is 2.0"),
+        ("[optim]\nbetas = [0.9, 1.0]", "setting 'optim.betas.1' is 1.0: Input should be less than 1"),
         ("[model]\ndtype = 'float16'", "Input should be 'float32' or 'bfloat16'"),
         ("[run]\nname = '../elsewhere'", "setting 'run.name' is '../elsewhere'"),
         ("[rollout]\nmax_fault_rate = 1.0", "less than 1"),
@@ -124,9 +125,9 @@ def test_later_words_win(tmp_path: Path) -> None:
     config = load_config(
         preset="quickstart",
         path=path,
-        overrides=["optim.lr=2e-4", "env.args.level=[4, 5]", "env.args.word=plain text", "optim.betas=[0.5, 1]"],
+        overrides=["optim.lr=2e-4", "env.args.level=[4, 5]", "env.args.word=plain text", "optim.betas=[0.5, 0]"],
     )
-    assert (config.optim.steps, config.optim.lr, config.optim.betas) == (7, 2e-4, (0.5, 1.0))
+    assert (config.optim.steps, config.optim.lr, config.optim.betas) == (7, 2e-4, (0.5, 0.0))
     named = with_overrides(config, ["log.to=['tensorboard']"])
     assert with_overrides(named, ["log.to.wandb.mode=offline"]).log.to == {
         "tensorboard": {},

@@ -14,6 +14,7 @@ EnvName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Below1 = Annotated[float, Field(ge=0, lt=1)]
 RejectionLevel = Literal["token", "sequence", "geometric"]
 TinySize = Literal["hidden", "layers", "heads"]
 
@@ -158,7 +159,7 @@ class RolloutSettings(_Section):
     most so many with "inflight" (trainer)."""
     concurrency: Count = 64
     """Most episodes at a time, of each actor in a fleet; fewer where the engine's cache is full (rollout)."""
-    max_fault_rate: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    max_fault_rate: Below1 = 0.01
     """Share of groups lost to infrastructure faults above which the run stops (rollout)."""
 
 
@@ -229,13 +230,13 @@ class OptimSettings(_Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Whether the learning rate stays after its warmup, or falls to 0 at the last update that steps or tokens allow
     (trainer)."""
-    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.95)
+    betas: Annotated[tuple[Below1, Below1], Field(strict=False)] = (0.9, 0.95)
     """Of AdamW (trainer)."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Of AdamW (trainer)."""
     max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this norm, in the warm start too (trainer, sft)."""
-    average: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    average: Below1 = 0.0
     """Decay per update of an exponential average of the weights, which is evaluated and saved as the model in place of
     those that are trained; 0 keeps none (trainer)."""
     gradient_checkpointing: bool = False
