@@ -212,7 +212,7 @@ def _small(shape: PreTrainedConfig, layers: int, device: str) -> PreTrainedModel
     text = cut.get_text_config()
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = layers, vocabulary(shape), None
     if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:layers]
+        text.layer_types = (text.layer_types * layers)[:layers]  # of a model of one layer too
     model: Any = AutoModelForCausalLM.from_config(cut, dtype=torch.float32, attn_implementation=NAME)
     use_fast_linear(model)
     return model.to(device)

@@ -75,6 +75,13 @@ def test_activations_of_a_deeper_model_and_a_longer_pack_are_foretold(overrides:
     assert measured_again < 0.7 * measured
 
 
+def test_a_model_of_one_layer_is_measured_too(tokenizer: Any) -> None:
+    config = small("model.tiny.layers=1")
+    shape = model_config(config, tokenizer)
+    measured = _Probe(config, _small(shape, 1, "cpu")).activations(487)
+    assert measure(config, shape, "cpu").activations.at(1, 487) == pytest.approx(measured, rel=0.02)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [[], ["lora.rank=4"], ["lora.rank=4", 'lora.targets=["q_proj", "down_proj"]']])
 def test_counts_are_those_of_the_real_parts(dtype: str, lora: list[str]) -> None:
