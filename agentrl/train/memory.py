@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from agentrl.config import Config, with_overrides
+from agentrl.errors import ConfigError
 from agentrl.models.cache import SHORT, padded_keys
 from agentrl.models.lora import target_names
 from agentrl.train.probe import Costs, measure, trains_adapters, vocabulary
@@ -62,6 +63,9 @@ def needs(config: Config, shape: PreTrainedConfig, limit: int | None = None) -> 
         config: the run's settings.
         shape: the configuration of its model.
         limit: bytes that the run may use; by default what its device has.
+
+    Raises:
+        ConfigError: an option of the engine is no number.
     """
     process = _resident()
     here = _is_here(config.model.device)
@@ -154,8 +158,7 @@ class _Model:
     def _cache(self, config: Config, size: int, limit: int | None) -> int:
         if config.engine.name == "vllm" and limit:
             # It takes its share whatever it needs, and lets requests wait for room in it.
-            share = float(config.engine.options.get("memory", 0.3))  # pyright: ignore[reportArgumentType]
-            return max(0, int(share * limit) - size * self.weights)
+            return max(0, int(_option(config, "memory", 0.3) * limit) - size * self.weights)
         return size * self.cached * _cached_tokens(config)
 
     def seconds(self, config: Config, costs: Costs) -> dict[str, float]:
@@ -172,9 +175,16 @@ def _episodes(config: Config) -> int:
     return config.rollout.tasks * config.rollout.group_size
 
 
+def _option(config: Config, name: str, default: float) -> float:
+    value = config.engine.options.get(name, default)
+    if not isinstance(value, int | float) or value <= 0:
+        raise ConfigError(f"engine.options.{name} is {value!r}: give a number above 0")
+    return value
+
+
 def _cached_tokens(config: Config) -> int:
     """Tokens that the engine's cache has room for when every row is as long as an episode can be."""
-    rows = int(config.engine.options.get("slots", config.rollout.concurrency))  # pyright: ignore[reportArgumentType]
+    rows = int(_option(config, "slots", config.rollout.concurrency))
     longest = padded_keys(config.rollout.episode_tokens)
     if config.engine.name != "transformers":
         return rows * longest

@@ -84,6 +84,20 @@ def test_a_folder_without_a_config_is_named(folder: Path, capsys: pytest.Capture
     assert "no model's config can be read from" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("optim.max_tokens=1", "optim.max_tokens=1 can't hold an episode of rollout.episode_tokens=192"),
+        ("engine.name=vlm", "no engine is called 'vlm'; did you mean 'vllm'?"),
+        ("engine.options.slots=many", "engine.options.slots is 'many': give a number above 0"),
+        ("engine.options.slots=0", "engine.options.slots is 0: give a number above 0"),
+    ],
+)
+def test_what_no_run_can_follow_has_no_plan(override: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--dry-run", *settings(override), "--preset", "quickstart"]) == 2
+    assert why in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", TIR)
 def test_presets_keep_what_the_papers_say(name: str) -> None:
     config = load_config(preset=name)
