@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from agentrl.cli.command import add_command, add_config_arguments, check_config, load_torch
-from agentrl.errors import ConfigError, UnknownNameError
+from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.config import Config
@@ -59,16 +59,13 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
     load_torch()
     from transformers.utils import logging
 
-    from agentrl.engines import ENGINES
     from agentrl.runs.assemble import model_config, run_tokenizer, task_mix, with_dialect
+    from agentrl.train.live import check_playing
     from agentrl.train.memory import needs
-    from agentrl.train.step import check_training_config
 
     logging.set_verbosity_error()
     # What no run can follow has no costs. The engine itself is not made: its package may be elsewhere.
-    check_training_config(config)
-    if config.engine.name not in ENGINES:
-        raise UnknownNameError("engine", config.engine.name, ENGINES)
+    check_playing(config)
     config = with_dialect(config)
     tokenizer = run_tokenizer(config, task_mix(config, "train"))
     if whole:

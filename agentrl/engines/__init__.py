@@ -29,6 +29,19 @@ def make_engine(name: str, model: "PreTrainedModel | None", options: Mapping[str
     return make_named("engine", ENGINES, name, options, model)
 
 
+def check_trains(name: str) -> None:
+    """Refuse an engine that no run can train with, before anything is loaded.
+
+    Raises:
+        UnknownNameError: there is no such engine.
+        ConfigError: it only evaluates.
+    """
+    if name not in ENGINES:
+        raise UnknownNameError("engine", name, ENGINES)
+    if name == "openai":
+        raise ConfigError("engine 'openai' only evaluates: set engine.name to 'transformers' or 'vllm'")
+
+
 def make_named(what: str, known: Mapping[str, str], name: str, options: Mapping[str, Any], *parts: Any) -> Any:
     """Make what a config chooses by its name, and import its module.
 

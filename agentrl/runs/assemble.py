@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.config import Config, with_overrides
-from agentrl.engines import make_engine, make_named
+from agentrl.engines import check_trains, make_engine, make_named
 from agentrl.engines.base import Engine
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import ConfigError, UsageError, first_line
@@ -66,8 +66,7 @@ def assemble(
         UnknownNameError: there is no such engine.
         InfrastructureError: the fleet did not start.
     """
-    if config.engine.name == "openai":
-        raise ConfigError("engine 'openai' only evaluates: set engine.name to 'transformers' or 'vllm'")
+    check_trains(config.engine.name)
     quiet()
     tokenizer = run_tokenizer(config, source, path)
     # All of them, so that tools which can't be described are refused here; a collector makes those of the others.

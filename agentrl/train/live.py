@@ -5,6 +5,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from agentrl.config import Config
+from agentrl.engines import check_trains
 from agentrl.engines.base import Sampling
 from agentrl.eval.table import Evaluation, plan, play, summarise
 from agentrl.rollout.mix import TaskMix
@@ -12,7 +13,7 @@ from agentrl.runs.assemble import Parts, make_collector, task_mix
 from agentrl.runs.loggers import find_loggers
 from agentrl.runs.progress import Display
 from agentrl.train.interrupts import stop_if_cancelled
-from agentrl.train.overlap import make_source
+from agentrl.train.overlap import check_overlap, make_source
 from agentrl.train.sft import SftStep, oracle_episodes, warm_start
 from agentrl.train.step import check_training_config
 
@@ -37,6 +38,17 @@ def check_settings(config: Config) -> None:
     find_loggers(config.log.to)
 
 
+def check_playing(config: Config) -> None:
+    """Refuse settings that a run which plays can't follow.
+
+    Raises:
+        UsageError: an option of the algorithm or an engine is not there, or settings contradict each other.
+    """
+    check_training_config(config)
+    check_overlap(config)
+    check_trains(config.engine.name)
+
+
 def check_run(config: Config) -> Sources:
     """Refuse settings that a run can't follow, before a model is loaded or anything is written; give its tasks.
 
@@ -44,7 +56,8 @@ def check_run(config: Config) -> Sources:
         UsageError: an option of the algorithm, an environment or one of its splits is not there, or the warm start has
             no gold player to learn from.
     """
-    check_settings(config)
+    check_playing(config)
+    find_loggers(config.log.to)
     sources = Sources(train=task_mix(config, "train"), held_out=task_mix(config, config.eval.split))
     if config.sft.steps:
         # The gold player of one task shows if the environment has any.

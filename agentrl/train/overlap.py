@@ -46,25 +46,12 @@ class Overlapped(Collecting):
         mix: the tasks of the training split.
         collector: plays that split.
         engine: samples from a copy of the policy.
-
-    Raises:
-        ConfigError: the settings contradict each other.
     """
 
     def __init__(self, config: Config, mix: TaskMix, collector: Collector, engine: Engine) -> None:
         super().__init__(config, mix, collector, engine)
         self._lag = config.rollout.overlap == "lag"
         self.staleness = config.rollout.max_staleness
-        if not self._lag and config.run.deterministic:
-            raise ConfigError(
-                "run.deterministic=true needs rollout.overlap='off' or 'lag': with 'inflight' the clock decides which "
-                "weights sample a token"
-            )
-        if not self._lag and config.optim.average:
-            raise ConfigError(
-                "optim.average is evaluated in the engine, whose weights episodes of rollout.overlap='inflight' would "
-                "then be sampled from: set rollout.overlap to 'lag', or optim.average to 0"
-            )
         self._ahead: dict[int, _Ahead] = {}
 
     async def batch(self, number: int) -> Played:
@@ -146,15 +133,34 @@ class Overlapped(Collecting):
         return self._chosen(collected)
 
 
-def make_source(config: Config, mix: TaskMix, collector: Collector, engine: Engine) -> Collecting:
-    """Make the source that ``rollout.overlap`` asks for.
+def check_overlap(config: Config) -> None:
+    """Refuse settings of overlap that contradict others.
 
     Raises:
-        ConfigError: the settings contradict each other.
+        ConfigError: they do.
     """
-    if config.rollout.spare and config.rollout.overlap != "inflight":
+    inflight = config.rollout.overlap == "inflight"
+    if inflight and config.run.deterministic:
+        raise ConfigError(
+            "run.deterministic=true needs rollout.overlap='off' or 'lag': with 'inflight' the clock decides which "
+            "weights sample a token"
+        )
+    if inflight and config.optim.average:
+        raise ConfigError(
+            "optim.average is evaluated in the engine, whose weights episodes of rollout.overlap='inflight' would "
+            "then be sampled from: set rollout.overlap to 'lag', or optim.average to 0"
+        )
+    if config.rollout.spare and not inflight:
         raise ConfigError(
             "rollout.spare cancels groups by the clock, which needs rollout.overlap='inflight': set it so, or "
             "rollout.spare to 0"
         )
+
+
+def make_source(config: Config, mix: TaskMix, collector: Collector, engine: Engine) -> Collecting:
+    """Make the source that ``rollout.overlap`` asks for.
+
+    Raises:
+        ConfigError: ``run.deterministic`` asks for what the engine can't give.
+    """
     return (Collecting if config.rollout.overlap == "off" else Overlapped)(config, mix, collector, engine)

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 import agentrl.train.step
+from agentrl.config import load_config
 from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import ConfigError, FaultRateError, InfrastructureError
 from agentrl.train.credit import Scored
 from agentrl.train.groups import Collecting, Played
+from agentrl.train.live import check_run
 from agentrl.train.overlap import Overlapped, make_source
 from agentrl.train.step import StepResult, Trainer, make_learner
 from agentrl.types import Trajectory, flatten
@@ -230,9 +232,9 @@ def test_an_error_of_later_groups_stops_the_run_at_once(small: Make, mode: str) 
         (("rollout.spare=1", "rollout.overlap=lag"), "needs rollout.overlap='inflight': set it so"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(small: Make, overrides: Sequence[str], words: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(overrides: Sequence[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        trainer_of(small(*overrides))
+        check_run(load_config(overrides=overrides))
 
 
 def test_an_engine_that_others_disturb_is_refused_in_a_deterministic_run(small: Make) -> None:
