@@ -18,7 +18,7 @@ from typing import IO, Any
 import tomli_w
 
 from agentrl.config import Config, RunSettings, parse_config, read_toml, with_overrides
-from agentrl.errors import ConfigError, InfrastructureError, RunFolderError, nearest
+from agentrl.errors import ConfigError, InfrastructureError, RunFolderError, UsageError, nearest
 
 _MAY_CHANGE = (
     *("run.threads", "run.ranks", "model.device", "rollout.concurrency"),
@@ -41,9 +41,9 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     Use :meth:`create` or :meth:`resume`.
     """
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
+    def __init__(self, path: Path, lock: IO[str], *, new: bool = False) -> None:
         self.path = path
-        self._lock = lock
+        self._lock, self._new = lock, new
 
     @classmethod
     def create(cls, config: Config, *, numbered: bool, dialect: str = "") -> "RunFolder":
@@ -73,7 +73,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             ) from error
         except OSError as error:
             raise RunFolderError(f"the run folder {str(path)!r} can't be made: {error.strerror}") from error
-        return cls(path, lock_folder(path))
+        return cls(path, lock_folder(path), new=True)
 
     @classmethod
     def resume(cls, path: Path) -> tuple["RunFolder", Config]:
@@ -193,7 +193,10 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """Release the lock, so that other processes can use the folder."""
         self._lock.close()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A run that was refused as it began, by a tracker for example, leaves nothing to go on with.
+        if self._new and kind and issubclass(kind, UsageError) and not (self.path / "checkpoints").exists():
+            shutil.rmtree(self.path, ignore_errors=True)
         self.close()
 
 

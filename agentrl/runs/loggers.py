@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import ConfigError, nearest
+from agentrl.errors import ConfigError, first_line, nearest
 
 Row = Mapping[str, float]
 _Logger = tuple[Callable[[Row, int], object], Callable[[], object]]
@@ -28,7 +28,7 @@ class Loggers:
         say: prints a line.
 
     Raises:
-        ConfigError: a name is unknown, its package is not installed, or it does not take its options.
+        ConfigError: a name is unknown, its package is not installed, or it can't be made with its options.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class Loggers:
         for name, start in find_loggers(options).items():
             try:
                 self._loggers[name] = start(options[name], run, settings)
-            except TypeError as error:
-                raise ConfigError(f"logger {name!r} can't be made with log.to.{name}: {error}") from error
+            except Exception as error:  # a tracker may fail in any way, for want of a key or of its server too
+                raise ConfigError(f"logger {name!r} can't be made with log.to.{name}: {first_line(error)}") from error
 
     def log(self, row: Mapping[str, object], step: int, prefix: str = "") -> None:
         """Log the numbers in ``row``, their names preceded by ``prefix``."""

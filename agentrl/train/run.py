@@ -164,17 +164,15 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
 
 def _finish(config: Config, display: Display, folder: RunFolder, means: Means, work: _Work) -> Path:
     with Interrupts() as interrupts, ranks(config), ExitStack() as stack:
-        run: _Run | None = None
+        run = _Run(config, display, folder, means, stack)
         try:
-            run = _Run(config, display, folder, means, stack)
             asyncio.run(interrupts.run(partial(work, run)))
         # Inside the stack: the engine and the environments are closed only after the checkpoint.
         except (KeyboardInterrupt, asyncio.CancelledError, InfrastructureError, EnvContractError) as error:
             interrupts.hold()
             try:
                 with folder.writing():
-                    if run is not None:
-                        run.save()
+                    run.save()
             except (InfrastructureError, RunFolderError) as fault:  # it must not hide how the run ended
                 display.say(str(fault))
             saved = checkpoints(folder.path)

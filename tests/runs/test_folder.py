@@ -54,6 +54,23 @@ def test_taken_name_is_an_error_or_gets_a_number(config: Config, tmp_path: Path)
     assert (tmp_path / "runs" / "it" / "config.toml").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("begun", "error", "left"), [(False, ConfigError, False), (False, OSError, True), (True, ConfigError, True)]
+)
+def test_a_run_that_is_refused_as_it_begins_leaves_no_folder(
+    config: Config, begun: bool, error: type[Exception], left: bool
+) -> None:
+    with pytest.raises(error), RunFolder.create(config, numbered=False) as folder:
+        if begun:
+            folder.checkpoint(0).mkdir(parents=True)
+        raise error("no")
+    assert folder.path.exists() is left
+    if left:
+        with pytest.raises(ConfigError), RunFolder.resume(folder.path)[0]:
+            raise ConfigError("no")
+        assert folder.path.exists()
+
+
 def test_folder_that_holds_other_things_is_left_alone(config: Config, tmp_path: Path) -> None:
     (tmp_path / "runs" / "it").mkdir(parents=True)
     (tmp_path / "runs" / "it" / "mine.txt").write_text("mine")

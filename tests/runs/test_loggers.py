@@ -108,6 +108,15 @@ def test_what_is_no_logger_is_refused(name: str, message: str) -> None:
         find_loggers([name])
 
 
+def test_a_tracker_that_can_not_be_started_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise LookupError("no key\nlog in")
+
+    own_module(monkeypatch, "trackio", init=init)
+    with pytest.raises(ConfigError, match=r"can't be made with log.to.trackio: LookupError no key$"):
+        started(tmp_path, trackio={})
+
+
 def test_an_option_that_a_logger_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(*, project: str, name: str, config: object, resume: str) -> None: ...
 
