@@ -18,6 +18,16 @@ _PROBE = (1,)
 """A prompt that every vocabulary and every limit allows."""
 
 
+def check_logp(logp: Tensor) -> None:
+    """Check that the trainer's log-probs [S] are log-probs.
+
+    Raises:
+        InvariantError: one is above 0 or not finite.
+    """
+    if not bool(torch.isfinite(logp).all()) or bool((logp > 0).any()):
+        raise InvariantError("the trainer computed a log-prob that is above 0 or not finite: the weights are broken")
+
+
 def check_agreement(logp: Tensor, sampler_logp: Tensor, rounding: float) -> float:
     """Check that engine and trainer give the same log-probs to the same tokens.
 
@@ -32,8 +42,7 @@ def check_agreement(logp: Tensor, sampler_logp: Tensor, rounding: float) -> floa
     Raises:
         InvariantError: a log-prob is above 0 or not finite, or the two disagree by more than rounding.
     """
-    if not bool(torch.isfinite(logp).all()) or bool((logp > 0).any()):
-        raise InvariantError("the trainer computed a log-prob that is above 0 or not finite: the weights are broken")
+    check_logp(logp)
     largest = float((logp - sampler_logp).abs().max()) if len(logp) else 0.0
     # Written so that NaN, from the engine's side, fails too.
     if not largest <= rounding:
@@ -59,7 +68,7 @@ def check_versions(groups: Sequence[Group], version: int, staleness: int) -> Ten
         InvariantError: some were.
     """
     sampled = [one for trajectory in flatten(groups) for seg in trajectory.sampled for one in seg.token_versions]
-    if other := set(sampled) - set(range(version - staleness, version + 1)):
+    if other := [one for one in sampled if not version - staleness <= one <= version]:
         older = f" and theirs may be {staleness} older" if staleness else ""
         raise InvariantError(
             f"tokens were sampled from weights of version {min(other)}, but the trainer's are of version "

@@ -36,7 +36,7 @@ from agentrl.train.credit import (
 from agentrl.train.diagnostics import Drift, effective_sample_size
 from agentrl.train.groups import Played, RolloutSource, env_metrics
 from agentrl.train.interrupts import in_thread
-from agentrl.train.invariants import check_agreement, check_first_ratio, check_trained_tokens
+from agentrl.train.invariants import check_agreement, check_first_ratio, check_logp, check_trained_tokens
 from agentrl.train.learner import Learner
 from agentrl.train.metrics import Work, peak_flops, rates, summary
 from agentrl.train.ranks import check_ranks
@@ -266,6 +266,7 @@ class Trainer:
             pack, logp = packs[place], stats.logp.clone()
             logp.retain_grad()
             old_logp, advantages = scored.old_logp[pack.index], scored.advantages[pack.index]
+            check_logp(logp.detach())
             # Before the very first update θ is *old*: the same weights must give the same log-probs twice.
             if not self._checked:
                 check_first_ratio(logp.detach(), old_logp, self._rounding)

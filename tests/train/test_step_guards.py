@@ -120,6 +120,11 @@ def test_a_batch_or_a_score_that_is_wrong_stops_the_step(
         step(trainer_of(small("optim.max_tokens=100000"))[0])
 
 
+def test_weights_that_break_within_a_step_stop_it(small: Make) -> None:
+    with pytest.raises(InvariantError, match="the weights are broken"):
+        step(trainer_of(small("optim.lr=1e30"))[0])
+
+
 def test_an_agent_that_calls_no_tool_stops_the_step(small: Make) -> None:
     with pytest.raises(InvariantError, match="no tool was called in the first 12 episodes"):
         step(trainer_of(small("env.args.tooled=true"))[0])
