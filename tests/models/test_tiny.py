@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from agentrl.errors import ConfigError
 from agentrl.models.attention import NAME
+from agentrl.models.load import load_model
 from agentrl.models.tiny import END, PAD, START, make_model, make_tokenizer
 from agentrl.render.renderer import Renderer
 from agentrl.types import Message
@@ -89,3 +90,11 @@ def test_a_model_has_the_asked_shape(tokenizer: Any, heads: int, keys: int) -> N
 def test_a_shape_that_can_not_be_is_refused(tokenizer: Any, hidden: int, heads: int) -> None:
     with pytest.raises(ConfigError, match=f"model.tiny.heads={heads} in model.tiny.hidden={hidden}"):
         make_model(tokenizer, hidden=hidden, layers=1, heads=heads, seed=0)
+
+
+def test_loaded_weights_lie_where_new_ones_would(model: Any, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    loaded, saved = load_model(tmp_path), model.state_dict()
+    assert all(weights.data_ptr() % 64 == 0 for weights in loaded.parameters()), "a file's begin where its header ends"
+    assert all(weights.equal(saved[name]) for name, weights in loaded.named_parameters())
+    assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
