@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from agentrl.rollout.collected import Collected, joined
 from agentrl.rollout.collector import Collector, always
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec
+from agentrl.train.interrupts import computing
 from agentrl.train.invariants import check_agreement, check_probe, check_tools_are_called, check_versions
 from agentrl.train.learner import Learner
 from agentrl.types import Group, Origin, Segment, Trajectory, flatten, won
@@ -156,7 +158,8 @@ class Collecting:
         assert self._score is not None, "published comes first"
         # In a thread: the engine and a learner may be at work meanwhile.
         rounding = max(self._trainers, self.rounding)
-        groups = await asyncio.to_thread(rescored, collected.groups, self._score, rounding)
+        work = partial(rescored, collected.groups, self._score, rounding)
+        groups = await asyncio.to_thread(computing, work)
         return replace(collected, groups=groups)
 
     def _chosen(self, collected: Collected) -> Played:

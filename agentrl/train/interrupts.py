@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
+import torch
+
 from agentrl.errors import Terminated
 
 T = TypeVar("T")
@@ -67,9 +69,19 @@ class Interrupts:
         self._cancel()
 
 
+def computing(work: Callable[[], T]) -> T:
+    """Do ``work`` in this thread with as many of PyTorch's threads as ``run.threads`` says.
+
+    A thread takes them over when it is first asked for them. MKL does not ask: products would take all cores, until
+    something else asks, and their last bits would depend on which thread they are computed in.
+    """
+    torch.get_num_threads()
+    return work()
+
+
 async def in_thread(work: Callable[[], T]) -> T:
     """Do ``work`` in a thread; a cancellation meanwhile comes at the next await, so that what was done can be kept."""
-    thread, cancelled = asyncio.create_task(asyncio.to_thread(work)), False
+    thread, cancelled = asyncio.create_task(asyncio.to_thread(computing, work)), False
     while not thread.done():
         try:
             await asyncio.wait({thread})

@@ -124,6 +124,26 @@ def test_impatience_changes_nothing(train: Train, tmp_path: Path, wait_s: float)
 
 
 @pytest.mark.slow
+def test_a_thread_that_learns_has_as_many_threads_as_the_run() -> None:
+    code = """
+import asyncio, os, torch
+from agentrl.train.interrupts import in_thread
+
+def learn():
+    before = len(os.listdir("/proc/self/task"))
+    few @ many
+    return len(os.listdir("/proc/self/task")) - before
+
+torch.set_num_threads(1)
+few, many = torch.ones(257, 512), torch.ones(512, 512)
+print(asyncio.run(in_thread(learn)))
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "3"}, capture_output=True, text=True
+    )
+    assert told.stdout == "0\n", told.stderr
+
+
 @pytest.mark.parametrize("pause_s", [0.3, 1.0])
 def test_interrupted_imports_leave_nothing(tmp_path: Path, pause_s: float) -> None:
     # The command line's own module is in: from here on it is agentrl that answers for an interrupt.
