@@ -193,9 +193,12 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """Release the lock, so that other processes can use the folder."""
         self._lock.close()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A run that was refused as it began, by a tracker for example, leaves nothing to go on with.
-        if self._new and kind and issubclass(kind, UsageError) and not (self.path / "checkpoints").exists():
+    def was_refused(self, error: BaseException | None) -> bool:
+        """Say whether a run that ends with ``error`` was refused as it began, and leaves nothing to go on with."""
+        return self._new and isinstance(error, UsageError) and not (self.path / "checkpoints").exists()
+
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        if self.was_refused(error):
             shutil.rmtree(self.path, ignore_errors=True)
         self.close()
 

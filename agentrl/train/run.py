@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
@@ -183,7 +184,8 @@ def _finish(config: Config, display: Display, folder: RunFolder, means: Means, w
             raise interrupts.kind(left) from None
         finally:
             try:
-                display.say(f"report: {write_report(folder.path).resolve()}")
+                if not folder.was_refused(sys.exception()):
+                    display.say(f"report: {write_report(folder.path).resolve()}")
             except RunFolderError as error:  # it must not hide how the run ended
                 display.say(str(error))
     return folder.path

@@ -144,6 +144,7 @@ print(asyncio.run(in_thread(learn)))
     assert told.stdout == "0\n", told.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pause_s", [0.3, 1.0])
 def test_interrupted_imports_leave_nothing(tmp_path: Path, pause_s: float) -> None:
     # The command line's own module is in: from here on it is agentrl that answers for an interrupt.
