@@ -169,7 +169,9 @@ def look(name: str, row: TemplateRow, shelf: Shelf, loaded: Any) -> Seen:
         verdicts[dialect] = [player.judge(conversation) for conversation in played]
     # The last form is the model's own, where it has one.
     checked = [check_env(Library(dialect=one), tasks=1, tokenizer=tokenizer) for one in list(verdicts)[-1:]]
-    codes = sorted({finding.code for report in checked for finding in report.findings})
+    found = [finding for report in checked for finding in report.findings]
+    for finding in found:
+        _say(f"{name}: {finding.code} {finding.message}")
     return Seen(
         name=name,
         vocabulary=row.vocabulary,
@@ -177,7 +179,7 @@ def look(name: str, row: TemplateRow, shelf: Shelf, loaded: Any) -> Seen:
         native="".join(dialects[1:]),
         verdicts=verdicts,
         refused=refused,
-        findings=", ".join(codes) or "no finding" * len(checked),
+        findings=", ".join(sorted({finding.code for finding in found})) or "no finding" * len(checked),
     )
 
 
