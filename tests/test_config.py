@@ -41,6 +41,7 @@ def one_sentence(error: BaseException) -> str:
         ("[model]\ndtype = 'float16'", "Input should be 'float32' or 'bfloat16'"),
         ("[run]\nname = '../elsewhere'", "setting 'run.name' is '../elsewhere'"),
         ("[rollout]\nmax_fault_rate = 1.0", "less than 1"),
+        ("[run]\nthreads = 100000", "less than or equal to 1024"),
         ("[env.args.level.a]\nb = 1", "setting 'env.args.level' is {'a': {'b': 1}}: Input should be text, a number"),
         ("[env.args]\ndata = {a = [[1]]}", "or a list of whole numbers or of texts, or a table of these"),
         ("[algo]\nloss_options = {power = {a = 1}}", "setting 'algo.loss_options.power' is {'a': 1}: Input should be"),

@@ -42,7 +42,7 @@ class RunSettings(_Section):
     """Where run folders are kept (runfolder)."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seeds weights, tasks and sampling (trainer)."""
-    threads: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Threads of PyTorch on the CPU; 0 leaves its own choice (trainer)."""
     deterministic: bool = False
     """Learn from the trainer's log-probs in place of the engine's, whose rounding may depend on the clock, and use

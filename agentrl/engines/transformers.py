@@ -78,6 +78,8 @@ class TransformersEngine:
             raise ConfigError(f"load the engine's model with attn_implementation={NAME!r}")
         if slots < 1:
             raise ConfigError(f"slots is {slots}: an engine needs at least one to generate anything")
+        if max_length < 1:
+            raise ConfigError(f"max_length is {max_length}: an engine needs room for at least one token")
         self._model = model.eval()
         self.rounding = ROUNDING[model.dtype]
         self._max_length = max_length

@@ -249,9 +249,9 @@ def make_collector(config: Config, renderer: Writer, *, split: str) -> Collector
 
 
 def _device(name: str) -> str:
-    # Only an allocation tells if a device is there and works; a name alone may be valid and not usable here.
+    # Only a value that is computed tells if a device is there and works; a name alone may be valid and not usable here.
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"there is no device {name!r} here: {first_line(error)}") from error
     return name

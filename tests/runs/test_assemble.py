@@ -82,6 +82,9 @@ def test_dtype_and_threads() -> None:
     ("override", "kind", "wanted"),
     [
         ("model.device=tpu7", ConfigError, "there is no device 'tpu7' here"),
+        ("model.device=meta", ConfigError, "there is no device 'meta' here"),
+        ("engine.options.max_length=0", ConfigError, "an engine needs room for at least one token"),
+        ("engine.options.max_length=long", ConfigError, "engine 'transformers' can't be made with engine.options"),
         ("model.template_args.enable_thinking=false", ConfigError, "no variable 'enable_thinking' to set"),
         ("model.tiny.heads=3", ConfigError, "model.tiny.heads=3 in model.tiny.hidden=16"),
         ("model.path=/no/such/folder", UsageError, "no tokenizer can be loaded from '/no/such/folder'"),
