@@ -103,8 +103,7 @@ class World:
 
     async def rejoined(self) -> None:
         """Wait until all actors can play."""
-        while not all(place.ready for place in self.fleet._places):
-            await asyncio.sleep(0.1)
+        await until(lambda: all(place.ready for place in self.fleet._places))
 
     def order(self, name: str, text: str = "") -> Path:
         """Have environments do something."""
@@ -125,14 +124,21 @@ class World:
         """Begin to play; both actors wait in a tool until the file is gone."""
         self.forget()
         waiting, playing = self.order("wait"), asyncio.create_task(self.collect(self.fleet))
-        while len(self.seen("node")) < 2:
-            await asyncio.sleep(0.05)
+        await until(lambda: len(self.seen("node")) == 2)
         return waiting, playing
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for it, but not for ever."""
+    async with asyncio.timeout(300):
+        while not condition():
+            await asyncio.sleep(0.05)
 
 
 def actors() -> list[psutil.Process]:
     """Those on the nodes of this process's cluster."""
-    return [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::Actor")]
+    # As text, since asking for the name of one that ends at this moment raises.
+    return [one for one in psutil.Process().children(recursive=True) if "name='ray::Actor" in str(one)]
 
 
 def sandboxes() -> dict[psutil.Process, list[psutil.Process]]:
@@ -238,8 +244,7 @@ def test_a_node_that_dies_loses_nothing_and_its_actor_waits_for_another(world: W
         before = sandboxes()
         world.cluster.remove_node(world.cluster.list_all_nodes()[-1], allow_graceful=False)
         # It outlives its node by a moment, in which it must not end its episodes.
-        while not psutil.wait_procs(before, timeout=0)[0]:
-            await asyncio.sleep(0.05)
+        await until(lambda: bool(psutil.wait_procs(before, timeout=0)[0]))
         waiting.unlink()
         assert untimed(await playing)[0] == untimed(here)[0]
         assert [place.ready for place in world.fleet._places].count(False) == 1, "there is no room for it"
