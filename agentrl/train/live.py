@@ -28,16 +28,6 @@ class Sources:
     """Tasks that the run is evaluated on."""
 
 
-def check_settings(config: Config) -> None:
-    """Refuse settings that a run can't follow, whatever it is played on.
-
-    Raises:
-        UsageError: an option of the algorithm or a logger is not there.
-    """
-    check_training_config(config)
-    find_loggers(config.log.to)
-
-
 def check_playing(config: Config) -> None:
     """Refuse settings that a run which plays can't follow.
 

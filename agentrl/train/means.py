@@ -6,9 +6,11 @@ from pathlib import Path
 
 from agentrl.config import Config
 from agentrl.runs.assemble import Policy, assemble, load_policy
+from agentrl.runs.loggers import find_loggers
 from agentrl.train.groups import RolloutSource
-from agentrl.train.live import Live, Sources, check_settings
+from agentrl.train.live import Live, Sources
 from agentrl.train.saved import SavedEpisodes
+from agentrl.train.step import check_training_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,8 @@ def saved(files: Sequence[Path], config: Config, path: Path | None = None) -> Me
         UsageError: the episodes do not fit the settings or the model.
         TrajectoryError: a file holds anything but episodes.
     """
-    check_settings(config)
+    check_training_config(config)
+    find_loggers(config.log.to)
     rollouts = SavedEpisodes(files, config)
     policy = load_policy(config, path=path)
     rollouts.check_fit(policy)
