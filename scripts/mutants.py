@@ -61,10 +61,8 @@ def play(tests: Sequence[str], mutant: Mutation | None = None) -> str:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         try:
             # The path comes before what an editable install adds: processes that a test starts import the copy too.
-            done = subprocess.run(
-                command, cwd=folder, env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True,
-                timeout=PATIENCE_S,
-            )  # fmt: skip
+            env = {**os.environ, "PYTHONPATH": folder, "AGENTRL_EVERYTHING": "1"}
+            done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             return f"(no end after {PATIENCE_S:.0f} s)"
     if done.returncode not in (0, 1):

@@ -39,8 +39,28 @@ settings.register_profile(
 settings.load_profile(os.environ.get("AGENTRL_EXAMPLES", "same"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of ``scripts/test.sh``."""
+    parser.addoption("--costs", action="store_true", help="print the processor seconds of the dearest tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure what the tests cost, where that is asked for."""
+    if config.getoption("--costs"):
+        from . import costs
+
+        config.pluginmanager.register(costs.Measure())
+        if not hasattr(config, "workerinput"):
+            config.pluginmanager.register(costs.Table())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that have most slow tests: at the end no core waits for the other."""
+    """Skip what is for CI, and begin with the files that have most slow tests, so that at the end no core waits."""
+    if not CI and os.environ.get("AGENTRL_EVERYTHING") != "1":
+        skip = pytest.mark.skip(reason="says nothing new about this machine: AGENTRL_EVERYTHING=1 runs it")
+        for item in items:
+            if item.get_closest_marker("ci"):
+                item.add_marker(skip)
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 
@@ -107,6 +127,16 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     fail_in_ci(report)
     return report
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Any]:
+    """Forks processes of this Python that begin quickly: see ``forked.py``."""
+    from .forked import Server
+
+    server = Server()
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

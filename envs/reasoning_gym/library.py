@@ -71,27 +71,31 @@ class Library:
 
     def _ask(self, **request: object) -> dict[str, Any]:
         with self._lock:
-            if self._process is not None and self._process.poll() is not None:
-                self._end()
-            self._process = self._process or _started()
-            assert self._process.stdin is not None and self._process.stdout is not None
-            try:
-                self._process.stdin.write(json.dumps(request) + "\n")
-                self._process.stdin.flush()
-                line = self._process.stdout.readline()
-            except OSError:
-                line = ""
-            except BaseException:
-                self._end()  # the reply is still to come, and would be taken for the next request's
-                raise
-            if not line:
-                self._end()
+            # What ended one process may have been the machine's doing: a request that ends two is at fault itself.
+            line = self._answer(request) or self._answer(request)
         if not line:
             raise InfrastructureError("reasoning-gym's process ended before it replied: it is started anew when asked")
         reply: dict[str, Any] = json.loads(line)
         if "config" in reply:
             raise ConfigError(reply["config"])
         return reply
+
+    def _answer(self, request: Mapping[str, object]) -> str:
+        """Return the process's line; empty where it ended over the request, or before."""
+        process = self._process = self._process or _started()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = ""
+        except BaseException:
+            self._end()  # the reply is still to come, and would be taken for the next request's
+            raise
+        if not line:
+            self._end()
+        return line
 
 
 def _json(config: Mapping[str, object]) -> str:

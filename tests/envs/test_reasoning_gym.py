@@ -227,9 +227,10 @@ def test_a_process_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> No
     assert made.question("gcd", {}, "train", 0) == asked
     process = made._process
     assert process is not None and process.stdin is not None
-    process.stdin.write("no request\n")
+    process.stdin.write("no request\n")  # it ends over it
+    assert made.question("gcd", {}, "train", 0) == asked
     with pytest.raises(InfrastructureError, match="ended before it replied"):
-        made.question("gcd", {}, "train", 0)
+        made._ask(do="nothing")
     made.question("gcd", {}, "train", 0)
     process = made._process
     assert process is not None and process.stdout is not None

@@ -16,7 +16,8 @@ import torch
 
 from agentrl.runs.folder import read_jsonl
 
-from ..train.conftest import TOY, Command, Server, is_alive, rows_of, weights_of
+from ..forked import Command, Server, is_alive
+from ..train.conftest import TOY, rows_of, weights_of
 
 SETTINGS = """
 run = { threads = 1 }

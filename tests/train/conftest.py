@@ -1,17 +1,12 @@
-"""An environment without a sandbox, the parts of a small run, and command lines in processes that begin quickly."""
+"""An environment without a sandbox, and the parts of a small run."""
 
 import copy
-import json
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import psutil
 import pytest
 import safetensors.torch
 import torch
@@ -32,7 +27,8 @@ from agentrl.train.groups import Collecting
 from agentrl.train.step import Trainer, make_learner
 from agentrl.types import Task
 
-SERVER = Path(__file__).with_name("server.py")
+from ..forked import Command, Server
+
 WORDS = ("ab", "cd", "ef", "gh", "ij", "kl")
 SMALL = """
 [run]
@@ -211,81 +207,6 @@ def small(shout: str, model: Any, tokenizer: Any, tmp_path: Path) -> Generator[M
         one.players.close()
 
 
-class Command:
-    """A command line of agentrl in a process of its own."""
-
-    def __init__(self, server: "Server", pid: int, folder: Path) -> None:
-        self._server, self.pid, self._folder = server, pid, folder
-
-    @property
-    def out(self) -> str:
-        return (self._folder / "out").read_text()
-
-    @property
-    def err(self) -> str:
-        return (self._folder / "err").read_text()
-
-    @property
-    def running(self) -> bool:
-        return is_alive(self.pid)
-
-    def until(self, ready: Callable[[], bool]) -> None:
-        """Wait until something is there, while the process runs."""
-        while not ready():
-            assert self.running, f"it ended too early:\n{self.err}"
-            time.sleep(0.002)
-
-    def descendants(self) -> set[int]:
-        """Its children, their children and so on."""
-        return {one.pid for one in psutil.Process(self.pid).children(recursive=True)}
-
-    def wait(self) -> int:
-        """The exit code; a signal's number, negative, where one ended it."""
-        while self.running:
-            time.sleep(0.01)
-        return self._server.ask({"wait": self.pid})
-
-    def done(self) -> "Command":
-        """Itself, once it has ended well."""
-        assert self.wait() == 0, self.err
-        return self
-
-
-class Server:
-    """Has imported PyTorch once, and forks a process for every command line."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._number = 0
-
-    def ask(self, order: Mapping[str, object]) -> int:
-        assert self._process.stdin and self._process.stdout
-        print(json.dumps(order), file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
-
-    def start(self, folder: Path, *argv: str) -> Command:
-        """Start ``agentrl argv…`` in ``folder``; its output goes to files beside it."""
-        self._number += 1
-        logs = folder / f".logs-{self._number}"
-        logs.mkdir(parents=True)
-        for name in ("out", "err"):  # before it begins: whoever asks what it has said may be sooner than it
-            (logs / name).touch()
-        return Command(self, self.ask({"argv": argv, "cwd": str(folder), "logs": str(logs)}), logs)
-
-    def close(self) -> None:
-        self._process.communicate()
-
-
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def is_time(name: str) -> bool:
     """Whether a metric is another one each time."""
     return name.startswith("seconds") or name.endswith("per_second")
@@ -310,13 +231,6 @@ def same_weights(one: Path, other: Path) -> bool:
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(checkpoints(run)[-1] / "model.safetensors")
-
-
-@pytest.fixture(scope="session")
-def server() -> Generator[Server]:
-    server = Server()
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from agentrl.runs.folder import checkpoints, read_jsonl
 
-from .conftest import ARITHMETIC, SHAPED, Server, setting, weights_of
+from ..forked import Server
+from .conftest import ARITHMETIC, SHAPED, setting, weights_of
 
 SIZES = {
     **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},

@@ -12,7 +12,8 @@ import agentrl
 from agentrl.runs.records import EPISODES, read_begun, read_episodes
 from agentrl.types import Trajectory
 
-from .conftest import TOY, Command, Server, setting
+from ..forked import Command, Server
+from .conftest import TOY, setting
 
 SETTINGS = ("rollout.turn_tokens=24", "rollout.episode_tokens=128", "rollout.concurrency=1", "rollout.cut_turns=answer")
 

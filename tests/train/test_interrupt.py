@@ -14,7 +14,8 @@ import pytest
 
 from agentrl.runs.folder import checkpoints, read_jsonl
 
-from .conftest import Command, Server, Train, is_alive
+from ..forked import Command, Server, is_alive
+from .conftest import Train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

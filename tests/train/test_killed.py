@@ -23,7 +23,8 @@ from agentrl.train.overlap import Overlapped
 from agentrl.types import Trajectory, flatten
 
 from ..engines.around import Around
-from .conftest import JITTERY, Make, Server, Train, rows_of
+from ..forked import Server
+from .conftest import JITTERY, Make, Train, rows_of
 from .test_interrupt import lines
 
 SETTINGS = (

@@ -26,7 +26,8 @@ from agentrl.rollout.plan import EpisodeSpec
 from agentrl.runs.assemble import Parts, assemble, make_collector, task_mix
 from agentrl.types import flatten
 
-from .conftest import ARITHMETIC, SHAPED, Command, Server, Train, is_time, rows_of, same_weights, setting
+from ..forked import Command, Server
+from .conftest import ARITHMETIC, SHAPED, Train, is_time, rows_of, same_weights, setting
 from .test_killed import timeless
 
 ray = pytest.importorskip("ray")
@@ -107,8 +108,7 @@ class World:
 
     def order(self, name: str, text: str = "") -> Path:
         """Have environments do something."""
-        path = self.folder / "orders" / name
-        path.write_text(text)
+        (path := self.folder / "orders" / name).write_text(text)
         return path
 
     def forget(self) -> None:

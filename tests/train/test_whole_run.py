@@ -13,7 +13,8 @@ from agentrl.runs.folder import checkpoints, read_config, read_jsonl
 from agentrl.runs.records import read_episodes
 from agentrl.sandboxes.base import Status
 
-from .conftest import ARITHMETIC, SHAPED, Server, Train, rows_of, same_weights, setting
+from ..forked import Server
+from .conftest import ARITHMETIC, SHAPED, Train, rows_of, same_weights, setting
 
 
 @pytest.mark.slow

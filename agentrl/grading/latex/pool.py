@@ -49,7 +49,7 @@ class GraderPool:
         self._idle: list[_Grader] = []
         self._closed = False
         self._zygote: _Zygote | None = None
-        self._running()
+        self._running(None)
 
     def same(self, answer: str, expected: str, *, seconds: float, problem: str = "", second: bool = False) -> bool:
         """Return True if ``answer`` means the same as ``expected``.
@@ -78,11 +78,9 @@ class GraderPool:
         """Kill the zygote, even one that is starting, and every grader. Safe to call twice."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
             zygote = self._zygote
-        # Outside the lock: hanging up and waiting for the zygote take time, in which others may want it.
-        for grader in idle:
-            grader.close()
+        self._close_idle()
+        # Outside the lock: waiting for the zygote takes time, in which others may want it.
         if zygote is not None:
             zygote.close()
 
@@ -104,6 +102,8 @@ class GraderPool:
         except BaseException:
             grader.close()
             raise
+        if verdict is None:
+            self._close_idle()
         with self._lock:
             keep = verdict is not None and grader.asked < _REQUESTS and not self._closed
             if keep:
@@ -112,20 +112,32 @@ class GraderPool:
             grader.close()
         return verdict
 
+    def _close_idle(self) -> None:
+        # What killed one grader, such as the end of their zygote, may have killed all: the next try needs a new one.
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for grader in idle:
+            grader.close()
+
     def _take(self) -> "_Grader":
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return _Grader(self._running().fork_grader())
+        zygote = self._running(None)
+        try:
+            return _Grader(zygote.fork_grader())
+        except InfrastructureError:
+            # The zygote has died since: try once more with a new one.
+            return _Grader(self._running(zygote).fork_grader())
 
-    def _running(self) -> "_Zygote":
+    def _running(self, dead: "_Zygote | None") -> "_Zygote":
         # A lock of its own: a zygote takes seconds to start, in which others give graders back, or close the pool.
         with self._starting, tempfile.TemporaryFile() as complaints:
             with self._lock:
                 if self._closed:
                     raise InfrastructureError("the grading processes were closed")
                 found = self._zygote
-                if found is not None and found.alive:
+                if found is not None and found is not dead and found.alive:
                     return found
                 self._zygote = made = _Zygote(complaints)
             if found is not None:

@@ -1,0 +1,103 @@
+"""Processes of this Python that begin quickly: ``fork_server.py`` forks them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+
+import psutil
+
+SERVER = Path(__file__).with_name("fork_server.py")
+
+
+class Command:
+    """A command line of agentrl in a process of its own."""
+
+    def __init__(self, server: "Server", pid: int, folder: Path) -> None:
+        self._server, self.pid, self._folder = server, pid, folder
+
+    @property
+    def out(self) -> str:
+        return (self._folder / "out").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self._folder / "err").read_text()
+
+    @property
+    def running(self) -> bool:
+        return is_alive(self.pid)
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Wait until something is there, while the process runs."""
+        while not ready():
+            assert self.running, f"it ended too early:\n{self.err}"
+            time.sleep(0.002)
+
+    def descendants(self) -> set[int]:
+        """Its children, their children and so on."""
+        return {one.pid for one in psutil.Process(self.pid).children(recursive=True)}
+
+    def wait(self) -> int:
+        """The exit code; a signal's number, negative, where one ended it."""
+        while self.running:
+            time.sleep(0.01)
+        return self._server.ask({"wait": self.pid})
+
+    def done(self) -> "Command":
+        """Itself, once it has ended well."""
+        assert self.wait() == 0, self.err
+        return self
+
+
+class Server:
+    """Has imported PyTorch once, and forks a process for every command line."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._numbers, self._lock = count(), Lock()
+
+    def ask(self, order: Mapping[str, object]) -> int:
+        assert self._process.stdin and self._process.stdout
+        with self._lock:
+            print(json.dumps(order), file=self._process.stdin, flush=True)
+            return int(self._process.stdout.readline())
+
+    def start(self, folder: Path, *argv: str) -> Command:
+        """Start ``agentrl argv…`` in ``folder``; its output goes to files beside it."""
+        return self._begin(folder / f".logs-{next(self._numbers)}", ("-m", "agentrl", *argv), folder, os.environ, "")
+
+    def run(
+        self, *words: str | Path, cwd: Path, env: Mapping[str, str] | None = None, input: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``python WORDS`` as :func:`subprocess.run` does, and wait for its end."""
+        with TemporaryDirectory() as logs:
+            command = self._begin(Path(logs), [*map(str, words)], cwd, os.environ if env is None else env, input)
+            return subprocess.CompletedProcess(words, command.wait(), command.out, command.err)
+
+    def _begin(self, logs: Path, words: Sequence[str], cwd: Path, env: Mapping[str, str], input: str) -> Command:
+        logs.mkdir(parents=True, exist_ok=True)
+        # Before it begins: whoever asks what it has said may be sooner than it.
+        for name, text in {"in": input, "out": "", "err": ""}.items():
+            (logs / name).write_text(text)
+        order = {"words": words, "cwd": str(cwd), "env": {**env}, "logs": str(logs)}
+        return Command(self, self.ask(order), logs)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
