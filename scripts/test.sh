@@ -7,7 +7,7 @@ usage() {
   cat <<USAGE
 Usage: scripts/test.sh [OPTION of pytest ...]
 
-Installs agentrl and its tools into .venv (once) and runs the tests from the repository's root, a file on each core.
+Installs agentrl and its tools into .venv (once) and runs the tests from the repository's root, on all cores.
 For example:
 
   scripts/test.sh                          everything that this machine can run
@@ -25,7 +25,7 @@ main() {
   case "${1:-}" in -h | --help) usage && return ;; esac
   install_extra dev
   cd -- "$ROOT"
-  "$VENV/bin/python" -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder "$@"
+  "$VENV/bin/python" -m pytest --progress -n logical --maxprocesses 8 --dist worksteal -o console_output_style=classic "$@"
 }
 
 main "$@"

@@ -7,7 +7,6 @@ import copy
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,16 @@ settings.load_profile(os.environ.get("AGENTRL_EXAMPLES", "same"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of ``scripts/test.sh``."""
+    parser.addoption("--progress", action="store_true", help="show a line that moves in place of dots")
     parser.addoption("--costs", action="store_true", help="print the processor seconds of the dearest tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure what the tests cost, where that is asked for."""
+    """Show what the options ask for."""
+    if config.getoption("--progress") and not (hasattr(config, "workerinput") or config.getoption("verbose")):
+        from . import progress
+
+        config.pluginmanager.register(progress.Progress(config))
     if config.getoption("--costs"):
         from . import costs
 
@@ -55,14 +59,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is for CI, and begin with the files that have most slow tests, so that at the end no core waits."""
+    """Skip what is for CI, and mix files with slow tests evenly among the others."""
     if not CI and os.environ.get("AGENTRL_EVERYTHING") != "1":
         skip = pytest.mark.skip(reason="says nothing new about this machine: AGENTRL_EVERYTHING=1 runs it")
         for item in items:
             if item.get_closest_marker("ci"):
                 item.add_marker(skip)
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    # A percentage of so many tests moves steadily then.
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    files = [*dict.fromkeys(item.path for item in items)]
+    kinds = ([path for path in files if (path in slow) is kind] for kind in (True, False))
+    order = {path: (index + 0.5) / len(kind) for kind in kinds for index, path in enumerate(kind)}
+    items.sort(key=lambda item: order[item.path])
 
 
 @pytest.hookimpl(tryfirst=True)
