@@ -43,7 +43,9 @@ EXAMPLES = """examples:
   agentrl eval runs/first --tasks 32 --attempts 16 --out evals/many
   estimator_report.py runs/first --episodes evals/many --group-size 8
 """
-ESTIMATORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+Estimators = Mapping[str, tuple[str, Mapping[str, object]]]
+"""Name and options of an advantage, by what the table calls it."""
+ESTIMATORS: Estimators = {
     **{name: (name, {}) for name in algos.ADVANTAGES},
     "otb instantaneous": ("otb", {"energy_kind": "instantaneous"}),
     "otb carry": ("otb", {"tail": "carry"}),
@@ -81,13 +83,13 @@ class Projection:
         generator = torch.Generator().manual_seed(seed)
         self.exact = total <= width
         self.width = min(total, width)
-        self._place = torch.randint(0, width, (total,), generator=generator)
-        self._sign = torch.randint(0, 2, (total,), generator=generator) * 2.0 - 1.0
+        self.place = torch.randint(0, width, (total,), generator=generator)
+        self.sign = torch.randint(0, 2, (total,), generator=generator) * 2.0 - 1.0
 
     def __call__(self, gradients: Sequence[Tensor]) -> Tensor:
         """Project one gradient, given by parameter [D]."""
         flat = torch.cat([gradient.flatten().float().cpu() for gradient in gradients])
-        return flat if self.exact else flat.new_zeros(self.width).index_add_(0, self._place, flat * self._sign)
+        return flat if self.exact else flat.new_zeros(self.width).index_add_(0, self.place, flat * self.sign)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,11 +140,11 @@ def compare(recorded: Recorded, arguments: argparse.Namespace, display: Display)
     found: list[Tensor] = []
     with display.phase("draws", arguments.draws) as bar:
         for number in range(arguments.draws):
-            first, second, rest = _drawn(recorded.batch.group, arguments.group_size, generator)
+            first, second, rest = drawn(recorded.batch.group, arguments.group_size, generator)
             left = (torch.cat([second, rest]), torch.cat([first, rest]))
             pair, towards = (
-                torch.stack([gradients_of(recorded, rows, estimators, arguments.aggregate) for rows in drawn])
-                for drawn, estimators in (((first, second), tuple(ESTIMATORS)), (left, (REFERENCE,)))
+                torch.stack([gradients_of(recorded, rows, estimators, arguments.aggregate) for rows in some])
+                for some, estimators in (((first, second), ESTIMATORS), (left, {REFERENCE: ESTIMATORS[REFERENCE]}))
             )
             found.append(products(pair, towards))
             bar.advance(f"{number + 1} of {arguments.draws}")
@@ -184,7 +186,7 @@ def measures(found: Tensor) -> Measures:
     return {name: (some[:, 0], _jackknife(some[:, 1:])) for name, some in values.items()}
 
 
-def gradients_of(recorded: Recorded, rows: Tensor, estimators: Sequence[str], aggregate: str) -> Tensor:
+def gradients_of(recorded: Recorded, rows: Tensor, estimators: Estimators, aggregate: str) -> Tensor:
     """Compute each task's gradient from some of its rows, by each estimator [E, K, D], float64."""
     batch = recorded.batch.split(len(recorded.batch.tokens), rows.sort().values.tolist())[0]
     layout = Rows.of(batch.starts, batch.rewards)
@@ -193,7 +195,7 @@ def gradients_of(recorded: Recorded, rows: Tensor, estimators: Sequence[str], ag
     # coefficients divides by the rows of the batch; each task's mean divides by the rows of the task.
     share = coefficients(aggregate, layout, None) * len(batch) / batch.group.bincount()[group]
     share *= recorded.weights[batch.index]
-    credit = torch.stack([_advantages(recorded, batch, name) * share for name in estimators])
+    credit = torch.stack([_advantages(recorded, batch, *one) * share for one in estimators.values()])
     found = torch.zeros(len(estimators), tasks, recorded.gradients.shape[1], dtype=torch.float64)
     for task in range(tasks):
         here = torch.nonzero(group == task)[:, 0]
@@ -287,7 +289,7 @@ def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def _drawn(group: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def drawn(group: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Draw two disjoint groups of ``size`` rows of every task, and return them and the remaining rows."""
     parts: tuple[list[Tensor], ...] = ([], [], [])
     for task in range(int(group.max()) + 1):
@@ -298,8 +300,7 @@ def _drawn(group: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor
     return torch.cat(parts[0]), torch.cat(parts[1]), torch.cat(parts[2])
 
 
-def _advantages(recorded: Recorded, batch: Batch, estimator: str) -> Tensor:
-    name, options = ESTIMATORS[estimator]
+def _advantages(recorded: Recorded, batch: Batch, name: str, options: Mapping[str, object]) -> Tensor:
     energy = recorded.energy[batch.index]
     return algos.advantage(name, batch.rewards, energy, batch.starts, batch.group, **options)
 

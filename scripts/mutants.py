@@ -20,7 +20,7 @@ from mutating import Misfit, Mutation, Patch, apply, command_line, run
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".toml")
-COPIED = {"agentrl", "envs", "sandboxes", "tests", "scripts", "pyproject.toml"}
+COPIED = {"agentrl", "envs", "experiments", "sandboxes", "tests", "scripts", "pyproject.toml"}
 PATIENCE_S = 1800.0
 EXAMPLES = """\
 examples:

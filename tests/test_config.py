@@ -186,6 +186,15 @@ def test_config_round_trip(args: dict[str, Any], path: str) -> None:
     }
 
 
+def test_an_option_of_an_advantage_may_be_without_end() -> None:
+    config = load_config(overrides=["algo.advantage_options.pool=inf"])
+    again = parse_config(tomllib.loads(tomli_w.dumps(config.model_dump(mode="json"))))
+    assert again == config and again.algo.advantage_options == {"pool": float("inf")}
+    for value in ("nan", "-inf"):
+        with pytest.raises(ConfigError, match=r"setting 'algo\.advantage_options\.pool' is "):
+            load_config(overrides=[f"algo.advantage_options.pool={value}"])
+
+
 def leaves(model: type[BaseModel]) -> list[str]:
     """Names of the settings in ``model``; a field that holds models counts by their fields."""
     names: list[str] = []

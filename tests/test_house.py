@@ -99,7 +99,7 @@ def module_name(path: Path, root: Path) -> str:
 
 def load(root: Path) -> dict[str, Module]:
     """Parse every Python file; envs and sandboxes are reached through their links in ``agentrl``."""
-    folders = [root / name for name in ("agentrl", "scripts", "tests")]
+    folders = [root / name for name in ("agentrl", "experiments", "scripts", "tests")]
     paths = {module_name(p, root): p for folder in folders for p in files_under(folder) if p.suffix == ".py"}
     modules: dict[str, Module] = {}
     for name, path in paths.items():

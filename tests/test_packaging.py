@@ -97,6 +97,7 @@ def test_sdist_makes_the_same_wheel(wheel: Path, unpacked: Path, tmp_path: Path)
 
 def test_sdist_holds_the_tests_scripts_and_licence(unpacked: Path) -> None:
     wanted = ["LICENSE", "README.md", "CONTRIBUTING.md", "constraints.txt", "tests/test_house.py", "scripts/lib.sh"]
+    wanted.append("experiments/PLAN.md")
     assert [name for name in wanted if not (unpacked / name).is_file()] == []
     assert not [path for path in unpacked.rglob("*") if path.is_symlink()]
     assert not (unpacked / "envs").exists(), "the sdist holds the environments under agentrl only"

@@ -9,6 +9,7 @@ Example:
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -32,6 +33,7 @@ __all__ = [
     "aggregation",
     "check_options",
     "loss",
+    "pools",
     "terms",
 ]
 
@@ -70,6 +72,11 @@ ADVANTAGES: Mapping[str, Algorithm[Tensor]] = MappingProxyType({
     "otb": Algorithm(function=_advantages.otb, terms=_advantages.otb_terms),
     "otb_loo": Algorithm(
         function=_advantages.otb, terms=_advantages.otb_terms, options={"leave_one_out": True}
+    ),
+    "otb_pooled": Algorithm(
+        function=_advantages.otb,
+        terms=_advantages.otb_terms,
+        options={"pool": math.inf, "tail": "carry"},
     ),
     "group_mean": Algorithm(function=_advantages.group_mean),
     "grpo": Algorithm(function=_advantages.group_mean, options={"std": True}),
@@ -130,6 +137,11 @@ def terms(
     # The estimator's own defaults are said once, in its signature.
     defaults = entry.function.__kwdefaults__ or {}
     return entry.terms and entry.terms(rewards, energy, starts, group, **{**defaults, **entry.options, **options})
+
+
+def pools(name: str, options: Mapping[str, object]) -> bool:
+    """Tell whether an advantage reads the step's other groups, so that a row needs none of its own group's."""
+    return bool({**ADVANTAGES[name].options, **options}.get("pool"))
 
 
 def loss(

@@ -13,14 +13,17 @@ raise ValueError for shapes that do not fit, numbers that are not finite, and ne
 that was cut into neighbouring rows is credited whole by giving the offsets of whole episodes: tokens lie end to end.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from agentrl.algos.cells import Cells
 from agentrl.algos.rows import Rows, check_tokens
-from agentrl.errors import UnknownNameError
+from agentrl.errors import ConfigError, UnknownNameError
 
 EnergyKind = Literal["cumulative", "instantaneous", "uniform"]
 Tail = Literal["zero", "own", "carry"]
@@ -53,28 +56,34 @@ def otb(
     leave_one_out: bool = False,
     tail: Tail = "zero",
     weights: Tensor | None = None,
+    pool: float = 0.0,
 ) -> Tensor:
     """Optimal Token Baseline: A_t = G_t − Σ_i W_t^i G_t^i / (Σ_i W_t^i + 1e-8), over the group's rows alive at t.
 
     W_t is the realized energy, the sum of the row's token energies up to and including t; G_t the reward-to-go.
-    A group of one row has no baseline.
+    A group of one row has no baseline without a pool.
 
     Options:
         energy_kind: ``"cumulative"``: W_t as above; ``"instantaneous"``: W_t = w_t; ``"uniform"``: W_t = 1, so the
             baseline is the plain mean of the rows alive at t.
         leave_one_out: Leave the row's own sample out of its baseline: exactly unbiased, more variance.
-        tail: Where one row of the group is left: ``"zero"``: B = 0; ``"own"``: B = G, so A = 0; ``"carry"``:
-            finished rows stay in the group with their last energy and their full return.
+        tail: Where one row of the group is left, and none of the pool: ``"zero"``: B = 0; ``"own"``: B = G, so A = 0;
+            ``"carry"``: finished rows stay in the group with their last energy and their full return.
         weights: Importance weight ρ of each token [S]: w ← ρ²w before it is summed. Not for ``"uniform"``: W_t is 1.
+        pool: κ ≥ 0, for so many mean rows of the step's other groups in the sums over the group's rows: κ/n·Σ_j W_t^j
+            and κ/n·Σ_j W_t^j G_t^j, over the n rows j of other groups alive at t (with ``"carry"``: all). With
+            ``inf`` they alone make the baseline, which is exactly unbiased, also for groups of one; where none is
+            left, or the step has no other group, the row's own group does, without the row.
 
     Raises:
         UnknownNameError: an energy kind or tail that does not exist.
+        ConfigError: a negative pool.
 
-    Source: arXiv 2602.07078, the Optimal Token Baseline and its Logit-Gradient Proxy.
+    Source: arXiv 2602.07078, the Optimal Token Baseline and its Logit-Gradient Proxy. The pool is ours.
     """
     terms = otb_terms(
         rewards, energy, starts, group,
-        energy_kind=energy_kind, leave_one_out=leave_one_out, tail=tail, weights=weights,
+        energy_kind=energy_kind, leave_one_out=leave_one_out, tail=tail, weights=weights, pool=pool,
     )  # fmt: skip
     return _like(terms.to_go - terms.baseline, rewards)
 
@@ -89,24 +98,13 @@ def otb_terms(
     leave_one_out: bool,
     tail: Tail,
     weights: Tensor | None,
+    pool: float,
 ) -> Terms:
     """The terms of ``otb``, from the same arguments."""
-    if tail not in _TAILS:
-        raise UnknownNameError("tail", tail, _TAILS)
     rows, member = _read(rewards, starts, group)
     to_go = rows.suffix_sum(rewards)
     realized = _realized_energy(rows, energy, weights, energy_kind)
-    cells = _Cells.of(rows, member)
-    total, weighted, alive = _group_sums(rows, cells, realized, to_go, carry=tail == "carry")
-    # The group's sums less the row's own term are the sums over the other rows.
-    own = realized if leave_one_out else torch.zeros_like(realized)
-    # The difference of two large sums may be a rounding error below 0, which the ε could not make positive.
-    others = (total[cells.cell] - own).clamp_min(0.0)
-    baseline = (weighted[cells.cell] - own * to_go) / (others + _ENERGY_EPS)
-    # `tail` decides only where other rows have finished; a group that began with one row never had a baseline.
-    lone = to_go if tail == "own" else torch.zeros_like(to_go)
-    baseline = torch.where(alive[cells.cell] < 2, lone, baseline)
-    baseline = torch.where(cells.size[cells.cell] < 2, 0.0, baseline)
+    baseline = _baseline(rows, member, realized, to_go, leave_one_out=leave_one_out, tail=tail, pool=pool)
     return Terms(realized, baseline, to_go)
 
 
@@ -145,14 +143,32 @@ def opo(rewards: Tensor, starts: Tensor, group: Tensor) -> Tensor:
     return returns.spread(returns.ret - returns.baseline(returns.rows.lengths.double()), rewards)
 
 
-def ogb(rewards: Tensor, energy: Tensor, starts: Tensor, group: Tensor) -> Tensor:
+def ogb(
+    rewards: Tensor,
+    energy: Tensor,
+    starts: Tensor,
+    group: Tensor,
+    *,
+    leave_one_out: bool = False,
+    pool: float = 0.0,
+) -> Tensor:
     """Optimal Group Baseline: A = R − Σ W_T^i R^i / (Σ W_T^i + 1e-8) on every token, W_T the row's total energy.
 
-    Source: arXiv 2602.07078, the group-level form.
+    The options are those of ``otb``, with whole rows in place of their tokens at t.
+
+    Source: arXiv 2602.07078, the group-level form. The pool is ours.
     """
     returns = _Returns.of(rewards, starts, group)
     check_tokens("energy", energy, rewards, least=0.0)
-    return returns.spread(returns.ret - returns.baseline(returns.rows.sum(energy), eps=_ENERGY_EPS), rewards)
+    takes_part = returns.present > 0
+    total, ret = returns.rows.sum(energy)[takes_part], returns.ret[takes_part]
+    # A row is one token here, that of its whole energy and return.
+    rows = Rows.of(pad(takes_part.cumsum(0), (1, 0)), ret)
+    baseline = torch.zeros_like(returns.ret)
+    baseline[takes_part] = _baseline(
+        rows, returns.member, total, ret, leave_one_out=leave_one_out, tail="zero", pool=pool
+    )
+    return returns.spread(returns.ret - baseline, rewards)
 
 
 def reinforce_pp(rewards: Tensor, starts: Tensor, group: Tensor) -> Tensor:
@@ -178,53 +194,6 @@ def none(rewards: Tensor, starts: Tensor, group: Tensor) -> Tensor:
     """
     rows, _ = _read(rewards, starts, group)
     return _like(rows.suffix_sum(rewards), rewards)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cells:
-    """The pairs (group, t) that hold at least one token, numbered group by group: ``K`` of them."""
-
-    spans: Rows
-    """The groups as rows of cells: G groups, K cells."""
-    cell: Tensor
-    """The cell of each token [S]."""
-    size: Tensor
-    """Number of rows with a sampled token in the cell's group [K], float64."""
-    first_free: Tensor
-    """The cell after the last token of each row with a sampled token; it may lie outside the row's group."""
-    stays: Tensor
-    """True where that cell still belongs to the row's group, that is, a longer row exists; same shape."""
-
-    @classmethod
-    def of(cls, rows: Rows, member: Tensor) -> "_Cells":
-        n_groups = int(member.max()) + 1 if member.numel() else 0
-        # A group has as many cells as its longest row has tokens, so K ≤ S; a table of all groups × t may not be.
-        longest = torch.zeros(n_groups, dtype=torch.int64, device=member.device)
-        longest = longest.scatter_reduce(0, member, rows.lengths, "amax")
-        starts = torch.cat([longest.new_zeros(1), longest.cumsum(0)])
-        present = rows.lengths > 0
-        sizes = torch.zeros(n_groups, dtype=torch.float64, device=member.device)
-        sizes = sizes.index_add(0, member, present.double())
-        spans = Rows.of(starts, torch.empty(int(starts[-1]), device=member.device))
-        row_starts = starts[member]
-        return cls(
-            spans=spans,
-            # Token j of a row lies in cell j of its group: shift the row's tokens to where the group's cells begin.
-            cell=(row_starts - rows.starts[:-1])[rows.row] + torch.arange(rows.row.numel(), device=member.device),
-            size=sizes[spans.row],
-            first_free=(row_starts + rows.lengths)[present],
-            stays=(rows.lengths < longest[member])[present],
-        )
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum of ``values`` [S] over each cell [K]."""
-        return torch.zeros_like(self.size).index_add(0, self.cell, values)
-
-    def carried(self, values: Tensor) -> Tensor:
-        """Sum over each cell of one value per row that finished before it [K]; ``values`` is shaped as first_free."""
-        # Each finished row enters once, in the first cell without a token of its own; a prefix sum carries it on.
-        ended = torch.zeros_like(self.size).index_add(0, self.first_free[self.stays], values[self.stays])
-        return self.spans.prefix_sum(ended)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,9 +223,9 @@ class _Returns:
         """Sum of ``values`` [R] over each row's group, back on every row [R]."""
         return torch.zeros_like(values).index_add(0, self.member, values)[self.member]
 
-    def baseline(self, weight: Tensor, *, eps: float = 0.0) -> Tensor:
+    def baseline(self, weight: Tensor) -> Tensor:
         """Mean return of each row's group under a ``weight`` per row, 0 for groups of one [R]."""
-        total = self.group_sum(weight) + eps
+        total = self.group_sum(weight)
         mean = self.group_sum(weight * self.ret) / torch.where(total > 0, total, 1.0)
         return torch.where(self.size < 2, 0.0, mean)
 
@@ -290,18 +259,68 @@ def _realized_energy(rows: Rows, energy: Tensor, weights: Tensor | None, kind: E
     return weighted if kind == "instantaneous" else rows.prefix_sum(weighted).clamp_min(0.0)
 
 
-def _group_sums(
-    rows: Rows, cells: _Cells, realized: Tensor, to_go: Tensor, *, carry: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """ΣW, ΣWG and the number of rows that they sum over, of each cell [K]; ``carry`` keeps finished rows in."""
-    total, weighted = cells.sum(realized), cells.sum(realized * to_go)
-    if not carry:
-        return total, weighted, cells.sum(torch.ones_like(realized))
-    present = rows.lengths > 0
-    # A finished row stays with the energy of its last token and the return from its first.
-    kept = realized[rows.starts[1:][present] - 1]
-    returns = to_go[rows.starts[:-1][present]]
-    return total + cells.carried(kept), weighted + cells.carried(kept * returns), cells.size
+class _Sums(NamedTuple):
+    """Sums over some of the rows of each cell [K]."""
+
+    energy: Tensor
+    """ΣW."""
+    weighted: Tensor
+    """ΣWG."""
+    alive: Tensor
+    """The number of these rows, float64."""
+
+
+def _baseline(
+    rows: Rows,
+    member: Tensor,
+    realized: Tensor,
+    to_go: Tensor,
+    *,
+    leave_one_out: bool,
+    tail: Tail,
+    pool: float,
+) -> Tensor:
+    """B_t of each token [S], from W_t and G_t."""
+    if tail not in _TAILS:
+        raise UnknownNameError("tail", tail, _TAILS)
+    if not pool >= 0:
+        raise ConfigError(f"pool counts mean rows of other groups: it must be 0 or more, inf included, not {pool}")
+    cells = Cells.of(rows, member)
+    cell = cells.cell
+    group, others = _sums(rows, cells, realized, to_go, tail, pool)
+    ones = torch.ones_like(cells.size)
+    # κ mean rows of the pool are κ/n times the sums over its n rows.
+    whole, share = ones, pool / others.alive.clamp_min(1)
+    if pool == math.inf:
+        # The pool alone, or where it has no row the own group, whose baseline is unbiased without the row itself.
+        whole, share = (others.alive == 0).double(), ones
+    # The group's sums less the row's own term are the sums over its other rows.
+    own = realized if leave_one_out or pool == math.inf else torch.zeros_like(realized)
+    # The difference of two large sums may be a rounding error below 0, which the ε could not make positive.
+    total = whole[cell] * (group.energy[cell] - own).clamp_min(0.0) + (share * others.energy)[cell]
+    weighted = whole[cell] * (group.weighted[cell] - own * to_go) + (share * others.weighted)[cell]
+    baseline = weighted / (total + _ENERGY_EPS)
+    # `tail` decides only where other rows have finished; a row that began alone never had a baseline.
+    lone = to_go if tail == "own" else torch.zeros_like(to_go)
+    baseline = torch.where((group.alive + others.alive < 2)[cell], lone, baseline)
+    size = (rows.lengths > 0).sum().expand_as(cells.size) if pool else cells.size
+    return torch.where((size < 2)[cell], 0.0, baseline)
+
+
+def _sums(rows: Rows, cells: Cells, realized: Tensor, to_go: Tensor, tail: Tail, pool: float) -> tuple[_Sums, _Sums]:
+    """Sums over each cell's rows, and over those of the other groups at its t, which are 0 without a ``pool``."""
+    group = [cells.sum(one) for one in (realized, realized * to_go, torch.ones_like(realized))]
+    ends: list[Tensor] = []
+    if tail == "carry":
+        present = rows.lengths > 0
+        # A finished row stays with the energy of its last token and the return from its first.
+        kept = realized[rows.starts[1:][present] - 1]
+        ends = [kept, kept * to_go[rows.starts[:-1][present]], torch.ones_like(kept)]
+        group = [one + cells.carried(end) for one, end in zip(group, ends, strict=True)]
+    others = [cells.elsewhere(one) if pool else torch.zeros_like(one) for one in group]
+    if pool and ends:
+        others = [one + cells.ended(end) for one, end in zip(others, ends, strict=True)]
+    return _Sums(*group), _Sums(*others)
 
 
 def _like(values: Tensor, rewards: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The settings of a run: typed and frozen. Each names its reader, the module in parentheses."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from agentrl.types import CutTurns
 
 Value = str | int | float | bool | list[int] | list[str]
+Infinity = Annotated[float, Field(ge=math.inf, allow_inf_nan=True)]
 Arguments = dict[str, Value | dict[str, Value]]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Count = Annotated[int, Field(ge=1)]
@@ -185,8 +187,8 @@ class AlgoSettings(_Section):
     """The algorithm: an advantage function and a loss function."""
 
     advantage: str = "otb"
-    """The estimator: otb, otb_loo, group_mean, grpo, rloo, opo, ogb, reinforce_pp or none (algos)."""
-    advantage_options: dict[str, Value] = Field(default_factory=dict)
+    """The estimator: otb, otb_loo, otb_pooled, group_mean, grpo, rloo, opo, ogb, reinforce_pp or none (algos)."""
+    advantage_options: dict[str, Value | Infinity] = Field(default_factory=dict)
     """Its own options (algos)."""
     energy_ratio: Literal[False, True, "old"] = False
     """Weigh OTB's energies by a squared ratio: "old" by the weight old/sampler of ``correction``, as its released code

@@ -101,6 +101,13 @@ def credit_terms(algo: AlgoSettings, scored: Scored) -> Terms | None:
     return algos.terms(algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **options)
 
 
+def pool_metrics(algo: AlgoSettings, batch: Batch) -> dict[str, float]:
+    """Count the groups that had no other to take their baseline from, 0 or 1, where the advantage pools them."""
+    if not algos.pools(algo.advantage, algo.advantage_options):
+        return {}
+    return {"groups_unpooled": int(len(batch.group[batch.starts.diff() > 0].unique()) == 1)}
+
+
 def _options(algo: AlgoSettings, scored: Scored, logp: Tensor) -> dict[str, object]:
     """The options of the advantage, with the weights that correct its energies."""
     batch = scored.batch

@@ -107,11 +107,12 @@ class SavedEpisodes:
         groups = [Group(tuple(episodes)) for episodes in found.values()]
         if not groups:
             raise UsageError(f"{file} holds no episode")
-        advantage = self._config.algo.advantage
-        if algos.ADVANTAGES[advantage].compares and max(map(len, groups)) == 1:
+        advantage, options = self._config.algo.advantage, self._config.algo.advantage_options
+        compares = algos.ADVANTAGES[advantage].compares and not algos.pools(advantage, options)
+        if compares and max(map(len, groups)) == 1:
             raise UsageError(
                 f"{file} has one episode of each task, and algo.advantage={advantage!r} compares several: play them "
-                "with --attempts 2 or more, or set algo.advantage to 'reinforce_pp' or 'none'"
+                "with --attempts 2 or more, or set algo.advantage to 'otb_pooled', 'reinforce_pp' or 'none'"
             )
         return groups
 

@@ -31,6 +31,7 @@ from agentrl.train.credit import (
     correction_weights,
     credit,
     kept_tokens,
+    pool_metrics,
     with_overlong_penalty,
 )
 from agentrl.train.diagnostics import Drift, effective_sample_size
@@ -140,7 +141,7 @@ class Trainer:
         # Only now: the updates take their share of the budget from what earlier steps had sampled.
         self.sampled_tokens += played.sampled_tokens
         metrics = {**summary(number, played, scored), **played.collected.sandbox, **learned, **watch.seconds}
-        metrics |= {**self._synced.seconds, **played.metrics}
+        metrics |= {**self._synced.seconds, **played.metrics, **pool_metrics(self.config.algo, scored.batch)}
         metrics |= rates(metrics, peak_flops(self.learner.model.device, self.config.model.dtype))
         metrics |= env_metrics(played.collected.groups, self.rollouts.origins)
         advantages = [part.tolist() for part in scored.advantages.split(scored.batch.starts.diff().tolist())]

@@ -29,13 +29,13 @@ END = 0
 """The token that ends an episode."""
 
 ESTIMATORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    **{name: (name, {}) for name in algos.ADVANTAGES},
+    **{name: (name, {}) for name in algos.ADVANTAGES if not algos.pools(name, {})},
     "otb, instantaneous": ("otb", {"energy_kind": "instantaneous"}),
     "otb, uniform": ("otb", {"energy_kind": "uniform"}),
     "otb, carry": ("otb", {"tail": "carry"}),
     "otb_loo, carry": ("otb_loo", {"tail": "carry"}),
 }
-"""Every estimator of the table, and variants."""
+"""Every estimator that is told by one group, and variants; ``test_pooled.py`` has the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,28 +37,37 @@ def realized(energy, weights, kind):
     return rows
 
 
-def otb(rewards, energy, group, *, kind="cumulative", leave_one_out=False, tail="zero", weights=None):
+def otb(rewards, energy, group, *, kind="cumulative", leave_one_out=False, tail="zero", weights=None, pool=0.0):
     energies = realized(energy, weights, kind)
     to_go = [[math.fsum(row[t:]) for t in range(len(row))] for row in rewards]
+
+    def taking_part(rows, t):
+        """W and G at t of those rows that take part there, by row."""
+        pairs = {j: (energies[j][t], to_go[j][t]) for j in rows if t < len(rewards[j])}
+        if tail == "carry":
+            pairs |= {j: (energies[j][-1], to_go[j][0]) for j in rows if t >= len(rewards[j])}
+        return pairs
+
     result = []
     for i, row in enumerate(rewards):
         members = [j for j in range(len(rewards)) if group[j] == group[i] and rewards[j]]
+        strangers = [j for j in range(len(rewards)) if group[j] != group[i] and rewards[j]] if pool else []
         out = []
         for t in range(len(row)):
-            if tail == "carry":
-                pairs = {
-                    j: (energies[j][t], to_go[j][t]) if t < len(rewards[j]) else (energies[j][-1], to_go[j][0])
-                    for j in members
-                }
-            else:
-                pairs = {j: (energies[j][t], to_go[j][t]) for j in members if t < len(rewards[j])}
-            if len(members) == 1:
+            mine, others = taking_part(members, t), list(taking_part(strangers, t).values())
+            kept = [pair for j, pair in mine.items() if not ((leave_one_out or pool == math.inf) and j == i)]
+            if len(members) == 1 and not strangers:
                 baseline = 0.0
-            elif len(pairs) == 1:
+            elif len(mine) == 1 and not others:
                 baseline = to_go[i][t] if tail == "own" else 0.0
+            elif others and pool == math.inf:
+                baseline = math.fsum(w * g for w, g in others) / (math.fsum(w for w, _ in others) + 1e-8)
             else:
-                kept = [pair for j, pair in pairs.items() if not (leave_one_out and j == i)]
-                baseline = math.fsum(w * g for w, g in kept) / (math.fsum(w for w, _ in kept) + 1e-8)
+                mean = math.fsum(w for w, _ in others) / max(len(others), 1)
+                of_pool = math.fsum(w * g for w, g in others) / math.fsum(w for w, _ in others) if mean else 0.0
+                pseudo = pool * mean if others else 0.0
+                baseline = math.fsum([*(w * g for w, g in kept), pseudo * of_pool])
+                baseline /= math.fsum([*(w for w, _ in kept), pseudo]) + 1e-8
             out.append(to_go[i][t] - baseline)
         result.append(out)
     return result

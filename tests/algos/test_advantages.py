@@ -50,15 +50,16 @@ def test_hand_worked_ragged_tail(options, last):
     torch.testing.assert_close(otb(rewards, energy, starts, group, **options), expected, atol=1e-6, rtol=0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     batches(),
     st.sampled_from(["cumulative", "instantaneous", "uniform"]),
     st.booleans(),
     st.sampled_from(["zero", "own", "carry"]),
     st.booleans(),
+    st.sampled_from([0.0, 0.5, 1, 4.0, math.inf]),
 )
-def test_otb_is_the_slow_loop(batch, kind, leave_one_out, tail, weighted):
+def test_otb_is_the_slow_loop(batch, kind, leave_one_out, tail, weighted, pool):
     rewards, energy, weights, group = batch
     flat_rewards, starts, groups = tensors(rewards, group)
     got = otb(
@@ -70,9 +71,17 @@ def test_otb_is_the_slow_loop(batch, kind, leave_one_out, tail, weighted):
         leave_one_out=leave_one_out,
         tail=tail,
         weights=tensors(weights, group)[0] if weighted else None,
+        pool=pool,
     )
     expected = reference.otb(
-        rewards, energy, group, kind=kind, leave_one_out=leave_one_out, tail=tail, weights=weights if weighted else None
+        rewards,
+        energy,
+        group,
+        kind=kind,
+        leave_one_out=leave_one_out,
+        tail=tail,
+        weights=weights if weighted else None,
+        pool=pool,
     )
     torch.testing.assert_close(got, torch.tensor(reference.flat(expected)), atol=1e-5, rtol=1e-5)
 
@@ -187,12 +196,17 @@ def test_unknown_kinds_are_named():
 
 def test_the_table_of_advantages():
     rewards, energy, starts, group = random_batch(*RAGGED)
-    assert set(algos.ADVANTAGES) == {"otb", "otb_loo", "none", *PER_ROW}
+    assert set(algos.ADVANTAGES) == {"otb", "otb_loo", "otb_pooled", "none", *PER_ROW}
     torch.testing.assert_close(
         algos.advantage("otb_loo", rewards, energy, starts, group),
         otb(rewards, energy, starts, group, leave_one_out=True),
     )
-    assert [name for name, one in algos.ADVANTAGES.items() if "energy" in one.inputs] == ["otb", "otb_loo", "ogb"]
+    torch.testing.assert_close(
+        algos.advantage("otb_pooled", rewards, energy, starts, group),
+        otb(rewards, energy, starts, group, pool=math.inf, tail="carry"),
+    )
+    reading = ["otb", "otb_loo", "otb_pooled", "ogb"]
+    assert [name for name, one in algos.ADVANTAGES.items() if "energy" in one.inputs] == reading
     algos.advantage("grpo", rewards, None, starts, group)
     with pytest.raises(ValueError, match="needs the energy"):
         algos.advantage("otb", rewards, None, starts, group)

@@ -49,7 +49,7 @@ def test_gradients_are_those_of_backward_on_each_row(
     groups, weights = played
     recorded = script.measure(groups, weights, Config(), options(), Display())
     rows = torch.tensor([0, 2, 4, 5, 9, 11])
-    found = script.gradients_of(recorded, rows, ("rloo",), "seq_mean_token_sum")[0]
+    found = script.gradients_of(recorded, rows, {"rloo": ("rloo", {})}, "seq_mean_token_sum")[0]
     parameters = list(reference.parameters())
     episodes = flatten(groups)
     for task, pair in enumerate(rows.reshape(3, 2).tolist()):
@@ -98,7 +98,7 @@ def test_measures_are_right_for_gradients_of_known_noise(script: ModuleType) -> 
 
 def test_groups_of_a_draw_share_no_row(script: ModuleType) -> None:
     group = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 1])
-    parts = script._drawn(group, 2, torch.Generator().manual_seed(0))
+    parts = script.drawn(group, 2, torch.Generator().manual_seed(0))
     assert [group[part].bincount().tolist() for part in parts] == [[2, 2], [2, 2], [1]]
     assert sorted(torch.cat(parts).tolist()) == list(range(9))
 

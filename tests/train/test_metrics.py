@@ -12,9 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from agentrl.batch import whole
+from agentrl.config import AlgoSettings
 from agentrl.errors import TrajectoryError
 from agentrl.models.lora import add_adapters
 from agentrl.train import metrics
+from agentrl.train.credit import pool_metrics
 from agentrl.train.metrics import pass_flops, peak_flops, rates
 from agentrl.train.step import StepResult
 from agentrl.types import Group, Segment, Stop, Trajectory
@@ -47,12 +49,35 @@ def test_parts_and_lengths_are_those_of_the_episodes(small: Make) -> None:
         assert row[f"{name}_tokens_per_second"] * row[f"seconds_{phase}"] == pytest.approx(row[of])
 
 
-@pytest.mark.parametrize("overrides", [(), ALL])
+@pytest.mark.parametrize("overrides", [(), ALL, ("algo.advantage=otb_pooled",)])
 def test_every_metric_is_in_the_documentation(small: Make, overrides: tuple[str, ...]) -> None:
     row = step(trainer_of(small(*overrides))[0]).metrics
     names = re.findall(r"`([^` ]+)`", DOCS.read_text(encoding="utf-8"))
     told = "|".join(re.sub("<[a-z0-9]+>", ".+", re.sub(r"([.])", r"\\\1", name)) for name in names)
     assert not [name for name in row if not re.fullmatch(told, name)]
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks", "told"),
+    [
+        (("algo.advantage=otb_pooled",), 3, 0),
+        (("algo.advantage=otb_pooled",), 1, 1),
+        (("algo.advantage=ogb", "algo.advantage_options.pool=inf"), 1, 1),
+        (("algo.advantage=otb_pooled", "algo.advantage_options.pool=0"), 1, None),
+        ((), 1, None),
+    ],
+)
+def test_a_group_without_others_to_pool_with_is_told(
+    small: Make, options: tuple[str, ...], tasks: int, told: int | None
+) -> None:
+    row = step(trainer_of(small(*options, f"rollout.tasks={tasks}"))[0]).metrics
+    assert row.get("groups_unpooled") == told
+
+
+def test_a_group_without_a_sampled_token_is_no_pool() -> None:
+    algo = AlgoSettings(advantage="otb_pooled")
+    for shapes, told in (([[3, 4], [5, 2]], 0), ([[3, 4], [5]], 1)):
+        assert pool_metrics(algo, batch_of(shapes)) == {"groups_unpooled": told}
 
 
 def edge_of(t: int) -> int:

@@ -162,6 +162,10 @@ def test_what_has_nothing_to_compare(played: Path) -> None:
         again(played, files=[alone])
     rows = read_jsonl(again(played, "algo.advantage=none", files=[alone]) / "metrics.jsonl")
     assert rows[0]["episodes"] == 1
+    rows = read_jsonl(
+        again(played, "algo.advantage_options.pool=1", "run.name=pooled", files=[alone]) / "metrics.jsonl"
+    )
+    assert rows[0]["groups_unpooled"] == 1
     # Another prompt is another group, though the task be the same.
     twice = changed(files_of(played)[0], lambda row: _longer(row) if row["seed"] % 2 else row)
     config = load_config(path="small.toml")

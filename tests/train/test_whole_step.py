@@ -167,15 +167,15 @@ class Slow:
         with torch.no_grad():
             return [self.logp(row).tolist() for row in range(len(self.episodes))]
 
-    def credit(self, by_ratio: bool) -> list[list[float]]:
+    def credit(self, by_ratio: bool, kappa: float = 0.0) -> list[list[float]]:
         """OTB for the policy as it is now, its energies weighed by the capped ratios to the sampler or not."""
         ratios = self.weights(self.all_logp(), "prefix") if by_ratio else None
-        return self.otb(ratios)
+        return self.otb(ratios, kappa)
 
-    def otb(self, weights: list[list[float]] | None) -> list[list[float]]:
+    def otb(self, weights: list[list[float]] | None, kappa: float = 0.0) -> list[list[float]]:
         group = [one.task_id for one in self.episodes]
         energy = [energy_of(self.model, one, TEMPERATURE).tolist() for one in self.episodes]
-        return slow.otb(self.rewards, energy, group, tail="carry", weights=weights)
+        return slow.otb(self.rewards, energy, group, tail="carry", weights=weights, pool=kappa)
 
     def weights(self, old: Sequence[Sequence[float]], kind: str) -> list[list[float]]:
         """min(old/sampler, cap) of the row, of the prefix or of the token."""
@@ -284,27 +284,29 @@ def check_update(
 
 
 CASES = {
-    "sequence, a row a pack": ("sequence", 80, False, "seq_mean_token_mean"),
-    "sequence, some rows a pack": ("sequence", 120, False, "token_mean"),
-    "sequence, all in one": ("sequence", 5000, False, "token_mean"),
-    "prefix": ("prefix", 120, False, "seq_mean_token_sum"),
-    "token": ("token", 120, False, "token_sum_const"),
-    "none, energies by the ratio": ("none", 120, True, "seq_mean_token_mean"),
+    "sequence, a row a pack": ("sequence", 80, False, "seq_mean_token_mean", 0.0),
+    "sequence, some rows a pack": ("sequence", 120, False, "token_mean", 0.0),
+    "sequence, all in one": ("sequence", 5000, False, "token_mean", 0.0),
+    "prefix, a pool and the group": ("prefix", 120, False, "seq_mean_token_sum", 1.5),
+    "token": ("token", 120, False, "token_sum_const", 0.0),
+    "none, energies by the ratio": ("none", 120, True, "seq_mean_token_mean", 0.0),
+    "none, the pool's energies by the ratio": ("none", 120, True, "seq_mean_token_mean", math.inf),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_step_is_that_of_loops_over_rows_and_tokens(watch: Any, reference: Any, case: str) -> None:
-    kind, max_tokens, by_ratio, aggregate = CASES[case]
+    kind, max_tokens, by_ratio, aggregate, kappa = CASES[case]
     constant = f"algo.loss_options.max_tokens={CONSTANT}"
     watched = watch(
         f"algo.correction={kind}", f"optim.max_tokens={max_tokens}", f"algo.energy_ratio={by_ratio}".lower(),
-        f"algo.loss_options.aggregate={aggregate}", *([constant] if aggregate == "token_sum_const" else []),
+        f"algo.loss_options.aggregate={aggregate}", f"algo.advantage_options.pool={kappa}",
+        *([constant] if aggregate == "token_sum_const" else []),
     )  # fmt: skip
     result = watched.step(1)
     ours, pool = Slow(reference, result), Pool()
     assert len({len(row) for row in ours.sampler}) > 3 and any(len(one.sampled) > 1 for one in result.trajectories)
-    old, credit = ours.all_logp(), ours.credit(by_ratio)
+    old, credit = ours.all_logp(), ours.credit(by_ratio, kappa)
     weights = ours.weights(old, kind)
     capped = [one == CAP for one in slow.flat(weights)]
     assert kind == "none" or (any(capped) and not all(capped))
@@ -315,7 +317,7 @@ def test_step_is_that_of_loops_over_rows_and_tokens(watch: Any, reference: Any, 
         assert max_tokens == 5000 or len(update.packs) > 1
         if by_ratio and number == 3:
             ours.take(update.weights)
-            credit = ours.credit(by_ratio)
+            credit = ours.credit(by_ratio, kappa)
         told.append(check_update(ours, update, old, credit, weights, pool, aggregate=aggregate))
     assert len(told) == 6
     assert max_tokens != 120 or any(len(set(map(len, update.packs))) > 1 for update in watched.updates), (

@@ -1,0 +1,249 @@
+"""How good is each estimator's gradient at weights that stay as they are? Part B of PLAN.md.
+
+Every token's gradient is taken once, projected and kept. Then two groups of N rows that share no row are drawn of each
+task, and the rows left over make a third, unbiased gradient. What is written are inner products of these, from which
+noise, kept signal and cosines follow.
+
+Legend: K tasks, S sampled tokens, n of one row, D width of the projection, E estimators.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rows import ROOT, RowFile, commit_of
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import AutoModelForCausalLM
+
+from agentrl.algos.advantages import ogb
+from agentrl.algos.head import token_energy
+from agentrl.algos.ratios import behaviour_weights
+from agentrl.algos.rows import Rows
+from agentrl.batch import Batch, whole
+from agentrl.eval.episodes import load
+from agentrl.runs.folder import read_config
+from agentrl.types import Group, Trajectory
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from estimator_report import ESTIMATORS, Projection, Recorded, drawn, gradients_of
+
+ARMS = {
+    **ESTIMATORS,
+    "otb own": ("otb", {"tail": "own"}),
+    **{f"otb pool {pool:g}": ("otb", {"pool": pool, "tail": "carry"}) for pool in (0.5, 1.0, 4.0)},
+    "ogb pool inf": ("ogb", {"pool": math.inf}),
+    "mean pool inf": ("otb", {"pool": math.inf, "tail": "carry", "energy_kind": "uniform"}),
+}
+"""The estimators of the plan."""
+COPIES = 8
+"""Tokens of a row that are differentiated side by side."""
+
+
+def token_gradients(model: Any, tokens: Tensor, sampled: Tensor, projection: Projection, temperature: float) -> Tensor:
+    """Differentiate the log-prob of each sampled token of a row.
+
+    The row is laid side by side with copies of itself, one for each token. A single backward pass then leaves each
+    token's gradient by a layer's output δ in its own copy, and that by the layer's weight is the outer product δᵀx.
+
+    Args:
+        model: a causal language model with attention of its own, every parameter of which is trained.
+        tokens: of the row [T].
+        sampled: places of its sampled tokens [n], none the first.
+        projection: of gradients.
+        temperature: that they were sampled at.
+
+    Returns:
+        The projected gradients [n, D]. Log-prob and Σπ² are left to the caller's own pass.
+    """
+    parameters = list(model.parameters())
+    offsets = dict(zip(map(id, parameters), _offsets(parameters), strict=True))
+    return torch.cat([
+        _side_by_side(model, tokens, some, projection, offsets, temperature) for some in sampled.split(COPIES)
+    ])  # fmt: skip
+
+
+def _side_by_side(
+    model: Any, tokens: Tensor, sampled: Tensor, projection: Projection, offsets: Mapping[int, int], temperature: float
+) -> Tensor:
+    count, length = len(sampled), int(sampled[-1])
+    seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+    with ExitStack() as stack:
+        for module in model.modules():
+            if list(module.parameters(recurse=False)):
+                hook = module.register_forward_hook(lambda one, given, out: seen.append((one, given[0], out)))
+                stack.callback(hook.remove)
+        # What comes after the last of them is not read.
+        hidden = model.base_model(tokens[:length].expand(count, length), use_cache=False).last_hidden_state
+        copies = torch.arange(count)
+        logits = model.get_output_embeddings()(hidden[copies, sampled - 1, None])[:, 0]
+    logp = torch.log_softmax(logits.float() / temperature, -1)[copies, tokens[sampled]]
+    deltas = torch.autograd.grad(logp.sum(), [out for _, _, out in seen])
+    found = torch.zeros(count, projection.width)
+    for (module, given, _), delta in zip(seen, deltas, strict=True):
+        for weight, gradient in _by_parameter(module, given.detach(), delta):
+            _project(found, gradient.flatten(1), projection, offsets[id(weight)])
+    return found
+
+
+def _by_parameter(module: nn.Module, given: Tensor, delta: Tensor) -> Sequence[tuple[nn.Parameter, Tensor]]:
+    """Each of a module's parameters, and its gradient in each copy [n, …], from that by the module's output."""
+    if isinstance(module, nn.Linear):
+        bias = [] if module.bias is None else [(module.bias, delta.sum(1))]
+        return [(module.weight, delta.transpose(1, 2) @ given), *bias]
+    (weight,) = module.parameters(recurse=False)
+    if isinstance(module, nn.Embedding):
+        zeros = torch.zeros(len(given), *weight.shape)
+        return [(weight, zeros.scatter_add(1, given[..., None].expand_as(delta), delta))]
+    # A norm multiplies what it has normalised with its weight.
+    plain = functional_call(module, {"weight": torch.ones_like(weight)}, (given,))
+    return [(weight, (delta * plain).flatten(1, -2).sum(1))]
+
+
+def _project(found: Tensor, gradient: Tensor, projection: Projection, offset: int) -> None:
+    here = slice(offset, offset + gradient.shape[1])
+    if projection.exact:
+        found[:, here] += gradient
+    else:
+        found.index_add_(1, projection.place[here], gradient * projection.sign[here])
+
+
+def _offsets(parameters: Sequence[Tensor]) -> list[int]:
+    sizes = torch.tensor([0, *(parameter.numel() for parameter in parameters)])
+    return sizes.cumsum(0)[:-1].tolist()
+
+
+def record(model: Any, batch: Batch, temperature: float, width: int) -> Recorded:
+    """Take energy, weight and gradient of every sampled token of a batch."""
+    projection = Projection(list(model.parameters()), width, seed=0)
+    logp, sum_sq, gradients = [], [], []
+    for row in range(len(batch)):
+        begin, end = batch.row_starts[row : row + 2].tolist()
+        first, last = batch.starts[row : row + 2].tolist()
+        tokens, sampled = batch.tokens[begin:end], batch.sampled[first:last] - begin
+        with torch.no_grad():
+            log_p = torch.log_softmax(model(tokens[None]).logits[0, sampled - 1].float() / temperature, -1)
+        logp.append(log_p.gather(1, tokens[sampled][:, None])[:, 0])
+        sum_sq.append(log_p.exp().square().sum(1))
+        gradients.append(token_gradients(model, tokens, sampled, projection, temperature))
+    known = torch.cat(logp)
+    return Recorded(
+        batch=batch,
+        energy=token_energy(known, torch.cat(sum_sq)),
+        weights=behaviour_weights(known, batch.sampler_logp, batch.starts, kind="sequence"),
+        gradients=torch.cat(gradients),
+    )
+
+
+def of_plus_and_minus_one(recorded: Recorded) -> Recorded:
+    """The same episodes with returns 2R − 1."""
+    batch = recorded.batch
+    rewards = 2 * batch.rewards
+    rewards[batch.starts[1:][batch.starts.diff() > 0] - 1] -= 1
+    return replace(recorded, batch=replace(batch, rewards=rewards))
+
+
+def scores(recorded: Recorded) -> Tensor:
+    """The gradient S of each row's log-prob, the sum of its tokens' [R, D]."""
+    batch = recorded.batch
+    row = torch.repeat_interleave(torch.arange(len(batch)), batch.starts.diff())
+    return torch.zeros(len(batch), recorded.gradients.shape[1]).index_add(0, row, recorded.gradients)
+
+
+def shares(recorded: Recorded) -> dict[str, float]:
+    """Success p, and β, the share of the energy that successes carry, by W and by e = E‖S‖²."""
+    layout = Rows.of(recorded.batch.starts, recorded.batch.rewards)
+    ret, energy = layout.sum(recorded.batch.rewards), layout.sum(recorded.energy)
+    squared = scores(recorded).double().square().sum(1)
+    told = {"p": ret.mean(), "beta_W": (energy * ret).sum() / energy.sum()}
+    told |= {"beta_S": (squared * ret).sum() / squared.sum(), "e": squared.mean()}
+    return {name: float(f"{float(value):.5g}") for name, value in told.items()}
+
+
+def compare(recorded: Recorded, size: int, draws: int) -> dict[str, dict[str, list[float]]]:
+    """Draw groups of ``size`` and average inner products of the gradients of a step of K groups, the sum over tasks.
+
+    Returns:
+        For each estimator ``noise`` ‖f − s‖²/2 of two draws, ``signal`` f·s, and ``along``, the mean product with the
+        unbiased gradient of the rows that were not drawn: of all tasks, and of all but each in turn [1 + K].
+    """
+    generator = torch.Generator().manual_seed(size)
+    whole_rows = scores(recorded)
+    found: list[Tensor] = []
+    for _ in range(draws):
+        first, second, rest = drawn(recorded.batch.group, size, generator)
+        pair = [gradients_of(recorded, rows, ARMS, "seq_mean_token_sum") for rows in (first, second)]
+        towards = [_unbiased(recorded, whole_rows, torch.cat([rows, rest])) for rows in (second, first)]
+        f, s, by_f, by_s = (one.sum(-2, keepdim=True) - _with_none(one) for one in (*pair, *towards))
+        along = ((f * by_f).sum(-1) + (s * by_s).sum(-1)) / 2
+        found.append(torch.stack([(f - s).square().sum(-1) / 2, (f * s).sum(-1), along]))
+    mean = torch.stack(found).mean(0)
+    names = ("noise", "signal", "along")
+    return {
+        arm: {
+            name: [float(f"{value:.5g}") for value in mean[place, number].tolist()] for place, name in enumerate(names)
+        }
+        for number, arm in enumerate(ARMS)
+    }
+
+
+def _unbiased(recorded: Recorded, whole_rows: Tensor, rows: Tensor) -> Tensor:
+    """Each task's gradient from some of its rows, whole, with the baseline of the other tasks' [K, D]."""
+    rows = rows.sort().values
+    batch = recorded.batch.split(len(recorded.batch.tokens), rows.tolist())[0]
+    energy = recorded.energy[batch.index]
+    credit = ogb(batch.rewards, energy, batch.starts, batch.group, pool=math.inf) * recorded.weights[batch.index]
+    counts = batch.group.bincount()
+    found = torch.zeros(len(counts), whole_rows.shape[1], dtype=torch.float64)
+    each = (credit[batch.starts[:-1], None] * whole_rows[rows]).double()
+    return found.index_add(0, batch.group, each) / counts[:, None]
+
+
+def _with_none(values: Tensor) -> Tensor:
+    """Nothing, and then each task's: what is to be left out of the sum [..., 1 + K, D]."""
+    return torch.cat([torch.zeros_like(values[..., :1, :]), values], dim=-2)
+
+
+def run(recorded: Recorded, name: str, sizes: Sequence[int], draws: int, rows: RowFile) -> None:
+    """Write the rows of a set of weights that are not there yet."""
+    for rewards, those in (("0/1", recorded), ("-1/1", of_plus_and_minus_one(recorded))):
+        for size in sizes:
+            unit = {"part": "B", "weights": name, "rewards": rewards, "group_size": size, "draws": draws}
+            if not rows.has(unit):
+                rows.add(unit, **shares(recorded), arms=compare(those, size, draws))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure one set of weights on its recorded episodes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="the run folder, for its settings")
+    parser.add_argument("weights", type=Path, help="the checkpoint to differentiate at")
+    parser.add_argument("episodes", type=Path, help="what it played: a file, or an evaluation's folder")
+    parser.add_argument("--name", required=True, help="of the set, in the rows")
+    parser.add_argument("--group-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--draws", type=int, default=40)
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--out", type=Path, default=ROOT / "experiments" / "rows" / "B.jsonl")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    rows = RowFile(arguments.out, commit_of())
+    tasks: dict[str, list[Trajectory]] = {}
+    for one in load(arguments.episodes):
+        if one.trajectory.n_sampled:
+            tasks.setdefault(one.trajectory.task_id, []).append(one.trajectory)
+    least = 2 * max(arguments.group_sizes)
+    batch = whole([Group(tuple(episodes)) for episodes in tasks.values() if len(episodes) >= least])
+    model = AutoModelForCausalLM.from_pretrained(arguments.weights, dtype=torch.float32)
+    recorded = record(model.eval(), batch, read_config(arguments.run).rollout.temperature, arguments.width)
+    run(recorded, arguments.name, arguments.group_sizes, arguments.draws, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

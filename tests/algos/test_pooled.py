@@ -1,0 +1,232 @@
+"""The baseline from the step's other groups: by hand, by what must hold, and exactly, over all steps that can occur."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from agentrl import algos
+from agentrl.algos.advantages import ogb, otb
+from agentrl.errors import ConfigError
+
+from . import reference
+from .enumeration import Groups, World, by_prefix
+from .test_advantages import RAGGED, batches, random_batch, tensors
+from .test_enumeration import close, random_logits
+
+POOLS = [0.5, 4.0, math.inf]
+
+
+@pytest.mark.parametrize("by", [otb, ogb])
+@pytest.mark.parametrize(
+    ("pool", "leave_one_out", "baseline"),
+    [
+        (math.inf, False, [1.0, 1.0, 0.5 / 0.6]),
+        (1.0, False, [(0.5 + 0.3) / 0.9, (0.5 + 0.3) / 0.9, (0.3 + 0.3 * 0.5 / 0.6) / 0.6]),
+        (1.0, True, [0.3 / 0.4, (0.5 + 0.3) / 0.8, 0.5 / 0.6]),
+    ],
+)
+def test_hand_worked_pair_of_groups(by, pool, leave_one_out, baseline):
+    rewards, starts, group = tensors([[1.0], [0.0], [1.0]], [0, 0, 1])
+    options = {"pool": pool, "leave_one_out": leave_one_out} | ({"tail": "carry"} if by is otb else {})
+    got = by(rewards, torch.tensor([0.5, 0.1, 0.3]), starts, group, **options)
+    torch.testing.assert_close(got, rewards - torch.tensor(baseline), atol=1e-6, rtol=0)
+
+
+def test_hand_worked_ragged_pool():
+    # Group 0 has one row of three tokens; of the pool's two rows at t = 1, one is left at t = 2 and none at t = 3.
+    rewards, starts, group = tensors([[0.0, 0.0, 1.0], [0.0], [0.0, 1.0]], [0, 1, 1])
+    energy = torch.tensor([0.1, 0.1, 0.1, 0.2, 0.3, 0.6])
+    found = {
+        tail: (rewards - otb(rewards, energy, starts, group, pool=math.inf, tail=tail))[:3].tolist()
+        for tail in ("zero", "own", "carry")
+    }
+    to_go = torch.tensor([-1.0, -1.0, 0.0])
+    alive = [0.3 / 0.5, 0.9 / 0.9]
+    for tail, last in (("zero", [*alive, 0.0]), ("own", [*alive, 1.0]), ("carry", [0.6, 0.9 / 1.1, 0.9 / 1.1])):
+        assert found[tail] == pytest.approx((to_go + torch.tensor(last)).tolist(), abs=1e-6), tail
+
+
+@settings(max_examples=80, deadline=None)
+@given(batches(), st.booleans(), st.sampled_from([0.0, *POOLS]))
+def test_ogb_is_otb_of_rows_of_one_token(batch, leave_one_out, pool):
+    rewards, energy, _, group = batch
+    flat_rewards, starts, groups = tensors(rewards, group)
+    got = ogb(flat_rewards, tensors(energy, group)[0], starts, groups, leave_one_out=leave_one_out, pool=pool)
+    whole = [[[math.fsum(row)] if row else [] for row in rows] for rows in (rewards, energy)]
+    credit = reference.otb(*whole, group, leave_one_out=leave_one_out, pool=pool)
+    expected = torch.tensor([one for row, told in zip(rewards, credit, strict=True) for one in told * len(row)])
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_without_a_pool_other_groups_change_nothing():
+    rewards, energy, starts, group = random_batch(*RAGGED)
+    for options in ({}, {"tail": "carry"}, {"leave_one_out": True}):
+        assert torch.equal(
+            otb(rewards, energy, starts, group, **options, pool=0), otb(rewards, energy, starts, group, **options)
+        )
+        first = group == 0
+        alone = torch.repeat_interleave(first, starts.diff())
+        kept = starts.diff()[first].cumsum(0)
+        own = otb(rewards[alone], energy[alone], torch.nn.functional.pad(kept, (1, 0)), group[first], **options, pool=0)
+        torch.testing.assert_close(own, otb(rewards, energy, starts, group, **options)[alone])
+
+
+@pytest.mark.parametrize("tail", ["zero", "own", "carry"])
+def test_the_only_group_of_a_step_is_its_own_pool_without_the_row(tail):
+    rewards, energy, starts, group = random_batch([3, 0, 4, 1, 2], [7, 3, 7, 7, 7])
+    got = otb(rewards, energy, starts, group, pool=math.inf, tail=tail)
+    assert torch.equal(got, otb(rewards, energy, starts, group, leave_one_out=True, tail=tail)), "row 2 has no token"
+    assert torch.equal(
+        otb(rewards, energy, starts, group, pool=4, tail=tail), otb(rewards, energy, starts, group, tail=tail)
+    )
+    one = otb(rewards[:3], energy[:3], starts[:2], group[:1], pool=math.inf, tail=tail)
+    assert one.tolist() == pytest.approx(reference.flat([[float(rewards[t:3].sum()) for t in range(3)]]))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("leave_one_out", [False, True])
+@pytest.mark.parametrize("by", [otb, ogb])
+def test_invariants(by, leave_one_out, pool):
+    rewards, energy, starts, group = random_batch(*RAGGED, least_energy=1.0)
+    options = {"pool": pool, "leave_one_out": leave_one_out} | ({"tail": "carry"} if by is otb else {})
+    got = by(rewards, energy, starts, group, **options)
+    shifted = rewards.clone()
+    shifted[starts[1:][starts.diff() > 0] - 1] += 3.0
+    torch.testing.assert_close(by(shifted, energy, starts, group, **options), got, atol=1e-6, rtol=0)
+    torch.testing.assert_close(by(rewards, 7.0 * energy, starts, group, **options), got, atol=1e-6, rtol=0)
+    order = torch.tensor([5, 2, 7, 0, 4, 1, 6, 3])
+    tokens = torch.cat([torch.arange(int(starts[row]), int(starts[row + 1])) for row in order.tolist()])
+    moved = torch.nn.functional.pad(starts.diff()[order].cumsum(0), (1, 0))
+    torch.testing.assert_close(by(rewards[tokens], energy[tokens], moved, group[order], **options), got[tokens])
+    # Group 2 is one row, whose baseline is other groups' alone where its own sample is left out.
+    last = slice(int(starts[7]), int(starts[8]))
+    to_go = rewards[last].flip(0).cumsum(0).flip(0)
+    assert (got[last] - (to_go if by is otb else rewards[last].sum())).abs().min() > 1e-3
+
+
+def test_a_large_pool_tends_to_the_pool_alone():
+    batch = random_batch(*RAGGED)
+    for tail in ("zero", "own", "carry"):
+        torch.testing.assert_close(otb(*batch, pool=1e12, tail=tail)[:3], otb(*batch, pool=math.inf, tail=tail)[:3])
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_small_pool_survives_a_huge_group_before_between_or_behind_it(place):
+    # All sums less the huge group's would leave nothing of the small ones.
+    rewards, energy, length = ([small, other] for small, other in ((1.0, 0.0), (1e-3, 3e-3), (1, 1)))
+    rewards.insert(place, 0.0)
+    energy.insert(place, 1e18)
+    length.insert(place, 9)
+    rows = [[reward] * count for reward, count in zip(rewards, length, strict=True)]
+    flat_rewards, starts, group = tensors(rows, range(3))
+    flat_energy = tensors([[one] * count for one, count in zip(energy, length, strict=True)], range(3))[0]
+    for tail, reach in (("zero", 1), ("carry", 9)):
+        got = otb(flat_rewards, flat_energy, starts, group, pool=math.inf, tail=tail)[place : place + reach]
+        assert got.tolist() == pytest.approx([-1e-3 / (4e-3 + 1e-8)] * reach, rel=1e-5)
+
+
+def test_many_groups_beside_a_long_row_need_no_table():
+    lengths, count = [200_000, *[1] * 20_000], 20_001
+    starts = torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0))
+    rewards = torch.zeros(220_000)
+    rewards[200_000::2] = 1.0
+    for tail, last in (("carry", 0.5), ("zero", 0.0)):
+        got = otb(rewards, torch.ones(220_000), starts, torch.arange(count), pool=math.inf, tail=tail)
+        assert got[:200_000:199_999].tolist() == pytest.approx([-0.5, -last])
+
+
+@pytest.mark.parametrize("pool", [-1.0, -math.inf, math.nan])
+def test_a_pool_of_less_than_nothing_is_refused(pool):
+    args = (torch.zeros(1), torch.ones(1), torch.tensor([0, 1]), torch.tensor([0]))
+    for by in (otb, ogb):
+        with pytest.raises(ConfigError, match="pool counts mean rows"):
+            by(*args, pool=pool)
+    with pytest.raises(ConfigError, match="wrong type"):
+        algos.check_options("advantage", "otb", {"pool": "all"})
+
+
+def world(seed: int) -> World:
+    """Episodes of one to three tokens, each of which is paid, under a policy with memory."""
+    prefixes = [(1,) * t for t in range(3)]
+    scores = random_logits(seed + 100, 3, 2).tolist()
+    logits = random_logits(seed, 3, 2).tolist()
+    policy = by_prefix(
+        dict(zip(prefixes, logits, strict=True)), 3, lambda one: [scores[t][y] for t, y in enumerate(one)]
+    )
+    return policy.world()
+
+
+def expected(tasks: Sequence[World], size: int, name: str, ratios: Sequence[Tensor] = (), **options: object) -> Tensor:
+    """The exact mean of each task's gradient [tasks, P], over every step of one group of each of the ``tasks``.
+
+    With ``ratios``, one for each episode of each task, tasks' probabilities are those of the sampler: a row's gradient
+    is multiplied by its ratio.
+    """
+    crowds = [Groups.of(task, size) for task in tasks]
+    group = torch.arange(len(tasks)).repeat_interleave(size)
+    total = torch.zeros(len(tasks), tasks[0].score.shape[1], dtype=torch.float64)
+    for chosen in itertools.product(*(range(len(crowd.probability)) for crowd in crowds)):
+        chance, tokens, lengths = 1.0, [], []
+        for crowd, place in zip(crowds, chosen, strict=True):
+            offsets = crowd.starts[place * size : (place + 1) * size + 1]
+            chance *= float(crowd.probability[place])
+            tokens.append(crowd.token[int(offsets[0]) : int(offsets[-1])])
+            lengths.append(offsets.diff())
+        rewards, energy, score = (
+            torch.cat([getattr(task, what)[here] for task, here in zip(tasks, tokens, strict=True)])
+            for what in ("rewards", "energy", "score")
+        )
+        starts = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
+        credit = algos.advantage(name, rewards, energy, starts, group, **options)
+        if ratios:
+            of_token = [torch.repeat_interleave(r, task.starts.diff()) for r, task in zip(ratios, tasks, strict=True)]
+            credit = credit * torch.cat([r[here] for r, here in zip(of_token, tokens, strict=True)])
+        parts = (credit[:, None] * score).split([len(here) for here in tokens])
+        total += chance / size * torch.stack([part.sum(0) for part in parts])
+    return total
+
+
+TASKS = [world(0), world(3)]
+UNBIASED = [
+    ("otb_pooled", {}),
+    ("otb", {"pool": math.inf}),
+    ("ogb", {"pool": math.inf}),
+    ("otb_loo", {"pool": 0.5}),
+    ("otb_loo", {"pool": 4, "tail": "carry", "energy_kind": "instantaneous"}),
+    ("ogb", {"pool": 1, "leave_one_out": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), UNBIASED)
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_pool_is_exactly_unbiased(name, options, size):
+    close(expected(TASKS, size, name, **options), torch.stack([task.gradient for task in TASKS]), 1e-12)
+
+
+@pytest.mark.parametrize(("name", "options"), UNBIASED[:1] + UNBIASED[3:4])
+def test_and_so_with_groups_of_four_and_three_tasks(name, options):
+    close(expected(TASKS, 4, name, **options), torch.stack([task.gradient for task in TASKS]), 1e-12)
+    three = [*TASKS, world(5)]
+    close(expected(three, 1, name, **options), torch.stack([task.gradient for task in three]), 1e-12)
+
+
+def test_what_reads_the_row_itself_is_biased():
+    truth = torch.stack([task.gradient for task in TASKS])
+    for options in ({"pool": 1.0}, {"pool": 0.5, "tail": "own"}):
+        assert (expected(TASKS, 2, "otb", **options) - truth).norm() > 0.01 * truth.norm()
+
+
+@pytest.mark.parametrize(("name", "options"), UNBIASED)
+def test_off_policy_with_the_whole_ratio_a_pool_is_unbiased(name, options):
+    samplers = [world(10), world(13)]
+    drifted = [replace(task, probability=other.probability) for task, other in zip(TASKS, samplers, strict=True)]
+    ratios = [task.probability / other.probability for task, other in zip(TASKS, samplers, strict=True)]
+    assert max(float(ratio.log().abs().max()) for ratio in ratios) > 1
+    close(expected(drifted, 2, name, ratios, **options), torch.stack([task.gradient for task in TASKS]), 1e-12)

@@ -1,0 +1,116 @@
+"""Part B of the plan: gradients of tokens, what is made of them, and rows that outlive a kill."""
+
+import json
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from ..train.test_score import batch_of
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    import gradients
+
+    return gradients
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    import rows
+
+    return rows
+
+
+@pytest.fixture
+def model() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "attention_bias": True, "tie_word_embeddings": True}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=260, **sizes, **heads)).eval()
+    for weight in model.parameters():
+        weight.data += 0.1 * torch.randn_like(weight)
+    return model
+
+
+@pytest.mark.parametrize("width", [10**6, 64])
+def test_gradients_are_those_of_one_backward_pass_a_token(script: ModuleType, model: Any, width: int) -> None:
+    parameters = list(model.parameters())
+    tokens, sampled = torch.randint(0, 260, (30,)), torch.tensor([3, 4, 9, *range(12, 30)])
+    projection = script.Projection(parameters, width, seed=1)
+    found = script.token_gradients(model, tokens, sampled, projection, 0.7)
+    logp = torch.log_softmax(model(tokens[None]).logits[0] / 0.7, -1)
+    wanted = [
+        projection(torch.autograd.grad(logp[place - 1, tokens[place]], parameters, retain_graph=True))
+        for place in sampled.tolist()
+    ]
+    torch.testing.assert_close(found, torch.stack(wanted), atol=1e-4, rtol=1e-4)
+
+
+def recorded_of(script: ModuleType, tasks: int, rows: int) -> Any:
+    """Episodes of known gradients: each token's is its task's unit vector, times 3 for wins and −1 for losses."""
+    batch = batch_of([[2, 3]] * tasks * rows)
+    group = torch.arange(tasks).repeat_interleave(rows)
+    won = (torch.arange(tasks * rows) % 4 == 0).long()
+    rewards = torch.zeros(3 * tasks * rows)
+    rewards[2::3] = won.float()
+    batch = script.replace(batch, rewards=rewards, group=group)
+    factor = torch.repeat_interleave(torch.where(won == 1, 3.0, -1.0), 3)
+    vectors = torch.eye(tasks)[group.repeat_interleave(3)] * factor[:, None]
+    ones = torch.ones(3 * tasks * rows)
+    return script.Recorded(batch=batch, energy=ones, weights=ones, gradients=vectors)
+
+
+def test_shares_and_products_of_known_gradients(script: ModuleType) -> None:
+    recorded = recorded_of(script, 4, 64)
+    assert script.shares(recorded) == {"p": 0.25, "beta_W": 0.25, "beta_S": 0.75, "e": 27.0}
+    found = script.compare(recorded, 2, 60)
+    # A task's true gradient is 9/4 along its unit vector, and no task's has anything in common with another's.
+    for arm in ("none", "otb_pooled"):
+        assert all(len(values) == 5 for values in found[arm].values())
+        assert found[arm]["along"][0] == pytest.approx(4 * 2.25**2, rel=0.25), arm
+        assert found[arm]["along"][1] == pytest.approx(3 * 2.25**2, rel=0.25), arm
+    # Without a baseline a row's gradient is 9 or 0, of variance 81·3/16, which two rows halve.
+    assert found["none"]["noise"][0] == pytest.approx(4 * 81 * 3 / 16 / 2, rel=0.35)
+    losses = script.of_plus_and_minus_one(recorded).batch.rewards
+    assert losses.reshape(-1, 3).tolist() == [[0, 0, 1], *[[0, 0, -1]] * 3] * 64
+
+
+def test_a_set_goes_on_where_it_was_killed(script: ModuleType, rows: ModuleType, tmp_path: Path) -> None:
+    recorded, path = recorded_of(script, 3, 8), tmp_path / "rows" / "B.jsonl"
+    script.run(recorded, "even", [1, 2], 2, rows.RowFile(path, "abc"))
+    whole = path.read_text()
+    made = [json.loads(line) for line in whole.splitlines()]
+    assert [(row["unit"]["rewards"], row["unit"]["group_size"]) for row in made] == [
+        ("0/1", 1), ("0/1", 2), ("-1/1", 1), ("-1/1", 2),
+    ]  # fmt: skip
+    assert {row["commit"] for row in made} == {"abc"} and set(made[0]["arms"]) == set(script.ARMS)
+    path.write_text(whole[: len(whole) - 40])
+    script.run(recorded, "even", [1, 2], 2, rows.RowFile(path, "abc"))
+    assert path.read_text() == whole, "the same draws again, and no unit twice"
+
+
+def test_rows_name_a_commit_that_has_the_code(rows: ModuleType, tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "code.py").write_text("a = 1\n")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    (tmp_path / "experiments" / "rows").mkdir(parents=True)
+    (tmp_path / "experiments" / "rows" / "B.jsonl").write_text("{}\n")
+    assert rows.commit_of(tmp_path) == git("rev-parse", "HEAD")
+    (tmp_path / "code.py").write_text("a = 2\n")
+    with pytest.raises(SystemExit, match="commit these first"):
+        rows.commit_of(tmp_path)
