@@ -4,12 +4,11 @@ Every rule runs on this repository and, to prove that it can fail, on a small tr
 """
 
 import ast
-import io
 import os
-import tokenize
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Literal
@@ -97,6 +96,7 @@ def module_name(path: Path, root: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def load(root: Path) -> dict[str, Module]:
     """Parse every Python file; envs and sandboxes are reached through their links in ``agentrl``."""
     folders = [root / name for name in ("agentrl", "scripts", "tests")]
@@ -149,11 +149,8 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 
 def code_lines(module: Module) -> int:
     """Lines that hold code: no blank lines, no comments, no docstrings."""
-    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
-        if token.type not in skipped:
-            lines.update(range(token.start[0], token.end[0] + 1))
+    told = enumerate(map(str.strip, module.text.splitlines()), start=1)
+    lines = {number for number, line in told if line and not line.startswith("#")}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
