@@ -202,7 +202,7 @@ def test_name_that_is_taken_and_folder_that_can_not_be_made(run: Path, capsys: p
     ("extra", "argv"),
     [
         ("torch", ("train", *QUICK)),
-        ("transformers", ("eval", "a/b", *QUICK)),
+        pytest.param("transformers", ("eval", "a/b", *QUICK), marks=pytest.mark.slow),
         pytest.param("torch", ("eval", "a/b", *QUICK), marks=pytest.mark.ci),
         pytest.param("transformers", ("train", *QUICK), marks=pytest.mark.ci),
         ("jinja2", ("report", ".")),
