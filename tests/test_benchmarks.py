@@ -2,25 +2,30 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from agentrl.sandboxes import Sandbox
 
+from .forked import Server
+
+Run = Callable[..., CompletedProcess[str]]
 FOLDER = Path(__file__).resolve().parents[1] / "scripts" / "benchmarks"
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd="/")
+@pytest.fixture
+def run(server: Server) -> Run:
+    return partial(server.run, cwd=Path("/"))
 
 
 @pytest.mark.slow
-def test_sandboxes_are_measured(sandbox: Sandbox, tmp_path: Path) -> None:
+@pytest.mark.ci
+def test_sandboxes_are_measured(run: Run, sandbox: Sandbox, tmp_path: Path) -> None:
     numbers = tmp_path / "new" / "sandboxes.json"
     shown = run(FOLDER / "sandboxes.py", "--quick", "--only", "local", "--json", numbers)
     assert shown.returncode == 0, shown.stderr
@@ -33,7 +38,7 @@ def test_sandboxes_are_measured(sandbox: Sandbox, tmp_path: Path) -> None:
     assert met["local: memory per ready session (PSS)"] is not False  # None for a user who may not look
 
 
-def test_the_head_is_measured(tmp_path: Path) -> None:
+def test_the_head_is_measured(run: Run, tmp_path: Path) -> None:
     numbers = tmp_path / "new" / "head.json"
     shown = run(FOLDER / "head.py", "--quick", "--device", "cpu", "--threads", "1", "--json", numbers)
     assert shown.returncode == 0, shown.stderr
@@ -45,7 +50,7 @@ def test_the_head_is_measured(tmp_path: Path) -> None:
     assert all(f"| {one['name']} | {one['value']} |" in shown.stdout for one in promised)
 
 
-def test_long_rows_are_measured() -> None:
+def test_long_rows_are_measured(run: Run) -> None:
     shown = run(
         FOLDER / "long_context.py", "--tokens", "128", "1100", "--layers", "1", "--hidden", "16", "--heads", "2"
     )
@@ -55,22 +60,24 @@ def test_long_rows_are_measured() -> None:
     assert all(float(cell) > 0 for row in rows for cell in row[1:4])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
         ("engines.py", ["| transformers", "| generate", "| generate_batch"]),
-        ("async.py", ["| off", "| lag", "| inflight, 1", "| inflight, 2", "| inflight, 2, 2 spare"]),
+        pytest.param(
+            *("async.py", ["| off", "| lag", "| inflight, 1", "| inflight, 2", "| inflight, 2, 2 spare"]),
+            marks=[pytest.mark.slow, pytest.mark.ci],
+        ),
     ],
 )
-def test_engines_and_overlap_are_measured(name: str, rows: list[str]) -> None:
+def test_engines_and_overlap_are_measured(run: Run, name: str, rows: list[str]) -> None:
     shown = run(FOLDER / name, "--quick")
     assert shown.returncode == 0, shown.stderr
     assert [line.split(" | ")[0] for line in shown.stdout.splitlines()[2:]] == rows
 
 
 @pytest.mark.ray
-def test_larger_fleets_are_simulated(require: Callable[[bool, str], None]) -> None:
+def test_larger_fleets_are_simulated(run: Run, require: Callable[[bool, str], None]) -> None:
     require(find_spec("ray") is not None, "needs ray: pip install 'agentrl[ray]'")
     shown = run(FOLDER / "fleet.py", "--simulate", "--train-tokens", "1e9", "--driver-ms", "20", "--hop-seconds", "0")
     assert shown.returncode == 0, shown.stderr
@@ -80,8 +87,7 @@ def test_larger_fleets_are_simulated(require: Callable[[bool, str], None]) -> No
     assert [float(row[2]) for row in rows] == pytest.approx([0.02 * 128 * int(row[0][2:]) for row in rows], rel=0.01)
 
 
-@pytest.mark.slow
-def test_the_viewer_is_measured(require: Callable[[bool, str], None]) -> None:
+def test_the_viewer_is_measured(run: Run, require: Callable[[bool, str], None]) -> None:
     require(shutil.which("chromium") is not None, "needs chromium")
     shown = run(FOLDER / "viewer.py", "--quick")
     assert shown.returncode == 0, shown.stderr
@@ -90,7 +96,7 @@ def test_the_viewer_is_measured(require: Callable[[bool, str], None]) -> None:
     ]  # fmt: skip
 
 
-def test_the_seeds_of_a_quickstart_are_a_table(tmp_path: Path) -> None:
+def test_the_seeds_of_a_quickstart_are_a_table(run: Run, tmp_path: Path) -> None:
     rows = [{"step": 0, "success": 0.3, "seconds_run": 20.4}, {"step": 8, "success": 0.955, "seconds_run": 99.6}]
     (tmp_path / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "config.toml").write_text("[run]\nseed = 7\n")

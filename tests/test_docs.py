@@ -3,8 +3,6 @@
 import ast
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -13,6 +11,8 @@ import pytest
 from agentrl.config import load_config, parse_config
 from agentrl.eval.sets import make_sets
 from agentrl.train.live import check_run
+
+from .forked import Server
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -58,10 +58,9 @@ def test_the_sets_that_papers_report_are_sets() -> None:
 
 
 @pytest.mark.slow
-def test_the_loop_learns(tmp_path: Path) -> None:
+def test_the_loop_learns(server: Server, tmp_path: Path) -> None:
     script = "\n".join(blocks("loop.md"))
-    one_core = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=one_core, capture_output=True, text=True)
+    done = server.run("-c", script, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     rewards = [float(value) for value in re.findall(r"^step \d+: mean reward ([\d.]+)$", done.stdout, re.MULTILINE)]
     assert len(rewards) == 20

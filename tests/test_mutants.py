@@ -1,13 +1,14 @@
 """The table of mutants fits the code, and the script around it tells who is killed, in a copy, and by whom."""
 
 import ast
-import subprocess
-import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from .forked import Server
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 SURVIVED_ONCE = {f"T{number:02}" for number in (1, 2, 4, 5, 6, 10, 11, 12, 13, 14, 15, 18, 20, 21, 22, 23)} | {
@@ -76,6 +77,7 @@ def small(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for link in ("envs", "sandboxes"):
         (tmp_path / link).mkdir()
         (tmp_path / "agentrl" / link).symlink_to(f"../{link}")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they begin in half the time
     monkeypatch.setattr(script, "ROOT", tmp_path)
     monkeypatch.setattr(script, "TABLE", tmp_path / "scripts" / "mutants.toml")
     return script
@@ -106,12 +108,8 @@ def test_tests_that_never_end_kill(small: ModuleType, monkeypatch: pytest.Monkey
     assert small.play(["tests/test_sum.py"]) == "(no end after 0 s)"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, SCRIPTS / "mutants.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def test_help_and_list_and_an_unknown_name() -> None:
+def test_help_and_list_and_an_unknown_name(server: Server, tmp_path: Path) -> None:
+    run = partial(server.run, SCRIPTS / "mutants.py", cwd=tmp_path)
     shown = run("--help")
     assert shown.returncode == 0 and "--only 'T*' --only S01" in shown.stdout and "Exit status" in shown.stdout
     shown = run("--list", "--only", "T0*")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from .forked import Server
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # No step of reinforcement learning: a model this small and untaught would be refused for never calling the tool.
@@ -58,27 +60,25 @@ def test_the_map_names_every_room() -> None:
 
 
 @pytest.mark.parametrize("code", blocks("python"))
-def test_examples_run(code: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+def test_examples_run(server: Server, code: str, tmp_path: Path) -> None:
+    done = server.run("-c", code, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
     assert last in ("[] 1.0", "42")
 
 
 @pytest.mark.slow
-def test_commands_run_in_their_order(tmp_path: Path) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    ran: list[str] = []
-    for command in commands():
-        if command[0].startswith("./scripts/"):
-            assert os.access(ROOT / command[0], os.X_OK)
-            command = [str(ROOT / command[0]), "--help"]
-        if "--preset" in command:
-            command = [*command, *(word for setting in SMALL for word in ("--set", setting))]
-        done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        ran.append(" ".join(command))
-    assert len(ran) >= 9
+def test_commands_run_in_their_order(server: Server, tmp_path: Path) -> None:
+    for program, *words in commands():
+        if program.startswith("./scripts/"):
+            assert os.access(ROOT / program, os.X_OK)
+            done = subprocess.run([ROOT / program, "--help"], cwd=tmp_path, capture_output=True, text=True)
+        else:
+            assert program == "agentrl"
+            small = [word for setting in SMALL for word in ("--set", setting)] if "--preset" in words else []
+            done = server.run("-m", program, *words, *small, cwd=tmp_path)
+        assert done.returncode == 0, f"{program} {words}: {done.stderr}"
+    assert len(commands()) >= 9
     assert (tmp_path / "runs" / "first" / "report.html").exists()
     assert {"summary.json", "episodes.jsonl.zst", "report.html"} <= {
         path.name for path in (tmp_path / "evals" / "first").iterdir()
@@ -91,18 +91,19 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     PyTorch alone is larger than everything else together. So whatever agentrl needs is found where these tests run: a
     .pth file adds that folder to the path, behind the fresh environment's own. For the same reason pip is told not to
-    look for requirements.
+    look for requirements, and comes from that folder too.
     """
     venv = tmp_path_factory.mktemp("fresh") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     (site,) = (venv / "lib").glob("python3.*/site-packages")
     (site / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    install = [*PIP_INSTALL, "-e", str(ROOT)]
-    subprocess.run([venv / "bin" / install[0], *install[1:]], check=True, env=environment(venv / "bin"))
+    subprocess.run([venv / "bin" / "python", *PIP_INSTALL, "-e", ROOT], check=True, env=environment(venv / "bin"))
     return venv / "bin"
 
 
-PIP_INSTALL = ["pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
+PIP_INSTALL = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
+# The program of an environment whose folder of packages is the first argument.
+PROGRAM = "import site, sys; site.addsitedir(sys.argv.pop(1)); from agentrl_start import main; sys.exit(main())"
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -113,21 +114,26 @@ def environment(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_first_environment_from_new_to_trained(fresh: Path, tmp_path: Path) -> None:
+def test_first_environment_from_new_to_trained(fresh: Path, server: Server, tmp_path: Path) -> None:
     assert FIRST is not None
     (script,) = blocks("bash", FIRST[0])
     assert script.count("pip install ") == 1
-    script = script.replace("pip install", " ".join(PIP_INSTALL))
+    script = script.replace("pip install", f"python {' '.join(PIP_INSTALL)}")
+    before, train, after = script.partition("agentrl train ")
     done = subprocess.run(
-        ["bash", "-ec", script], cwd=tmp_path, env=environment(fresh), stdin=subprocess.DEVNULL,
+        ["bash", "-ec", before], cwd=tmp_path, env=environment(fresh), stdin=subprocess.DEVNULL,
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "distribution  my-env 0.1.0" in done.stdout and "no findings" in done.stdout
     assert "left after 0 turns" in done.stdout, "play met the end of its input"
-    made = tmp_path / "my_env"
+    made, (site,) = tmp_path / "my_env", fresh.parent.glob("lib/python3.*/site-packages")
+    for line in (train + after).splitlines():  # what needs PyTorch
+        program, *words = shlex.split(line, comments=True)
+        done = server.run("-c", PROGRAM, site, *words, cwd=made, env=environment(fresh))
+        assert program == "agentrl" and done.returncode == 0, done.stderr
     evals = [json.loads(line) for line in (made / "runs" / "first" / "evals.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in evals] == [0, 12]
+    assert [row["step"] for row in evals] == [0, 8]
     assert evals[-1]["tool_calls_mean"] > 0.5, "the tool is called"
     assert (made / "runs" / "first" / "report.html").exists()
 

@@ -18,6 +18,8 @@ ROUNDED = {torch.float32: 1e-5, torch.bfloat16: 2**-7 if DEVICE == "cpu" else 2*
 """How far gradients may be off as a share of themselves: the interpreter rounds to bfloat16 by cutting digits off."""
 SHAPES = [(37, 203, 24), (1, 203, 24), (70, 33, 5), (16, 32, 16), (3, 1, 1)]
 """Tokens, vocabulary, width: for tiles of 16 x 32 x 16, with and without a rest."""
+USUAL = (20, 150, 24)
+"""The smallest with several tiles in a span, a shorter last span, and several blocks, the last with a rest."""
 LARGE = [] if DEVICE == "cpu" else [(1000, 32_001, 520), (5000, 9_999, 1024)]
 
 
@@ -39,8 +41,8 @@ def check(tensors, targets, options, dtype):
 @pytest.mark.parametrize("dtype", WITHIN)
 @pytest.mark.parametrize("options", SETTINGS)
 def test_every_setting(options, dtype):
-    hidden, weight, targets = inputs(37, 203, 24, dtype=dtype, scale=0.5)
-    options = with_bias(options, 203, dtype)
+    hidden, weight, targets = inputs(*USUAL, dtype=dtype, scale=0.5)
+    options = with_bias(options, USUAL[1], dtype)
     check([hidden, weight, *([options.pop("bias")] if "bias" in options else [])], targets, options, dtype)
 
 
@@ -53,7 +55,7 @@ def test_every_shape(shape, dtype):
 
 @pytest.mark.parametrize("dtype", WITHIN)
 def test_very_low_logits(dtype):
-    hidden, weight, targets, bias = low_inputs(37, 203, 24, dtype=dtype)
+    hidden, weight, targets, bias = low_inputs(*USUAL, dtype=dtype)
     check([hidden, weight, bias], targets, {}, dtype)
 
 
@@ -129,7 +131,7 @@ def test_sums_of_squares_can_be_left_out_to_measure_them():
 
 
 def test_the_same_inputs_give_the_same_bits():
-    hidden, weight, targets = (tensor.to(DEVICE) for tensor in inputs(40, 203, 24, dtype=torch.bfloat16))
+    hidden, weight, targets = (tensor.to(DEVICE) for tensor in inputs(*USUAL, dtype=torch.bfloat16))
     found = []
     for _ in range(2):
         leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]

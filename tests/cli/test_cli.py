@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import subprocess
 import sys
@@ -199,12 +198,15 @@ def test_name_that_is_taken_and_folder_that_can_not_be_made(run: Path, capsys: p
     assert "can't be made: Not a directory" in refused(capsys, "sft", *QUICK, *SMALL, "--set", "run.dir=file/in")
 
 
-TRAIN_OR_EVAL = [("train", "--preset", "quickstart"), ("eval", "a/b", "--preset", "quickstart")]
-
-
 @pytest.mark.parametrize(
     ("extra", "argv"),
-    [*itertools.product(["torch", "transformers"], TRAIN_OR_EVAL), ("jinja2", ("report", "."))],
+    [
+        ("torch", ("train", *QUICK)),
+        pytest.param("transformers", ("eval", "a/b", *QUICK), marks=pytest.mark.slow),
+        pytest.param("torch", ("eval", "a/b", *QUICK), marks=pytest.mark.ci),
+        pytest.param("transformers", ("train", *QUICK), marks=pytest.mark.ci),
+        ("jinja2", ("report", ".")),
+    ],
 )
 def test_missing_extra_is_named_with_its_remedy(here: Path, extra: str, argv: tuple[str, ...]) -> None:
     code = f"""
@@ -223,17 +225,17 @@ sys.exit(main({list(argv)!r}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    said = done.stderr.removeprefix(LOADING if extra != "torch" else "")
-    assert said == f"agentrl: {extra} is not installed: pip install 'agentrl[train]'\n"
+    said = LOADING if extra == "transformers" else ""
+    assert done.stderr == f"{said}agentrl: {extra} is not installed: pip install 'agentrl[train]'\n"
     assert "agentrl/Arithmetic-v0" in done.stdout
     assert not list(here.iterdir())
 
 
-def test_module_runs_as_a_program_too(here: Path) -> None:
-    command = [sys.executable, "-m", "agentrl", "eval", "runs/none"]
+def test_module_runs_as_a_program_too() -> None:
+    command = [sys.executable, "-m", "agentrl", "list", "quickstart"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"{LOADING}agentrl: there is no run in 'runs/none'; there are none yet\n"
+    assert done.stderr.startswith("agentrl: 'quickstart' is a preset, no environment: agentrl config quickstart prints")
 
 
 @pytest.mark.parametrize("argv", [["list"], ["list", "--json"]])

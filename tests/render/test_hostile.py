@@ -90,5 +90,7 @@ def test_time_grows_with_the_text(renderers: Mapping[str, Renderer], name: str, 
         renderer.extend([], [result])
         return time.process_time() - began
 
-    short, long = (min(seconds(length) for _ in range(3)) for length in (2_000, 16_000))
-    assert long < 30 * short + 0.02, "eight times the text takes about eight times as long, not 64 times"
+    short = min(seconds(2_000) for _ in range(3))
+    assert any(seconds(16_000) < 30 * short + 0.02 for _ in range(3)), (
+        "eight times the text takes about eight times as long, not 64 times"
+    )
