@@ -26,9 +26,7 @@ CHECKED += [pytest.param(*row, marks=pytest.mark.ci) for row in FURTHER]
 
 @pytest.mark.usefixtures("graders")
 @pytest.mark.parametrize(("env_id", "options"), CHECKED)
-def test_our_checker_is_content(
-    monkeypatch: pytest.MonkeyPatch, env_id: str, options: Mapping[str, object]
-) -> None:
+def test_our_checker_is_content(monkeypatch: pytest.MonkeyPatch, env_id: str, options: Mapping[str, object]) -> None:
     monkeypatch.setattr(checker_tasks, "SPLIT_SAMPLE", 50)
     env = agentrl.make(env_id, **options)
     report = agentrl.check_env(env, tasks=3 if env_id in GENERATED else 2)

@@ -19,6 +19,7 @@ from agentrl.sandboxes.inside import clock as clock_module
 from agentrl.sandboxes.inside import processes, wire
 from agentrl.sandboxes.inside.clock import STRETCH, SessionClock
 
+
 def test_the_kernel_counts_how_long_a_thread_waits() -> None:
     pid = os.getpid()
     others = [other for other in processes.list_pids() if other != pid]
@@ -135,7 +136,7 @@ def test_a_session_tells_that_it_watches(sandbox: Sandbox, monkeypatch: pytest.M
 
 
 NEIGHBOURS = 8
-"""Processes that want the one core of the crowded sandbox until the file ends, each in a scheduling group of its own."""
+"""Processes that want the crowded sandbox's core until the file ends, each in a scheduling group of its own."""
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ def gives_away(task: Task) -> bool:
     answer = task.answer.strip()
     if len(answer) >= _LONG_ANSWER and answer in task.prompt:
         return True
-    # Without a label there is no match: hardly any prompt has one, and to compile a pattern for each takes milliseconds.
+    # Without a label there is no match; to compile a pattern for each answer takes milliseconds.
     if not answer or not re.search(_LABELLED, task.prompt, re.IGNORECASE):
         return False
     return re.search(rf"{_LABELLED}{re.escape(answer)}(?!\w)", task.prompt, re.IGNORECASE) is not None
