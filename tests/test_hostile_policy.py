@@ -33,10 +33,11 @@ KILLERS = (
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_two_hundred_hostile_episodes_are_all_played(tokenizer: Any) -> None:
+@pytest.mark.parametrize("count", [2 * len(KILLERS), pytest.param(200, marks=pytest.mark.ci)])
+def test_hostile_episodes_are_all_played(tokenizer: Any, count: int) -> None:
     renderer = Renderer(tokenizer)
     limits = EpisodeLimits(episode_tokens=4000, cut_turns="end")
-    env = ("agentrl/Arithmetic-v0", {"level": 1, "max_turns": 4})
+    env = ("agentrl/Arithmetic-v0", {"level": 1, "max_turns": 4, "timeout": 0.5})
     collector = Collector({"": env}, renderer, limits=limits, max_fault_rate=0.0, concurrency=4)
     programs = itertools.cycle(KILLERS)
 
@@ -47,9 +48,9 @@ def test_two_hundred_hostile_episodes_are_all_played(tokenizer: Any) -> None:
         return ScriptedEngine([renderer.turn(turn) for turn in (*calls, r"\boxed{0}")])
 
     with contextlib.closing(collector):
-        specs = [[EpisodeSpec(task_id=f"train-1:{place}", seed=place)] for place in range(200)]
+        specs = [[EpisodeSpec(task_id=f"train-1:{place}", seed=place)] for place in range(count)]
         collected = asyncio.run(collector.collect(specs, hostile, Sampling(max_tokens=2000)))
-    assert (len(collected.groups), collected.faults, collected.lost) == (200, 0, 0)
+    assert (len(collected.groups), collected.faults, collected.lost) == (count, 0, 0)
     for (trajectory,) in collected.groups:
         told = [tokenizer.decode(segment.token_ids) for segment in trajectory.segments if segment.source == "tool"]
         assert "42" in told[-1], "the next program of the same episode runs as ever"

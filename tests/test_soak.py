@@ -1,9 +1,8 @@
 """The soak: nothing goes wrong or grows under faults, and what it must notice, it does notice."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +11,10 @@ from agentrl.toolenv.tools.python import PythonTool
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
+@pytest.mark.ci
 @pytest.mark.slow
-def test_a_step_under_fire() -> None:
-    command = [sys.executable, SCRIPTS / "soak.py", "--episodes", "64", "--kill-every", "0.1"]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_a_step_under_fire(server: Any, tmp_path: Path) -> None:
+    done = server.run(SCRIPTS / "soak.py", "--episodes", "64", "--kill-every", "0.1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
     told = json.loads(done.stdout)
     counts = told["counts"]

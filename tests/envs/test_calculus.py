@@ -1,5 +1,6 @@
 """Calculus-v0: answers that sympy agrees with, every form of them found right, and nothing else."""
 
+import functools
 import itertools
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from agentrl.grading.formulas import FUNCTIONS, MAX_CHARS, parse, write
 from agentrl.grading.values import same_number, value
 
 X = sympy.Symbol("x", positive=True)
+make_problem = functools.cache(make_problem)
 
 
 def of_sympy(latex: str) -> Any:
@@ -35,14 +37,14 @@ def close(left: Any, right: Any) -> bool:
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_sympy_differentiates_alike(level: int) -> None:
-    for index in range(25):
+    for index in range(12):
         problem = make_problem("train", level, index)
         slope = asked(problem, "$f(x) = ", "$").diff(X)
         assert close(slope.subs(X, sympy.Rational(17, 13)), of_sympy(problem.answer).subs(X, sympy.Rational(17, 13)))
 
 
 def test_quadrature_finds_the_same_integrals() -> None:
-    for index in range(25):
+    for index in range(12):
         problem = make_problem("train", 3, index)
         low, high = (of_sympy(bound) for bound in problem.prompt.split(r"\int_{")[1].split(r"} \left(")[0].split("}^{"))
         integral = sympy.Integral(asked(problem, r" \left(", r"\right) dx"), (X, low, high))
@@ -74,10 +76,10 @@ def test_points_are_all_the_roots_of_the_derivative() -> None:
 
 def test_kinds_and_variety() -> None:
     for level, kind in {1: "expression", 2: "expression", 3: "number", 4: "number", 5: "points"}.items():
-        problems = [make_problem("train", level, index) for index in range(60)]
+        problems = [make_problem("train", level, index) for index in range(40)]
         assert {problem.kind for problem in problems} == {kind}
-        assert len({problem.prompt for problem in problems}) > 50
-        assert len({problem.answer for problem in problems}) > 40
+        assert len({problem.prompt for problem in problems}) > 33
+        assert len({problem.answer for problem in problems}) > 26
 
 
 EQUAL: dict[tuple[str, Kind], tuple[str, ...]] = {
@@ -137,7 +139,7 @@ def test_every_answer_differs_from_the_next() -> None:
 
 @pytest.mark.parametrize("rewrite", [sympy.factor, sympy.expand, sympy.together, sympy.powsimp])
 def test_answers_as_sympy_prints_them_are_right(rewrite: Callable[[Any], Any]) -> None:
-    for level, index in itertools.product((1, 2, 3, 4, 5), range(15)):
+    for level, index in itertools.product((1, 2, 3, 4, 5), range(8)):
         problem = make_problem("test", level, index)
         rewritten = [rewrite(of_sympy(part)) for part in problem.answer.split(", ")]
         for text in (", ".join(map(str, rewritten)).replace("E", "e"), ", ".join(map(sympy.latex, rewritten))):
@@ -151,7 +153,7 @@ def put(function: str, place: str) -> str:
 
 @pytest.mark.parametrize("step", [r"10^{-24}\pi", "10^{-30}", r"10^{-200}\pi", "e^{-60}", r"x\pi/10^{24}", "e^{-99x}"])
 def test_no_difference_quotient_is_a_derivative(step: str) -> None:
-    for level, index in itertools.product((1, 2), range(40)):
+    for level, index in itertools.product((1, 2), range(25)):
         problem = make_problem("train", level, index)
         function = problem.prompt.removeprefix("Differentiate $f(x) = ").removesuffix("$.")
         quotient = f"({put(function, f'x+{step}')}-({put(function, f'x-{step}')}))/(2({step}))"
@@ -160,7 +162,7 @@ def test_no_difference_quotient_is_a_derivative(step: str) -> None:
 
 @pytest.mark.parametrize("step", [r"10^{-24}\pi", r"10^{-26}e", "10^{-60}", r"10^{-300}\pi"])
 def test_no_value_near_by_is_a_limit(step: str) -> None:
-    for index in range(60):
+    for index in range(40):
         problem = make_problem("train", 4, index)
         place, function = problem.prompt.removesuffix(r"\right)$.").split(r"\to ")[1].split(r"} \left(", 1)
         near = [f"1/({step})"] if place == r"\infty" else [f"{place}+{step}", f"{place}-{step}"]

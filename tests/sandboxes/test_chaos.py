@@ -25,12 +25,13 @@ def chaos(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.slow
-def test_two_hundred_runs_under_fire(sandbox: Sandbox) -> None:
-    command = [sys.executable, SCRIPTS / "chaos_sandboxes.py", "--runs", "200", "--kill-every", "0.5", "--seed", "7"]
-    done = subprocess.run(command, capture_output=True, text=True)
+@pytest.mark.parametrize(("runs", "kill_every"), [(60, 0.1), pytest.param(200, 0.5, marks=pytest.mark.ci)])
+def test_runs_under_fire(sandbox: Sandbox, runs: int, kill_every: float) -> None:
+    options = ["--runs", str(runs), "--kill-every", str(kill_every), "--seed", "7"]
+    done = subprocess.run([sys.executable, SCRIPTS / "chaos_sandboxes.py", *options], capture_output=True, text=True)
     found = json.loads(done.stdout)
     assert (done.returncode, found["violations"]) == (0, [])
-    assert found["counts"]["ok"] > 100 and found["counts"]["killed session"] > 0
+    assert found["counts"]["ok"] > runs / 2 and found["counts"]["killed session"] > 0
 
 
 def test_help_shows_examples() -> None:

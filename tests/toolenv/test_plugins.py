@@ -35,6 +35,15 @@ def run(code: str, *folders: Path, cwd: Path, options: tuple[str, ...] = ("-W", 
 
 
 NEWCOMER = "import agentrl, gymnasium; env = gymnasium.make('me/MyEnv-v0'); env.reset(seed=0); env.close()"
+NEWCOMERS = f"""
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(3) as pool:
+    others = [pool.submit(exec, {NEWCOMER!r}) for _ in range(3)]
+    {NEWCOMER}
+for other in others:
+    other.result()
+"""
+"""Four of them at once, one in the main thread."""
 
 
 @pytest.mark.parametrize(
@@ -75,10 +84,7 @@ gymnasium.pprint_registry(gymnasium.registry, disable_print=True)
 )
 def test_a_broken_plugin_breaks_nobody(site: Path, tmp_path: Path, code: str) -> None:
     offer(tmp_path, "broken", "broken", code=code)
-    told = run(NEWCOMER, site, tmp_path, cwd=tmp_path, options=())
-    assert told.count("plugin 'broken'") == 1
-    run(f"import threading\nfor _ in range(4): threading.Thread(target=lambda: exec({NEWCOMER!r})).start()",
-        site, tmp_path, cwd=tmp_path, options=())  # fmt: skip
+    assert run(NEWCOMERS, site, tmp_path, cwd=tmp_path, options=()).count("plugin 'broken'") == 1
 
 
 def test_a_plugin_that_registers_nothing_is_named(tmp_path: Path) -> None:

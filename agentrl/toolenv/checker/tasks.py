@@ -84,7 +84,10 @@ def gives_away(task: Task) -> bool:
     answer = task.answer.strip()
     if len(answer) >= _LONG_ANSWER and answer in task.prompt:
         return True
-    return bool(answer) and re.search(rf"{_LABELLED}{re.escape(answer)}(?!\w)", task.prompt, re.IGNORECASE) is not None
+    # Without a label there is no match; to compile a pattern for each answer takes milliseconds.
+    if not answer or not re.search(_LABELLED, task.prompt, re.IGNORECASE):
+        return False
+    return re.search(rf"{_LABELLED}{re.escape(answer)}(?!\w)", task.prompt, re.IGNORECASE) is not None
 
 
 def check_drawing(subject: Subject) -> Iterator[Finding]:

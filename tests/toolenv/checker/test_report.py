@@ -109,7 +109,7 @@ def messages(env_id: str, code: str, **options: Any) -> list[str]:
         (RemembersEpisodes, "ARL-E007", "Turn "),
         (Shares, "ARL-E008", "'x = 41 | print(x + 1)' and 'print(x + 1) | "),
         (ClosesForGood, "ARL-P005", "'print(x + 1)' and 'closed' in turn 1"),
-        (MakesTasksAnew, "ARL-E015", "everse 12345 - 7. ("),
+        (MakesTasksAnew, "ARL-E015", " 12345 - 7. ("),
         (LosesData, "ARL-E015", "their data is "),
         (ForgetsItsArguments, "ARL-S004", "'Be kind."),
     ],

@@ -20,6 +20,8 @@ from .conftest import Register
 from .good import Good
 from .test_fine import Answers, ManyTools, NoTools
 
+pytestmark = pytest.mark.usefixtures("short_texts")
+
 
 class Echoing(Wrapped):
     """Its template writes every message twice."""

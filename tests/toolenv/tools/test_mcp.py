@@ -25,6 +25,7 @@ from agentrl.types import Task
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 STDIO = [sys.executable, SERVER, "stdio"]
+PLAIN = [sys.executable, "-S", SERVER, "plain"]
 Tools = dict[str, McpTool]
 
 
@@ -32,12 +33,12 @@ def by_name(made: tuple[McpTool, ...]) -> Tools:
     return {tool.name: tool for tool in made}
 
 
-def children() -> list[psutil.Process]:
+def children(command: list[str] = PLAIN) -> list[psutil.Process]:
     """The servers that were started over pipes."""
     found: list[psutil.Process] = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # children of other tests may end meanwhile
-            found += [child] if child.cmdline()[-2:] == STDIO[1:] else []
+            found += [child] if child.cmdline()[-len(command) :][1:] == command[1:] else []
     return found
 
 
@@ -80,7 +81,14 @@ def stdio_tools() -> Generator[Tools]:
     tools = by_name(mcp_tools(STDIO, timeout=300.0, max_chars=100))
     yield tools
     tools["add"].close()
-    assert not children()
+    assert not children(STDIO)
+
+
+@pytest.fixture
+def plain_tools() -> Generator[Tools]:
+    tools = by_name(mcp_tools(PLAIN, timeout=300.0))
+    yield tools
+    tools["add"].close()
 
 
 @pytest.fixture(scope="module")
@@ -137,15 +145,15 @@ def test_a_call_that_overruns_is_stopped(http: str) -> None:
     tools["wait"].close()
 
 
-def test_an_episode_has_a_server_of_its_own(stdio_tools: Tools) -> None:
-    note, whoami = stdio_tools["note"], stdio_tools["whoami"]
+def test_an_episode_has_a_server_of_its_own(plain_tools: Tools) -> None:
+    note, whoami = plain_tools["note"], plain_tools["whoami"]
     note.open(0)
     assert not children()  # nothing is started before the first call
     assert note.call({"text": "a"}) == "a"
     assert note.call({"text": "b"}) == "a | b"
     first = whoami.call({})
     assert [str(child.pid) for child in children()] == [first]
-    other = by_name(mcp_tools(STDIO, timeout=300.0))
+    other = by_name(mcp_tools(PLAIN, timeout=300.0))
     assert other["note"].call({"text": "c"}) == "c"
     other["note"].close()
     other["note"].close()
@@ -155,11 +163,11 @@ def test_an_episode_has_a_server_of_its_own(stdio_tools: Tools) -> None:
     assert whoami.call({}) != first
 
 
-def test_a_dead_server_is_an_infrastructure_fault(stdio_tools: Tools) -> None:
-    with pytest.raises(InfrastructureError, match=r"MCP server .*mcp_server\.py stdio' is gone: Connection closed"):
-        stdio_tools["die"].call({})
+def test_a_dead_server_is_an_infrastructure_fault(plain_tools: Tools) -> None:
+    with pytest.raises(InfrastructureError, match=r"MCP server .*mcp_server\.py plain' is gone: Connection closed"):
+        plain_tools["die"].call({})
     assert not children()
-    assert stdio_tools["add"].call({"a": 1}) == "2"  # the next call gets another
+    assert plain_tools["add"].call({"a": 1}) == "2"  # the next call gets another
 
 
 def test_a_server_that_was_killed_over_http_is_an_infrastructure_fault() -> None:
@@ -183,8 +191,8 @@ def test_a_server_that_was_killed_over_http_is_an_infrastructure_fault() -> None
         ({"command": "python server.py"}, UsageError, "as a list of words"),
         ({"command": ["no-such-program"]}, UsageError, "'no-such-program' can't be started"),
         ({"command": [sys.executable, "-c", "1 / 0"]}, InfrastructureError, "does not answer.*ZeroDivisionError"),
-        ({"command": STDIO, "timeout": 0}, ConfigError, "timeout=0"),
-        ({"command": STDIO, "max_chars": 3}, ConfigError, "max_chars=3"),
+        ({"command": PLAIN, "timeout": 0}, ConfigError, "timeout=0"),
+        ({"command": PLAIN, "max_chars": 3}, ConfigError, "max_chars=3"),
     ],
 )
 def test_what_is_no_server_is_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -225,12 +233,12 @@ class SharedSums(Sums):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.tools = (by_name(mcp_tools(STDIO, timeout=300.0, shared=True))["add"],)
+        self.tools = (by_name(mcp_tools(PLAIN, timeout=300.0, shared=True))["add"],)
 
 
 def test_an_environment_offers_them() -> None:
     class Notes(Sums):
-        tools = mcp_tools(STDIO, timeout=300.0)
+        tools = mcp_tools(PLAIN, timeout=300.0)
 
     before = children()
     one, other = Notes(), Notes()
@@ -255,7 +263,7 @@ def test_episodes_share_a_server_that_may_be_shared() -> None:
     before = children()
 
     class Notes(Sums):
-        tools = mcp_tools(STDIO, timeout=300.0, shared=True)
+        tools = mcp_tools(PLAIN, timeout=300.0, shared=True)
 
     one, other = Notes(), Notes()
     assert children() == before, "the first call begins it"
@@ -266,7 +274,7 @@ def test_episodes_share_a_server_that_may_be_shared() -> None:
         env.close()
     assert contents == ["x", "x | x", "x | x | x"]
     assert len(children()) == len(before) + 1, "it outlives episodes"
-    (alone,) = [tool for tool in mcp_tools(STDIO, timeout=300.0) if tool.name == "note"]
+    (alone,) = [tool for tool in mcp_tools(PLAIN, timeout=300.0) if tool.name == "note"]
     assert alone.call({"text": "y"}) == "y", "what is not shared is another one"
     alone.close()
     copied = pickle.loads(pickle.dumps(one.tools[0]))
@@ -295,7 +303,7 @@ def test_a_whole_check_takes_one_shared_server(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.usefixtures("ended")
 def test_a_shared_server_that_died_is_begun_anew_for_all() -> None:
     before = children()
-    tools = by_name(mcp_tools(STDIO, timeout=300.0, shared=True))
+    tools = by_name(mcp_tools(PLAIN, timeout=300.0, shared=True))
     first = tools["whoami"].call({})
     lost: list[Exception] = []
 
@@ -320,7 +328,7 @@ def test_a_shared_server_that_died_is_begun_anew_for_all() -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_threads_get_their_own_answers(http: str, shared: bool) -> None:
     before, answers = children(), list[int]()
-    server: dict[str, Any] = {"command": STDIO} if shared else {"url": http}
+    server: dict[str, Any] = {"command": PLAIN} if shared else {"url": http}
 
     def play(number: int) -> None:
         add = by_name(mcp_tools(**server, timeout=300.0, shared=shared))["add"]
@@ -339,7 +347,7 @@ def test_threads_get_their_own_answers(http: str, shared: bool) -> None:
 def test_nothing_is_left_when_the_process_ends(shared: bool) -> None:
     code = f"""
 from agentrl.toolenv.tools.mcp import mcp_tools
-tools = {{tool.name: tool for tool in mcp_tools({STDIO!r}, shared={shared})}}
+tools = {{tool.name: tool for tool in mcp_tools({PLAIN!r}, shared={shared})}}
 print(tools["whoami"].call({{}}))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
