@@ -13,7 +13,6 @@ from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector, EpisodeLimits
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 
-pytestmark = pytest.mark.slow
 KILLERS = (
     "import resource as r; r.prlimit(1, r.RLIMIT_NOFILE, (0, 0))",
     "import resource as r; r.prlimit(1, r.RLIMIT_NPROC, (0, 0)); import os; os._exit(1)",
@@ -33,7 +32,7 @@ KILLERS = (
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("count", [2 * len(KILLERS), pytest.param(200, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("count", [2 * len(KILLERS), pytest.param(200, marks=[pytest.mark.ci, pytest.mark.slow])])
 def test_hostile_episodes_are_all_played(tokenizer: Any, count: int) -> None:
     renderer = Renderer(tokenizer)
     limits = EpisodeLimits(episode_tokens=4000, cut_turns="end")
