@@ -18,10 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 # What every command would import by itself, each time anew.
 import agentrl.cli
+import agentrl.engines.transformers
+import agentrl.envs.generated.arithmetic
 import agentrl.eval.command
+import agentrl.sandboxes.host.local
 import agentrl.train.run
 import agentrl.train.sharded  # noqa: F401
 
@@ -136,6 +140,7 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
+    get_checkpoint_conversion_mapping("llama")  # compiles hundreds of patterns, once in a process
     subprocess.Popen = ForkingPopen  # type: ignore[misc]
     gc.freeze()  # or each child's collector would write to all that it shares with this process
     serve()

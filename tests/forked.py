@@ -2,9 +2,9 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,7 @@ class Command:
 
     def __init__(self, server: "Server", pid: int, folder: Path) -> None:
         self._server, self.pid, self._folder = server, pid, folder
+        self._end = os.pidfd_open(pid)
 
     @property
     def out(self) -> str:
@@ -37,8 +38,7 @@ class Command:
     def until(self, ready: Callable[[], bool]) -> None:
         """Wait until something is there, while the process runs."""
         while not ready():
-            assert self.running, f"it ended too early:\n{self.err}"
-            time.sleep(0.002)
+            assert not self._ends_within(0.002), f"it ended too early:\n{self.err}"
 
     def descendants(self) -> set[int]:
         """Its children, their children and so on."""
@@ -46,9 +46,12 @@ class Command:
 
     def wait(self) -> int:
         """The exit code; a signal's number, negative, where one ended it."""
-        while self.running:
-            time.sleep(0.01)
+        self._ends_within(None)
+        os.close(self._end)
         return self._server.ask({"wait": self.pid})
+
+    def _ends_within(self, seconds: float | None) -> bool:
+        return bool(select.select([self._end], [], [], seconds)[0])
 
     def done(self) -> "Command":
         """Itself, once it has ended well."""

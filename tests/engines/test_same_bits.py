@@ -50,7 +50,7 @@ def talk(model: Any, slots: int, seed: int) -> list[list[Completion]]:
         for turn in range(3):
             for _ in range(order.randrange(30)):
                 await asyncio.sleep(0)
-            sampling = Sampling(max_tokens=3 + words.randrange(12), temperature=0.8)
+            sampling = Sampling(max_tokens=3 + words.randrange(6), temperature=0.8)
             said.append(await engine.generate(tuple(tokens), sampling, seed=10 * number + turn))
             tokens += [*said[-1].token_ids, *(words.randrange(3, 250) for _ in range(words.randrange(30)))]
         return said
@@ -74,5 +74,5 @@ def test_log_probs_have_the_same_bits_in_any_company(name: str) -> None:
     use_fast_linear(model)
     first = talk(model, slots=64, seed=0)
     assert sum(len(turn.token_ids) for said in first for turn in said) > 100
-    for slots, seed in ((64, 1), (3, 2), (1, 3)):
+    for slots, seed in ((3, 1), (1, 2)):
         assert talk(model, slots, seed) == first

@@ -16,7 +16,7 @@ from agentrl.models.attention import NAME, How, PackedRows, _attention
 pytestmark = pytest.mark.usefixtures("one_thread")
 RAGGED = [(5, 3, 1, 7), (4, 4, 4), (1,), (1, 1, 1), (2, 9), (9,), (4, 9, 3, 8, 8)]
 SHARING = [(7, 6, 3), (9, 9), (2, 9, 5, 9)]
-HEADS = [(4, 4), (4, 2), (6, 2), (2, 1)]
+HEADS = [(4, 4), (6, 2), (2, 1)]
 CPU_EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
@@ -27,17 +27,15 @@ def starts_of(lengths: tuple[int, ...]) -> Tensor:
 def attend_slowly(
     query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None = None
 ) -> Tensor:
-    """One row [n, H, D], token by token and head by head."""
-    out = torch.zeros_like(query)
-    shared = query.shape[1] // key.shape[1]
+    """One row [n, H, D], token by token."""
+    key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for part in (key, value))
+    out: list[Tensor] = []
     for i in range(query.shape[0]):
-        first = 0 if window is None else max(0, i - window + 1)
-        for head in range(query.shape[1]):
-            keys, values = key[first : i + 1, head // shared], value[first : i + 1, head // shared]
-            scores = scale * (keys @ query[i, head])
-            scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-            out[i, head] = torch.softmax(scores, 0) @ values
-    return out
+        seen = slice(0 if window is None else max(0, i - window + 1), i + 1)
+        scores = scale * torch.einsum("khd,hd->kh", key[seen], query[i])
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        out.append(torch.einsum("kh,khd->hd", torch.softmax(scores, 0), value[seen]))
+    return torch.stack(out)
 
 
 def random_heads(count: int, heads: tuple[int, int], size: int = 8) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,8 +28,8 @@ from .conftest import JITTERY, Make, Train, rows_of
 from .test_interrupt import lines
 
 SETTINGS = (
-    *("env.id=jittery:test/Jittery-v0", "rollout.tasks=4", "rollout.concurrency=9", "run.deterministic=true"),
-    *("optim.steps=7", "eval.tasks=1", "eval.every=2", "save.every=1", "optim.average=0.5"),
+    *("env.id=jittery:test/Jittery-v0", "rollout.tasks=2", "rollout.concurrency=4", "run.deterministic=true"),
+    *("env.args.max_turns=2", "optim.steps=6", "eval.tasks=1", "eval.every=2", "save.every=1", "optim.average=0.5"),
 )
 KILLABLE = (
     JITTERY
@@ -62,23 +62,29 @@ sys.addaudithook(audited)
 """
 )
 """Reads events of Python's from a file, each as a pattern, and kills its process at the next of them."""
-INSTANTS = (
-    # While it writes a checkpoint, before any is whole; and once one has all but its name.
-    r"^open .*/\.step-000000\.tmp/trainer\.json w",
-    r"^os\.rename .*/\.step-000001\.tmp ",
-    # While it evaluates, and then twice in a row: as it reads the optimizer, and as it cuts the records.
-    r"^graded test",
-    r"^os\.scandir .*/step-000002/optimizer",
-    r"^open .*/\.metrics\.jsonl\.tmp w",
-    # While it deletes an old checkpoint, and between a row and its episodes.
-    r"^shutil\.rmtree .*/\.step-000001\.tmp ",
-    r"^open .*/\.step-000004\.jsonl\.zst\.tmp w",
-    # The disk is full from here on.
-    r"^open .*/metrics\.jsonl a",
-    # While it plays, and when it has ended.
-    r"^graded train",
-    r"^open .*/\.report\.html\.tmp w",
-)
+INSTANTS = {
+    ("off", 1): (
+        # While it has written a checkpoint, all but its name.
+        r"^os\.rename .*/\.step-000001\.tmp ",
+        # While it evaluates, and then twice in a row: as it reads the optimizer, and as it cuts the records.
+        r"^graded test",
+        r"^os\.scandir .*/step-000002/optimizer",
+        r"^open .*/\.metrics\.jsonl\.tmp w",
+        # When it has ended.
+        r"^open .*/\.report\.html\.tmp w",
+    ),
+    ("lag", 1): (
+        # While it writes a checkpoint, before any is whole; while it deletes an old one, and while it plays ahead.
+        r"^open .*/\.step-000000\.tmp/trainer\.json w",
+        r"^shutil\.rmtree .*/\.step-000001\.tmp ",
+        r"^graded train",
+        # The disk is full from here on.
+        r"^open .*/metrics\.jsonl a",
+    ),
+    # Between a row and its episodes.
+    ("lag", 2): (r"^open .*/\.step-000004\.jsonl\.zst\.tmp w",),
+}
+"""Where a run is killed, one after the other, by its mode and its ranks."""
 KILLS = int(os.environ.get("AGENTRL_KILLS", "3"))
 """How often a run is killed before it may end."""
 
@@ -122,51 +128,61 @@ def ending(run: Path) -> dict[str, Any]:
     }
 
 
+def settings_of(folder: Path, mode: str, ranks: int) -> tuple[str, ...]:
+    (folder / "jittery.py").write_text(KILLABLE)
+    return (*SETTINGS, f"rollout.overlap={mode}", "rollout.max_staleness=2", f"run.ranks={ranks}")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "ranks"), [("off", 1), ("lag", 1), ("lag", 2)])
+@pytest.mark.parametrize(("mode", "ranks"), INSTANTS)
 def test_a_run_that_was_killed_ends_in_the_bytes_of_one_that_was_not(
     train: Train, server: Server, tmp_path: Path, mode: str, ranks: int
 ) -> None:
-    (tmp_path / "jittery.py").write_text(KILLABLE)
-    settings = (*SETTINGS, f"rollout.overlap={mode}", "rollout.max_staleness=2", f"run.ranks={ranks}")
+    settings = settings_of(tmp_path, mode, ranks)
     train("whole", *settings).done()
-    killed = [tmp_path / "runs" / "named"]
-    if ranks == 1:
-        killed.append(tmp_path / "runs" / "by_chance")
-        command = train(killed[-1].name, *settings, "save.keep=2")
-        command.until(lambda: (killed[-1] / "config.toml").exists())
-        for ready, pause_s in moments(mode):
-            command.until(lambda ready=ready: ready(killed[-1]))
-            time.sleep(pause_s)
-            os.kill(command.pid, signal.SIGKILL)
-            assert command.wait() == -signal.SIGKILL
-            command = server.start(tmp_path, "train", "--resume", "runs/by_chance")
-        command.done()
-    # Several ranks take long to start, and meet what is theirs at these.
-    instants = INSTANTS if ranks == 1 else (*INSTANTS[1:4], INSTANTS[8])
-    (tmp_path / "plan.txt").write_text("\n".join(instants))
-    command = train("named", *settings, "save.keep=2")
-    for instant in instants:
-        if "/metrics" in instant:
+    (tmp_path / "plan.txt").write_text("\n".join(INSTANTS[mode, ranks]))
+    command = train("killed", *settings, "save.keep=2")
+    for instant in INSTANTS[mode, ranks]:
+        if "/metrics" in instant and "tmp" not in instant:
             command.until(lambda last=command: "the run waits for room" in last.err)
             os.kill(command.pid, signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL, f"{instant}: {command.err}"
-        command = server.start(tmp_path, "train", "--resume", "runs/named")
+        command = server.start(tmp_path, "train", "--resume", "runs/killed")
     command.done()
-    for run in killed:
-        check_ended_as(run, tmp_path / "runs" / "whole", mode)
-        assert [file for file in run.rglob(".*") if file.name != ".lock"] == [], "a kill leaves nothing behind for long"
+    check_ended_as(tmp_path / "runs" / "killed", tmp_path / "runs" / "whole", mode)
+
+
+@pytest.mark.ci
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["off", "lag"])
+def test_a_run_that_was_killed_by_chance_ends_in_the_bytes_of_one_that_was_not(
+    train: Train, server: Server, tmp_path: Path, mode: str
+) -> None:
+    settings = settings_of(tmp_path, mode, 1)
+    train("whole", *settings).done()
+    run = tmp_path / "runs" / "killed"
+    command = train("killed", *settings, "save.keep=2")
+    command.until(lambda: (run / "config.toml").exists())
+    for ready, pause_s in moments(mode):
+        command.until(lambda ready=ready: ready(run))
+        time.sleep(pause_s)
+        os.kill(command.pid, signal.SIGKILL)
+        assert command.wait() == -signal.SIGKILL
+        command = server.start(tmp_path, "train", "--resume", "runs/killed")
+    command.done()
+    check_ended_as(run, tmp_path / "runs" / "whole", mode)
 
 
 def check_ended_as(run: Path, other: Path, mode: str) -> None:
     whole, killed = ending(other), ending(run)
     assert whole.keys() == killed.keys()
     assert [name for name in whole if whole[name] != killed[name]] == []
-    assert [row["staleness_max"] for row in killed["rows"]] == [min(step, 2 * (mode == "lag")) for step in range(7)]
+    assert [row["staleness_max"] for row in killed["rows"]] == [min(step, 2 * (mode == "lag")) for step in range(6)]
     kept = [path.name for path in checkpoints(run)]
-    assert kept == ["step-000000", "step-000006", "step-000007"]
+    assert kept == ["step-000000", "step-000005", "step-000006"]
     ahead = [len(load_unused(path)) for path in checkpoints(run)[1:]]
-    assert ahead == ([12, 0] if mode == "lag" else [0, 0])
+    assert ahead == ([6, 0] if mode == "lag" else [0, 0])
+    assert [file for file in run.rglob(".*") if file.name != ".lock"] == [], "a kill leaves nothing behind for long"
 
 
 class Blocking(Around):

@@ -66,6 +66,7 @@ def start(server: Server, tmp_path: Path) -> Callable[..., Command]:
     (tmp_path / "toy.py").write_text(TOY)
     (tmp_path / "run.toml").write_text(ARITHMETIC)
     settings = ("env.id='toy:test/Toy-v0'", "sft.steps=2", "sft.tasks=8", "optim.average=0.5", "algo.kl_coef=0.1")
+    settings += ("rollout.concurrency=6", "rollout.turn_tokens=8", "eval.tasks=1")
 
     def begin(name: str, *overrides: str) -> Command:
         return server.start(tmp_path, "train", "run.toml", "--name", name, *setting(*settings, *overrides))
@@ -74,7 +75,7 @@ def start(server: Server, tmp_path: Path) -> Callable[..., Command]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapters", [(), ("lora.rank=2", "lora.alpha=8")])
+@pytest.mark.parametrize("adapters", [(), pytest.param(("lora.rank=2", "lora.alpha=8"), marks=pytest.mark.ci)])
 def test_whole_run_on_two_ranks_is_that_on_one(
     start: Callable[..., Command], server: Server, tmp_path: Path, adapters: tuple[str, ...]
 ) -> None:
@@ -99,7 +100,7 @@ def test_whole_run_on_two_ranks_is_that_on_one(
 
 @pytest.mark.slow
 def test_two_ranks_play_ahead_as_one_does(start: Callable[..., Command], tmp_path: Path) -> None:
-    short = ("optim.steps=3", "eval.tasks=1", "eval.every=0", "save.every=0")
+    short = ("optim.steps=3", "eval.every=0", "save.every=0")
     start("one", *short, "rollout.overlap=lag").done()
     start("two", *short, "rollout.overlap=lag", "run.ranks=2").done()
     start("flying", *short, "optim.average=0", "rollout.overlap=inflight", "run.ranks=2").done()

@@ -27,7 +27,7 @@ from agentrl.train.run import resume, train, train_on
 from agentrl.train.saved import SavedEpisodes
 from agentrl.train.step import Trainer, make_learner
 
-from .conftest import Make, rows_of, same_weights
+from .conftest import rows_of, same_weights
 from .test_trainer import step
 
 OnDisk = Callable[..., Config]
@@ -73,11 +73,12 @@ def test_updates_are_those_of_the_run_bit_by_bit(on_disk: OnDisk, settings: tupl
     assert load_state(checkpoints(other)[-1])["episodes"] == [str(file.resolve()) for file in files_of(run)]
 
 
-def test_every_estimator_learns_from_one_batch(played: Path, small: Make, model: Any) -> None:
+def test_every_estimator_learns_from_one_batch(played: Path, model: Any) -> None:
+    saved = SavedEpisodes(files_of(played)[:1], load_config(path="small.toml"))
     for advantage, loss in product(ADVANTAGES, LOSSES):
-        config = small(f"algo.advantage={advantage}", f"algo.loss={loss}", "rollout.concurrency=1").config
+        config = load_config(path="small.toml", overrides=[f"algo.advantage={advantage}", f"algo.loss={loss}"])
         policy = copy.deepcopy(model)
-        trainer = Trainer(config, make_learner(config, policy), SavedEpisodes(files_of(played)[:1], config))
+        trainer = Trainer(config, make_learner(config, policy), saved)
         result = step(trainer)
         assert all(map(math.isfinite, result.metrics.values())) and result.metrics["grad_norm"] > 0, (advantage, loss)
         before, after = model.state_dict(), policy.state_dict()

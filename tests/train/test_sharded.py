@@ -4,11 +4,13 @@ The slow reference of all of it is ``Learner`` itself, whose own tests compare i
 """
 
 import copy
+import gc
 import math
 import multiprocessing
-import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -49,33 +51,43 @@ def join(folder: str, rank: int, world: int) -> None:
     # The first to ask for torch's threads after a fork makes their pool anew; were it autograd's threads, two at once
     # would race for it ("Invalid thread pool!").
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    store, patience = f"file://{folder}/store", timedelta(minutes=10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=patience)
 
 
-def on_ranks(world: int, work: Callable[[], Any]) -> Any:
-    """What ``work`` gives on rank 0 of so many processes; they are forked, so that nothing is imported again."""
-    if world == 1:
-        return work()
+@contextmanager
+def ranks(world: int) -> Generator[None]:
+    """This process is rank 0 of so many; the others are forked, so that nothing is imported again."""
+
+    def follow(rank: int) -> None:
+        join(folder, rank, world)
+        serve()
+
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
-
-        def lead() -> None:
-            join(folder, 0, world)
-            torch.save(work(), Path(folder, "result"))
-            dismiss()
-
-        def follow(rank: int) -> None:
-            join(folder, rank, world)
-            serve()
-
-        ranks = [fork.Process(target=lead), *(fork.Process(target=follow, args=(rank,)) for rank in range(1, world))]
-        for one in ranks:
+        followers = [fork.Process(target=follow, args=(rank,)) for rank in range(1, world)]
+        for one in followers:
             one.start()
-        for one in ranks:
-            one.join()
-        assert not any(one.exitcode for one in ranks)
-        return torch.load(Path(folder, "result"), weights_only=False)
+        join(folder, 0, world)
+        try:
+            yield
+        finally:
+            dismiss()
+            for one in followers:
+                one.join()
+            dist.destroy_process_group()
+            gc.collect()
+        assert not any(one.exitcode for one in followers)
+
+
+def on(world: int, work: Callable[[], Any]) -> Any:
+    """What ``work`` gives on the ranks that there are, or for a world of 1 as if this process were alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        if world == 1:
+            patch.setattr(dist, "is_initialized", lambda: False)
+        return work()
 
 
 def tiny(tokenizer: Any, **shape: Any) -> Any:
@@ -158,6 +170,31 @@ def apart(one: Any, other: Any) -> float:
     )
 
 
+def begin(model: Any, lora: int, folder: Path) -> Any:
+    """What a learner holds when it saves after its first update, and what after the second."""
+    learner = make(model, average=0.8, lora=lora)
+    packs = batch_of(SHAPES).split(45)
+    update(learner, packs)
+    saved = save(learner, folder)
+    update(learner, packs)
+    return saved, held_by(learner)
+
+
+@pytest.fixture(scope="module")
+def three(model: Any, one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """What three ranks save, and what they hold."""
+    folder = tmp_path_factory.mktemp("three") / "saved"
+    with ranks(3):
+        return folder, begin(model, 2, folder)
+
+
+@pytest.fixture(scope="module")
+def two(three: Any) -> Generator[None]:
+    """This process is rank 0 of two, as long as this file's tests run: each new process would find its way anew."""
+    with ranks(2):
+        yield
+
+
 @pytest.mark.parametrize(
     ("shape", "options", "packs"),
     [
@@ -172,24 +209,22 @@ def apart(one: Any, other: Any) -> float:
     ],
 )
 def test_two_ranks_learn_what_one_does(
-    tokenizer: Any, shape: dict[str, Any], options: dict[str, Any], packs: int
+    tokenizer: Any, two: None, shape: dict[str, Any], options: dict[str, Any], packs: int
 ) -> None:
     model = tiny(tokenizer, **shape)
     cut = batch_of(SHAPES).split(45 if packs > 1 else 99)
     assert len(cut) == packs
-
-    def work() -> Any:
-        return told_by(make(model, average=0.8, **options), cut)
-
-    two, one = on_ranks(2, work), work()
-    assert two.keys() == one.keys()
+    both, one = (on(world, lambda: told_by(make(model, average=0.8, **options), cut)) for world in (2, 1))
+    assert both.keys() == one.keys()
     # Adam takes the sign of a gradient that is nearly 0, and so makes more of rounding.
     for name, wanted in one.items():
-        assert apart(two[name], wanted) < (1e-6 if name in ("before", "norm", "gradients", "reference") else 1e-4), name
+        assert apart(both[name], wanted) < (1e-6 if name in ("before", "norm", "gradients", "reference") else 1e-4), (
+            name
+        )
 
 
 @pytest.mark.parametrize("lora", [0, 2])
-def test_weights_and_moments_stay_float32(model: Any, lora: int) -> None:
+def test_weights_and_moments_stay_float32(model: Any, two: None, lora: int) -> None:
     packs = batch_of(SHAPES).split(45)
 
     def work() -> Any:
@@ -198,24 +233,19 @@ def test_weights_and_moments_stay_float32(model: Any, lora: int) -> None:
         update(learner, packs)
         return before, gradients(learner), dict(learner.weights()), held_by(learner)
 
-    two, one = on_ranks(2, work), work()
-    assert {leaf.dtype for leaf in tree_leaves(two) if isinstance(leaf, Tensor)} == {torch.float32}
-    assert apart(two[0], one[0]) <= (1e-6 if lora else 0) and apart(two[1], one[1]) < 1e-2
+    both, one = work(), on(1, work)
+    assert {leaf.dtype for leaf in tree_leaves(both) if isinstance(leaf, Tensor)} == {torch.float32}
+    assert apart(both[0], one[0]) <= (1e-6 if lora else 0) and apart(both[1], one[1]) < 1e-2
     # Changes that bfloat16 could not hold, and no weight that moves is one of its numbers.
-    moved = [weight for name, weight in two[2].items() if not torch.equal(weight, model.get_parameter(name))]
+    moved = [weight for name, weight in both[2].items() if not torch.equal(weight, model.get_parameter(name))]
     assert moved and all(float((weight == weight.bfloat16()).float().mean()) < 0.1 for weight in moved)
 
 
 @pytest.mark.parametrize(("before", "after", "lora"), [(1, 1, 2), (2, 2, 0), (2, 1, 2), (1, 2, 0), (3, 2, 2)])
-def test_what_some_ranks_save_others_load(model: Any, tmp_path: Path, before: int, after: int, lora: int) -> None:
+def test_what_some_ranks_save_others_load(
+    model: Any, two: None, three: tuple[Path, Any], tmp_path: Path, before: int, after: int, lora: int
+) -> None:
     packs = batch_of(SHAPES).split(45)
-
-    def begin() -> Any:
-        learner = make(model, average=0.8, lora=lora)
-        update(learner, packs)
-        saved = save(learner, tmp_path / "saved")
-        update(learner, packs)
-        return saved, held_by(learner)
 
     def go_on(saved: Path, again: Path) -> Any:
         learner = make(model, average=0.8, lora=lora, saved=saved)
@@ -223,64 +253,56 @@ def test_what_some_ranks_save_others_load(model: Any, tmp_path: Path, before: in
         update(learner, packs)
         return held, held_by(learner)
 
-    saved, wanted = on_ranks(before, begin)
-    files = {file.name: file.read_bytes() for file in (tmp_path / "saved" / "optimizer").iterdir()}
+    first = three[0] if before == 3 else tmp_path / "saved"
+    saved, wanted = three[1] if before == 3 else on(before, lambda: begin(model, lora, first))
+    files = {file.name: file.read_bytes() for file in (first / "optimizer").iterdir()}
     assert len(files) == before
-    held, later = on_ranks(after, lambda: go_on(tmp_path / "saved", tmp_path / "again"))
+    held, later = on(after, lambda: go_on(first, tmp_path / "again"))
     assert apart(held, saved) == 0 < apart(later, saved)
     assert apart(later, wanted) <= (0 if before == after else 1e-5)
     # To the last bit the step that these ranks take from what they have saved themselves.
-    assert apart(on_ranks(after, lambda: go_on(tmp_path / "again", tmp_path / "third")), (held, later)) == 0
+    assert apart(on(after, lambda: go_on(tmp_path / "again", tmp_path / "third")), (held, later)) == 0
     if before == after:
         assert {file.name: file.read_bytes() for file in (tmp_path / "again" / "optimizer").iterdir()} == files
 
 
-def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, tmp_path: Path) -> None:
+def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, two: None, tmp_path: Path) -> None:
     (tmp_path / "taken" / "00002-of-00002.safetensors").mkdir(parents=True)
     (tmp_path / "saved").mkdir()
-
-    def work() -> Any:
-        learner = make(model)
-        update(learner, packs)
-        with pytest.raises((OSError, SafetensorError), match="directory"):
-            learner.save(tmp_path / "taken")
-        with pytest.raises(
-            RunFolderError, match=r"rank 0 can't see .*nowhere: keep runs on a disk that all ranks share"
-        ):
-            learner.save(tmp_path / "nowhere")
-        learner.save(tmp_path / "saved")
-        (tmp_path / "saved" / "00002-of-00002.safetensors").write_bytes(b"x")
-        with pytest.raises(SafetensorError):
-            learner.load(tmp_path / "saved")
-        return update(learner, packs)
-
     packs = batch_of(SHAPES).split(45)
-    assert on_ranks(2, work) > 0
+    learner = make(model)
+    update(learner, packs)
+    with pytest.raises((OSError, SafetensorError), match="directory"):
+        learner.save(tmp_path / "taken")
+    with pytest.raises(RunFolderError, match=r"rank 0 can't see .*nowhere: keep runs on a disk that all ranks share"):
+        learner.save(tmp_path / "nowhere")
+    learner.save(tmp_path / "saved")
+    (tmp_path / "saved" / "00002-of-00002.safetensors").write_bytes(b"x")
+    with pytest.raises(SafetensorError):
+        learner.load(tmp_path / "saved")
+    assert update(learner, packs) > 0
 
 
-def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any) -> None:
+def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any, two: None) -> None:
     packs = batch_of(SHAPES).split(45)
-
-    def work() -> Any:
-        own = copy.deepcopy(model)
-        learner = new_learner(parse_config({"run": {"ranks": 2}}), own, **HOW)
-        assert all(weight.isnan().all() and weight.untyped_storage().nbytes() <= 8 for weight in own.parameters())
-        update(learner, packs)
-        trained = {name: weight.clone() for name, weight in learner.weights()}
-        learner.close()
-        assert apart(dict(own.named_parameters()), trained) == 0 < apart(trained, dict(model.named_parameters()))
-        # Another one can have it, with weights of other names.
-        learner = make(own, lora=2)
-        return trained, learner.score_reference(batch_of(SHAPES)), update(learner, packs)
-
-    trained, reference, norm = on_ranks(2, work)
     own = copy.deepcopy(model)
+    learner = new_learner(parse_config({"run": {"ranks": 2}}), own, **HOW)
+    assert all(weight.isnan().all() and weight.untyped_storage().nbytes() <= 8 for weight in own.parameters())
+    update(learner, packs)
+    trained = {name: weight.clone() for name, weight in learner.weights()}
+    learner.close()
+    assert apart(dict(own.named_parameters()), trained) == 0 < apart(trained, dict(model.named_parameters()))
+    # Another one can have it, with weights of other names.
+    learner = make(own, lora=2)
+    reference = learner.score_reference(batch_of(SHAPES))
+    norm = update(learner, packs)
     own.load_state_dict(trained, strict=False)
-    assert apart(reference, make(own).score(batch_of(SHAPES)).logp) < 1e-6 < norm
+    wanted = on(1, lambda: make(own).score(batch_of(SHAPES)).logp)
+    assert apart(reference, wanted) < 1e-6 < norm
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: Any, world: int) -> None:
+def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: Any, two: None, world: int) -> None:
     packs = batch_of(SHAPES).split(45)
 
     def work() -> list[Any]:
@@ -301,14 +323,10 @@ def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: A
         update(learner, packs)
         return [*told, held_by(learner)]
 
-    before, norm, after, later = on_ranks(world, work)
+    before, norm, after, later = on(world, work)
     assert not math.isfinite(norm) and apart(after, before) == 0 < apart(later, after)
 
 
-def test_heads_that_cannot_be_dealt(model: Any) -> None:
-    def work() -> str:
-        with pytest.raises(ConfigError) as caught:
-            make(model, sequence_ranks=3)
-        return str(caught.value)
-
-    assert on_ranks(2, work) == "the 3 ranks of run.ranks that share tokens must divide 4 heads"
+def test_heads_that_cannot_be_dealt(model: Any, two: None) -> None:
+    with pytest.raises(ConfigError, match=r"^the 3 ranks of run.ranks that share tokens must divide 4 heads$"):
+        make(model, sequence_ranks=3)
