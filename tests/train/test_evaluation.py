@@ -15,7 +15,7 @@ from agentrl.types import Trajectory
 from ..forked import Command, Server
 from .conftest import TOY, setting
 
-SETTINGS = ("rollout.turn_tokens=24", "rollout.episode_tokens=128", "rollout.concurrency=1", "rollout.cut_turns=answer")
+SETTINGS = ("rollout.turn_tokens=24", "rollout.episode_tokens=128", "rollout.concurrency=6", "rollout.cut_turns=answer")
 
 
 def evaluate(server: Server, folder: Path, model: Path, *words: str) -> Command:
