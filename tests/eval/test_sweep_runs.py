@@ -5,31 +5,31 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-import torch
 
+import agentrl
+from agentrl.eval.sweep.work import start_process
 from agentrl.runs.folder import read_jsonl
 
 from ..forked import Command, Server, is_alive
-from ..train.conftest import TOY, rows_of, weights_of
+from ..train.conftest import TOY, rows_of, same_weights
 
 SETTINGS = """
-run = { threads = 1 }
+run = { threads = 1, deterministic = true }
 env = { id = "toy:test/Toy-v0" }
 model.tiny = { hidden = 16, layers = 1, heads = 2 }
 sft = { steps = 2, tasks = 8, episodes = 4 }
-rollout = { tasks = 2, group_size = 3, turn_tokens = 4, episode_tokens = 96, concurrency = 1, cut_turns = "answer" }
+rollout = { tasks = 2, group_size = 3, turn_tokens = 4, episode_tokens = 96, concurrency = 12, cut_turns = "answer" }
 optim = { lr = 1e-2, max_tokens = 512, schedule = "linear" }
 eval = { tasks = 12 }
 save = { every = 0 }
 """
-TOKENS = 300
+TOKENS = 110
 PAIRS = ("--vary", "algo.advantage=otb,group_mean", "--vary", "algo.loss=ctpo,ppo_clip")
 SMALL = ("toy.toml", "--seeds", "0", "--tokens", str(TOKENS), "--out", "out")
 NAMES = [f"{advantage}-{loss}-seed0" for advantage in ("otb", "group_mean") for loss in ("ctpo", "ppo_clip")]
@@ -52,8 +52,8 @@ class Done:
         return data
 
 
-def begin(server: Server, folder: Path, *argv: str) -> Command:
-    (folder / "toy.py").write_text(TOY)
+def begin(server: Server, folder: Path, *argv: str, toy: str = TOY) -> Command:
+    (folder / "toy.py").write_text(toy)
     (folder / "toy.toml").write_text(SETTINGS)
     return server.start(folder, "sweep", *SMALL, *argv)
 
@@ -125,34 +125,59 @@ def test_same_command_does_nothing_twice(whole: Done, server: Server) -> None:
     assert "holds a run with other settings (optim.lr is 0.01 there and 0.001 here)" in other.err
 
 
-def lines(path: Path) -> int:
-    return path.read_text().count("\n") if path.exists() else 0
+HELD = (
+    TOY
+    + """
+import os, signal
+from pathlib import Path
+
+reward = Toy.reward
+
+def held_reward(self, episode):
+    for rows in Path("out").glob("*/metrics.jsonl"):
+        held = Path(f"{rows.parent.name}.held")
+        if rows.read_text().count("\\n") >= 2 and not held.exists():
+            held.touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+    return reward(self, episode)
+
+Toy.reward = held_reward
+"""
+)
+"""Each run stands still, once, in the middle of its training."""
 
 
-@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_sweep_that_was_stopped_goes_on(whole: Done, server: Server, tmp_path: Path, sig: signal.Signals) -> None:
-    command = begin(server, tmp_path, *PAIRS)
-    second = tmp_path / "out" / NAMES[1]
-    command.until(lambda: lines(second / "metrics.jsonl") >= 2)
-    (child,) = command.descendants()
-    os.kill(child, signal.SIGSTOP)  # so that it is still in the middle
-    os.kill(command.pid, sig)
-    os.kill(child, signal.SIGCONT)
-    if sig != signal.SIGKILL:
-        finish(command, tmp_path, 128 + sig)
-        assert not is_alive(child)
-        assert command.out == "" and command.err.endswith("agentrl: stopped; the same command goes on\n")
+@pytest.mark.slow
+def test_sweep_that_was_stopped_goes_on(whole: Done, server: Server, tmp_path: Path) -> None:
+    for number, sig in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGKILL)):
+        name = NAMES[number]
+        command = begin(server, tmp_path, *PAIRS, toy=HELD)
+        command.until((tmp_path / f"{name}.held").exists)
+        (child,) = command.descendants()
+        command.until(lambda child=child: psutil.Process(child).status() == psutil.STATUS_STOPPED)
+        os.kill(command.pid, sig)
+        os.kill(child, signal.SIGCONT)
+        if sig != signal.SIGKILL:
+            finish(command, tmp_path, 128 + sig)
+            assert not is_alive(child)
+            assert command.out == "" and command.err.endswith("agentrl: stopped; the same command goes on\n")
+        if number:
+            assert (
+                f"{number} of 5 runs are done already" in command.err and f"{NAMES[number - 1]}: goes on" in command.err
+            )
+    (tmp_path / f"{NAMES[3]}.held").touch()
     first = (tmp_path / "out" / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns
-    done = finish(begin(server, tmp_path, *PAIRS), tmp_path)
-    assert "2 of 5 runs are done already" in done.told and f"{NAMES[1]}: goes on" in done.told
+    done = finish(begin(server, tmp_path, *PAIRS, toy=HELD), tmp_path)
+    assert "3 of 5 runs are done already" in done.told and f"{name}: goes on" in done.told
     assert (tmp_path / "out" / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns == first
-    assert "going on with" in (tmp_path / "out" / "logs" / f"{NAMES[1]}.log").read_text()
     assert without_minutes(done.table) == without_minutes(whole.table)
     assert done.data() == whole.data()
-    one, other = whole.out / NAMES[1], second
-    assert rows_of(one) == rows_of(other) and rows_of(one, "evals.jsonl") == rows_of(other, "evals.jsonl")
-    before, after = weights_of(one), weights_of(other)
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    for name in NAMES[:3]:
+        log = (tmp_path / "out" / "logs" / f"{name}.log").read_text()
+        assert "agentrl: stopped, step-" in log and "going on with" in log
+        one, other = whole.out / name, tmp_path / "out" / name
+        assert rows_of(one) == rows_of(other) and rows_of(one, "evals.jsonl") == rows_of(other, "evals.jsonl")
+        assert same_weights(one, other)
 
 
 def test_run_that_fails_is_told_and_the_rest_go_on(server: Server, tmp_path: Path) -> None:
@@ -177,19 +202,8 @@ def test_without_its_warm_start_no_run_begins(server: Server, tmp_path: Path) ->
     assert not (tmp_path / "out" / "ctpo-seed0").exists()
 
 
-@pytest.mark.slow
-def test_runs_are_new_processes(tmp_path: Path) -> None:
-    (tmp_path / "toy.py").write_text(TOY)
-    (tmp_path / "toy.toml").write_text(SETTINGS)
-    command = [sys.executable, "-m", "agentrl", "sweep", *SMALL, "--vary", "algo.loss=ctpo"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    run = tmp_path / "out" / "ctpo-seed0"
-    while lines(run / "metrics.jsonl") < 1:
-        assert process.poll() is None
-        time.sleep(0.002)
-    process.kill()
-    process.communicate()
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "ctpo-seed0: goes on" in done.stderr and "| ctpo |" in done.stdout
-    assert "agentrl: stopped, step-" in (tmp_path / "out" / "logs" / "ctpo-seed0.log").read_text()
+def test_a_run_is_a_new_process_of_this_python(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("ab") as log:
+        process = start_process(("--version",), log)
+        assert isinstance(process, subprocess.Popen) and os.getsid(process.pid) == process.pid
+        assert process.wait() == 0 and (tmp_path / "log").read_text() == f"agentrl {agentrl.__version__}\n"

@@ -61,8 +61,8 @@ threads = 1
 tiny = { hidden = 32, layers = 2, heads = 2 }
 [sft]
 steps = 90
-tasks = 64
-episodes = 32
+tasks = 16
+episodes = 8
 lr = 8e-3
 [rollout]
 tasks = 2
@@ -70,7 +70,7 @@ group_size = 3
 turn_tokens = 24
 cut_turns = "answer"
 episode_tokens = 128
-concurrency = 1
+concurrency = 6
 [optim]
 steps = 4
 max_tokens = 512
@@ -238,7 +238,7 @@ def warm(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has learned to call the tool, more or less: other runs begin with it."""
     folder = tmp_path_factory.mktemp("warm")
     (folder / "warm.toml").write_text(ARITHMETIC)
-    server.start(folder, "sft", "warm.toml", "--name", "warm", *setting("eval.tasks=1")).done()
+    server.start(folder, "sft", "warm.toml", "--name", "warm", *setting("eval.tasks=1", "optim.max_tokens=1024")).done()
     return folder / "runs" / "warm" / "checkpoints" / "step-000000"
 
 

@@ -39,7 +39,7 @@ OWN = (
 
 @pytest.fixture
 def config(on_disk: Callable[..., Config]) -> Config:
-    return on_disk("optim.steps=3", "save.every=1", "eval.tasks=2", "rollout.concurrency=1", *LORA)
+    return on_disk("optim.steps=3", "save.every=1", "eval.tasks=2", "run.deterministic=true", *LORA)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def check_readers(run: Path, display: Display) -> None:
     """The run's own last evaluation is that of its checkpoint, and of what is exported."""
     last = read_jsonl(run / "evals.jsonl")[-1]
     assert main(["export", str(run), "whole"]) == 0
-    settings = ("eval.tasks=2", "rollout.concurrency=1")
+    settings = ("eval.tasks=2",)
     for path, config in ((run, None), (checkpoints(run)[-1], None), (Path("whole"), Path("small.toml"))):
         (found,) = evaluate(EvalRequest(path=str(path), config=config, overrides=settings if config else ()), display)
         row = found.whole.row()
@@ -136,6 +136,7 @@ def test_adapters_after_a_warm_start_of_the_whole_model(config: Config, display:
         model_at(str(run), print)
 
 
+@pytest.mark.slow
 def test_weights_are_averaged_for_evaluation_alone(config: Config, display: Display) -> None:
     config = with_overrides(config, ["lora.rank=0", "eval.every=1", "save.episodes_every=1"])
     averaged = train(config, display)

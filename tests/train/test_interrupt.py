@@ -1,13 +1,10 @@
 """Ctrl-C or SIGTERM at any moment: exit code 130 or 143, a line that tells how to go on, and a run that can."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,114 +14,104 @@ from agentrl.runs.folder import checkpoints, read_jsonl
 from ..forked import Command, Server, is_alive
 from .conftest import Train
 
+STOPPABLE = """
+import os, re, sys
+from pathlib import Path
+import gymnasium, psutil
+from agentrl.envs.generated.arithmetic import Arithmetic
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """When to interrupt, and the settings that make that moment long enough to be met."""
+plan = Path("plan.txt")
+lines = plan.read_text().splitlines() if plan.exists() else []
 
-    ready: Callable[[Path], bool]
-    settings: dict[str, str]
-    pause_s: float = 0.0
+class Stoppable(Arithmetic):
+    def reward(self, episode):
+        sys.audit("graded", self.split)
+        return {"correct": max(sum(map(ord, episode.final)) % 5 / 6, *super().reward(episode).values())}
+
+def audited(event, arguments, process=os.getpid()):
+    number, _, pattern = lines[0].partition(" ") if lines else ("", "", "$.")
+    if os.getpid() == process and re.search(pattern, f"{event} {' '.join(map(str, arguments))}"):
+        del lines[0]
+        if int(number):
+            plan.write_text("\\n".join(lines))
+            Path("left").write_text(" ".join(str(one.pid) for one in psutil.Process().children(recursive=True)))
+        os.killpg(process, int(number))  # as a terminal does: to the sandbox's processes too
+
+gymnasium.register("test/Stoppable-v0", entry_point=Stoppable)
+register_optimizer_step_pre_hook(lambda *_: sys.audit("updated"))
+sys.addaudithook(audited)
+"""
+"""Reads events of Python's from a file, each a signal and a pattern, and sends its process that signal at the next of
+them; 0 is none.
+"""
+LEARNING = ("0 ^open .*/metrics.jsonl a", "2 ^updated")
+INSTANTS = {
+    "off": (
+        # As the event loop is made; with the gold player; while the warm start learns.
+        *("0 ^fcntl.flock", "2 ^socket.__new__", "2 ^graded train", "2 ^updated"),
+        # While it saves, evaluates, plays and learns; and while it saves later.
+        *(r"2 ^open .*/\.step-000000\.tmp/trainer\.json w", "2 ^graded test", "2 ^graded train", *LEARNING),
+        *(r"2 ^open .*/\.step-000003\.tmp/trainer\.json w", r"15 ^os\.rename .*/\.step-000004\.tmp "),
+    ),
+    "lag": LEARNING,
+    "inflight": LEARNING,
+}
 
 
 def lines(path: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
-MOMENTS = {
-    "making the folder": Moment(ready=lambda run: (run / "config.toml").exists(), settings={}),
-    "oracle episodes": Moment(
-        ready=lambda run: (run / "config.toml").exists(),
-        settings={"sft.steps": "1", "sft.tasks": "4000", "env.id": "agentrl/Arithmetic-v0"},
-        pause_s=1.0,
-    ),
-    "warm start": Moment(
-        ready=lambda run: (run / "config.toml").exists(),
-        settings={"sft.steps": "100000", "sft.tasks": "2", "env.id": "agentrl/Arithmetic-v0"},
-        pause_s=3.0,
-    ),
-    "saving": Moment(ready=lambda run: any(run.glob("checkpoints/.step-*.tmp")), settings={}),
-    "evaluation": Moment(ready=lambda run: bool(checkpoints(run)), settings={"eval.tasks": "4000"}, pause_s=0.3),
-    "training": Moment(
-        ready=lambda run: lines(run / "metrics.jsonl") >= 2, settings={"optim.steps": "4000", "save.every": "0"}
-    ),
-    **{
-        mode: Moment(
-            ready=lambda run: lines(run / "metrics.jsonl") >= 2,
-            settings={"optim.steps": "4000", "save.every": "0", "rollout.overlap": mode},
-        )
-        for mode in ("lag", "inflight")
-    },
-    "later saving": Moment(
-        ready=lambda run: lines(run / "metrics.jsonl") >= 2 and any(run.glob("checkpoints/.step-*.tmp")),
-        settings={"optim.steps": "4000", "save.every": "1"},
-    ),
-}
-
-
-def shorten(run: Path) -> None:
-    """Leave little to do for whoever resumes."""
-    text = (run / "config.toml").read_text()
-    for section, key, value in (("sft", "steps", 2), ("sft", "tasks", 2), ("eval", "tasks", 2)):
-        text = re.sub(rf"(\[{section}\][^\[]*?\b{key} = )\d\d\d+", rf"\g<1>{value}", text)
-    saved = checkpoints(run)
-    steps = int(saved[-1].name.removeprefix("step-")) + 1 if saved else 0
-    (run / "config.toml").write_text(re.sub(r"(\[optim\]\nsteps = )\d+", rf"\g<1>{steps}", text))
-
-
-def check_ended(command: Command, left: set[int], name: str, code: int = 130) -> None:
+def check_ended(command: Command, folder: Path, code: int) -> None:
     assert command.wait() == code, command.err
     assert "Traceback" not in command.err and "Exception" not in command.err, command.err
     assert command.err.splitlines()[-1].startswith("agentrl: stopped"), command.err
-    assert command.err.splitlines()[-1].endswith(f"; go on with: agentrl train --resume runs/{name}")
-    await_end(left)
+    assert command.err.splitlines()[-1].endswith("; go on with: agentrl train --resume runs/r")
+    await_end(folder)
 
 
-def await_end(left: set[int]) -> None:
+def await_end(folder: Path) -> None:
+    """Wait for the end of what it had started as the signal came."""
+    left = {*map(int, (folder / "left").read_text().split())}
     while any(map(is_alive, left)):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    ("name", "sig"), [*((name, signal.SIGINT) for name in MOMENTS), ("later saving", signal.SIGTERM)]
-)
-def test_interrupted_run_can_go_on(
-    train: Train, server: Server, tmp_path: Path, name: str, sig: signal.Signals
-) -> None:
-    moment = MOMENTS[name]
-    run = tmp_path / "runs" / "r"
-    command = train("r", "optim.steps=3", *(f"{key}={value}" for key, value in moment.settings.items()))
-    command.until(lambda: moment.ready(run))
-    time.sleep(moment.pause_s)
-    left = command.descendants()
-    os.killpg(command.pid, sig)  # as a terminal does: to the sandbox's processes too
-    check_ended(command, left, "r", 128 + sig)
-    assert (run / "report.html").exists()
-    rows = read_jsonl(run / "metrics.jsonl")
-    saved = checkpoints(run)
-    if rows:
-        assert saved[-1].name == f"step-{rows[-1]['step']:06d}", "no finished step is lost"
-    shorten(run)
-    server.start(tmp_path, "train", "--resume", "runs/r").done()
-    rows = read_jsonl(run / "metrics.jsonl")
-    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", INSTANTS)
+def test_interrupted_run_can_go_on(train: Train, server: Server, tmp_path: Path, mode: str) -> None:
+    (tmp_path / "stoppable.py").write_text(STOPPABLE)
+    plan, run = tmp_path / "plan.txt", tmp_path / "runs" / "r"
+    plan.write_text("\n".join(INSTANTS[mode]))
+    settings = ("sft.steps=2", "sft.tasks=2", "sft.stop_at=1.0") if mode == "off" else ("eval.every=0", "eval.tasks=1")
+    settings += ("env.id=stoppable:test/Stoppable-v0", f"rollout.overlap={mode}", "save.every=3")
+    command = train("r", *settings)
+    for instant in INSTANTS[mode]:
+        if (number := int(instant.split()[0])) == 0:
+            continue
+        check_ended(command, tmp_path, 128 + number)
+        assert (run / "report.html").exists()
+        if rows := read_jsonl(run / "metrics.jsonl"):
+            assert checkpoints(run)[-1].name == f"step-{rows[-1]['step']:06d}", "no finished step is lost"
+        command = server.start(tmp_path, "train", "--resume", "runs/r")
+    command.done()
+    assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("wait_s", [0.0, 0.02, 0.2])
-def test_impatience_changes_nothing(train: Train, tmp_path: Path, wait_s: float) -> None:
+def test_impatience_changes_nothing(train: Train, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "r"
-    command = train("r", "optim.steps=4000")
+    command = train("r", "optim.steps=4000", "eval.tasks=1")
     command.until(lambda: lines(run / "metrics.jsonl") >= 1)
-    left = command.descendants()
-    for _ in range(5):
+    (tmp_path / "left").write_text(" ".join(map(str, command.descendants())))
+    for wait_s in (0.0, 0.0, 0.02, 0.02, 0.2, 0.2):
         if command.running:
             os.killpg(command.pid, signal.SIGINT)
         time.sleep(wait_s)
-    check_ended(command, left, "r")
+    check_ended(command, tmp_path, 130)
     assert checkpoints(run) and (run / "report.html").exists()
 
 
-@pytest.mark.slow
 def test_a_thread_that_learns_has_as_many_threads_as_the_run() -> None:
     code = """
 import asyncio, os, torch
@@ -145,49 +132,27 @@ print(asyncio.run(in_thread(learn)))
     assert told.stdout == "0\n", told.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pause_s", [0.3, 1.0])
-def test_interrupted_imports_leave_nothing(tmp_path: Path, pause_s: float) -> None:
+def test_interrupted_imports_leave_nothing(tmp_path: Path) -> None:
     # The command line's own module is in: from here on it is agentrl that answers for an interrupt.
-    code = "import sys, agentrl.cli; print('in', flush=True); sys.exit(agentrl.cli.main())"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "train", "--preset", "quickstart"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout and process.stdout.readline() == "in\n"
-    time.sleep(pause_s)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert (process.returncode, err.removeprefix("loading PyTorch …\n")) == (130, "agentrl: interrupted\n")
+    code = """
+import signal, sys, agentrl.cli
+
+sys.addaudithook(lambda event, names: event == "import" and names[0] == "torch.nn" and signal.raise_signal(2))
+sys.exit(agentrl.cli.main())
+"""
+    words = [sys.executable, "-c", code, "train", "--preset", "quickstart"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.removeprefix("loading PyTorch …\n")) == (130, "agentrl: interrupted\n")
     assert not list(tmp_path.iterdir())
 
 
-MARKED = """
-from pathlib import Path
-import gymnasium
-from agentrl.envs.generated.arithmetic import Arithmetic
-
-class Marked(Arithmetic):
-    def reward(self, episode):
-        Path("begun").touch()
-        return super().reward(episode)
-
-gymnasium.register("test/Marked-v0", entry_point=Marked)
-"""
-
-
 def test_interrupted_evaluation_ends_quietly(server: Server, warm: Path, tmp_path: Path) -> None:
-    (tmp_path / "marked.py").write_text(MARKED)
-    env = ("--env", "marked:test/Marked-v0")
-    command = server.start(tmp_path, "eval", str(warm), *env, "--tasks", "3000", "--set", "rollout.concurrency=8")
-    command.until((tmp_path / "begun").exists)
-    left = command.descendants()
-    os.killpg(command.pid, signal.SIGINT)
+    (tmp_path / "stoppable.py").write_text(STOPPABLE)
+    (tmp_path / "plan.txt").write_text("2 ^graded test")
+    env = ("--env", "stoppable:test/Stoppable-v0")
+    command = server.start(tmp_path, "eval", str(warm), *env, "--tasks", "50", "--set", "rollout.concurrency=8")
     assert command.wait() == 130
     assert command.err == (
         "agentrl: stopped, and no episode is kept: with --out FOLDER they are, and the same command goes on\n"
     )
-    await_end(left)
+    await_end(tmp_path)
