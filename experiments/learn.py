@@ -16,7 +16,7 @@ from typing import Any
 
 from arms import PRESET, WARM, Unit, overrides, settings_of
 from rows import FOLDER, RowFile, commit_of, digits
-from schedule import SIZE, NotYet, seconds, units
+from schedule import SIZE, key_of, known, seconds
 from work import PLACE, Limits, claimed, tidy
 
 from agentrl.config import load_config
@@ -183,25 +183,23 @@ def work(part: str, books: Books, limits: Limits, place: Path = PLACE) -> str:
     while not limits.reached:
         limits.wait()
         books.refresh()
-        begun, elsewhere, reason = False, 0, f"part {part} is done"
-        try:
-            for unit in units(part, books):
-                if books.has(unit):
-                    continue
-                with claimed(name_of(unit), place) as folder:
-                    books.refresh()
-                    if folder is None:
-                        elsewhere += 1
-                    elif not books.has(unit):
-                        display.say(f"{name_of(unit)}: {words(unit)}")
-                        do(unit, folder, books, place, display)
-                        tidy(folder)
-                        limits.done, begun = limits.done + 1, True
-                        break
-        except NotYet as error:
-            reason = str(error)
+        begun, elsewhere = False, 0
+        units, reason = known(part, books)
+        for unit in units:
+            if books.has(unit):
+                continue
+            with claimed(name_of(unit), place) as folder:
+                books.refresh()
+                if folder is None:
+                    elsewhere += 1
+                elif not books.has(unit):
+                    display.say(f"{name_of(unit)}: {words(unit)}")
+                    do(unit, folder, books, place, display)
+                    tidy(folder)
+                    limits.done, begun = limits.done + 1, True
+                    break
         if not begun and not elsewhere:
-            return reason
+            return reason or f"part {part} is done"
         if not begun:  # what others are at decides what comes next
             time.sleep(_POLL_S)
     return "as many units or hours as were asked for"
@@ -218,24 +216,15 @@ def words(unit: Unit) -> str:
 def listed(books: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
     """List what each part has done and what is left of it."""
     for part in PARTS:
-        known, more = [], ""
-        try:
-            for unit in units(part, books):
-                known.append(unit)
-        except NotYet as error:
-            more = f"; {error}"
-        done = len(books[part])
-        left = [unit for unit in known if unit["part"] == part and not books_have(books, unit)]
+        units_known, reason = known(part, books)
+        done, rows = len(books[part]), {key_of(row["unit"]) for row in (*books[part], *books["W"])}
+        waiting = [unit for unit in units_known if key_of(unit) not in rows]
+        left = [unit for unit in waiting if unit["part"] == part]
         total = max(SIZE[part], done + len(left))
         # Of runs whose rate or seed is not known yet, the plan knows the number.
         hours = (sum(map(seconds, left)) + (total - done - len(left)) * _TYPICAL_S[part]) / 3600
-        warm = sum(unit["part"] == "W" and not books_have(books, unit) for unit in known)
-        yield f"{part}: {done} of {total} runs done, {hours:.1f} core-hours left, {warm} warm starts to try{more}"
-
-
-def books_have(books: Mapping[str, list[dict[str, Any]]], unit: Unit) -> bool:
-    """Tell whether a unit has a row."""
-    return any(row["unit"] == unit for row in books[unit["part"]])
+        more = f", {len(waiting) - len(left)} warm starts to try" + (f"; {reason}" if reason else "")
+        yield f"{part}: {done} of {total} runs done, {hours:.1f} core-hours left{more}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,5 +1,6 @@
 """Which units parts C to F have, and in which order, given the rows that are there. Nothing is run here."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
@@ -52,6 +53,21 @@ def units(part: str, book: Book) -> Iterator[Unit]:
             for arm in _arms(part, seed, book):
                 rate = rates[arm.name, "0/1" if arm in SAME_SIGNED else arm.rewards]
                 yield arm.unit(part, "results", lr=rate, seed=seed, steps=STEPS[part])
+
+
+def known(part: str, book: Book) -> tuple[list[Unit], str]:
+    """List the units of a part that are known, and say what the others wait for; empty where there are none."""
+    found: list[Unit] = []
+    try:
+        found.extend(units(part, book))
+    except NotYet as error:
+        return found, str(error)
+    return found, ""
+
+
+def key_of(unit: Unit) -> str:
+    """Write a unit so that equal ones are equal texts."""
+    return json.dumps(unit, sort_keys=True)
 
 
 def success(row: Row) -> float:
@@ -128,7 +144,8 @@ def _tuning(part: str, book: Book) -> Iterator[Unit]:
 
 def _further(part: str, arms: Sequence[Arm], seeds: Sequence[int], book: Book) -> Iterator[Unit]:
     """Follow each arm whose best rate is at the edge of those that all seeds have."""
-    left = FURTHER[part]
+    done = {key_of(row["unit"]) for row in book[part] if row["unit"]["purpose"] == "rates"}
+    left = FURTHER[part] + len(arms) * len(RATES[part]) * len(seeds) - len(done)
     for arm in arms:
         tried = by_rate(book[part], arm.name, arm.rewards)
         known = [*RATES[part]]
@@ -137,19 +154,23 @@ def _further(part: str, arms: Sequence[Arm], seeds: Sequence[int], book: Book) -
             place = LADDER.index(best)
             if min(known) < best < max(known):
                 break
-            rate = LADDER[place + 1 if best == max(known) else place - 1]
-            left -= len(seeds)
+            place += 1 if best == max(known) else -1
+            if place not in range(len(LADDER)):
+                break
+            rate = LADDER[place]
+            further = [arm.unit(part, "rates", lr=rate, seed=seed, steps=TUNING_STEPS[part]) for seed in seeds]
+            left -= sum(key_of(unit) not in done for unit in further)
             if left < 0:
                 return
-            yield from (arm.unit(part, "rates", lr=rate, seed=seed, steps=TUNING_STEPS[part]) for seed in seeds)
+            yield from further
             known = sorted([*known, rate])
             if part == "E":
                 break
 
 
 def _missing(part: str, book: Book) -> list[Unit]:
-    done = [row["unit"] for row in book[part]]
-    return [unit for unit in _tuning(part, book) if unit not in done]
+    done = {key_of(row["unit"]) for row in book[part]}
+    return [unit for unit in _tuning(part, book) if key_of(unit) not in done]
 
 
 def _rates(part: str, book: Book) -> dict[tuple[str, str], float]:

@@ -120,6 +120,8 @@ def test_rates_at_the_edge_are_followed_and_then_the_parts_have_theirs(load: Loa
     further = [unit["unit"] for unit in book["C"] if unit["unit"]["lr"] not in schedule.RATES["C"]]
     assert {(one["arm"], one["lr"]) for one in further} == {("otb", 0.03), ("otb", 0.1), ("grpo", 3e-5), ("grpo", 1e-5)}
     assert len(further) == 12, "otb with both rewards, two seeds each"
+    equal = finished(schedule, lambda unit: 0.5)
+    assert len(equal["C"]) == 90 + 30 and len(equal["E"]) == 56 + 14, "but not without end"
     runs = list(schedule.units("D", book))
     assert len(runs) == 20 * 9 + 8 and [one["seed"] for one in runs[:13]] == [2000] * 13
     assert {one["lr"] for one in runs if one["arm"] == "otb"} == {0.03}
@@ -169,7 +171,7 @@ def test_a_run_that_is_stopped_while_it_waits_goes_on(
         for key, value in small.items():
             monkeypatch.setitem(known, key, value)
     unit = arms.OTB.unit("C", "rates", lr=1e-3, seed=7, steps=2)
-    monkeypatch.setattr(learn, "units", lambda part, book: iter([unit]))
+    monkeypatch.setattr(learn, "known", lambda part, book: ([unit], ""))
     asked = itertools.count()
 
     class Stopped(work.Limits):
