@@ -7,6 +7,7 @@ killed at any moment; the same command goes on, with the runs that were at work 
 import argparse
 import hashlib
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ EXAMPLES = """examples:
   python experiments/learn.py --part D --hours 3             begin no run after three hours
   python experiments/learn.py --part D --pause-file pause    wait while there is a file of this name
 
-Begin the last two in two terminals, or the first with "nice -n 19" beside other work: all workers share the list.
+Two workers in two terminals use two cores: all share one list. "nice -n 19" in front leaves the machine to others.
 """
 PARTS = ("C", "D", "E", "F")
 _KEPT = ("grad_norm", "clip_fraction", "entropy")
@@ -192,12 +193,14 @@ def work(part: str, books: Books, limits: Limits, place: Path = PLACE) -> str:
                 books.refresh()
                 if folder is None:
                     elsewhere += 1
-                elif not books.has(unit):
+                    continue
+                if not books.has(unit):
                     display.say(f"{name_of(unit)}: {words(unit)}")
                     do(unit, folder, books, place, display)
-                    tidy(folder)
                     limits.done, begun = limits.done + 1, True
-                    break
+                tidy(folder)
+            if begun:
+                break
         if not begun and not elsewhere:
             return reason or f"part {part} is done"
         if not begun:  # what others are at decides what comes next
@@ -243,6 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.part is None:
         parser.error("say which --part, or --list")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         books = Books(FOLDER, commit_of())
         limits = Limits(arguments.units, arguments.hours, arguments.pause_file)
