@@ -250,7 +250,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         books = Books(FOLDER, commit_of())
         limits = Limits(arguments.units, arguments.hours, arguments.pause_file)
-        print(f"stopped after {limits.done} units: {work(arguments.part, books, limits)}")
+        reason = work(arguments.part, books, limits)
+        print(f"stopped after {limits.done} units: {reason}")
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it was")
         return 130

@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rows import ROOT
@@ -14,6 +15,7 @@ from agentrl.runs.folder import lock_folder
 PLACE = ROOT / "runs" / "experiments"
 """Where units are at work; git ignores it."""
 _POLL_S = 1.0
+_SAY = partial(print, flush=True)
 
 
 @contextmanager
@@ -54,7 +56,7 @@ class Limits:
         say: tells a person.
     """
 
-    def __init__(self, units: int, hours: float, pause_file: Path | None, say: Callable[[str], None] = print) -> None:
+    def __init__(self, units: int, hours: float, pause_file: Path | None, say: Callable[[str], None] = _SAY) -> None:
         self._units, self._pause_file, self._say = units, pause_file, say
         self._end = time.monotonic() + 3600 * hours if hours else float("inf")
         self.done = 0
