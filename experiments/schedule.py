@@ -65,6 +65,17 @@ def known(part: str, book: Book) -> tuple[list[Unit], str]:
     return found, ""
 
 
+def so_far(part: str, book: Book) -> str:
+    """Say how much of a part is done; empty where all of it is."""
+    found, reason = known(part, book)
+    done = {key_of(row["unit"]) for row in (*book[part], *book["W"])}
+    left = [unit for unit in found if key_of(unit) not in done]
+    if not reason and not left:
+        return ""
+    total = max(SIZE[part], len(book[part]) + sum(unit["part"] == part for unit in left))
+    return f"*So far {len(book[part])} of about {total} runs: nothing is decided by them.*"
+
+
 def key_of(unit: Unit) -> str:
     """Write a unit so that equal ones are equal texts."""
     return json.dumps(unit, sort_keys=True)

@@ -88,6 +88,10 @@ def test_every_part_with_rows_has_its_tables_and_figures(
     assert "| D1 | pooled needs fewer tokens to 70% than `otb` | holds |" in told
     assert "(3 pairs); fewer in 3 of 3" in told
     assert figures.made(book, told) == files, "made again it stays as it is"
+    assert "So far" not in told
+    whole = len(book["C"])
+    del book["C"][7]
+    assert f"*So far {whole - 1} of about {whole} runs: nothing" in figures.made(book, told)["results.md"]
 
 
 def test_worth_by_hand(load: Load) -> None:

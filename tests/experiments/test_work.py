@@ -48,7 +48,7 @@ def test_a_worker_waits_as_long_as_the_file_is_there(load: Load, tmp_path: Path,
 
 def test_limits(load: Load) -> None:
     work = load("work")
-    counted, timed, free = work.Limits(1, 0, None), work.Limits(0, 1e-9, None), work.Limits(0, 0, None)
+    counted, timed, free = work.Limits(1, 0, None), work.Limits(0, 1e-15, None), work.Limits(0, 0, None)
     assert (counted.reached, timed.reached, free.reached) == (False, True, False)
     counted.done = free.done = 1
     assert counted.reached and not free.reached
