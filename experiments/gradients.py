@@ -210,13 +210,21 @@ def _with_none(values: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(values[..., :1, :]), values], dim=-2)
 
 
+def units(name: str, sizes: Sequence[int], draws: int) -> list[dict[str, Any]]:
+    """List the units of a set of weights."""
+    return [
+        {"part": "B", "weights": name, "rewards": rewards, "group_size": size, "draws": draws}
+        for rewards in ("0/1", "-1/1")
+        for size in sizes
+    ]
+
+
 def run(recorded: Recorded, name: str, sizes: Sequence[int], draws: int, rows: RowFile) -> None:
     """Write the rows of a set of weights that are not there yet."""
-    for rewards, those in (("0/1", recorded), ("-1/1", of_plus_and_minus_one(recorded))):
-        for size in sizes:
-            unit = {"part": "B", "weights": name, "rewards": rewards, "group_size": size, "draws": draws}
-            if not rows.has(unit):
-                rows.add(unit, **shares(recorded), arms=compare(those, size, draws))
+    of = {"0/1": recorded, "-1/1": of_plus_and_minus_one(recorded)}
+    for unit in units(name, sizes, draws):
+        if not rows.has(unit):
+            rows.add(unit, **shares(recorded), arms=compare(of[unit["rewards"]], unit["group_size"], draws))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,16 +1,22 @@
 """Raw rows of experiments: a JSON object a line for each finished unit, with the commit that it was made with."""
 
+import fcntl
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "experiments" / "rows"
 
 
 class RowFile:
     """A file of rows, to which units are added as they finish; one that has a row is not done again.
+
+    Several processes may add rows to one file.
 
     Args:
         path: of the file, which need not be there. A last line that a kill cut off is taken away.
@@ -19,23 +25,53 @@ class RowFile:
 
     def __init__(self, path: Path, commit: str) -> None:
         self._path, self._commit = path, commit
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            path.write_text(whole, encoding="utf-8")
-        self.rows: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
+        self.rows: list[dict[str, Any]] = []
+        self.refresh()
 
     def has(self, unit: Mapping[str, Any]) -> bool:
         """Tell whether a unit, named by its settings, has a row."""
         return any(row["unit"] == unit for row in self.rows)
 
+    def refresh(self) -> None:
+        """Read what other processes have added."""
+        if self._path.exists():
+            with self._locked() as file:
+                self._read(file)
+
     def add(self, unit: Mapping[str, Any], **found: Any) -> None:
         """Append the row of a unit."""
-        row = {"unit": dict(unit), "commit": self._commit, **found}
+        row = {"unit": dict(unit), "commit": self._commit, "date": datetime.now(UTC).date().isoformat(), **found}
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+        with self._locked() as file:
+            self._read(file)
+            file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self.rows.append(row)
+
+    @contextmanager
+    def _locked(self) -> Generator[IO[bytes]]:
+        with self._path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+    def _read(self, file: IO[bytes]) -> None:
+        file.seek(0)
+        text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        # Whoever has the lock is alone, so a line without an end has nobody who still writes it.
+        if whole != text:
+            file.truncate(len(whole))
+        self.rows = [json.loads(line) for line in whole.splitlines()]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a file; none where it is not there."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def digits(value: float, count: int = 6) -> float:
+    """Round to so many significant digits."""
+    return float(f"{value:.{count}g}")
 
 
 def commit_of(root: Path = ROOT) -> str:

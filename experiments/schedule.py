@@ -1,0 +1,207 @@
+"""Which units parts C to F have, and in which order, given the rows that are there. Nothing is run here."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from statistics import mean
+from typing import Any
+
+from arms import LEARNING, SAME_SIGNED, STALE, UPDATING, WARM, Arm, Unit
+
+Row = Mapping[str, Any]
+Book = Mapping[str, Sequence[Row]]
+"""Rows by part; W has those of warm starts."""
+
+TUNING, RESULTS = 1000, 2000
+"""The first seed that is tried for each purpose."""
+COUNTS = (0.05, 0.30)
+"""Success of a warm start that counts."""
+LADDER = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+RATES = {"C": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), "E": (3e-5, 1e-4, 3e-4, 1e-3)}
+TUNING_SEEDS = {"C": 2, "E": 1}
+TUNING_STEPS = {"C": 15, "E": 12}
+FURTHER = {"C": 30, "E": 14}
+"""Most runs beyond the edges of the rates."""
+SIZE = {"C": 90, "D": 188, "E": 196, "F": 60}
+"""Units of each part, further rates and warm starts apart."""
+STEPS = {"D": 30, "E": 20, "F": 20}
+SEEDS = {"D": 20, "E": 10, "F": 5}
+WITHIN = 0.02
+"""Of rates whose success is that close the lower one is taken."""
+_WARM_S, _STEP_S, _PASS_S = 36.0, 4.5, 1.5
+
+
+class NotYet(Exception):
+    """A part needs rows of another one."""
+
+
+def units(part: str, book: Book) -> Iterator[Unit]:
+    """List the units of a part that are known from the rows, in order, done or not.
+
+    Raises:
+        NotYet: rows of another part are missing.
+    """
+    if part in RATES:
+        yield from _tuning(part, book)
+    if part in STEPS:
+        rates = _rates(part, book)
+        for seed in _seeds(RESULTS, SEEDS[part], book):
+            if isinstance(seed, dict):
+                yield seed
+                continue
+            for arm in _arms(part, seed, book):
+                rate = rates[arm.name, "0/1" if arm in SAME_SIGNED else arm.rewards]
+                yield arm.unit(part, "results", lr=rate, seed=seed, steps=STEPS[part])
+
+
+def known(part: str, book: Book) -> tuple[list[Unit], str]:
+    """List the units of a part that are known, and say what the others wait for; empty where there are none."""
+    found: list[Unit] = []
+    try:
+        found.extend(units(part, book))
+    except NotYet as error:
+        return found, str(error)
+    return found, ""
+
+
+def so_far(part: str, book: Book) -> str:
+    """Say how much of a part is done; empty where all of it is."""
+    found, reason = known(part, book)
+    done = {key_of(row["unit"]) for row in (*book[part], *book["W"])}
+    left = [unit for unit in found if key_of(unit) not in done]
+    if not reason and not left:
+        return ""
+    total = max(SIZE[part], len(book[part]) + sum(unit["part"] == part for unit in left))
+    return f"*So far {len(book[part])} of about {total} runs: nothing is decided by them.*"
+
+
+def key_of(unit: Unit) -> str:
+    """Write a unit so that equal ones are equal texts."""
+    return json.dumps(unit, sort_keys=True)
+
+
+def success(row: Row) -> float:
+    """Mean success over the second half of the steps; steps that a run did not reach count as none."""
+    steps = row["unit"]["steps"]
+    shares = [won / played for won, played in zip(row["successes"], row["episodes"], strict=True)]
+    return sum(shares[steps // 2 :]) / (steps - steps // 2)
+
+
+def by_rate(rows: Iterable[Row], arm: str, rewards: str) -> dict[float, list[Row]]:
+    """Sort the tuning runs of an arm by their rate, lowest first."""
+    found: dict[float, list[Row]] = defaultdict(list)
+    for row in rows:
+        unit = row["unit"]
+        if (unit["purpose"], unit["arm"], unit["rewards"]) == ("rates", arm, rewards):
+            found[unit["lr"]].append(row)
+    return dict(sorted(found.items()))
+
+
+def best_rate(tried: Mapping[float, Sequence[Row]]) -> float:
+    """Choose the rate of highest success, and of those within two points the lowest."""
+    levels = {rate: mean(map(success, rows)) for rate, rows in tried.items()}
+    return min(rate for rate, level in levels.items() if level >= max(levels.values()) - WITHIN)
+
+
+def counts(row: Row) -> bool:
+    """Tell whether a warm start's seed counts."""
+    return COUNTS[0] <= row["success"] <= COUNTS[1]
+
+
+def chosen_seeds(first: int, wanted: int, book: Book) -> list[int]:
+    """List the seeds that count, so far as they are known; none after one that was not tried."""
+    return [seed for seed in _seeds(first, wanted, book) if isinstance(seed, int)]
+
+
+def seconds(unit: Unit) -> float:
+    """Estimate a unit's time on one core."""
+    if unit["part"] == "W":
+        return _WARM_S
+    passes = unit["settings"].get("optim.epochs", 1) - 1 + (unit["settings"].get("optim.minibatches", 1) > 1)
+    return unit["steps"] * (_STEP_S + _PASS_S * passes)
+
+
+def _seeds(first: int, wanted: int, book: Book) -> Iterator[int | Unit]:
+    """List the first seeds that count, and in the place of one that was not tried the unit that tries it."""
+    tried = {row["unit"]["seed"]: row for row in book["W"]}
+    found = 0
+    for seed in count(first):
+        if found == wanted:
+            return
+        if seed not in tried:
+            yield {"part": "W", "purpose": "warm start", "seed": seed, "steps": WARM["sft.steps"]}
+        elif counts(tried[seed]):
+            yield seed
+        else:
+            continue
+        # One that was not tried yet may count: whether others are needed shows later.
+        found += 1
+
+
+def _tuning(part: str, book: Book) -> Iterator[Unit]:
+    arms, steps = LEARNING if part == "C" else UPDATING, TUNING_STEPS[part]
+    seeds = list(_seeds(TUNING, TUNING_SEEDS[part], book))
+    for seed in seeds:
+        if isinstance(seed, dict):
+            yield seed
+            continue
+        for arm in arms:
+            for rate in RATES[part]:
+                yield arm.unit(part, "rates", lr=rate, seed=seed, steps=steps)
+    if all(isinstance(seed, int) for seed in seeds):
+        yield from _further(part, arms, [seed for seed in seeds if isinstance(seed, int)], book)
+
+
+def _further(part: str, arms: Sequence[Arm], seeds: Sequence[int], book: Book) -> Iterator[Unit]:
+    """Follow each arm whose best rate is at the edge of those that all seeds have."""
+    done = {key_of(row["unit"]) for row in book[part] if row["unit"]["purpose"] == "rates"}
+    left = FURTHER[part] + len(arms) * len(RATES[part]) * len(seeds) - len(done)
+    for arm in arms:
+        tried = by_rate(book[part], arm.name, arm.rewards)
+        known = [*RATES[part]]
+        while set(known) <= {rate for rate, rows in tried.items() if len(rows) >= len(seeds)}:
+            best = best_rate({rate: tried[rate] for rate in known})
+            place = LADDER.index(best)
+            if min(known) < best < max(known):
+                break
+            place += 1 if best == max(known) else -1
+            if place not in range(len(LADDER)):
+                break
+            rate = LADDER[place]
+            further = [arm.unit(part, "rates", lr=rate, seed=seed, steps=TUNING_STEPS[part]) for seed in seeds]
+            left -= sum(key_of(unit) not in done for unit in further)
+            if left < 0:
+                return
+            yield from further
+            known = sorted([*known, rate])
+            if part == "E":
+                break
+
+
+def _missing(part: str, book: Book) -> list[Unit]:
+    done = {key_of(row["unit"]) for row in book[part]}
+    return [unit for unit in _tuning(part, book) if key_of(unit) not in done]
+
+
+def _rates(part: str, book: Book) -> dict[tuple[str, str], float]:
+    """Choose the rate of each arm of a part, by its name and rewards."""
+    for source in {"D": "C", "E": "E", "F": "CE"}[part]:
+        if missing := _missing(source, book):
+            raise NotYet(f"part {part} has its rates from part {source}, of which {len(missing)} or more are missing")
+
+    def chosen(source: str, arm: Arm) -> float:
+        return best_rate(by_rate(book[source], arm.name, arm.rewards))
+
+    found = {(arm.name, arm.rewards): chosen("C", arm) for arm in (LEARNING if part in "DF" else ())}
+    found |= {(arm.name, arm.rewards): chosen("E", arm) for arm in (UPDATING if part in "EF" else ())}
+    if part == "F":
+        found |= {(arm.name, "0/1"): min(found[one, "0/1"], found[two, "0/1"]) for arm, one, two in STALE.values()}
+    return found
+
+
+def _arms(part: str, seed: int, book: Book) -> Sequence[Arm]:
+    if part == "D":
+        first = chosen_seeds(RESULTS, 2, book)
+        return (*LEARNING, *(SAME_SIGNED if seed in first else ()))
+    return UPDATING if part == "E" else [arm for arm, _, _ in STALE.values()]

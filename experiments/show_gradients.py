@@ -1,0 +1,259 @@
+"""Tables, figures and verdicts of part B: gradients at fixed weights.
+
+Legend: K tasks of a set. A row holds, for each estimator, inner products of a step's gradient, the sum over K tasks,
+and the same without each task in turn [1 + K].
+"""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from plot import Axis, Chart
+from verdict import NOT_RUN, Rows, Verdict
+
+from agentrl.eval.pages import table
+
+LARGEST, FEW = 32, 4
+"""N where the formula is asked, and N of OTB's claim."""
+TRUTH = "otb_pooled"
+"""Its gradient is unbiased; at the largest N it is the truth that others are measured by."""
+AIMS = ("5", "20", "50", "80")
+WANTED, SETS = 9, 12
+"""In how many sets of how many a statement about the order has to hold."""
+_CELLS = 48
+_NEAR = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSet:
+    """The rows of a set of weights."""
+
+    name: str
+    """As in the rows: the aim and the seed."""
+    rows: Mapping[tuple[str, int], Mapping[str, Any]]
+    """By rewards and N."""
+
+    @property
+    def aim(self) -> str:
+        """The success in percent that the weights were to have, or ``mixed``."""
+        return self.name.partition("-")[0]
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Success p, and β by both measures."""
+        return next(iter(self.rows.values()))
+
+    def worth(self, arm: str, size: int, rewards: str = "0/1", without: int = 0) -> float:
+        """Compute kept² / (noise · episodes) of an arm, with ‖g‖² as the unit; without a task where one is named.
+
+        The inverse is the number of episodes at which the signal that an arm keeps is as large as its noise.
+        """
+        told = self.rows[rewards, size]["arms"][arm]
+        truth = self.rows[rewards, LARGEST]["arms"][TRUTH]["along"][without]
+        along, noise = told["along"][without], told["noise"][without]
+        tasks = len(told["noise"]) - 1 - bool(without)
+        return max(along, 0.0) ** 2 / (truth * noise * size * tasks)
+
+    def error(self, arm: str, size: int, rewards: str = "0/1") -> float:
+        """Compute the standard error of the logarithm of ``worth``, by a jackknife over tasks."""
+        count = len(self.rows[rewards, size]["arms"][arm]["noise"]) - 1
+        left = [math.log(max(self.worth(arm, size, rewards, task), 1e-12)) for task in range(1, count + 1)]
+        middle = mean(left)
+        return math.sqrt((count - 1) / count * sum((one - middle) ** 2 for one in left))
+
+
+def sets_of(rows: Rows) -> list[WeightSet]:
+    """Gather the sets that have all their rows, the mixed one last."""
+    found: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = defaultdict(dict)
+    for row in rows["B"]:
+        found[row["unit"]["weights"]][row["unit"]["rewards"], row["unit"]["group_size"]] = row
+    whole = [WeightSet(name, of) for name, of in found.items() if len(of) == 12]
+    return sorted(whole, key=lambda one: ([*AIMS, "mixed"].index(one.aim), one.name))
+
+
+def factors(p: float, beta: float) -> dict[str, float]:
+    """Compute how many times noisier than the best constant baseline each is, by the plan's formula."""
+    spread = beta * (1 - beta)
+    return {
+        "none": 1 / (1 - beta),
+        "none ±1": 1 / (4 * spread),
+        "group_mean": 1 + (p - beta) ** 2 / spread,
+        "otb": 1.0,
+    }
+
+
+def weights(rows: Rows) -> str:
+    """Table 2a: the sets of weights."""
+    found = sets_of(rows)
+    lines = [
+        [one.name, *(f"{one.shares[key]:.3g}" for key in ("p", "beta_W", "beta_S")), *_predicted(one)] for one in found
+    ]
+    head = ["weights", "p", "β by W", "β by ‖S‖²", "predicted: none", "none ±1", "group_mean"]
+    return table(head, lines) if lines else NOT_RUN
+
+
+def _predicted(one: WeightSet) -> list[str]:
+    told = factors(one.shares["p"], one.shares["beta_S"])
+    return [f"{told[arm]:.3g}" for arm in ("none", "none ±1", "group_mean")]
+
+
+def worths(rewards: str) -> Callable[[Rows], str]:
+    """Table 2: episodes until signal and noise are equal, at N = 4, of all weights of an aim."""
+
+    def made(rows: Rows) -> str:
+        found = _by_aim(sets_of(rows))
+        if not found:
+            return NOT_RUN
+        arms = list(next(iter(found.values()))[0].rows[rewards, FEW]["arms"])
+        lines = [[arm, *(_episodes(some, arm, FEW, rewards) for some in found.values())] for arm in arms]
+        return table([f"rewards {rewards}, N = {FEW}", *(_about(*one) for one in found.items())], lines)
+
+    return made
+
+
+def by_size(rows: Rows) -> str:
+    """Table 2d: the same by N, of the weights of 20%."""
+    some = _by_aim(sets_of(rows)).get("20")
+    if not some:
+        return NOT_RUN
+    sizes = sorted({size for _, size in some[0].rows})
+    arms = list(some[0].rows["0/1", FEW]["arms"])
+    lines = [[arm, *(_episodes(some, arm, size, "0/1") for size in sizes)] for arm in arms]
+    return table([_about("20", some), *(f"N = {size}" for size in sizes)], lines)
+
+
+def _by_aim(found: Sequence[WeightSet]) -> dict[str, list[WeightSet]]:
+    sorted_by: dict[str, list[WeightSet]] = defaultdict(list)
+    for one in found:
+        sorted_by[one.aim].append(one)
+    return dict(sorted_by)
+
+
+def _about(aim: str, some: Sequence[WeightSet]) -> str:
+    p = mean(one.shares["p"] for one in some)
+    return (
+        f"{'levels 1 to 5' if aim == 'mixed' else f'about {aim}%'}: p {p:.2f}, {len(some)} set{'s' * (len(some) > 1)}"
+    )
+
+
+def _episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> str:
+    """Geometric mean over sets, and a standard error: of one set over its tasks, of several over sets."""
+    logs = [-math.log(max(one.worth(arm, size, rewards), 1e-12)) for one in some]
+    middle = mean(logs)
+    if len(some) == 1:
+        error = some[0].error(arm, size, rewards)
+    else:
+        error = math.sqrt(sum((one - middle) ** 2 for one in logs) / (len(logs) - 1) / len(logs))
+    return f"{math.exp(middle):.3g} ± {100 * math.expm1(error):.0f}%"
+
+
+def cells(rows: Rows) -> Iterator[tuple[str, str, float, float]]:
+    """List set, arm, predicted and measured noise at N = 32, each relative to the best of the four."""
+    for one in sets_of(rows):
+        predicted = factors(one.shares["p"], one.shares["beta_S"])
+        plain, signed = (one.rows[rewards, LARGEST]["arms"] for rewards in ("0/1", "-1/1"))
+        measured = {arm: plain[arm]["noise"][0] for arm in ("none", "group_mean", "otb")}
+        # Rewards of ±1 are twice as far apart.
+        measured["none ±1"] = signed["none"]["noise"][0] / 4
+        least, best = min(predicted.values()), min(measured.values())
+        for arm, value in predicted.items():
+            yield one.name, arm, value / least, measured[arm] / best
+
+
+def prediction(rows: Rows) -> str:
+    """Figure 1: measured against predicted noise."""
+    found = list(cells(rows))
+    if not found:
+        return ""
+    top = 2 * max(max(predicted, measured) for _, _, predicted, measured in found)
+    axes = [
+        Axis(title=f"{what} noise over the best", low=0.5, high=top, log=True) for what in ("predicted", "measured")
+    ]
+    chart = Chart(f"Noise of a baseline at N = {LARGEST}: formula and measurement", *axes)
+    chart.line([(0.5, 0.5), (top, top)], 6, "equal")
+    for shift in (0.5, 2.0):
+        chart.line([(max(0.5, 0.5 / shift), max(0.5, 0.5 * shift)), (min(top, top / shift), min(top, top * shift))], 15)
+    for number, arm in enumerate(("none", "none ±1", "group_mean", "otb")):
+        points = [(x, y, f"{name}: {x:.3g}, {y:.3g}") for name, other, x, y in found if other == arm]
+        chart.dots(points, number, arm)
+    return chart.svg()
+
+
+def wins(rows: Rows) -> str:
+    """Figure 2: which baseline wins where, by the formula, with the measured weights as points."""
+    found = sets_of(rows)
+    if not found:
+        return ""
+    axes = [Axis(title=title, low=0, high=1) for title in ("success p", "β, the share of energy that successes carry")]
+    chart = Chart("Which baseline is within 1.5 times the least noise", *axes)
+    fills = {
+        (True, True): ("#dcebf7", "none, mean, OTB"),
+        (True, False): ("#cfe8dc", "none, OTB"),
+        (False, True): ("#f6e3c5", "mean, OTB"),
+        (False, False): ("#eed5e6", "OTB alone"),
+    }
+    sorted_by: dict[tuple[bool, bool], list[tuple[float, float, float, float]]] = {key: [] for key in fills}
+    step = 1 / _CELLS
+    for column in range(_CELLS):
+        near = [factors((column + 0.5) * step, (line + 0.5) * step) for line in range(_CELLS)]
+        keys = [(told["none"] <= _NEAR, told["group_mean"] <= _NEAR) for told in near]
+        # Cells of one kind that lie on each other are one rectangle, without a seam.
+        low = 0
+        for key, same in itertools.groupby(keys):
+            top = low + len(list(same))
+            sorted_by[key].append((column * step, low * step, (column + 1) * step, top * step))
+            low = top
+    for key, (fill, name) in fills.items():
+        chart.cells(sorted_by[key], fill, name)
+    points = [(one.shares["p"], one.shares["beta_S"], f"{one.name}: β {one.shares['beta_S']:.3g}") for one in found]
+    chart.dots(points, 6, "measured weights")
+    return chart.svg()
+
+
+def verdicts(rows: Rows) -> list[Verdict]:
+    """Judge B1 to B5."""
+    found = [one for one in sets_of(rows) if one.aim != "mixed"]
+    told = list(cells(rows))
+    right = sum(0.5 <= measured / predicted <= 2 for _, _, predicted, measured in told)
+    formula = "the formula predicts the noise of none, mean and OTB within a factor of 2 in 80% of the cells"
+    return [
+        Verdict("B1", formula, *_so_far(found, right >= 0.8 * len(told), f"{right} of {len(told)} cells")),
+        _count("B2", "per episode at N = 4 pooled ≥ `otb` carry ≥ `otb` zero", found, _ordered),
+        _count("B3", "`otb` at N = 4 is worth `group_mean` at N = 32 per episode", found, _four_is_many),
+        _count("B4", "β by W and by ‖S‖² choose the same baseline", found, _same_choice, wanted=10),
+        Verdict("B5", "the pool loses where tasks differ and failures are quiet, and shrinkage helps there"),
+    ]
+
+
+def _ordered(one: WeightSet) -> bool:
+    pooled, carry, zero = (one.worth(arm, FEW) for arm in ("otb_pooled", "otb carry", "otb"))
+    return pooled >= carry >= zero
+
+
+def _four_is_many(one: WeightSet) -> bool:
+    return one.worth("otb", FEW) >= one.worth("group_mean", LARGEST)
+
+
+def _same_choice(one: WeightSet) -> bool:
+    best = [
+        min(("none", "none ±1", "group_mean"), key=factors(one.shares["p"], one.shares[key]).__getitem__)
+        for key in ("beta_W", "beta_S")
+    ]
+    return best[0] == best[1]
+
+
+def _count(
+    name: str, claim: str, found: Sequence[WeightSet], holds: Callable[[WeightSet], bool], wanted: int = WANTED
+) -> Verdict:
+    right = sum(map(holds, found))
+    return Verdict(name, claim, *_so_far(found, right >= wanted, f"in {right} of {len(found)} sets"))
+
+
+def _so_far(found: Sequence[WeightSet], holds: bool, words: str) -> tuple[bool | None, str]:
+    if not found:
+        return None, ""
+    return (holds, words) if len(found) == SETS else (None, f"{words}; {SETS - len(found)} sets are to come")

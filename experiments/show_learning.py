@@ -1,0 +1,246 @@
+"""Tables, figures and verdicts of parts C and D: rates, and learning."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from statistics import geometric_mean, mean
+from typing import Any
+
+from contrast import Contrast, Key, Row, by_arm, contrast, holm, levels, reached
+from plot import Axis, Chart
+from schedule import best_rate, by_rate, success
+from verdict import NOT_RUN, Rows, Verdict
+
+from agentrl.eval.pages import table
+from agentrl.eval.paired import bootstrap
+
+TARGETS = (0.5, 0.7, 0.9)
+PRIMARY = 0.7
+_OTB, _CARRY, _POOLED, _NONE = ("otb", "0/1"), ("otb carry", "0/1"), ("otb_pooled", "0/1"), ("none", "0/1")
+_GRPO_32, _SIGNED = ("grpo at 32", "0/1"), ("none", "-1/1")
+
+
+def name(key: Key) -> str:
+    """Name an arm."""
+    return key[0] if key[1] == "0/1" else f"{key[0]} ±1"
+
+
+def rates(part: str, rows: Rows) -> str:
+    """Table 3a: success by rate and arm, the rate that was chosen, and the largest stable one."""
+    arms = by_arm(rows[part], "rates")
+    if not arms:
+        return NOT_RUN
+    tried = {key: by_rate(rows[part], *key) for key in arms}
+    every = sorted({rate for of in tried.values() for rate in of})
+    lines = []
+    for key, of in tried.items():
+        shares = [f"{100 * mean(map(success, of[rate])):.0f}%" if rate in of else "" for rate in every]
+        lines.append([name(key), *shares, f"{best_rate(of):g}", f"{stable(of):g}"])
+    return table(["success", *(f"{rate:g}" for rate in every), "chosen", "largest stable"], lines)
+
+
+def stable(tried: Mapping[float, list[dict[str, Any]]]) -> float:
+    """Find the highest rate at which no seed falls below half of its best success; 0 where there is none."""
+    return max((rate for rate, rows in tried.items() if not any(map(_collapsed, rows))), default=0.0)
+
+
+def _collapsed(row: Row) -> bool:
+    best, shares = 0.0, [level for _, level in levels(row)]
+    for share in shares:
+        best = max(best, share)
+        if share < best / 2:
+            return True
+    return "failed" in row
+
+
+def success_by_rate(rows: Rows) -> str:
+    """Figure 5: success by rate, a line an arm."""
+    arms = by_arm(rows["C"], "rates")
+    if not arms:
+        return ""
+    tried = {key: by_rate(rows["C"], *key) for key in arms}
+    every = sorted({rate for of in tried.values() for rate in of})
+    x = Axis(title="learning rate", low=every[0], high=every[-1] * 1.01, log=True)
+    chart = Chart("Success over steps 8 to 15", x, Axis(title="mean success", low=0, high=1))
+    for number, (key, of) in enumerate(tried.items()):
+        points = [(rate, mean(map(success, some))) for rate, some in of.items()]
+        chart.line(points, number, name(key))
+        chart.dots([(x, y, f"{name(key)} at {x:g}: {y:.3f}") for x, y in points], number)
+    return chart.svg()
+
+
+def tokens(part: str, rows: Rows) -> str:
+    """Table 3: tokens until each success, and held-out success after the last step."""
+    arms = by_arm(rows[part], "results")
+    if not arms:
+        return NOT_RUN
+    lines = []
+    for key, runs in arms.items():
+        cells = []
+        for target in TARGETS:
+            found = [reached(row, target) for row in runs.values()]
+            never = sum(one.censored for one in found)
+            middle = geometric_mean(one.tokens for one in found) / 1000
+            cells.append(f"{'> ' * bool(never)}{middle:.1f}k" + (f" ({never} never)" if never else ""))
+        held = [row["held_out"][-1][2] for row in runs.values() if row["held_out"]]
+        bound = max((norm for row in runs.values() for norm in row["grad_norm"]), default=0.0)
+        rate = next(iter(runs.values()))["unit"]["lr"]
+        last = f"{100 * mean(held):.1f}%" if held else ""
+        lines.append([name(key), f"{rate:g}", len(runs), *cells, last, f"{bound:.3g}"])
+    head = ["arm", "rate", "seeds", *(f"tokens to {100 * target:.0f}%" for target in TARGETS)]
+    return table([*head, "held out at the end", "largest norm"], lines)
+
+
+def curves(rows: Rows) -> str:
+    """Figure 3: success over tokens, the mean over seeds with its interval."""
+    arms = by_arm(rows["D"], "results")
+    if not arms:
+        return ""
+    most = max(sum(row["tokens"]) for runs in arms.values() for row in runs.values())
+    x = Axis(title="sampled tokens (thousands)", low=0, high=most / 1000)
+    chart = Chart("Training success, mean of three steps", x, Axis(title="success", low=0, high=1))
+    for number, (key, runs) in enumerate(arms.items()):
+        lines, bands = [], []
+        for of_step in zip(*(levels(row) for row in runs.values()), strict=False):
+            at = mean(one for one, _ in of_step) / 1000
+            shares = [share for _, share in of_step]
+            lines.append((at, mean(shares)))
+            bands.append((at, *bootstrap(shares)))
+        chart.band(bands, number)
+        chart.line(lines, number, name(key))
+    return chart.svg()
+
+
+def norms(rows: Rows) -> str:
+    """Figure 4: norms of gradients by step, the geometric mean over seeds."""
+    arms = by_arm(rows["D"], "results")
+    if not arms:
+        return ""
+    found: dict[Key, list[float]] = {}
+    for key, runs in arms.items():
+        found[key] = [geometric_mean(max(one, 1e-6) for one in step) for step in zip(*_norms(runs), strict=False)]
+    every = [value for of in found.values() for value in of]
+    steps = Axis(title="step", low=1, high=max(map(len, found.values())))
+    height = Axis(title="norm of the gradient", low=min(every) / 1.2, high=max(every) * 1.2, log=True)
+    chart = Chart("Norm of the gradient", steps, height)
+    for number, (key, of) in enumerate(found.items()):
+        chart.line(list(enumerate(of, start=1)), number, name(key))
+    return chart.svg()
+
+
+def _norms(runs: Mapping[int, Row]) -> list[list[float]]:
+    return [row["grad_norm"] for row in runs.values()]
+
+
+def contrasts(rows: Rows) -> str:
+    """Table 3b: the five primary contrasts, with Holm's correction."""
+    found = {one.name: one for one in verdicts(rows) if one.name in _QUESTIONS}
+    asked = _asked(rows)
+    if not asked:
+        return NOT_RUN
+    values = {label: one.p(_QUESTIONS[label][2]) for label, one in asked.items() if label != "D4"}
+    if "D4" in asked:
+        values["D4"] = _equivalence_p(asked["D4"])
+    corrected = holm(values)
+    lines = [
+        [label, found[label].claim, one.words(), f"{one.rank_p:.3g}", f"{values[label]:.3g}", f"{corrected[label]:.3g}"]
+        for label, one in asked.items()
+    ]
+    return table(["", "statement", "found", "sign test p", "bootstrap p", "after Holm"], lines)
+
+
+_QUESTIONS: Mapping[str, tuple[Key, Key, float]] = {
+    "D1": (_OTB, _POOLED, 1.0),
+    "D2": (_OTB, _CARRY, 1.0),
+    "D3": (_GRPO_32, _OTB, 0.35),
+    "D4": (_POOLED, _NONE, 1.25),
+    # Its ratio is the inverse: pooled over none.
+    "D5": (_SIGNED, _POOLED, 1 / 1.5),
+}
+"""Arms A and B of each primary contrast, and the ratio of B's tokens to A's that is asked about."""
+
+
+def _asked(rows: Rows) -> dict[str, Contrast]:
+    arms = by_arm(rows["D"], "results")
+    found = {label: contrast(arms.get(a, {}), arms.get(b, {}), PRIMARY) for label, (a, b, _) in _QUESTIONS.items()}
+    return {label: one for label, one in found.items() if one is not None}
+
+
+def _equivalence_p(one: Contrast) -> float:
+    inverse = Contrast(1 / one.ratio, 1 / one.high, 1 / one.low, tuple(-log for log in one.logs), one.more, one.fewer)
+    return max(one.p(1.25), inverse.p(1.25))
+
+
+def verdicts(rows: Rows) -> list[Verdict]:
+    """Judge C1 and D0 to D5."""
+    asked = _asked(rows)
+    claims = {
+        "D1": "pooled needs fewer tokens to 70% than `otb`",
+        "D2": "`otb` carry needs fewer than `otb`",
+        "D3": "`otb` at N = 4 needs at most 35% of the tokens of `grpo` at N = 32",
+        "D4": "`none` equals pooled with rewards 0/1, within [.8, 1.25]",
+        "D5": "with ±1 `none` needs at least 1.5 times the tokens of pooled",
+    }
+    found = [_c1(rows), _d0(rows)]
+    for label, claim in claims.items():
+        one, limit = asked.get(label), _QUESTIONS[label][2]
+        if one is None:
+            found.append(Verdict(label, claim))
+            continue
+        holds = decided(one, limit)
+        if label == "D4":
+            inside, outside = one.low >= 0.8 and one.high <= 1.25, one.low > 1.25 or one.high < 0.8
+            holds = True if inside else False if outside else None
+        found.append(Verdict(label, claim, holds, one.words()))
+    return found
+
+
+def decided(one: Contrast, limit: float) -> bool | None:
+    """Tell on which side of a ratio the interval lies; None where it is on both."""
+    return True if one.high < limit else False if one.low >= limit else None
+
+
+def _c1(rows: Rows) -> Verdict:
+    claim = "the largest stable rate of `otb` is at least three times that of `grpo`"
+    tried = {arm: by_rate(rows["C"], arm, "0/1") for arm in ("otb", "grpo")}
+    if not all(tried.values()):
+        return Verdict("C1", claim)
+    otb, grpo = (stable(tried[arm]) for arm in ("otb", "grpo"))
+    holds = True if otb >= 2.9 * grpo else False if otb <= grpo else None
+    return Verdict("C1", claim, holds, f"{otb:g} and {grpo:g}")
+
+
+def _d0(rows: Rows) -> Verdict:
+    claim = "arms that see differences of rewards alone learn the same with ±1, within one episode in a hundred"
+    arms, apart = by_arm(rows["D"], "results"), defaultdict(list)
+    for (arm, rewards), runs in arms.items():
+        if rewards == "-1/1" and arm not in ("otb", "none"):
+            for seed, row in runs.items():
+                if seed in arms.get((arm, "0/1"), {}):
+                    other = arms[arm, "0/1"][seed]
+                    off = zip(row["successes"], other["successes"], row["episodes"], strict=True)
+                    apart[arm].append(max(abs(one - two) / played for one, two, played in off))
+    if not apart:
+        return Verdict("D0", claim)
+    worst = {arm: max(of) for arm, of in apart.items()}
+    words = ", ".join(f"{arm} {100 * value:.1f} points" for arm, value in worst.items())
+    return Verdict("D0", claim, max(worst.values()) <= 0.01, f"largest difference of a step: {words}")
+
+
+def spread(rows: Rows) -> str:
+    """Table 3c: the spread of paired differences of log tokens to 70%, in C, which the power of D depends on."""
+    chosen: dict[Key, dict[int, Row]] = {}
+    for key in by_arm(rows["C"], "rates"):
+        of = by_rate(rows["C"], *key)
+        chosen[key] = {row["unit"]["seed"]: row for row in of[best_rate(of)]}
+    base = chosen.get(_OTB, {})
+    found = {key: contrast(base, runs, PRIMARY) for key, runs in chosen.items() if key != _OTB}
+    lines = [[name(key), one.words(), _deviation(one)] for key, one in found.items() if one is not None]
+    return table(["arm against `otb`, two seeds", "tokens to 70%", "spread s"], lines) if lines else NOT_RUN
+
+
+def _deviation(one: Contrast) -> str:
+    if len(one.logs) < 2:
+        return ""
+    middle = mean(one.logs)
+    return f"{math.sqrt(sum((log - middle) ** 2 for log in one.logs) / (len(one.logs) - 1)):.2f}"

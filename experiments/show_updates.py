@@ -1,0 +1,105 @@
+"""Tables, figures and verdicts of parts E and F: losses under many updates of a batch, and stale weights."""
+
+import math
+from statistics import geometric_mean
+
+from arms import LOSSES
+from contrast import Contrast, by_arm, contrast, reached
+from plot import Axis, Chart
+from show_learning import PRIMARY, decided, name
+from verdict import NOT_RUN, Rows, Verdict
+
+from agentrl.eval.pages import table
+from agentrl.eval.paired import bootstrap
+
+PASSES = {1: "1 pass", 4: "4 passes"}
+STALENESS = (0, 2, 8)
+_CORNERS = {
+    "neither": "grpo, ppo_clip",
+    "otb_pooled": "otb_pooled, ppo_clip",
+    "ctpo": "grpo, ctpo",
+    "both": "otb_pooled, ctpo",
+}
+
+
+def _against(rows: Rows, passes: int, loss: str, other: str) -> Contrast | None:
+    arms = by_arm(rows["E"], "results")
+    a, b = (arms.get((f"{one}, {PASSES[passes]}", "0/1"), {}) for one in (other, loss))
+    return contrast(a, b, PRIMARY)
+
+
+def by_loss(rows: Rows) -> str:
+    """Table 4a: each loss against REINFORCE with weights, by passes."""
+    lines = []
+    for passes, told in PASSES.items():
+        for loss in LOSSES:
+            one = _against(rows, passes, loss, "reinforce")
+            if one is not None and loss != "reinforce":
+                lines.append([f"{loss}, {told}", one.words()])
+    return table(["against `reinforce` with as many passes", "tokens to 70%"], lines) if lines else NOT_RUN
+
+
+def tokens_by_loss(rows: Rows) -> str:
+    """Figure 6: tokens to 70% by loss and passes, each seed a point."""
+    arms = by_arm(rows["E"], "results")
+    if not arms:
+        return ""
+    most = max(sum(row["tokens"]) for runs in arms.values() for row in runs.values()) / 1000
+    y = Axis(title="sampled tokens to 70% (thousands)", low=0, high=most * 1.05)
+    chart = Chart(
+        "Tokens to 70% by loss",
+        Axis(title="losses as in the legend: 1 pass, and beside it 4", low=0, high=len(LOSSES)),
+        y,
+    )
+    for number, loss in enumerate(LOSSES):
+        for side, told in zip((0.3, 0.7), PASSES.values(), strict=True):
+            runs = arms.get((f"{loss}, {told}", "0/1"), {})
+            found = {seed: reached(row, PRIMARY) for seed, row in runs.items()}
+            points = [
+                (number + side, one.tokens / 1000, f"{loss}, {told}, seed {seed}{', never' * one.censored}")
+                for seed, one in found.items()
+            ]
+            chart.dots(points, number, loss if told == PASSES[1] else "")
+    return chart.svg()
+
+
+def both(rows: Rows) -> str:
+    """Table 6: tokens to 70% with either, both and neither of pooled OTB and CTPO, by staleness."""
+    arms = by_arm(rows["F"], "results")
+    if not arms:
+        return NOT_RUN
+    lines = []
+    for staleness in STALENESS:
+        cells = [f"{staleness}"]
+        for corner in _CORNERS.values():
+            runs = arms.get((f"{corner}, staleness {staleness}", "0/1"), {})
+            found = [reached(row, PRIMARY) for row in runs.values()]
+            never = sum(one.censored for one in found)
+            middle = geometric_mean(one.tokens for one in found) / 1000 if found else math.nan
+            cells.append(f"{middle:.1f}k ({never} of {len(found)} never)" if found else "")
+        lines.append([*cells, _sum_of_gains(rows, staleness)])
+    return table(["staleness", *_CORNERS, "log gain of both less the sum of each"], lines)
+
+
+def _sum_of_gains(rows: Rows, staleness: int) -> str:
+    arms = by_arm(rows["F"], "results")
+    runs = {which: arms.get((f"{corner}, staleness {staleness}", "0/1"), {}) for which, corner in _CORNERS.items()}
+    seeds = set.intersection(*(set(of) for of in runs.values()))
+    apart = []
+    for seed in sorted(seeds):
+        logs = {which: math.log(reached(of[seed], PRIMARY).tokens) for which, of in runs.items()}
+        apart.append(logs["both"] - logs["otb_pooled"] - logs["ctpo"] + logs["neither"])
+    if not apart:
+        return ""
+    low, high = bootstrap(apart)
+    return f"{math.fsum(apart) / len(apart):.2f}, 95% {low:.2f} to {high:.2f}"
+
+
+def verdicts(rows: Rows) -> list[Verdict]:
+    """Judge E1 and E2."""
+    found = []
+    for label, other in (("E1", "ppo_clip"), ("E1", "gspo"), ("E2", "ctpo power 0")):
+        claim = f"with 4 passes `ctpo` needs fewer tokens to 70% than `{name((other, '0/1'))}`"
+        one = _against(rows, 4, "ctpo", other)
+        found.append(Verdict(label, claim) if one is None else Verdict(label, claim, decided(one, 1.0), one.words()))
+    return found

@@ -1,0 +1,34 @@
+"""What the rows say of the plan's statements."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.eval.pages import table
+
+Rows = Mapping[str, list[dict[str, Any]]]
+"""Rows by part."""
+NOT_RUN = "*not run yet*"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A statement, and whether the rows refute it."""
+
+    name: str
+    """Its number in the plan."""
+    claim: str
+    """In a few words."""
+    holds: bool | None = None
+    """None where the rows do not decide it."""
+    found: str = ""
+    """The figures; empty where nothing was run."""
+
+
+def written(verdicts: Iterable[Verdict]) -> str:
+    """Tabulate verdicts."""
+    words = {True: "holds", False: "**refuted**", None: "open"}
+    lines = [
+        [one.name, one.claim, *((words[one.holds], one.found) if one.found else ("", NOT_RUN))] for one in verdicts
+    ]
+    return table(["", "statement", "verdict", "found"], lines)

@@ -1,0 +1,126 @@
+"""Tables and figures: those that are committed are those of the rows, and every part has some."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+Load = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def figures(load: Load) -> ModuleType:
+    return load("figures")
+
+
+def test_what_is_committed_is_what_the_rows_say(figures: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert figures.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_parts_without_rows_are_said_to_be_so(figures: ModuleType) -> None:
+    page = (ROOT / "docs" / "results.md").read_text()
+    files = figures.made({part: [] for part in figures.PARTS}, page)
+    assert list(files) == ["results.md"], "no figure"
+    told = files["results.md"]
+    for name in [*figures.TABLES, *figures.FIGURES]:
+        inside = told[told.index(f"<!-- {name} -->") : told.index(f"<!-- end of {name} -->")]
+        assert "not run yet" in inside, name
+    with pytest.raises(ValueError, match="table 1"):
+        figures.made({part: [] for part in figures.PARTS}, page.replace("<!-- table 1 -->", ""))
+
+
+def curve(unit: dict[str, Any], speed: float) -> dict[str, Any]:
+    generator = random.Random(f"{unit['arm']}{unit['rewards']}{unit['seed']}")
+    shares = [min(1.0, 0.1 + speed * step + generator.random() / 20) for step in range(unit["steps"])]
+    return {
+        "unit": unit,
+        "tokens": [3700] * unit["steps"],
+        "episodes": [128] * unit["steps"],
+        "successes": [round(128 * share) for share in shares],
+        "grad_norm": [1.0 + share for share in shares],
+        "held_out": [[0, 200, 0.1], [unit["steps"], 200, shares[-1]]],
+        "warm": "w",
+    }
+
+
+def whole_book(load: Load) -> dict[str, list[dict[str, Any]]]:
+    """Rows of parts B to F, as if all had been run."""
+    schedule, gradients = load("schedule"), load("gradients")
+    book: dict[str, list[dict[str, Any]]] = {part: [] for part in ("A", "B", "W", "C", "D", "E", "F")}
+    book["W"] = [{"unit": {"seed": s}, "success": 0.2} for first in (1000, 2000) for s in range(first, first + 20)]
+    for part in "CDEF":
+        done: set[str] = set()
+        while new := [unit for unit in schedule.known(part, book)[0] if schedule.key_of(unit) not in done]:
+            done |= {schedule.key_of(unit) for unit in new}
+            book[part] += [curve(unit, 0.05 if "pooled" in unit["arm"] else 0.04) for unit in new]
+    arms = {
+        arm: {"noise": [float(number + 2)] * 5, "along": [4.0] * 5, "signal": [4.0] * 5}
+        for number, arm in enumerate(gradients.ARMS)
+    }
+    shares = {"p": 0.2, "beta_W": 0.05, "beta_S": 0.04, "e": 1.0}
+    for name in [*(f"{aim}-seed{seed}" for aim in (5, 20, 50, 80) for seed in (1, 2, 3)), "mixed-seed1"]:
+        book["B"] += [
+            {"unit": unit, **shares, "arms": arms} for unit in gradients.units(name, (1, 4, 32, 2, 8, 16), 40)
+        ]
+    return book
+
+
+def test_every_part_with_rows_has_its_tables_and_figures(
+    figures: ModuleType, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in "DEF":
+        monkeypatch.setitem(load("schedule").SEEDS, part, 3)
+    book = whole_book(load)
+    book["A"] = figures.read_all()["A"]
+    files = figures.made(book, (ROOT / "docs" / "results.md").read_text())
+    assert sorted(files) == ["results.md", *(f"results/figure-{number}.svg" for number in range(1, 7))]
+    for name, text in files.items():
+        if name.endswith("svg"):
+            root = ElementTree.fromstring(text)
+            assert root.tag == "{http://www.w3.org/2000/svg}svg" and "nan" not in text
+    told = files["results.md"]
+    assert told.count("not run yet") == 3 + told.count("| B5 |"), "long episodes, the pretrained model and B5"
+    assert "| D1 | pooled needs fewer tokens to 70% than `otb` | holds |" in told
+    assert "(3 pairs); fewer in 3 of 3" in told
+    assert figures.made(book, told) == files, "made again it stays as it is"
+    assert "So far" not in told
+    whole = len(book["C"])
+    del book["C"][7]
+    assert f"*So far {whole - 1} of about {whole} runs: nothing" in figures.made(book, told)["results.md"]
+
+
+def test_worth_by_hand(load: Load) -> None:
+    show = load("show_gradients")
+    one = {"noise": [8.0, 4.0, 6.0], "along": [4.0, 1.0, 2.0]}
+    truth = {"noise": [1.0] * 3, "along": [2.0, 0.5, 1.0]}
+    rows = {("0/1", size): {"arms": {"otb": one, "otb_pooled": truth}} for size in (4, 32)}
+    found = show.WeightSet("20-seed1", rows)
+    # Two tasks of four episodes; 4² / (2 · 8 · 8), and 1² / (.5 · 4 · 4) without the first task.
+    assert found.worth("otb", 4) == pytest.approx(16 / (2 * 8 * 8))
+    assert found.worth("otb", 4, without=1) == pytest.approx(1 / (0.5 * 4 * 4))
+    assert found.error("otb", 4) > 0
+    assert show.factors(0.5, 0.5) == {"none": 2.0, "none ±1": 1.0, "group_mean": 1.0, "otb": 1.0}
+
+
+def test_the_largest_stable_rate_is_that_without_a_collapse(load: Load) -> None:
+    show = load("show_learning")
+    unit = {"arm": "otb", "rewards": "0/1", "seed": 1, "steps": 6}
+    steady = {**curve(unit, 0.1), "successes": [20, 40, 60, 80, 90, 90]}
+    falling = {**curve(unit, 0.1), "successes": [20, 90, 90, 90, 10, 0]}
+    assert show.stable({1e-3: [steady, steady], 1e-2: [steady, falling]}) == 1e-3
+    assert show.stable({1e-2: [falling]}) == 0.0
+    assert show.stable({1e-2: [{**steady, "failed": "no gradient was finite"}]}) == 0.0
+
+
+def test_axes_have_round_ticks(load: Load) -> None:
+    plot = load("plot")
+    assert plot.Axis(title="x", low=1e-4, high=1e-2, log=True).ticks() == pytest.approx([1e-4, 3e-4, 1e-3, 3e-3, 1e-2])
+    assert plot.Axis(title="x", low=1e-4, high=10, log=True).ticks() == pytest.approx([1e-4, 1e-3, 1e-2, 0.1, 1, 10])
+    chart = plot.Chart("A < B", plot.Axis(title="x", low=0, high=1), plot.Axis(title="y", low=0, high=1))
+    chart.line([(0, 0), (1, 2)], 0, "up")
+    assert "A &lt; B" in chart.svg() and chart.svg().count("<path") == 2

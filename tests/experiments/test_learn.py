@@ -1,0 +1,201 @@
+"""Learning runs: their units and settings, workers that share them, and a run from end to end."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+import pytest
+
+from agentrl.config import load_config
+from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tasks import TaskList
+from agentrl.train.live import check_run
+from agentrl.types import Message, Task
+
+Load = Callable[[str], ModuleType]
+TOY = {"env.id": "test/Toy-v0"}
+SMALL_WARM = {**TOY, "sft.steps": 2, "sft.tasks": 4, "sft.episodes": 4, "eval.tasks": 1}
+SMALL_WARM |= {"model.tiny.hidden": 16, "model.tiny.layers": 1, "model.tiny.heads": 2}
+SMALL_BASE = {**TOY, "rollout.tasks": 2, "rollout.group_size": 2, "rollout.turn_tokens": 4, "eval.tasks": 1}
+SMALL_BASE |= {"rollout.cut_turns": "answer"}
+
+
+class Toy(ToolEnv):
+    """Any text wins or loses by chance."""
+
+    instructions = "Say it."
+
+    def __init__(self, *, split: str = "train", level: int = 1, max_turns: int = 4) -> None:
+        super().__init__(split=split, max_turns=max_turns)
+        self.level = level
+
+    def tasks(self, split: str) -> TaskList:
+        return TaskList([Task(id=f"{split}:{n}", prompt=f"Say {n}.", answer=str(n)) for n in range(12)])
+
+    def reward(self, episode: Episode) -> dict[str, float]:
+        return {"correct": float(sum(map(ord, episode.final)) % 2)}
+
+    def gold(self, task: Task) -> list[str]:
+        return ["a"]
+
+
+@pytest.fixture
+def learn(load: Load) -> ModuleType:
+    return load("learn")
+
+
+@pytest.fixture
+def books(learn: ModuleType, tmp_path: Path) -> Any:
+    return learn.Books(tmp_path / "rows", "abc")
+
+
+def warm(seed: int, success: float) -> dict[str, Any]:
+    return {"unit": {"part": "W", "purpose": "warm start", "seed": seed, "steps": 130}, "success": success}
+
+
+def row(unit: dict[str, Any], share: float) -> dict[str, Any]:
+    steps = unit["steps"]
+    return {"unit": unit, "episodes": [100] * steps, "successes": [round(100 * share)] * steps}
+
+
+def finished(schedule: ModuleType, level: Callable[[dict[str, Any]], float]) -> dict[str, list[dict[str, Any]]]:
+    """All rows of tuning, with a success for each unit."""
+    book: dict[str, list[dict[str, Any]]] = {part: [] for part in "WCDEF"}
+    book["W"] = [warm(seed, 0.2) for first in (1000, 2000) for seed in range(first, first + 20)]
+    for part in "CE":
+        while new := [unit for unit in schedule._tuning(part, book) if unit not in [one["unit"] for one in book[part]]]:
+            book[part] += [row(unit, level(unit)) for unit in new]
+    return book
+
+
+def test_every_arm_is_a_run_that_can_begin(load: Load) -> None:
+    arms = load("arms")
+    assert (len(arms.LEARNING), len(arms.UPDATING), len(arms.STALE), len(arms.SAME_SIGNED)) == (9, 14, 12, 4)
+    for arm in (*arms.LEARNING, *arms.UPDATING, *arms.SAME_SIGNED, *(one for one, _, _ in arms.STALE.values())):
+        unit = arm.unit("C", "rates", lr=1e-3, seed=1000, steps=15)
+        config = load_config(preset=arms.PRESET, overrides=arms.overrides(arms.settings_of(unit)))
+        check_run(config)
+        assert config.rollout.tasks * config.rollout.group_size == 128 and config.optim.lr == 1e-3
+        assert config.algo.loss_options["aggregate"] == "seq_mean_token_sum"
+        assert (config.optim.schedule, config.optim.warmup, config.optim.max_grad_norm) == ("constant", 0, 1000.0)
+        assert (config.rollout.max_staleness == 8) == ("staleness 8" in arm.name)
+    check_run(load_config(preset=arms.PRESET, overrides=arms.overrides(arms.WARM)))
+
+
+def test_seeds_are_the_first_that_count_and_all_arms_of_one_come_first(load: Load) -> None:
+    schedule = load("schedule")
+    book: dict[str, list[Any]] = {part: [] for part in "WCDEF"}
+    assert [unit["seed"] for unit in schedule.units("C", book)] == [1000, 1001], "so many are needed at least"
+    book["W"] = [warm(1000, 0.02), warm(1001, 0.3)]
+    found = list(schedule.units("C", book))
+    assert [unit["seed"] for unit in found] == [1001] * 45 + [1002] and found[45]["part"] == "W"
+    names = [(unit["arm"], unit["rewards"]) for unit in found[:45]]
+    assert len({*names}) == 9 and names[:5] == [("otb", "0/1")] * 5
+    assert [unit["lr"] for unit in found[:5]] == [1e-4, 3e-4, 1e-3, 3e-3, 1e-2]
+    book["W"].append(warm(1002, 0.05))
+    assert [unit["seed"] for unit in schedule.units("C", book)] == [1001] * 45 + [1002] * 45
+
+
+def test_the_rate_is_the_best_and_of_near_ones_the_lowest(load: Load) -> None:
+    schedule = load("schedule")
+    unit = {"steps": 15}
+    half = {"unit": unit, "episodes": [10] * 15, "successes": [0] * 7 + [10] * 8}
+    assert schedule.success(half) == 1.0, "steps 8 to 15"
+    assert schedule.success({"unit": unit, "episodes": [10] * 9, "successes": [0] * 7 + [10] * 2}) == 0.25
+    assert schedule.best_rate({1e-4: [row(unit, 0.5)], 1e-3: [row(unit, 0.71)], 3e-3: [row(unit, 0.72)]}) == 1e-3
+
+
+def test_rates_at_the_edge_are_followed_and_then_the_parts_have_theirs(load: Load) -> None:
+    schedule = load("schedule")
+
+    def level(unit: dict[str, Any]) -> float:
+        best = {"otb": 3e-2, "grpo": 3e-5}.get(unit["arm"], 1e-3)
+        return 0.9 - 0.1 * abs(schedule.LADDER.index(unit["lr"]) - schedule.LADDER.index(best))
+
+    book = finished(schedule, level)
+    further = [unit["unit"] for unit in book["C"] if unit["unit"]["lr"] not in schedule.RATES["C"]]
+    assert {(one["arm"], one["lr"]) for one in further} == {("otb", 0.03), ("otb", 0.1), ("grpo", 3e-5), ("grpo", 1e-5)}
+    assert len(further) == 12, "otb with both rewards, two seeds each"
+    equal = finished(schedule, lambda unit: 0.5)
+    assert len(equal["C"]) == 90 + 30 and len(equal["E"]) == 56 + 14, "but not without end"
+    runs = list(schedule.units("D", book))
+    assert len(runs) == 20 * 9 + 8 and [one["seed"] for one in runs[:13]] == [2000] * 13
+    assert {one["lr"] for one in runs if one["arm"] == "otb"} == {0.03}
+    assert {one["lr"] for one in runs if one["arm"] == "grpo"} == {3e-5}
+    assert len([one for one in schedule.units("E", book) if one["purpose"] == "results"]) == 140
+    stale = list(schedule.units("F", book))
+    assert len(stale) == 60 and {one["lr"] for one in stale} == {3e-5, 1e-3}, "the lower of two"
+
+
+def test_a_part_waits_for_the_rates_of_another(load: Load, books: Any, learn: ModuleType) -> None:
+    schedule = load("schedule")
+    with pytest.raises(schedule.NotYet, match="part D has its rates from part C"):
+        list(schedule.units("D", books))
+    told = list(learn.listed(books))
+    assert told[0] == "C: 0 of 90 runs done, 1.8 core-hours left, 2 warm starts to try"
+    assert told[1].startswith("D: 0 of 188 runs done, 7") and "part C" in told[1]
+
+
+def test_workers_share_units_and_stop_where_they_are_told(
+    learn: ModuleType, books: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[dict[str, Any]] = []
+
+    def fake(unit: dict[str, Any], folder: Path, books: Any, place: Path, display: object) -> None:
+        (folder / "run").mkdir()
+        done.append(unit)
+        books.add(unit, success=0.2)
+
+    monkeypatch.setattr(learn, "do", fake)
+    taken = {"part": "W", "purpose": "warm start", "seed": 1000, "steps": 130}
+    with learn.claimed(learn.name_of(taken), tmp_path):
+        assert learn.work("C", books, learn.Limits(2, 0, None), tmp_path) == "as many units or hours as were asked for"
+    assert [(unit["part"], unit["seed"]) for unit in done] == [("W", 1001), ("C", 1001)], "the first is another's"
+    assert "part C" in learn.work("D", books, learn.Limits(0, 0, None), tmp_path)
+    other = learn.Books(tmp_path / "rows", "abc")
+    learn.work("C", other, learn.Limits(3, 0, None), tmp_path)
+    assert len({json.dumps(unit) for unit in done}) == len(done) == 5, "no unit twice"
+    assert not list(tmp_path.glob("C-*")) and not list(tmp_path.glob("W-1001*")), "their folders are gone"
+
+
+def test_a_run_that_is_stopped_while_it_waits_goes_on(
+    load: Load, learn: ModuleType, books: Any, clean_registry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arms, work = load("arms"), load("work")
+    gymnasium.register("test/Toy-v0", entry_point=Toy)
+    for known, small in ((arms.WARM, SMALL_WARM), (arms.BASE, SMALL_BASE)):
+        for key, value in small.items():
+            monkeypatch.setitem(known, key, value)
+    unit = arms.OTB.unit("C", "rates", lr=1e-3, seed=7, steps=2)
+    monkeypatch.setattr(learn, "known", lambda part, book: ([unit], ""))
+    asked = itertools.count()
+
+    class Stopped(work.Limits):
+        def wait(self, check: Callable[[], object] = lambda: None) -> None:
+            if next(asked) == 1:  # the first is before the run, this one after its first step
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn.work("C", books, Stopped(0, 0, None), tmp_path)
+    run = next(tmp_path.glob("C-7-*")) / "run"
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 1 and books["C"] == []
+    assert learn.work("C", books, work.Limits(0, 0, None), tmp_path) == "part C is done"
+    (made,) = learn.Books(tmp_path / "rows", "abc")["C"]
+    assert made["unit"] == unit and made["commit"] == "abc" and len(made["warm"]) == 12
+    assert made["episodes"] == [4, 4] and len(made["tokens"]) == len(made["grad_norm"]) == 2
+    assert [step for step, _, _ in made["held_out"]] == [0, 2] and not run.exists()
+    assert (tmp_path / "warm" / "seed-7" / "model.safetensors").is_file(), "the seed's other arms begin with it"
+
+
+def test_signed_rewards_are_twice_the_others_less_one(load: Load) -> None:
+    env = load("signed").SignedArithmetic()
+    task = env.task_set[0]
+    for answer, wanted in ((task.answer, 1.0), ("nothing", -1.0)):
+        said = Message(role="assistant", content=f"\\boxed{{{answer}}}")
+        parts = env.reward(Episode(task=task, messages=(said,), turns=1))
+        assert sum(env.reward_weights[name] * value for name, value in parts.items()) == wanted
+    assert env.best_return == 1.0

@@ -1,0 +1,53 @@
+"""The sets of weights of part B."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from agentrl.config import load_config
+from agentrl.eval.sets import make_sets
+from agentrl.rollout.plan import TaskSource
+
+Load = Callable[[str], ModuleType]
+
+
+def test_sets_are_those_of_the_plan(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets, gradients, rows = load("sets"), load("gradients"), load("rows")
+    names = [one.name for one in sets.sets()]
+    assert len(set(names)) == len(names) == 13
+    assert {name.partition("-")[0] for name in names[:5]} == {"20", "80", "50", "5", "mixed"}
+    path = tmp_path / "B.jsonl"
+    file = rows.RowFile(path, "abc")
+    for unit in gradients.units("20-seed3000", sets.SIZES, sets.DRAWS):
+        file.add(unit)
+    assert sets.main(["--list", "--out", str(path)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].split() == ["20-seed3000", "done"] and told[1].split() == ["80-seed3000", "to", "do"]
+
+
+def test_a_set_is_played_from_its_own_warm_start(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = load("sets")
+    asked: dict[str, object] = {}
+
+    def train(config: object, display: object, *, sft_only: bool) -> Path:
+        asked["train"] = config
+        return tmp_path / "warm"
+
+    monkeypatch.setattr(sets, "train", train)
+    monkeypatch.setattr(sets, "evaluate", lambda request, display: asked.update(eval=request))
+    monkeypatch.setattr(sets, "load", lambda folder: [])
+    monkeypatch.setattr(sets, "whole", len)
+    one = sets.Set(aim=80, seed=3001, mixed=True)
+    assert sets.play(one, tmp_path, None) == (tmp_path / "warm" / "checkpoints" / "step-000000", 0)
+    config, request = asked["train"], asked["eval"]
+    assert (config.sft.steps, config.run.seed, config.run.threads) == (sets.UPDATES[80], 3001, 1)
+    played = make_sets(load_config(preset="quickstart", overrides=request.overrides), request.envs)
+    assert {one.eval.attempts for one in played.values()} == {64}
+    first = [
+        TaskSource(env.id, env.args, one.eval.split, name).pick(1)[0].id
+        for one in played.values()
+        for name, env in one.env.played.items()
+    ]
+    assert first == [f"train-{level}:0" for level in range(1, 6)]

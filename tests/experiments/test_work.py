@@ -1,0 +1,77 @@
+"""Workers side by side: who has a unit, when they wait, and rows that none of them loses."""
+
+import json
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+Load = Callable[[str], ModuleType]
+
+
+def test_a_unit_belongs_to_one_at_a_time(load: Load, tmp_path: Path) -> None:
+    work = load("work")
+    with work.claimed("C-one", tmp_path) as mine:
+        assert mine == tmp_path / "C-one" and (mine / ".lock").read_text().isdigit()
+        with work.claimed("C-one", tmp_path) as other:
+            assert other is None
+        with work.claimed("C-two", tmp_path) as free:
+            assert free is not None
+    with work.claimed("C-one", tmp_path) as again:
+        assert again is not None, "a claim ends with the one who had it"
+
+
+def test_a_worker_waits_as_long_as_the_file_is_there(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    work = load("work")
+    monkeypatch.setattr(work, "_POLL_S", 0.01)
+    pause, said = tmp_path / "pause", []
+    limits = work.Limits(2, 0, pause, said.append)
+    limits.wait()
+    assert said == []
+    pause.touch()
+    threading.Timer(0.1, pause.unlink).start()
+    began = time.monotonic()
+    limits.wait()
+    assert time.monotonic() - began >= 0.05 and said == [f"waiting until {pause} is gone"]
+    pause.touch()
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        limits.wait(stop)
+
+
+def test_limits(load: Load) -> None:
+    work = load("work")
+    counted, timed, free = work.Limits(1, 0, None), work.Limits(0, 1e-15, None), work.Limits(0, 0, None)
+    assert (counted.reached, timed.reached, free.reached) == (False, True, False)
+    counted.done = free.done = 1
+    assert counted.reached and not free.reached
+
+
+def test_two_processes_add_rows_and_lose_none(load: Load, tmp_path: Path) -> None:
+    rows, path = load("rows"), tmp_path / "rows" / "C.jsonl"
+
+    def add(worker: int) -> None:
+        file = rows.RowFile(path, "abc")
+        for number in range(40):
+            file.add({"worker": worker, "number": number}, long="x" * 20000)
+
+    context = multiprocessing.get_context("fork")
+    others = [context.Process(target=add, args=(worker,)) for worker in range(2)]
+    for one in others:
+        one.start()
+    for one in others:
+        one.join()
+    found = {(row["unit"]["worker"], row["unit"]["number"]) for row in map(json.loads, path.read_text().splitlines())}
+    assert len(found) == 80
+    mine = rows.RowFile(path, "abc")
+    rows.RowFile(path, "abc").add({"late": 1})
+    assert not mine.has({"late": 1})
+    mine.refresh()
+    assert mine.has({"late": 1})
