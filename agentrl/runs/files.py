@@ -13,6 +13,7 @@ import secrets
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,7 +32,7 @@ def open_file(path: Path) -> BinaryIO:
     Raises:
         OSError: it is not there, can't be read, or is a link or no regular file.
     """
-    return os.fdopen(_opened(path, os.O_RDONLY), "rb")
+    return open(path, "rb", opener=lambda *_: _opened(path, os.O_RDONLY))
 
 
 def read(path: Path, limit: int = MAX_TEXT) -> bytes:
@@ -51,13 +52,13 @@ def read(path: Path, limit: int = MAX_TEXT) -> bytes:
     return data
 
 
-def open_to_append(path: Path) -> int:
-    """Open a file, made if need be, to read it and to append to it; return its descriptor.
+def open_to_append(path: Path) -> FileIO:
+    """Open a file, made if need be, to read it and to append to it, without a buffer.
 
     Raises:
         OSError: it can't be written, or is a link or no regular file.
     """
-    return _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    return open(path, "ab+", buffering=0, opener=lambda *_: _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT))
 
 
 class NewFile:

@@ -42,7 +42,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     Use :meth:`create` or :meth:`resume`.
     """
 
-    def __init__(self, path: Path, lock: IO[str], *, new: bool = False) -> None:
+    def __init__(self, path: Path, lock: IO[bytes], *, new: bool = False) -> None:
         self.path = path
         self._lock, self._new = lock, new
 
@@ -99,7 +99,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             OSError: the line can't be written.
         """
         # Unbuffered: what a buffer holds when a write fails would be written when it is closed.
-        with os.fdopen(open_to_append(self.path / file), "ab", buffering=0) as stream:
+        with open_to_append(self.path / file) as stream:
             size, rest = stream.tell(), memoryview(json.dumps(row).encode() + b"\n")
             try:
                 while rest:
@@ -318,7 +318,7 @@ def numbered(path: Path) -> list[Path]:
     return [entry for _, entry in sorted((int(step[1]), entry) for step, entry in steps if step)]
 
 
-def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") -> IO[str]:
+def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") -> IO[bytes]:
     """Lock a folder, created if need be, against other processes until the returned file is closed.
 
     Args:
@@ -333,14 +333,14 @@ def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") ->
     # of a process that dies, so none is ever left over.
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = os.fdopen(open_to_append(path / ".lock"), "a+", encoding="utf-8")
+        lock = open_to_append(path / ".lock")
     except OSError as error:
         raise RunFolderError(f"the {kind} {str(path)!r} can't be written: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lock.seek(0)
-        holder = lock.read().strip() or "unknown"
+        holder = lock.read().decode(errors="replace").strip() or "unknown"
         lock.close()
         raise RunFolderError(
             f"the {kind} {str(path)!r} is in use by process {holder}: wait for it, or choose another {option}"

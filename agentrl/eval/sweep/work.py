@@ -237,7 +237,7 @@ def _taken(path: Path) -> IO[bytes] | None:
     A process inherits the lock with its output and so has the run from its first instant to its last: a run's own
     folder is locked only once PyTorch is loaded and the folder made.
     """
-    log = os.fdopen(open_to_append(path), "ab")
+    log = open_to_append(path)
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
