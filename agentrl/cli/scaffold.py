@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Template
 
 from agentrl.errors import UsageError
+from agentrl.runs.files import replace
 
 _FILES = {
     "pyproject.toml.in": "pyproject.toml",
@@ -117,7 +118,7 @@ def _write(folder: Path, texts: dict[str, str]) -> None:
             for place, text in texts.items():
                 path = draft / place
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+                replace(path, text.encode())
             draft.replace(folder)  # takes the place of an empty folder too
         finally:
             shutil.rmtree(draft, ignore_errors=True)

@@ -120,11 +120,21 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: it is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_bytes(), str(path))
     except OSError as error:
         raise UsageError(f"the config {str(path)!r} can't be read: {error.strerror}") from error
+
+
+def parse_toml(data: bytes, name: str) -> dict[str, Any]:
+    """Parse the bytes of a TOML file.
+
+    Raises:
+        ConfigError: they are not TOML; the message has the file's ``name``.
+    """
+    try:
+        return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the config {str(path)!r} is not TOML: {error}") from error
+        raise ConfigError(f"the config {name!r} is not TOML: {error}") from error
 
 
 def _merged(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

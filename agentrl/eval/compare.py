@@ -13,6 +13,7 @@ from agentrl.eval.pages import shared_length
 from agentrl.eval.paired import Contrast, contrast
 from agentrl.runs.folder import settings_of
 from agentrl.runs.records import Record
+from agentrl.toolenv.versions import PARTS
 
 _AROUND = 60
 """Characters of text on each side of the place where two episodes part."""
@@ -225,7 +226,7 @@ def _facts(record: Record) -> Iterator[tuple[str, str, object]]:
     yield from (("sampling", name, getattr(origin, name)) for name in ("temperature", "turn_tokens"))
     yield "dialect", "dialect", origin.dialect
     for name, value in origin.versions.items():
-        yield name if name in ("environment", "grader", "sandbox") else "software", f"version of {name}", value
+        yield name if name in ("environment", *PARTS) else "software", f"version of {name}", value
     for name, value in record.evaluation.items():
         yield _ROOMS.get(name.partition(".")[0], "evaluation"), name, value
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import UsageError
-from agentrl.runs.folder import replace
+from agentrl.runs.files import replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

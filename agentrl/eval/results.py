@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.eval.pages import Section, write_page
 from agentrl.eval.table import Evaluation, Played, by_tag, summarise
-from agentrl.runs.folder import replace
+from agentrl.runs.files import replace
 from agentrl.types import Origin, won
 
 SUMMARY = 1

@@ -125,7 +125,7 @@ class TaskSource:
 
     def origin(self, sampling: Sampling) -> Origin:
         """Give the origin that records of this split's episodes carry."""
-        versions = versions_of(type(self._env))
+        versions = versions_of(type(self._env), self._env.tools)
         sandbox = f"{versions['sandbox']} {backend_of(self._env.tools)}".rstrip()
         return Origin(
             env_id=self.env_id,

@@ -6,7 +6,6 @@ Seeds derive from the run's seed and the step, so weights, optimizer and step nu
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from agentrl.errors import RunFolderError, UsageError
 from agentrl.models.load import cast_copy, load_model, quiet
 from agentrl.models.lora import base_of, is_adapted, save_adapters
 from agentrl.render.renderer import load_tokenizer
+from agentrl.runs.files import is_file, open_file, read, replace, sync
 from agentrl.runs.folder import RunFolder, checkpoints, numbered
 from agentrl.runs.records import read_episodes, write_episodes
 from agentrl.runs.shards import shard_name
@@ -77,18 +77,18 @@ def save_checkpoint(
             optimizer(temporary / _OPTIMIZER)
         if unused:
             write_episodes(temporary / _UNUSED, unused, tokenizer, origins)
-        (temporary / _STATE).write_text(json.dumps(state), encoding="utf-8")
+        replace(temporary / _STATE, json.dumps(state).encode())
         sums = "".join(f"{_sha256(temporary / name)}  {name}\n" for name in sorted(_files(temporary)))
-        (temporary / _SUMS).write_text(sums, encoding="utf-8")
+        replace(temporary / _SUMS, sums.encode())
         # Everything must be on disk before the rename is: a power failure could else leave the name without contents.
         for file in temporary.rglob("*"):
-            _sync(file)
-        _sync(temporary)
+            sync(file)
+        sync(temporary)
         temporary.rename(path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
         raise
-    _sync(path.parent)  # the rename itself is a change to this folder
+    sync(path.parent)  # the rename itself is a change to this folder
 
 
 def damage(path: Path, above: frozenset[Path] = frozenset()) -> str:
@@ -102,7 +102,7 @@ def damage(path: Path, above: frozenset[Path] = frozenset()) -> str:
     """
     above |= {path.resolve()}
     try:
-        lines = (path / _SUMS).read_text(encoding="utf-8").splitlines() if (path / _SUMS).exists() else []
+        lines = read(path / _SUMS).decode().splitlines() if (path / _SUMS).exists() else []
         sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
         # The union: a file that is missing counts as damage, and so does one that was added.
         files = _files(path)
@@ -177,7 +177,7 @@ def load_state(path: Path) -> dict[str, Any]:
         RunFolderError: ``path`` is no checkpoint of a run.
     """
     try:
-        state: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        state: dict[str, Any] = json.loads(read(path / _STATE))
         return {**state, "step": int(state["step"]), "updates": int(state["updates"])}
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise RunFolderError(f"{str(path)!r} is no checkpoint of a run: {_STATE}: {error!r}") from error
@@ -286,18 +286,10 @@ def _tell_of_no_sums(path: Path, say: Callable[[str], None]) -> None:
 def _files(path: Path) -> set[str]:
     """List the files of a checkpoint, without its checksums and hidden files."""
     # File browsers and network file systems leave hidden files of their own.
-    files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+    files = (file for file in path.rglob("*") if is_file(file) and not file.name.startswith("."))
     return {str(file.relative_to(path)) for file in files} - {_SUMS}
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,8 +17,9 @@ from typing import IO, Any
 
 import tomli_w
 
-from agentrl.config import Config, RunSettings, parse_config, read_toml, with_overrides
+from agentrl.config import Config, RunSettings, parse_config, parse_toml, with_overrides
 from agentrl.errors import ConfigError, InfrastructureError, RunFolderError, UsageError, nearest
+from agentrl.runs.files import MAX_ROWS, delete_unfinished, is_folder, open_to_append, read, replace
 
 _MAY_CHANGE = (
     *("run.threads", "run.ranks", "model.device", "rollout.concurrency"),
@@ -41,7 +42,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     Use :meth:`create` or :meth:`resume`.
     """
 
-    def __init__(self, path: Path, lock: IO[str], *, new: bool = False) -> None:
+    def __init__(self, path: Path, lock: IO[bytes], *, new: bool = False) -> None:
         self.path = path
         self._lock, self._new = lock, new
 
@@ -83,7 +84,13 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             RunFolderError: there is no run at ``path``, or another process is using it.
         """
         config = read_config(path)
-        return cls(path, lock_folder(path)), config
+        for name in ("episodes", "checkpoints"):
+            if (path / name).is_symlink():
+                raise RunFolderError(f"{path / name} is a link: put the folder itself in its place")
+        lock = lock_folder(path)
+        delete_unfinished(path)
+        delete_unfinished(path / "episodes")
+        return cls(path, lock), config
 
     def append(self, file: str, row: Mapping[str, object]) -> None:
         """Append a line to a JSONL file: all of it, which is on disk when this returns, or nothing.
@@ -92,7 +99,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             OSError: the line can't be written.
         """
         # Unbuffered: what a buffer holds when a write fails would be written when it is closed.
-        with (self.path / file).open("ab", buffering=0) as stream:
+        with open_to_append(self.path / file) as stream:
             size, rest = stream.tell(), memoryview(json.dumps(row).encode() + b"\n")
             try:
                 while rest:
@@ -226,7 +233,7 @@ def read_config(path: Path) -> Config:
         folders = {folder for folder in (path.parent, Path(RunSettings().dir)) if folder.is_dir()}
         runs = {str(other) for folder in folders for other in folder.iterdir() if (other / "config.toml").is_file()}
         raise RunFolderError(f"there is no run in {str(path)!r}; {nearest(str(path), runs)}")
-    data = read_toml(file)
+    data = _read_toml(file)
     if "python" not in data.pop("versions", {}):
         raise RunFolderError(f"{file} was cut off: a run's ends with the versions that ran it; put a whole copy back")
     return parse_config(data)
@@ -269,7 +276,7 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 def read_dialect(path: Path) -> str:
     """Read name and hash of the dialect that the run at ``path`` was trained in; empty where it is not recorded."""
-    return str(read_toml(path / "config.toml").get("versions", {}).get("dialect", ""))
+    return str(_read_toml(path / "config.toml").get("versions", {}).get("dialect", ""))
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -299,19 +306,19 @@ def read_row(line: bytes) -> dict[str, Any] | None:
 
 def checkpoints(path: Path) -> list[Path]:
     """List the checkpoints of the run at ``path``, oldest first."""
-    return [entry for entry in numbered(path) if entry.is_dir()]
+    return [entry for entry in numbered(path) if is_folder(entry)]
 
 
 def numbered(path: Path) -> list[Path]:
     """List all entries named like checkpoints of the run at ``path``, oldest first; they may include a stray file."""
     folder = path / "checkpoints"
-    if not folder.is_dir():
+    if not is_folder(folder):
         return []
     steps = ((re.fullmatch(r"step-(\d+)", entry.name), entry) for entry in folder.iterdir())
     return [entry for _, entry in sorted((int(step[1]), entry) for step, entry in steps if step)]
 
 
-def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") -> IO[str]:
+def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") -> IO[bytes]:
     """Lock a folder, created if need be, against other processes until the returned file is closed.
 
     Args:
@@ -326,14 +333,14 @@ def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") ->
     # of a process that dies, so none is ever left over.
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / ".lock").open("a+", encoding="utf-8")
+        lock = open_to_append(path / ".lock")
     except OSError as error:
         raise RunFolderError(f"the {kind} {str(path)!r} can't be written: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lock.seek(0)
-        holder = lock.read().strip() or "unknown"
+        holder = lock.read().decode(errors="replace").strip() or "unknown"
         lock.close()
         raise RunFolderError(
             f"the {kind} {str(path)!r} is in use by process {holder}: wait for it, or choose another {option}"
@@ -358,27 +365,20 @@ def _sealed(data: bytes) -> tuple[int, str]:
     return len(data), hashlib.sha256(data).hexdigest()
 
 
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return parse_toml(read(path), str(path))
+    except OSError as error:
+        raise RunFolderError(f"{path} can't be read: {error.strerror}") from error
+
+
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read(path, MAX_ROWS)
     except FileNotFoundError:
         return b""
     except OSError as error:
         raise RunFolderError(f"{path} can't be read: {error.strerror}: put a copy of the file back") from error
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Replace a file's contents atomically."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())  # else an empty file may take the old one's place if the machine fails
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # a full disk needs the room
-        raise
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ import zstandard
 from pydantic import AfterValidator, FiniteFloat, TypeAdapter, ValidationError
 
 from agentrl.errors import TrajectoryError
-from agentrl.runs.folder import replace
+from agentrl.runs.files import NewFile, is_file, is_folder, open_file, replace
 from agentrl.types import Origin, Trajectory, won
 
 SCHEMA = 3
@@ -38,6 +38,9 @@ _SUFFIXES = (".jsonl", ".jsonl.zst")
 _NO_EPISODES = ("metrics.jsonl", "evals.jsonl")
 _LONGEST = 256 << 20
 """Bytes of a line; one of 128k tokens with all that training made of them has some 20 MiB."""
+_FREE, _RATIO = 64 << 20, 1000
+"""Bytes that any packed file may have when unpacked, and how many times its own size a larger one may have: episodes
+that are all alike are packed some hundred times."""
 _UNREADABLE = (ValueError, RecursionError, zstandard.ZstdError)
 """Exceptions that reading a damaged or hostile line can raise."""
 
@@ -133,11 +136,15 @@ class EpisodeWriter:
         self._tokenizer, self._origin, self._evaluation = tokenizer, origin, evaluation
         # A stream that was cut off can't be appended to, so it is begun anew; the old file stays until the new one has
         # all of its lines.
-        temporary = path.with_name(f".{path.name}.tmp")
-        plain = temporary.open("wb")
-        self._stream = zstandard.ZstdCompressor().stream_writer(plain) if path.suffix == ".zst" else plain
-        self._write(kept)
-        temporary.replace(path)
+        new = NewFile(path)
+        plain = new.stream
+        try:
+            self._stream = zstandard.ZstdCompressor().stream_writer(plain) if path.suffix == ".zst" else plain
+            self._write(kept)
+            new.commit()
+        except BaseException:
+            new.discard()
+            raise
 
     def add(self, trajectory: Trajectory) -> None:
         """Write an episode."""
@@ -160,13 +167,15 @@ def read_begun(path: Path) -> tuple[bytes, list[Record]]:
     Raises:
         TrajectoryError: the file holds anything else; the message names it.
     """
-    data = path.read_bytes() if path.exists() else b""
     try:
-        # Unlike decompress(), a decompressobj gives what is there of a stream that was cut off.
-        if data and path.suffix == ".zst":
-            data = zstandard.ZstdDecompressor().decompressobj().decompress(data)
+        with open_file(path) as raw:
+            data = b"".join(_unpacked(raw, whole=False) if path.suffix == ".zst" else raw)
         kept = data[: data.rfind(b"\n") + 1]
         return kept, [_parsed(line) for line in kept.split(b"\n")[:-1]]
+    except FileNotFoundError:
+        return b"", []
+    except OSError as error:
+        raise TrajectoryError(f"{path} can't be read: {error.strerror}") from error
     except _UNREADABLE as error:
         raise TrajectoryError(f"{path} holds something else than episodes: {_reason(error)}") from error
 
@@ -174,7 +183,7 @@ def read_begun(path: Path) -> tuple[bytes, list[Record]]:
 def step_files(run: Path) -> list[tuple[int, Path]]:
     """List the files of episodes in a run's folder, each with its step, in order of steps."""
     folder = run / "episodes"
-    matches = ((_STEP.fullmatch(path.name), path) for path in (folder.iterdir() if folder.is_dir() else ()))
+    matches = ((_STEP.fullmatch(path.name), path) for path in (folder.iterdir() if is_folder(folder) else ()))
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
@@ -182,16 +191,16 @@ def episode_files(path: Path) -> list[Path]:
     """List the files of episodes that ``path`` stands for: itself, a run's last step, or all that lie in a folder."""
     if not path.is_dir():
         return [path]
-    if (path / "episodes").is_dir():
+    if is_folder(path / "episodes"):
         return [file for _, file in step_files(path)[-1:]]
-    files = (file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith("."))
+    files = (file for file in sorted(path.iterdir()) if is_file(file) and not file.name.startswith("."))
     return [file for file in files if file.name.endswith(_SUFFIXES) and file.name not in _NO_EPISODES]
 
 
 def count_episodes(path: Path) -> int:
     """Count the lines of a file of episodes, as far as it can be read: much sooner than they can be parsed."""
     count = 0
-    with suppress(OSError, *_UNREADABLE), path.open("rb") as raw:
+    with suppress(OSError, *_UNREADABLE), open_file(path) as raw:
         for chunk in _unpacked(raw) if path.suffix == ".zst" else iter(partial(raw.read, 1 << 20), b""):
             count += chunk.count(b"\n")
     return count
@@ -202,25 +211,34 @@ def read_episodes(path: str | Path) -> Iterator[Record]:
 
     Raises:
         TrajectoryError: a line is not an episode of a schema that this version reads, or the stream is damaged or cut
-            off; the message names the line.
+            off; the message names the line. Or it is a link or no regular file.
+        FileNotFoundError: there is no such file.
     """
     path = Path(path) / EPISODES if Path(path).is_dir() else Path(path)
     number = 1
     try:
-        with path.open("rb") as raw:
+        with open_file(path) as raw:
             for line in _lines(_unpacked(raw) if path.suffix == ".zst" else raw):
                 yield _parsed(line)
                 number += 1
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise TrajectoryError(f"{path} can't be read: {error.strerror}") from error
     except _UNREADABLE as error:
         raise TrajectoryError(f"line {number} of {path} is no episode: {_reason(error)}") from error
 
 
-def _unpacked(raw: BinaryIO) -> Iterator[bytes]:
-    stream = zstandard.ZstdDecompressor().decompressobj()
+def _unpacked(raw: BinaryIO, *, whole: bool = True) -> Iterator[bytes]:
+    # Unlike decompress(), a decompressobj gives what is there of a stream that was cut off.
+    stream, packed, unpacked = zstandard.ZstdDecompressor().decompressobj(), 0, 0
     # Little at a time: each byte may stand for 32 thousand, in a file that is to use up the memory.
     while chunk := raw.read(1 << 12):
-        yield stream.decompress(chunk)
-    if not stream.eof:
+        yield (data := stream.decompress(chunk))
+        packed, unpacked = packed + len(chunk), unpacked + len(data)
+        if unpacked > max(_FREE, packed * _RATIO):
+            raise ValueError(f"it is packed {_RATIO} times, which no episodes are")
+    if whole and not stream.eof:
         raise ValueError("the stream was cut off")
 
 

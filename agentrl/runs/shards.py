@@ -5,7 +5,6 @@ torch.distributed.checkpoint is not used: in torch 2.13 it writes the same tenso
 zeros where a rank's file is missing.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from agentrl.runs.files import sync
+
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write this rank's rows of tensors into a folder that all ranks see; all of them call this.
@@ -27,8 +28,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     path = folder / shard_name(*_place())
     save_file({name: _local(one).contiguous() for name, one in tensors.items()}, path)
     # By the rank itself: to another machine's files nobody else can do it.
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    sync(path)
 
 
 class Shards:

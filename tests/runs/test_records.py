@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import TrajectoryError
+from agentrl.runs import records
 from agentrl.runs.records import TRAINING, EpisodeWriter, Record, read_begun, read_episodes, write_episodes
 from agentrl.types import Segment, Stop, ToolRun, Trajectory
 
@@ -199,15 +200,19 @@ def fails(folder: Path, good: Trajectory, bad: str) -> str:
     return str(caught.value)
 
 
-def test_a_line_that_would_use_up_the_memory_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("longest", "words"), [(1 << 20, "is longer than 1 MiB"), (1 << 30, "packed 1000 times")])
+def test_a_line_that_would_use_up_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, words: str
+) -> None:
+    monkeypatch.setattr(records, "_LONGEST", longest)
     bomb = tmp_path / "e.jsonl.zst"
     with zstandard.open(bomb, "wb") as stream:
-        for _ in range(1 << 10):
+        for _ in range(1 << 8):
             stream.write(b" " * (1 << 20))
     tracemalloc.start()
-    with pytest.raises(TrajectoryError, match="is longer than 256 MiB"):
+    with pytest.raises(TrajectoryError, match=words):
         next(read_episodes(bomb))
-    assert tracemalloc.get_traced_memory()[1] < 600 << 20
+    assert tracemalloc.get_traced_memory()[1] < 200 << 20
     tracemalloc.stop()
 
 

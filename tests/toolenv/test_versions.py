@@ -1,14 +1,17 @@
 """Versions change with the code that plays and grades, and with nothing else."""
 
 import platform
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from agentrl.toolenv import versions
 from agentrl.toolenv.base import ToolEnv
-from agentrl.toolenv.versions import versions_of
+from agentrl.toolenv.tools.function import tool
+from agentrl.toolenv.versions import PARTS, versions_of
 
 
 def made_in(module: str, file: Path, base: type[ToolEnv] = ToolEnv) -> type[ToolEnv]:
@@ -42,6 +45,53 @@ def test_an_environment_s_version_follows_its_code(tmp_path: Path) -> None:
 
 def test_all_that_plays_and_grades_has_a_version() -> None:
     found = versions_of(ToolEnv)
-    assert list(found) == ["agentrl", "python", "environment", "grader", "sandbox"] and all(found.values())
+    assert list(found) == ["agentrl", "python", *PARTS, "environment"] and all(found.values())
     assert found["python"] == platform.python_version() and " sympy 1." in found["grader"]
-    assert len({found["environment"], found["grader"].split()[0], found["sandbox"]}) == 3
+    hashes = [found[part].split()[0] for part in (*PARTS, "environment")]
+    assert len({*hashes}) == len(hashes)
+
+
+@pytest.mark.parametrize(
+    ("part", "changed"),
+    [
+        ("tools", "toolenv/tools/python.py"),
+        ("tools", "toolenv/base.py"),
+        ("dialects", "toolenv/dialects/pairs.py"),
+        ("renderer", "render/template.py"),
+        ("player", "rollout/collector.py"),
+        ("grader", "grading/latex/form.py"),
+        ("sandbox", "sandboxes/inside/runner.py"),
+        ("sandbox", "sandboxes/image/Dockerfile"),
+    ],
+)
+def test_what_is_changed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, changed: str) -> None:
+    before, ours = versions_of(ToolEnv), tmp_path / "agentrl"
+    for folder in {name for names in PARTS.values() for name in names}:
+        (ours / folder).mkdir(parents=True, exist_ok=True)
+        for path in (path for path in (versions._OURS / folder).iterdir() if path.is_file()):
+            shutil.copy(path, ours / folder)
+    monkeypatch.setattr(versions, "_OURS", ours)
+    versions._versions.cache_clear()
+    assert versions_of(ToolEnv) == before
+    with (ours / changed).open("a") as file:
+        file.write("\n# another line")
+    versions._versions.cache_clear()
+    after = versions_of(ToolEnv)
+    assert [name for name in before if before[name] != after[name]] == [part]
+    versions._versions.cache_clear()
+
+
+@tool
+def shout(text: str) -> str:
+    """Write it in capitals."""
+    return text.upper()
+
+
+def test_a_tool_and_the_tables_beside_an_environment_belong_to_it(tmp_path: Path) -> None:
+    kind = made_in("mine.env", tmp_path / "env.py")
+    (tmp_path / "env.py").write_text("x = 1")
+    found = [versions_of(kind), versions_of(kind, [shout])]
+    assert found[0]["tools"] != found[1]["tools"] and found[0]["environment"] == found[1]["environment"]
+    (tmp_path / "words.toml").write_text("a = 1")
+    versions._versions.cache_clear()
+    assert versions_of(kind)["environment"] != found[0]["environment"]

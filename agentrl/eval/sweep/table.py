@@ -12,7 +12,8 @@ from agentrl.eval.intervals import wilson
 from agentrl.eval.pages import Section, body
 from agentrl.eval.paired import bootstrap, bootstrap_ratio
 from agentrl.eval.sweep.plan import Run, SweepPlan
-from agentrl.runs.folder import read_jsonl, replace
+from agentrl.runs.files import read, replace
+from agentrl.runs.folder import read_jsonl
 from agentrl.runs.report.charts import PHASES
 
 
@@ -239,7 +240,7 @@ def read_ends(plan: SweepPlan) -> dict[str, End]:
     if not path.exists():
         return {}
     try:
-        runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        runs = json.loads(read(path))["runs"]
         ended = [run for run in runs if run["exit_code"] is not None]
         return {run["name"]: End(exit_code=run["exit_code"], error=run["error"]) for run in ended}
     except (OSError, ValueError, KeyError, TypeError) as error:

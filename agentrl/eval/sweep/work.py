@@ -18,6 +18,7 @@ from typing import IO, Protocol
 from agentrl.errors import Terminated
 from agentrl.eval.sweep.plan import Run, SweepPlan
 from agentrl.eval.sweep.table import End, read_ends, result_of, sampled_tokens, write_summary
+from agentrl.runs.files import open_file, open_to_append
 from agentrl.runs.folder import lock_folder
 from agentrl.runs.progress import time_left
 
@@ -236,7 +237,7 @@ def _taken(path: Path) -> IO[bytes] | None:
     A process inherits the lock with its output and so has the run from its first instant to its last: a run's own
     folder is locked only once PyTorch is loaded and the folder made.
     """
-    log = path.open("ab")
+    log = open_to_append(path)
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -258,7 +259,7 @@ def _reason(job: _Job, code: int) -> str:
     """Why a run failed: the sentence that agentrl ends with, or as much as can be said."""
     if code < 0:
         return f"ended by signal {-code} ({signal.strsignal(-code)})"  # real-time signals have no name
-    with job.log.open("rb") as stream:
+    with open_file(job.log) as stream:
         stream.seek(job.heard)
         lines = stream.read().decode(errors="replace").split("\n")
     said = [line.strip() for line in lines if line.strip()]

@@ -1,11 +1,13 @@
 """What a run folder holds, read as far as it goes: a run that was interrupted is still worth looking at."""
 
+import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from agentrl.errors import RunFolderError
+from agentrl.runs.files import MAX_ROWS, read
 from agentrl.runs.folder import read_row
 from agentrl.runs.records import step_files
 from agentrl.runs.report.text import number
@@ -48,10 +50,15 @@ def read_folder(run: Path) -> RunData:
     notes: list[str] = []
     steps = {row["step"]: row for row in _read_rows(run / "metrics.jsonl", notes)}
     evals = {(row["step"], str(row.get("split")), env_of(row)): row for row in _read_rows(run / "evals.jsonl", notes)}
-    config = run / "config.toml"
+    try:
+        config_text = read(run / "config.toml").decode(errors="replace")
+    except OSError as error:
+        config_text = ""
+        if error.errno != errno.ENOENT:
+            notes.append(f"config.toml can't be read: {error.strerror}.")
     return RunData(
         name=run.resolve().name,
-        config=config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
+        config=config_text,
         steps=tuple(sorted(steps.values(), key=step_of)),
         evals=tuple(sorted(evals.values(), key=step_of)),
         episodes=tuple(step_files(run)),
@@ -83,9 +90,12 @@ def series(rows: Sequence[RunRow], key: str) -> list[tuple[float, float]]:
 
 
 def _read_rows(path: Path, notes: list[str]) -> list[RunRow]:
-    if not path.is_file():
+    try:
+        lines = read(path, MAX_ROWS).split(b"\n")
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            notes.append(f"{path.name} can't be read: {error.strerror}.")
         return []
-    lines = path.read_bytes().split(b"\n")
     rows: list[RunRow] = []
     for at, line in enumerate(lines, start=1):
         row = _read_row(line)

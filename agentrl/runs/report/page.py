@@ -12,7 +12,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Te
 from markupsafe import Markup
 
 from agentrl.errors import RunFolderError
-from agentrl.runs.folder import replace
+from agentrl.runs.files import replace
 from agentrl.runs.progress import Display
 from agentrl.runs.records import count_episodes, episode_files
 from agentrl.runs.report.charts import curve, diagnostics, seconds_by_phase, size_of, whisker

@@ -134,6 +134,11 @@ class FunctionTool:
         _signature_of(function)  # a wrong signature is an error now, where it was written
 
     @property
+    def module(self) -> str:
+        """The name of the module that has the function."""
+        return self._function.__module__
+
+    @property
     def description(self) -> str:
         """The docstring's first paragraph."""
         return self._signature.description

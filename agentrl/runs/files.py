@@ -1,0 +1,172 @@
+"""Read and write the files of a run, which may be a stranger's: nothing outside its folder is touched.
+
+No link is followed, no device or pipe is opened, and no more is read than a reader can need. Everything in ``runs``,
+``eval`` and ``cli`` opens files through this module; a house test sees to that.
+
+Not covered: hard links, and a folder in which somebody else writes at the same moment.
+"""
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO
+
+MAX_TEXT = 64 << 20
+"""Most bytes of a file that is read whole and holds settings or a summary."""
+MAX_ROWS = 2 << 30
+"""Most bytes of a file that is read whole and grows by a line a step."""
+_LEFT = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read its bytes.
+
+    Raises:
+        OSError: it is not there, can't be read, or is a link or no regular file.
+    """
+    return open(path, "rb", opener=lambda *_: _opened(path, os.O_RDONLY))
+
+
+def read(path: Path, limit: int = MAX_TEXT) -> bytes:
+    """Read all of a file.
+
+    Args:
+        path: the file.
+        limit: most bytes that it may have.
+
+    Raises:
+        OSError: as :func:`open_file`, or the file is larger.
+    """
+    with open_file(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit >> 20} MiB", str(path))
+    return data
+
+
+def open_to_append(path: Path) -> FileIO:
+    """Open a file, made if need be, to read it and to append to it, without a buffer.
+
+    Raises:
+        OSError: it can't be written, or is a link or no regular file.
+    """
+    return open(path, "ab+", buffering=0, opener=lambda *_: _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT))
+
+
+class NewFile:
+    """A file that takes the place of ``path`` at :meth:`commit`; until then it has a name of its own that nobody knows.
+
+    Raises:
+        OSError: its folder can't be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._name = path, f".{path.name}.{secrets.token_hex(8)}.tmp"
+        self._folder: int | None = os.open(path.parent, _FOLDER)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
+            self.stream: BinaryIO = os.fdopen(os.open(self._name, flags, 0o666, dir_fd=self._folder), "wb")
+        except BaseException:
+            self._leave()
+            raise
+
+    def commit(self) -> None:
+        """Give it its name; the stream stays open."""
+        self.stream.flush()
+        os.fsync(self.stream.fileno())  # else an empty file may take the old one's place if the machine fails
+        os.rename(self._name, self._path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        self._leave()
+
+    def discard(self) -> None:
+        """Delete it: a full disk needs the room."""
+        with suppress(OSError):
+            self.stream.close()
+        if self._folder is not None:
+            with suppress(OSError):
+                os.unlink(self._name, dir_fd=self._folder)
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._folder is not None:
+            os.close(self._folder)
+        self._folder = None
+
+
+@contextmanager
+def new_file(path: Path) -> Generator[BinaryIO]:
+    """Write a file that takes the place of ``path`` when the block ends; nothing changes where the block fails.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    new = NewFile(path)
+    try:
+        with new.stream:
+            yield new.stream
+            new.commit()
+    except BaseException:
+        new.discard()
+        raise
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Replace a file's contents atomically.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    with new_file(path) as stream:
+        stream.write(data)
+
+
+def delete_unfinished(folder: Path) -> None:
+    """Delete what a killed process has left of new files in ``folder``; nobody else may be writing there."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _LEFT.fullmatch(path.name):
+            path.unlink()
+
+
+def is_folder(path: Path) -> bool:
+    """Return True if ``path`` is a folder and no link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def is_file(path: Path) -> bool:
+    """Return True if ``path`` is a regular file and no link to one."""
+    return path.is_file() and not path.is_symlink()
+
+
+def sync(path: Path) -> None:
+    """Have a file or folder written to disk.
+
+    Raises:
+        OSError: it can't be.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: Path, flags: int) -> int:
+    folder = os.open(path.parent, _FOLDER)
+    try:
+        descriptor = os.open(path.name, flags | _SAFE, 0o666, dir_fd=folder)
+    except OSError as error:
+        words = "it is a link, and may lead out of its folder" if error.errno == errno.ELOOP else error.strerror
+        raise OSError(error.errno, words, str(path)) from None
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return descriptor
