@@ -46,6 +46,7 @@ EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "vllm", "docker"
 """Top-level modules that the base install lacks."""
 # Written in two halves, so that this file does not break its own rule.
 FOREIGN = ("/wo" + "rk/", "../sha" + "red")
+OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 UNREAD = {"__pycache__", ".git", ".venv", ".hypothesis", ".pytest_cache", ".ruff_cache"}
 """What git ignores wherever it lies, and git's own folder."""
 OUTPUT = {"build", "dist", "runs"}
@@ -73,6 +74,8 @@ class Module:
     functions: tuple[tuple[str, int, int], ...]
     """Name, first and last line of each."""
     imports: tuple[Import, ...]
+    opens: tuple[int, ...]
+    """Lines where it opens a file by itself."""
 
     @property
     def room(self) -> str:
@@ -116,6 +119,7 @@ def load(root: Path) -> dict[str, Module]:
             code=code_lines(text, tree),
             functions=tuple(functions(tree)),
             imports=tuple(find_imports(tree, package, set(paths))),
+            opens=tuple(node.lineno for node in ast.walk(tree) if opens_a_file(node)),
         )
     return modules
 
@@ -156,6 +160,15 @@ def functions(tree: ast.AST) -> Iterator[tuple[str, int, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.lineno, node.end_lineno or node.lineno
+
+
+def opens_a_file(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(args=[ast.Attribute(attr="devnull"), *_]):
+            return False
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name in OPENING
+    return False
 
 
 def code_lines(text: str, tree: ast.AST) -> int:
@@ -256,6 +269,14 @@ def rule_tests(root: Path) -> Iterator[str]:
         yield f"{tests} test lines for {code} code lines: the house wants at least {MIN_TEST_RATIO} x as many"
 
 
+def rule_files(root: Path) -> Iterator[str]:
+    """What may be a stranger's folder is read and written through one module, which follows no links."""
+    for module in ours(load(root)):
+        if module.room in {"runs", "eval", "cli"} and module.name != "agentrl.runs.files":
+            for line in module.opens:
+                yield f"{module.at(line)} opens a file: agentrl/runs/files.py does that"
+
+
 def rule_own_paths(root: Path) -> Iterator[str]:
     """No file names a place that a clone does not have."""
     for path in files_under(root):
@@ -271,6 +292,7 @@ def rule_own_paths(root: Path) -> Iterator[str]:
 Rule = Callable[[Path], Iterator[str]]
 RULES: list[Rule] = [
     *(rule_floor, rule_cycles, rule_torch_free, rule_file_length, rule_function_length, rule_tests, rule_own_paths),
+    rule_files,
 ]
 LONG = "def f():\n" + "    x = 1\n" * MAX_FUNCTION
 BREAKS: list[tuple[Rule, dict[str, str], str]] = [
@@ -290,6 +312,7 @@ BREAKS: list[tuple[Rule, dict[str, str], str]] = [
     (rule_floor, {"agentrl/sandboxes/inside/a.py": "import agentrl.sandboxes.base"}, "imports nothing else of ours"),
     (rule_cycles, {"agentrl/a.py": "import agentrl.b", "agentrl/b.py": "from agentrl import a"}, "import cycle"),
     (rule_cycles, {"agentrl/e/__init__.py": "from .m import x", "agentrl/e/m.py": "from . import y"}, "agentrl.e.m"),
+    (rule_files, {"agentrl/cli/a.py": "def f(path):\n    path.read_text()"}, "a.py:2 opens a file"),
     (rule_torch_free, {"agentrl/toolenv/a.py": "def f():\n    import torch.nn"}, "a.py:2 imports torch"),
     (rule_torch_free, {"agentrl/config/settings.py": "if TYPE_CHECKING:\n    import torch"}, "config works without it"),
     (rule_torch_free, {"agentrl/envs/math.py": "from transformers import AutoTokenizer"}, "loads an extra"),
@@ -307,6 +330,7 @@ KEEPS: list[tuple[Rule, dict[str, str]]] = [
     (rule_floor, {"agentrl/train/step.py": "from agentrl import batch", "agentrl/batch.py": "import agentrl.types"}),
     (rule_cycles, {"agentrl/a.py": "def f():\n    import agentrl.b", "agentrl/b.py": "import agentrl.a"}),
     (rule_torch_free, {"agentrl/render.py": "def f():\n    import transformers", "agentrl/batch.py": "import torch"}),
+    (rule_files, {"agentrl/runs/files.py": "open('a')", "agentrl/eval.py": "import os\nos.open(os.devnull, 1)"}),
     (rule_tests, {"agentrl/a.py": "x = 1\n" * 10, "tests/test_a.py": "x = 1\n" * 8}),
     (rule_own_paths, {"README.md": "a network/path and work/ of others", ".git": FOREIGN[0]}),
 ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 
 from agentrl.errors import UsageError
-from agentrl.runs.files import replace
+from agentrl.runs.files import read, replace
 
 _FILES = {
     "pyproject.toml.in": "pyproject.toml",
@@ -74,9 +74,9 @@ def create(name: str, *, folder: Path | None = None, namespace: str = "me") -> P
         )
     folder = Path(name) if folder is None else folder
     words = {"name": name, "kind": kind, "id": f"{namespace}/{kind}-v0", "project": name.replace("_", "-")}
-    templates = resources.files("agentrl") / "templates" / "new"
+    templates = Path(str(resources.files("agentrl"))) / "templates" / "new"
     texts = {
-        Template(place).substitute(words): Template((templates / source).read_text(encoding="utf-8")).substitute(words)
+        Template(place).substitute(words): Template(read(templates / source).decode()).substitute(words)
         for source, place in _FILES.items()
     }
     _write(folder, texts)

@@ -51,8 +51,8 @@ INSTANTS = {
         # As the event loop is made; with the gold player; while the warm start learns.
         *("0 ^fcntl.flock", "2 ^socket.__new__", "2 ^graded train", "2 ^updated"),
         # While it saves, evaluates, plays and learns; and while it saves later.
-        *(r"2 ^open .*/\.step-000000\.tmp/trainer\.json w", "2 ^graded test", "2 ^graded train", *LEARNING),
-        *(r"2 ^open .*/\.step-000003\.tmp/trainer\.json w", r"15 ^os\.rename .*/\.step-000004\.tmp "),
+        *(r"2 ^open .*/\.step-000000\.tmp None", "2 ^graded test", "2 ^graded train", *LEARNING),
+        *(r"2 ^open .*/\.step-000003\.tmp None", r"15 ^os\.rename .*/\.step-000004\.tmp "),
     ),
     "lag": LEARNING,
     "inflight": LEARNING,

@@ -69,20 +69,20 @@ INSTANTS = {
         # While it evaluates, and then twice in a row: as it reads the optimizer, and as it cuts the records.
         r"^graded test",
         r"^os\.scandir .*/step-000002/optimizer",
-        r"^open .*/\.metrics\.jsonl\.tmp w",
+        r"^open \.metrics\.jsonl\.\w+\.tmp",
         # When it has ended.
-        r"^open .*/\.report\.html\.tmp w",
+        r"^open \.report\.html\.\w+\.tmp",
     ),
     ("lag", 1): (
         # While it writes a checkpoint, before any is whole; while it deletes an old one, and while it plays ahead.
-        r"^open .*/\.step-000000\.tmp/trainer\.json w",
+        r"^open .*/\.step-000000\.tmp None",
         r"^shutil\.rmtree .*/\.step-000001\.tmp ",
         r"^graded train",
         # The disk is full from here on.
         r"^open .*/metrics\.jsonl a",
     ),
     # Between a row and its episodes.
-    ("lag", 2): (r"^open .*/\.step-000004\.jsonl\.zst\.tmp w",),
+    ("lag", 2): (r"^open \.step-000004\.jsonl\.zst\.\w+\.tmp",),
 }
 """Where a run is killed, one after the other, by its mode and its ranks."""
 KILLS = int(os.environ.get("AGENTRL_KILLS", "3"))
