@@ -59,6 +59,7 @@ class SetResult:
             "sampling": {"temperature": origin.temperature, "turn_tokens": origin.turn_tokens},
             "result": self.whole.row(),
             "tags": {tag: found.row() for tag, found in self.tags.items()},
+            "refused": list(self.played.refused),
             "usage": {"read": sum(one for one, _ in usages), "written": sum(one for _, one in usages)},
             "tasks": [
                 {
