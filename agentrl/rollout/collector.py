@@ -150,6 +150,7 @@ def _trajectory(
         attempt=spec.attempt,
         tags=episode.task.tags,
         answer=episode.answer,
+        expected=episode.task.answer,
         usage=(sum(read for read, _ in usages), sum(wrote for _, wrote in usages)) if usages else None,
     )
 

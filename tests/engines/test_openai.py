@@ -126,6 +126,8 @@ def test_chat_server_is_evaluated_on_two_sets(fake: Fake, here: Path, capsys: py
     records = list(read_episodes("o"))
     assert len(records) == 9 and {record.trajectory.usage for record in records} == {(22, 6)}
     assert {record.trajectory.answer for record in records} == {"42"}
+    expected = {record.trajectory.expected for record in records}
+    assert len(expected) == 6 and all(map(str.isdigit, expected)), "the answers of three tasks of each set"
     played = [record.trajectory for record in records]
     assert {(one.env, one.tags) for one in played} == {("one", ("level:1",)), ("two", ("level:2",))}
     asked = len(fake.asked)
