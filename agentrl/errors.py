@@ -13,7 +13,8 @@
     ├── TrajectoryError            tokens, log-probs and rewards that do not fit together
     ├── InvariantError             training would be wrong: engine and trainer disagree, a ratio is not 1 …
     └── InfrastructureError        a sandbox, engine or server failed; never a reward
-        └── FaultRateError         too many infrastructure faults to go on
+        ├── FaultRateError         too many infrastructure faults to go on
+        └── RefusedError           a server refuses one request, as a content filter does
 
 Sandbox faults have a branch of their own (``agentrl.sandboxes.SandboxError``), since that package stands alone; the
 environments turn them into ``InfrastructureError``.
@@ -90,7 +91,11 @@ class InfrastructureError(AgentRLError):
 
 
 class FaultRateError(InfrastructureError):
-    """More episodes were lost to infrastructure faults than the run allows."""
+    """There were more infrastructure faults than the run allows, or nothing is left that answers."""
+
+
+class RefusedError(InfrastructureError):
+    """A server refuses one request and takes others: asking again does not help."""
 
 
 def first_line(error: Exception) -> str:

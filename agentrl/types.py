@@ -258,6 +258,8 @@ class Trajectory:
     """The task's tags."""
     answer: str | None = None
     """The final answer as :meth:`ToolEnv.answer_of` tells it; None where the environment can't."""
+    expected: str = ""
+    """The task's expected answer; empty where it has none."""
     usage: tuple[int, int] | None = None
     """Tokens that a server says it has read and written, over all turns; None where no server played."""
 

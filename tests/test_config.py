@@ -143,6 +143,26 @@ def test_later_words_win(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "options"),
+    [
+        (["engine.name=transformers"], "transformers", {}),
+        (["engine.options.slots=4", "engine.name=transformers"], "transformers", {"slots": 4}),
+        (["engine.name=vllm", "engine.options.eager=true"], "vllm", {"memory": 0.25, "eager": True}),
+        (["engine.options.memory=0.5"], "vllm", {"memory": 0.5}),
+    ],
+)
+def test_options_of_one_engine_do_not_hold_for_another(
+    tmp_path: Path, words: list[str], name: str, options: dict[str, object]
+) -> None:
+    engine = load_config(preset="qwen3-4b-tir", overrides=words).engine
+    assert (engine.name, engine.options) == (name, options)
+    assert with_overrides(load_config(preset="qwen3-4b-tir"), words).engine == engine
+    (tmp_path / "it.toml").write_text(f"[engine]\nname = '{name}'\n")
+    of_file = load_config(preset="qwen3-4b-tir", path=tmp_path / "it.toml").engine
+    assert of_file.options == ({"memory": 0.25} if name == "vllm" else {})
+
+
 def test_a_mix_comes_in_the_order_of_names(tmp_path: Path) -> None:
     path = tmp_path / "it.toml"
     path.write_text("[env.mix.b]\nid = 'x'\n[env.mix.a]\nid = 'y'\nweight = 3\n[versions]\npython = '3.12'")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pydantic
 
-from agentrl.config.settings import Config, EnvSettings, MixedEnv
+from agentrl.config.settings import Config, EngineSettings, EnvSettings, MixedEnv
 from agentrl.errors import ConfigError, UnknownNameError, UsageError, nearest
 
 _RANKS = "set run.ranks, the processes, each with a device, over which the weights in training are sharded"
@@ -65,13 +65,11 @@ def load_config(*, preset: str | None = None, path: str | Path | None = None, ov
         known = presets()
         if preset not in known:
             raise UnknownNameError("preset", preset, known)
-        data = _merged(data, tomllib.loads(known[preset]))
+        data = tomllib.loads(known[preset])
     if path is not None:
         # A run's own config.toml will do: it ends with the versions of what ran it, which are no settings.
-        data = _merged(data, {name: value for name, value in read_toml(Path(path)).items() if name != "versions"})
-    for override in overrides:
-        data = _merged(data, _parsed(override))
-    return parse_config(data)
+        data = _laid_over(data, {name: value for name, value in read_toml(Path(path)).items() if name != "versions"})
+    return parse_config(_overridden(data, overrides))
 
 
 def parse_config(data: Mapping[str, Any]) -> Config:
@@ -106,10 +104,7 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
     Raises:
         ConfigError: a key is unknown or a value is invalid.
     """
-    data: dict[str, Any] = config.model_dump(mode="json")
-    for override in overrides:
-        data = _merged(data, _parsed(override))
-    return parse_config(data)
+    return parse_config(_overridden(config.model_dump(mode="json"), overrides))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -135,6 +130,22 @@ def parse_toml(data: bytes, name: str) -> dict[str, Any]:
         return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the config {name!r} is not TOML: {error}") from error
+
+
+def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    new: dict[str, Any] = {}
+    for override in overrides:
+        new = _merged(new, _parsed(override))
+    return _laid_over(data, new)
+
+
+def _laid_over(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge settings; the options of one engine do not hold for another."""
+    engines = [data.get("engine") for data in (base, new)]
+    before, after = (engine if isinstance(engine, Mapping) else {} for engine in engines)
+    if "options" in before and after.get("name", name := before.get("name", EngineSettings().name)) != name:
+        base = {**base, "engine": {key: value for key, value in before.items() if key != "options"}}
+    return _merged(base, new)
 
 
 def _merged(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

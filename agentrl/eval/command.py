@@ -14,7 +14,7 @@ from agentrl.errors import UsageError
 from agentrl.eval.results import SetResult, write_results
 from agentrl.eval.sets import make_sets, source_of
 from agentrl.eval.table import plan, play
-from agentrl.eval.target import Agent, EvalRequest, check_dialect, make_agent, resolve, tokenizer_of, unlimited
+from agentrl.eval.target import Agent, EvalRequest, check_dialect, for_messages, make_agent, resolve, tokenizer_of
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.runs.assemble import make_collector, with_dialect
@@ -43,7 +43,9 @@ def run(request: EvalRequest, display: Display) -> list[SetResult]:
     with ExitStack() as stack:
         kept, records = _begun(request.out, stack)
         place = model or tokenizer_of(base)
-        sets = {name: with_dialect(unlimited(config), place) for name, config in make_sets(base, request.envs).items()}
+        sets = {
+            name: with_dialect(for_messages(config), place) for name, config in make_sets(base, request.envs).items()
+        }
         sources = {name: source_of(config) for name, config in sets.items()}
         mix = TaskMix(sources, dict.fromkeys(sources, 1.0), block=1)
         check_dialect(request, mix.label)
@@ -66,9 +68,13 @@ def run(request: EvalRequest, display: Display) -> list[SetResult]:
             results = asyncio.run(game.play())
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_left(request.out)) from None
+        finally:
+            for note in agent.notes:
+                display.say(note)
         if request.out is not None:
             about: dict[str, object] = {"target": request.path or agent.weights, "weights": agent.weights}
             about |= {"engine": config.engine.name, "seed": request.seed, "settings": played_with}
+            about |= {"notes": list(agent.notes)} if agent.notes else {}
             write_results(request.out, results, about | {"versions": versions_of(_PACKAGES)})
         return results
 
@@ -119,6 +125,8 @@ class _Game:
         began, sampling = time.perf_counter(), _sampling(config)
         with closing(make_collector(config, self.agent.renderer, split=config.eval.split)) as collector:
             played = await play(collector, self.agent.engine, specs, sampling, done=done, on_episode=ended)
+        for refused in played.refused:
+            self.display.say(f"left out: {refused}")
         return SetResult(
             name=name,
             origin=source.origin(sampling),

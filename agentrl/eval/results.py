@@ -1,13 +1,17 @@
 """What an evaluation found, as a table, as data, and as a page."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
+from agentrl.eval.episodes import told
 from agentrl.eval.pages import Section, write_page
 from agentrl.eval.table import Evaluation, Played, by_tag, summarise
 from agentrl.runs.files import replace
+from agentrl.runs.progress import as_argument
 from agentrl.types import Origin, won
 
 SUMMARY = 1
@@ -16,6 +20,12 @@ HEAD = (
     *("set", "tasks", "n", "success", "pass@n", "maj@n", "turns", "tokens"),
     *("calls", "errors", "cut", "truncated", "lost"),
 )
+_TASKS = ("set", "task", "tags", "success", "mean return", "expected answer", "given answers")
+_EPISODES = ("set", "task", "attempt", "outcome", "return", "turns", "tokens", "end", "expected answer", "given answer")
+_MOST_ROWS = 1000
+"""Lines of a table on the page, which is to stay quick."""
+_MOST_SIGNS = 120
+"""Characters of an answer there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +69,7 @@ class SetResult:
             "sampling": {"temperature": origin.temperature, "turn_tokens": origin.turn_tokens},
             "result": self.whole.row(),
             "tags": {tag: found.row() for tag, found in self.tags.items()},
+            "refused": list(self.played.refused),
             "usage": {"read": sum(one for one, _ in usages), "written": sum(one for _, one in usages)},
             "tasks": [
                 {
@@ -89,12 +100,16 @@ def table(results: Sequence[SetResult]) -> list[tuple[str, ...]]:
 
 def as_text(results: Sequence[SetResult]) -> str:
     """Give the table as text, without columns that say nothing."""
-    lines = [HEAD, *table(results)]
-    kept = [column for column in zip(*lines, strict=True) if {*column[1:]} - {"", "0"} or column[0] == "success"]
-    widths = [max(map(len, column)) for column in kept]
-    rows = [[text.rjust(width) for text, width in zip(row, widths, strict=True)] for row in zip(*kept, strict=True)]
-    names = [name.ljust(widths[0]) for name in kept[0]]
-    return "\n".join("  ".join([name, *row[1:]]) for name, row in zip(names, rows, strict=True))
+    lines = _telling([HEAD, *table(results)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = [[text.rjust(width) for text, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join([line[0].ljust(widths[0]), *row[1:]]) for line, row in zip(lines, rows, strict=True))
+
+
+def _telling(lines: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Leave out columns that say nothing."""
+    columns = [column for column in zip(*lines, strict=True) if {*column[1:]} - {"", "0"} or column[0] == "success"]
+    return list(zip(*columns, strict=True))
 
 
 def _line(name: str, found: Evaluation) -> tuple[str, ...]:
@@ -117,7 +132,7 @@ def _rate(rate: float | None, interval: tuple[float, float] | None) -> str:
     return "" if rate is None or interval is None else f"{rate:.1%} ({interval[0]:.1%} to {interval[1]:.1%})"
 
 
-def write_results(folder: Path, results: Sequence[SetResult], about: dict[str, object]) -> None:
+def write_results(folder: Path, results: Sequence[SetResult], about: Mapping[str, object]) -> None:
     """Write ``summary.json`` and ``report.html``.
 
     Args:
@@ -129,6 +144,70 @@ def write_results(folder: Path, results: Sequence[SetResult], about: dict[str, o
     replace(folder / "summary.json", json.dumps(summary, indent=1).encode(errors="replace"))
     rates = "Rates with their 95% intervals, clustered by task; n attempts a task. Means are per episode."
     faults = "Episodes that a fault of the infrastructure ended are played again; tasks lost to it are left out."
-    tables = Section(title="Results", text=[rates, faults], head=HEAD, rows=table(results))
-    how = Section(title="How it was played", head=["", ""], rows=list(about.items()))
-    write_page(folder / "report.html", str(about["target"]), [tables, how])
+    head, *rows = _telling([HEAD, *table(results)])
+    refused = [one for result in results for one in result.played.refused]
+    sections = [Section(title="Results", text=[rates, faults, *refused], head=head, rows=rows)]
+    tasks = [row for result in results for row in _tasks(result)]
+    episodes = [row for result in results for row in _episodes(result)]
+    every = f"All of them, token by token: agentrl view {as_argument(folder)}"
+    for title, head, rows in (("Tasks", _TASKS, tasks), ("Episodes", _EPISODES, episodes)):
+        more = [f"These are the first {_MOST_ROWS:,} of {len(rows):,}."] if len(rows) > _MOST_ROWS else []
+        head, *rows = _telling([head, *rows[:_MOST_ROWS]])
+        sections.append(Section(title=title, text=[*more, every], head=head, rows=rows))
+    how = Section(title="How it was played", head=["", ""], rows=_how(results, about))
+    write_page(folder / "report.html", str(about["target"]), [*sections, how])
+
+
+def _tasks(result: SetResult) -> list[tuple[str, ...]]:
+    """Return a line for each task, those that were solved least before the others."""
+    best = result.origin.best_return
+    groups = sorted(result.played.groups, key=lambda group: sum(won(episode, best) for episode in group))
+    rows: list[tuple[str, ...]] = []
+    for group in groups:
+        answers = Counter(episode.answer for episode in group if episode.answer)
+        told = ", ".join(
+            f"{answer} ({count} times)" if count > 1 else answer for answer, count in answers.most_common()
+        )
+        wins = f"{sum(won(episode, best) for episode in group)} of {len(group)}"
+        mean = sum(episode.ret for episode in group) / len(group)
+        tags = ", ".join(group.trajectories[0].tags)
+        expected = _short(group.trajectories[0].expected)
+        rows.append((result.name, group.task_id, tags, wins, f"{mean:.3g}", expected, _short(told)))
+    return rows
+
+
+def _episodes(result: SetResult) -> list[tuple[str, ...]]:
+    """Return a line for each episode."""
+    return [
+        (
+            *(result.name, episode.task_id, str(episode.attempt)),
+            "solved" if won(episode, result.origin.best_return) else "failed",
+            *(f"{episode.ret:.3g}", str(len(episode.sampled)), str(episode.written), episode.stop.value),
+            *(_short(episode.expected), _short(episode.answer or "")),
+        )
+        for group in result.played.groups
+        for episode in group
+    ]
+
+
+def _how(results: Sequence[SetResult], about: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Return what decides how episodes are played, a line each."""
+    facts = {f"set {result.name}".rstrip(): f"{told(result.origin)}, {_sampling(result.origin)}" for result in results}
+    settings = cast(Mapping[str, object], about["settings"])
+    flat = {name: value for name, value in about.items() if name != "settings"} | dict(settings)
+    return [*facts.items(), *((name, _plain(value)) for name, value in flat.items())]
+
+
+def _sampling(origin: Origin) -> str:
+    how = "greedy" if origin.temperature == 0 else f"temperature {origin.temperature:g}"
+    return f"dialect {origin.dialect}, {how}, turns of {origin.turn_tokens} tokens"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {one}" for name, one in cast(Mapping[str, object], value).items()) or "none"
+    return ", ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_SIGNS else f"{text[:_MOST_SIGNS]}…"

@@ -13,6 +13,7 @@ from typing import Any
 from agentrl.config import EvalSettings
 from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.rng import derive_seed
+from agentrl.errors import FaultRateError
 from agentrl.eval.intervals import interval
 from agentrl.rollout.collector import Collector, always
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
@@ -102,9 +103,11 @@ class Played:
     groups: list[Group]
     """The tasks with all of their attempts."""
     lost: int
-    """Tasks left out because of infrastructure faults."""
+    """Tasks left out because of infrastructure faults, or because a server refuses them."""
     faults: int
     """Attempts at an episode that such a fault ended."""
+    refused: Sequence[str] = ()
+    """Episodes that a server refuses to play on, a sentence each."""
 
 
 async def play(
@@ -127,7 +130,7 @@ async def play(
         on_episode: called with each newly played episode.
 
     Raises:
-        FaultRateError: too many tasks were lost to infrastructure faults.
+        FaultRateError: too many tasks were lost to infrastructure faults, or none was played to its end.
     """
     played = {(episode.task_id, episode.seed): episode for episode in done}
 
@@ -141,7 +144,10 @@ async def play(
     # A task counts only with all of its attempts: pass@k and the interval want the same number of each.
     found = [[played.get((spec.task_id, spec.seed)) for spec in group] for group in specs]
     groups = [Group(tuple(episode for episode in group if episode)) for group in found if all(group)]
-    return Played(groups=groups, lost=len(specs) - len(groups), faults=new.faults)
+    refused = [f"task {spec.task_id!r}, attempt {spec.attempt}: {error}" for spec, error in new.refused.items()]
+    if not groups:
+        raise FaultRateError(f"no task was played to its end; {refused[0] if refused else new.last_fault}")
+    return Played(groups=groups, lost=len(specs) - len(groups), faults=new.faults, refused=refused)
 
 
 def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> Evaluation:

@@ -1,9 +1,10 @@
 """What is evaluated: a run, a checkpoint, a model, or a server."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentrl.config import Config, load_config, parse_config, with_overrides
 from agentrl.engines import make_engine
@@ -17,6 +18,7 @@ from agentrl.runs.assemble import assemble
 from agentrl.runs.checkpoint import model_at
 from agentrl.runs.folder import checkpoints, read_config, read_dialect
 from agentrl.runs.records import Pieces
+from agentrl.toolenv.dialects.native import FORMS, NATIVE, NativeHermes
 
 SERVER = "openai"
 """The engine whose model is elsewhere."""
@@ -40,7 +42,7 @@ class EvalRequest:
     engine: str | None = None
     """Engine in place of that of the settings."""
     engine_options: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Its options, beside those of the settings where these are for the same engine."""
+    """Its options, beside those of the settings."""
     seed: int = 0
     """Seed of sampling."""
     out: Path | None = None
@@ -61,6 +63,8 @@ class Agent:
     """Gives the text of a token."""
     weights: str
     """Says which weights it has: equal texts are equal weights."""
+    notes: Sequence[str] = ()
+    """What a server turns out to do in another way than it was asked to; it grows while episodes are played."""
 
 
 def resolve(request: EvalRequest, say: Callable[[str], None]) -> tuple[Config, str]:
@@ -69,11 +73,10 @@ def resolve(request: EvalRequest, say: Callable[[str], None]) -> tuple[Config, s
     Raises:
         UsageError: there is no run, checkpoint or model, the checkpoint is damaged, or a run has no whole one.
     """
-    config, path = _settings(request)
-    if request.engine or request.engine_options:
-        name = request.engine or config.engine.name
-        old = config.engine.options if name == config.engine.name else {}
-        engine = {"name": name, "options": {**old, **request.engine_options}}
+    overrides = (*request.overrides, *([f"engine.name={request.engine}"] if request.engine else ()))
+    config, path = _settings(request, overrides)
+    if request.engine_options:
+        engine = {"name": config.engine.name, "options": {**config.engine.options, **request.engine_options}}
         config = parse_config({**config.model_dump(mode="json"), "engine": engine})
     if (config.engine.name == SERVER) == bool(path):
         raise UsageError(
@@ -82,12 +85,12 @@ def resolve(request: EvalRequest, say: Callable[[str], None]) -> tuple[Config, s
     return config, model_at(path, say) if path else ""
 
 
-def _settings(request: EvalRequest) -> tuple[Config, str]:
+def _settings(request: EvalRequest, overrides: Sequence[str]) -> tuple[Config, str]:
     path, run_path = Path(request.path), _run_of(request.path)
     if run_path is not None:
         if request.config or request.preset:
             raise UsageError(f"{request.path!r} has its own settings: use --set instead of --config and --preset")
-        config = with_overrides(read_config(run_path), request.overrides)
+        config = with_overrides(read_config(run_path), overrides)
         if run_path != path and path.resolve() not in (saved := checkpoints(run_path)):
             names = [one.name for one in saved]
             raise RunFolderError(f"there is no checkpoint {str(path)!r}; {nearest(path.resolve().name, names)}")
@@ -99,7 +102,7 @@ def _settings(request: EvalRequest) -> tuple[Config, str]:
             f"{request.path!r} is in no run folder: say with --config or --preset how to evaluate it, or with --env on "
             "what"
         )
-    return load_config(preset=request.preset, path=request.config, overrides=request.overrides), request.path
+    return load_config(preset=request.preset, path=request.config, overrides=overrides), request.path
 
 
 def _may_be_on_hub(name: str) -> bool:
@@ -112,11 +115,17 @@ def tokenizer_of(config: Config) -> str:
     return str(config.engine.options.get("tokenizer", ""))
 
 
-def unlimited(config: Config) -> Config:
-    """Take away the limit of an episode's tokens where nobody can count them."""
+def for_messages(config: Config) -> Config:
+    """Fit settings to a server that is talked to in messages; others stay as they are.
+
+    Nobody can count an episode's tokens there, and calls that the server reads have one form, whatever the model's.
+    """
     if config.engine.name != SERVER or tokenizer_of(config):
         return config
-    return with_overrides(config, [f"rollout.episode_tokens={_ENDLESS}"])
+    native = [name for name, env in config.env.played.items() if env.args.get("dialect") in (NATIVE, *FORMS)]
+    tables = [f"env.mix.{name}" if name else "env" for name in native]
+    dialects = [f"{table}.args.dialect={NativeHermes.name}" for table in tables]
+    return with_overrides(config, [f"rollout.episode_tokens={_ENDLESS}", *dialects])
 
 
 def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:
@@ -132,16 +141,16 @@ def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:
             engine=parts.engine, renderer=parts.renderer, pieces=parts.tokenizer, weights=fingerprint(parts.model)
         )
     options = config.engine.options
-    engine = make_engine(SERVER, None, options)
+    engine: Any = make_engine(SERVER, None, options)
     base = options.get("base_url") or os.environ.get("OPENAI_BASE_URL", "OpenAI")
     weights = f"{options['model']} at {base}"
     if not (name := tokenizer_of(config)):
         transcript = Transcript()
-        return Agent(engine=engine, renderer=transcript, pieces=transcript, weights=weights)
+        return Agent(engine=engine, renderer=transcript, pieces=transcript, weights=weights, notes=engine.notes)
     tokenizer = load_tokenizer(name)
     # All of them, so that tools which can't be described are refused here.
     renderer, *_ = [Renderer(tokenizer, config.model.template_args, one.template_tools) for one in mix.dialects]
-    return Agent(engine=engine, renderer=renderer, pieces=tokenizer, weights=weights)
+    return Agent(engine=engine, renderer=renderer, pieces=tokenizer, weights=weights, notes=engine.notes)
 
 
 def _run_of(path: str) -> Path | None:

@@ -1,9 +1,10 @@
 """What a collection of episodes gives."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from agentrl.errors import InfrastructureError
+from agentrl.errors import InfrastructureError, RefusedError
+from agentrl.rollout.plan import EpisodeSpec
 from agentrl.types import Group
 
 
@@ -29,6 +30,8 @@ class Collected:
     """The last of them."""
     lost: int
     """Groups left out because an episode failed twice."""
+    refused: Mapping[EpisodeSpec, RefusedError] = field(default_factory=dict[EpisodeSpec, RefusedError])
+    """Episodes that a server refuses to play on, and why; their groups are left out too, and are not among ``lost``."""
     cancelled: int = 0
     """Groups that others were sooner than."""
     seconds: float
@@ -53,6 +56,7 @@ def joined(parts: Sequence[Collected]) -> Collected:
         faults=sum(part.faults for part in parts),
         last_fault=next((part.last_fault for part in reversed(parts) if part.last_fault), None),
         lost=sum(part.lost for part in parts),
+        refused={spec: error for part in parts for spec, error in part.refused.items()},
         cancelled=sum(part.cancelled for part in parts),
         seconds=sum(part.seconds for part in parts),
         clock=Clock(tools=sum(part.clock.tools for part in parts), engine=sum(part.clock.engine for part in parts)),

@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.engines.rng import derive_seed
-from agentrl.errors import FaultRateError, InfrastructureError
+from agentrl.errors import FaultRateError, InfrastructureError, RefusedError
 from agentrl.render.transcript import Writer
 from agentrl.rollout.collected import Clock, Collected
 from agentrl.rollout.gate import Gate, first
@@ -150,6 +150,7 @@ def _trajectory(
         attempt=spec.attempt,
         tags=episode.task.tags,
         answer=episode.answer,
+        expected=episode.task.answer,
         usage=(sum(read for read, _ in usages), sum(wrote for _, wrote in usages)) if usages else None,
     )
 
@@ -221,7 +222,7 @@ class Collector:
     """Plays groups of episodes, many at a time, each on an instance of its environment.
 
     An infrastructure fault is no outcome of an episode: the episode is retried once on another environment, and if that
-    fails too its group is left out.
+    fails too its group is left out. What a server refuses is not asked again, and is no fault.
 
     Args:
         envs: each environment's id and own arguments, by the name that an episode's spec has.
@@ -279,7 +280,7 @@ class Collector:
             enough: once so many groups are complete, the others are cancelled; by default all are played.
 
         Raises:
-            FaultRateError: more groups were lost than ``max_fault_rate`` allows.
+            FaultRateError: more groups were lost than ``max_fault_rate`` allows, or no engine answers any more.
         """
         engine, known = engine_for.engine if isinstance(engine_for, always) else None, known or {}
         ready = [group for group in specs if all(spec.seed in known for spec in group)]
@@ -313,7 +314,7 @@ class Collector:
             # One for each episode: a tool that waits holds its thread. Sandboxes limit for themselves what computes.
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="agentrl-env")
         player = Player(limits=self._limits, threads=self._threads, gate=self._gate)
-        faults = list[InfrastructureError]()
+        faults, refused = list[InfrastructureError](), dict[EpisodeSpec, RefusedError]()
         if isinstance(engine_for, always):
             self._gate.feel(engine_for.engine.cache)
 
@@ -324,6 +325,11 @@ class Collector:
                 async with self._gate:
                     try:
                         trajectory = await self._episode(spec, engine_for, sampling, player)
+                    except FaultRateError:
+                        raise
+                    except RefusedError as error:
+                        refused[spec] = error
+                        break
                     except InfrastructureError as error:
                         faults.append(error)
             if trajectory is not None:
@@ -343,7 +349,8 @@ class Collector:
             groups=groups,
             faults=len(faults),
             last_fault=faults[-1] if faults else None,
-            lost=len(ended) - len(groups),
+            lost=len(ended) - len(groups) - sum(any(spec in refused for spec in group) for group in specs),
+            refused=refused,
             cancelled=cancelled,
             seconds=time.perf_counter() - began,
             clock=player.clock,

@@ -2,11 +2,13 @@
 
 import errno
 import importlib.util
+import shlex
 import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -26,6 +28,12 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else _escaped(char) for char in text)
+
+
+def as_argument(path: Path) -> str:
+    """Return a path as a command in this folder takes it: relative where it lies inside."""
+    whole, here = path.resolve(), Path.cwd()
+    return shlex.quote(str(whole.relative_to(here) if whole.is_relative_to(here) else path))
 
 
 def _escaped(char: str) -> str:

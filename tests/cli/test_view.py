@@ -1,5 +1,8 @@
 """``agentrl view``: it prints where the page is, and refuses in one sentence what it can't show."""
 
+import html
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -59,3 +62,16 @@ def test_what_can_t_be_shown_is_named(
     assert main(["view", *arguments]) == code
     out, err = capsys.readouterr()
     assert out == "" and said in err and err.count("\n") == 1 and not Path("view.html").exists()
+
+
+@pytest.mark.parametrize("folder", ["runs/mine", "runs/it's mine"])
+def test_command_in_a_report_works_where_the_report_was_made(
+    here: Path, capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    Path("runs/mine").rename(folder)
+    assert main(["report", folder]) == 0
+    page = html.unescape(Path(folder, "report.html").read_text(encoding="utf-8"))
+    (command,) = re.findall(r"All of them: agentrl (view .*)</p>|All of them: agentrl (view [^\n]+)\n", page)[:1]
+    words = shlex.split(next(filter(None, command)).strip())
+    assert main(words) == 0
+    assert str(here) not in page, "a page is passed on: it names no folder above"

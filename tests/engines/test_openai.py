@@ -1,14 +1,10 @@
 """A server as the engine: one that follows a script, and vLLM's own."""
 
-import asyncio
 import json
 import subprocess
 import sys
-import threading
 import urllib.request
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,81 +12,12 @@ from typing import Any
 import pytest
 
 from agentrl.cli import main
-from agentrl.engines import make_engine
-from agentrl.engines.base import Completion, Sampling
-from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
+from agentrl.engines.base import Completion
+from agentrl.errors import AgentRLError, ConfigError, FaultRateError, InfrastructureError
 from agentrl.render.transcript import Transcript
 from agentrl.runs.records import read_episodes
 
-KEY = "sk-very-secret"
-Reply = tuple[int, object]
-
-
-class Fake(ThreadingHTTPServer):
-    """Answers with what ``answer`` makes of a request's path and fields, and keeps the requests."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[str, Any], str]] = []
-        self.answer: Callable[[str, dict[str, Any]], Reply] = lambda _path, _fields: (500, {})
-        super().__init__(("127.0.0.1", 0), Handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-    def follow(self, *replies: Reply) -> None:
-        """Give one reply after the other."""
-        left = iter(replies)
-        self.answer = lambda _path, _fields: next(left)
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Fake
-
-    def do_POST(self) -> None:
-        fields = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path, fields, self.headers["Authorization"]))
-        status, reply = self.server.answer(self.path, fields)
-        data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("retry-after-ms", "1")
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, require: Callable[[bool, str], None]) -> Generator[Fake]:
-    require(find_spec("openai") is not None, "needs openai: pip install 'agentrl[openai]'")
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with Fake() as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield server
-        server.shutdown()
-
-
-def spoken(text: str | None, finish: str = "stop") -> Reply:
-    choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text}}
-    return 200, {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice],
-                 "usage": {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}}  # fmt: skip
-
-
-def sampled(finish: str = "stop", logprobs: object = None, **more: object) -> Reply:
-    choice = {"index": 0, "finish_reason": finish, "text": "", "logprobs": logprobs, **more}
-    return 200, {"id": "1", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]}
-
-
-def ask(fake: Fake, prompt: tuple[int, ...] = (5, 6), temperature: float = 1.0, **options: Any) -> Completion:
-    engine = make_engine("openai", None, {"base_url": fake.url, "model": "m", "retries": 2, **options})
-    sampling = Sampling(temperature=temperature, max_tokens=8, stop_ids=(7,))
-    with closing(engine):
-        return asyncio.run(engine.generate(prompt, sampling, seed=2**62 + 3))
+from .servers import KEY, Fake, Reply, ask, sampled, spoken
 
 
 def test_token_ids_go_there_and_come_back(fake: Fake) -> None:
@@ -130,10 +57,10 @@ def test_messages_go_there_and_a_text_comes_back(fake: Fake) -> None:
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_busy_servers_are_asked_again(fake: Fake, status: int) -> None:
-    fake.follow((status, {}), (status, {}), spoken("yes"))
-    assert ask(fake, Transcript().prompt([]).token_ids).finish == "stop" and len(fake.asked) == 3
-    fake.follow(*[(status, {"error": {"message": f"{KEY}\x1b[2J"}})] * 3)
-    with pytest.raises(InfrastructureError, match="the server failed") as caught:
+    fake.follow((status, {}), (status, {}), spoken("Hello"), spoken("yes"))
+    assert ask(fake, Transcript().prompt([]).token_ids).finish == "stop" and len(fake.asked) == 4
+    fake.answer = lambda _path, _fields: (status, {"error": {"message": f"{KEY}\x1b[2J"}})
+    with pytest.raises(FaultRateError, match="3 requests in a row failed: the server failed") as caught:
         ask(fake, Transcript().prompt([]).token_ids)
     assert KEY not in str(caught.value) and str(caught.value).isprintable()
 
@@ -170,7 +97,7 @@ DONE = {"token_ids": [9], "finish_reason": "stop"}
     ],
 )
 def test_bad_answers(fake: Fake, reply: Reply, kind: type[AgentRLError], words: str) -> None:
-    fake.follow(reply)
+    fake.answer = lambda _path, _fields: reply
     with pytest.raises(kind, match=words) as caught:
         ask(fake, tokenizer="folder")
     assert KEY not in str(caught.value)
@@ -199,6 +126,8 @@ def test_chat_server_is_evaluated_on_two_sets(fake: Fake, here: Path, capsys: py
     records = list(read_episodes("o"))
     assert len(records) == 9 and {record.trajectory.usage for record in records} == {(22, 6)}
     assert {record.trajectory.answer for record in records} == {"42"}
+    expected = {record.trajectory.expected for record in records}
+    assert len(expected) == 6 and all(map(str.isdigit, expected)), "the answers of three tasks of each set"
     played = [record.trajectory for record in records]
     assert {(one.env, one.tags) for one in played} == {("one", ("level:1",)), ("two", ("level:2",))}
     asked = len(fake.asked)

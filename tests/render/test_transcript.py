@@ -1,11 +1,13 @@
 """Conversations as characters: what was written is read, and no text can spell a mark."""
 
+import json
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentrl.render.transcript import Transcript
+from agentrl.toolenv.dialects.native import NativeHermes
 from agentrl.types import Message
 
 TEXTS = st.text(st.characters(), max_size=20)
@@ -26,6 +28,40 @@ def test_messages_are_those_that_were_written(task: str, turns: Sequence[tuple[s
         said += [{"role": "assistant", "content": readable(text)}, {"role": "user", "content": readable(result)}]
     assert list(WRITER.messages(ids)) == said
     assert "".join(WRITER.decode([one]) for one in ids) == WRITER.decode(ids)
+
+
+@given(TEXTS, st.lists(st.tuples(TEXTS, st.dictionaries(TEXTS, TEXTS, max_size=2)), min_size=1, max_size=3))
+@example("a\0b", [("\0", {"\0": "\0"})])
+def test_calls_that_a_server_has_read_are_read_again_by_both_sides(
+    text: str, calls: Sequence[tuple[str, dict[str, str]]]
+) -> None:
+    writer = Transcript([{"type": "function", "function": {"name": "<|user|>"}}])
+    prompt = writer.prompt([{"role": "user", "content": "q"}]).token_ids
+    assert writer.tools(prompt) == [{"type": "function", "function": {"name": "<|user|>"}}]
+    assert WRITER.tools(WRITER.prompt([{"role": "user", "content": "q"}]).token_ids) == ()
+    given_calls = [(readable(name), json.dumps(arguments)) for name, arguments in calls]
+    turn = writer.turn(text, given_calls, whole=True)
+    after = writer.extend(turn, [{"role": "tool", "content": str(at)} for at in range(len(calls))])
+    ids = [*prompt, *turn, *(token for segment in after for token in segment.token_ids)]
+    _, said, *results = WRITER.messages(ids)
+    functions = [call["function"] for call in said["tool_calls"]]
+    assert [(one["name"], one["arguments"]) for one in functions] == given_calls
+    assert [one["tool_call_id"] for one in results] == [call["id"] for call in said["tool_calls"]]
+    if "<" not in text:  # which may begin thinking or a call of its own
+        read = NativeHermes().parse(writer.text(turn))
+        wanted = [(name, dict(arguments)) for (name, _), (_, arguments) in zip(given_calls, calls, strict=True)]
+        assert [(call.name, call.arguments) for call in read if not call.error] == [
+            one for one, call in zip(wanted, read, strict=True) if not call.error
+        ]
+
+
+def test_call_that_is_no_json_is_text_for_the_model() -> None:
+    turn = WRITER.turn("", [("python", '{"code"')], whole=True)
+    (call,) = NativeHermes().parse(WRITER.text(turn))
+    assert call.error
+    after = WRITER.extend(turn, [{"role": "tool", "content": "no JSON"}])
+    ids = [*WRITER.prompt([]).token_ids, *turn, *(token for segment in after for token in segment.token_ids)]
+    assert [message["role"] for message in WRITER.messages(ids)] == ["assistant", "user"]
 
 
 def readable(text: str) -> str:

@@ -7,8 +7,8 @@ const same = (value) => value;
 const MODES = {
   text: ["Conversation", null, "", same, "What was said, and by whom."],
   source: ["Tokens by source", null, "", same, "Every token apart; those that the policy sampled have a background."],
-  logp: ["Log-prob", "logp", "low", same, "Nats, as the engine sampled it: the darker, the less probable."],
-  entropy: ["Entropy", "entropy", "high", same, "Nats, of the distribution it was sampled from: the darker, the more."],
+  logp: ["Log-prob", "logp", "low", same, "Nats, as the engine sampled it: the stronger the colour, the less probable."],
+  entropy: ["Entropy", "entropy", "high", same, "Nats, of the distribution it was sampled from: the stronger the colour, the more."],
   ratio: ["Ratio", "log_ratio", "signed", exp, "θ/old at the update's first pass: blue over a solid line above 1, orange over a dashed one below."],
   cumulative: ["Cumulative ratio, clipped", "cumulative_log_ratio", "signed", exp, "Product of the ratios so far; crossed out where the loss cut the gradient."],
   advantage: ["Advantage", "advantage", "signed", same, "Blue over a solid line raises a token's probability, orange over a dashed one lowers it."],
@@ -27,7 +27,7 @@ function largest(values) {
 // Cuts an episode's segments into chunks; a chunk ends with a line where it can, so that it can be a block of its own.
 function chunks(segment, first, sampled) {
   const found = [];
-  for (let from = 0; from < segment.pieces.length; ) {
+  for (let from = 0, start = 0; from < segment.pieces.length; ) {
     let to = from, size = 0;
     while (to < segment.pieces.length && to - from < 1200) {
       const piece = segment.pieces[to];
@@ -35,15 +35,23 @@ function chunks(segment, first, sampled) {
       to += 1;
       if (to - from >= 200 && piece.endsWith("\n")) break;
     }
-    found.push({ segment, from, to, size, first: first + from, sampled: sampled < 0 ? -1 : sampled + from });
+    found.push({ segment, from, to, start, size, first: first + from, sampled: sampled < 0 ? -1 : sampled + from });
     from = to;
+    start += size;
   }
   return found;
 }
 
+// Where a text has what is searched for, whatever the case.
+function findAll(segments, wanted) {
+  if (!wanted) return [];
+  const words = new RegExp(wanted.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&"), "giu");
+  return segments.flatMap((segment) => [...segment.text.matchAll(words)].map((hit) => ({ segment, start: hit.index, stop: hit.index + hit[0].length })));
+}
+
 class Column {
   constructor(number, row) {
-    Object.assign(this, { number, row, nodes: [], turns: [], scale: new Map() });
+    Object.assign(this, { number, row, nodes: [], turns: [], sections: [], hits: [], scale: new Map() });
     this.pane = element("article", { class: "episode", tabindex: "0", "aria-label": `Episode of task ${plain(row.task)}, ${row.won ? "solved" : "failed"}` });
     this.pane.column = this;
     this.watch = new IntersectionObserver((seen) => seen.forEach((one) => this.turn(one)), { root: this.pane, rootMargin: "1000px" });
@@ -62,6 +70,7 @@ class Column {
       const title = element("h3", {}, trained ? `policy · turn ${this.turns.length + 1}` : segment.source, ...notes.map((note) => element("span", {}, note)));
       const body = element("div", { class: "tokens" });
       const section = element("section", { class: `segment ${segment.source}` }, title, body);
+      this.sections.push(section);
       if (trained) this.turns.push(section);
       for (const chunk of chunks(segment, first, trained ? sampled : -1)) {
         const node = element("div", { class: "chunk" });
@@ -79,11 +88,17 @@ class Column {
 
   header() {
     const { row } = this, facts = element("dl", { class: "facts" });
+    const { expected, answer } = this.texts, given = answer === "" ? "none" : answer;
+    for (const [name, text] of [["Expected answer", expected], ["Given answer", given]]) {
+      const shown = element("dd");
+      if (text) facts.append(element("div", { class: "answer" }, element("dt", {}, name), shown));
+      if (text) marked(shown, text, false);
+    }
     const parts = Object.entries(this.texts.parts).map(([name, value]) => `${name} ${written(value)}`);
     const told = { Stop: `${row.stop}: ${row.why}`, Return: written(row.return), Parts: parts.join(", "), Tokens: `${row.sampled} sampled of ${row.tokens}`, Tags: row.tags.join(", ") };
     for (const [name, text] of Object.entries(told)) if (text) facts.append(element("div", {}, element("dt", {}, name), element("dd", {}, text)));
     const outcome = element("span", { class: `outcome ${row.won ? "good" : "bad"}` }, row.won ? "✓ solved" : "✗ failed");
-    return element("header", {}, outcome, element("h2", { tabindex: "-1" }, row.task), element("p", {}, [sources[row.source], row.step, attemptOf(row), `seed ${row.seed}`].filter(Boolean).join(", ")), facts, ...this.calls());
+    return element("header", {}, outcome, element("h2", { tabindex: "-1" }, row.task), element("p", {}, [sources[row.source], row.step, attemptOf(row), `seed ${row.seed}`].filter(Boolean).join(", "), " ", element("a", { href: `#episode-${this.number}` }, "link")), facts, ...this.calls());
   }
 
   // What each tool was asked; what it answered stands in the conversation.
@@ -109,10 +124,20 @@ class Column {
   }
 
   show(node) {
-    const { segment, from, to, first, sampled } = node.chunk;
+    const { segment, from, to, start, size, first, sampled } = node.chunk;
     const shown = document.createDocumentFragment();
-    if (mode === "text") marked(shown, segment.pieces.slice(from, to).join(""), false);
-    else for (let at = from; at < to; at += 1) {
+    const hits = this.hits.filter((hit) => hit.segment === segment && hit.start < start + size && hit.stop > start);
+    let end = start;
+    if (mode === "text") {
+      for (const hit of hits) {
+        const mark = this.mark(element("mark"), hit), last = Math.min(hit.stop, start + size);
+        marked(shown, segment.text.slice(end, hit.start), false);
+        marked(mark, segment.text.slice(Math.max(hit.start, start), last), false);
+        shown.append(mark);
+        end = last;
+      }
+      marked(shown, segment.text.slice(end, start + size), false);
+    } else for (let at = from; at < to; at += 1) {
       // <bdi> keeps right-to-left text from moving the tokens around it.
       const token = document.createElement("bdi");
       token.at = first + at - from;
@@ -120,9 +145,32 @@ class Column {
       if (token.sampled >= 0) this.colour(token, segment, at);
       marked(token, segment.pieces[at], true);
       shown.append(token);
+      end += segment.pieces[at].length;
+      const hit = hits.find((one) => one.start < end && one.stop > end - segment.pieces[at].length);
+      if (hit) this.mark(token, hit);
     }
     node.style.height = "";
     node.replaceChildren(shown);
+  }
+
+  mark(node, hit) {
+    node.hit = hit;
+    node.classList.add("hit", ...(hit === this.hit ? ["now"] : []));
+    return node;
+  }
+
+  find(wanted) {
+    this.hits = findAll(this.texts.segments, wanted);
+  }
+
+  // Shows a hit, and has its element on the screen.
+  reveal(hit) {
+    const node = this.nodes.find(({ chunk }) => chunk.segment === hit.segment && hit.start < chunk.start + chunk.size);
+    this.hit = hit;
+    node.closest("details")?.setAttribute("open", "");
+    this.show(node);
+    this.refresh();
+    [...node.children].find((one) => one.hit === hit).scrollIntoView({ block: "center" });
   }
 
   colour(token, segment, at) {

@@ -1,7 +1,7 @@
 // The list, its filters, the keyboard, and what is on the stage.
 
 const ROW = 44, MOST_COLUMNS = 16, TOGETHER = 32;
-let rows = [], sources = [], shown = [], at = 0, columns = [], shows = 0, searches = 0;
+let rows = [], sources = [], shown = [], at = 0, columns = [], shows = 0, searches = 0, direction = 1;
 const list = $("list"), filters = $("filters").elements, tools = $("tools").elements, told = $("told");
 const texts = new Map();
 
@@ -71,9 +71,10 @@ async function filter() {
   choose(Math.max(0, shown.indexOf(was)));
 }
 
-function choose(place) {
+function choose(place, towards = 1) {
   if (place < 0 || place >= shown.length) return shown.length ? undefined : (drawList(), show());
   at = place;
+  direction = towards;
   if (place * ROW < list.scrollTop) list.scrollTop = place * ROW;
   if ((place + 1) * ROW > list.scrollTop + list.clientHeight) list.scrollTop = (place + 1) * ROW - list.clientHeight;
   drawList();
@@ -87,6 +88,20 @@ function beside(number) {
   return layout === "group" ? rows.map((_, other) => other).filter((other) => group(rows[other])).slice(0, MOST_COLUMNS) : [number];
 }
 
+// What all columns begin with is folded away: where they differ is on the screen.
+function fold() {
+  const texts = columns.map((column) => column.texts.segments);
+  const alike = (one, place) => texts.every((other) => other[place]?.source === one.source && other[place].text === one.text);
+  const count = texts[0].findIndex((one, place) => !alike(one, place));
+  if (count < 1) return;
+  const size = texts[0].slice(0, count).reduce((sum, one) => sum + one.count, 0);
+  for (const { sections } of columns) {
+    const folded = element("details", { class: "shared" }, element("summary", {}, `${size} tokens, the same in all ${columns.length}`));
+    sections[0].before(folded);
+    folded.append(...sections.slice(0, count));
+  }
+}
+
 async function show() {
   const mine = (shows += 1), number = shown[at];
   const next = number === undefined ? [] : beside(number).map((one) => new Column(one, rows[one]));
@@ -96,6 +111,7 @@ async function show() {
   columns.forEach((column) => column.close());
   columns = next;
   told.textContent = "";
+  if (columns.length > 1) fold();
   $("columns").className = `of-${Math.min(columns.length, 3)}`;
   $("columns").replaceChildren(...columns.map((column) => column.pane));
   $("columns").scrollLeft = (columns.find((one) => one.number === number)?.pane.offsetLeft || 0) - $("columns").offsetLeft;
@@ -107,6 +123,25 @@ async function show() {
   tools.turn.max = columns[0]?.turns.length || 1;
   tools.turn.placeholder = `of ${tools.turn.max}`;
   legend();
+  columns.forEach((column) => column.find(filters.text.value));
+  const hits = chosen()?.hits.length;
+  if (hits) reveal(direction < 0 ? hits - 1 : 0);
+}
+
+const chosen = () => columns.find((one) => one.number === shown[at]);
+
+function reveal(place) {
+  const column = chosen();
+  column.reveal(column.hits[place]);
+  told.textContent = `hit ${place + 1} of ${column.hits.length} in this episode`;
+}
+
+// The next hit, or the previous one: where this episode has no more, that of the next in the list.
+function jump(by) {
+  const column = chosen(), next = column ? column.hits.indexOf(column.hit) + by : -1;
+  if (!filters.text.value) return false;
+  if (column?.hits[next]) reveal(next);
+  else choose(at + by, by);
 }
 
 function legend() {
@@ -132,7 +167,10 @@ function setLayout(name) {
 function goTo(turn) {
   const column = columns[0], place = Math.min(Math.max(1, turn), column?.turns.length || 1);
   tools.turn.value = place;
-  columns.forEach((one) => one.turns[place - 1]?.scrollIntoView({ block: "start" }));
+  for (const { turns } of columns) {
+    turns[place - 1]?.closest("details")?.setAttribute("open", "");
+    turns[place - 1]?.scrollIntoView({ block: "start" });
+  }
 }
 
 // The token that was pointed at, clicked, or reached with the arrow keys is told in a bar at the bottom.
@@ -148,7 +186,7 @@ function tell(token, kept) {
 
 const KEYS = {
   j: () => choose(at + 1), k: () => choose(at - 1), "/": () => filters.text.focus(),
-  m: () => setMode(turned(1)), M: () => setMode(turned(-1)),
+  n: () => jump(1), N: () => jump(-1), m: () => setMode(turned(1)), M: () => setMode(turned(-1)),
   o: () => setLayout("one"), g: () => setLayout("group"), p: () => setLayout("pair"),
   "]": () => goTo(Number(tools.turn.value || 0) + 1), "[": () => goTo(Number(tools.turn.value || 2) - 1),
   ArrowRight: () => move("nextElementSibling", "firstElementChild"), ArrowLeft: () => move("previousElementSibling", "lastElementChild"),
@@ -165,6 +203,7 @@ function move(sibling, end) {
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || $("episodes").hidden) return;
+  if (event.target === filters.text && event.key === "Enter") return void jump(event.shiftKey ? -1 : 1);
   if (event.target.matches("input, select, textarea")) return event.key === "Escape" ? event.target.blur() : undefined;
   if (event.target === list && event.key in LIST_KEYS) choose(LIST_KEYS[event.key]());
   else if (event.target === list && event.key === "Enter") columns[0]?.pane.querySelector("h2").focus();
@@ -203,6 +242,18 @@ window.addEventListener("beforeprint", () => {
 });
 window.addEventListener("afterprint", () => $("episodes").hidden || show());
 
+// Follows a link to an episode, past filters that hide it; of a pair the first is listed.
+async function follow() {
+  const number = Number(/^#episode-(\d+)$/.exec(location.hash)?.[1] ?? -1);
+  if (!rows[number]) return;
+  goToPart("episodes");
+  if (!shown.includes(number)) {
+    $("filters").reset();
+    await filter();
+  }
+  choose(shown.indexOf(shown.includes(number) ? number : rows[number].pair));
+}
+
 async function begin() {
   document.querySelector("nav").hidden = false;
   ["overview", "episodes"].forEach((part) => $(`to-${part}`).addEventListener("click", () => goToPart(part)));
@@ -222,6 +273,8 @@ async function begin() {
   [...tools.layout].forEach((one) => one.addEventListener("change", show));
   list.addEventListener("scroll", drawList);
   goToPart($("to-overview").hidden ? "episodes" : "overview");
+  window.addEventListener("hashchange", follow);
   await filter();
+  await follow();
 }
 begin();

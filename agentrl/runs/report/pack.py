@@ -87,7 +87,8 @@ class Packed:
     def _add(self, record: Record, row: dict[str, object]) -> None:
         one, at = record.trajectory, len(self.rows)
         errors = sum(not run.ok for run in one.tool_runs)
-        row |= {"env": one.env, "task": one.task_id, "seed": one.seed, "attempt": one.attempt, "tags": one.tags}
+        # The seed as text: JavaScript rounds integers beyond 2^53.
+        row |= {"env": one.env, "task": one.task_id, "seed": str(one.seed), "attempt": one.attempt, "tags": one.tags}
         row |= {"won": record.won, "return": one.ret, "turns": len(one.sampled)}
         row |= {"errors": errors, "cut": one.cut_turns or one.stop.truncated, "stop": one.stop.value, "why": why(one)}
         self.rows.append(row | {"sampled": one.n_sampled, "tokens": len(one.token_ids)})
@@ -117,7 +118,8 @@ def _texts(record: Record) -> Mapping[str, object]:
             row |= {"reward": next(rewards), "version": segment.version, "swaps": segment.swaps, "cut": segment.cut}
         segments.append(row)
     tools = [(run.name, bool(run.ok), number(run.wall_s), _given(run.arguments)) for run in one.tool_runs]
-    return {"segments": segments, "tools": tools, "parts": dict(one.parts)}
+    answers = {"expected": one.expected, "answer": one.answer}
+    return {"segments": segments, "tools": tools, "parts": dict(one.parts), **answers}
 
 
 def _given(arguments: Mapping[str, object]) -> Mapping[str, str]:

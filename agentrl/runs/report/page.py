@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from agentrl.errors import RunFolderError
 from agentrl.runs.files import replace
-from agentrl.runs.progress import Display
+from agentrl.runs.progress import Display, as_argument
 from agentrl.runs.records import count_episodes, episode_files
 from agentrl.runs.report.charts import curve, diagnostics, seconds_by_phase, size_of, whisker
 from agentrl.runs.report.curves import compared
@@ -59,7 +59,7 @@ def write_report(run: Path) -> Path:
         data = read_folder(run)
         packed = Packed(notes=list(data.notes))
         packed.add(0, _files(data, every=False), _IN_REPORT, strict=False)
-        hint = f"The first {_IN_REPORT} of a step. All of them: agentrl view {run.name}"
+        hint = f"The first {_IN_REPORT} of a step. All of them: agentrl view {as_argument(run)}"
         replace(path, render([run.resolve().name], [data], packed, hint))
     except OSError as error:
         raise RunFolderError(f"no report can be written for {run}: {error}") from error

@@ -2,7 +2,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from agentrl.runs.records import write_episodes
 from agentrl.types import Segment, Stop, ToolRun, Trajectory
 
 from ..origins import ORIGIN
+from .browser import CHROMIUM, Browser
 
 CONFIG = """[run]
 name = "arith-otb"
@@ -160,3 +161,21 @@ def run(tmp_path: Path, play: Callable[..., Trajectory], save: Callable[..., Pat
     )  # fmt: skip
     save(folder, 40, play(SYSTEM, CALL, answer, ANSWER, reward=1.0, seed=4), broken)
     return folder
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser | None]:
+    if CHROMIUM is None:
+        yield None
+        return
+    with Browser(tmp_path_factory.mktemp("browser") / "profile") as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(chromium: Browser | None, require: Callable[[bool, str], None]) -> Generator[Browser]:
+    require(chromium is not None, "needs chromium")
+    assert chromium is not None
+    chromium.complaints.clear()
+    yield chromium
+    assert chromium.complaints == []

@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from agentrl.runs.report import write_report, write_view
 from agentrl.types import Segment, Stop, ToolRun, Trajectory
 
-from .browser import CHROMIUM, Browser
+from .browser import Browser
 from .conftest import ANSWER, CALL, GUESS, SYSTEM
 from .test_report import HOSTILE
 
@@ -19,27 +19,9 @@ pytestmark = pytest.mark.slow
 PNG = b"\x89PNG\r\n\x1a\n"
 Play = Callable[..., Trajectory]
 Save = Callable[..., Path]
-FILLED = "document.querySelector('#columns .chunk')?.textContent"
+FILLED = "[...document.querySelectorAll('#columns .chunk')].some(one => one.textContent)"
 TOKENS = "[...document.querySelectorAll('#columns .policy bdi')]"
 OPTIONS = "[...document.querySelectorAll('[role=option]')].map(one => one.textContent)"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser | None]:
-    if CHROMIUM is None:
-        yield None
-        return
-    with Browser(tmp_path_factory.mktemp("browser") / "profile") as browser:
-        yield browser
-
-
-@pytest.fixture
-def browser(chromium: Browser | None, require: Callable[[bool, str], None]) -> Generator[Browser]:
-    require(chromium is not None, "needs chromium")
-    assert chromium is not None
-    chromium.complaints.clear()
-    yield chromium
-    assert chromium.complaints == []
 
 
 def show(browser: Browser, page: Path, **options: int) -> None:

@@ -47,7 +47,15 @@ def test_blocks_hold_every_token_and_number_of_the_file(tmp_path: Path, play: Pl
     for name, values in {**record.training, "advantage": record.advantages, "logp": logp}.items():
         assert numbers[name] == pytest.approx(values, rel=1e-3, abs=1e-5), name
     (row,) = held["index"]["rows"]
-    told = {"task": one.task_id, "seed": one.seed, "won": True, "turns": 2, "errors": 0, "cut": True, "return": 1.0}
+    told = {
+        "task": one.task_id,
+        "seed": str(one.seed),
+        "won": True,
+        "turns": 2,
+        "errors": 0,
+        "cut": True,
+        "return": 1.0,
+    }
     assert told.items() <= row.items() and row["sampled"] == one.n_sampled and row["tokens"] == len(one.token_ids)
 
 
