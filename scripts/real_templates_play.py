@@ -71,7 +71,7 @@ class Player:
         self._dialect = dialect
         self._options: Mapping[str, Any] = {"tools": list(dialect.template_tools)} if dialect.native else {}
         self._known: dict[str, Whole] = {}
-        self.renderer = Renderer(tokenizer, tools=dialect.template_tools)
+        self.renderer = Renderer(tokenizer, tools=dialect.template_tools, marks=dialect.marks)
 
     def judge(self, conversation: Conversation) -> Verdict:
         """Compare the renderer's tokens with those of the template's whole rendering."""

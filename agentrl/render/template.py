@@ -155,6 +155,12 @@ class ChatTemplate:
         lead = written.removeprefix(prompt)
         return lead if written.startswith(prompt) and (lead.isspace() or lead == harmony.LEAD) else ""
 
+    @functools.cached_property
+    def closing(self) -> str:
+        """Text after a turn that nobody answers."""
+        user, turn = {"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK.format(0)}
+        return self._render([user, turn], opened=False).partition(_MARK.format(0))[2]
+
     def inside_turns(self) -> Iterator[str]:
         """The template's text inside a turn: after thinking and, where it describes tools, before a call."""
         for turn in _TURNS if "tools" in self._args else _TURNS[:-1]:

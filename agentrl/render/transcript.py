@@ -21,7 +21,7 @@ class Transcript:
     stop_ids = (_END,)
     """The mark that ends the assistant's turn."""
 
-    def describing(self, _tools: Sequence[Mapping[str, object]]) -> "Transcript":
+    def describing(self, _tools: Sequence[Mapping[str, object]], _marks: Sequence[str] = ()) -> "Transcript":
         """Return itself: no template describes tools."""
         return self
 
