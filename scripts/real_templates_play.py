@@ -78,7 +78,7 @@ class Player:
         refused = next(self._wholes(conversation)).refused
         there = next((whole for whole in self._wholes(conversation) if not whole.refused), None)
         try:
-            written = [(False, self._stages(conversation, self._turns(conversation)))]
+            written = [(False, self._stages(conversation, self.turns(conversation)))]
             if there and _joined(written[0][1]) != there.tokens and (turns := self._spoken(conversation, there)):
                 written.append((True, self._stages(conversation, turns)))
         except RenderError as error:
@@ -137,7 +137,7 @@ class Player:
         grown = itertools.pairwise([*known, self._whole(rows).tokens])
         return all(list(later[: len(first)]) == list(first) for first, later in grown)
 
-    def _turns(self, conversation: Conversation) -> list[list[int]]:
+    def turns(self, conversation: Conversation) -> list[list[int]]:
         """Write the turns with the renderer."""
         turn = self.renderer.turn
         return [

@@ -18,7 +18,7 @@ IN_TEXT = -1
 """Stands for the token before a piece where that is any token of text."""
 _CUTS = 4
 """How often a text that still spells a control token is cut before it is written letter by letter."""
-_MARKS = re.compile(r"<[|｜].*[|｜]>|</?(?:think|tool_call|tool_response)>")  # noqa: RUF001  # DeepSeek's bars are wide
+_MARKS = re.compile(r"<[|｜].*[|｜]>|</?(?:think|tool|arg)[\w:]*>")  # noqa: RUF001  # DeepSeek's bars are wide
 """Control tokens that some vocabularies do not list as special."""
 _SAMPLE = "Read  this\n\n\tback: d\u00e9j\u00e0, 12 345; \u4f60\u597d, \U0001f642."
 """A round-trip test: spaces, line ends, accents, digits, Chinese and an emoji."""
