@@ -70,6 +70,22 @@ template writes were added: what is said here holds for the template, not for th
 """
 LINE = "|---|---|---|---|---|---|---|---|---|"
 NOTES = """
+## Other renderers
+
+The package `renderers` writes some families without their chat templates. `scripts/real_templates_peers.py` compares
+in CI for Qwen3, Llama 3.2, Qwen3.5, GLM-4.7, Nemotron-3, Laguna S 2.1 and Hy3, and no token differs.
+
+gpt-oss has two references: its chat template, and OpenAI's library `openai-harmony`, by which vLLM's chat server
+writes. They disagree in three places, and ours is the template, as for every other model:
+
+- A tool's result is a JSON string, so that a line's end becomes two letters. The library writes the result as it is.
+- The default of an optional parameter has a comma behind it. The library writes none.
+- Instructions without tools are followed by a blank line. The library writes none.
+
+The same script checks that calls, and all else, have the library's tokens. An agent that vLLM's chat server will serve
+can be trained on its results: in `tokenizer.chat_template` write `message.content` in place of
+`message.content|tojson`.
+
 ## Why
 
 What stands before an arrow is ours, and what stands behind it the template's; ⏎ is a line's end. The shortest

@@ -71,14 +71,14 @@ class Player:
         self._dialect = dialect
         self._options: Mapping[str, Any] = {"tools": list(dialect.template_tools)} if dialect.native else {}
         self._known: dict[str, Whole] = {}
-        self.renderer = Renderer(tokenizer, tools=dialect.template_tools)
+        self.renderer = Renderer(tokenizer, tools=dialect.template_tools, marks=dialect.marks)
 
     def judge(self, conversation: Conversation) -> Verdict:
         """Compare the renderer's tokens with those of the template's whole rendering."""
         refused = next(self._wholes(conversation)).refused
         there = next((whole for whole in self._wholes(conversation) if not whole.refused), None)
         try:
-            written = [(False, self._stages(conversation, self._turns(conversation)))]
+            written = [(False, self._stages(conversation, self.turns(conversation)))]
             if there and _joined(written[0][1]) != there.tokens and (turns := self._spoken(conversation, there)):
                 written.append((True, self._stages(conversation, turns)))
         except RenderError as error:
@@ -137,7 +137,7 @@ class Player:
         grown = itertools.pairwise([*known, self._whole(rows).tokens])
         return all(list(later[: len(first)]) == list(first) for first, later in grown)
 
-    def _turns(self, conversation: Conversation) -> list[list[int]]:
+    def turns(self, conversation: Conversation) -> list[list[int]]:
         """Write the turns with the renderer."""
         turn = self.renderer.turn
         return [

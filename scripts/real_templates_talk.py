@@ -100,7 +100,7 @@ def _asked(*queries: str) -> Sequence[Call]:
 _HELP, _BEES = _system("Be helpful."), _user("Which book is about bees?")
 _FIRST = Round(said="That is 'The Hive'.", answers=[_user("And about ants?")])
 _SECOND = Round(said="Try 'The Hill'.", answers=[_user("Thanks. Wasps?")])
-_ODD = 'd\u00e9j\u00e0 vu, "\u4f60\u597d" \U0001f642\n\n  {"a": 1}\t\u00bd \u200bcaf\u0065\u0301'
+_ODD = 'd\u00e9j\u00e0 vu, "\u4f60\u597d" \U0001f642\n\n  {"a": 1}\t\u00bd \u200bcaf\u0065\u0301 <td><b>'
 CONVERSATIONS = (
     Conversation(name="talk", opening=[_BEES], rounds=[_FIRST, _SECOND]),
     Conversation(name="talk under a system message", opening=[_HELP, _BEES], rounds=[_FIRST, _SECOND]),

@@ -85,20 +85,23 @@ def _show_tasks(config: "Config", tokenizer: Any) -> None:
 
     sources = check_run(config)
     for name, train in sources.train.sources.items():
-        renderer = Renderer(tokenizer, config.model.template_args, train.dialect.template_tools)
+        dialect = train.dialect
+        renderer = Renderer(tokenizer, config.model.template_args, dialect.template_tools, dialect.marks)
         prompt = len(renderer.prompt(train.opening()).token_ids)
         counts = [f"{one.tasks.size or 'endless'} {one.split}" for one in (train, sources.held_out.sources[name])]
         share = f", {sources.train.shares(100)[name]}% of a step" if name else ""
-        print(f"tasks     {' and '.join(counts)} of {train.env_id}, in the dialect {train.dialect.name}{share}")
+        print(f"tasks     {' and '.join(counts)} of {train.env_id}, in the dialect {dialect.name}{share}")
         print(f"prompt    {prompt} tokens, the first; an episode has at most {config.rollout.episode_tokens}")
 
 
 def _show(found: "Needs") -> None:
     """Print a line for each part of the memory, for the step, and for what does not fit."""
+    from agentrl.runs.report.text import duration
+
     for name, size in found.memory.items():
         print(f"memory    {size / _GIB:8.2f} GiB  {name}")
     print(f"in all    {found.total / _GIB:8.2f} GiB" + (f"  of {found.limit / _GIB:.2f}" if found.limit else ""))
-    phases = ", ".join(f"{seconds:.3g} s to {name}" for name, seconds in found.seconds.items())
+    phases = ", ".join(f"{duration(seconds)} to {name}" for name, seconds in found.seconds.items())
     print(f"a step    {found.tokens} tokens at most, {phases or 'and no times: they are measured on its device only'}")
     if found.remedy:
         print(f"too much  {found.remedy}")

@@ -149,7 +149,8 @@ def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:
         return Agent(engine=engine, renderer=transcript, pieces=transcript, weights=weights, notes=engine.notes)
     tokenizer = load_tokenizer(name)
     # All of them, so that tools which can't be described are refused here.
-    renderer, *_ = [Renderer(tokenizer, config.model.template_args, one.template_tools) for one in mix.dialects]
+    args = config.model.template_args
+    renderer, *_ = [Renderer(tokenizer, args, one.template_tools, one.marks) for one in mix.dialects]
     return Agent(engine=engine, renderer=renderer, pieces=tokenizer, weights=weights, notes=engine.notes)
 
 

@@ -30,10 +30,15 @@ class ChatTokenizer(TextTokenizer, Template, Protocol):
 
     pad_token_id: int | None
     """The padding token."""
+    init_kwargs: dict[str, Any]
+    """Settings that are saved with it, among them ``end_token_ids``, as :func:`load_tokenizer` records them."""
 
 
 def load_tokenizer(source: str | Path, remedy: str = "give the folder of one") -> Any:
-    """Load a tokenizer from a folder or by its name on the Hugging Face hub.
+    """Load a tokenizer from a folder or by its name on the Hugging Face hub, with its model's end tokens.
+
+    ``end_token_ids`` in its settings are the control tokens beside ``eos_token`` at which its model's
+    ``generation_config.json`` ends a text. They are saved with the tokenizer, and so in each checkpoint of a run.
 
     Args:
         source: the folder or name.
@@ -48,12 +53,40 @@ def load_tokenizer(source: str | Path, remedy: str = "give the folder of one") -
         raise UsageError("checking tokens needs transformers: pip install 'agentrl[train]'") from error
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
+        _record_ends(source, tokenizer)
     except Exception as error:  # transformers raises all kinds of things on files that are none of its own
         raise UsageError(f"no tokenizer can be loaded from {str(source)!r}: {remedy} ({first_line(error)})") from error
     # For a folder without a tokenizer, transformers may make one that writes no tokens.
     if not tokenizer("a", add_special_tokens=False).input_ids:
         raise UsageError(f"no tokenizer can be loaded from {str(source)!r}: {remedy} (it has no tokenizer.json)")
     return tokenizer
+
+
+def _record_ends(source: str | Path, tokenizer: Any) -> None:
+    from transformers.utils.hub import cached_file
+
+    if _ENDS in tokenizer.init_kwargs:
+        return
+    kinds = ("gated_repo", "missing_entries", "connection_errors")
+    quietly: Any = {f"_raise_exceptions_for_{kind}": False for kind in kinds}
+    # In this order, as transformers does, which writes the first into a checkpoint from the second where it is missing.
+    for name in ("generation_config.json", "config.json"):
+        if (path := cached_file(source, name, **quietly)) is None:
+            continue
+        try:
+            settings = json.loads(Path(path).read_text(encoding="utf-8"))
+            listed = settings.get("eos_token_id", settings.get("text_config", {}).get("eos_token_id"))
+            listed = [listed] if isinstance(listed, int) else listed or []
+            # A default of the model's class, such as 2, may be a letter here.
+            ends = [end for end in listed if end in tokenizer.added_tokens_decoder and end != tokenizer.eos_token_id]
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{name} lists no end tokens that can be read: {error}") from error
+        if listed:
+            tokenizer.init_kwargs |= {_ENDS: ends} if ends else {}
+            return
+
+
+_ENDS = "end_token_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +97,8 @@ class _Suffix:
     """White space that the template writes before the end-of-turn token."""
     end: int
     """The end-of-turn token."""
-    ends: tuple[int, ...]
-    """Tokens by which a sampled turn may have ended itself."""
+    closes: bool
+    """True if another end token stands for ``end``; False if ``end`` opens the next message, which needs it."""
     rest: Sequence[str | int | Slot]
     """The template's texts and control tokens after the end of the turn, and slots for the contents."""
 
@@ -77,6 +110,7 @@ class Renderer:
         tokenizer: has a chat template that ends the assistant's turn with a control token.
         template_args: further variables of the chat template, such as ``enable_thinking``.
         tools: schemas of the tools that the chat template is to describe; of named templates they choose ``tool_use``.
+        marks: of the dialect, such as ``<tool_call>``: no content becomes a token of them.
 
     Raises:
         RenderError: the tokenizer does not give back what it writes; there is no chat template, or it can't be
@@ -90,16 +124,19 @@ class Renderer:
         tokenizer: ChatTokenizer,
         template_args: Mapping[str, object] | None = None,
         tools: Sequence[Mapping[str, object]] = (),
+        marks: Sequence[str] = (),
     ) -> None:
         if tokenizer.eos_token_id is None:
             raise RenderError("the tokenizer has no eos_token, so there is nothing to end a turn with: set eos_token")
         self.tokenizer = tokenizer
-        self._given = template_args, tools
-        self._tokens = TextTokens(tokenizer)
+        self._given = template_args, tools, marks
+        self._tokens = TextTokens(tokenizer, "\n".join([str(tokenizer.chat_template), *marks]))
         # The template writes the schemas into its own text, where their control tokens would count as its own.
         if self._tokens.parts(schemas := json.dumps(list(tools), ensure_ascii=False)) != [schemas]:
             raise RenderError("a tool's schema spells a control token of the tokenizer: change its description")
         self._template = ChatTemplate(tokenizer, template_args or {}, tools)
+        closing = self._tokens.parts(self._template.closing)
+        self._closing = next((part for part in closing if isinstance(part, int)), None)
         self._lead = self._tokens.parts(self._template.lead)
         ends = self._tokens.parts(harmony.RETURN + harmony.CALL) if self._template.lead == harmony.LEAD else ()
         self._harmony = tuple(end for end in ends if isinstance(end, int))
@@ -117,23 +154,25 @@ class Renderer:
         # The other process analyses the template anew: caches and cached functions can't be pickled.
         return type(self), (self.tokenizer, *self._given)
 
-    def describing(self, tools: Sequence[Mapping[str, object]]) -> "Renderer":
-        """Give the renderer of the same tokenizer and template whose prompts describe ``tools``.
+    def describing(self, tools: Sequence[Mapping[str, object]], marks: Sequence[str] = ()) -> "Renderer":
+        """Return the renderer of the same tokenizer and template for other tools and marks.
 
         Raises:
             RenderError: as of the class.
         """
-        template_args, own = self._given
-        return self if list(tools) == list(own) else Renderer(self.tokenizer, template_args, tools)
+        template_args, *own = self._given
+        same = [list(tools), list(marks)] == [list(given) for given in own]
+        return self if same else Renderer(self.tokenizer, template_args, tools, marks)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """The tokens that end the assistant's turn: its end-of-turn token, or one per role that may speak next.
 
-        The tokenizer's ``eos_token`` comes last where it is a different token.
+        Then come the tokenizer's ``eos_token`` and its ``end_token_ids``, where they are different tokens.
         """
         ends = self._harmony or [close.end for close in self._closes.values()]
-        return tuple(dict.fromkeys([*ends, int(self.tokenizer.eos_token_id)]))
+        others = self.tokenizer.init_kwargs.get(_ENDS, ())
+        return tuple(dict.fromkeys([*ends, int(self.tokenizer.eos_token_id), *others]))
 
     def prompt(self, messages: Sequence[Message]) -> Segment:
         """Render the first prompt, up to where the assistant begins to speak.
@@ -151,7 +190,7 @@ class Renderer:
         """Render what follows a sampled turn: its end, the new messages, and the beginning of the next turn.
 
         Args:
-            turn: the tokens of the turn; an end-of-turn token in it is not written twice.
+            turn: the tokens of the turn; where one of ``stop_ids`` ends it, no other end is written.
             messages: the environment's answer.
 
         Returns:
@@ -165,9 +204,9 @@ class Renderer:
         called = last in self._harmony[1:] and bool(messages) and messages[0]["role"] == "tool"
         suffix = self._suffix(shapes_of(messages), called)
         # A turn that was cut off lacks its end-of-turn token, which the template then supplies.
-        ended = last in suffix.ends
+        ended = last == suffix.end or (suffix.closes and last in self.stop_ids)
         pieces = suffix.rest if ended else (suffix.blank, suffix.end, *suffix.rest)
-        written = self._tokens.write(_filled(pieces, messages), suffix.end if ended else IN_TEXT)
+        written = self._tokens.write(_filled(pieces, messages), last if ended else IN_TEXT)
         template: list[int] = []
         segments: list[Segment] = []
         for owner, run in itertools.groupby(written, lambda token: token[1]):
@@ -215,7 +254,7 @@ class Renderer:
         """Split the template's text after an assistant's turn, or after a call in harmony."""
         if called:
             rest = self._cut(self._template.after_call(shapes))
-            return _Suffix(blank="", end=self._harmony[1], ends=self._harmony, rest=rest)
+            return _Suffix(blank="", end=self._harmony[1], closes=True, rest=rest)
         parts = self._cut(self._template.after_turn(shapes))
         blank = str(parts.pop(0)) if parts and isinstance(parts[0], str) and parts[0].isspace() else ""
         end = parts.pop(0) if parts else None
@@ -224,7 +263,7 @@ class Renderer:
                 "the chat template does not end the assistant's turn with the tokenizer's eos_token (id "
                 f"{self.tokenizer.eos_token_id}) or another control token: set eos_token to the token that ends a turn"
             )
-        return _Suffix(blank=blank, end=end, ends=self._harmony or (end,), rest=parts)
+        return _Suffix(blank=blank, end=end, closes=bool(self._harmony) or end == self._closing, rest=parts)
 
     def _ends_a_turn(self, end: int) -> bool:
         # A padding token would not be learned as an end, and a token that opens a turn can't end it.
@@ -241,10 +280,12 @@ class Renderer:
         for token in self.stop_ids:
             if token in inside:
                 spelled = self._tokens.text([token])
+                listed = token in self.tokenizer.init_kwargs.get(_ENDS, ())
+                other = "set tokenizer.chat_template to one that ends a turn otherwise"
                 raise RenderError(
                     f"the chat template writes {spelled!r}, which ends the assistant's turn, inside of turns too, so "
                     "that sampling would stop behind the thinking or before a call, and what came so far would be the "
-                    "answer: use another model, or set tokenizer.chat_template to one that ends a turn otherwise"
+                    f"answer: {'take it out of generation_config.json' if listed else 'use another model'}, or {other}"
                 )
 
     def _cut(self, pieces: Sequence[Piece]) -> list[str | int | Slot]:

@@ -61,6 +61,8 @@ class Shape:
     """The call that a tool's result answers."""
     calls: str = ""
     """The tool that an assistant's turn calls."""
+    count: int = 1
+    """The number of these calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,8 @@ _BEGUN = (Shape(role="user", content="x"), Shape(role="assistant"))
 _THOUGHT, _SAID, _CALLED = (_MARK.format(number) for number in range(3))
 _THINKING = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
 _CALL = {"type": "function", "id": "call00000", "function": {"name": _CALLED, "arguments": {}}}
+_TOOL = "Zq1xcall"
+"""The name of a tool that is called, where the text after its calls is wanted."""
 _TURNS: Sequence[_Row] = (
     {"content": _SAID, **_THINKING},
     {"content": f"<think>{_THOUGHT}</think>{_SAID}"},
@@ -155,6 +159,12 @@ class ChatTemplate:
         lead = written.removeprefix(prompt)
         return lead if written.startswith(prompt) and (lead.isspace() or lead == harmony.LEAD) else ""
 
+    @functools.cached_property
+    def closing(self) -> str:
+        """Text after a turn that nobody answers."""
+        user, turn = {"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK.format(0)}
+        return self._render([user, turn], opened=False).partition(_MARK.format(0))[2]
+
     def inside_turns(self) -> Iterator[str]:
         """The template's text inside a turn: after thinking and, where it describes tools, before a call."""
         for turn in _TURNS if "tools" in self._args else _TURNS[:-1]:
@@ -170,9 +180,32 @@ class ChatTemplate:
         Raises:
             RenderError: the template refuses the messages, or leaves one out, repeats or changes it.
         """
+        if "tools" in self._args and shapes and shapes[0].role == "tool" and (called := self._after_calls(shapes)):
+            return called
         pieces = self.write((*_BEGUN, *shapes))
         turn = next(place for place, piece in enumerate(pieces) if isinstance(piece, Slot))
         return _renumbered(pieces[turn + 1 :])
+
+    def _after_calls(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
+        """Render what follows a turn that calls, where the template takes results only after its own calls.
+
+        Returns:
+            Nothing where it takes them after any turn too, or where such a turn ends otherwise than others.
+        """
+        told = tuple(replace(shape, content=None) for shape in shapes)
+        conversation = (*_BEGUN, *told)
+        with contextlib.suppress(Refusal):
+            self._read(conversation, functools.partial(_as_they_are, conversation))
+            return ()
+        count = sum(1 for _ in itertools.takewhile(lambda shape: shape.role == "tool", shapes))
+        turn = replace(_BEGUN[1], content="", calls=_TOOL, count=count)
+        conversation = (_BEGUN[0], turn, *shapes)
+        # A slot at least stands behind the calls: the results, or what follows them.
+        with contextlib.suppress(RenderError, ValueError):
+            first, *others = self._read(conversation, functools.partial(_as_they_are, conversation))
+            text, end = str(first), self.closing.strip()
+            return _renumbered((text[text.index(end, text.rindex(_TOOL)) :], *others)) if end else ()
+        return ()
 
     def after_call(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
         """Render what follows a turn of harmony's that calls a tool, when ``shapes`` answer it.
@@ -284,7 +317,7 @@ def _message(number: int, shape: Shape, write: _Write) -> _Row:
     row: _Row = {"role": shape.role, "content": _content(number, shape, write)}
     row |= {"name": shape.name} if shape.name else {}
     if shape.calls:
-        row["tool_calls"] = [{"type": "function", "function": {"name": shape.calls, "arguments": {}}}]
+        row["tool_calls"] = [{"type": "function", "function": {"name": shape.calls, "arguments": {}}}] * shape.count
     return row | ({"tool_call_id": shape.call_id} if shape.call_id else {})
 
 

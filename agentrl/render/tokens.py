@@ -18,6 +18,8 @@ IN_TEXT = -1
 """Stands for the token before a piece where that is any token of text."""
 _CUTS = 4
 """How often a text that still spells a control token is cut before it is written letter by letter."""
+_MARKS = re.compile(r"<[|｜].*[|｜]>|</?(?:think|tool|arg)[\w:]*>")  # noqa: RUF001  # DeepSeek's bars are wide
+"""Control tokens that some vocabularies do not list as special."""
 _SAMPLE = "Read  this\n\n\tback: d\u00e9j\u00e0, 12 345; \u4f60\u597d, \U0001f642."
 """A round-trip test: spaces, line ends, accents, digits, Chinese and an emoji."""
 
@@ -55,22 +57,30 @@ class TextTokens:
     Some tokenizers, such as Llama 2's and Mistral's, put a space before every text. A piece from the middle is then
     tokenized after an anchor, a letter that merges with nothing, whose tokens are dropped again.
 
+    Control tokens are the special ones, those of :data:`_MARKS`, and those in ``written``. Other tokens that were added
+    to the vocabulary, such as Gemma's HTML tags, are text like any other.
+
     Args:
         tokenizer: writes whole texts.
+        written: the source of its chat template, and a dialect's marks.
 
     Raises:
         RenderError: the tokenizer does not decode its own tokens to the same text; or it puts a space before every text
             and has no anchor.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, written: str = "") -> None:
         self._tokenizer = tokenizer
         self._check_reading()
-        added: Mapping[int, object] = tokenizer.added_tokens_decoder
+        added: Mapping[int, Any] = tokenizer.added_tokens_decoder
         # Some tokenizers list blanks and single letters here, which control nothing; "▁" stands for a space.
         spelled = {number: str(token) for number, token in added.items() if len(str(token).strip("▁ \n\r\t")) > 1}
         self._by_text = {text: number for number, text in spelled.items()}
-        self.control = frozenset(spelled) | ({int(tokenizer.eos_token_id)} & set(added))
+        self.control = frozenset(
+            number
+            for number, text in spelled.items()
+            if added[number].special or _MARKS.fullmatch(text) or text in written
+        ) | ({int(tokenizer.eos_token_id)} & set(added))
         self._forbidden = self.control - {tokenizer.unk_token_id}
         # Two texts whose tokens decode to "aa" were given no space, so pieces need no anchor.
         self._anchor = "" if self._decode([*self._raw("a"), *self._raw("a")]) == "aa" else self._find_anchor()

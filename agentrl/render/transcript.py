@@ -32,7 +32,7 @@ class Transcript:
     def __init__(self, tools: Sequence[Mapping[str, object]] = ()) -> None:
         self._tools = tools
 
-    def describing(self, tools: Sequence[Mapping[str, object]]) -> "Transcript":
+    def describing(self, tools: Sequence[Mapping[str, object]], _marks: Sequence[str] = ()) -> "Transcript":
         """Return one whose prompts hold ``tools``, for the server's template to describe."""
         return Transcript(tools)
 

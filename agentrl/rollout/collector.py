@@ -367,7 +367,8 @@ class Collector:
             engine = engine_for(spec.task_id)
             # A template may describe the tools, and each environment has its own.
             if spec.env not in self._renderers:
-                self._renderers[spec.env] = self._renderer.describing(env.dialect.template_tools)
+                dialect = env.dialect
+                self._renderers[spec.env] = self._renderer.describing(dialect.template_tools, dialect.marks)
             renderer = self._renderers[spec.env]
             trajectory = await play(env, engine, renderer, spec, sampling=sampling, player=player)
         except BaseException:

@@ -71,7 +71,7 @@ def assemble(
     tokenizer = run_tokenizer(config, source, path)
     # All of them, so that tools which can't be described are refused here; a collector makes those of the others.
     args, dialects = config.model.template_args, source.dialects
-    renderer, *_ = [Renderer(tokenizer, args, dialect.template_tools) for dialect in dialects]
+    renderer, *_ = [Renderer(tokenizer, args, dialect.template_tools, dialect.marks) for dialect in dialects]
     model = load_policy(config, tokenizer, path).model
     longest = config.rollout.episode_tokens + config.rollout.turn_tokens
     # A copy in the type of the computation: the trainer keeps float32 weights, and the engine's own change only when

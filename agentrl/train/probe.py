@@ -52,10 +52,10 @@ class Plane:
     """The n."""
 
     def at(self, layers: float, tokens: float) -> float:
-        """The value at so many layers and tokens; never below 0, where noise in the corners would put it."""
+        """The value at so many layers and tokens."""
         a, b, c, d = self.corners
-        x, y = layers - 1, tokens / self.tokens - 1
-        return max(0.0, (a * (1 - y) + b * y) * (1 - x) + (c * (1 - y) + d * y) * x)
+        count = tokens / self.tokens
+        return _line(_line(a, b, count), _line(c, d, count), layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +110,14 @@ def measure(config: Config, shape: PreTrainedConfig, device: str) -> Costs:
         generate=plane(probes, lambda probe, count: _seconds(lambda: probe.generate(rows, count)), _STEPS),
         rows=rows,
     )
+
+
+def _line(once: float, twice: float, count: float) -> float:
+    """Return the value for ``count`` units of work; ``once`` and ``twice`` are measured with one and two."""
+    # More work takes more: where noise says otherwise, it is taken to grow with the count alone.
+    if twice <= once:
+        return twice * count / 2
+    return max(once + (twice - once) * (count - 1), once * min(count, 1.0))
 
 
 def vocabulary(shape: PreTrainedConfig) -> int:

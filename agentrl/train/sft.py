@@ -77,7 +77,7 @@ async def _gold_episodes(
     on_episode: Callable[[Trajectory], None],
 ) -> Sequence[Group]:
     """Play ``count`` tasks of one environment, or all that it has."""
-    renderer = renderer.describing(source.dialect.template_tools)
+    renderer = renderer.describing(source.dialect.template_tools, source.dialect.marks)
 
     def script(task_id: str) -> Engine:
         turns = source.gold(source.tasks.find(task_id), "the warm start learns", "set sft.steps=0")

@@ -60,6 +60,8 @@ class Family:
     """Special tokens: never found in text that is tokenized with ``split_special_tokens``."""
     spoken: Sequence[str] = ()
     """Added tokens that are not special: that option does not keep them from being found."""
+    plain: Sequence[str] = ()
+    """Added tokens that are text as any other."""
     eos: str
     """Ends a text; not a turn in every family."""
     bos: str | None = None
@@ -121,7 +123,7 @@ def make_tokenizer(family: Family, template: str) -> Any:
     else:
         made = _words(family.control, family.pieces)
     made.add_special_tokens([AddedToken(token, normalized=False) for token in family.control])
-    made.add_tokens([AddedToken(token, normalized=False) for token in family.spoken])
+    made.add_tokens([AddedToken(token, normalized=False) for token in (*family.spoken, *family.plain)])
     if family.bos:
         pairs = [(family.bos, made.token_to_id(family.bos))]
         made.post_processor = processors.TemplateProcessing(single=f"{family.bos} $A", special_tokens=pairs)

@@ -124,6 +124,7 @@ def test_a_turn_that_ended_as_if_somebody_else_spoke_next_keeps_its_end(renderer
     assert text == "print(1)<|user|><|observation|>\n<tool_response>\n1\n</tool_response><|assistant|>\n"
     ended = [*renderer.turn("print(1)")[:-1], tokenizer.eos_token_id]
     assert renderer.text(ended) == "print(1)"
+    # The role that speaks next opens with what ends a turn, so it is not left out.
     assert tokenizer.decode([*ended, *ids(renderer.extend(ended, [MORE]))]).startswith(
         "print(1)<|endoftext|><|user|>\nAnd times 3?"
     )
@@ -249,6 +250,26 @@ def test_text_that_spells_control_tokens_stays_text(
         assert (
             not set(renderer.turn(text)[:-1]) & control and renderer.text(renderer.turn(text)).rstrip() == text.rstrip()
         )
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_added_tokens_that_control_nothing_are_text(
+    renderer_of: Callable[..., Renderer], families: Mapping[str, Any], name: str
+) -> None:
+    """Gemma's HTML tags: the template's own rendering has them as tokens, and so has ours."""
+    renderer = renderer_of(name)
+    tokenizer: Any = renderer.tokenizer
+    text = f"12{''.join(families[name].plain)} {families[name].eos}"
+    tokens, messages = play(renderer, [USER], [("42", [result(text)])])
+    harmless = [{**message, "content": message["content"].replace("<eos>", "")} for message in messages]
+    wanted = whole(renderer, as_user(harmless))
+    tags = set(tokenizer.convert_tokens_to_ids(families[name].plain))
+    assert [token for token in tokens if token in tags] == [token for token in wanted if token in tags] != []
+    assert tokenizer.eos_token_id not in ids(renderer.extend([], [result(text)]))
+    # A dialect may write one of them, and then no content does.
+    marked = Renderer(tokenizer, marks=families[name].plain[:1])
+    assert tags & set(ids(marked.extend([], [result(text)]))) == tags - {tokenizer.convert_tokens_to_ids("<table>")}
+    assert marked.describing((), families[name].plain[:1]) is marked and marked.describing(()) is not marked
 
 
 @pytest.mark.parametrize(

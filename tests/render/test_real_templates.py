@@ -1,5 +1,6 @@
 """The page about published templates fits its list, and the script behind it tells what a rendering is."""
 
+import copy
 import re
 import sys
 from collections import Counter
@@ -181,3 +182,38 @@ def test_help_has_examples(script: ModuleType, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit, match="0"):
         script.main(["--help"])
     assert "examples:" in capsys.readouterr().out
+
+
+class Peer:
+    """Writes as our own renderer, or forgets that a turn may have ended itself."""
+
+    def __init__(self, renderer: Any, *, forgets: bool) -> None:
+        self.renderer, self.forgets = renderer, forgets
+
+    def get_stop_token_ids(self) -> list[int]:
+        return list(self.renderer.stop_ids)
+
+    def render_ids(self, rows: list[Any], **_options: object) -> list[int]:
+        return list(self.renderer.prompt(rows).token_ids)
+
+    def bridge_to_next_turn(self, known: list[int], turn: list[int], answers: list[Any], **_options: object) -> Any:
+        if answers[0]["role"] == "user":
+            return None
+        added = self.renderer.extend(turn[:-1] if self.forgets else turn, answers)
+        return [*known, *turn, *(token for segment in added for token in segment.token_ids)]
+
+
+def test_peers_are_compared_token_by_token(
+    script: ModuleType, tokenizer_of: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import real_templates_peers
+
+    from agentrl.render.renderer import Renderer
+
+    tokenizer = copy.deepcopy(tokenizer_of("qwen3"))
+    tokenizer.init_kwargs["end_token_ids"] = [tokenizer.convert_tokens_to_ids("<|endoftext|>")]
+    renderer = Renderer(tokenizer)
+    assert not [*real_templates_peers.differences("Q", tokenizer, Peer(renderer, forgets=False))]
+    assert "Q: fence, 33 places compared" in capsys.readouterr().out
+    told = [*real_templates_peers.differences("Q", tokenizer, Peer(renderer, forgets=True))]
+    assert len(told) == 22 and told[0].startswith("Q, fence, a call: ours ")

@@ -1,6 +1,7 @@
 """What a template does to contents, told from two renderings; and what is shown to a template that refuses messages."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -155,3 +156,29 @@ def test_what_opens_a_turn() -> None:
     assert ChatTemplate(Templated(STRICT), {}).opening == ""
     spaced = "{% for m in messages %}{{ '[u]' if m.role == 'user' else ' ' }}{{ m.content }}{% endfor %}"
     assert ChatTemplate(Templated(spaced), {}).lead == " " and template_of("m.content").lead == ""
+
+
+CALLS_ONLY = """{% for m in messages %}{% if m.role == 'tool' %}
+{%- if not messages[loop.index0 - 1].tool_calls and messages[loop.index0 - 1].role != 'tool' %}
+{{- raise_exception('no call') }}{% endif %}<r>{{ m.content }}</r>
+{%- else %}[{{ m.role }}]{{ m.content }}
+{%- for c in m.tool_calls or [] %}<call>{{ c.function.name }}</call>{% endfor %}[end]
+{%- endif %}{% endfor %}{% if add_generation_prompt %}[go]{% endif %}"""
+
+
+def test_results_that_only_calls_may_have_follow_calls() -> None:
+    """Where the template describes tools, so that the model's calls are its own; else they are the user's words."""
+    native = ChatTemplate(Templated(CALLS_ONLY), {}, [{"function": {"name": "search"}}])
+    first, second = Slot(number=0), Slot(number=1)
+    assert native.after_turn((TOOL,)) == ("[end]<r>", first, "</r>[go]")
+    assert native.after_turn((TOOL, TOOL)) == ("[end]<r>", first, "</r><r>", second, "</r>[go]")
+    assert native.after_turn((TOOL, USER)) == ("[end]<r>", first, "</r>[user]", second, "[end][go]")
+    assert native.after_turn((replace(TOOL, content=""), USER)) == ("[end]<r></r>[user]", second, "[end][go]")
+    assert native.after_turn((USER,)) == ("[end][user]", first, "[end][go]")
+    assert template_of("m.content").after_turn((TOOL,)) == ("[tool]", first, "[go]")
+    bare = ChatTemplate(Templated(CALLS_ONLY), {})
+    assert bare.after_turn((TOOL,)) == ("[end][user]", first, "[end][go]")
+    # A turn that calls and ends otherwise than a turn that does not: its end is not known.
+    other = CALLS_ONLY.replace("[end]\n", "{{ '[end]' if not m.tool_calls }}\n")
+    unknown = ChatTemplate(Templated(other), {}, [{"function": {"name": "search"}}])
+    assert unknown.after_turn((TOOL,)) == ("[end][user]", first, "[end][go]")

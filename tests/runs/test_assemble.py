@@ -161,7 +161,7 @@ def test_native_dialect_is_that_of_the_models_chat_template(tokenizer: Any, tmp_
         task_source(mixed, "train")
     # A template that describes tools describes to each environment its own.
     described = Renderer(taught, {}, task_mix(mixed, "train").dialects[0].template_tools)
-    assert described.describing(described._given[1]) is described  # pyright: ignore[reportPrivateUsage]
+    assert described.describing(*described._given[1:]) is described  # pyright: ignore[reportPrivateUsage]
     prompts = [one.prompt([Message(role="user", content="x")]) for one in (described, described.describing([]))]
     assert ["python" in taught.decode(prompt.token_ids) for prompt in prompts] == [True, False]
     assert with_dialect(tiny("env.args.dialect=xml")) == tiny("env.args.dialect=xml")

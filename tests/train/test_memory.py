@@ -41,7 +41,9 @@ def test_plane_by_hand() -> None:
     plane = Plane(corners=(value(1, 8), value(1, 16), value(2, 8), value(2, 16)), tokens=8)
     for layers, tokens in ((1, 8), (2, 16), (36, 9024), (1.5, 0)):
         assert plane.at(layers, tokens) == pytest.approx(value(layers, tokens))
-    assert Plane(corners=(1.0, 1.0, 0.5, 0.5), tokens=8).at(4, 8) == 0.0, "noise gives no negative seconds"
+    noisy = Plane(corners=(1.0, 1.0, 0.5, 0.5), tokens=8)
+    assert noisy.at(4, 8) == 0.5 and noisy.at(30, 800) == 375, "noise gives no seconds that do not grow with the work"
+    assert Plane(corners=(1.0, 3.0, 2.0, 6.0), tokens=8).at(1, 2) == 0.25, "nor negative ones for less work"
 
 
 def test_live_bytes_by_hand(model: Any) -> None:

@@ -71,9 +71,9 @@ def percent(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span in its two largest units: ``1 h 12 min``, ``3 min 20 s``, ``4.1 s``."""
+    """A time span in its two largest units: ``1 h 12 min``, ``3 min 20 s``, ``4.1 s``, ``0.0023 s``."""
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2g} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"

@@ -29,7 +29,8 @@ def check_tokens(subject: Subject) -> Iterator[Finding]:
     if subject.tokenizer is None:
         return
     try:
-        renderer = Renderer(subject.tokenizer, tools=subject.env.dialect.template_tools)
+        dialect = subject.env.dialect
+        renderer = Renderer(subject.tokenizer, tools=dialect.template_tools, marks=dialect.marks)
         for number, turns in enumerate(_scripts(subject, renderer)):
             seeds = (SEED,) if number else (SEED, SEED + 1)
             members = [replay(subject, renderer, subject.tasks[0], turns, seed)[0] for seed in seeds]

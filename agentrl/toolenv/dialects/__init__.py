@@ -9,7 +9,7 @@ hermes   ``{"name": …, "arguments": {…}}`` between ``<tool_call>`` and ``</t
 xml      ``<name>…</name>``
 native   the chat template describes the tools, and calls have the form that it writes: one of
          ``native-hermes``, ``native-mistral``, ``native-llama``, ``native-qwen3-coder``, ``native-glm``,
-         ``native-harmony``
+         ``native-harmony``, ``native-hy``, ``native-minimax``, ``native-dsml``
 ======== ==============================================================================================
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.errors import ConfigError
 from agentrl.toolenv.dialects.base import THINK_TAG, THINKING, Block, Dialect
 from agentrl.toolenv.dialects.hermes import Hermes
-from agentrl.toolenv.dialects.pairs import NativeGlm, NativeQwen3Coder
+from agentrl.toolenv.dialects.pairs import NativeDsml, NativeGlm, NativeHy, NativeMinimax, NativeQwen3Coder
 from agentrl.toolenv.dialects.reading import MAX_NAME, UnreadableCall, malformed, read_call, read_json_at, write_json
 from agentrl.toolenv.tools.function import tool
 from agentrl.types import ToolCall
@@ -112,7 +112,11 @@ class NativeHarmony(Dialect):
 
 
 FORMS: Mapping[str, type[Dialect]] = {
-    one.name: one for one in (NativeHermes, NativeMistral, NativeQwen3Coder, NativeGlm, NativeLlama, NativeHarmony)
+    one.name: one
+    for one in (
+        *(NativeHermes, NativeMistral, NativeQwen3Coder, NativeGlm, NativeLlama, NativeHarmony),
+        *(NativeHy, NativeMinimax, NativeDsml),
+    )
 }
 """The known forms, in the order in which ``native_form`` tries them."""
 

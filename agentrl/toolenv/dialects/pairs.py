@@ -1,9 +1,15 @@
-"""Calls as tagged pairs of argument name and value, between ``<tool_call>`` and ``</tool_call>``."""
+"""Calls as tagged pairs of argument name and value, between two tags.
+
+Some templates put further tags around all calls of a turn: they are written, and are text to the reader.
+"""
+
+# ruff: noqa: RUF001  # DeepSeek's bars are wide
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, cast
 
+from agentrl.toolenv.dialects.base import Dialect
 from agentrl.toolenv.dialects.hermes import Enveloped
 from agentrl.toolenv.dialects.reading import MAX_NAME, UnreadableCall, malformed, read_json, write_json
 from agentrl.types import ToolCall
@@ -29,7 +35,7 @@ class Pairs(Enveloped):
     written: ClassVar[str]
     """A whole call, with ``{name}`` and ``{pairs}`` to be filled in."""
     written_pair: ClassVar[str]
-    """A pair, with ``{key}`` and ``{value}`` to be filled in."""
+    """A pair, with ``{key}`` and ``{value}`` to be filled in, and ``{string}``, which is true of a text."""
     example: ClassVar[str]
     """An example call, shown to the model in errors."""
 
@@ -44,7 +50,7 @@ class Pairs(Enveloped):
             if key in arguments:
                 return malformed(f"the argument {key[:20]!r} is there twice", name)
             try:
-                arguments[key] = self._value(name, key, found["value"])
+                arguments[key] = self._value(name, key, found)
             except UnreadableCall as error:
                 return malformed(f"argument {key[:20]!r}: {error}", name)
         # Text that is no pair is an error, not ignored: it may be an argument that the model meant to give.
@@ -52,8 +58,8 @@ class Pairs(Enveloped):
             return malformed(f"a call looks like this: {self.example}", name)
         return ToolCall(name=name, arguments=arguments)
 
-    def _value(self, name: str, key: str, value: str) -> object:
-        tool = self.tools.get(name)
+    def _value(self, name: str, key: str, pair: re.Match[str]) -> object:
+        tool, value = self.tools.get(name), pair["value"]
         if tool is None or takes_text(tool.parameters, key):
             return value
         try:
@@ -65,8 +71,14 @@ class Pairs(Enveloped):
 
     def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Write the call."""
-        texts = {key: value if isinstance(value, str) else write_json(value) for key, value in arguments.items()}
-        pairs = "".join(self.written_pair.format(key=key, value=text) for key, text in texts.items())
+        pairs = "".join(
+            self.written_pair.format(
+                key=key,
+                value=value if isinstance(value, str) else write_json(value),
+                string=str(isinstance(value, str)).lower(),
+            )
+            for key, value in arguments.items()
+        )
         return self.written.format(name=name, pairs=pairs)
 
 
@@ -94,6 +106,75 @@ class NativeGlm(Pairs):
     written = "<tool_call>{name}\n{pairs}</tool_call>"
     written_pair = "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
     example = "name <arg_key>key</arg_key> <arg_value>value</arg_value>"
+
+
+class NativeHy(Pairs):
+    """As GLM-4.5's, with tags of its own: Hunyuan 3."""
+
+    name = "native-hy"
+    begin, end = "<tool_call:opensource>", "</tool_call:opensource>"
+    marks = (
+        *(
+            "<think:opensource>",
+            "</think:opensource>",
+            "<tool_calls:opensource>",
+            "</tool_calls:opensource>",
+            begin,
+            end,
+        ),
+        *("<tool_sep:opensource>", "<arg_key:opensource>", "</arg_key:opensource>"),
+        *("<arg_value:opensource>", "</arg_value:opensource>"),
+    )
+    head = re.compile(rf"\s*(?P<name>[^<>\s]{{1,{MAX_NAME}}})<tool_sep:opensource>")
+    pair = re.compile(
+        r"\s*<arg_key:opensource>(?P<key>[^<>\n]{1,128})</arg_key:opensource>"
+        r"\s*<arg_value:opensource>(?P<value>.*?)</arg_value:opensource>",
+        re.DOTALL,
+    )
+    written = (
+        "<tool_calls:opensource>\n<tool_call:opensource>{name}<tool_sep:opensource>\n{pairs}</tool_call:opensource>\n"
+        "</tool_calls:opensource>"
+    )
+    written_pair = (
+        "<arg_key:opensource>{key}</arg_key:opensource>\n<arg_value:opensource>{value}</arg_value:opensource>\n"
+    )
+    example = "name<tool_sep:opensource> <arg_key:opensource>key</arg_key:opensource> <arg_value:opensource>…"
+
+
+class NativeMinimax(Pairs):
+    """``<invoke name="…">`` with a ``<parameter name="…">`` for each argument: MiniMax-M2."""
+
+    name = "native-minimax"
+    begin, end = "<invoke name=", "</invoke>"
+    marks = (*Dialect.marks, "<minimax:tool_call>", "</minimax:tool_call>")
+    head = re.compile(rf'"(?P<name>[^"<>\s]{{1,{MAX_NAME}}})">')
+    pair = re.compile(r'\s*<parameter name="(?P<key>[^"<>\n]{1,128})">(?P<value>.*?)</parameter>', re.DOTALL)
+    written = '<minimax:tool_call>\n<invoke name="{name}">\n{pairs}</invoke>\n</minimax:tool_call>'
+    written_pair = '<parameter name="{key}">{value}</parameter>\n'
+    example = '<invoke name="name"> <parameter name="key">value</parameter> </invoke>'
+
+
+class NativeDsml(Pairs):
+    """As MiniMax-M2's, in tags that begin with ``｜DSML｜``; a pair says whether it is a text: DeepSeek-V4."""
+
+    name = "native-dsml"
+    begin, end = "<｜DSML｜invoke name=", "</｜DSML｜invoke>"
+    marks = (*Dialect.marks, "｜DSML｜")
+    head = NativeMinimax.head
+    pair = re.compile(
+        r'\s*<｜DSML｜parameter name="(?P<key>[^"<>\n]{1,128})" string="(?P<string>true|false)">'
+        r"(?P<value>.*?)</｜DSML｜parameter>",
+        re.DOTALL,
+    )
+    written = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="{name}">\n{pairs}</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+    written_pair = '<｜DSML｜parameter name="{key}" string="{string}">{value}</｜DSML｜parameter>\n'
+    example = '<｜DSML｜invoke name="name"> <｜DSML｜parameter name="key" string="true">value</｜DSML｜parameter> …'
+
+    def _value(self, name: str, key: str, pair: re.Match[str]) -> object:
+        tool = self.tools.get(name)
+        # Without the mark, "5" for an argument that may be anything would become a number.
+        free = tool is not None and not takes_text(tool.parameters, key) and _takes_anything(tool.parameters, key)
+        return pair["value"] if free and pair["string"] == "true" else super()._value(name, key, pair)
 
 
 def _takes_anything(parameters: Mapping[str, object], key: str) -> bool:

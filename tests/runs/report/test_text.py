@@ -84,7 +84,7 @@ def test_percent() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(4.14, "4.1 s"), (200, "3 min 20 s"), (4320, "1 h 12 min"), (3.6e7, "10k h")],
+    [(0.00234, "0.0023 s"), (4.14, "4.1 s"), (200, "3 min 20 s"), (4320, "1 h 12 min"), (3.6e7, "10k h")],
 )
 def test_duration(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown

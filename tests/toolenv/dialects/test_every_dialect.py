@@ -22,7 +22,13 @@ NAMES = list(DIALECTS)
 assert DIALECTS["slash"] is Slash, "somebody's own is checked as ours are"
 JSON_BODY = ["fence", "xml", "slash", "hermes", "native-hermes", "native-mistral", "native-llama"]
 """Dialects that write all arguments as one JSON object."""
-PAIRS = ["native-qwen3-coder", "native-glm"]
+PAIRS = ["native-qwen3-coder", "native-glm", "native-hy", "native-minimax", "native-dsml"]
+AROUND = {
+    "native-hy": "\n</tool_calls:opensource>",
+    "native-minimax": "\n</minimax:tool_call>",
+    "native-dsml": "\n</\uff5cDSML\uff5ctool_calls>",
+}
+"""What closes all calls of a turn, and is text to the reader."""
 NAMED_IN_JSON = ["hermes", "native-hermes", "native-mistral", "native-llama"]
 MADE = {name: get_dialect(name, TOOLS) for name in NAMES}
 MARKS = [
@@ -44,7 +50,7 @@ def call(name: str, tool_name: str, arguments: str) -> str:
 
 def cut(name: str, dialect: Dialect) -> Sequence[str]:
     """Calls of the text tool that were opened and never closed."""
-    whole = dialect.render("python", {"code": "print(1)"})
+    whole = dialect.render("python", {"code": "print(1)"}).removesuffix(AROUND.get(name, ""))
     return [whole[: len(whole) - missing] for missing in (1, 2)]
 
 
@@ -244,6 +250,8 @@ HOSTILE = [
     *("[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_CALLS] [{", '\n{"name":', '\n{"name": "', "<|python_tag|>", "\n", " "),
     *("```python\n", "```add\n```\n", "```", "\n```python", "<python>", "</python>", "<add>{</add>", "{", "[", '"'),
     *("\\", "<tool_call>\n<function=add>\n<parameter=b>", "<tool_call>add<arg_key>", "<parameter=b>1</parameter>"),
+    *('<invoke name="', '<invoke name="add"><parameter name="b">', "<tool_call:opensource>add<tool_sep:opensource>"),
+    '<\uff5cDSML\uff5cinvoke name="add"><\uff5cDSML\uff5cparameter name="b" string="true">',
     *('{"name": "add"};', '\n{"name": "add"} ', "<tool_call>x</think>", "1", "```python\n</think>", "\n;", "< "),
 ]
 

@@ -124,6 +124,14 @@ def test_a_schema_that_takes_anything_takes_a_bare_word(schema: object, monkeypa
     assert call.arguments == {"note": "two words"}
 
 
+def test_a_pair_that_says_it_is_a_text_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = copy.copy(add)
+    monkeypatch.setattr(type(own), "parameters", {"properties": {"note": {}}})
+    dialect = get_dialect("native-dsml", [own])
+    for value in ("5", 5, "two words", [1]):
+        assert dialect.parse(dialect.render("add", {"note": value}))[0].arguments == {"note": value}
+
+
 def test_schemas_that_take_a_text() -> None:
     loop = {"$ref": "#/$defs/loop"}
     properties = {
