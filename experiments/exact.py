@@ -23,7 +23,7 @@ from torch import Tensor
 from agentrl import algos
 from agentrl.algos.ratios import cumulative_log_ratio, token_log_ratio
 
-sys.path.insert(0, str(ROOT / "tests" / "algos"))
+sys.path.append(str(ROOT / "tests" / "algos"))
 from enumeration import ESTIMATORS, POLICIES, Episode, Groups, Policy, World, by_prefix, terminal
 
 EXAMPLES = """examples:

@@ -93,6 +93,7 @@ class Chart:
         for x, y, right, top in cells:
             left, bottom = self._frame.x(self._x.at(x)), self._frame.y(self._y.at(y))
             size = {"width": self._frame.x(self._x.at(right)) - left, "height": bottom - self._frame.y(self._y.at(top))}
+            size["height"] += 0.2  # coordinates are rounded, which would leave a seam
             place = {"x": left, "y": self._frame.y(self._y.at(top))}
             self._body.append(tag("rect", fill=fill, shape_rendering="crispEdges", **place, **size))
         if name:

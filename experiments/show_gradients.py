@@ -16,6 +16,7 @@ from plot import Axis, Chart
 from verdict import NOT_RUN, Rows, Verdict
 
 from agentrl.eval.pages import table
+from agentrl.runs.report.text import brief
 
 LARGEST, FEW = 32, 4
 """N where the formula is asked, and N of OTB's claim."""
@@ -26,6 +27,7 @@ WANTED, SETS = 9, 12
 """In how many sets of how many a statement about the order has to hold."""
 _CELLS = 48
 _NEAR = 1.5
+_TINY = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,15 @@ class WeightSet:
         tasks = len(told["noise"]) - 1 - bool(without)
         return max(along, 0.0) ** 2 / (truth * noise * size * tasks)
 
+    def excess(self, arm: str, size: int, rewards: str = "0/1", without: int = 0) -> float:
+        """Compute the logarithm of the episodes of an arm over those of ``otb_pooled``, on the same draws."""
+        pooled, mine = (self.worth(one, size, rewards, without) for one in (TRUTH, arm))
+        return math.log(max(pooled, _TINY) / max(mine, _TINY))
+
     def error(self, arm: str, size: int, rewards: str = "0/1") -> float:
-        """Compute the standard error of the logarithm of ``worth``, by a jackknife over tasks."""
+        """Compute the standard error of ``excess``, by a jackknife over tasks."""
         count = len(self.rows[rewards, size]["arms"][arm]["noise"]) - 1
-        left = [math.log(max(self.worth(arm, size, rewards, task), 1e-12)) for task in range(1, count + 1)]
+        left = [self.excess(arm, size, rewards, task) for task in range(1, count + 1)]
         middle = mean(left)
         return math.sqrt((count - 1) / count * sum((one - middle) ** 2 for one in left))
 
@@ -141,14 +148,16 @@ def _about(aim: str, some: Sequence[WeightSet]) -> str:
 
 
 def _episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> str:
-    """Geometric mean over sets, and a standard error: of one set over its tasks, of several over sets."""
-    logs = [-math.log(max(one.worth(arm, size, rewards), 1e-12)) for one in some]
-    middle = mean(logs)
-    if len(some) == 1:
-        error = some[0].error(arm, size, rewards)
-    else:
-        error = math.sqrt(sum((one - middle) ** 2 for one in logs) / (len(logs) - 1) / len(logs))
-    return f"{math.exp(middle):.3g} ± {100 * math.expm1(error):.0f}%"
+    """Write the geometric mean over sets, and behind it the ratio to ``otb_pooled`` with its standard error."""
+    each = mean(-math.log(max(one.worth(arm, size, rewards), _TINY)) for one in some)
+    excess = [one.excess(arm, size, rewards) for one in some]
+    middle = mean(excess)
+    # Of one set over its tasks, of several over sets.
+    error = some[0].error(arm, size, rewards)
+    if len(some) > 1:
+        error = math.sqrt(sum((one - middle) ** 2 for one in excess) / (len(some) - 1) / len(some))
+    told = "" if arm == TRUTH else f" ({brief(math.exp(middle))} ± {100 * math.expm1(error):.0f}%)"
+    return f"{brief(math.exp(each))}{told}"
 
 
 def cells(rows: Rows) -> Iterator[tuple[str, str, float, float]]:
