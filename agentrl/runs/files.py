@@ -13,7 +13,8 @@ import secrets
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from io import FileIO
+from functools import partial
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,13 +27,13 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a file to read its bytes.
 
     Raises:
         OSError: it is not there, can't be read, or is a link or no regular file.
     """
-    return open(path, "rb", opener=lambda *_: _opened(path, os.O_RDONLY))
+    return open(path, "rb", opener=partial(_opened, path, os.O_RDONLY))
 
 
 def read(path: Path, limit: int = MAX_TEXT) -> bytes:
@@ -58,7 +59,7 @@ def open_to_append(path: Path) -> FileIO:
     Raises:
         OSError: it can't be written, or is a link or no regular file.
     """
-    return open(path, "ab+", buffering=0, opener=lambda *_: _opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT))
+    return open(path, "ab+", buffering=0, opener=partial(_opened, path, os.O_RDWR | os.O_APPEND | os.O_CREAT))
 
 
 class NewFile:
@@ -157,7 +158,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _opened(path: Path, flags: int) -> int:
+def _opened(path: Path, flags: int, *_: object) -> int:
+    # The last arguments are what ``open`` would use.
     folder = os.open(path.parent, _FOLDER)
     try:
         descriptor = os.open(path.name, flags | _SAFE, 0o666, dir_fd=folder)
