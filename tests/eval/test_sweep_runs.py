@@ -147,6 +147,7 @@ Toy.reward = held_reward
 """Each run stands still, once, in the middle of its training."""
 
 
+@pytest.mark.slow
 def test_sweep_that_was_stopped_goes_on(whole: Done, server: Server, tmp_path: Path) -> None:
     for number, sig in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGKILL)):
         name = NAMES[number]

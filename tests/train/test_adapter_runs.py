@@ -136,6 +136,7 @@ def test_adapters_after_a_warm_start_of_the_whole_model(config: Config, display:
         model_at(str(run), print)
 
 
+@pytest.mark.slow
 def test_weights_are_averaged_for_evaluation_alone(config: Config, display: Display) -> None:
     config = with_overrides(config, ["lora.rank=0", "eval.every=1", "save.episodes_every=1"])
     averaged = train(config, display)

@@ -33,27 +33,48 @@ def lines(path: Path) -> int:
     return len(read_begun(path)[1]) if path.exists() else 0
 
 
+MORTAL = f"""
+import os, signal
+from pathlib import Path
+import gymnasium
+from agentrl.envs.generated.arithmetic import Arithmetic
+from agentrl.runs.records import read_begun
+
+lives, out = Path("lives.txt"), Path("e") / {EPISODES!r}
+
+class Mortal(Arithmetic):
+    def reward(self, episode):
+        if lives.exists() and out.exists() and len(read_begun(out)[1]) >= int(lives.read_text()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().reward(episode)
+
+gymnasium.register("test/Mortal-v0", entry_point=Mortal)
+"""
+"""Kills its process when so many episodes are saved as a file says."""
+
+
 @pytest.mark.slow
 def test_killed_evaluation_goes_on_as_if_nothing_had_been(server: Server, bare: Path, tmp_path: Path) -> None:
-    out, words = tmp_path / "e" / EPISODES, ("--tasks", "40", "--attempts", "2")
+    (tmp_path / "mortal.py").write_text(MORTAL)
+    out, lives = tmp_path / "e" / EPISODES, tmp_path / "lives.txt"
+    words = (*setting("env.id=mortal:test/Mortal-v0"), "--tasks", "12", "--attempts", "2")
     whole = evaluate(server, tmp_path, bare, *words, "--out", "whole").done()
     seen: list[list[Trajectory]] = [[]]
-    for more in (5, 9, 2, 11, 3):
-        killed = evaluate(server, tmp_path, bare, *words, "--out", "e")
-        killed.until(lambda more=more: lines(out) >= len(seen[-1]) + more)
-        os.kill(killed.pid, signal.SIGKILL)
-        killed.wait()
+    for saved in (3, 5, 14):
+        lives.write_text(str(saved))
+        assert evaluate(server, tmp_path, bare, *words, "--out", "e").wait() == -signal.SIGKILL
         seen.append([record.trajectory for record in read_begun(out)[1]])
         assert seen[-1][: len(seen[-2])] == seen[-2], "nothing was played again"
-    assert len(seen[-1]) < 80
+        assert saved <= len(seen[-1]) < 24
+    lives.unlink()
     out.write_bytes(out.read_bytes()[:-7])  # it was writing
     again = evaluate(server, tmp_path, bare, *words, "--out", "e").done()
     assert again.out == whole.out and "level:1" in whole.out
     records = list(agentrl.read_episodes(tmp_path / "e"))
-    assert len({(one.trajectory.task_id, one.attempt) for one in records}) == len(records) == 80
+    assert len({(one.trajectory.task_id, one.attempt) for one in records}) == len(records) == 24
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "e")]
     last = [summary["sets"][0].pop("this_process") for summary in summaries]
-    assert summaries[0] == summaries[1] and last[0]["episodes"] == 80 > last[1]["episodes"]
+    assert summaries[0] == summaries[1] and last[0]["episodes"] == 24 > last[1]["episodes"]
     assert "level:1" in (tmp_path / "e" / "report.html").read_text()
     for other, name in (
         (("--seed", "1"), "with seed 0 and not 1"),

@@ -99,7 +99,6 @@ def test_interrupted_run_can_go_on(train: Train, server: Server, tmp_path: Path,
     assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
-@pytest.mark.slow
 def test_impatience_changes_nothing(train: Train, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "r"
     command = train("r", "optim.steps=4000", "eval.tasks=1")
@@ -113,7 +112,6 @@ def test_impatience_changes_nothing(train: Train, tmp_path: Path) -> None:
     assert checkpoints(run) and (run / "report.html").exists()
 
 
-@pytest.mark.slow
 def test_a_thread_that_learns_has_as_many_threads_as_the_run() -> None:
     code = """
 import asyncio, os, torch

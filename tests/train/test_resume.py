@@ -70,6 +70,7 @@ def contents(run: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in names}
 
 
+@pytest.mark.slow
 def test_steps_after_a_resumption_are_those_of_a_run_that_never_stopped(config: Config) -> None:
     told = io.StringIO()
     display = Display(told)
