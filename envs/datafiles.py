@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from agentrl.errors import UsageError
+from agentrl.errors import ConfigError, UsageError
 
 JSON = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".zst"))
 PARQUET = ".parquet"
@@ -43,6 +43,44 @@ class SourceRow:
     """Its columns; empty where it can't be read."""
     fault: str = ""
     """Why it can't be read; empty for a good row."""
+
+
+def table(name: str, value: Mapping[str, str], wanted: str) -> tuple[tuple[str, str], ...]:
+    """Return the table of texts ``value`` as sorted pairs.
+
+    Raises:
+        ConfigError: the argument ``name`` is none; the message asks for ``wanted``.
+    """
+    # A caller in Python may give a list or a Path.
+    texts = cast(list[object], [*value, *value.values()]) if isinstance(cast(object, value), Mapping) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{name} is {value!r}: give {wanted}")
+    return tuple(sorted(value.items()))
+
+
+def text_or_table(name: str, value: str | Mapping[str, str] | None) -> str | tuple[tuple[str, str], ...] | None:
+    """Return a text as it is, and a table of texts as sorted pairs.
+
+    Raises:
+        ConfigError: the argument ``name`` is neither.
+    """
+    return value if value is None or isinstance(value, str) else table(name, value, "a text or a table of texts")
+
+
+def by_split(data: str | tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Return the data sets to read as (split, data set), test before train; an empty split stands for both.
+
+    Raises:
+        ConfigError: there are splits but test and train, or no data set for test.
+    """
+    if isinstance(data, str):
+        return (("", data),)
+    if not {"test"} <= {name for name, _ in data} <= {"test", "train"}:
+        raise ConfigError(
+            "data needs a data set for test, beside it one for train, or a single one for both; it has "
+            + (", ".join(sorted(name for name, _ in data)) or "none")
+        )
+    return tuple(sorted(data))
 
 
 def read_rows(source: str, *, config: str | None = None, split: str = "train") -> Iterator[SourceRow]:

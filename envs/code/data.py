@@ -68,7 +68,29 @@ class _OwnRow(pydantic.BaseModel, extra="forbid"):
     timeout: float | None = pydantic.Field(default=None, gt=0, allow_inf_nan=False)
 
 
-def load(path: str | Path, packages: Sequence[str] = ()) -> Mapping[str, tuple[Task, ...]]:
+def load_splits(files: Sequence[tuple[str, str]], packages: Sequence[str] = ()) -> Mapping[str, tuple[Task, ...]]:
+    """Load the tasks of all ``files`` by split; a problem that is in test is left out of train, with a warning.
+
+    Args:
+        files: what :func:`agentrl.envs.datafiles.by_split` returns.
+        packages: packages that problems may import beside the sandbox's usual ones.
+
+    Raises:
+        ConfigError: a file can't be used, as :func:`load` says.
+        UsageError: a file can't be read.
+    """
+    splits: dict[str, tuple[Task, ...]] = {"train": (), "test": ()}
+    for split, path in files:
+        for name, tasks in load(path, packages, split).items():
+            splits[name] += tasks
+    tested = {task.prompt for task in splits["test"]}
+    train = tuple(task for task in splits["train"] if task.prompt not in tested)
+    if repeated := len(splits["train"]) - len(train):
+        warnings.warn(f"{repeated} problems of train are in test as well and are left out", stacklevel=2)
+    return {**splits, "train": train}
+
+
+def load(path: str | Path, packages: Sequence[str] = (), split: str = "") -> Mapping[str, tuple[Task, ...]]:
     """Load the tasks of a file by split; a row without ``split`` gets one by its id, one in five ``test``.
 
     Rows that are left out are counted in a warning.
@@ -76,6 +98,7 @@ def load(path: str | Path, packages: Sequence[str] = ()) -> Mapping[str, tuple[T
     Args:
         path: a file that :func:`agentrl.envs.datafiles.read_rows` reads.
         packages: packages that problems may import beside the sandbox's usual ones.
+        split: the split that all of the file is for; empty to divide it.
 
     Raises:
         ConfigError: there is no such file, a row is no JSON object, a row of our own layout is wrong, two rows share an
@@ -101,8 +124,8 @@ def load(path: str | Path, packages: Sequence[str] = ()) -> Mapping[str, tuple[T
                 raise ConfigError(f"{found.place}: {error}") from error
             left_out[str(error)] += 1
         else:
-            split = str(row.get("split"))  # what other data sets call a split is not ours
-            splits[split if split in splits else split_of(name, TEST_SHARE)].append(task)
+            own = str(row.get("split"))  # what other data sets call a split is not ours
+            splits[split or (own if own in splits else split_of(name, TEST_SHARE))].append(task)
     reasons = "; ".join(f"{count}: {reason}" for reason, count in left_out.most_common())
     if not any(splits.values()):
         raise ConfigError(f"{path} has no problem that can be graded{f' ({reasons})' if reasons else ''}")

@@ -5,8 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from agentrl.envs.code.data import SAMPLE, load
+from agentrl.envs.code.data import SAMPLE, load_splits
 from agentrl.envs.code.grading import Call, Problem, grade
+from agentrl.envs.datafiles import by_split, text_or_table
 from agentrl.errors import ConfigError
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
@@ -30,7 +31,8 @@ class Code(ToolEnv):
         split: ``"train"`` or ``"test"``.
         dialect: how tool calls are written.
         max_turns: how often the assistant may speak.
-        data: a file of problems, see :mod:`agentrl.envs.code.data`; without it, the sample that comes along.
+        data: a file of problems, see :mod:`agentrl.envs.code.data`, which is divided; or one for each split:
+            ``{"train": …, "test": …}``, or ``{"test": …}`` for a published test set. None plays the sample.
         timeout: seconds of CPU time per call of the tool.
         test_timeout: seconds of CPU time per hidden test, where the problem does not say.
         stop_at_failure: let the first failed test end the grading; ``passed`` then counts the tests before it.
@@ -54,7 +56,7 @@ class Code(ToolEnv):
         split: str = "train",
         dialect: str = "fence",
         max_turns: int = 8,
-        data: str | None = None,
+        data: str | Mapping[str, str] | None = None,
         timeout: float = 5.0,
         test_timeout: float = 5.0,
         stop_at_failure: bool = False,
@@ -63,7 +65,7 @@ class Code(ToolEnv):
         super().__init__(split=split, dialect=dialect, max_turns=max_turns)
         if not (timeout > 0 and test_timeout > 0):
             raise ConfigError(f"timeout is {timeout} and test_timeout {test_timeout}: both must be above 0")
-        self.data = data
+        self.files = by_split(text_or_table("data", data) or str(SAMPLE))
         self.test_timeout = test_timeout
         self.stop_at_failure = stop_at_failure
         self.packages = tuple(packages)
@@ -73,7 +75,7 @@ class Code(ToolEnv):
 
     @functools.cached_property
     def _splits(self) -> Mapping[str, tuple[Task, ...]]:
-        return load(self.data or SAMPLE, self.packages)
+        return load_splits(self.files, self.packages)
 
     def tasks(self, split: str) -> TaskList:
         """Return the problems of ``split``, in the file's order.
@@ -82,7 +84,11 @@ class Code(ToolEnv):
             ConfigError: the file can't be used, or has no problem of this split.
         """
         if not self._splits[split]:
-            raise ConfigError(f"{self.data} has no problem of the split {split!r}: give its rows a split, or use more")
+            names = " and ".join(name for _, name in self.files)
+            raise ConfigError(
+                f"no problem of {names} is in the split {split!r}: give its rows a split, or "
+                'data={"train": …, "test": …}'
+            )
         return TaskList(self._splits[split])
 
     def reward(self, episode: Episode) -> Mapping[str, float]:

@@ -2,10 +2,11 @@ r"""Load mathematical problems from data sets: recognise the columns, check the 
 
 Known layouts, by their columns: ``problem`` or ``question`` or ``prompt`` (text, or chat messages), after a ``body``,
 ``context`` or ``passage`` and before ``choices`` or ``options`` where there are such; and ``answer``, ``ground_truth``,
-``reward_model.ground_truth`` or ``final_answer``, or else a ``solution`` with a box. These cover DeepScaleR, DAPO-Math,
-MATH, AIME, AMC, OlympiadBench, Minerva, SVAMP, ASDiv, MMLU and GSM8K (``#### 42``). Where another column may belong to
-the problem, nothing is loaded until ``columns`` names those that do. Duplicates within a file are dropped, and no
-problem is in both splits, whatever its spacing.
+``reward_model.ground_truth`` or ``final_answer``, or else a ``solution`` with a box. The letter of the right choice
+beside the answer, as ``choice_answer``, is right as well. These cover DeepScaleR, DAPO-Math, MATH, AIME, AMC,
+OlympiadBench, Minerva, SVAMP, ASDiv, MMLU and GSM8K (``#### 42``). Where another column may belong to the problem,
+nothing is loaded until ``columns`` names those that do. Duplicates within a file are dropped, and no problem is in both
+splits, whatever its spacing.
 """
 
 import functools
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from agentrl.envs.datafiles import SourceRow, left_over, read_rows, stamp, tags_of
+from agentrl.envs.datafiles import SourceRow, by_split, left_over, read_rows, stamp, tags_of
 from agentrl.errors import ConfigError, UsageError
 from agentrl.grading.latex import readable
 from agentrl.grading.numbers import last_boxed, plain_number
@@ -37,6 +38,7 @@ _CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "passage": ("body", "context", "passage"),
     "choices": ("choices", "options"),
     "answer": ("answer", "reward_model.ground_truth", "ground_truth", "expected_answer", "final_answer", "solution"),
+    "letter": ("choice_answer", "answer_idx", "answer_index"),
     "id": ("id", "unique_id", "extra_info.index"),
 }
 """The parts of a row, and the column names that are known to hold each, in order of preference."""
@@ -57,27 +59,22 @@ class Source:
     split: str | tuple[tuple[str, str], ...] | None = None
     """The hub data set's split to read, for all or as (split, its split); None reads the one of the same name."""
     columns: tuple[tuple[str, str], ...] = ()
-    """The columns of the prompt, its passage, its choices, the answer and the id; those left out are recognised,
-    but for the passage and the choices of a prompt that is named."""
+    """The columns of the prompt, its passage, its choices, the answer, its letter and the id; those left out are
+    recognised, but for the passage and the choices of a prompt that is named."""
     skip_bad_rows: bool = False
     """True to skip bad rows with a warning instead of refusing them."""
 
     def __post_init__(self) -> None:
         if unknown := {name for name, _ in self.columns} - set(_CANDIDATES):
             raise ConfigError(f"columns names {sorted(unknown)[0]!r}: it maps {', '.join(_CANDIDATES)} to columns")
-        if isinstance(self.data, tuple) and not {"test"} <= {name for name, _ in self.data} <= {"test", "train"}:
-            raise ConfigError(
-                "data needs a data set for test, beside it one for train, or a single one for both; it has "
-                + (", ".join(sorted(name for name, _ in self.data)) or "none")
-            )
+        if self.data is not None:
+            by_split(self.data)
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
         """The data sets to read, each with the split it is for; an empty split stands for both."""
-        if self.data is None:
-            return (("", str(SAMPLE)),)
         # Test first: a problem that is in both is left out of train.
-        return (("", self.data),) if isinstance(self.data, str) else tuple(sorted(self.data))
+        return by_split(str(SAMPLE) if self.data is None else self.data)
 
     def hub_split(self, split: str) -> str:
         """Return the split of the hub data set that becomes ``split``."""
@@ -225,10 +222,18 @@ def _task(data: Mapping[str, object], columns: Mapping[str, str]) -> Task | str:
     if len(prompt) > MAX_PROMPT or not _encodable(prompt):
         return f"has a problem in {columns['prompt']!r} that is too long or no valid text"
     solution = columns["answer"].lower().endswith("solution")
-    answer = _letter(found["answer"], letters) if letters else _answer(found["answer"], solution=solution)
+    letter, answer = found.get("letter"), found["answer"]
+    if letters:
+        answer, letter = _letter(answer, letters) or _letter(letter, letters), None
+    else:
+        answer = _answer(answer, solution=solution)
     if answer is None or not _encodable(answer) or not readable(answer):
         return f"has no answer in {columns['answer']!r} that can be read"
-    task = Task(id=f"{stable_hash(_bare(prompt)):016x}", prompt=prompt, answer=answer, tags=tags_of(data))
+    # A number counts choices, from 0 or from 1, that stand in the problem's text.
+    more = {"letter": letter.strip("(). ")} if isinstance(letter, str) and letter.strip() else {}
+    if not all(_encodable(text) and readable(text) for text in more.values()):
+        return f"has no letter in {columns['letter']!r} that can be read"
+    task = Task(id=f"{stable_hash(_bare(prompt)):016x}", prompt=prompt, answer=answer, data=more, tags=tags_of(data))
     name = found.get("id")
     return replace(task, id=str(name)) if isinstance(name, str | int) and str(name).strip() else task
 

@@ -1,10 +1,10 @@
 r"""``agentrl/Math-v0`` and ``agentrl/MathPython-v0``: mathematical problems, answered in ``\boxed{}``."""
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
+from agentrl.envs.datafiles import table, text_or_table
 from agentrl.envs.math.data import Source, load_problems
-from agentrl.errors import ConfigError, UsageError
+from agentrl.errors import UsageError
 from agentrl.grading.latex import final_box, require_math, same_answer
 from agentrl.grading.numbers import spelled
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -32,8 +32,9 @@ class Math(ToolEnv):
             each split: ``{"train": …, "test": …}``. None plays the sample.
         data_config: the configuration of a Hugging Face data set.
         data_split: its split to read, or which one to read for ``train`` and for ``test``.
-        columns: which columns hold ``prompt``, ``passage``, ``choices``, ``answer`` and ``id``, where that can't be
-            recognised. Of a prompt that is named, a passage and choices are read only where they are named too.
+        columns: which columns hold ``prompt``, ``passage``, ``choices``, ``answer``, ``letter`` and ``id``, where that
+            can't be recognised. Of a prompt that is named, a passage and choices are read only where they are named
+            too.
         skip_bad_rows: leave bad rows out with a warning; without it they are refused.
 
     Raises:
@@ -67,10 +68,10 @@ class Math(ToolEnv):
             self.tools = (PythonTool(timeout=timeout, max_chars=max_chars),)
             self.instructions = r"Solve the problem, with Python where it helps. Put the final answer in \boxed{}."
         self._source = Source(
-            data=_pairs("data", data),
+            data=text_or_table("data", data),
             config=data_config,
-            split=_pairs("data_split", data_split),
-            columns=_table("columns", columns or {}, "a table of texts"),
+            split=text_or_table("data_split", data_split),
+            columns=table("columns", columns or {}, "a table of texts"),
             skip_bad_rows=skip_bad_rows,
         )
 
@@ -90,8 +91,10 @@ class Math(ToolEnv):
         return found[split]
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
-        """1 for the right answer in the last box of the final turn, else 0."""
-        return {"correct": float(same_answer(self._box(episode), episode.task.answer, problem=episode.task.prompt))}
+        """1 for the right answer in the last box of the final turn, or for the letter of the right choice, else 0."""
+        task, box = episode.task, self._box(episode)
+        right = [task.answer, *map(str, task.data.values())]
+        return {"correct": float(any(same_answer(box, answer, problem=task.prompt) for answer in right))}
 
     def answer_of(self, episode: Episode) -> str:
         """What is in that box."""
@@ -104,15 +107,3 @@ class Math(ToolEnv):
         """Give the answer in a box, after a call that prints it where there is the tool."""
         calls = [self.dialect.render("python", {"code": f"print({task.answer!r})"})] if self.tools else []
         return [*calls, rf"\boxed{{{task.answer}}}"]
-
-
-def _pairs(name: str, value: str | Mapping[str, str] | None) -> str | tuple[tuple[str, str], ...] | None:
-    return value if value is None or isinstance(value, str) else _table(name, value, "a text or a table of texts")
-
-
-def _table(name: str, value: Mapping[str, str], wanted: str) -> tuple[tuple[str, str], ...]:
-    # A caller in Python may give a list or a Path.
-    texts = cast(list[object], [*value, *value.values()]) if isinstance(cast(object, value), Mapping) else [None]
-    if not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"{name} is {value!r}: give {wanted}")
-    return tuple(sorted(value.items()))

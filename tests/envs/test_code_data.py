@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.envs.code.asserts import UnreadableTest, call_of, read_asserts
-from agentrl.envs.code.data import SAMPLE, TEST_SHARE, load, task_of
-from agentrl.envs.code.env import problem_of
+from agentrl.envs.code.data import SAMPLE, TEST_SHARE, load, load_splits, task_of
+from agentrl.envs.code.env import Code, problem_of
 from agentrl.envs.code.grading import Call, Problem, Stream
 from agentrl.envs.code.values import TRUTH, Tolerance
 from agentrl.errors import ConfigError
@@ -163,6 +163,21 @@ def test_splits_are_by_row_or_by_id(write: Callable[..., Path]) -> None:
     assert 30 < len(splits["test"]) < 90
     assert all(split_of(task.id, TEST_SHARE) == "train" for task in splits["train"])
     assert load(write(*reversed(rows)))["test"] == tuple(t for t in reversed(splits["test"]) if t.id.startswith("p"))
+
+
+def test_a_published_test_set_is_used_whole(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = write(*({**HUMAN_EVAL, "task_id": f"HumanEval/{number}"} for number in range(30)))
+    (tmp_path / "train.jsonl").write_text(f"{json.dumps(MBPP)}\n{json.dumps({**HUMAN_EVAL, 'task_id': 'HumanEval/0'})}")
+    assert Code(split="test", data={"test": str(path)}).task_set.size == 30
+    with pytest.raises(ConfigError, match=r"no problem of .*problems\.jsonl is in the split 'train': give .*data="):
+        _ = Code(data={"test": str(path)}).task_set
+    files = (("test", str(path)), ("train", str(tmp_path / "train.jsonl")))
+    with pytest.warns(UserWarning, match="1 problems of train are in test as well and are left out"):
+        splits = load_splits(files)
+    assert (len(splits["test"]), [task.id for task in splits["train"]]) == (30, [str(MBPP["task_id"])])
+    for data in ({"train": str(path)}, {"dev": str(path)}, [str(path)]):
+        with pytest.raises(ConfigError, match="data"):
+            Code(data=data)  # pyright: ignore[reportArgumentType]
 
 
 def test_what_can_not_be_graded_is_left_out_and_told(write: Callable[..., Path]) -> None:

@@ -162,7 +162,7 @@ def test_the_sample() -> None:
     ("text", "reward"),
     [
         *((r"\boxed{8\sqrt{2}}", 1.0), (r"It is $\boxed{8 \sqrt2}$.", 1.0)),
-        *((r"\boxed{1}, no: \boxed{\sqrt{128}}", 1.0), (r"<think>\boxed{1}</think>\boxed{8\sqrt{2}}", 1.0)),
+        *((r"\boxed{1}, no: \boxed{8\cdot\sqrt{2}}", 1.0), (r"<think>\boxed{1}</think>\boxed{8\sqrt{2}}", 1.0)),
         *((r"\boxed{8\sqrt{2}} or \boxed{1}", 0.0), (r"<think>\boxed{8\sqrt{2}}</think>I do not know.", 0.0)),
         *((r"\boxed{\sqrt{50} + \sqrt{18}}", 0.0), (r"\boxed{ \sqrt {50}+\sqrt{18} }", 0.0), (r"8\sqrt{2}", 0.0)),
         *((r"\boxed{}", 0.0), (r"\boxed{8\sqrt{2}", 0.0), (r"\boxed{" + "9" * 100_000 + "}", 0.0)),

@@ -96,6 +96,18 @@ def test_choices(write: Write, choices: object, answer: object, shown: str, lett
     assert problems(Source(data=write([row]))) == {f"Which?\n\n{shown}\n\n{ASKED}": letter}
 
 
+def test_a_letter_beside_the_answer_is_right_as_well(write: Write) -> None:
+    row = {"question": "Which is least? A. -2 B. 0", "answer": "-2", "choice_answer": "(A)"}
+    rows = [row, {"question": "What is 1+1?", "answer": "2", "choice_answer": ""}]
+    tasks = [task for found in load_problems(Source(data=write(rows))).values() for task in found]
+    assert sorted((task.answer, dict(task.data)) for task in tasks) == [("-2", {"letter": "A"}), ("2", {})]
+    # Where the choices have a column of their own, the letter is what is asked for.
+    row = {"question": "Which?", "options": ["x", "y"], "answer": "y", "answer_idx": "B"}
+    assert list(problems(Source(data=write([row]))).values()) == ["B"]
+    with pytest.raises(UsageError, match="has no letter in 'choice_answer' that can be read"):
+        load_problems(Source(data=write([{"problem": "P", "answer": "1", "choice_answer": "{"}])))
+
+
 @pytest.mark.parametrize(
     ("choices", "answer"),
     [
@@ -134,7 +146,9 @@ def test_unknown_columns_are_named(write: Write, columns: tuple[tuple[str, str],
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ConfigError, match=r"'question': it maps prompt, passage, choices, answer, id to columns"):
+    with pytest.raises(
+        ConfigError, match=r"'question': it maps prompt, passage, choices, answer, letter, id to columns"
+    ):
         Source(columns=(("question", "q"),))
     with pytest.raises(ConfigError, match=r"needs a data set for test"):
         Source(data=(("train", "a.jsonl"),))

@@ -172,3 +172,14 @@ def test_aime_as_dapo_evaluates_it(tmp_path: Path) -> None:
     path = write(tmp_path / "aime-2024.parquet", [dapo(i, one) for i, one in enumerate(32 * FORMULAS)])
     with pytest.warns(UserWarning, match=r"aime-2024\.parquet: 93 rows that repeat an earlier one are left out"):
         check_answers(path, {one.text: one.answer for one in FORMULAS}, ["1"])
+
+
+def test_a_letter_beside_the_answer(tmp_path: Path) -> None:
+    texts = [f"{one.text}\nA. {one.choices[0]}  B. {one.choices[1]}  C. {one.choices[2]}" for one in STORIES]
+    rows = [
+        {"idx": i, "question": text, "answer": one.answer, "choice_answer": "B"}
+        for i, (text, one) in enumerate(zip(texts, STORIES, strict=True))
+    ]
+    path = write(tmp_path / "cn_middle_school.jsonl", rows)
+    check_answers(path, {text: one.answer for text, one in zip(texts, STORIES, strict=True)}, ["A", "C", "D", "43"])
+    check_answers(path, dict.fromkeys(texts, "B"), ["A", "C", "43"])

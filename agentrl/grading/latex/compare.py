@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import sympy
 
-from agentrl.grading.latex.form import fits, number_fits
+from agentrl.grading.latex.form import fits, number_fits, unreduced
 from agentrl.grading.latex.shape import blankless, collection, named, number, tidy, words
 from agentrl.grading.latex.trees import Tree, UnreadableLatex, read, with_imaginary
+from agentrl.grading.latex.undone import has_even_quotient
 from agentrl.grading.latex.units import Quantity, quantity
 
 if TYPE_CHECKING:
@@ -40,11 +41,15 @@ _RELATION = re.compile(r"[=<>]|\\(?:le|ge|leq|geq|ne|neq|lt|gt|in|approx|equiv)(
 _SET = re.compile(r"\\(?:cup|cap|setminus|mathbb|emptyset|backslash)(?![a-z])|\\begin")
 _UNION = re.compile(r"\\(?:cup|cap|setminus|backslash)(?![a-z])")
 _LABOUR = (
-    *(re.compile(rf"\\{name}(?![a-z])") for name in ("int", "sum", "prod", "lim", "det", "gcd", "lcm", "max", "min")),
+    *(
+        re.compile(rf"\\{name}(?![a-z])")
+        for name in ("int", "sum", "prod", "lim", "det", "gcd", "lcm", "max", "min", "choose", "Gamma")
+    ),
     *(
         re.compile(pattern)
         for pattern in (r"\\[dt]?binom", r"!", r"\\[lr]?(?:floor|ceil)", r"\\[bp]?mod", r"\\[a-z]*prime", r"\\partial")
     ),
+    re.compile(r"\\operatorname ?\{(?! ?(?:arc)?(?:sin|cos|tan|cot|sec|csc)h? ?\})"),
     re.compile(r"\\frac ?\{ ?\\text ?\{ ?d"),
 )
 """Operations that an answer may leave unevaluated only where the expected answer does."""
@@ -157,11 +162,15 @@ def _worth(given: "Number", left: Quantity, wanted: "Number", right: Quantity) -
         return given.value == wanted.value
     # The per cent sign is on one side only: 50% may be written 50 or 0.5.
     hundredth = given.value / 100 if left.percent else given.value * 100
-    return wanted.value in (given.value, hundredth)
+    # 12/80 for 15% is a division that is left to do.
+    return wanted.value == given.value or (wanted.value == hundredth and not unreduced(left.value))
 
 
 def _formulas(answer: str, expected: str, problem: str) -> bool:
     if any(labour.search(answer) and not labour.search(expected) for labour in _LABOUR):
+        return False
+    # The parser evaluates a quotient of two literal numbers.
+    if has_even_quotient(answer) and not has_even_quotient(expected):
         return False
     try:
         left, right = read(answer), read(expected, any_length=True)

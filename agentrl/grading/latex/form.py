@@ -1,7 +1,7 @@
 r"""Check the form of an answer whose value is right; runs in the graders' processes only.
 
-- It is evaluated: no calculation with numbers is left (``1/4+1/6``, ``\sqrt{4^2+6^2}``, ``\sqrt{50}+\sqrt{18}``), no
-  function of numbers (``\arcsin\frac12``), no division by a polynomial, unless the expected answer leaves it too.
+- It is evaluated: it leaves nothing to be worked out, as ``undone`` defines it, and no division by a polynomial, unless
+  the expected answer leaves it too.
 - Relations are solved, ``2 < x < 3`` or ``x \ge 1``, where the expected answer is an interval or a solved relation.
 - It is no expression or relation of the problem's text, reordered or moved to the other side.
 - It has the form that the problem's words ask for: a fraction, in lowest terms, a mixed number, a decimal, a simplified
@@ -16,22 +16,19 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import sympy
-from sympy.core.function import Application, AppliedUndef
+from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
-from sympy.functions.elementary.hyperbolic import HyperbolicFunction
-from sympy.functions.elementary.trigonometric import InverseTrigonometricFunction, TrigonometricFunction
 
 from agentrl.grading.latex.shape import blankless, collection, number, tidy
-from agentrl.grading.latex.trees import Tree, UnreadableLatex, read
+from agentrl.grading.latex.trees import LETTER_I, Tree, UnreadableLatex, read
+from agentrl.grading.latex.undone import flat, left_undone
 from agentrl.grading.numbers import plain_number
 
-_FAMILIES = (sympy.log, TrigonometricFunction, InverseTrigonometricFunction, HyperbolicFunction)
-"""Functions of one kind: where ``\\ln 2`` is expected, ``\\log_2 3`` may be left unevaluated."""
 _FRACTION = re.compile(r"(?i)\b(?:as|to|into) an? (?:[a-z]+ ){0,3}fraction|common fraction")
 _LOWEST = re.compile(r"(?i)lowest terms|(?:simplest|reduced|simplified) (?:form|fraction)|\b(?:simplify|reduced?)\b")
 _MIXED = re.compile(r"(?i)mixed (?:number|fraction)")
 _DECIMAL = re.compile(r"(?i)\b(?:as|to|into|in) an? (?:[a-z]+ )?decimal|decimal (?:form|notation)")
-_RADICAL = re.compile(r"(?i)radical form|simplified radical|rationali[sz]")
+_RADICAL = re.compile(r"(?i)radical form|rationali[sz]|\bsimplif|simplest form")
 _FACTORED = re.compile(
     r"(?i)(?:^|[.:;,?!$] *|\band |\bcompletely )factor(?:i[sz]e)?\b(?! (?:of|by|in)\b)|factored|factori[sz]ation of"
 )
@@ -42,18 +39,15 @@ _BOUNDS = re.compile(r"\$+|\\[()\[\]]|\\(?:begin|end)\{[a-z*]+\}")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?:[ ,.?!;:]+[A-Za-z]{2,})*")
 _SIDES = re.compile(r"[=<>]|\\(?:le|ge|leq|geq|ne|neq|lt|gt|approx|equiv)(?![a-z])")
 _ATOM = re.compile(r"\\[A-Za-z]+|[A-Za-z]|[0-9]+")
-_IDLE = frozenset(["0", "1", r"\frac", r"\cdot", r"\times", r"\div", r"\text"])
+_IDLE = frozenset(["0", "1", "2", r"\frac", r"\sqrt", r"\cdot", r"\times", r"\div", r"\text"])
 _SOLVE = re.compile(r"(?i)\b(?:solve|isolate)\b")
-_I = sympy.Symbol("i", real=True)
 _MAX_READ = 12
 """Limit of the problem's expressions that are parsed: those that hold the same letters and numbers as the answer."""
 
 
 def number_fits(answer: str, expected: str, problem: str) -> bool:
     """Return True if a number is written as ``problem`` asks, and is not merely copied from ``problem``."""
-    given = number(answer)
-    lowest = given is not None and str(given.value.denominator) == re.findall("[0-9]+", answer)[-1]
-    written_out = plain_number(answer) is not None and (lowest or not _is_fraction(answer))
+    written_out = plain_number(answer) is not None and not unreduced(answer)
     # A calculation that is copied from the problem is what was to be evaluated.
     if not written_out and blankless(answer).replace(r"\cdot", r"\times") in blankless(problem).replace(
         r"\cdot", r"\times"
@@ -62,8 +56,16 @@ def number_fits(answer: str, expected: str, problem: str) -> bool:
     if _MIXED.search(problem) and re.match(r"-?[0-9]+ ?\\frac|-?[0-9]+ [0-9]", expected):
         return bool(re.match(r"[+-]?[0-9]+ ?\\frac|[+-]?[0-9]+ [0-9]", answer))
     if _is_fraction(expected) and (_FRACTION.search(problem) or _LOWEST.search(problem)):
-        return _is_fraction(answer) and (lowest or not _LOWEST.search(problem))
+        return _is_fraction(answer) and not (_LOWEST.search(problem) and unreduced(answer))
     return not (_DECIMAL.search(problem) and "." in expected and _is_fraction(answer))
+
+
+def unreduced(answer: str) -> bool:
+    """Return True if the literal number ``answer`` has a fraction that is not in lowest terms."""
+    given = number(answer)
+    return (
+        given is not None and _is_fraction(answer) and str(given.value.denominator) != re.findall("[0-9]+", answer)[-1]
+    )
 
 
 def _is_fraction(text: str) -> bool:
@@ -79,11 +81,12 @@ def fits(text: str, answer: Tree, expected: Tree, problem: str) -> bool:
         expected: the right answer as a tree.
         problem: the problem's text.
     """
-    if not set(_left_undone(answer)) <= set(_left_undone(expected)) or (_solved(expected) and not _solved(answer)):
+    if not set(left_undone(answer)) <= set(left_undone(expected)) or (_solved(expected) and not _solved(answer)):
         return False
     # is_polynomial is true for whatever has no letters.
     polynomials = [
-        isinstance(tree, sympy.Expr) and tree.is_polynomial(*(tree.free_symbols - {_I})) for tree in (expected, answer)
+        isinstance(tree, sympy.Expr) and tree.is_polynomial(*(tree.free_symbols - {LETTER_I}))
+        for tree in (expected, answer)
     ]
     if _SOLVE.search(problem) and isinstance(answer, sympy.Eq) and not _isolated(expected) <= _isolated(answer):
         return False
@@ -95,43 +98,6 @@ def fits(text: str, answer: Tree, expected: Tree, problem: str) -> bool:
     if _FACTORED.search(problem) and _factors(expected) > 1 and _factors(answer) < _factors(expected):
         return False
     return not (_EXPANDED.search(problem) and _expanded(expected) and not _expanded(answer))
-
-
-def _left_undone(tree: Any) -> Iterator[str]:
-    """Yield the kinds of operations that ``tree`` leaves unevaluated."""
-    for part in sympy.preorder_traversal(tree):
-        undone = False
-        if isinstance(part, Application) and not part.free_symbols and not isinstance(part, sympy.exp):
-            yield next((family.__name__ for family in _FAMILIES if isinstance(part, family)), type(part).__name__)
-            undone = part.doit().is_Rational
-        elif isinstance(part, sympy.Add):
-            # Like terms: the same but for a rational factor, as are the roots of 50 and of 18.
-            terms = [term.doit().as_coeff_Mul()[1] for term in _flat(part) if not term.is_zero]
-            undone = len(set(terms)) < len(terms)
-        elif isinstance(part, sympy.Mul):
-            undone = _undone_product(_flat(part))
-        elif isinstance(part, sympy.Pow):
-            # A power of ten is how large numbers are written, and a power of minus one is a denominator.
-            undone = part.base != 10 and part.exp != -1 and part.doit().is_Rational
-            if part.exp.is_negative and _I in part.free_symbols:
-                yield "division"
-        if undone:
-            yield "arithmetic"
-
-
-def _flat(part: Any) -> list[Any]:
-    return [each for arg in part.args for each in (_flat(arg) if arg.func is part.func else [arg])]
-
-
-def _undone_product(factors: list[Any]) -> bool:
-    above = [factor for factor in factors if factor.is_Rational and abs(factor) != 1]
-    below = [factor.base for factor in factors if factor.is_Pow and factor.exp == -1 and factor.base.is_Integer]
-    # One number above and one below are a fraction, unless it comes out even.
-    if len(above) > 1 or len(below) > 1 or (below and above and not (above[0] / below[0]).q > 1 == above[0].q):
-        return True
-    others = [factor.doit() for factor in factors if not factor.free_symbols and not factor.doit().is_Rational]
-    bases = {factor.as_base_exp()[0] for factor in others}
-    return len(bases) < len(others) or (len(others) > 1 and bool(sympy.Mul(*others).is_Rational))
 
 
 def _solved(tree: Any) -> bool:
@@ -148,7 +114,7 @@ def _isolated(tree: Tree) -> set[Any]:
 
 
 def _restates(text: str, answer: Tree, expected: Tree, problem: str) -> bool:
-    if not isinstance(answer, sympy.Basic) or not answer.args:
+    if not isinstance(answer, sympy.Basic) or not isinstance(expected, sympy.Basic) or not answer.args:
         return False
     # The expected answer may stand in the problem too: "Is x^2-1 or x^2+1 reducible?"
     if _plain(answer) == _plain(expected) and _expanded(answer) == _expanded(expected):
@@ -180,10 +146,10 @@ def _key(tree: Any) -> tuple[Any, str]:
     if tree.is_Rational:
         return tree, ""
     if isinstance(tree, sympy.Mul):
-        keys = [_key(factor) for factor in _flat(tree)]
+        keys = [_key(factor) for factor in flat(tree)]
         return sympy.prod(number_ for number_, _ in keys), "*".join(sorted(rest for _, rest in keys if rest))
     if isinstance(tree, sympy.Add):
-        terms = sorted((rest, number_) for number_, rest in map(_key, _flat(tree)) if number_ != 0)
+        terms = sorted((rest, number_) for number_, rest in map(_key, flat(tree)) if number_ != 0)
         lead = terms[0][1] if terms else sympy.S.Zero
         return lead, f"({'+'.join(f'{number_ / lead}{rest}' for rest, number_ in terms)})"
     if isinstance(tree, sympy.Pow) and tree.exp.is_Rational and tree.exp < 0:
@@ -208,15 +174,16 @@ def _plain(tree: Tree, *, moved: bool = False) -> object:
 
 
 def _flat_sum(tree: Any) -> list[Any]:
-    return _flat(tree) if isinstance(tree, sympy.Add) else [tree]
+    return flat(tree) if isinstance(tree, sympy.Add) else [tree]
 
 
 def _complicated(tree: Any) -> bool:
-    """Return True if a root holds a factor that can be taken out, or stands in a denominator."""
+    """Return True if a root holds a factor that can be taken out, or another root, or stands in a denominator."""
     powers = [part for part in sympy.preorder_traversal(tree) if isinstance(part, sympy.Pow) and part.exp.is_Rational]
     roots = [part for part in powers if part.base.is_Rational and not part.exp.is_Integer]
     below = [part for part in powers if part.exp.is_negative and (part in roots or part.base.has(*roots))]
-    return bool(roots and below) or any(not root.doit().is_Pow for root in roots)
+    nested = roots and any(not power.exp.is_Integer and power.base.has(*roots) for power in powers)
+    return bool(nested or (roots and below)) or any(not root.doit().is_Pow for root in roots)
 
 
 def _factors(tree: Any) -> int:

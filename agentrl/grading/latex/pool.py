@@ -1,8 +1,8 @@
 """A pool of grading processes: it forks them, sends them answers, and replaces those that die.
 
-If a grader dies over an answer or exceeds its CPU time, the pool retries the answer once, on another grader. If that
-one is lost too, the pool asks for a comparison that is known to be true. Where it succeeds, the answer was at fault: it
-is graded as wrong. Where it fails, grading is broken: InfrastructureError.
+If a grader dies over an answer before its time is up, the pool retries the answer once, on another grader. If that one
+is lost too, or the time is up, the pool asks for a comparison that is known to be true. Where it succeeds, the answer
+was at fault: it is graded as wrong. Where it fails, grading is broken: InfrastructureError.
 
 Not covered: a grader's time, memory and file sizes are limited, but it is no sandbox; it parses what the model wrote
 and runs none of it.
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from typing import IO
 
 from agentrl.errors import InfrastructureError
@@ -24,12 +25,13 @@ from agentrl.errors import InfrastructureError
 MAX_BYTES = 2 * 2**30
 """Address space of a grader; one that has loaded sympy holds half a gigabyte."""
 _START_S = 180.0
-_PATIENCE = 60
+_PATIENCE = 3
 """Limit of a grader's wall time, as a multiple of its CPU time: other processes use the machine too."""
 _REQUESTS = 500
 """A grader is replaced after this many requests: sympy's caches grow with each."""
 _KNOWN = (r"\sqrt{8}", r"2\sqrt{2}")
 """Two answers that are the same, and that a working grader tells so in no time."""
+_KNOWN_SECONDS = 10.0
 
 
 class GraderPool:
@@ -57,7 +59,7 @@ class GraderPool:
         Args:
             answer: what the agent wrote.
             expected: the answer of the task.
-            seconds: CPU time for the comparison.
+            seconds: CPU time for the comparison, which gets three times as much wall time.
             problem: the problem's text, where the answer's form matters as well.
             second: ask math-verify alone.
 
@@ -65,12 +67,19 @@ class GraderPool:
             InfrastructureError: the graders fail even on a comparison that is known to be true.
         """
         with self._slots:
-            # The first loss may be the machine's doing, such as the kernel short of memory.
-            for _ in range(2):
-                verdict = self._ask(answer, expected, seconds, problem, second=second)
-                if verdict is not None:
-                    return verdict
-            if self._ask(*_KNOWN, max(seconds, 10.0)) is not True:
+            try:
+                # The first loss may be the machine's doing, such as the kernel short of memory.
+                for _ in range(2):
+                    verdict = self._ask(answer, expected, seconds, problem, second=second)
+                    if verdict is not None:
+                        return verdict
+            except TimeoutError:
+                self._close_idle()
+            try:
+                works = self._ask(*_KNOWN, _KNOWN_SECONDS)
+            except TimeoutError as error:
+                raise InfrastructureError("a grading process gets no CPU time: the machine is overloaded") from error
+            if not works:
                 raise InfrastructureError("answers can't be graded: every grading process dies, see the system's log")
             return False
 
@@ -158,20 +167,22 @@ class _Grader:
         """Return the verdict; None where the grader was lost over it.
 
         Raises:
-            InfrastructureError: the grader is alive and gets no CPU time.
+            TimeoutError: its time is up.
         """
         self.asked += 1
+        began = time.monotonic()
         # The grader's timer counts CPU time only: without a limit of wall time a starved one would block its caller.
-        self._link.settimeout(max(60.0, _PATIENCE * seconds))
-        try:
+        self._link.settimeout(_PATIENCE * seconds)
+        reply = b""
+        with contextlib.suppress(ConnectionError):
             self._stream.write(json.dumps(request).encode() + b"\n")
             self._stream.flush()
             reply = self._stream.readline()
-        except TimeoutError as error:
-            raise InfrastructureError("a grading process gets no CPU time: the machine is overloaded") from error
-        except OSError:
-            return None
-        return bool(json.loads(reply)["same"]) if reply.endswith(b"\n") else None
+        if reply.endswith(b"\n"):
+            return bool(json.loads(reply)["same"])
+        if time.monotonic() - began >= seconds:
+            raise TimeoutError
+        return None
 
     def close(self) -> None:
         """Hang up: the grader ends when it is idle, and by its timer when it is not."""

@@ -4,7 +4,7 @@ latex2sympy parses it. What it can't parse, and what is undefined or too large t
 """
 
 import re
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import sympy
 
@@ -20,6 +20,11 @@ _MAX_LENGTH = 500
 _MAX_NESTING = 20
 _MAX_SIGNS = 40
 """Limits of a formula: latex2sympy takes exponential time for some that are longer or deeper, and no answer is."""
+
+
+LETTER_I = sympy.Symbol("i", real=True)
+"""The letter i as it is parsed."""
+_EULER = re.compile(r"\\[A-Za-z]+|e(?= ?\^)")
 
 
 class UnreadableLatex(Exception):
@@ -43,7 +48,9 @@ def read(text: str, *, any_length: bool = False) -> Tree:
 
     looks = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     try:
-        latex = normalize_latex(_DECIMAL.sub(_as_fraction, text), config=looks)
+        # The parser evaluates powers of e, but not those of {e}.
+        latex = _EULER.sub(lambda found: "{e}" if found[0] in ("e", r"\exponentialE") else found[0], text)
+        latex = normalize_latex(_DECIMAL.sub(_as_fraction, latex), config=looks)
         tree = latex2sympy(latex, is_real=True, convert_degrees=True, normalization_config=None)
     # Out of memory is the grader's limit, not a property of the text: the process ends and the answer is retried.
     except MemoryError:
@@ -62,9 +69,14 @@ def with_imaginary(tree: Tree) -> Tree:
     Raises:
         UnreadableLatex: it is undefined then.
     """
-    replaced = tree.xreplace({symbol: sympy.I for symbol in tree.free_symbols if str(symbol) == "i"})
+    replaced = imaginary(tree)
     _tame(replaced)
     return replaced
+
+
+def imaginary(tree: Any) -> Any:
+    """Return ``tree`` with the root of -1 for the letter i, which evaluates what holds it."""
+    return tree.xreplace({LETTER_I: sympy.I})
 
 
 def _as_fraction(found: re.Match[str]) -> str:

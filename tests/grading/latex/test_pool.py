@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from agentrl.errors import InfrastructureError
-from agentrl.grading.latex.pool import GraderPool
+from agentrl.grading.latex.pool import GraderPool, _Grader  # pyright: ignore[reportPrivateUsage]
 
 ENDLESS = r"\binom{100000000}{50000000}+x"
 """An answer that takes all the CPU time there is; what is expected has a binomial coefficient too."""
@@ -73,11 +73,29 @@ def run(script: str, code: int = 0) -> str:
     return done.stdout
 
 
-def test_time_is_up_and_the_next_one_is_graded(pool: GraderPool) -> None:
+def test_time_is_up_and_the_next_one_is_graded(pool: GraderPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    ask = _Grader.ask
+
+    def remembered(grader: _Grader, request: dict[str, object], seconds: float) -> bool | None:
+        asked.append(request["answer"])
+        return ask(grader, request, seconds)
+
+    monkeypatch.setattr(_Grader, "ask", remembered)
     began = time.process_time()
     assert pool.same(ENDLESS, EXPECTED, seconds=0.3) is False
     assert time.process_time() - began < 0.2  # it is not this process that computes
+    # Nothing is gained from using up the same time twice.
+    assert asked == [ENDLESS, r"\sqrt{8}"]
     assert pool.same(r"x+\frac{1}{2}", "x+0.5", seconds=2.0)
+
+
+def test_a_grader_without_cpu_time_is_given_up(pool: GraderPool) -> None:
+    assert pool.same("2x", "x+x", seconds=2.0)
+    for process in graders():
+        process.suspend()
+    assert pool.same("3x", "x+x+x", seconds=0.2) is False
+    assert pool.same("3x", "x+x+x", seconds=2.0)
 
 
 def test_memory_and_files_are_bounded(tmp_path: Path) -> None:
