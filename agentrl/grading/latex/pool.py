@@ -68,8 +68,9 @@ class GraderPool:
         """
         with self._slots:
             try:
-                # The first loss may be the machine's doing, such as the kernel short of memory.
-                for _ in range(2):
+                # The first loss may be the machine's doing, such as the kernel short of memory, and the second too: what
+                # kills the zygote takes an idle grader along, and one that it was asked to fork as it died.
+                for _ in range(3):
                     verdict = self._ask(answer, expected, seconds, problem, second=second)
                     if verdict is not None:
                         return verdict
