@@ -1,7 +1,7 @@
 """A pool of grading processes: it forks them, sends them answers, and replaces those that die.
 
-If a grader dies over an answer before its time is up, the pool retries the answer once, on another grader. If that one
-is lost too, or the time is up, the pool asks for a comparison that is known to be true. Where it succeeds, the answer
+If a grader dies over an answer before its time is up, the pool retries it twice, on other graders. If these are lost
+too, or the time is up, the pool asks for a comparison that is known to be true. Where it succeeds, the answer
 was at fault: it is graded as wrong. Where it fails, grading is broken: InfrastructureError.
 
 Not covered: a grader's time, memory and file sizes are limited, but it is no sandbox; it parses what the model wrote
@@ -68,8 +68,8 @@ class GraderPool:
         """
         with self._slots:
             try:
-                # The first loss may be the machine's doing, such as the kernel short of memory, and the second too: what
-                # kills the zygote takes an idle grader along, and one that it was asked to fork as it died.
+                # A loss may be the machine's doing, such as the kernel short of memory, and the second too: what kills
+                # the zygote takes an idle grader along, and one that it was asked to fork as it died.
                 for _ in range(3):
                     verdict = self._ask(answer, expected, seconds, problem, second=second)
                     if verdict is not None:
