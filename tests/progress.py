@@ -96,11 +96,11 @@ class Progress:
             self._write(self._line(), end="" if terminal else "\n")
 
     def _line(self) -> str:
-        share, seconds = self._done / self._total, time.monotonic() - self._began
+        share, seconds = self._done / self._total, int(time.monotonic() - self._began)
         bar = "#" * round(20 * share)
         text = f"[{bar:20}] {share:6.1%}  {self._done:,} of {self._total:,} tests, {self._failed} failed"
         names = next(reversed(self._running), "")
-        return f"{text}, {seconds // 60:.0f}:{seconds % 60:02.0f} min  {names}"
+        return f"{text}, {seconds // 60}:{seconds % 60:02} min  {names}"
 
     def _write(self, text: str, *, end: str) -> None:
         writer = self._config.get_terminal_writer()
