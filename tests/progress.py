@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-MINUTES = {"": 7, "not slow": 3}
+MINUTES = {"": 8}
 """Minutes that the tests take on two cores that do nothing else, by their marker expression."""
 STEP_S = 10.0
 """Seconds between two lines where the output is no terminal."""

@@ -81,7 +81,8 @@ class Served:
 
     def kill(self) -> None:
         """End vLLM's process as a lack of memory would."""
-        (core,) = [one for one in psutil.Process().children() if one.children()]
+        # The last one that began: one that was closed may still be ending.
+        core = max((one for one in psutil.Process().children() if one.children()), key=psutil.Process.create_time)
         os.kill(core.pid, signal.SIGKILL)
 
 
