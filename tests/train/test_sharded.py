@@ -35,7 +35,7 @@ from agentrl.train.sharded import dismiss, new_learner, serve
 
 from .test_score import batch_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 HOW = {
     "betas": (0.9, 0.95),
     "weight_decay": 0.1,
