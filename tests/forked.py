@@ -5,7 +5,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -74,25 +74,35 @@ class Server:
             print(json.dumps(order), file=self._process.stdin, flush=True)
             return int(self._process.stdout.readline())
 
+    def begin(
+        self,
+        *words: str | Path,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        input: str = "",
+        logs: Path | None = None,
+    ) -> Command:
+        """Start ``python WORDS`` in ``cwd``; its output goes to files in ``logs``, by default a folder in ``cwd``."""
+        logs = logs or cwd / f".logs-{next(self._numbers)}"
+        logs.mkdir(parents=True, exist_ok=True)
+        # Before it begins: whoever asks what it has said may be sooner than it.
+        for name, text in {"in": input, "out": "", "err": ""}.items():
+            (logs / name).write_text(text)
+        environment = {**(os.environ if env is None else env)}
+        order = {"words": [*map(str, words)], "cwd": str(cwd), "env": environment, "logs": str(logs)}
+        return Command(self, self.ask(order), logs)
+
     def start(self, folder: Path, *argv: str) -> Command:
-        """Start ``agentrl argv…`` in ``folder``; its output goes to files beside it."""
-        return self._begin(folder / f".logs-{next(self._numbers)}", ("-m", "agentrl", *argv), folder, os.environ, "")
+        """Start ``agentrl argv…`` in ``folder``."""
+        return self.begin("-m", "agentrl", *argv, cwd=folder)
 
     def run(
         self, *words: str | Path, cwd: Path, env: Mapping[str, str] | None = None, input: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Run ``python WORDS`` as :func:`subprocess.run` does, and wait for its end."""
         with TemporaryDirectory() as logs:
-            command = self._begin(Path(logs), [*map(str, words)], cwd, os.environ if env is None else env, input)
+            command = self.begin(*words, cwd=cwd, env=env, input=input, logs=Path(logs))
             return subprocess.CompletedProcess(words, command.wait(), command.out, command.err)
-
-    def _begin(self, logs: Path, words: Sequence[str], cwd: Path, env: Mapping[str, str], input: str) -> Command:
-        logs.mkdir(parents=True, exist_ok=True)
-        # Before it begins: whoever asks what it has said may be sooner than it.
-        for name, text in {"in": input, "out": "", "err": ""}.items():
-            (logs / name).write_text(text)
-        order = {"words": words, "cwd": str(cwd), "env": {**env}, "logs": str(logs)}
-        return Command(self, self.ask(order), logs)
 
     def close(self) -> None:
         self._process.communicate()

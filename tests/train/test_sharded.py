@@ -6,7 +6,7 @@ The slow reference of all of it is ``Learner`` itself, whose own tests compare i
 import copy
 import gc
 import math
-import multiprocessing
+import os
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -31,11 +31,12 @@ from agentrl.models.attention import NAME
 from agentrl.models.lora import add_adapters, is_adapted
 from agentrl.models.tiny import tiny_config
 from agentrl.train.learner import Learner
-from agentrl.train.sharded import dismiss, new_learner, serve
+from agentrl.train.sharded import dismiss, new_learner
 
+from ..forked import Server
 from .test_score import batch_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 HOW = {
     "betas": (0.9, 0.95),
     "weight_decay": 0.1,
@@ -47,39 +48,27 @@ HOW = {
 SHAPES = [[3, 4], [7, 2, 3, 5, 1], [2, 30, 8, 1], [5, 9], [4, 3]]
 
 
-def join(folder: str, rank: int, world: int) -> None:
-    # The first to ask for torch's threads after a fork makes their pool anew; were it autograd's threads, two at once
-    # would race for it ("Invalid thread pool!").
-    torch.set_num_threads(1)
-    store, patience = f"file://{folder}/store", timedelta(minutes=10)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=patience)
-
-
 @contextmanager
-def ranks(world: int) -> Generator[None]:
-    """This process is rank 0 of so many; the others are forked, so that nothing is imported again."""
-
-    def follow(rank: int) -> None:
-        join(folder, rank, world)
-        serve()
-
-    fork = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        followers = [fork.Process(target=follow, args=(rank,)) for rank in range(1, world)]
-        for one in followers:
-            one.start()
-        join(folder, 0, world)
+def ranks(server: Server, world: int) -> Generator[None]:
+    """This process is rank 0 of so many. The others are forked by the server, whose autograd has not run yet."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        store, patience = f"file://{folder}/store", timedelta(minutes=10)
+        for name, value in {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}.items():
+            patch.setenv(name, value)
+        env = {**os.environ, "AGENTRL_RANKS": store, "WORLD_SIZE": str(world)}
+        code = "from agentrl.train.ranks import follow; follow()"
+        followers = [
+            server.begin("-c", code, cwd=Path(folder), env={**env, "RANK": str(rank)}) for rank in range(1, world)
+        ]
+        dist.init_process_group("gloo", init_method=store, rank=0, world_size=world, timeout=patience)
         try:
             yield
         finally:
             dismiss()
-            for one in followers:
-                one.join()
+            for follower in followers:
+                follower.done()
             dist.destroy_process_group()
             gc.collect()
-        assert not any(one.exitcode for one in followers)
 
 
 def on(world: int, work: Callable[[], Any]) -> Any:
@@ -181,17 +170,17 @@ def begin(model: Any, lora: int, folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def three(model: Any, one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def three(server: Server, model: Any, one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """What three ranks save, and what they hold."""
     folder = tmp_path_factory.mktemp("three") / "saved"
-    with ranks(3):
+    with ranks(server, 3):
         return folder, begin(model, 2, folder)
 
 
 @pytest.fixture(scope="module")
-def two(three: Any) -> Generator[None]:
+def two(server: Server, three: Any) -> Generator[None]:
     """This process is rank 0 of two, as long as this file's tests run: each new process would find its way anew."""
-    with ranks(2):
+    with ranks(server, 2):
         yield
 
 
