@@ -231,8 +231,8 @@ SHAPES = {
         "model.tiny.hidden=128",
         "model.tiny.layers=6",
         "model.tiny.heads=4",
-        "rollout.episode_tokens=2048",
-        "optim.max_tokens=2048",
+        "rollout.episode_tokens=4096",
+        "optim.max_tokens=4096",
     ],
 }
 RUN = """
@@ -295,5 +295,5 @@ def test_memory_is_what_fresh_processes_take(tmp_path: Path, name: str, options:
     plan, run = (one.communicate()[0] for one in started)
     found, taken = json.loads(plan), int(run) * 1024
     print(name, found["total"] / 2**20, taken / 2**20, found["memory"]["process"] / 2**20)
-    assert found["fits"] and taken > 1.2 * found["memory"]["process"], "the process itself is not all"
+    assert found["fits"] and taken > 1.3 * found["memory"]["process"], "the process itself is not all"
     assert found["total"] == pytest.approx(taken, rel=0.15), name
