@@ -15,7 +15,8 @@ For example:
   scripts/test.sh --costs                  prints the processor seconds of the dearest tests, fixtures and folders
   scripts/test.sh -n 0 tests/toolenv/test_base.py   one file, in one process: options like --pdb and -s need that
 
-AGENTRL_EVERYTHING=1 runs also what says nothing new about a user's machine. With AGENTRL_CI=1 a test that would be skipped fails.
+With AGENTRL_EVERYTHING=1 tests run too that are for CI: they say nothing about this machine that the others don't.
+With AGENTRL_CI=1 they run as well, and a test that would be skipped fails.
 
   -h, --help   show this page and stop
 USAGE
@@ -25,7 +26,9 @@ main() {
   case "${1:-}" in -h | --help) usage && return ;; esac
   install_extra dev
   cd -- "$ROOT"
-  "$VENV/bin/python" -m pytest --progress -n logical --maxprocesses 8 --dist worksteal -o console_output_style=classic "$@"
+  # The classic style prints no percentages of its own beside those of --progress.
+  "$VENV/bin/python" -m pytest --progress -o console_output_style=classic \
+    -n logical --maxprocesses 8 --dist worksteal "$@"
 }
 
 main "$@"

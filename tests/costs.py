@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 SHOWN = 50
+_BEFORE = pytest.StashKey[tuple[float, int, float]]()
+"""Processor seconds, number of shared fixtures, and clock as a test begins."""
 
 
 def spent() -> float:
@@ -71,9 +73,6 @@ class Measure:
             report.user_properties = [*report.user_properties, ("costs", costs)]
             self._shared.clear()
         return report
-
-
-_BEFORE = pytest.StashKey[tuple[float, int, float]]()
 
 
 class Table:
