@@ -11,10 +11,10 @@ from agentrl.engines import make_engine
 from agentrl.engines.base import Engine
 from agentrl.errors import RunFolderError, UsageError, nearest
 from agentrl.models.lora import fingerprint
-from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.render.renderer import load_tokenizer
 from agentrl.render.transcript import Transcript, Writer
 from agentrl.rollout.mix import TaskMix
-from agentrl.runs.assemble import assemble
+from agentrl.runs.assemble import assemble, make_renderer
 from agentrl.runs.checkpoint import model_at
 from agentrl.runs.folder import checkpoints, read_config, read_dialect
 from agentrl.runs.records import Pieces
@@ -148,9 +148,7 @@ def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:
         transcript = Transcript()
         return Agent(engine=engine, renderer=transcript, pieces=transcript, weights=weights, notes=engine.notes)
     tokenizer = load_tokenizer(name)
-    # All of them, so that tools which can't be described are refused here.
-    args = config.model.template_args
-    renderer, *_ = [Renderer(tokenizer, args, one.template_tools, one.marks) for one in mix.dialects]
+    renderer = make_renderer(config, tokenizer, mix)
     return Agent(engine=engine, renderer=renderer, pieces=tokenizer, weights=weights, notes=engine.notes)
 
 

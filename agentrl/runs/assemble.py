@@ -69,9 +69,7 @@ def assemble(
     check_trains(config.engine.name)
     quiet()
     tokenizer = run_tokenizer(config, source, path)
-    # All of them, so that tools which can't be described are refused here; a collector makes those of the others.
-    args, dialects = config.model.template_args, source.dialects
-    renderer, *_ = [Renderer(tokenizer, args, dialect.template_tools, dialect.marks) for dialect in dialects]
+    renderer = make_renderer(config, tokenizer, source)
     model = load_policy(config, tokenizer, path).model
     longest = config.rollout.episode_tokens + config.rollout.turn_tokens
     # A copy in the type of the computation: the trainer keeps float32 weights, and the engine's own change only when
@@ -83,6 +81,24 @@ def assemble(
         return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=places)
     engine = make_engine(config.engine.name, sampled, options)
     return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=engine)
+
+
+def make_renderer(config: Config, tokenizer: Any, source: TaskSource | TaskMix) -> Renderer:
+    """Make the renderer of the first environment of ``source``.
+
+    Args:
+        config: the settings.
+        tokenizer: has a chat template.
+        source: a split of the environments.
+
+    Raises:
+        RenderError: the tokenizer's chat template can't be extended, or can't describe an environment's tools.
+        ConfigError: the chat template has no such variable.
+    """
+    # All of them, so that tools which can't be described are refused here; a collector makes those of the others.
+    args, dialects = config.model.template_args, source.dialects
+    renderer, *_ = [Renderer(tokenizer, args, dialect.template_tools, dialect.marks) for dialect in dialects]
+    return renderer
 
 
 def load_policy(config: Config, tokenizer: Any = None, path: str | Path | None = None) -> Policy:
