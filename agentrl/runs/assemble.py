@@ -1,5 +1,6 @@
 """Assemble the parts of a run from its config: model, tokenizer, renderer, engine, collectors."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -211,8 +212,7 @@ def with_dialect(config: Config, path: str | Path | None = None) -> Config:
         UsageError: the tokenizer can't be loaded.
         ConfigError: the template writes no known dialect, or the model is the tiny one, which was never taught any.
     """
-    native = [name for name, env in config.env.played.items() if env.args.get("dialect") == NATIVE]
-    if not native:
+    if all(env.args.get("dialect") != NATIVE for env in config.env.played.values()):
         return config
     source = path or config.model.path
     if not source:
@@ -220,9 +220,14 @@ def with_dialect(config: Config, path: str | Path | None = None) -> Config:
             "env.args.dialect='native' needs a model that was taught to call tools: set model.path, or use dialect "
             "'fence', 'hermes' or 'xml'"
         )
-    dialect = resolve_dialect(NATIVE, load_tokenizer(source, _NO_TOKENIZER))
-    places = [f"env.mix.{name}" if name else "env" for name in native]
-    return with_overrides(config, [f"{place}.args.dialect={dialect}" for place in places])
+    return replace_dialects(config, (NATIVE,), resolve_dialect(NATIVE, load_tokenizer(source, _NO_TOKENIZER)))
+
+
+def replace_dialects(config: Config, old: Collection[str], new: str) -> Config:
+    """Replace each environment's dialect that is one of ``old`` with ``new``."""
+    names = [name for name, env in config.env.played.items() if env.args.get("dialect") in old]
+    tables = [f"env.mix.{name}" if name else "env" for name in names]
+    return with_overrides(config, [f"{table}.args.dialect={new}" for table in tables])
 
 
 def task_source(config: Config, split: str) -> TaskSource:
