@@ -80,17 +80,16 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
 
 
 def _show_tasks(config: "Config", tokenizer: Any) -> None:
-    from agentrl.render.renderer import Renderer
+    from agentrl.runs.assemble import make_renderer
     from agentrl.train.live import check_run
 
     sources = check_run(config)
     for name, train in sources.train.sources.items():
-        dialect = train.dialect
-        renderer = Renderer(tokenizer, config.model.template_args, dialect.template_tools, dialect.marks)
+        renderer = make_renderer(config, tokenizer, train)
         prompt = len(renderer.prompt(train.opening()).token_ids)
         counts = [f"{one.tasks.size or 'endless'} {one.split}" for one in (train, sources.held_out.sources[name])]
         share = f", {sources.train.shares(100)[name]}% of a step" if name else ""
-        print(f"tasks     {' and '.join(counts)} of {train.env_id}, in the dialect {dialect.name}{share}")
+        print(f"tasks     {' and '.join(counts)} of {train.env_id}, in the dialect {train.dialect.name}{share}")
         print(f"prompt    {prompt} tokens, the first; an episode has at most {config.rollout.episode_tokens}")
 
 

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from string import Template
 
@@ -74,7 +73,7 @@ def create(name: str, *, folder: Path | None = None, namespace: str = "me") -> P
         )
     folder = Path(name) if folder is None else folder
     words = {"name": name, "kind": kind, "id": f"{namespace}/{kind}-v0", "project": name.replace("_", "-")}
-    templates = Path(str(resources.files("agentrl"))) / "templates" / "new"
+    templates = Path(__file__).parents[1] / "templates" / "new"
     texts = {
         Template(place).substitute(words): Template(read(templates / source).decode()).substitute(words)
         for source, place in _FILES.items()

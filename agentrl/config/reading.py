@@ -141,11 +141,16 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
 
 def _laid_over(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Merge settings; the options of one engine do not hold for another."""
-    engines = [data.get("engine") for data in (base, new)]
-    before, after = (engine if isinstance(engine, Mapping) else {} for engine in engines)
-    if "options" in before and after.get("name", name := before.get("name", EngineSettings().name)) != name:
+    before, after = _table(base, "engine"), _table(new, "engine")
+    name = before.get("name", EngineSettings().name)
+    if "options" in before and after.get("name", name) != name:
         base = {**base, "engine": {key: value for key, value in before.items() if key != "options"}}
     return _merged(base, new)
+
+
+def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = data.get(name)
+    return table if isinstance(table, Mapping) else {}  # a value of another kind is refused later
 
 
 def _merged(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,8 @@ _MOST_WORDS = 300
 class OpenAIEngine:
     """Samples with a server that others run, whose weights never change.
 
-    A server that refuses a request, or fails, is greeted: by its answer the request is told from the server.
+    A server that refuses a request or fails is sent a harmless prompt, a greeting: if it answers that, the fault lies
+    with the request and not with the server.
 
     Args:
         _policy: None; there is no model of ours.
@@ -88,7 +89,7 @@ class OpenAIEngine:
         self._client: Any = _openai.AsyncOpenAI(
             # Servers of one's own want no key, but the library does.
             **{"api_key": self._key or "none", "base_url": base_url or None},
-            # Sent again here, where it is known of all requests whether the server answers.
+            # Retried in this class: the library does not know whether the server answers other requests.
             **{"timeout": timeout, "max_retries": 0},
             # No connection stays open: the next request may come from another event loop.
             default_headers={"Connection": "close"},
@@ -120,10 +121,8 @@ class OpenAIEngine:
                 if not self._overrun(reply, request):
                     return self._read(reply, request)
                 continue
-            except _openai.APIError as caught:
+            except (_openai.APIError, ValueError, TypeError, LookupError, AttributeError) as caught:
                 error = caught
-            except (ValueError, TypeError, LookupError, AttributeError) as unreadable:
-                error = unreadable
             words = self._words(error)
             if _fails(error):
                 await self._recover(request, error, answers, attempt)
@@ -159,13 +158,19 @@ class OpenAIEngine:
         self._answers += 1
         return reply
 
-    async def _greet(self, request: Mapping[str, Any], older: tuple[str, ...], *, briefly: bool) -> None:
-        """Send a harmless prompt with the fields of a request."""
-        name = "prompt" if "prompt" in request else "messages"
-        hello = {name: request["prompt"][:1] if name == "prompt" else [{"role": "user", "content": "Hello"}]}
-        if briefly or name == "prompt":  # where token ids come, nothing but the limit need end an answer
-            hello["max_tokens" if name == "prompt" else "max_completion_tokens"] = 1
-        await self._send({**request, **hello}, older)
+    async def _greet(self, request: Mapping[str, Any], older: tuple[str, ...], *, briefly: bool) -> Exception | None:
+        """Send a harmless prompt with the fields of a request, and return why the server does not answer it."""
+        if "prompt" in request:
+            # Where token ids come, nothing but the limit need end an answer.
+            hello = {"prompt": request["prompt"][:1], "max_tokens": 1}
+        else:
+            hello = {"messages": [{"role": "user", "content": "Hello"}]}
+            hello |= {"max_completion_tokens": 1} if briefly else {}
+        try:
+            await self._send({**request, **hello}, older)
+        except _openai.APIError as error:
+            return error
+        return None
 
     async def _settle(self, request: Mapping[str, Any], refusal: Any, older: tuple[str, ...]) -> None:
         """Find fields that the server takes, after it has refused a request with ``older`` ones.
@@ -180,11 +185,10 @@ class OpenAIEngine:
                 return
             more = _SETS if refusal.status_code in (400, 422) and not older else ()
             for names in ((), *(names for names in more if all(name in request for name in names))):
-                try:
-                    await self._greet(request, names or older, briefly=False)
-                except _openai.APIError as error:
-                    if _fails(error):
-                        raise InfrastructureError(self._failure(error)) from None
+                error = await self._greet(request, names or older, briefly=False)
+                if error and _fails(error):
+                    raise InfrastructureError(self._failure(error))
+                if error:
                     continue
                 if names:
                     self._take_for_older(names)
@@ -213,13 +217,10 @@ class OpenAIEngine:
                 await asyncio.sleep(_pause(error, number))
                 if self._answers > answers:
                     return
-                try:
-                    await self._greet(request, self._older, briefly=True)
-                    return
-                except _openai.APIError as again:
-                    if not _fails(again):
-                        return  # a refusal is an answer
-                    error = again
+                again = await self._greet(request, self._older, briefly=True)
+                if again is None or not _fails(again):
+                    return  # a refusal is an answer
+                error = again
             self._over = FaultRateError(f"{self._retries + 1} requests in a row failed: {self._failure(error)}")
             raise self._over
 
@@ -243,7 +244,7 @@ class OpenAIEngine:
         choice = _choice(reply)
         if choice.finish_reason == "content_filter":
             raise RefusedError("the server's content filter has cut the answer off")
-        calls = [_call(one.function) for one in choice.message.tool_calls or ()]
+        calls = [_call(call.function) for call in choice.message.tool_calls or ()]
         if calls and "tools" not in request:
             raise ConfigError(
                 f"the server has cut a call of {calls[0][0]!r} out of the text, where the dialect reads it: let the "

@@ -12,7 +12,7 @@ from agentrl.eval.pages import Section, write_page
 from agentrl.eval.table import Evaluation, Played, by_tag, summarise
 from agentrl.runs.files import replace
 from agentrl.runs.progress import as_argument
-from agentrl.types import Origin, won
+from agentrl.types import Group, Origin, won
 
 SUMMARY = 1
 """Version of ``summary.json``."""
@@ -55,6 +55,10 @@ class SetResult:
         """The tasks of each tag."""
         return by_tag(self.played.groups, best_return=self.origin.best_return)
 
+    def wins(self, group: Group) -> int:
+        """Count a task's episodes that succeeded."""
+        return sum(won(episode, self.origin.best_return) for episode in group)
+
     def row(self) -> dict[str, object]:
         """Give plain data, for ``summary.json``."""
         origin, groups = self.origin, self.played.groups
@@ -75,7 +79,7 @@ class SetResult:
                 {
                     "task_id": group.task_id,
                     "tags": group.trajectories[0].tags,
-                    "wins": sum(won(episode, origin.best_return) for episode in group),
+                    "wins": self.wins(group),
                     "returns": [episode.ret for episode in group],
                 }
                 for group in groups
@@ -144,35 +148,41 @@ def write_results(folder: Path, results: Sequence[SetResult], about: Mapping[str
     replace(folder / "summary.json", json.dumps(summary, indent=1).encode(errors="replace"))
     rates = "Rates with their 95% intervals, clustered by task; n attempts a task. Means are per episode."
     faults = "Episodes that a fault of the infrastructure ended are played again; tasks lost to it are left out."
-    head, *rows = _telling([HEAD, *table(results)])
-    refused = [one for result in results for one in result.played.refused]
-    sections = [Section(title="Results", text=[rates, faults, *refused], head=head, rows=rows)]
+    refused = [sentence for result in results for sentence in result.played.refused]
     tasks = [row for result in results for row in _tasks(result)]
     episodes = [row for result in results for row in _episodes(result)]
-    every = f"All of them, token by token: agentrl view {as_argument(folder)}"
-    for title, head, rows in (("Tasks", _TASKS, tasks), ("Episodes", _EPISODES, episodes)):
-        more = [f"These are the first {_MOST_ROWS:,} of {len(rows):,}."] if len(rows) > _MOST_ROWS else []
-        head, *rows = _telling([head, *rows[:_MOST_ROWS]])
-        sections.append(Section(title=title, text=[*more, every], head=head, rows=rows))
-    how = Section(title="How it was played", head=["", ""], rows=_how(results, about))
-    write_page(folder / "report.html", str(about["target"]), [*sections, how])
+    view = f"All of them, token by token: agentrl view {as_argument(folder)}"
+    sections = [
+        _section("Results", [rates, faults, *refused], HEAD, table(results)),
+        _section("Tasks", [*_cut(tasks), view], _TASKS, tasks[:_MOST_ROWS]),
+        _section("Episodes", [*_cut(episodes), view], _EPISODES, episodes[:_MOST_ROWS]),
+        Section(title="How it was played", head=["", ""], rows=_how(results, about)),
+    ]
+    write_page(folder / "report.html", str(about["target"]), sections)
+
+
+def _section(title: str, text: Sequence[str], names: Sequence[str], lines: Sequence[Sequence[str]]) -> Section:
+    """Return a section whose table lacks the columns that say nothing."""
+    head, *rows = _telling([names, *lines])
+    return Section(title=title, text=text, head=head, rows=rows)
+
+
+def _cut(rows: Sequence[object]) -> list[str]:
+    """Return what to say of a table that is too long for the page."""
+    return [f"These are the first {_MOST_ROWS:,} of {len(rows):,}."] if len(rows) > _MOST_ROWS else []
 
 
 def _tasks(result: SetResult) -> list[tuple[str, ...]]:
     """Return a line for each task, those that were solved least before the others."""
-    best = result.origin.best_return
-    groups = sorted(result.played.groups, key=lambda group: sum(won(episode, best) for episode in group))
     rows: list[tuple[str, ...]] = []
-    for group in groups:
-        answers = Counter(episode.answer for episode in group if episode.answer)
-        told = ", ".join(
-            f"{answer} ({count} times)" if count > 1 else answer for answer, count in answers.most_common()
-        )
-        wins = f"{sum(won(episode, best) for episode in group)} of {len(group)}"
+    for group in sorted(result.played.groups, key=result.wins):
+        counts = Counter(episode.answer for episode in group if episode.answer)
+        answers = [f"{answer} ({count} times)" if count > 1 else answer for answer, count in counts.most_common()]
+        wins = f"{result.wins(group)} of {len(group)}"
         mean = sum(episode.ret for episode in group) / len(group)
         tags = ", ".join(group.trajectories[0].tags)
         expected = _short(group.trajectories[0].expected)
-        rows.append((result.name, group.task_id, tags, wins, f"{mean:.3g}", expected, _short(told)))
+        rows.append((result.name, group.task_id, tags, wins, f"{mean:.3g}", expected, _short(", ".join(answers))))
     return rows
 
 
@@ -205,7 +215,7 @@ def _sampling(origin: Origin) -> str:
 
 def _plain(value: object) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {one}" for name, one in cast(Mapping[str, object], value).items()) or "none"
+        return ", ".join(f"{name} {part}" for name, part in cast(Mapping[str, object], value).items()) or "none"
     return ", ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value)
 
 

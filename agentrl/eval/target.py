@@ -11,10 +11,10 @@ from agentrl.engines import make_engine
 from agentrl.engines.base import Engine
 from agentrl.errors import RunFolderError, UsageError, nearest
 from agentrl.models.lora import fingerprint
-from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.render.renderer import load_tokenizer
 from agentrl.render.transcript import Transcript, Writer
 from agentrl.rollout.mix import TaskMix
-from agentrl.runs.assemble import assemble
+from agentrl.runs.assemble import assemble, make_renderer, replace_dialects
 from agentrl.runs.checkpoint import model_at
 from agentrl.runs.folder import checkpoints, read_config, read_dialect
 from agentrl.runs.records import Pieces
@@ -122,10 +122,8 @@ def for_messages(config: Config) -> Config:
     """
     if config.engine.name != SERVER or tokenizer_of(config):
         return config
-    native = [name for name, env in config.env.played.items() if env.args.get("dialect") in (NATIVE, *FORMS)]
-    tables = [f"env.mix.{name}" if name else "env" for name in native]
-    dialects = [f"{table}.args.dialect={NativeHermes.name}" for table in tables]
-    return with_overrides(config, [f"rollout.episode_tokens={_ENDLESS}", *dialects])
+    endless = with_overrides(config, [f"rollout.episode_tokens={_ENDLESS}"])
+    return replace_dialects(endless, (NATIVE, *FORMS), NativeHermes.name)
 
 
 def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:
@@ -148,9 +146,7 @@ def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:
         transcript = Transcript()
         return Agent(engine=engine, renderer=transcript, pieces=transcript, weights=weights, notes=engine.notes)
     tokenizer = load_tokenizer(name)
-    # All of them, so that tools which can't be described are refused here.
-    args = config.model.template_args
-    renderer, *_ = [Renderer(tokenizer, args, one.template_tools, one.marks) for one in mix.dialects]
+    renderer = make_renderer(config, tokenizer, mix)
     return Agent(engine=engine, renderer=renderer, pieces=tokenizer, weights=weights, notes=engine.notes)
 
 

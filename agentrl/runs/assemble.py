@@ -1,5 +1,6 @@
 """Assemble the parts of a run from its config: model, tokenizer, renderer, engine, collectors."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,7 @@ def assemble(
     check_trains(config.engine.name)
     quiet()
     tokenizer = run_tokenizer(config, source, path)
-    # All of them, so that tools which can't be described are refused here; a collector makes those of the others.
-    args, dialects = config.model.template_args, source.dialects
-    renderer, *_ = [Renderer(tokenizer, args, dialect.template_tools, dialect.marks) for dialect in dialects]
+    renderer = make_renderer(config, tokenizer, source)
     model = load_policy(config, tokenizer, path).model
     longest = config.rollout.episode_tokens + config.rollout.turn_tokens
     # A copy in the type of the computation: the trainer keeps float32 weights, and the engine's own change only when
@@ -83,6 +82,24 @@ def assemble(
         return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=places)
     engine = make_engine(config.engine.name, sampled, options)
     return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=engine)
+
+
+def make_renderer(config: Config, tokenizer: Any, source: TaskSource | TaskMix) -> Renderer:
+    """Make the renderer of the first environment of ``source``.
+
+    Args:
+        config: the settings.
+        tokenizer: has a chat template.
+        source: a split of the environments.
+
+    Raises:
+        RenderError: the tokenizer's chat template can't be extended, or can't describe an environment's tools.
+        ConfigError: the chat template has no such variable.
+    """
+    # All of them, so that tools which can't be described are refused here; a collector makes those of the others.
+    args, dialects = config.model.template_args, source.dialects
+    renderer, *_ = [Renderer(tokenizer, args, dialect.template_tools, dialect.marks) for dialect in dialects]
+    return renderer
 
 
 def load_policy(config: Config, tokenizer: Any = None, path: str | Path | None = None) -> Policy:
@@ -195,8 +212,7 @@ def with_dialect(config: Config, path: str | Path | None = None) -> Config:
         UsageError: the tokenizer can't be loaded.
         ConfigError: the template writes no known dialect, or the model is the tiny one, which was never taught any.
     """
-    native = [name for name, env in config.env.played.items() if env.args.get("dialect") == NATIVE]
-    if not native:
+    if all(env.args.get("dialect") != NATIVE for env in config.env.played.values()):
         return config
     source = path or config.model.path
     if not source:
@@ -204,9 +220,14 @@ def with_dialect(config: Config, path: str | Path | None = None) -> Config:
             "env.args.dialect='native' needs a model that was taught to call tools: set model.path, or use dialect "
             "'fence', 'hermes' or 'xml'"
         )
-    dialect = resolve_dialect(NATIVE, load_tokenizer(source, _NO_TOKENIZER))
-    places = [f"env.mix.{name}" if name else "env" for name in native]
-    return with_overrides(config, [f"{place}.args.dialect={dialect}" for place in places])
+    return replace_dialects(config, (NATIVE,), resolve_dialect(NATIVE, load_tokenizer(source, _NO_TOKENIZER)))
+
+
+def replace_dialects(config: Config, old: Collection[str], new: str) -> Config:
+    """Replace each environment's dialect that is one of ``old`` with ``new``."""
+    names = [name for name, env in config.env.played.items() if env.args.get("dialect") in old]
+    tables = [f"env.mix.{name}" if name else "env" for name in names]
+    return with_overrides(config, [f"{table}.args.dialect={new}" for table in tables])
 
 
 def task_source(config: Config, split: str) -> TaskSource:

@@ -80,7 +80,7 @@ class NewFile:
             raise
 
     def commit(self) -> None:
-        """Give it its name; the stream stays open."""
+        """Rename it to ``path``; the stream stays open."""
         self.stream.flush()
         os.fsync(self.stream.fileno())  # else an empty file may take the old one's place if the machine fails
         os.rename(self._name, self._path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)

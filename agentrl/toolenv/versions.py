@@ -51,18 +51,18 @@ def _versions(bases: frozenset[str], tools: frozenset[str]) -> Mapping[str, str]
     files = {part: [file for name in folders for file in _in(_OURS / name)] for part, folders in PARTS.items()}
     files["environment"] = [file for module in bases for file in _files(module)]
     files["tools"] += [file for module in tools for file in _files(module)]
-    hashes = {part: _hash(found) for part, found in files.items()}
+    hashes = {part: _hash(paths) for part, paths in files.items()}
     hashes["grader"] = " ".join([hashes["grader"], *(f"{it} {_installed(it)}" for it in _GRADERS)])
     return {"agentrl": _installed("agentrl"), "python": platform.python_version(), **hashes}
 
 
 def _files(module: str) -> Iterable[Path]:
-    place = getattr(sys.modules.get(module), "__file__", None)
-    if place is None:  # typed into an interpreter
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:  # typed into an interpreter
         return ()
-    folder = Path(place).parent
     if "." not in module:
-        return (Path(place),)
+        return (Path(file),)
+    folder = Path(file).parent
     # What several of our families share lies above them.
     return (*_in(folder), *(_in(folder.parent) if module.startswith("agentrl.envs.") else ()))
 

@@ -31,7 +31,7 @@ class Fake(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def follow(self, *replies: Reply) -> None:
-        """Give one reply after the other."""
+        """Answer with one reply after the other."""
         left = iter(replies)
         self.answer = lambda _path, _fields: next(left)
 
@@ -54,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def spoken(text: object, finish: str = "stop", **message: object) -> Reply:

@@ -21,8 +21,12 @@ ABOUT: dict[str, Any] = {"target": "m", "seed": 3, "settings": SETTINGS, "versio
 
 def attempts(task: int, *answers: str) -> Group:
     episodes = (play(task, answer, seed=at) for at, answer in enumerate(answers))
-    told = [replace(one, attempt=at, answer=answers[at], expected=str(task + 7)) for at, one in enumerate(episodes)]
-    return Group(tuple(told))
+    expected = str(task + 7)
+    return Group(
+        tuple(
+            replace(episode, attempt=at, answer=answers[at], expected=expected) for at, episode in enumerate(episodes)
+        )
+    )
 
 
 def page(folder: Path, groups: Sequence[Group], **played: Any) -> str:

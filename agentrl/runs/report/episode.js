@@ -88,11 +88,12 @@ class Column {
 
   header() {
     const { row } = this, facts = element("dl", { class: "facts" });
-    const { expected, answer } = this.texts, given = answer === "" ? "none" : answer;
-    for (const [name, text] of [["Expected answer", expected], ["Given answer", given]]) {
+    const { expected, answer } = this.texts, answers = { "Expected answer": expected, "Given answer": answer === "" ? "none" : answer };
+    for (const [name, text] of Object.entries(answers)) {
+      if (!text) continue;
       const shown = element("dd");
-      if (text) facts.append(element("div", { class: "answer" }, element("dt", {}, name), shown));
-      if (text) marked(shown, text, false);
+      marked(shown, text, false);
+      facts.append(element("div", { class: "answer" }, element("dt", {}, name), shown));
     }
     const parts = Object.entries(this.texts.parts).map(([name, value]) => `${name} ${written(value)}`);
     const told = { Stop: `${row.stop}: ${row.why}`, Return: written(row.return), Parts: parts.join(", "), Tokens: `${row.sampled} sampled of ${row.tokens}`, Tags: row.tags.join(", ") };

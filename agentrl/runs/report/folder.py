@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from agentrl.errors import RunFolderError
-from agentrl.runs.files import MAX_ROWS, read
+from agentrl.runs.files import MAX_ROWS, MAX_TEXT, read
 from agentrl.runs.folder import read_row
 from agentrl.runs.records import step_files
 from agentrl.runs.report.text import number
@@ -50,15 +50,9 @@ def read_folder(run: Path) -> RunData:
     notes: list[str] = []
     steps = {row["step"]: row for row in _read_rows(run / "metrics.jsonl", notes)}
     evals = {(row["step"], str(row.get("split")), env_of(row)): row for row in _read_rows(run / "evals.jsonl", notes)}
-    try:
-        config_text = read(run / "config.toml").decode(errors="replace")
-    except OSError as error:
-        config_text = ""
-        if error.errno != errno.ENOENT:
-            notes.append(f"config.toml can't be read: {error.strerror}.")
     return RunData(
         name=run.resolve().name,
-        config=config_text,
+        config=_read_noted(run / "config.toml", notes, MAX_TEXT).decode(errors="replace"),
         steps=tuple(sorted(steps.values(), key=step_of)),
         evals=tuple(sorted(evals.values(), key=step_of)),
         episodes=tuple(step_files(run)),
@@ -89,13 +83,18 @@ def series(rows: Sequence[RunRow], key: str) -> list[tuple[float, float]]:
     return [(step, value) for step, value in found if value is not None]
 
 
-def _read_rows(path: Path, notes: list[str]) -> list[RunRow]:
+def _read_noted(path: Path, notes: list[str], limit: int) -> bytes:
+    """Read a file that may be missing; one that can't be read is noted, and is as empty."""
     try:
-        lines = read(path, MAX_ROWS).split(b"\n")
+        return read(path, limit)
     except OSError as error:
         if error.errno != errno.ENOENT:
             notes.append(f"{path.name} can't be read: {error.strerror}.")
-        return []
+        return b""
+
+
+def _read_rows(path: Path, notes: list[str]) -> list[RunRow]:
+    lines = _read_noted(path, notes, MAX_ROWS).split(b"\n")
     rows: list[RunRow] = []
     for at, line in enumerate(lines, start=1):
         row = _read_row(line)

@@ -90,11 +90,11 @@ function beside(number) {
 
 // What all columns begin with is folded away: where they differ is on the screen.
 function fold() {
-  const texts = columns.map((column) => column.texts.segments);
-  const alike = (one, place) => texts.every((other) => other[place]?.source === one.source && other[place].text === one.text);
-  const count = texts[0].findIndex((one, place) => !alike(one, place));
+  const episodes = columns.map((column) => column.texts.segments), [first] = episodes;
+  const alike = (segment, index) => episodes.every((segments) => segments[index]?.source === segment.source && segments[index].text === segment.text);
+  const count = first.findIndex((segment, index) => !alike(segment, index));
   if (count < 1) return;
-  const size = texts[0].slice(0, count).reduce((sum, one) => sum + one.count, 0);
+  const size = first.slice(0, count).reduce((sum, segment) => sum + segment.count, 0);
   for (const { sections } of columns) {
     const folded = element("details", { class: "shared" }, element("summary", {}, `${size} tokens, the same in all ${columns.length}`));
     sections[0].before(folded);
@@ -138,8 +138,8 @@ function reveal(place) {
 
 // The next hit, or the previous one: where this episode has no more, that of the next in the list.
 function jump(by) {
-  const column = chosen(), next = column ? column.hits.indexOf(column.hit) + by : -1;
   if (!filters.text.value) return false;
+  const column = chosen(), next = column ? column.hits.indexOf(column.hit) + by : -1;
   if (column?.hits[next]) reveal(next);
   else choose(at + by, by);
 }
