@@ -5,16 +5,16 @@ The two disagree, and docs/templates.md says in what: that, and nothing else, ma
 
 import base64
 import copy
-import difflib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from real_templates_play import Player
 from real_templates_talk import CONVERSATIONS, Conversation, search
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from agentrl.toolenv.dialects import get_dialect
 
@@ -22,12 +22,10 @@ from agentrl.toolenv.dialects import get_dialect
 def write_vocabulary(folder: Path, tokenizer_json: Path) -> None:
     """Write the vocabulary where tiktoken looks for it, so that the library needs no network."""
     vocabulary = json.loads(tokenizer_json.read_text(encoding="utf-8"))["model"]["vocab"]
-    # GPT-2's alphabet of bytes: those that can be seen stand for themselves, the others follow from 256 on.
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in seen]
-    byte_of = {chr(byte): byte for byte in seen} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
     ranked = sorted(vocabulary.items(), key=lambda item: item[1])
-    lines = (f"{base64.b64encode(bytes(byte_of[x] for x in token)).decode()} {rank}\n" for token, rank in ranked)
+    tokens = ((bytes(byte_of[letter] for letter in spelled), rank) for spelled, rank in ranked)
+    lines = (f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in tokens)
     (folder / "o200k_base.tiktoken").write_text("".join(lines), encoding="ascii")
     os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(folder)
 
@@ -84,7 +82,7 @@ def differences(tokenizer: Any, theirs: Harmony) -> Iterator[str]:
     for conversation in CONVERSATIONS:
         for player, tools in ((native, True), (bare, False)):
             ours = player.renderer.prompt(conversation.opening).token_ids
-            for text, wanted in _pairs(tokenizer, ours, theirs.prompt(conversation, tools=tools)):
+            for text, wanted in player.differing(ours, theirs.prompt(conversation, tools=tools)):
                 # A default of an optional parameter has a comma behind it, and instructions without tools a blank line.
                 if wanted != (text.replace(",\n", "\n") if tools else text.removesuffix("\n\n")):
                     yield f"gpt-oss, {conversation.name}: ours {text!r}, theirs {wanted!r}"
@@ -100,8 +98,3 @@ def differences(tokenizer: Any, theirs: Harmony) -> Iterator[str]:
                     segments = player.renderer.extend(turn, [answer])
                     if [token for one in segments for token in one.token_ids] != theirs.result(content):
                         yield f"gpt-oss, {conversation.name}: the result {content!r} differs"
-
-
-def _pairs(tokenizer: Any, ours: Sequence[int], theirs: Sequence[int]) -> set[tuple[str, str]]:
-    places = difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes()
-    return {(tokenizer.decode(ours[a:b]), tokenizer.decode(theirs[c:d])) for op, a, b, c, d in places if op != "equal"}
