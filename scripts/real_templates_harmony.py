@@ -40,20 +40,21 @@ class Harmony:
 
     def prompt(self, conversation: Conversation, *, tools: bool) -> list[int]:
         """Write the first prompt."""
-        made, role = self._library.Message.from_role_and_content, self._library.Role
+        message_from, role = self._library.Message.from_role_and_content, self._library.Role
         effort = self._library.ReasoningEffort.MEDIUM
         system = self._library.SystemContent.new().with_conversation_start_date("2025-01-01")
-        described = self._library.DeveloperContent.new()
+        content = self._library.DeveloperContent.new()
         if tools:
             tool = self._library.ToolDescription.new(
                 search.name, search.description, parameters=dict(search.parameters)
             )
-            described = described.with_function_tools([tool])
-        instructions = "".join(one["content"] for one in conversation.opening if one["role"] == "system")
-        described = described.with_instructions(instructions) if instructions else described
-        developer = [made(role.DEVELOPER, described)] if instructions or tools else []
-        asked = [made(role.USER, one["content"]) for one in conversation.opening if one["role"] == "user"]
-        messages = [made(role.SYSTEM, system.with_reasoning_effort(effort)), *developer, *asked]
+            content = content.with_function_tools([tool])
+        opening = conversation.opening
+        instructions = "".join(message["content"] for message in opening if message["role"] == "system")
+        content = content.with_instructions(instructions) if instructions else content
+        developer = [message_from(role.DEVELOPER, content)] if instructions or tools else []
+        questions = [message_from(role.USER, message["content"]) for message in opening if message["role"] == "user"]
+        messages = [message_from(role.SYSTEM, system.with_reasoning_effort(effort)), *developer, *questions]
         whole = self._library.Conversation.from_messages(messages)
         return list(self._encoding.render_conversation_for_completion(whole, role.ASSISTANT))
 
@@ -86,15 +87,15 @@ def differences(tokenizer: Any, theirs: Harmony) -> Iterator[str]:
                 # A default of an optional parameter has a comma behind it, and instructions without tools a blank line.
                 if wanted != (text.replace(",\n", "\n") if tools else text.removesuffix("\n\n")):
                     yield f"gpt-oss, {conversation.name}: ours {text!r}, theirs {wanted!r}"
-        for played in conversation.rounds:
-            for (name, arguments), answer in zip(played.calls, played.answers, strict=False):
-                text = spoken.render(name, arguments)
-                turn = native.renderer.turn(text, answered_by="tool", marks=spoken.marks)
-                if turn != theirs.call(text.partition("<|message|>")[2])[2:]:
-                    yield f"gpt-oss, {conversation.name}: a call differs"
-                # The template writes a result as a JSON string, and the library as it is.
-                quoted = json.dumps(answer["content"], ensure_ascii=False)
-                for player, content in ((native, quoted), (served, answer["content"])):
-                    segments = player.renderer.extend(turn, [answer])
-                    if [token for one in segments for token in one.token_ids] != theirs.result(content):
-                        yield f"gpt-oss, {conversation.name}: the result {content!r} differs"
+        calls = [call for played in conversation.rounds for call in zip(played.calls, played.answers, strict=False)]
+        for (name, arguments), answer in calls:
+            text = spoken.render(name, arguments)
+            turn = native.renderer.turn(text, answered_by="tool", marks=spoken.marks)
+            if turn != theirs.call(text.partition("<|message|>")[2])[2:]:
+                yield f"gpt-oss, {conversation.name}: a call differs"
+            # The template writes a result as a JSON string, and the library as it is.
+            quoted = json.dumps(answer["content"], ensure_ascii=False)
+            for player, content in ((native, quoted), (served, answer["content"])):
+                segments = player.renderer.extend(turn, [answer])
+                if [token for segment in segments for token in segment.token_ids] != theirs.result(content):
+                    yield f"gpt-oss, {conversation.name}: the result {content!r} differs"
