@@ -89,7 +89,7 @@ class Player:
                     pairs = () if not number or refused or not there else self.differing(whole.tokens, there.tokens)
                     kind = "folded" if number else "exact"
                     return Verdict(kind=kind, spoken=spoken, refused=refused, pairs=pairs)
-        kinds = [self._by_stage(conversation, stages, refused=bool(refused)) for _, stages in written]
+        kinds: list[Kind] = [self._by_stage(conversation, stages, refused=bool(refused)) for _, stages in written]
         kind, (spoken, stages) = min(zip(kinds, written, strict=True), key=lambda one: one[0] == "differs")
         shown = there is not None and not (refused and kind == "apart")
         pairs = self.differing(_joined(stages), there.tokens) if there and shown else ()
