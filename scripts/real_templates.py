@@ -167,12 +167,18 @@ def _code(text: str, length: int) -> str:
     return f"`{shown if len(shown) <= length else shown[: length - 1] + '…'}`"
 
 
-def look(name: str, row: TemplateRow, shelf: Shelf, loaded: Any) -> Seen:
-    """Try one template; modifies the loaded tokenizer."""
-    tokenizer, lent = shelf.dressed(loaded, row)
+def dialects_of(tokenizer: Any) -> list[str]:
+    """Return ``fence`` and, where its form is known, the dialect that the chat template writes."""
     dialects = ["fence"]
     with contextlib.suppress(ConfigError):
         dialects.append(resolve_dialect("native", tokenizer))
+    return dialects
+
+
+def look(name: str, row: TemplateRow, shelf: Shelf, loaded: Any) -> Seen:
+    """Try one template; modifies the loaded tokenizer."""
+    tokenizer, lent = shelf.dressed(loaded, row)
+    dialects = dialects_of(tokenizer)
     verdicts: dict[str, Sequence[Verdict]] = {}
     refused: dict[str, str] = {}
     for dialect in dialects:

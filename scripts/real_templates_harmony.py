@@ -5,16 +5,16 @@ The two disagree, and docs/templates.md says in what: that, and nothing else, ma
 
 import base64
 import copy
-import difflib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from real_templates_play import Player
 from real_templates_talk import CONVERSATIONS, Conversation, search
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from agentrl.toolenv.dialects import get_dialect
 
@@ -22,12 +22,10 @@ from agentrl.toolenv.dialects import get_dialect
 def write_vocabulary(folder: Path, tokenizer_json: Path) -> None:
     """Write the vocabulary where tiktoken looks for it, so that the library needs no network."""
     vocabulary = json.loads(tokenizer_json.read_text(encoding="utf-8"))["model"]["vocab"]
-    # GPT-2's alphabet of bytes: those that can be seen stand for themselves, the others follow from 256 on.
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in seen]
-    byte_of = {chr(byte): byte for byte in seen} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
     ranked = sorted(vocabulary.items(), key=lambda item: item[1])
-    lines = (f"{base64.b64encode(bytes(byte_of[x] for x in token)).decode()} {rank}\n" for token, rank in ranked)
+    tokens = ((bytes(byte_of[letter] for letter in spelled), rank) for spelled, rank in ranked)
+    lines = (f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in tokens)
     (folder / "o200k_base.tiktoken").write_text("".join(lines), encoding="ascii")
     os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(folder)
 
@@ -42,20 +40,21 @@ class Harmony:
 
     def prompt(self, conversation: Conversation, *, tools: bool) -> list[int]:
         """Write the first prompt."""
-        made, role = self._library.Message.from_role_and_content, self._library.Role
+        message_from, role = self._library.Message.from_role_and_content, self._library.Role
         effort = self._library.ReasoningEffort.MEDIUM
         system = self._library.SystemContent.new().with_conversation_start_date("2025-01-01")
-        described = self._library.DeveloperContent.new()
+        content = self._library.DeveloperContent.new()
         if tools:
             tool = self._library.ToolDescription.new(
                 search.name, search.description, parameters=dict(search.parameters)
             )
-            described = described.with_function_tools([tool])
-        instructions = "".join(one["content"] for one in conversation.opening if one["role"] == "system")
-        described = described.with_instructions(instructions) if instructions else described
-        developer = [made(role.DEVELOPER, described)] if instructions or tools else []
-        asked = [made(role.USER, one["content"]) for one in conversation.opening if one["role"] == "user"]
-        messages = [made(role.SYSTEM, system.with_reasoning_effort(effort)), *developer, *asked]
+            content = content.with_function_tools([tool])
+        opening = conversation.opening
+        instructions = "".join(message["content"] for message in opening if message["role"] == "system")
+        content = content.with_instructions(instructions) if instructions else content
+        developer = [message_from(role.DEVELOPER, content)] if instructions or tools else []
+        questions = [message_from(role.USER, message["content"]) for message in opening if message["role"] == "user"]
+        messages = [message_from(role.SYSTEM, system.with_reasoning_effort(effort)), *developer, *questions]
         whole = self._library.Conversation.from_messages(messages)
         return list(self._encoding.render_conversation_for_completion(whole, role.ASSISTANT))
 
@@ -84,24 +83,19 @@ def differences(tokenizer: Any, theirs: Harmony) -> Iterator[str]:
     for conversation in CONVERSATIONS:
         for player, tools in ((native, True), (bare, False)):
             ours = player.renderer.prompt(conversation.opening).token_ids
-            for text, wanted in _pairs(tokenizer, ours, theirs.prompt(conversation, tools=tools)):
+            for text, wanted in player.differing(ours, theirs.prompt(conversation, tools=tools)):
                 # A default of an optional parameter has a comma behind it, and instructions without tools a blank line.
                 if wanted != (text.replace(",\n", "\n") if tools else text.removesuffix("\n\n")):
                     yield f"gpt-oss, {conversation.name}: ours {text!r}, theirs {wanted!r}"
-        for played in conversation.rounds:
-            for (name, arguments), answer in zip(played.calls, played.answers, strict=False):
-                text = spoken.render(name, arguments)
-                turn = native.renderer.turn(text, answered_by="tool", marks=spoken.marks)
-                if turn != theirs.call(text.partition("<|message|>")[2])[2:]:
-                    yield f"gpt-oss, {conversation.name}: a call differs"
-                # The template writes a result as a JSON string, and the library as it is.
-                quoted = json.dumps(answer["content"], ensure_ascii=False)
-                for player, content in ((native, quoted), (served, answer["content"])):
-                    segments = player.renderer.extend(turn, [answer])
-                    if [token for one in segments for token in one.token_ids] != theirs.result(content):
-                        yield f"gpt-oss, {conversation.name}: the result {content!r} differs"
-
-
-def _pairs(tokenizer: Any, ours: Sequence[int], theirs: Sequence[int]) -> set[tuple[str, str]]:
-    places = difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes()
-    return {(tokenizer.decode(ours[a:b]), tokenizer.decode(theirs[c:d])) for op, a, b, c, d in places if op != "equal"}
+        calls = [call for played in conversation.rounds for call in zip(played.calls, played.answers, strict=False)]
+        for (name, arguments), answer in calls:
+            text = spoken.render(name, arguments)
+            turn = native.renderer.turn(text, answered_by="tool", marks=spoken.marks)
+            if turn != theirs.call(text.partition("<|message|>")[2])[2:]:
+                yield f"gpt-oss, {conversation.name}: a call differs"
+            # The template writes a result as a JSON string, and the library as it is.
+            quoted = json.dumps(answer["content"], ensure_ascii=False)
+            for player, content in ((native, quoted), (served, answer["content"])):
+                segments = player.renderer.extend(turn, [answer])
+                if [token for segment in segments for token in segment.token_ids] != theirs.result(content):
+                    yield f"gpt-oss, {conversation.name}: the result {content!r} differs"

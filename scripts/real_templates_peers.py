@@ -9,7 +9,6 @@ AGENTRL_CI=1 asks for them.
 """
 
 import argparse
-import contextlib
 import os
 import sys
 import tempfile
@@ -18,16 +17,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from real_templates import ROOT, load
+from real_templates import ROOT, dialects_of, load
 from real_templates_fetch import Shelf, Unreachable
 from real_templates_harmony import Harmony, write_vocabulary
 from real_templates_harmony import differences as harmony_differences
 from real_templates_play import Player
 from real_templates_talk import CONVERSATIONS, Conversation, search
 
-from agentrl.errors import ConfigError
 from agentrl.render.renderer import load_tokenizer
-from agentrl.toolenv.dialects import get_dialect, resolve_dialect
+from agentrl.toolenv.dialects import get_dialect
 
 GPT_OSS = "gpt-oss-120b"
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -36,9 +34,9 @@ Pair = tuple[Sequence[int], Sequence[int]]
 
 def pairs(player: Player, theirs: Any, conversation: Conversation, tools: Sequence[Any] | None) -> Iterator[Pair]:
     """Yield the prompts, and the rows up to where the assistant speaks again after each turn."""
-    known = list(player.renderer.prompt(conversation.opening).token_ids)
+    row = list(player.renderer.prompt(conversation.opening).token_ids)
     opening = [dict(message) for message in conversation.opening]
-    yield known, _ids(theirs.render_ids(opening, tools=tools, add_generation_prompt=True))
+    yield row, _ids(theirs.render_ids(opening, tools=tools, add_generation_prompt=True))
     for turn, played in zip(player.turns(conversation), conversation.rounds, strict=True):
         answers = [dict(message) for message in played.answers]
         # Their stops are those of the models' generation_config.json.
@@ -46,19 +44,17 @@ def pairs(player: Player, theirs: Any, conversation: Conversation, tools: Sequen
         added: list[int] = []
         for end in (*others, turn[-1]):
             ended = [*turn[:-1], end]
-            added = [token for one in player.renderer.extend(ended, played.answers) for token in one.token_ids]
-            bridged = theirs.bridge_to_next_turn(list(known), ended, answers, tools=tools)
+            segments = player.renderer.extend(ended, played.answers)
+            added = [token for segment in segments for token in segment.token_ids]
+            bridged = theirs.bridge_to_next_turn(list(row), ended, answers, tools=tools)
             if bridged is not None:
-                yield [*known, *ended, *added], _ids(bridged)
-        known += [*turn, *added]
+                yield [*row, *ended, *added], _ids(bridged)
+        row += [*turn, *added]
 
 
 def differences(name: str, tokenizer: Any, theirs: Any) -> Iterator[str]:
     """Yield a sentence for each place where the two differ, and one where nothing could be compared."""
-    dialects = ["fence"]
-    with contextlib.suppress(ConfigError):
-        dialects.append(resolve_dialect("native", tokenizer))
-    for dialect in dialects:
+    for dialect in dialects_of(tokenizer):
         spoken = get_dialect(dialect, [search])
         player = Player(tokenizer, spoken)
         compared = 0
@@ -66,8 +62,8 @@ def differences(name: str, tokenizer: Any, theirs: Any) -> Iterator[str]:
             for ours, other in pairs(player, theirs, conversation, list(spoken.template_tools) or None):
                 compared += 1
                 if list(ours) != list(other):
-                    at = next((i for i, (a, b) in enumerate(zip(ours, other, strict=False)) if a != b), len(ours))
-                    texts = [tokenizer.decode(list(ids)[max(0, at - 3) : at + 12]) for ids in (ours, other)]
+                    index = next((i for i, (a, b) in enumerate(zip(ours, other, strict=False)) if a != b), len(ours))
+                    texts = [tokenizer.decode(list(ids)[max(0, index - 3) : index + 12]) for ids in (ours, other)]
                     yield f"{name}, {dialect}, {conversation.name}: ours {texts[0]!r}, theirs {texts[1]!r}"
         print(f"{name}: {dialect}, {compared} places compared")
         if compared == len(CONVERSATIONS) and spoken.native:

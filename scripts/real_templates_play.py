@@ -86,13 +86,13 @@ class Player:
         for number, whole in enumerate(self._wholes(conversation)):
             for spoken, stages in written:
                 if _joined(stages) == whole.tokens:
-                    pairs = () if not number or refused or not there else self._pairs(whole.tokens, there.tokens)
+                    pairs = () if not number or refused or not there else self.differing(whole.tokens, there.tokens)
                     kind = "folded" if number else "exact"
                     return Verdict(kind=kind, spoken=spoken, refused=refused, pairs=pairs)
-        kinds = [self._by_stage(conversation, stages, refused=bool(refused)) for _, stages in written]
+        kinds: list[Kind] = [self._by_stage(conversation, stages, refused=bool(refused)) for _, stages in written]
         kind, (spoken, stages) = min(zip(kinds, written, strict=True), key=lambda one: one[0] == "differs")
         shown = there is not None and not (refused and kind == "apart")
-        pairs = self._pairs(_joined(stages), there.tokens) if there and shown else ()
+        pairs = self.differing(_joined(stages), there.tokens) if there and shown else ()
         return Verdict(kind=kind, spoken=spoken, refused=refused, pairs=pairs)
 
     def _by_stage(self, conversation: Conversation, stages: Sequence[Sequence[int]], *, refused: bool) -> Kind:
@@ -222,10 +222,11 @@ class Player:
             at += len(known[1])
         return Whole(rows=rows, tokens=self._tokenizer(text, add_special_tokens=False).input_ids)
 
-    def _pairs(self, ours: Sequence[int], whole: Sequence[int]) -> tuple[tuple[str, str], ...]:
-        matcher = difflib.SequenceMatcher(None, ours, whole, autojunk=False)
-        differing = [places for op, *places in matcher.get_opcodes() if op != "equal"]
-        return tuple(dict.fromkeys((self._decode(ours[a:b]), self._decode(whole[c:d])) for a, b, c, d in differing))
+    def differing(self, ours: Sequence[int], theirs: Sequence[int]) -> tuple[tuple[str, str], ...]:
+        """Return our text and theirs for each place where they differ, each pair once."""
+        matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
+        ranges = [places for op, *places in matcher.get_opcodes() if op != "equal"]
+        return tuple(dict.fromkeys((self._decode(ours[a:b]), self._decode(theirs[c:d])) for a, b, c, d in ranges))
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)

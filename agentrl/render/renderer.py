@@ -24,6 +24,8 @@ from agentrl.render.template import ChatTemplate, Piece, Shape, Slot, Template, 
 from agentrl.render.tokens import IN_TEXT, Owned, TextTokenizer, TextTokens
 from agentrl.types import Message, Segment, Source
 
+_ENDS = "end_token_ids"
+
 
 class ChatTokenizer(TextTokenizer, Template, Protocol):
     """The part of a Hugging Face tokenizer that the renderer uses."""
@@ -84,9 +86,6 @@ def _record_ends(source: str | Path, tokenizer: Any) -> None:
         if listed:
             tokenizer.init_kwargs |= {_ENDS: ends} if ends else {}
             return
-
-
-_ENDS = "end_token_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +159,8 @@ class Renderer:
         Raises:
             RenderError: as of the class.
         """
-        template_args, *own = self._given
-        same = [list(tools), list(marks)] == [list(given) for given in own]
+        template_args, own_tools, own_marks = self._given
+        same = (list(tools), list(marks)) == (list(own_tools), list(own_marks))
         return self if same else Renderer(self.tokenizer, template_args, tools, marks)
 
     @property
@@ -171,8 +170,12 @@ class Renderer:
         Then come the tokenizer's ``eos_token`` and its ``end_token_ids``, where they are different tokens.
         """
         ends = self._harmony or [close.end for close in self._closes.values()]
-        others = self.tokenizer.init_kwargs.get(_ENDS, ())
-        return tuple(dict.fromkeys([*ends, int(self.tokenizer.eos_token_id), *others]))
+        return tuple(dict.fromkeys([*ends, int(self.tokenizer.eos_token_id), *self._listed_ends]))
+
+    @property
+    def _listed_ends(self) -> Sequence[int]:
+        """The model's other end tokens, as :func:`load_tokenizer` has recorded them."""
+        return self.tokenizer.init_kwargs.get(_ENDS, ())
 
     def prompt(self, messages: Sequence[Message]) -> Segment:
         """Render the first prompt, up to where the assistant begins to speak.
@@ -280,12 +283,11 @@ class Renderer:
         for token in self.stop_ids:
             if token in inside:
                 spelled = self._tokens.text([token])
-                listed = token in self.tokenizer.init_kwargs.get(_ENDS, ())
-                other = "set tokenizer.chat_template to one that ends a turn otherwise"
+                remedy = "take it out of generation_config.json" if token in self._listed_ends else "use another model"
                 raise RenderError(
                     f"the chat template writes {spelled!r}, which ends the assistant's turn, inside of turns too, so "
                     "that sampling would stop behind the thinking or before a call, and what came so far would be the "
-                    f"answer: {'take it out of generation_config.json' if listed else 'use another model'}, or {other}"
+                    f"answer: {remedy}, or set tokenizer.chat_template to one that ends a turn otherwise"
                 )
 
     def _cut(self, pieces: Sequence[Piece]) -> list[str | int | Slot]:

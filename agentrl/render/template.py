@@ -88,6 +88,8 @@ class Slot:
 Piece = str | Slot
 _Row = dict[str, object]
 _Write = Callable[[int, Shape], str]
+_RowsOf = Callable[[Sequence[Shape], _Write], list[_Row]]
+_QUESTION: _Row = {"role": "user", "content": "x"}
 _BEGUN = (Shape(role="user", content="x"), Shape(role="assistant"))
 """The shortest conversation in which the assistant has spoken."""
 # Templates differ in the variable that holds the thinking: all names are set, and each reads its own.
@@ -146,30 +148,32 @@ class ChatTemplate:
     @functools.cached_property
     def opening(self) -> str:
         """The generation prompt, which opens the assistant's turn; empty where the template has none."""
-        user = [{"role": "user", "content": "x"}]
-        closed, opened = (self._render(user, opened=opened) for opened in (False, True))
+        closed, opened = (self._render([_QUESTION], opened=opened) for opened in (False, True))
         return opened.removeprefix(closed) if opened.startswith(closed) else ""
 
     @functools.cached_property
     def lead(self) -> str:
         """Text between the generation prompt and a past turn's content: white space, or harmony's channel."""
-        user, turn = {"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK.format(0)}
-        prompt, text = self._render([user]), self._render([user, turn])
-        written = text.partition(_MARK.format(0))[0]
-        lead = written.removeprefix(prompt)
-        return lead if written.startswith(prompt) and (lead.isspace() or lead == harmony.LEAD) else ""
+        prompt, (before, _) = self._render([_QUESTION]), self._around_turn()
+        lead = before.removeprefix(prompt)
+        return lead if before.startswith(prompt) and (lead.isspace() or lead == harmony.LEAD) else ""
 
     @functools.cached_property
     def closing(self) -> str:
         """Text after a turn that nobody answers."""
-        user, turn = {"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK.format(0)}
-        return self._render([user, turn], opened=False).partition(_MARK.format(0))[2]
+        return self._around_turn(opened=False)[1]
+
+    def _around_turn(self, *, opened: bool = True) -> tuple[str, str]:
+        """Render a question and a turn; return the text before the turn's content and the text after it."""
+        turn = {"role": "assistant", "content": _MARK.format(0)}
+        before, _, after = self._render([_QUESTION, turn], opened=opened).partition(_MARK.format(0))
+        return before, after
 
     def inside_turns(self) -> Iterator[str]:
         """The template's text inside a turn: after thinking and, where it describes tools, before a call."""
         for turn in _TURNS if "tools" in self._args else _TURNS[:-1]:
             with contextlib.suppress(Refusal):  # a form that this template does not take
-                text = self._render([{"role": "user", "content": "x"}, {"role": "assistant", **turn}], opened=False)
+                text = self._render([_QUESTION, {"role": "assistant", **turn}], opened=False)
                 yield from _split(text)[0][1:-1]
 
     def after_turn(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
@@ -192,17 +196,14 @@ class ChatTemplate:
         Returns:
             Nothing where it takes them after any turn too, or where such a turn ends otherwise than others.
         """
-        told = tuple(replace(shape, content=None) for shape in shapes)
-        conversation = (*_BEGUN, *told)
         with contextlib.suppress(Refusal):
-            self._read(conversation, functools.partial(_as_they_are, conversation))
+            self._read((*_BEGUN, *(replace(shape, content=None) for shape in shapes)), _as_they_are)
             return ()
         count = sum(1 for _ in itertools.takewhile(lambda shape: shape.role == "tool", shapes))
         turn = replace(_BEGUN[1], content="", calls=_TOOL, count=count)
-        conversation = (_BEGUN[0], turn, *shapes)
         # A slot at least stands behind the calls: the results, or what follows them.
         with contextlib.suppress(RenderError, ValueError):
-            first, *others = self._read(conversation, functools.partial(_as_they_are, conversation))
+            first, *others = self._read((_BEGUN[0], turn, *shapes), _as_they_are)
             text, end = str(first), self.closing.strip()
             return _renumbered((text[text.index(end, text.rindex(_TOOL)) :], *others)) if end else ()
         return ()
@@ -249,25 +250,25 @@ class ChatTemplate:
             RenderError: the template refuses the messages, or leaves one out, repeats or changes it.
         """
         # A left-out message with empty content has no mark that is missed, so every content is tried as a slot too.
-        told = tuple(shape if shape.role == "assistant" else replace(shape, content=None) for shape in shapes)
+        as_slots = tuple(shape if shape.role == "assistant" else replace(shape, content=None) for shape in shapes)
         try:
-            if told != shapes:
-                self._read(told, functools.partial(_as_they_are, told))
-            return self._read(shapes, functools.partial(_as_they_are, shapes))
+            if as_slots != shapes:
+                self._read(as_slots, _as_they_are)
+            return self._read(shapes, _as_they_are)
         except Refusal as refusal:
             try:
-                return self._read(shapes, functools.partial(_folded, shapes))
+                return self._read(shapes, _folded)
             except Refusal:
                 # The first refusal is about the messages as the user knows them.
                 raise refusal from None
 
-    def _read(self, shapes: Sequence[Shape], conversation: Callable[[_Write], list[_Row]]) -> tuple[Piece, ...]:
+    def _read(self, shapes: Sequence[Shape], rows_of: _RowsOf) -> tuple[Piece, ...]:
         slots = [number for number, shape in enumerate(shapes) if shape.content is None]
-        texts, marks = _split(self._render(conversation(_mark)))
+        texts, marks = _split(self._render(rows_of(shapes, _mark)))
         # Marks missing but in order: messages were left out, which folding may cure. Anything else it can't.
         if marks != slots:
             raise (Refusal if marks == [slot for slot in slots if slot in marks] else RenderError)(_CHANGED)
-        probed, twice = _split(self._render(conversation(_probe)))
+        probed, twice = _split(self._render(rows_of(shapes, _probe)))
         if twice != [number for number in slots for _ in range(2)]:
             raise RenderError(_CHANGED)
         pieces = itertools.chain.from_iterable(zip(texts, _habits(slots, texts, probed), strict=False))

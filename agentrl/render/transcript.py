@@ -59,14 +59,14 @@ class Transcript:
             calls: name and arguments, as JSON, of each call that the server has read and cut out of the text.
             whole: whether the turn has its end.
         """
-        written = [one for call in calls for part in call for one in (_CALL, *_ids(part))]
+        written = [token for call in calls for part in call for token in (_CALL, *_ids(part))]
         return (*_ids(text), *written, *((_END,) if whole else ()))
 
     def text(self, turn: Sequence[int]) -> str:
         """Read a turn, without its end; calls that the server has read are written as dialect ``hermes`` does."""
         text, calls = _parts(turn)
         # In JSON a "<" stands in texts alone: escaped, it can't spell the mark that ends the call.
-        bodies = (f'{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}' for name, arguments in calls)
+        bodies = (f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}' for name, arguments in calls)
         blocks = [f"<tool_call>\n{body.replace('<', _LESS)}\n</tool_call>" for body in bodies]
         return "\n".join([text, *blocks] if text or not blocks else blocks)
 
@@ -80,7 +80,7 @@ class Transcript:
         """Read the tools of a prompt; none where the dialect describes them in its text."""
         if token_ids[0] != _mark("tools"):
             return ()
-        end = next(at for at, one in enumerate(token_ids) if at and one >= _FIRST)
+        end = next(index for index, token in enumerate(token_ids) if index and token >= _FIRST)
         return json.loads(self.decode(list(token_ids[1:end])))
 
     def messages(self, token_ids: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -102,11 +102,12 @@ class Transcript:
                 yield {"role": role, "tool_call_id": waiting.pop(0), "content": content}
             elif calls:
                 # Mistral's template takes ids of nine letters and digits.
-                waiting = [f"call{number:03}{place:02}" for place in range(len(calls))]
-                functions = [{"name": name, "arguments": arguments or "{}"} for name, arguments in calls]
-                wanted = zip(waiting, functions, strict=True)
-                asked = [{"id": one, "type": "function", "function": function} for one, function in wanted]
-                yield {"role": role, "content": content or None, "tool_calls": asked}
+                waiting = [f"call{number:03}{index:02}" for index in range(len(calls))]
+                tool_calls = [
+                    {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                    for call_id, (name, arguments) in zip(waiting, calls, strict=True)
+                ]
+                yield {"role": role, "content": content or None, "tool_calls": tool_calls}
             else:
                 # Servers refuse a tool's message that answers no call of theirs: ours are written in the text.
                 waiting = []
@@ -129,16 +130,17 @@ def _ids(text: str) -> tuple[int, ...]:
 def _parts(ids: Sequence[int]) -> tuple[str, list[tuple[str, str]]]:
     """Return the text of a message, and the name and the arguments of each call that a server has read in it."""
     parts = [""]
-    for one in ids:
-        if one == _CALL:
+    for token in ids:
+        if token == _CALL:
             parts.append("")
-        elif one != _END:
-            parts[-1] += chr(one)
-    return parts[0], list(zip(parts[1::2], parts[2::2], strict=True))
+        elif token != _END:
+            parts[-1] += chr(token)
+    # Some servers give an empty text for no arguments.
+    return parts[0], [(name, arguments or "{}") for name, arguments in zip(parts[1::2], parts[2::2], strict=True)]
 
 
 def _is_object(arguments: str) -> bool:
     try:
-        return isinstance(json.loads(arguments or "{}"), dict)
+        return isinstance(json.loads(arguments), dict)
     except (ValueError, RecursionError):
         return False

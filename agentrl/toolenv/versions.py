@@ -23,13 +23,13 @@ PARTS = {
 _GRADERS = ("sympy", "math-verify")
 _READ = frozenset({".py", ".toml", ".txt", ".json", ".jsonl", ".jinja", ".yaml", ".csv", ""})
 """Suffixes of the files that can change an episode: code and the tables that it reads."""
-_MOST = 8 << 20
+_MAX_BYTES = 8 << 20
 """Bytes of a file that are hashed, beside its size: a data set of one's own may be large."""
 _OURS = Path(__file__).parents[1]
 
 
 def versions_of(kind: type[ToolEnv], tools: Iterable[Tool] = ()) -> Mapping[str, str]:
-    """Return which code and tables play and grade the episodes of an environment.
+    """Return the versions of all that plays and grades the episodes of an environment.
 
     ``environment`` covers the class and its bases, and ``tools`` the given tools too: the folder of each module that
     belongs to a package, else its file. Not covered: what these import from elsewhere.
@@ -42,32 +42,32 @@ def versions_of(kind: type[ToolEnv], tools: Iterable[Tool] = ()) -> Mapping[str,
         ``agentrl``, ``python``, ``environment``, and the keys of ``PARTS``; all hashes are of files' contents.
     """
     bases = {base.__module__ for base in kind.__mro__ if issubclass(base, ToolEnv) and base is not ToolEnv}
-    others = {tool.module if isinstance(tool, FunctionTool) else type(tool).__module__ for tool in tools}
-    return _versions(frozenset(bases), frozenset(others))
+    of_tools = {tool.module if isinstance(tool, FunctionTool) else type(tool).__module__ for tool in tools}
+    return _versions(frozenset(bases), frozenset(of_tools))
 
 
 @functools.cache
 def _versions(bases: frozenset[str], tools: frozenset[str]) -> Mapping[str, str]:
-    files = {part: [file for name in folders for file in _in(_OURS / name)] for part, folders in PARTS.items()}
-    files["environment"] = [file for module in bases for file in _files(module)]
-    files["tools"] += [file for module in tools for file in _files(module)]
+    files = {part: [file for name in folders for file in _files_in(_OURS / name)] for part, folders in PARTS.items()}
+    files["environment"] = [file for module in bases for file in _files_of(module)]
+    files["tools"] += [file for module in tools for file in _files_of(module)]
     hashes = {part: _hash(paths) for part, paths in files.items()}
     hashes["grader"] = " ".join([hashes["grader"], *(f"{it} {_installed(it)}" for it in _GRADERS)])
     return {"agentrl": _installed("agentrl"), "python": platform.python_version(), **hashes}
 
 
-def _files(module: str) -> Iterable[Path]:
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None:  # typed into an interpreter
+def _files_of(module: str) -> Iterable[Path]:
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if path is None:  # typed into an interpreter
         return ()
     if "." not in module:
-        return (Path(file),)
-    folder = Path(file).parent
+        return (Path(path),)
+    folder = Path(path).parent
     # What several of our families share lies above them.
-    return (*_in(folder), *(_in(folder.parent) if module.startswith("agentrl.envs.") else ()))
+    return (*_files_in(folder), *(_files_in(folder.parent) if module.startswith("agentrl.envs.") else ()))
 
 
-def _in(folder: Path) -> Iterator[Path]:
+def _files_in(folder: Path) -> Iterator[Path]:
     return (path for path in folder.iterdir() if path.suffix in _READ and path.is_file())
 
 
@@ -79,7 +79,7 @@ def _hash(files: Iterable[Path]) -> str:
 
 def _digest(path: Path) -> bytes:
     with path.open("rb") as file:
-        return hashlib.blake2b(file.read(_MOST) + str(path.stat().st_size).encode(), digest_size=16).digest()
+        return hashlib.blake2b(file.read(_MAX_BYTES) + str(path.stat().st_size).encode(), digest_size=16).digest()
 
 
 def _installed(package: str) -> str:

@@ -222,17 +222,18 @@ def _task(data: Mapping[str, object], columns: Mapping[str, str]) -> Task | str:
     if len(prompt) > MAX_PROMPT or not _encodable(prompt):
         return f"has a problem in {columns['prompt']!r} that is too long or no valid text"
     solution = columns["answer"].lower().endswith("solution")
-    letter, answer = found.get("letter"), found["answer"]
+    letter = found.get("letter")
     if letters:
-        answer, letter = _letter(answer, letters) or _letter(letter, letters), None
+        answer = _letter(found["answer"], letters) or _letter(letter, letters)
     else:
-        answer = _answer(answer, solution=solution)
+        answer = _answer(found["answer"], solution=solution)
     if answer is None or not _encodable(answer) or not readable(answer):
         return f"has no answer in {columns['answer']!r} that can be read"
-    # A number counts choices, from 0 or from 1, that stand in the problem's text.
-    more = {"letter": letter.strip("(). ")} if isinstance(letter, str) and letter.strip() else {}
-    if not all(_encodable(text) and readable(text) for text in more.values()):
+    # The letter of a choice in the problem's text is right as well; a number, which may count from 0 or 1, is not.
+    beside = letter.strip("(). ") if isinstance(letter, str) and letter.strip() and not letters else None
+    if beside is not None and not (_encodable(beside) and readable(beside)):
         return f"has no letter in {columns['letter']!r} that can be read"
+    more = {} if beside is None else {"letter": beside}
     task = Task(id=f"{stable_hash(_bare(prompt)):016x}", prompt=prompt, answer=answer, data=more, tags=tags_of(data))
     name = found.get("id")
     return replace(task, id=str(name)) if isinstance(name, str | int) and str(name).strip() else task

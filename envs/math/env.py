@@ -93,7 +93,7 @@ class Math(ToolEnv):
     def reward(self, episode: Episode) -> Mapping[str, float]:
         """1 for the right answer in the last box of the final turn, or for the letter of the right choice, else 0."""
         task, box = episode.task, self._box(episode)
-        right = [task.answer, *map(str, task.data.values())]
+        right = [task.answer, str(task.data["letter"])] if "letter" in task.data else [task.answer]
         return {"correct": float(any(same_answer(box, answer, problem=task.prompt) for answer in right))}
 
     def answer_of(self, episode: Episode) -> str:

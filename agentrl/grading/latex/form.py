@@ -62,10 +62,9 @@ def number_fits(answer: str, expected: str, problem: str) -> bool:
 
 def unreduced(answer: str) -> bool:
     """Return True if the literal number ``answer`` has a fraction that is not in lowest terms."""
-    given = number(answer)
-    return (
-        given is not None and _is_fraction(answer) and str(given.value.denominator) != re.findall("[0-9]+", answer)[-1]
-    )
+    if not _is_fraction(answer) or (literal := number(answer)) is None:
+        return False
+    return str(literal.value.denominator) != re.findall("[0-9]+", answer)[-1]
 
 
 def _is_fraction(text: str) -> bool:

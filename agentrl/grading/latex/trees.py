@@ -21,10 +21,10 @@ _MAX_NESTING = 20
 _MAX_SIGNS = 40
 """Limits of a formula: latex2sympy takes exponential time for some that are longer or deeper, and no answer is."""
 
-
 LETTER_I = sympy.Symbol("i", real=True)
 """The letter i as it is parsed."""
 _EULER = re.compile(r"\\[A-Za-z]+|e(?= ?\^)")
+"""A command, whole so that no letter inside of it is taken for the number e, or an e with an exponent."""
 
 
 class UnreadableLatex(Exception):
@@ -49,7 +49,7 @@ def read(text: str, *, any_length: bool = False) -> Tree:
     looks = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     try:
         # The parser evaluates powers of e, but not those of {e}.
-        latex = _EULER.sub(lambda found: "{e}" if found[0] in ("e", r"\exponentialE") else found[0], text)
+        latex = _EULER.sub(lambda match: "{e}" if match[0] in ("e", r"\exponentialE") else match[0], text)
         latex = normalize_latex(_DECIMAL.sub(_as_fraction, latex), config=looks)
         tree = latex2sympy(latex, is_real=True, convert_degrees=True, normalization_config=None)
     # Out of memory is the grader's limit, not a property of the text: the process ends and the answer is retried.

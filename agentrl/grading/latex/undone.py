@@ -73,17 +73,15 @@ def _worked(part: Any) -> Any:
 def _drop_out(part: Any, letters: set[Any]) -> bool:
     """Return True if ``part`` has the same value whatever its letters are."""
     names = sorted(letters, key=str)
-    values: list[Any] = []
-    for base, step in _POINTS:
-        point = {name: sympy.Float(base + step * index) for index, name in enumerate(names)}
-        try:
-            values.append(imaginary(part).evalf(15, subs=point))
-        except (ArithmeticError, TypeError, ValueError, AttributeError, NotImplementedError):  # whatever the part holds
-            return False
-    one, other = values
-    if not all(number.is_Float or number.is_Integer for value in values for number in value.as_real_imag()):
+    points = [{name: sympy.Float(base + step * index) for index, name in enumerate(names)} for base, step in _POINTS]
+    try:
+        left, right = (imaginary(part).evalf(15, subs=point) for point in points)
+    except (ArithmeticError, TypeError, ValueError, AttributeError, NotImplementedError):  # whatever the part holds
         return False
-    return bool(abs(one - other) <= _NOTHING * max(abs(one), abs(other)))
+    numbers = (*left.as_real_imag(), *right.as_real_imag())
+    if not all(number.is_Float or number.is_Integer for number in numbers):
+        return False
+    return bool(abs(left - right) <= _NOTHING * max(abs(left), abs(right)))
 
 
 def _undone_sum(terms: list[Any]) -> bool:

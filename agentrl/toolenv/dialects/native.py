@@ -112,10 +112,17 @@ class NativeHarmony(Dialect):
 
 
 FORMS: Mapping[str, type[Dialect]] = {
-    one.name: one
-    for one in (
-        *(NativeHermes, NativeMistral, NativeQwen3Coder, NativeGlm, NativeLlama, NativeHarmony),
-        *(NativeHy, NativeMinimax, NativeDsml),
+    form.name: form
+    for form in (
+        NativeHermes,
+        NativeMistral,
+        NativeQwen3Coder,
+        NativeGlm,
+        NativeLlama,
+        NativeHarmony,
+        NativeHy,
+        NativeMinimax,
+        NativeDsml,
     )
 }
 """The known forms, in the order in which ``native_form`` tries them."""

@@ -18,6 +18,11 @@ _PYTHONS: Mapping[str, object] = {"True": True, "False": False, "None": None}
 """Python's constants: some chat templates write these, and so do the models trained on them."""
 
 
+def _pair(before: str, between: str, after: str, *, barred: str = "") -> re.Pattern[str]:
+    """Return a pair's pattern from the patterns around its key and its value; no key has a letter of ``barred``."""
+    return re.compile(rf"\s*{before}(?P<key>[^{barred}<>\n]{{1,128}}){between}(?P<value>.*?){after}", re.DOTALL)
+
+
 class Pairs(Enveloped):
     """A name and pairs; a value is verbatim text where the schema takes a text, else JSON or a Python constant.
 
@@ -29,7 +34,7 @@ class Pairs(Enveloped):
     head: ClassVar[re.Pattern[str]]
     """Matches the beginning of a call, with the group ``name``."""
     pair: ClassVar[re.Pattern[str]]
-    """Matches a pair, with the groups ``key`` and ``value``."""
+    """Matches a pair, with the groups ``key`` and ``value``, and ``string`` where it says whether it is a text."""
     tail: ClassVar[str] = ""
     """The end of a call."""
     written: ClassVar[str]
@@ -45,12 +50,12 @@ class Pairs(Enveloped):
             return malformed(f"a call looks like this: {self.example}")
         name, position = head["name"], head.end()
         arguments: dict[str, object] = {}
-        while (found := self.pair.match(body, position)) is not None:
-            key, position = found["key"], found.end()
+        while (pair := self.pair.match(body, position)) is not None:
+            key, position = pair["key"], pair.end()
             if key in arguments:
                 return malformed(f"the argument {key[:20]!r} is there twice", name)
             try:
-                arguments[key] = self._value(name, key, found)
+                arguments[key] = self._value(name, key, pair)
             except UnreadableCall as error:
                 return malformed(f"argument {key[:20]!r}: {error}", name)
         # Text that is no pair is an error, not ignored: it may be an argument that the model meant to give.
@@ -62,24 +67,26 @@ class Pairs(Enveloped):
         tool, value = self.tools.get(name), pair["value"]
         if tool is None or takes_text(tool.parameters, key):
             return value
+        anything = _takes_anything(tool.parameters, key)
+        # Without the mark, "5" for an argument that may be anything would become a number.
+        if anything and pair.groupdict().get("string") == "true":
+            return value
         try:
             return _PYTHONS[value] if value in _PYTHONS else read_json(value)
         except UnreadableCall:
-            if _takes_anything(tool.parameters, key):
+            if anything:
                 return value
             raise
 
     def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Write the call."""
-        pairs = "".join(
-            self.written_pair.format(
-                key=key,
-                value=value if isinstance(value, str) else write_json(value),
-                string=str(isinstance(value, str)).lower(),
-            )
-            for key, value in arguments.items()
-        )
+        pairs = "".join(self._write_pair(key, value) for key, value in arguments.items())
         return self.written.format(name=name, pairs=pairs)
+
+    def _write_pair(self, key: str, value: object) -> str:
+        if isinstance(value, str):
+            return self.written_pair.format(key=key, value=value, string="true")
+        return self.written_pair.format(key=key, value=write_json(value), string="false")
 
 
 class NativeQwen3Coder(Pairs):
@@ -87,7 +94,7 @@ class NativeQwen3Coder(Pairs):
 
     name = "native-qwen3-coder"
     head = re.compile(rf"\s*<function=(?P<name>[^<>\s]{{1,{MAX_NAME}}})>")
-    pair = re.compile(r"\s*<parameter=(?P<key>[^<>\n]{1,128})>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL)
+    pair = _pair("<parameter=", r">\n?", r"\n?</parameter>")
     tail = "</function>"
     written = "<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
     written_pair = "<parameter={key}>\n{value}\n</parameter>\n"
@@ -100,9 +107,7 @@ class NativeGlm(Pairs):
     name = "native-glm"
     marks = (*Enveloped.marks, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     head = re.compile(rf"\s*(?P<name>[^<>\s]{{1,{MAX_NAME}}})(?=\s|<|\Z)")
-    pair = re.compile(
-        r"\s*<arg_key>(?P<key>[^<>\n]{1,128})</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL
-    )
+    pair = _pair("<arg_key>", r"</arg_key>\s*<arg_value>", "</arg_value>")
     written = "<tool_call>{name}\n{pairs}</tool_call>"
     written_pair = "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
     example = "name <arg_key>key</arg_key> <arg_value>value</arg_value>"
@@ -114,23 +119,20 @@ class NativeHy(Pairs):
     name = "native-hy"
     begin, end = "<tool_call:opensource>", "</tool_call:opensource>"
     marks = (
-        *(
-            "<think:opensource>",
-            "</think:opensource>",
-            "<tool_calls:opensource>",
-            "</tool_calls:opensource>",
-            begin,
-            end,
-        ),
-        *("<tool_sep:opensource>", "<arg_key:opensource>", "</arg_key:opensource>"),
-        *("<arg_value:opensource>", "</arg_value:opensource>"),
+        "<think:opensource>",
+        "</think:opensource>",
+        "<tool_calls:opensource>",
+        "</tool_calls:opensource>",
+        begin,
+        end,
+        "<tool_sep:opensource>",
+        "<arg_key:opensource>",
+        "</arg_key:opensource>",
+        "<arg_value:opensource>",
+        "</arg_value:opensource>",
     )
     head = re.compile(rf"\s*(?P<name>[^<>\s]{{1,{MAX_NAME}}})<tool_sep:opensource>")
-    pair = re.compile(
-        r"\s*<arg_key:opensource>(?P<key>[^<>\n]{1,128})</arg_key:opensource>"
-        r"\s*<arg_value:opensource>(?P<value>.*?)</arg_value:opensource>",
-        re.DOTALL,
-    )
+    pair = _pair("<arg_key:opensource>", r"</arg_key:opensource>\s*<arg_value:opensource>", "</arg_value:opensource>")
     written = (
         "<tool_calls:opensource>\n<tool_call:opensource>{name}<tool_sep:opensource>\n{pairs}</tool_call:opensource>\n"
         "</tool_calls:opensource>"
@@ -148,7 +150,7 @@ class NativeMinimax(Pairs):
     begin, end = "<invoke name=", "</invoke>"
     marks = (*Dialect.marks, "<minimax:tool_call>", "</minimax:tool_call>")
     head = re.compile(rf'"(?P<name>[^"<>\s]{{1,{MAX_NAME}}})">')
-    pair = re.compile(r'\s*<parameter name="(?P<key>[^"<>\n]{1,128})">(?P<value>.*?)</parameter>', re.DOTALL)
+    pair = _pair('<parameter name="', '">', "</parameter>", barred='"')
     written = '<minimax:tool_call>\n<invoke name="{name}">\n{pairs}</invoke>\n</minimax:tool_call>'
     written_pair = '<parameter name="{key}">{value}</parameter>\n'
     example = '<invoke name="name"> <parameter name="key">value</parameter> </invoke>'
@@ -161,20 +163,10 @@ class NativeDsml(Pairs):
     begin, end = "<｜DSML｜invoke name=", "</｜DSML｜invoke>"
     marks = (*Dialect.marks, "｜DSML｜")
     head = NativeMinimax.head
-    pair = re.compile(
-        r'\s*<｜DSML｜parameter name="(?P<key>[^"<>\n]{1,128})" string="(?P<string>true|false)">'
-        r"(?P<value>.*?)</｜DSML｜parameter>",
-        re.DOTALL,
-    )
+    pair = _pair('<｜DSML｜parameter name="', '" string="(?P<string>true|false)">', "</｜DSML｜parameter>", barred='"')
     written = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="{name}">\n{pairs}</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
     written_pair = '<｜DSML｜parameter name="{key}" string="{string}">{value}</｜DSML｜parameter>\n'
     example = '<｜DSML｜invoke name="name"> <｜DSML｜parameter name="key" string="true">value</｜DSML｜parameter> …'
-
-    def _value(self, name: str, key: str, pair: re.Match[str]) -> object:
-        tool = self.tools.get(name)
-        # Without the mark, "5" for an argument that may be anything would become a number.
-        free = tool is not None and not takes_text(tool.parameters, key) and _takes_anything(tool.parameters, key)
-        return pair["value"] if free and pair["string"] == "true" else super()._value(name, key, pair)
 
 
 def _takes_anything(parameters: Mapping[str, object], key: str) -> bool:
