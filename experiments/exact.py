@@ -24,7 +24,7 @@ from agentrl import algos
 from agentrl.algos.ratios import cumulative_log_ratio, token_log_ratio
 
 sys.path.append(str(ROOT / "tests" / "algos"))
-from enumeration import ESTIMATORS, POLICIES, Episode, Groups, Policy, World, by_prefix, terminal
+from enumeration import ESTIMATORS, POLICIES, Episode, Groups, Policy, World, by_prefix, steps, terminal
 
 EXAMPLES = """examples:
   python experiments/exact.py               the rows that are missing, in a minute or two
@@ -75,10 +75,9 @@ def of_pool(world: World, size: int) -> dict[str, float]:
     mean, square = torch.zeros_like(world.gradient), 0.0
     group = torch.tensor([0] * len(lengths) + [1] * size)
     for number, chance in enumerate(others.probability.tolist()):
-        offsets = others.starts[number * size : (number + 1) * size + 1]
-        theirs = others.token[int(offsets[0]) : int(offsets[-1])]
-        tokens = torch.cat([torch.arange(len(world.rewards)), theirs])
-        starts = torch.nn.functional.pad(torch.cat([lengths, offsets.diff()]).cumsum(0), (1, 0))
+        token, row_lengths = others.rows_of(number)
+        tokens = torch.cat([torch.arange(len(world.rewards)), token])
+        starts = torch.nn.functional.pad(torch.cat([lengths, row_lengths]).cumsum(0), (1, 0))
         credit = algos.advantage("otb_pooled", world.rewards[tokens], world.energy[tokens], starts, group)
         rows = world.row_gradients(credit[: len(world.rewards)])
         here = world.probability @ rows
@@ -90,28 +89,17 @@ def of_pool(world: World, size: int) -> dict[str, float]:
 
 def of_steps(tasks: Sequence[World], size: int) -> dict[str, dict[str, float]]:
     """Bias and variance of the first group's gradient over all steps of one group of each task."""
-    crowds = [Groups.of(task, size) for task in tasks]
-    group = torch.arange(len(tasks)).repeat_interleave(size)
     mean = torch.zeros(len(POOLED), tasks[0].score.shape[1], dtype=torch.float64)
     square = torch.zeros(len(POOLED), dtype=torch.float64)
-    for chosen in itertools.product(*(range(len(crowd.probability)) for crowd in crowds)):
-        chance, tokens, lengths = 1.0, [], []
-        for crowd, number in zip(crowds, chosen, strict=True):
-            offsets = crowd.starts[number * size : (number + 1) * size + 1]
-            chance *= float(crowd.probability[number])
-            tokens.append(crowd.token[int(offsets[0]) : int(offsets[-1])])
-            lengths.append(offsets.diff())
-        rewards, energy = (
-            torch.cat([getattr(task, what)[here] for task, here in zip(tasks, tokens, strict=True)])
-            for what in ("rewards", "energy")
-        )
-        starts = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
+    for step in steps(tasks, size):
         credit = torch.stack([
-            algos.advantage(name, rewards, energy, starts, group, **options) for name, options in POOLED.values()
+            algos.advantage(name, step.rewards, step.energy, step.starts, step.group, **options)
+            for name, options in POOLED.values()
         ])  # fmt: skip
-        found = credit[:, : len(tokens[0])] @ tasks[0].score[tokens[0]] / size
-        mean += chance * found
-        square += chance * found.square().sum(1)
+        token = step.tokens[0]
+        gradients = credit[:, : len(token)] @ tasks[0].score[token] / size
+        mean += step.probability * gradients
+        square += step.probability * gradients.square().sum(1)
     variance = square - mean.square().sum(1)
     return {
         name: _told(one, float(noise), tasks[0].gradient)
