@@ -24,7 +24,7 @@ from agentrl import algos
 from agentrl.algos.ratios import cumulative_log_ratio, token_log_ratio
 
 sys.path.append(str(ROOT / "tests" / "algos"))
-from enumeration import ESTIMATORS, POLICIES, Episode, Groups, Policy, World, by_prefix, terminal
+from enumeration import ESTIMATORS, POLICIES, Episode, Exact, Groups, Policy, World, by_prefix, steps, terminal
 
 EXAMPLES = """examples:
   python experiments/exact.py               the rows that are missing, in a minute or two
@@ -61,7 +61,7 @@ def random_policy(seed: int, tokens: int, longest: int) -> Policy:
 def of_group(world: World, size: int) -> dict[str, dict[str, float]]:
     """Bias and variance of every estimator that reads one group, over all groups of a policy."""
     groups = Groups.of(world, size)
-    return {name: _told(one.mean, one.variance, world.gradient) for name in ESTIMATORS for one in [groups.exact(name)]}
+    return {name: _errors(groups.exact(name)) for name in ESTIMATORS}
 
 
 def of_pool(world: World, size: int) -> dict[str, float]:
@@ -75,47 +75,34 @@ def of_pool(world: World, size: int) -> dict[str, float]:
     mean, square = torch.zeros_like(world.gradient), 0.0
     group = torch.tensor([0] * len(lengths) + [1] * size)
     for number, chance in enumerate(others.probability.tolist()):
-        offsets = others.starts[number * size : (number + 1) * size + 1]
-        theirs = others.token[int(offsets[0]) : int(offsets[-1])]
-        tokens = torch.cat([torch.arange(len(world.rewards)), theirs])
-        starts = torch.nn.functional.pad(torch.cat([lengths, offsets.diff()]).cumsum(0), (1, 0))
+        token, row_lengths = others.rows_of(number)
+        tokens = torch.cat([torch.arange(len(world.rewards)), token])
+        starts = torch.nn.functional.pad(torch.cat([lengths, row_lengths]).cumsum(0), (1, 0))
         credit = algos.advantage("otb_pooled", world.rewards[tokens], world.energy[tokens], starts, group)
         rows = world.row_gradients(credit[: len(world.rewards)])
-        here = world.probability @ rows
-        spread = float(world.probability @ (rows - here).square().sum(1)) / size
-        mean += chance * here
-        square += chance * (spread + float(here.square().sum()))
-    return _told(mean, square - float(mean.square().sum()), world.gradient)
+        of_row = Exact.of(world.probability, rows, world.gradient)
+        mean += chance * of_row.mean
+        square += chance * (of_row.variance / size + float(of_row.mean.square().sum()))
+    return _errors(Exact(mean=mean, variance=square - float(mean.square().sum()), truth=world.gradient))
 
 
 def of_steps(tasks: Sequence[World], size: int) -> dict[str, dict[str, float]]:
     """Bias and variance of the first group's gradient over all steps of one group of each task."""
-    crowds = [Groups.of(task, size) for task in tasks]
-    group = torch.arange(len(tasks)).repeat_interleave(size)
     mean = torch.zeros(len(POOLED), tasks[0].score.shape[1], dtype=torch.float64)
     square = torch.zeros(len(POOLED), dtype=torch.float64)
-    for chosen in itertools.product(*(range(len(crowd.probability)) for crowd in crowds)):
-        chance, tokens, lengths = 1.0, [], []
-        for crowd, number in zip(crowds, chosen, strict=True):
-            offsets = crowd.starts[number * size : (number + 1) * size + 1]
-            chance *= float(crowd.probability[number])
-            tokens.append(crowd.token[int(offsets[0]) : int(offsets[-1])])
-            lengths.append(offsets.diff())
-        rewards, energy = (
-            torch.cat([getattr(task, what)[here] for task, here in zip(tasks, tokens, strict=True)])
-            for what in ("rewards", "energy")
-        )
-        starts = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
+    for step in steps(tasks, size):
         credit = torch.stack([
-            algos.advantage(name, rewards, energy, starts, group, **options) for name, options in POOLED.values()
+            algos.advantage(name, step.rewards, step.energy, step.starts, step.group, **options)
+            for name, options in POOLED.values()
         ])  # fmt: skip
-        found = credit[:, : len(tokens[0])] @ tasks[0].score[tokens[0]] / size
-        mean += chance * found
-        square += chance * found.square().sum(1)
+        token = step.tokens[0]
+        gradients = credit[:, : len(token)] @ tasks[0].score[token] / size
+        mean += step.probability * gradients
+        square += step.probability * gradients.square().sum(1)
     variance = square - mean.square().sum(1)
     return {
-        name: _told(one, float(noise), tasks[0].gradient)
-        for name, one, noise in zip(POOLED, mean, variance, strict=True)
+        name: _errors(Exact(mean=centre, variance=float(spread), truth=tasks[0].gradient))
+        for name, centre, spread in zip(POOLED, mean, variance, strict=True)
     }
 
 
@@ -155,14 +142,14 @@ def drifted(policy: Policy, seed: int, drift: float) -> Policy:
 
 def values(world: World, episodes: Sequence[Episode]) -> Tensor:
     """Q of each token, the expected return to go once it is there [S]."""
-    found: list[float] = []
+    expected: list[float] = []
     chance, parts = world.probability.tolist(), world.to_go.split(world.starts.diff().tolist())
-    for one in episodes:
-        for t in range(len(one)):
-            same = [number for number, other in enumerate(episodes) if other[: t + 1] == one[: t + 1]]
+    for episode in episodes:
+        for t in range(len(episode)):
+            same = [number for number, other in enumerate(episodes) if other[: t + 1] == episode[: t + 1]]
             reached = sum(chance[number] for number in same)
-            found.append(sum(chance[number] * float(parts[number][t]) for number in same) / reached)
-    return torch.tensor(found, dtype=torch.float64)
+            expected.append(sum(chance[number] * float(parts[number][t]) for number in same) / reached)
+    return torch.tensor(expected, dtype=torch.float64)
 
 
 def ratios(old: Policy, new: Policy) -> dict[str, dict[str, dict[str, float]]]:
@@ -182,26 +169,19 @@ def ratios(old: Policy, new: Policy) -> dict[str, dict[str, dict[str, float]]]:
         "prefix": total,
         "full": whole,
     }
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    errors: dict[str, dict[str, dict[str, float]]] = {}
     for credit, value in {"return": before.to_go, "Q": values(after, new.episodes())}.items():
-        found[credit] = {}
+        errors[credit] = {}
         for name, weight in weights.items():
             rows = after.row_gradients(weight.exp() * value)
-            mean = before.probability @ rows
-            spread = float(before.probability @ (rows - mean).square().sum(1))
-            found[credit][name] = _told(mean, spread, after.gradient)
-    return found
+            errors[credit][name] = _errors(Exact.of(before.probability, rows, after.gradient))
+    return errors
 
 
-def _told(mean: Tensor, variance: float, truth: Tensor) -> dict[str, float]:
-    """Bias ‖E ĝ − g‖/‖g‖, variance over ‖g‖², and the cosine of E ĝ to g."""
-    scale = float(truth.norm())
-    cosine = float(torch.cosine_similarity(mean, truth, dim=0)) if float(mean.norm()) > 0 else 0.0
-    return {
-        "bias": digits(float((mean - truth).norm()) / scale),
-        "variance": digits(variance / scale**2),
-        "cosine": digits(cosine),
-    }
+def _errors(exact: Exact) -> dict[str, float]:
+    """Bias ‖E ĝ − g‖/‖g‖, variance over ‖g‖², and the cosine of E ĝ to g, which is 0 where E ĝ is."""
+    variance = exact.variance / float(exact.truth.norm()) ** 2
+    return {"bias": digits(exact.bias), "variance": digits(variance), "cosine": digits(exact.cosine)}
 
 
 def units() -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:

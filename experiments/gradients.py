@@ -17,22 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import ROOT, RowFile, commit_of
+from rows import ROOT, RowFile, commit_of, digits
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
 from agentrl.algos.advantages import ogb
-from agentrl.algos.head import token_energy
-from agentrl.algos.ratios import behaviour_weights
 from agentrl.algos.rows import Rows
 from agentrl.batch import Batch, whole
-from agentrl.eval.episodes import load
 from agentrl.runs.folder import read_config
-from agentrl.types import Group, Trajectory
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from estimator_report import ESTIMATORS, Projection, Recorded, drawn, gradients_of
+from estimator_report import ESTIMATORS, Projection, Recorded, drawn, gradients_of, groups_of, without_each
 
 ARMS = {
     **ESTIMATORS,
@@ -132,13 +128,7 @@ def record(model: Any, batch: Batch, temperature: float, width: int) -> Recorded
         logp.append(log_p.gather(1, tokens[sampled][:, None])[:, 0])
         sum_sq.append(log_p.exp().square().sum(1))
         gradients.append(token_gradients(model, tokens, sampled, projection, temperature))
-    known = torch.cat(logp)
-    return Recorded(
-        batch=batch,
-        energy=token_energy(known, torch.cat(sum_sq)),
-        weights=behaviour_weights(known, batch.sampler_logp, batch.starts, kind="sequence"),
-        gradients=torch.cat(gradients),
-    )
+    return Recorded.of(batch, torch.cat(logp), torch.cat(sum_sq), torch.cat(gradients))
 
 
 def of_plus_and_minus_one(recorded: Recorded) -> Recorded:
@@ -152,7 +142,7 @@ def of_plus_and_minus_one(recorded: Recorded) -> Recorded:
 def scores(recorded: Recorded) -> Tensor:
     """The gradient S of each row's log-prob, the sum of its tokens' [R, D]."""
     batch = recorded.batch
-    row = torch.repeat_interleave(torch.arange(len(batch)), batch.starts.diff())
+    row = Rows.of(batch.starts, batch.rewards).row
     return torch.zeros(len(batch), recorded.gradients.shape[1]).index_add(0, row, recorded.gradients)
 
 
@@ -163,7 +153,7 @@ def shares(recorded: Recorded) -> dict[str, float]:
     squared = scores(recorded).double().square().sum(1)
     told = {"p": ret.mean(), "beta_W": (energy * ret).sum() / energy.sum()}
     told |= {"beta_S": (squared * ret).sum() / squared.sum(), "e": squared.mean()}
-    return {name: float(f"{float(value):.5g}") for name, value in told.items()}
+    return {name: digits(float(value), 5) for name, value in told.items()}
 
 
 def compare(recorded: Recorded, size: int, draws: int) -> dict[str, dict[str, list[float]]]:
@@ -180,15 +170,13 @@ def compare(recorded: Recorded, size: int, draws: int) -> dict[str, dict[str, li
         first, second, rest = drawn(recorded.batch.group, size, generator)
         pair = [gradients_of(recorded, rows, ARMS, "seq_mean_token_sum") for rows in (first, second)]
         towards = [_unbiased(recorded, whole_rows, torch.cat([rows, rest])) for rows in (second, first)]
-        f, s, by_f, by_s = (one.sum(-2, keepdim=True) - _with_none(one) for one in (*pair, *towards))
+        f, s, by_f, by_s = map(without_each, (*pair, *towards))
         along = ((f * by_f).sum(-1) + (s * by_s).sum(-1)) / 2
         found.append(torch.stack([(f - s).square().sum(-1) / 2, (f * s).sum(-1), along]))
     mean = torch.stack(found).mean(0)
     names = ("noise", "signal", "along")
     return {
-        arm: {
-            name: [float(f"{value:.5g}") for value in mean[place, number].tolist()] for place, name in enumerate(names)
-        }
+        arm: {name: [digits(value, 5) for value in mean[place, number].tolist()] for place, name in enumerate(names)}
         for number, arm in enumerate(ARMS)
     }
 
@@ -203,11 +191,6 @@ def _unbiased(recorded: Recorded, whole_rows: Tensor, rows: Tensor) -> Tensor:
     found = torch.zeros(len(counts), whole_rows.shape[1], dtype=torch.float64)
     each = (credit[batch.starts[:-1], None] * whole_rows[rows]).double()
     return found.index_add(0, batch.group, each) / counts[:, None]
-
-
-def _with_none(values: Tensor) -> Tensor:
-    """Nothing, and then each task's: what is to be left out of the sum [..., 1 + K, D]."""
-    return torch.cat([torch.zeros_like(values[..., :1, :]), values], dim=-2)
 
 
 def units(name: str, sizes: Sequence[int], draws: int) -> list[dict[str, Any]]:
@@ -241,12 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     rows = RowFile(arguments.out, commit_of())
-    tasks: dict[str, list[Trajectory]] = {}
-    for one in load(arguments.episodes):
-        if one.trajectory.n_sampled:
-            tasks.setdefault(one.trajectory.task_id, []).append(one.trajectory)
-    least = 2 * max(arguments.group_sizes)
-    batch = whole([Group(tuple(episodes)) for episodes in tasks.values() if len(episodes) >= least])
+    batch = whole(groups_of(arguments.episodes, 2 * max(arguments.group_sizes)))
     model = AutoModelForCausalLM.from_pretrained(arguments.weights, dtype=torch.float32)
     recorded = record(model.eval(), batch, read_config(arguments.run).rollout.temperature, arguments.width)
     run(recorded, arguments.name, arguments.group_sizes, arguments.draws, rows)

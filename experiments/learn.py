@@ -17,7 +17,7 @@ from typing import Any
 
 from arms import PRESET, WARM, Unit, overrides, settings_of
 from rows import FOLDER, RowFile, commit_of, digits
-from schedule import SIZE, key_of, known, seconds
+from schedule import known, left_of, seconds
 from work import PLACE, Limits, claimed, tidy
 
 from agentrl.config import load_config
@@ -219,15 +219,12 @@ def words(unit: Unit) -> str:
 def listed(books: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
     """List what each part has done and what is left of it."""
     for part in PARTS:
-        units_known, reason = known(part, books)
-        done, rows = len(books[part]), {key_of(row["unit"]) for row in (*books[part], *books["W"])}
-        waiting = [unit for unit in units_known if key_of(unit) not in rows]
-        left = [unit for unit in waiting if unit["part"] == part]
-        total = max(SIZE[part], done + len(left))
+        left = left_of(part, books)
         # Of runs whose rate or seed is not known yet, the plan knows the number.
-        hours = (sum(map(seconds, left)) + (total - done - len(left)) * _TYPICAL_S[part]) / 3600
-        more = f", {len(waiting) - len(left)} warm starts to try" + (f"; {reason}" if reason else "")
-        yield f"{part}: {done} of {total} runs done, {hours:.1f} core-hours left{more}"
+        unknown = left.total - left.done - len(left.units)
+        hours = (sum(map(seconds, left.units)) + unknown * _TYPICAL_S[part]) / 3600
+        more = f", {left.warm} warm starts to try" + (f"; {left.reason}" if left.reason else "")
+        yield f"{part}: {left.done} of {left.total} runs done, {hours:.1f} core-hours left{more}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -76,8 +76,7 @@ class Chart:
 
     def band(self, points: Sequence[tuple[float, float, float]], number: int) -> None:
         """Fill between two values of each x: x, low, high."""
-        outline = [(x, high) for x, _, high in points] + [(x, low) for x, low, _ in reversed(points)]
-        path = self._frame.path((self._x.at(x), self._y.at(y)) for x, y in outline) + "Z"
+        path = self._frame.band([(self._x.at(x), self._y.at(low), self._y.at(high)) for x, low, high in points])
         self._body.append(tag("path", d=path, style=f"fill:{hue(number)};opacity:.15"))
 
     def dots(self, points: Iterable[tuple[float, float, str]], number: int, name: str = "") -> None:

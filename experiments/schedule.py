@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from statistics import mean
 from typing import Any
@@ -65,20 +66,47 @@ def known(part: str, book: Book) -> tuple[list[Unit], str]:
     return found, ""
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """How much of a part is done, and what is left."""
+
+    done: int
+    """Runs that have a row."""
+    units: Sequence[Unit]
+    """Those of the part that are known and have none."""
+    warm: int
+    """Warm starts that are to be tried before further units are known."""
+    reason: str
+    """What units that are not known wait for; empty where there are none."""
+    total: int
+    """Runs of the whole part, as many as the plan has or as are known."""
+
+
+def left_of(part: str, book: Book) -> Left:
+    """Compare a part's units with its rows."""
+    units_known, reason = known(part, book)
+    done = _keys((*book[part], *book["W"]))
+    waiting = [unit for unit in units_known if key_of(unit) not in done]
+    left = [unit for unit in waiting if unit["part"] == part]
+    total = max(SIZE[part], len(book[part]) + len(left))
+    return Left(len(book[part]), left, len(waiting) - len(left), reason, total)
+
+
 def so_far(part: str, book: Book) -> str:
-    """Say how much of a part is done; empty where all of it is."""
-    found, reason = known(part, book)
-    done = {key_of(row["unit"]) for row in (*book[part], *book["W"])}
-    left = [unit for unit in found if key_of(unit) not in done]
-    if not reason and not left:
+    """Write how much of a part is done; empty where all of it is."""
+    left = left_of(part, book)
+    if not (left.reason or left.units or left.warm):
         return ""
-    total = max(SIZE[part], len(book[part]) + sum(unit["part"] == part for unit in left))
-    return f"*So far {len(book[part])} of about {total} runs: nothing is decided by them.*"
+    return f"*So far {left.done} of about {left.total} runs: nothing is decided by them.*"
 
 
 def key_of(unit: Unit) -> str:
     """Write a unit so that equal ones are equal texts."""
     return json.dumps(unit, sort_keys=True)
+
+
+def _keys(rows: Iterable[Row]) -> set[str]:
+    return {key_of(row["unit"]) for row in rows}
 
 
 def success(row: Row) -> float:
@@ -155,7 +183,7 @@ def _tuning(part: str, book: Book) -> Iterator[Unit]:
 
 def _further(part: str, arms: Sequence[Arm], seeds: Sequence[int], book: Book) -> Iterator[Unit]:
     """Follow each arm whose best rate is at the edge of those that all seeds have."""
-    done = {key_of(row["unit"]) for row in book[part] if row["unit"]["purpose"] == "rates"}
+    done = _keys(row for row in book[part] if row["unit"]["purpose"] == "rates")
     left = FURTHER[part] + len(arms) * len(RATES[part]) * len(seeds) - len(done)
     for arm in arms:
         tried = by_rate(book[part], arm.name, arm.rewards)
@@ -180,7 +208,7 @@ def _further(part: str, arms: Sequence[Arm], seeds: Sequence[int], book: Book) -
 
 
 def _missing(part: str, book: Book) -> list[Unit]:
-    done = {key_of(row["unit"]) for row in book[part]}
+    done = _keys(book[part])
     return [unit for unit in _tuning(part, book) if key_of(unit) not in done]
 
 

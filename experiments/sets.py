@@ -20,11 +20,9 @@ from work import PLACE, Limits, claimed, tidy
 from agentrl.batch import Batch, whole
 from agentrl.config import load_config
 from agentrl.eval.command import run as evaluate
-from agentrl.eval.episodes import load
 from agentrl.eval.target import EvalRequest
 from agentrl.runs.progress import Display
 from agentrl.train.run import train
-from agentrl.types import Group, Trajectory
 
 EXAMPLES = """examples:
   python experiments/sets.py --list               what is done
@@ -93,11 +91,7 @@ def play(one: Set, folder: Path, display: Display, attempts: int = 64) -> tuple[
         out=folder / "played",
     )
     evaluate(request, display)
-    tasks: dict[tuple[str, str], list[Trajectory]] = {}
-    for record in load(folder / "played"):
-        if record.trajectory.n_sampled:
-            tasks.setdefault((record.trajectory.env, record.trajectory.task_id), []).append(record.trajectory)
-    return weights, whole([Group(tuple(rows)) for rows in tasks.values() if len(rows) == attempts])
+    return weights, whole(gradients.groups_of(folder / "played", attempts))
 
 
 def measure(one: Set, rows: RowFile, folder: Path, display: Display) -> None:

@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, pvariance, stdev
 from typing import Any
 
 from plot import Axis, Chart
@@ -69,8 +69,7 @@ class WeightSet:
         """Compute the standard error of ``excess``, by a jackknife over tasks."""
         count = len(self.rows[rewards, size]["arms"][arm]["noise"]) - 1
         left = [self.excess(arm, size, rewards, task) for task in range(1, count + 1)]
-        middle = mean(left)
-        return math.sqrt((count - 1) / count * sum((one - middle) ** 2 for one in left))
+        return math.sqrt((count - 1) * pvariance(left))
 
 
 def sets_of(rows: Rows) -> list[WeightSet]:
@@ -151,12 +150,11 @@ def _episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> s
     """Write the geometric mean over sets, and behind it the ratio to ``otb_pooled`` with its standard error."""
     each = mean(-math.log(max(one.worth(arm, size, rewards), _TINY)) for one in some)
     excess = [one.excess(arm, size, rewards) for one in some]
-    middle = mean(excess)
     # Of one set over its tasks, of several over sets.
     error = some[0].error(arm, size, rewards)
     if len(some) > 1:
-        error = math.sqrt(sum((one - middle) ** 2 for one in excess) / (len(some) - 1) / len(some))
-    told = "" if arm == TRUTH else f" ({brief(math.exp(middle))} ± {100 * math.expm1(error):.0f}%)"
+        error = stdev(excess) / math.sqrt(len(some))
+    told = "" if arm == TRUTH else f" ({brief(math.exp(mean(excess)))} ± {100 * math.expm1(error):.0f}%)"
     return f"{brief(math.exp(each))}{told}"
 
 

@@ -1,10 +1,9 @@
 """Tables, figures and verdicts of parts C and D: rates, and learning."""
 
-import math
 from collections import defaultdict
-from collections.abc import Mapping
-from statistics import geometric_mean, mean
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from statistics import geometric_mean, mean, stdev
 
 from contrast import Contrast, Key, Row, by_arm, contrast, holm, levels, reached
 from plot import Axis, Chart
@@ -27,10 +26,9 @@ def name(key: Key) -> str:
 
 def rates(part: str, rows: Rows) -> str:
     """Table 3a: success by rate and arm, the rate that was chosen, and the largest stable one."""
-    arms = by_arm(rows[part], "rates")
-    if not arms:
+    tried = _tried(part, rows)
+    if not tried:
         return NOT_RUN
-    tried = {key: by_rate(rows[part], *key) for key in arms}
     every = sorted({rate for of in tried.values() for rate in of})
     lines = []
     for key, of in tried.items():
@@ -39,26 +37,27 @@ def rates(part: str, rows: Rows) -> str:
     return table(["success", *(f"{rate:g}" for rate in every), "chosen", "largest stable"], lines)
 
 
-def stable(tried: Mapping[float, list[dict[str, Any]]]) -> float:
+def _tried(part: str, rows: Rows) -> dict[Key, dict[float, list[Row]]]:
+    """Sort the tuning runs of a part by arm, and by rate."""
+    return {key: by_rate(rows[part], *key) for key in by_arm(rows[part], "rates")}
+
+
+def stable(tried: Mapping[float, Sequence[Row]]) -> float:
     """Find the highest rate at which no seed falls below half of its best success; 0 where there is none."""
     return max((rate for rate, rows in tried.items() if not any(map(_collapsed, rows))), default=0.0)
 
 
 def _collapsed(row: Row) -> bool:
-    best, shares = 0.0, [level for _, level in levels(row)]
-    for share in shares:
-        best = max(best, share)
-        if share < best / 2:
-            return True
-    return "failed" in row
+    shares = [share for _, share in levels(row)]
+    halved = any(share < best / 2 for share, best in zip(shares, accumulate(shares, max), strict=True))
+    return halved or "failed" in row
 
 
 def success_by_rate(rows: Rows) -> str:
     """Figure 5: success by rate, a line an arm."""
-    arms = by_arm(rows["C"], "rates")
-    if not arms:
+    tried = _tried("C", rows)
+    if not tried:
         return ""
-    tried = {key: by_rate(rows["C"], *key) for key in arms}
     every = sorted({rate for of in tried.values() for rate in of})
     x = Axis(title="learning rate", low=every[0], high=every[-1] * 1.01, log=True)
     chart = Chart("Success over steps 8 to 15", x, Axis(title="mean success", low=0, high=1))
@@ -78,9 +77,7 @@ def tokens(part: str, rows: Rows) -> str:
     for key, runs in arms.items():
         cells = []
         for target in TARGETS:
-            found = [reached(row, target) for row in runs.values()]
-            never = sum(one.censored for one in found)
-            middle = geometric_mean(one.tokens for one in found) / 1000
+            middle, never = tokens_to(runs, target)
             cells.append(f"{'> ' * bool(never)}{middle:.1f}k" + (f" ({never} never)" if never else ""))
         held = [row["held_out"][-1][2] for row in runs.values() if row["held_out"]]
         bound = max((norm for row in runs.values() for norm in row["grad_norm"]), default=0.0)
@@ -89,6 +86,12 @@ def tokens(part: str, rows: Rows) -> str:
         lines.append([name(key), f"{rate:g}", len(runs), *cells, last, f"{bound:.3g}"])
     head = ["arm", "rate", "seeds", *(f"tokens to {100 * target:.0f}%" for target in TARGETS)]
     return table([*head, "held out at the end", "largest norm"], lines)
+
+
+def tokens_to(runs: Mapping[int, Row], target: float) -> tuple[float, int]:
+    """Average the tokens until a success, in thousands and geometrically, and count the runs that never got there."""
+    needed = [reached(row, target) for row in runs.values()]
+    return geometric_mean(one.tokens for one in needed) / 1000, sum(one.censored for one in needed)
 
 
 def curves(rows: Rows) -> str:
@@ -118,7 +121,8 @@ def norms(rows: Rows) -> str:
         return ""
     found: dict[Key, list[float]] = {}
     for key, runs in arms.items():
-        found[key] = [geometric_mean(max(one, 1e-6) for one in step) for step in zip(*_norms(runs), strict=False)]
+        norms_of = [row["grad_norm"] for row in runs.values()]
+        found[key] = [geometric_mean(max(norm, 1e-6) for norm in step) for step in zip(*norms_of, strict=False)]
     every = [value for of in found.values() for value in of]
     steps = Axis(title="step", low=1, high=max(map(len, found.values())))
     height = Axis(title="norm of the gradient", low=min(every) / 1.2, high=max(every) * 1.2, log=True)
@@ -128,13 +132,8 @@ def norms(rows: Rows) -> str:
     return chart.svg()
 
 
-def _norms(runs: Mapping[int, Row]) -> list[list[float]]:
-    return [row["grad_norm"] for row in runs.values()]
-
-
 def contrasts(rows: Rows) -> str:
     """Table 3b: the five primary contrasts, with Holm's correction."""
-    found = {one.name: one for one in verdicts(rows) if one.name in _QUESTIONS}
     asked = _asked(rows)
     if not asked:
         return NOT_RUN
@@ -143,7 +142,7 @@ def contrasts(rows: Rows) -> str:
         values["D4"] = _equivalence_p(asked["D4"])
     corrected = holm(values)
     lines = [
-        [label, found[label].claim, one.words(), f"{one.rank_p:.3g}", f"{values[label]:.3g}", f"{corrected[label]:.3g}"]
+        [label, _CLAIMS[label], one.words(), f"{one.rank_p:.3g}", f"{values[label]:.3g}", f"{corrected[label]:.3g}"]
         for label, one in asked.items()
     ]
     return table(["", "statement", "found", "sign test p", "bootstrap p", "after Holm"], lines)
@@ -158,6 +157,13 @@ _QUESTIONS: Mapping[str, tuple[Key, Key, float]] = {
     "D5": (_SIGNED, _POOLED, 1 / 1.5),
 }
 """Arms A and B of each primary contrast, and the ratio of B's tokens to A's that is asked about."""
+_CLAIMS = {
+    "D1": "pooled needs fewer tokens to 70% than `otb`",
+    "D2": "`otb` carry needs fewer than `otb`",
+    "D3": "`otb` at N = 4 needs at most 35% of the tokens of `grpo` at N = 32",
+    "D4": "`none` equals pooled with rewards 0/1, within [.8, 1.25]",
+    "D5": "with ±1 `none` needs at least 1.5 times the tokens of pooled",
+}
 
 
 def _asked(rows: Rows) -> dict[str, Contrast]:
@@ -174,15 +180,8 @@ def _equivalence_p(one: Contrast) -> float:
 def verdicts(rows: Rows) -> list[Verdict]:
     """Judge C1 and D0 to D5."""
     asked = _asked(rows)
-    claims = {
-        "D1": "pooled needs fewer tokens to 70% than `otb`",
-        "D2": "`otb` carry needs fewer than `otb`",
-        "D3": "`otb` at N = 4 needs at most 35% of the tokens of `grpo` at N = 32",
-        "D4": "`none` equals pooled with rewards 0/1, within [.8, 1.25]",
-        "D5": "with ±1 `none` needs at least 1.5 times the tokens of pooled",
-    }
     found = [_c1(rows), _d0(rows)]
-    for label, claim in claims.items():
+    for label, claim in _CLAIMS.items():
         one, limit = asked.get(label), _QUESTIONS[label][2]
         if one is None:
             found.append(Verdict(label, claim))
@@ -196,7 +195,7 @@ def verdicts(rows: Rows) -> list[Verdict]:
 
 
 def decided(one: Contrast, limit: float) -> bool | None:
-    """Tell on which side of a ratio the interval lies; None where it is on both."""
+    """Decide on which side of a ratio the interval lies; None where it is on both."""
     return True if one.high < limit else False if one.low >= limit else None
 
 
@@ -229,18 +228,12 @@ def _d0(rows: Rows) -> Verdict:
 
 def spread(rows: Rows) -> str:
     """Table 3c: the spread of paired differences of log tokens to 70%, in C, which the power of D depends on."""
-    chosen: dict[Key, dict[int, Row]] = {}
-    for key in by_arm(rows["C"], "rates"):
-        of = by_rate(rows["C"], *key)
-        chosen[key] = {row["unit"]["seed"]: row for row in of[best_rate(of)]}
+    chosen = {key: {row["unit"]["seed"]: row for row in of[best_rate(of)]} for key, of in _tried("C", rows).items()}
     base = chosen.get(_OTB, {})
     found = {key: contrast(base, runs, PRIMARY) for key, runs in chosen.items() if key != _OTB}
-    lines = [[name(key), one.words(), _deviation(one)] for key, one in found.items() if one is not None]
+    lines = [
+        [name(key), one.words(), f"{stdev(one.logs):.2f}" if len(one.logs) > 1 else ""]
+        for key, one in found.items()
+        if one is not None
+    ]
     return table(["arm against `otb`, two seeds", "tokens to 70%", "spread s"], lines) if lines else NOT_RUN
-
-
-def _deviation(one: Contrast) -> str:
-    if len(one.logs) < 2:
-        return ""
-    middle = mean(one.logs)
-    return f"{math.sqrt(sum((log - middle) ** 2 for log in one.logs) / (len(one.logs) - 1)):.2f}"

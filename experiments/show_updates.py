@@ -1,12 +1,11 @@
 """Tables, figures and verdicts of parts E and F: losses under many updates of a batch, and stale weights."""
 
 import math
-from statistics import geometric_mean
 
 from arms import LOSSES
 from contrast import Contrast, by_arm, contrast, reached
 from plot import Axis, Chart
-from show_learning import PRIMARY, decided, name
+from show_learning import PRIMARY, decided, name, tokens_to
 from verdict import NOT_RUN, Rows, Verdict
 
 from agentrl.eval.pages import table
@@ -30,12 +29,12 @@ def _against(rows: Rows, passes: int, loss: str, other: str) -> Contrast | None:
 
 def by_loss(rows: Rows) -> str:
     """Table 4a: each loss against REINFORCE with weights, by passes."""
+    losses = [loss for loss in LOSSES if loss != "reinforce"]
     lines = []
-    for passes, told in PASSES.items():
-        for loss in LOSSES:
-            one = _against(rows, passes, loss, "reinforce")
-            if one is not None and loss != "reinforce":
-                lines.append([f"{loss}, {told}", one.words()])
+    for passes, words in PASSES.items():
+        for loss in losses:
+            if (compared := _against(rows, passes, loss, "reinforce")) is not None:
+                lines.append([f"{loss}, {words}", compared.words()])
     return table(["against `reinforce` with as many passes", "tokens to 70%"], lines) if lines else NOT_RUN
 
 
@@ -73,10 +72,7 @@ def both(rows: Rows) -> str:
         cells = [f"{staleness}"]
         for corner in _CORNERS.values():
             runs = arms.get((f"{corner}, staleness {staleness}", "0/1"), {})
-            found = [reached(row, PRIMARY) for row in runs.values()]
-            never = sum(one.censored for one in found)
-            middle = geometric_mean(one.tokens for one in found) / 1000 if found else math.nan
-            cells.append(f"{middle:.1f}k ({never} of {len(found)} never)" if found else "")
+            cells.append("{:.1f}k ({} of {} never)".format(*tokens_to(runs, PRIMARY), len(runs)) if runs else "")
         lines.append([*cells, _sum_of_gains(rows, staleness)])
     return table(["staleness", *_CORNERS, "log gain of both less the sum of each"], lines)
 

@@ -70,6 +70,12 @@ class Recorded:
     gradients: Tensor
     """Each token's ∇logp, projected [S, D]."""
 
+    @classmethod
+    def of(cls, batch: Batch, logp: Tensor, sum_sq: Tensor, gradients: Tensor) -> "Recorded":
+        """From each token's log-prob and Σπ² at the loaded weights [S]."""
+        weights = behaviour_weights(logp, batch.sampler_logp, batch.starts, kind="sequence")
+        return cls(batch=batch, energy=token_energy(logp, sum_sq), weights=weights, gradients=gradients)
+
 
 class Projection:
     """A random projection of gradients onto D coordinates that keeps inner products, off by about √(2/D).
@@ -128,10 +134,7 @@ def measure(
             logp.append(stats.logp.detach())
             sum_sq.append(stats.sum_sq)
             bar.advance(f"{int(batch.starts[row + 1])} of {len(gradients)} tokens")
-    known = torch.cat(logp)
-    ratio = behaviour_weights(known, batch.sampler_logp, batch.starts, kind="sequence")
-    energy = token_energy(known, torch.cat(sum_sq))
-    return Recorded(batch=batch, energy=energy, weights=ratio, gradients=gradients)
+    return Recorded.of(batch, torch.cat(logp), torch.cat(sum_sq), gradients)
 
 
 def compare(recorded: Recorded, arguments: argparse.Namespace, display: Display) -> Measures:
@@ -162,8 +165,8 @@ def products(pair: Tensor, towards: Tensor) -> Tensor:
         Inner products [5, E, 1 + K]: of a group's gradient with itself, with the other's, and with the leave-one-out
         one; of that one with itself; and of the groups' difference with itself, task by task, halved.
     """
-    noise = _without_each((pair[0] - pair[1]).square().sum(-1, keepdim=True) / 2)[..., 0]
-    mine, reference = _without_each(pair), _without_each(towards)
+    noise = without_each((pair[0] - pair[1]).square().sum(-1, keepdim=True) / 2)[..., 0]
+    mine, reference = without_each(pair), without_each(towards)
     own = mine.square().sum(-1).mean(0)
     shared = reference.square().sum(-1).mean(0).expand_as(own)
     return torch.stack([own, (mine[0] * mine[1]).sum(-1), (mine * reference).sum(-1).mean(0), shared, noise])
@@ -259,14 +262,19 @@ def _episodes_file(run: Path, step: int | None) -> Path:
     return steps[step]
 
 
-def _groups(file: Path, arguments: argparse.Namespace) -> list[Group]:
-    """Group the episodes by task; tasks with too few for two groups are left out."""
-    tasks: dict[str, list[Trajectory]] = {}
+def groups_of(file: Path, least: int) -> list[Group]:
+    """Group the episodes of a file by task; tasks with fewer than ``least`` that have a sampled token are left out."""
+    tasks: dict[tuple[str, str], list[Trajectory]] = {}
     for record in load(file):
         if record.trajectory.n_sampled:
-            tasks.setdefault(record.trajectory.task_id, []).append(record.trajectory)
+            tasks.setdefault((record.trajectory.env, record.trajectory.task_id), []).append(record.trajectory)
+    return [Group(tuple(rows)) for rows in tasks.values() if len(rows) >= least]
+
+
+def _groups(file: Path, arguments: argparse.Namespace) -> list[Group]:
+    """Group the episodes by task; tasks with too few for two groups are left out."""
     size = arguments.group_size
-    kept = [Group(tuple(rows)) for rows in tasks.values() if len(rows) >= 2 * size][: arguments.tasks]
+    kept = groups_of(file, 2 * size)[: arguments.tasks]
     if len(kept) < 2:
         raise UsageError(
             f"{str(file)!r} has {len(kept)} tasks with {2 * size} episodes, and at least 2 are needed: lower "
@@ -305,7 +313,7 @@ def _advantages(recorded: Recorded, batch: Batch, name: str, options: Mapping[st
     return algos.advantage(name, batch.rewards, energy, batch.starts, batch.group, **options)
 
 
-def _without_each(values: Tensor) -> Tensor:
+def without_each(values: Tensor) -> Tensor:
     """Sum values over all tasks, and over all but each in turn: [..., K, D] to [..., 1 + K, D]."""
     total = values.sum(-2, keepdim=True)
     return torch.cat([total, total - values], dim=-2)

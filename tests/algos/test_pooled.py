@@ -1,6 +1,5 @@
 """The baseline from the step's other groups: by hand, by what must hold, and exactly, over all steps that can occur."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from agentrl.algos.advantages import ogb, otb
 from agentrl.errors import ConfigError
 
 from . import reference
-from .enumeration import Groups, World, by_prefix
+from .enumeration import World, by_prefix, steps
 from .test_advantages import RAGGED, batches, random_batch, tensors
 from .test_enumeration import close, random_logits
 
@@ -169,27 +168,14 @@ def expected(tasks: Sequence[World], size: int, name: str, ratios: Sequence[Tens
     With ``ratios``, one for each episode of each task, tasks' probabilities are those of the sampler: a row's gradient
     is multiplied by its ratio.
     """
-    crowds = [Groups.of(task, size) for task in tasks]
-    group = torch.arange(len(tasks)).repeat_interleave(size)
     total = torch.zeros(len(tasks), tasks[0].score.shape[1], dtype=torch.float64)
-    for chosen in itertools.product(*(range(len(crowd.probability)) for crowd in crowds)):
-        chance, tokens, lengths = 1.0, [], []
-        for crowd, place in zip(crowds, chosen, strict=True):
-            offsets = crowd.starts[place * size : (place + 1) * size + 1]
-            chance *= float(crowd.probability[place])
-            tokens.append(crowd.token[int(offsets[0]) : int(offsets[-1])])
-            lengths.append(offsets.diff())
-        rewards, energy, score = (
-            torch.cat([getattr(task, what)[here] for task, here in zip(tasks, tokens, strict=True)])
-            for what in ("rewards", "energy", "score")
-        )
-        starts = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
-        credit = algos.advantage(name, rewards, energy, starts, group, **options)
-        if ratios:
-            of_token = [torch.repeat_interleave(r, task.starts.diff()) for r, task in zip(ratios, tasks, strict=True)]
-            credit = credit * torch.cat([r[here] for r, here in zip(of_token, tokens, strict=True)])
-        parts = (credit[:, None] * score).split([len(here) for here in tokens])
-        total += chance / size * torch.stack([part.sum(0) for part in parts])
+    ratios = ratios or [torch.ones_like(task.probability) for task in tasks]
+    of_token = [torch.repeat_interleave(r, task.starts.diff()) for r, task in zip(ratios, tasks, strict=True)]
+    for step in steps(tasks, size):
+        ratio = torch.cat([r[token] for r, token in zip(of_token, step.tokens, strict=True)])
+        credit = ratio * algos.advantage(name, step.rewards, step.energy, step.starts, step.group, **options)
+        parts = zip(credit.split([len(token) for token in step.tokens]), tasks, step.tokens, strict=True)
+        total += step.probability / size * torch.stack([part @ task.score[token] for part, task, token in parts])
     return total
 
 

@@ -37,7 +37,7 @@ def test_a_set_is_played_from_its_own_warm_start(load: Load, tmp_path: Path, mon
 
     monkeypatch.setattr(sets, "train", train)
     monkeypatch.setattr(sets, "evaluate", lambda request, display: asked.update(eval=request))
-    monkeypatch.setattr(sets, "load", lambda folder: [])
+    monkeypatch.setattr(load("gradients"), "groups_of", lambda folder, least: [])
     monkeypatch.setattr(sets, "whole", len)
     one = sets.Set(aim=80, seed=3001, mixed=True)
     assert sets.play(one, tmp_path, None) == (tmp_path / "warm" / "checkpoints" / "step-000000", 0)

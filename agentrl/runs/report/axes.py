@@ -45,6 +45,11 @@ class Frame:
         """The ``d`` of a line through ``points``."""
         return "M" + "L".join(f"{self.x(step):.1f} {self.y(value):.1f}" for step, value in points)
 
+    def band(self, points: Sequence[tuple[float, float, float]]) -> str:
+        """The ``d`` of the area between two values of each step, given as step, low and high."""
+        upper, lower = [(step, high) for step, _, high in points], [(step, low) for step, low, _ in points]
+        return f"{self.path(upper + lower[::-1])}Z"
+
 
 def ticks(low: float, high: float, about: int) -> list[float]:
     """Round values within ``low`` to ``high``, about so many: 1, 2 or 5 times a power of ten apart.

@@ -154,9 +154,8 @@ def _interval(frame: Frame, evals: Sequence[RunRow]) -> list[Markup]:
     known = [(step, low, high) for step, low, high in rows if low is not None and high is not None]
     if not known:
         return []
-    outline = [(step, high) for step, _, high in known] + [(step, low) for step, low, _ in reversed(known)]
     whiskers = (tag("path", class_="whisker", d=frame.path([(step, low), (step, high)])) for step, low, high in known)
-    return [tag("path", class_="band", d=f"{frame.path(outline)}Z"), *whiskers]
+    return [tag("path", class_="band", d=frame.band(known)), *whiskers]
 
 
 def _eval_dot(frame: Frame, row: RunRow) -> Markup:
