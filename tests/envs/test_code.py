@@ -118,7 +118,7 @@ def test_own_problems(tmp_path: Path) -> None:
     assert env.step(block("print('a')"))[1] == 1.0
     with pytest.raises(NotImplementedError, match="no reference solution"):
         env.gold(env.task_set[0])
-    with pytest.raises(ConfigError, match="no problem of the split 'test'"):
+    with pytest.raises(ConfigError, match="is in the split 'test': give its rows a split"):
         agentrl.make(ID, data=str(path), split="test").reset()
     env.close()
 
