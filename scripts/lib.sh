@@ -49,12 +49,12 @@ sound() {
   done
 }
 
-# Succeed when the given extra is installed as pyproject.toml and constraints.txt want it; ci contains dev, dev train.
+# Succeed when the given extra, or one that contains it, is installed as pyproject.toml and constraints.txt want it.
 installed() {
-  local extra wanted
+  local extra wanted extras="train dev ci" # each contains those before it
   sound >/dev/null 2>&1 || return 1
   wanted=$(fingerprint)
-  for extra in "$1" dev ci; do
+  for extra in $1 ${extras#*"$1"}; do
     [[ -f $VENV/.agentrl-$extra && $(<"$VENV/.agentrl-$extra") == "$wanted" ]] && return
   done
   return 1

@@ -148,10 +148,11 @@ def test_second_run_installs_nothing(clone: Path, install: Shell, tmp_path: Path
     assert (tmp_path / "pip.log").read_text() == f"pip {clone} .[train]\n"
 
 
-def test_dev_contains_train_but_not_the_reverse(install: Shell, tmp_path: Path) -> None:
-    for extra in ("train", "dev", "train", "dev"):
+def test_ci_contains_dev_and_dev_train_but_not_the_reverse(install: Shell, tmp_path: Path) -> None:
+    for extra in ("train", "dev", "train", "ci", "dev", "train", "ci"):
         install(extra)
-    assert [line.split()[-1] for line in (tmp_path / "pip.log").read_text().splitlines()] == [".[train]", ".[dev]"]
+    installed = [line.split()[-1] for line in (tmp_path / "pip.log").read_text().splitlines()]
+    assert installed == [".[train]", ".[dev]", ".[ci]"]
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
