@@ -88,7 +88,6 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             if (path / name).is_symlink():
                 raise RunFolderError(f"{path / name} is a link: put the folder itself in its place")
         lock = lock_folder(path)
-        delete_unfinished(path)
         delete_unfinished(path / "episodes")
         return cls(path, lock), config
 
@@ -321,6 +320,8 @@ def numbered(path: Path) -> list[Path]:
 def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") -> IO[bytes]:
     """Lock a folder, created if need be, against other processes until the returned file is closed.
 
+    What a killed process has left unfinished in it is deleted.
+
     Args:
         path: of the folder.
         kind: name of such a folder, for the error.
@@ -348,6 +349,7 @@ def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") ->
     lock.truncate(0)
     with suppress(OSError):  # a full disk: the lock holds without the number
         os.write(lock.fileno(), str(os.getpid()).encode())
+    delete_unfinished(path)
     return lock
 
 

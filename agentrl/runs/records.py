@@ -169,7 +169,7 @@ def read_begun(path: Path) -> tuple[bytes, list[Record]]:
     """
     try:
         with open_file(path) as raw:
-            data = b"".join(_unpacked(raw, whole=False) if path.suffix == ".zst" else raw)
+            data = b"".join(_chunks(path, raw, whole=False))
         kept = data[: data.rfind(b"\n") + 1]
         return kept, [_parsed(line) for line in kept.split(b"\n")[:-1]]
     except FileNotFoundError:
@@ -201,7 +201,7 @@ def count_episodes(path: Path) -> int:
     """Count the lines of a file of episodes, as far as it can be read: much sooner than they can be parsed."""
     count = 0
     with suppress(OSError, *_UNREADABLE), open_file(path) as raw:
-        for chunk in _unpacked(raw) if path.suffix == ".zst" else iter(partial(raw.read, 1 << 20), b""):
+        for chunk in _chunks(path, raw):
             count += chunk.count(b"\n")
     return count
 
@@ -218,7 +218,7 @@ def read_episodes(path: str | Path) -> Iterator[Record]:
     number = 1
     try:
         with open_file(path) as raw:
-            for line in _lines(_unpacked(raw) if path.suffix == ".zst" else raw):
+            for line in _lines(_chunks(path, raw)):
                 yield _parsed(line)
                 number += 1
     except FileNotFoundError:
@@ -229,7 +229,11 @@ def read_episodes(path: str | Path) -> Iterator[Record]:
         raise TrajectoryError(f"line {number} of {path} is no episode: {_reason(error)}") from error
 
 
-def _unpacked(raw: BinaryIO, *, whole: bool = True) -> Iterator[bytes]:
+def _chunks(path: Path, raw: BinaryIO, *, whole: bool = True) -> Iterator[bytes]:
+    return _unpacked(raw, whole=whole) if path.suffix == ".zst" else iter(partial(raw.read, 1 << 20), b"")
+
+
+def _unpacked(raw: BinaryIO, *, whole: bool) -> Iterator[bytes]:
     # Unlike decompress(), a decompressobj gives what is there of a stream that was cut off.
     stream, packed, unpacked = zstandard.ZstdDecompressor().decompressobj(), 0, 0
     # Little at a time: each byte may stand for 32 thousand, in a file that is to use up the memory.

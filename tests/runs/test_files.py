@@ -84,6 +84,9 @@ def test_what_a_kill_leaves_is_deleted_when_the_run_goes_on(run: Path) -> None:
     assert len([*run.rglob(".*.tmp")]) == 3
     RunFolder.resume(run)[0].close()
     assert {path.name for path in run.rglob(".*")} == {".mine.tmp", ".lock"}
+    NewFile(run / "report.html").stream.close()
+    lock_folder(run, "evaluation's folder", "--out").close()
+    assert {path.name for path in run.rglob(".*")} == {".mine.tmp", ".lock"}
     delete_unfinished(run / "no such folder")
 
 
