@@ -254,6 +254,25 @@ gymnasium.register("test/Shaped-v0", entry_point=Shaped)
 """
 """The problems of Arithmetic with a reward that any text gets some of, so that a bad player learns too."""
 
+AUDITED = """
+import os, re, sys
+from pathlib import Path
+
+plan = Path("plan.txt")
+lines = plan.read_text().splitlines() if plan.exists() else []
+
+def audited(event, arguments, process=os.getpid()):
+    number, _, pattern = lines[0].partition(" ") if lines else ("", "", "$.")
+    if os.getpid() == process and re.search(pattern, f"{event} {' '.join(map(str, arguments))}"):
+        del lines[0]
+        plan.write_text("\\n".join(lines))
+        reach(int(number))
+
+sys.addaudithook(audited)
+"""
+"""Reads lines of ``plan.txt``, each a number and a pattern, and calls ``reach(number)``, which the rest of the module
+defines, at the next of Python's events that its pattern matches.
+"""
 JITTERY = (
     "import os, time\n"
     + SHAPED.replace("class Shaped", "class Jittery")

@@ -12,39 +12,30 @@ import pytest
 from agentrl.runs.folder import checkpoints, read_jsonl
 
 from ..forked import Command, Server, is_alive
-from .conftest import Train
+from .conftest import AUDITED, Train
 
-STOPPABLE = """
-import os, re, sys
-from pathlib import Path
+STOPPABLE = (
+    AUDITED
+    + """
 import gymnasium, psutil
 from agentrl.envs.generated.arithmetic import Arithmetic
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-plan = Path("plan.txt")
-lines = plan.read_text().splitlines() if plan.exists() else []
 
 class Stoppable(Arithmetic):
     def reward(self, episode):
         sys.audit("graded", self.split)
         return {"correct": max(sum(map(ord, episode.final)) % 5 / 6, *super().reward(episode).values())}
 
-def audited(event, arguments, process=os.getpid()):
-    number, _, pattern = lines[0].partition(" ") if lines else ("", "", "$.")
-    if os.getpid() == process and re.search(pattern, f"{event} {' '.join(map(str, arguments))}"):
-        del lines[0]
-        if int(number):
-            plan.write_text("\\n".join(lines))
-            Path("left").write_text(" ".join(str(one.pid) for one in psutil.Process().children(recursive=True)))
-        os.killpg(process, int(number))  # as a terminal does: to the sandbox's processes too
+def reach(number):
+    if number:
+        Path("left").write_text(" ".join(str(one.pid) for one in psutil.Process().children(recursive=True)))
+        os.killpg(os.getpid(), number)  # as a terminal does: to the sandbox's processes too
 
 gymnasium.register("test/Stoppable-v0", entry_point=Stoppable)
 register_optimizer_step_pre_hook(lambda *_: sys.audit("updated"))
-sys.addaudithook(audited)
 """
-"""Reads events of Python's from a file, each a signal and a pattern, and sends its process that signal at the next of
-them; 0 is none.
-"""
+)
+"""Sends its group the signals of the plan; 0 is none."""
 LEARNING = ("0 ^open .*/metrics.jsonl a", "2 ^updated")
 INSTANTS = {
     "off": (

@@ -1,6 +1,7 @@
 """Runs that play ahead and are killed: one that is deterministic ends in the bytes of one that was left alone."""
 
 import asyncio
+import errno
 import os
 import random
 import signal
@@ -24,7 +25,7 @@ from agentrl.types import Trajectory, flatten
 
 from ..engines.around import Around
 from ..forked import Server
-from .conftest import JITTERY, Make, Train, rows_of
+from .conftest import AUDITED, JITTERY, Make, Train, rows_of
 from .test_interrupt import lines
 
 SETTINGS = (
@@ -32,23 +33,17 @@ SETTINGS = (
     *("env.args.max_turns=2", "optim.steps=6", "eval.tasks=1", "eval.every=2", "save.every=1", "optim.average=0.5"),
 )
 KILLABLE = (
-    JITTERY
+    AUDITED
+    + JITTERY
     + """
-import errno, re, signal, sys
-from pathlib import Path
+import errno
+reward = Jittery.reward
 
-plan, reward = Path("plan.txt"), Jittery.reward
-lines = plan.read_text().splitlines() if plan.exists() else []
-
-def audited(event, arguments, process=os.getpid()):
-    if not lines or os.getpid() != process or not re.search(lines[0], f"{event} {' '.join(map(str, arguments))}"):
-        return
-    line = lines.pop(0)
-    plan.write_text("\\n".join(lines))
-    if "/metrics" in line:
+def reach(number):
+    if number == errno.ENOSPC:
         os.fsync = full
     else:
-        os.kill(process, signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 def full(_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -58,31 +53,30 @@ def audited_reward(self, episode):
     return reward(self, episode)
 
 Jittery.reward = audited_reward
-sys.addaudithook(audited)
 """
 )
-"""Reads events of Python's from a file, each as a pattern, and kills its process at the next of them."""
+"""Kills its process at the events of the plan, or has the disk full from one on."""
 INSTANTS = {
     ("off", 1): (
         # While it has written a checkpoint, all but its name.
-        r"^os\.rename .*/\.step-000001\.tmp ",
+        r"9 ^os\.rename .*/\.step-000001\.tmp ",
         # While it evaluates, and then twice in a row: as it reads the optimizer, and as it cuts the records.
-        r"^graded test",
-        r"^os\.scandir .*/step-000002/optimizer",
-        r"^open \.metrics\.jsonl\.\w+\.tmp",
+        r"9 ^graded test",
+        r"9 ^os\.scandir .*/step-000002/optimizer",
+        r"9 ^open \.metrics\.jsonl\.\w+\.tmp",
         # When it has ended.
-        r"^open \.report\.html\.\w+\.tmp",
+        r"9 ^open \.report\.html\.\w+\.tmp",
     ),
     ("lag", 1): (
         # While it writes a checkpoint, before any is whole; while it deletes an old one, and while it plays ahead.
-        r"^open .*/\.step-000000\.tmp None",
-        r"^shutil\.rmtree .*/\.step-000001\.tmp ",
-        r"^graded train",
+        r"9 ^open .*/\.step-000000\.tmp None",
+        r"9 ^shutil\.rmtree .*/\.step-000001\.tmp ",
+        r"9 ^graded train",
         # The disk is full from here on.
-        r"^open .*/metrics\.jsonl a",
+        rf"{errno.ENOSPC} ^open .*/metrics\.jsonl a",
     ),
     # Between a row and its episodes.
-    ("lag", 2): (r"^open \.step-000004\.jsonl\.zst\.\w+\.tmp",),
+    ("lag", 2): (r"9 ^open \.step-000004\.jsonl\.zst\.\w+\.tmp",),
 }
 """Where a run is killed, one after the other, by its mode and its ranks."""
 KILLS = int(os.environ.get("AGENTRL_KILLS", "3"))
@@ -143,7 +137,7 @@ def test_a_run_that_was_killed_ends_in_the_bytes_of_one_that_was_not(
     (tmp_path / "plan.txt").write_text("\n".join(INSTANTS[mode, ranks]))
     command = train("killed", *settings, "save.keep=2")
     for instant in INSTANTS[mode, ranks]:
-        if "/metrics" in instant and "tmp" not in instant:
+        if instant.startswith(f"{errno.ENOSPC} "):
             command.until(lambda last=command: "the run waits for room" in last.err)
             os.kill(command.pid, signal.SIGKILL)
         assert command.wait() == -signal.SIGKILL, f"{instant}: {command.err}"
