@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MethodType
 from typing import Any, cast
@@ -338,9 +338,7 @@ def _shard(model: Any, device: str, dtype: torch.dtype, sequence_ranks: int) -> 
     if device == "cuda":
         backend = "nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", dist.get_rank())))
-    # A group of its own: that of the calls may wait for hours, while rank 0 plays.
-    everyone: Any = dist.new_group(backend=backend)
-    mesh = DeviceMesh.from_group(everyone, device)
+    mesh = DeviceMesh.from_group(_everyone(dist.group.WORLD, backend), device)
     share = None
     if sequence_ranks > 1:
         group: Any = dist.new_subgroups(sequence_ranks, backend=backend)[0]
@@ -360,6 +358,16 @@ def _shard(model: Any, device: str, dtype: torch.dtype, sequence_ranks: int) -> 
     # it must be a forward pass.
     model.score_pack = MethodType(score_pack, model)
     register_fsdp_forward_method(model, "score_pack")
+
+
+@lru_cache(maxsize=1)
+def _everyone(_: Any, backend: str) -> Any:
+    """Make the group of all ranks that weights and gradients go through, once in a world.
+
+    That of the calls may wait for hours, while rank 0 plays. PyTorch remembers how it computed with an equal mesh, and
+    in which group: with one group for each model, two ranks that remember different ones would wait for each other.
+    """
+    return dist.new_group(backend=backend)
 
 
 def _skeleton(model: PreTrainedModel) -> PreTrainedModel:
