@@ -11,7 +11,8 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Coroutine, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,10 @@ _COLDEST = 0.01
 """vLLM would silently sample at this temperature where a lower one is asked for."""
 _SHARED = "/dev/shm"
 """Files here are memory."""
+_GLANCE_S = 0.5
+"""How often a call looks whether vLLM's process is still there: vLLM's own would wait for ever."""
+_SILENCE_S = 1800.0
+"""After so long without a step or an answer of vLLM's, its process is ended as one that hangs."""
 _ALWAYS: dict[str, Any] = {
     "seed": 0,
     "skip_tokenizer_init": True,
@@ -73,10 +78,11 @@ class _Watch(_loggers.StatLoggerBase):
     """Is told by vLLM of each of its steps."""
 
     def __init__(self) -> None:
-        self.used, self.preempted = 0.0, 0
+        self.used, self.preempted, self.heard = 0.0, 0, time.monotonic()
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: object, **__: object) -> None:
         """Keep what is of the cache."""
+        self.heard = time.monotonic()
         if scheduler_stats is not None:
             self.used = scheduler_stats.kv_cache_usage
         if iteration_stats is not None:
@@ -90,8 +96,9 @@ class VllmEngine:
     """Samples with vLLM.
 
     An engine serves one event loop. Requests that run while weights come go on with the new ones, all their keys and
-    values computed anew; the versions of a completion say from which token on. Where vLLM dies its requests fail, and
-    the next one starts it again with the newest weights; if it dies once more before it gets others, it stays dead.
+    values computed anew; the versions of a completion say from which token on. Where vLLM dies, or hangs for half an
+    hour, its requests fail, and the next one starts it again with the newest weights; if it dies once more before it
+    gets others, it stays dead.
 
     Args:
         model: a causal language model; its configuration and weights are copied.
@@ -177,11 +184,15 @@ class VllmEngine:
             output_kind=_sampling.RequestOutputKind.FINAL_ONLY,
         )
         prompt = {"prompt_token_ids": list(prompt_ids)}
+
+        async def outputs() -> list[Any]:
+            return [output async for output in llm.generate(prompt, params, str(next(self._numbers)))]
+
         try:
-            outputs = [output async for output in llm.generate(prompt, params, str(next(self._numbers)))]
+            (done,) = (await self._answered(llm, outputs()))[-1].outputs
         except (_engine.EngineDeadError, _engine.EngineGenerateError) as error:
             raise InfrastructureError(f"vLLM failed: {error.__cause__ or error}") from error
-        return self._completion(outputs[-1].outputs[0], greedy=sampling.temperature == 0)
+        return self._completion(done, greedy=sampling.temperature == 0)
 
     def _completion(self, done: Any, *, greedy: bool) -> Completion:
         if done.finish_reason not in ("stop", "length"):
@@ -216,23 +227,21 @@ class VllmEngine:
         llm = await self._alive()
         try:
             # Without a pause a request would meet half of the weights; and what is cached is of the old ones.
-            await llm.pause_generation(mode="keep", clear_cache=True)
+            await self._answered(llm, llm.pause_generation(mode="keep", clear_cache=True))
             try:
-                await llm.collective_rpc("agentrl_load", args=(str(self._weights),))
-                await llm.update_weight_version(str(version))
+                await self._answered(llm, llm.collective_rpc("agentrl_load", args=(str(self._weights),)))
+                await self._answered(llm, llm.update_weight_version(str(version)))
             finally:
-                await llm.resume_generation()
-        except _engine.EngineDeadError:
-            await self._alive()
+                await self._answered(llm, llm.resume_generation())
         except Exception as error:  # what a worker raises arrives as a plain Exception
-            raise InfrastructureError(f"vLLM did not take the weights: {error}") from error
+            if not llm.errored:
+                raise InfrastructureError(f"vLLM did not take the weights: {error}") from error
+            await self._alive()
 
     def close(self) -> None:
         """End vLLM's processes."""
         if not self._closed:
             self._closed = True
-            # shutdown() leaves who waits for a request waiting.
-            self._llm.output_processor.propagate_error(_engine.EngineDeadError())
             self._llm.shutdown()
             # Collected while Python ends, it would fail and say so.
             self._llm = None
@@ -250,6 +259,23 @@ class VllmEngine:
 
     def _watching(self, *_: object) -> _Watch:
         return self._watch
+
+    async def _answered(self, llm: Any, work: Coroutine[Any, Any, Any]) -> Any:
+        """Wait for an answer of vLLM's, as long as its process is there and goes on.
+
+        Raises:
+            EngineDeadError: it does not.
+        """
+        waiting, began = asyncio.ensure_future(work), time.monotonic()
+        try:
+            while not (await asyncio.wait([waiting], timeout=_GLANCE_S))[0]:
+                if time.monotonic() - max(began, self._watch.heard) > _SILENCE_S:
+                    llm.shutdown()
+                if llm.errored:
+                    raise _engine.EngineDeadError()
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
     async def _alive(self) -> Any:
         """Give the running vLLM, started again if it has died."""

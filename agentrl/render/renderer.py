@@ -55,6 +55,9 @@ def load_tokenizer(source: str | Path, remedy: str = "give the folder of one") -
         raise UsageError("checking tokens needs transformers: pip install 'agentrl[train]'") from error
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
+        # How it was loaded is none of its settings, and would be saved with them.
+        for name in ("is_local", "local_files_only"):
+            tokenizer.init_kwargs.pop(name, None)
         _record_ends(source, tokenizer)
     except Exception as error:  # transformers raises all kinds of things on files that are none of its own
         raise UsageError(f"no tokenizer can be loaded from {str(source)!r}: {remedy} ({first_line(error)})") from error

@@ -205,6 +205,10 @@ class Fleet(ABC):
     """An :class:`Engine` in several places, which plays whole groups where it samples."""
 
     @abstractmethod
+    async def probe(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Sequence[Completion]:
+        """Sample the same continuation in each place, at least one."""
+
+    @abstractmethod
     async def play(
         self,
         collector: "Collector",

@@ -10,13 +10,11 @@ meanwhile. Actors end with the process that made the fleet.
 """
 
 import asyncio
-import os
 import socket
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -26,24 +24,22 @@ from transformers import PreTrainedModel
 from agentrl.config import Config
 from agentrl.engines import make_engine
 from agentrl.engines.base import Completion, Sampling
-from agentrl.errors import ConfigError, InfrastructureError, UsageError
+from agentrl.errors import InfrastructureError, UsageError
 from agentrl.models.load import make_repeatable
 from agentrl.rollout.collected import Collected, joined
 from agentrl.rollout.collector import Collector, Fleet, always
 from agentrl.rollout.gate import first
 from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.ray_cluster import cause, check_room, connect, errors, gist, ray
 from agentrl.sandboxes import Counters
 from agentrl.toolenv.tools.python import close_shared_sandbox, sandbox_counters
 from agentrl.types import Trajectory, flatten
 
-# Where no cluster answers, Ray would go on asking for a quarter of an hour; it reads this when it is imported.
-os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
-_ray: Any = import_module("ray")
-_errors: Any = import_module("ray.exceptions")
-
-_RAISED = (_errors.RayTaskError, _errors.UnserializableException)
+_RAISED = (errors.RayTaskError, errors.UnserializableException)
 """What an actor's method raised; other errors of Ray's are of an actor that has died or is out of reach."""
+_LOST = (errors.RayError, TimeoutError)
+"""What a call of an actor raises that has died, or is out of reach."""
 _ATTEMPTS = 3
 """How often an actor may die in a row, over the same episodes or while it starts."""
 _CLOSING_S = 10.0
@@ -93,6 +89,9 @@ class Actor:
         except UsageError as error:  # where the run was begun all was there
             raise UsageError(f"on {socket.gethostname()}, where an actor of the fleet plays: {error}") from error
         return played, sandbox_counters()
+
+    async def greet(self) -> None:
+        """Answer, which is all that is asked for."""
 
     async def close(self) -> None:
         """Close environments and engine."""
@@ -152,21 +151,23 @@ class RayFleet(Fleet):
         patience: float = 600.0,
     ) -> None:
         self._concurrency, self._patience, self._dtype = config.rollout.concurrency, patience, model.dtype
-        self._ours, self._places = _connect(address), list[_Place]()
+        self._disconnect, self._places = connect(address), list[_Place]()
         need = {"CPU": cpus, "GPU": gpus, **(resources or {})}
         try:
-            _check_room(actors, {name: count for name, count in need.items() if count}, address)
+            check_room(actors, {name: count for name, count in need.items() if count}, address)
             # Without retries of Ray's own: an actor that comes back has no weights, and must take them first.
-            self._actor = _ray.remote(Actor).options(
+            self._actor = ray.remote(Actor).options(
                 num_cpus=cpus, num_gpus=gpus, resources=resources, max_restarts=0, scheduling_strategy="SPREAD"
             )
-            self._recipe = config, _ray.put(model.cpu()), engine_options
+            self._recipe = config, ray.put(model.cpu()), engine_options
             self._places += (_Place(self._actor.remote()) for _ in range(actors))
             self.exact, self.rounding = self._started()
         except BaseException:
             self.close()
             raise
         self._weights, self._version = None, None
+        self._probe: tuple[tuple[Any, ...], Completion] | None = None
+        """What each actor was asked for since it has the newest weights, and what came."""
         self._sent = dict[Collector, Any]()
         """Where each collector lies in the object store."""
         self._counters = dict[Any, Counters]()
@@ -188,6 +189,19 @@ class RayFleet(Fleet):
         _, completion, _ = await self._call(0, "generate", prompt_ids, sampling, seed)
         return completion
 
+    async def probe(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Sequence[Completion]:
+        """Sample the same continuation with each actor; one that comes back with these weights is compared with it.
+
+        Raises:
+            InfrastructureError: the engine failed, or actors died again and again.
+        """
+        request, probed = (prompt_ids, sampling, seed), dict[Any, Completion]()
+        while (missing := [at for at in self._places if at.ready and at.handle not in probed]) or not probed:
+            calls = (self._call(0, "generate", *request, at=at) for at in missing or [None])
+            probed |= {actor: completion for actor, completion, _ in await asyncio.gather(*calls)}
+        self._probe = request, next(iter(probed.values()))
+        return list(probed.values())
+
     async def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Give all actors new weights, in the type of their computation; requests under way end as their engine says.
 
@@ -199,7 +213,8 @@ class RayFleet(Fleet):
         for name, tensor in named_tensors:
             data = tensor.detach().to("cpu", self._dtype)
             weights[name] = data.contiguous().view(-1).view(torch.uint8).numpy(), self._dtype, data.shape
-        self._weights, self._version = await asyncio.to_thread(_ray.put, weights), version
+        placed = await asyncio.to_thread(ray.put, weights)
+        self._weights, self._version, self._probe = placed, version, None
         await asyncio.gather(*(self._give(place, place.handle) for place in self._places if place.ready))
 
     async def play(
@@ -219,7 +234,7 @@ class RayFleet(Fleet):
         """
         began, before = time.perf_counter(), self._counted()
         if collector not in self._sent:
-            self._sent[collector] = _ray.put(collector)
+            self._sent[collector] = ray.put(collector)
         # In a list, Ray gives an actor the place and not what lies there: it takes that only once.
         sent = [self._sent[collector]]
 
@@ -240,16 +255,14 @@ class RayFleet(Fleet):
 
     def close(self) -> None:
         """End all actors, and with them their sandboxes."""
-        if not _ray.is_initialized():
-            return
-        closing = [place.handle.close.remote() for place in self._places if place.ready]
-        if closing:
-            _ray.wait(closing, num_returns=len(closing), timeout=_CLOSING_S)
-        for place in self._places:
-            _ray.kill(place.handle)
+        if ray.is_initialized():
+            closing = [place.handle.close.remote() for place in self._places if place.ready]
+            if closing:
+                ray.wait(closing, num_returns=len(closing), timeout=_CLOSING_S)
+            for place in self._places:
+                ray.kill(place.handle)
         self._places.clear()
-        if self._ours:
-            _ray.shutdown()
+        self._disconnect()
 
     def _counted(self) -> Counters | None:
         counters = list(self._counters.values())
@@ -258,37 +271,35 @@ class RayFleet(Fleet):
     def _started(self) -> tuple[bool, float]:
         """Start the first actors; give what they say of their engines."""
         try:
-            said = _ray.get(
-                [place.handle.start.remote(*self._recipe) for place in self._places], timeout=self._patience
-            )
+            said = ray.get([place.handle.start.remote(*self._recipe) for place in self._places], timeout=self._patience)
         except _RAISED as error:
-            raise _cause(error) from error
-        except _errors.GetTimeoutError:
+            raise cause(error) from error
+        except errors.GetTimeoutError:
             raise InfrastructureError(
                 f"not all of the fleet's {len(self._places)} actors have started within fleet.options.patience="
                 f"{self._patience:g} seconds: `ray status` tells who holds the cluster's resources"
             ) from None
-        except _errors.RayError as error:
-            raise InfrastructureError(f"an actor of the fleet died when it was started: {_gist(error)}") from error
+        except errors.RayError as error:
+            raise InfrastructureError(f"an actor of the fleet died when it was started: {gist(error)}") from error
         for place in self._places:
             place.ready = True
         return said[0]
 
-    async def _call(self, episodes: int, method: str, *args: Any) -> tuple[Any, Any, int]:
+    async def _call(self, episodes: int, method: str, *args: Any, at: _Place | None = None) -> tuple[Any, Any, int]:
         """Call a method of an actor, or of another where that dies; give who answered, the answer and the deaths."""
         deaths, died = 0, None
         while deaths < _ATTEMPTS:
-            place = await self._take(episodes)
+            place = at if at and at.ready else await self._take(episodes)
             actor = place.handle
             answer = getattr(actor, method).remote(*args)
             try:
-                return actor, await answer, deaths
+                return actor, await self._answered(actor, answer), deaths
             except asyncio.CancelledError:
-                _ray.cancel(answer)  # else it would play on
+                ray.cancel(answer)  # else it would play on
                 raise
             except _RAISED as error:
-                raise _cause(error) from error
-            except _errors.RayError as error:
+                raise cause(error) from error
+            except _LOST as error:
                 deaths, died = deaths + 1, error
                 self._lose(place, actor)
             finally:
@@ -297,8 +308,23 @@ class RayFleet(Fleet):
                     self._changed.notify(episodes)
         raise InfrastructureError(
             f"{deaths} actors of the fleet died one after the other over the same episodes, perhaps for want of "
-            f"memory: {_gist(died)}"
+            f"memory: {gist(died)}"
         ) from died
+
+    async def _answered(self, actor: Any, answer: Any) -> Any:
+        """Wait for an actor's answer, as long as it shows now and then that it is there.
+
+        Raises:
+            TimeoutError: it does not.
+        """
+        waiting = asyncio.ensure_future(answer)
+        try:
+            while not (await asyncio.wait([waiting], timeout=self._patience))[0]:
+                async with asyncio.timeout(self._patience):
+                    await actor.greet.remote()
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
     async def _take(self, episodes: int) -> _Place:
         """Wait for an actor that has room, and give it so many episodes."""
@@ -317,10 +343,10 @@ class RayFleet(Fleet):
     async def _give(self, place: _Place, actor: Any) -> None:
         """Give an actor that is ready the newest weights."""
         try:
-            await actor.load.remote(self._weights, self._version)
+            await self._answered(actor, actor.load.remote(self._weights, self._version))
         except _RAISED as error:
-            raise _cause(error) from error
-        except _errors.RayError:
+            raise cause(error) from error
+        except _LOST:
             self._lose(place, actor)
 
     def _lose(self, place: _Place, actor: Any) -> None:
@@ -331,70 +357,42 @@ class RayFleet(Fleet):
             self._revivals.add(task)
             task.add_done_callback(self._revivals.discard)
 
+    async def _check_same(self, actor: Any) -> None:
+        """Check that an actor samples what the others have sampled from the newest weights.
+
+        Raises:
+            InfrastructureError: it does not.
+        """
+        if self._probe is not None:
+            request, wanted = self._probe
+            done: Completion = await actor.generate.remote(*request)
+            apart = max(abs(a - b) for a, b in zip(done.logprobs, wanted.logprobs, strict=False))
+            if done.token_ids != wanted.token_ids or apart > self.rounding:
+                raise InfrastructureError("it samples from other weights than the others")
+
     async def _revive(self, place: _Place) -> None:
         """Put a new actor in the place of one that has died, and let it play once it has the newest weights."""
         deaths = 0
         while not place.ready and self._fault is None:
             try:
-                _ray.kill(place.handle)  # it may only be out of reach
+                ray.kill(place.handle)  # it may only be out of reach
                 place.handle, given = self._actor.remote(), None
                 async with asyncio.timeout(self._patience):
                     await place.handle.start.remote(*self._recipe)
                     while given is not self._weights:  # others may come meanwhile, and of the same version
                         given = self._weights
                         await place.handle.load.remote(given, self._version)
+                        if given is self._weights:
+                            await self._check_same(place.handle)
                 place.ready = True
             except Exception as error:  # whatever it is: else those who wait for an actor would wait for ever
                 # There may be no room for it until its node comes back; the others play on meanwhile.
-                late, cause = isinstance(error, TimeoutError), _cause(error) if isinstance(error, _RAISED) else error
+                late, fault = isinstance(error, TimeoutError), cause(error) if isinstance(error, _RAISED) else error
                 deaths += not late or not any(one.ready for one in self._places)
                 if deaths == _ATTEMPTS:
-                    why = f"it took longer than {self._patience:g} seconds" if late else _gist(cause)
+                    why = f"it took longer than {self._patience:g} seconds" if late else gist(fault)
                     self._fault = InfrastructureError(
                         f"an actor of the fleet could not be started again in {deaths} attempts: {why}"
                     )
         async with self._changed:
             self._changed.notify_all()
-
-
-def _connect(address: str) -> bool:
-    """Connect to a cluster; give True if this process was connected to none before."""
-    if _ray.is_initialized():
-        return False
-    host, _, port = (os.environ.get("RAY_ADDRESS", address) if address == "auto" else address).rpartition(":")
-    try:
-        if port.isdigit():  # asked here first: Ray takes minutes to give up
-            socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
-        _ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"no Ray cluster can be reached at fleet.options.address={address!r}: start one with `ray start --head`, "
-            f"or set fleet.name='local' ({_gist(error)})"
-        ) from error
-    return True
-
-
-def _check_room(actors: int, need: Mapping[str, float], address: str) -> None:
-    """Refuse more actors than the nodes have room for when nothing else runs there."""
-    nodes = [node["Resources"] for node in _ray.nodes() if node["Alive"]]
-    room = sum(int(min((node.get(name, 0) / count for name, count in need.items()), default=actors)) for node in nodes)
-    if not 1 <= actors <= room:
-        asked = ", ".join(f"{name}: {count:g}" for name, count in need.items())
-        raise ConfigError(
-            f"fleet.options.actors={actors} of {{{asked}}} each do not fit the {len(nodes)} nodes of the Ray cluster "
-            f"at {address!r}, which have room for {room}: set it from 1 to that, or start more nodes"
-        )
-
-
-def _cause(error: Any) -> Exception:
-    """Give what an actor has raised, or what is known of it where it can't be sent here."""
-    if isinstance(error, _errors.RayTaskError) and not isinstance(error.cause, _errors.RayError):
-        return error.cause
-    last = str(error).strip().splitlines()[-1]
-    return InfrastructureError(f"an actor of the fleet raised what can't be sent here: {last}")
-
-
-def _gist(error: BaseException | None) -> str:
-    """Say an error in a line: what could not be imported on a node stands at the end of many."""
-    lines = (str(error).strip() or type(error).__name__).splitlines()
-    return lines[-1 if "in its creation task" in lines[0] else 0]

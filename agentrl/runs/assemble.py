@@ -253,7 +253,7 @@ def task_mix(config: Config, split: str) -> TaskMix:
     return TaskMix(
         {name: TaskSource(env.id, env.args, split, name) for name, env in envs.items()},
         {name: env.weight for name, env in envs.items()},
-        block=rollout.tasks * (1 + rollout.refills),
+        block=rollout.tasks,
     )
 
 

@@ -25,6 +25,7 @@ from agentrl.rollout.plan import EpisodeSpec
 from agentrl.train.interrupts import computing
 from agentrl.train.invariants import check_agreement, check_probe, check_tools_are_called, check_versions
 from agentrl.train.learner import Learner
+from agentrl.train.order import TaskOrder
 from agentrl.types import Group, Origin, Segment, Trajectory, flatten, won
 
 
@@ -137,6 +138,7 @@ class Collecting:
         self._silent = {name for name, source in mix.sources.items() if source.has_tools}
         """Environments with tools, none of which was called yet."""
         self._version = 0
+        self._order = TaskOrder()
 
     async def batch(self, number: int) -> Played:
         """Play them."""
@@ -149,7 +151,7 @@ class Collecting:
         def collect(specs: Sequence[Sequence[EpisodeSpec]], enough: int) -> Awaitable[Collected]:
             return self._collector.collect(specs, engine_for, self._sampling, enough=enough, **options)
 
-        return await play_groups(self._config, self._mix, collect, number)
+        return await play_groups(self._config, self._mix, collect, number, self._order)
 
     async def _exact(self, collected: Collected) -> Collected:
         """Give the groups of a deterministic run the trainer's log-probs."""
@@ -178,6 +180,7 @@ class Collecting:
         """Give the engine the weights, and check on 32 tokens that it samples from them."""
         await self._engine.load_weights(learner.weights(), version)
         self._version, self._score = version, learner.score
+        self._order.forget(version)
         rollout = self._config.rollout
         probe = Sampling(temperature=rollout.temperature, max_tokens=min(32, rollout.episode_tokens))
         for attempt in range(2):
@@ -189,15 +192,16 @@ class Collecting:
                     raise
 
     def state(self) -> Mapping[str, object]:
-        """Nothing: tasks and seeds follow from the number of a step."""
-        return {}
+        """Return which tasks come next."""
+        return {"order": self._order.state()}
 
     def unused(self) -> Sequence[Trajectory]:
         """None: each step's are played when it begins."""
         return ()
 
     def restore(self, state: Mapping[str, Any], unused: Sequence[Trajectory]) -> None:
-        """Do nothing: there is nothing to go on from."""
+        """Go on with the tasks that come next."""
+        self._order.restore(state["order"])
 
 
 def env_metrics(groups: Sequence[Group], origins: Mapping[str, Origin]) -> dict[str, float]:
@@ -261,7 +265,7 @@ def is_silent(group: Group) -> bool:
     return len({episode.ret for episode in group}) == 1
 
 
-async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: int) -> Collected:
+async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: int, order: TaskOrder) -> Collected:
     """Play ``rollout.group_size`` episodes of each of ``rollout.tasks`` tasks for step ``number``.
 
     ``rollout.spare`` further groups begin with them, and those that are last to end are cancelled.
@@ -274,23 +278,27 @@ async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: in
     """
     rollout, seed = config.rollout, config.run.seed
     parts = list[Collected]()
-    # Tasks and seeds follow from a group's running number alone, so a resumed run plays what an unbroken one would
-    # have, and one that plays ahead plays the same: each step has as many numbers as all its refills could ask for, and
-    # a group that was cancelled keeps its own.
-    place, missing = (number - 1) * (rollout.tasks + rollout.spare) * (1 + rollout.refills), rollout.tasks
+    begin, missing = 0, rollout.tasks
     # Where several end in the same moment there may be more than are missing.
     while missing > 0 and len(parts) <= rollout.refills:
-        tasks = mix.pick(missing + rollout.spare, first=place, seed=seed)
-        specs = [
-            [
-                EpisodeSpec(task_id=task.id, seed=derive_seed(seed, "episode", place + at, member), env=name)
-                for member in range(rollout.group_size)
-            ]
-            for at, (name, task) in enumerate(tasks)
+        indices = order.of(number, begin, begin + missing + rollout.spare)
+        lowest, count = min(indices), max(indices) - min(indices) + 1
+        tasks = mix.pick(count, first=lowest, seed=seed)
+        specs = list[list[EpisodeSpec]]()
+        for index in indices:
+            name, task = tasks[index - lowest]
+            seeds = [derive_seed(seed, "episode", index, member) for member in range(rollout.group_size)]
+            specs.append([EpisodeSpec(task_id=task.id, seed=own, env=name) for own in seeds])
+        played = await collect(specs, missing)
+        parts.append(played)
+        # A group that was lost is not played again: whatever broke it might break it in every step.
+        ended = {group.trajectories[0].seed for group in played.groups}
+        idle = [index for index, (spec, *_) in zip(indices, specs, strict=True) if spec.seed not in ended][
+            played.lost :
         ]
-        parts.append(await collect(specs, missing))
-        place += len(specs)
-        missing -= sum(not is_silent(group) for group in parts[-1].groups)
+        order.give_back(number, idle)
+        begin += len(indices) - len(idle)
+        missing -= sum(not is_silent(group) for group in played.groups)
     return joined(parts)
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch, whole
-from agentrl.engines.base import Engine, Sampling
+from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.errors import InvariantError
+from agentrl.rollout.collector import Fleet
 from agentrl.types import Group, Segment, Stop, Trajectory, flatten
 
 _PROBE = (1,)
@@ -80,22 +81,21 @@ def check_versions(groups: Sequence[Group], version: int, staleness: int) -> Ten
 async def check_probe(
     engine: Engine, sampling: Sampling, score: Callable[[Batch], TokenStats], rounding: float
 ) -> None:
-    """Check that an engine samples from the trainer's weights, on one completion of its own.
+    """Check that an engine samples from the trainer's weights, on one completion of each of its places.
 
     Args:
         engine: has been given the weights.
-        sampling: of the completion.
+        sampling: of the completions.
         score: the trainer's.
         rounding: largest |Δ log-prob| that the trainer's arithmetic explains, in nats.
 
     Raises:
-        InvariantError: the trainer gives the completion other log-probs.
+        InvariantError: the trainer gives a completion other log-probs.
         InfrastructureError: the engine failed.
     """
-    done = await engine.generate(_PROBE, sampling, seed=0)
-    segments = (Segment("prompt", _PROBE), Segment("policy", done.token_ids, done.logprobs, done.version))
-    row = Trajectory(task_id="probe", seed=0, segments=segments, rewards=(0.0,), stop=Stop.TURN_LIMIT)
-    batch = whole([Group((row,))])
+    # Tokens of older weights are compared with nothing later: a place that has others would go unnoticed.
+    ask = engine.probe(_PROBE, sampling, seed=0) if isinstance(engine, Fleet) else _probed(engine, sampling)
+    batch = whole([Group((_row(done),)) for done in await ask])
     try:
         check_agreement(score(batch).logp, batch.sampler_logp, max(rounding, engine.rounding))
     except InvariantError as error:
@@ -103,6 +103,15 @@ async def check_probe(
             f"the engine was given new weights, but {error}: check that it loads every tensor by its name (a head tied "
             "to the embedding comes as the embedding only) and forgets what the old weights had cached"
         ) from error
+
+
+async def _probed(engine: Engine, sampling: Sampling) -> Sequence[Completion]:
+    return [await engine.generate(_PROBE, sampling, seed=0)]
+
+
+def _row(done: Completion) -> Trajectory:
+    segments = (Segment("prompt", _PROBE), Segment("policy", done.token_ids, done.logprobs, done.version))
+    return Trajectory(task_id="probe", seed=0, segments=segments, rewards=(0.0,), stop=Stop.TURN_LIMIT)
 
 
 def check_first_ratio(logp: Tensor, old_logp: Tensor, rounding: float) -> None:

@@ -85,7 +85,7 @@ class Overlapped(Collecting):
     def state(self) -> Mapping[str, object]:
         """Say how many episodes of which later step ``unused`` gives, and what was counted of whole ones."""
         kept = {str(step): (len(ahead.episodes), ahead.counts) for step, ahead in self._ahead.items()}
-        return {"ahead": kept}
+        return {**super().state(), "ahead": kept}
 
     def unused(self) -> Sequence[Trajectory]:
         """Give all episodes of later steps that have ended."""
@@ -93,6 +93,7 @@ class Overlapped(Collecting):
 
     def restore(self, state: Mapping[str, Any], unused: Sequence[Trajectory]) -> None:
         """Take the episodes of later steps; what is missing of their groups is played again."""
+        super().restore(state, unused)
         rest = iter(unused)
         for step, (count, counts) in state["ahead"].items():
             # Older checkpoints lack the times.

@@ -350,7 +350,7 @@ class _Run:
         config = self._config
         if config.optim.average:
             with self._trainer.learner.averaged():
-                await self._trainer.sync(self.done)
+                await self._trainer.sync(-1 - self.done)  # a version names one set of weights
         async for name, result in live.evaluate(self.done, names, self._display):
             row = {"step": self.done, "split": config.eval.split, "seconds_run": time.perf_counter() - self._began}
             row |= ({"env": name} if name else {}) | result.row()

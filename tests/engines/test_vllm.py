@@ -284,16 +284,25 @@ def test_a_worker_that_can_not_load_is_an_infrastructure_fault(served: Served, m
     assert served.ask().version == 3
 
 
-def test_a_dead_process_fails_its_requests_and_the_next_one_starts_it_again_with_its_weights(served: Served) -> None:
+def test_a_process_that_dies_as_it_takes_weights_fails_its_requests_and_is_started_again_with_them(
+    served: Served,
+) -> None:
+    llm = served.engine._llm
+    load = llm.collective_rpc
+
+    async def dying(*args: Any, **options: Any) -> None:
+        served.kill()
+        await load(*args, **options)
+
     async def scenario() -> list[Any]:
         tasks = [asyncio.create_task(served.generate(seed=n, max_tokens=400)) for n in range(3)]
         await asyncio.sleep(0.1)
-        served.kill()
-        return await asyncio.gather(*tasks, return_exceptions=True)
+        llm.collective_rpc = dying
+        loading = served.engine.load_weights(served.models[1].named_parameters(), 4)
+        return await asyncio.gather(loading, *tasks, return_exceptions=True)
 
-    served.load(4)
-    (failed,) = served.run(scenario())
-    assert [type(one) for one in failed] == [InfrastructureError] * 3
+    ((loaded, *failed),) = served.run(scenario())
+    assert loaded is None and [type(one) for one in failed] == [InfrastructureError] * 3
     again = served.run(*(served.generate(seed=n) for n in range(3)))
     assert [one.version for one in again] == [4] * 3
     assert again[0].logprobs == pytest.approx(served.expected(4, PROMPT, again[0]), abs=CLOSE)

@@ -112,3 +112,12 @@ def test_no_template_of_the_name_that_is_needed(tokenizer_of: Callable[..., Any]
     by_name.chat_template = {"rag": DEFAULT}
     with pytest.raises(RenderError, match=r"refuses these messages: .*rag"):
         Renderer(by_name)
+
+
+def test_a_tokenizer_that_was_loaded_is_saved_as_it_was(tokenizer_of: Callable[..., Any], tmp_path: Path) -> None:
+    tokenizer_of("qwen3").save_pretrained(tmp_path / "first")
+    load_tokenizer(tmp_path / "first").save_pretrained(tmp_path / "second")
+    first, second = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("first", "second")
+    )
+    assert first == second

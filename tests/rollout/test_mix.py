@@ -73,7 +73,7 @@ def test_seeds_differ_and_first_places_are_no_exception(mix: Mix) -> None:
     mixed = mix(1.0, 3.0, block=4)
     orders = [[name for name, _ in mixed.pick(64, seed=seed)] for seed in (0, 1)]
     assert orders[0] != orders[1] and all(order.count("five") == 16 for order in orders)
-    # A step of one task and three refills uses the first place of its block, where every fourth is an environment's.
+    # Whoever uses the first place of each block alone meets an environment whose share is a fourth in a fourth of them.
     first = Counter(mixed.pick(1, first=at, seed=0)[0][0] for at in range(0, 1600, 4))
     assert 70 < first["five"] < 130
 

@@ -1,21 +1,31 @@
 """Who plays in a fleet on Ray, and with which weights, while actors die: with actors of this process and no cluster."""
 
 import asyncio
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from agentrl.algos.head import TokenStats
+from agentrl.batch import Batch
 from agentrl.config import parse_config
-from agentrl.engines.base import Sampling
-from agentrl.errors import InfrastructureError
+from agentrl.engines.base import Completion, Sampling
+from agentrl.errors import InfrastructureError, InvariantError
+from agentrl.rollout.collected import Clock, Collected
+from agentrl.rollout.plan import EpisodeSpec
+from agentrl.train.invariants import check_probe
 
 pytest.importorskip("ray")
-from agentrl.rollout import ray_fleet
+from agentrl.rollout import ray_cluster, ray_fleet
 
 pytestmark = pytest.mark.ray
+SAID = Completion(token_ids=(5, 6), logprobs=(-1.0, -2.0), finish="length", version=3)
 
 
 class Method:
@@ -29,34 +39,42 @@ class Method:
 
 
 class Handle:
-    """An actor that notes what weights it was given; it answers ``generate`` unless it is dead, and never plays."""
+    """An actor that notes what it was given; it answers unless it is dead or mute, and plays nothing."""
 
-    def __init__(self) -> None:
-        self.given, self.dead, self.held = list[Any](), False, asyncio.Event()
-        self.start, self.load = Method(self._start), Method(self._load)
+    def __init__(self, *, dead: bool, loads: bool) -> None:
+        self.weights, self.episodes = list[Any](), list[Any]()
+        self.dead, self.mute, self.loads = dead, False, asyncio.Event()
+        self.start, self.load, self.greet = Method(self._greet), Method(self._load), Method(self._greet)
         self.generate, self.play = Method(self._generate), Method(self._play)
+        self.says = SAID
+        if loads:
+            self.loads.set()
 
-    async def _start(self, *_: object) -> None:
-        await asyncio.sleep(0)
+    async def _greet(self, *_: object) -> None:
+        await (asyncio.Event().wait() if self.mute else asyncio.sleep(0))
 
     async def _load(self, weights: Any, version: int) -> None:
-        await self.held.wait()
-        self.given.append(weights)
+        await self.loads.wait()
+        self.weights.append((weights, version))
 
-    async def _generate(self, *_: object) -> str:
+    async def _generate(self, *_: object) -> Completion:
+        await self._greet()
         if self.dead:
-            raise ray_fleet._errors.RayError("it is gone")  # pyright: ignore
-        return "said"
+            raise ray_fleet.errors.RayError("it is gone")
+        return self.says
 
-    async def _play(self, *_: object) -> Any:
-        await asyncio.Event().wait()
+    async def _play(self, *asked: Any) -> Any:
+        if not asked:
+            await asyncio.Event().wait()
+        self.episodes.append(asked[-1])
+        return Collected(groups=(), faults=0, lost=0, seconds=0.0, clock=Clock(), sandbox={}), None
 
 
 class Here:
     """What the fleet needs of the module ``ray``."""
 
     def __init__(self) -> None:
-        self.made = list[Handle]()
+        self.made, self.dead, self.loads = list[Handle](), False, True
         self.kill: Callable[[Handle], object] = lambda _: None
 
     def put(self, _: object) -> object:
@@ -68,7 +86,7 @@ class Here:
     def remote(self, *_: object) -> Any:
         if _:  # the class of actors, and else an actor of it
             return self
-        self.made.append(Handle())
+        self.made.append(Handle(dead=self.dead, loads=self.loads))
         return self.made[-1]
 
     def cancel(self, answer: asyncio.Future[Any]) -> None:
@@ -78,15 +96,15 @@ class Here:
         return self
 
     def get(self, _: object, **__: object) -> Any:
-        return [(True, 0.0)]
+        return [(True, 1e-3)]
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     here = Here()
-    monkeypatch.setattr(ray_fleet, "_ray", here)
-    monkeypatch.setattr(ray_fleet, "_connect", lambda _: False)
-    monkeypatch.setattr(ray_fleet, "_check_room", lambda *_: None)
+    monkeypatch.setattr(ray_fleet, "ray", here)
+    monkeypatch.setattr(ray_fleet, "connect", lambda _: lambda: None)
+    monkeypatch.setattr(ray_fleet, "check_room", lambda *_: None)
     return here
 
 
@@ -104,36 +122,92 @@ async def until(ready: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 10))
+
+
 def test_an_actor_that_comes_back_takes_other_weights_of_the_same_version(here: Here, model: Any) -> None:
     # As those are that an evaluation takes of a run with optim.average, and those that are trained.
     async def go() -> None:
         made = fleet(here, model)
-        here.made[0].held.set()
         await made.load_weights(WEIGHTS, 3)
-        here.made[0].dead = True
+        here.made[0].dead, here.loads = True, False
         said = asyncio.create_task(made.generate((1,), Sampling(), seed=0))
         await until(lambda: len(here.made) == 2)
         await asyncio.sleep(0.01)  # it is given the weights of before
         await made.load_weights(WEIGHTS, 3)
-        here.made[1].held.set()
-        assert await said == "said"
-        assert here.made[1].given[-1] is made._weights
+        here.made[1].loads.set()
+        assert await said == SAID
+        assert here.made[1].weights[-1] == (made._weights, 3)
 
-    asyncio.run(go())
+    run(go())
 
 
-def test_nobody_waits_for_an_actor_that_can_not_be_made(here: Here, model: Any) -> None:
+@pytest.mark.parametrize("why", ["no head node", "it took longer than 0.02 seconds"])
+def test_nobody_waits_for_an_actor_that_can_not_be_made(here: Here, model: Any, why: str) -> None:
     def unreachable(_: Handle) -> None:
         raise RuntimeError("no head node")
 
     async def go() -> None:
         made = fleet(here, model)
-        here.made[0].dead, here.kill = True, unreachable
-        async with asyncio.timeout(10):
-            with pytest.raises(InfrastructureError, match=r"could not be started again in 3 attempts: no head node$"):
-                await made.generate((1,), Sampling(), seed=0)
+        here.made[0].dead, made._patience = True, 0.02
+        if "longer" in why:
+            await made.load_weights(WEIGHTS, 3)
+            here.loads = False
+        else:
+            here.kill = unreachable
+        with pytest.raises(InfrastructureError, match=rf"could not be started again in 3 attempts: {why}$"):
+            await made.generate((1,), Sampling(), seed=0)
 
-    asyncio.run(go())
+    run(go())
+
+
+def test_actors_that_die_one_after_the_other_end_the_call(here: Here, model: Any) -> None:
+    async def go() -> None:
+        here.dead = True
+        with pytest.raises(InfrastructureError, match=r"^3 actors of the fleet died .*: it is gone$"):
+            await fleet(here, model).generate((1,), Sampling(), seed=0)
+
+    run(go())
+
+
+@pytest.mark.parametrize("method", ["generate", "load"])
+def test_an_actor_that_falls_silent_is_replaced(here: Here, model: Any, method: str) -> None:
+    async def go() -> None:
+        made = fleet(here, model)
+        made._patience, silent = 0.02, here.made[0]
+        silent.mute = True
+        silent.loads.clear()
+        work = made.generate((1,), Sampling(), seed=0) if method == "generate" else made.load_weights(WEIGHTS, 3)
+        assert await work in (SAID, None)
+        await until(lambda: made._places[0].handle is not silent and made._places[0].ready)
+
+    run(go())
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 1])
+def test_each_actor_is_probed_and_so_is_one_that_comes_back(here: Here, model: Any, wrong: int | None) -> None:
+    def score(batch: Batch) -> TokenStats:
+        logp = torch.tensor(SAID.logprobs).repeat(len(batch.sampled) // 2)
+        return TokenStats(logp, logp, logp)
+
+    async def go() -> None:
+        made = fleet(here, model, actors=2)
+        await made.load_weights(WEIGHTS, 3)
+        other = replace(SAID, logprobs=(-1.0, -2.1))
+        if wrong is not None:
+            here.made[wrong].says = other
+        told = r"given new weights, but engine and trainer disagree by up to 0\.1 "
+        with nullcontext() if wrong is None else pytest.raises(InvariantError, match=told):
+            await check_probe(made, Sampling(), score, 1e-3)
+        if wrong is None:
+            here.made[0].dead = True
+            await made.generate((1,), Sampling(), seed=0)
+            here.made[-1].says = other
+            await until(lambda: len(here.made) > 3 and made._places[0].ready)
+            assert made._places[0].handle is here.made[-1] and here.made[-1].says == SAID, "it was made once more"
+
+    run(go())
 
 
 def test_a_request_waits_for_no_episodes(here: Here, model: Any) -> None:
@@ -141,11 +215,37 @@ def test_a_request_waits_for_no_episodes(here: Here, model: Any) -> None:
         made = fleet(here, model)
         playing = [asyncio.create_task(made._call(4, "play")) for _ in range(3)]
         await asyncio.sleep(0.01)
-        async with asyncio.timeout(10):
-            assert await made.generate((1,), Sampling(), seed=0) == "said"
+        assert await made.generate((1,), Sampling(), seed=0) == SAID
         for task in playing:
             task.cancel()
         await asyncio.wait(playing)
         assert made._places[0].load == 0
 
-    asyncio.run(go())
+    run(go())
+
+
+def test_actors_are_told_which_of_their_episodes_were_played_before(here: Here, model: Any) -> None:
+    async def go() -> None:
+        groups = [[EpisodeSpec(task_id="t", seed=seed)] for seed in (2, 3)]
+        options: dict[str, Any] = {"on_episode": print, "known": {1: "one", 2: "two"}, "enough": None}
+        await fleet(here, model).play("collector", groups, Sampling(), **options)
+        assert here.made[0].episodes == [{2: "two"}, {}]
+
+    run(go())
+
+
+def test_who_is_ended_by_ray_has_last_words() -> None:
+    code = """
+import os
+from agentrl.rollout import ray_cluster
+
+class Ray:
+    is_initialized, init, shutdown = lambda self: False, lambda self, **_: None, lambda self: None
+
+ray_cluster.ray = Ray()
+ray_cluster.connect("auto")()
+ray_cluster.connect("auto")
+os._exit(1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert done.stderr == ray_cluster._LAST_WORDS + "\n", "once, by the connection that was not ended"  # pyright: ignore

@@ -46,9 +46,9 @@ def test_groups_that_come_too_late_are_cancelled_and_nobody_waits_for_them(make_
         assert sum(journal.played.values()) == played, "what was cancelled does not begin again"
         return collected, again
 
-    for collected in asyncio.run(go()):
+    for collected, cancelled in zip(asyncio.run(go()), (2, 0), strict=True):
         assert [group.task_id for group in collected.groups] == ["calm", "calm2", "chatty"]
-        assert (collected.lost, collected.faults) == (0, 0)
+        assert (collected.lost, collected.faults, collected.cancelled) == (0, 0, cancelled)
     assert {episode.task_id for episode in heard} == {"calm", "calm2", "chatty"}
 
 

@@ -4,6 +4,7 @@ import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.cli import main
 from agentrl.config import Config, with_overrides
+from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import RunFolderError, UsageError
 from agentrl.eval.command import EvalRequest
 from agentrl.eval.command import run as evaluate
@@ -139,7 +141,17 @@ def test_adapters_after_a_warm_start_of_the_whole_model(config: Config, display:
 @pytest.mark.slow
 def test_weights_are_averaged_for_evaluation_alone(config: Config, display: Display) -> None:
     config = with_overrides(config, ["lora.rank=0", "eval.every=1", "save.episodes_every=1"])
-    averaged = train(config, display)
+    load, seen = TransformersEngine.load_weights, dict[int, set[float]]()
+
+    async def noting(self: Any, named_tensors: Any, version: int) -> None:
+        tensors = list(named_tensors)
+        seen.setdefault(version, set()).add(sum(float(one.detach().double().sum()) for _, one in tensors))
+        await load(self, tensors, version)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransformersEngine, "load_weights", noting)
+        averaged = train(config, display)
+    assert min(seen) < -1 and all(len(sums) == 1 for sums in seen.values()), "a version names one set of weights"
     plain = train(with_overrides(config, ["optim.average=0.0", "run.name=plain"]), display)
     assert rows_of(averaged) == rows_of(plain), "training does not see it"
     check_goes_on(averaged, display, 1)

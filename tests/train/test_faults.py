@@ -7,7 +7,7 @@ killed ranks in ``test_sharded.py``, a killed vLLM in ``tests/engines/test_vllm.
 import io
 import math
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from agentrl import algos
-from agentrl.config import Config
+from agentrl.config import Config, with_overrides
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import EnvContractError, FaultRateError, InfrastructureError, InvariantError
 from agentrl.runs.folder import checkpoints, read_jsonl
@@ -27,6 +27,7 @@ from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import tool
 from agentrl.train import groups
 from agentrl.train.run import resume, train
+from agentrl.train.step import Trainer
 from agentrl.types import Task
 
 from .conftest import Make, rows_of, same_weights
@@ -148,18 +149,23 @@ def test_a_grader_that_crashes_stops_the_run_with_the_cause_and_nothing_is_lost(
     assert rows_of(run) == rows_of(undisturbed) and same_weights(run, undisturbed)
 
 
-def test_an_engine_that_fails_between_two_steps_loses_none(faulty: Callable[..., Config]) -> None:
-    undisturbed, whole, probes = train(faulty("run.name=whole"), quiet()), groups.check_probe, iter(range(10**6))
+# What is deterministic and plays ahead goes back to where all that was played ahead is by the weights of before.
+@pytest.mark.parametrize(("step", "settings"), [(1, ()), (0, ("rollout.overlap=lag", "run.deterministic=true"))])
+def test_an_engine_that_fails_between_two_steps_loses_none(
+    faulty: Callable[..., Config], step: int, settings: Sequence[str]
+) -> None:
+    config = faulty("run.name=whole", *settings)
+    undisturbed, whole, probes = train(config, quiet()), groups.check_probe, iter(range(10**6))
 
     async def failing(*arguments: Any) -> None:
         if next(probes) > 0:  # after the first step, twice
             raise InfrastructureError("it is gone")
         await whole(*arguments)
 
-    told = r"^it is gone; stopped, step-000001 is saved; go on with: .*stopped$"
+    told = rf"^it is gone; stopped, step-00000{step} is saved; go on with: .*stopped$"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(InfrastructureError, match=told):
         patch.setattr(groups, "check_probe", failing)
-        train(faulty("run.name=stopped"), quiet())
+        train(with_overrides(config, ["run.name=stopped"]), quiet())
     run = resume(Path("runs/stopped"), quiet())
     assert rows_of(run) == rows_of(undisturbed) and same_weights(run, undisturbed)
 
@@ -192,18 +198,19 @@ def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], None]:
 
 
 def test_an_update_without_a_finite_gradient_is_left_out(small: Make, diverging: Callable[[range], None]) -> None:
-    def ended(places: range) -> tuple[dict[str, Any], dict[str, torch.Tensor], int]:
+    def ended(places: range) -> tuple[dict[str, Any], dict[str, torch.Tensor], int, Trainer]:
         diverging(places)
         run = small("optim.max_tokens=100000")
         trainer, gradients = trainer_of(run)
-        return step(trainer).metrics, weights_of(run), len(gradients)
+        return step(trainer).metrics, weights_of(run), len(gradients), trainer
 
-    (metrics, weights, steps), (plain, whole, _) = ended(range(1, 2)), ended(range(0))
+    (metrics, weights, steps, _), (plain, whole, *_) = ended(range(1, 2)), ended(range(0))
     assert (metrics["updates_skipped"], plain["updates_skipped"], steps) == (1, 0, 1)
     assert metrics["grad_norm"] > 0 and all(map(math.isfinite, metrics.values())), "they are of the update that was"
     assert not all(torch.equal(one, whole[name]) for name, one in weights.items())
-    second, third = ended(range(0, 2))[1], weights_of(small())
+    (_, second, _, trainer), third = ended(range(0, 2)), weights_of(small())
     assert all(torch.equal(one, third[name]) for name, one in second.items()), "nothing moved"
+    assert trainer.skipped == 1 and step(trainer, 2).metrics["updates_skipped"] == 0 == trainer.skipped, "in a row"
 
 
 def test_three_steps_without_a_finite_gradient_stop_the_run_with_their_episodes(

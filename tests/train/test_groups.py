@@ -1,6 +1,7 @@
 """Groups without signal make room for others: how often, which, and the same ones in a run that goes on."""
 
 import asyncio
+import json
 from collections.abc import Generator, Iterable, Sequence
 
 import gymnasium
@@ -13,6 +14,7 @@ from agentrl.rollout.plan import EpisodeSpec
 from agentrl.toolenv.base import Episode
 from agentrl.toolenv.tasks import TaskList
 from agentrl.train.groups import Collecting, Played, is_silent, play_groups
+from agentrl.train.order import TaskOrder
 from agentrl.types import Group, Task, flatten
 
 from .conftest import Make, Shout
@@ -60,17 +62,18 @@ def test_without_refills_every_group_is_trained_on(small: Make) -> None:
 
 
 def test_silent_groups_are_left_out_for_the_next_tasks(small: Make) -> None:
-    run = small("env.id=test/Mute-v0")
+    run, at = small("env.id=test/Mute-v0", "rollout.turn_tokens=4", "rollout.refills=3"), 0
+    source = Collecting(run.config, run.mix, run.players, run.parts.engine)
     for number in (1, 2):
-        played = play(small, number, "rollout.refills=3")
-        own = [int(task.id) for task in run.source.pick(12, first=(number - 1) * 12, seed=0)]
-        asked, heard = numbers(played.collected.groups), [one for one in own if one % 2 == 0]
+        played, begin = asyncio.run(source.batch(number)), at
+        own = [int(task.id) for task in run.source.pick(24, seed=0)]
+        asked, heard = numbers(played.collected.groups), [one for one in own[begin:] if one % 2 == 0]
         # In loops: each round asks for as many further tasks as are missing.
-        at, found = 0, 0
+        found = 0
         for _ in range(4):
             more = own[at : at + 3 - found]
             at, found = at + len(more), found + sum(one % 2 == 0 for one in more)
-        assert asked == own[:at] and numbers(played.trained) == heard[:3], "in the order of their tasks"
+        assert asked == own[begin:at] and numbers(played.trained) == heard[:3], "in their order, and none is left out"
         seeds = [episode.seed for group in played.collected.groups for episode in group]
         assert len(set(seeds)) == len(seeds) and played.silent == len(asked) - found > 0
 
@@ -86,16 +89,16 @@ def test_refills_end_and_what_is_missing_stays_silent(small: Make) -> None:
 def test_spare_groups_begin_with_the_others_and_those_that_end_last_are_left_out(small: Make) -> None:
     # One group at a time, so that the clock decides nothing.
     settings = ("rollout.spare=2", "rollout.overlap=inflight", "rollout.refills=1", "rollout.concurrency=4")
-    run, begun = small("env.id=test/Mute-v0", *settings), list[int]()
+    run, seeds, at = small("env.id=test/Mute-v0", "rollout.turn_tokens=4", *settings), list[int](), 0
+    source = Collecting(run.config, run.mix, run.players, run.parts.engine)
     for number in (1, 2):
-        played = play(small, number, *settings)
-        # As many numbers as five groups twice.
-        own = [int(task.id) for task in run.source.pick(10, first=(number - 1) * 10, seed=0)]
+        played, own = asyncio.run(source.batch(number)), [int(task.id) for task in run.source.pick(24, seed=0)][at:]
         missing = sum(one % 2 for one in own[:3])
-        assert missing and numbers(played.collected.groups) == own[:3] + own[5 : 5 + missing]
+        assert missing and numbers(played.collected.groups) == own[: 3 + missing], "what was cancelled comes next"
         assert played.collected.cancelled == 4 and len(played.trained) == 3
-        begun += [episode.seed for episode in flatten(played.collected.groups)]
-    assert len(set(begun)) == len(begun)
+        seeds += [episode.seed for episode in flatten(played.collected.groups)]
+        at += 3 + missing
+    assert len(set(seeds)) == len(seeds)
 
 
 def test_groups_that_end_in_the_same_moment_as_the_last_one_that_was_missing_ask_for_no_more(small: Make) -> None:
@@ -107,14 +110,16 @@ def test_groups_that_end_in_the_same_moment_as_the_last_one_that_was_missing_ask
         # As if all had ended when the first ones were counted.
         return await run.players.collect(specs, always(run.parts.engine), Sampling(max_tokens=4))
 
-    played = asyncio.run(play_groups(run.config, run.mix, collect, 1))
+    played = asyncio.run(play_groups(run.config, run.mix, collect, 1, TaskOrder()))
     assert asked == [6] and len(played.groups) == 6
 
 
 def test_a_step_counts_what_it_left_out_and_goes_on_alike(small: Make) -> None:
     settings = ("env.id=test/Mute-v0", "rollout.turn_tokens=4", "rollout.refills=3")
     first, later = (trainer_of(small(*settings))[0] for _ in range(2))
-    results = [step(first, number) for number in (1, 2)]
+    results = [step(first)]
+    later.rollouts.restore(json.loads(json.dumps(first.rollouts.state())), ())
+    results.append(step(first, 2))
     again = step(later, 2)
     assert [one.seed for one in again.trajectories] == [one.seed for one in results[1].trajectories]
     for result in results:

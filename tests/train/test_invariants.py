@@ -1,6 +1,7 @@
 """The checks that stop a run: each passes what is right and sees each way to be wrong."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,7 +9,13 @@ import torch
 from agentrl.batch import Batch, whole
 from agentrl.errors import InvariantError
 from agentrl.models.load import ROUNDING
-from agentrl.train.invariants import check_agreement, check_first_ratio, check_tools_are_called, check_trained_tokens
+from agentrl.train.invariants import (
+    check_agreement,
+    check_first_ratio,
+    check_tools_are_called,
+    check_trained_tokens,
+    check_versions,
+)
 from agentrl.types import Group, Segment, Stop, ToolRun, Trajectory
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -76,3 +83,11 @@ def test_an_agent_must_call_a_tool_where_there_is_one() -> None:
     check_tools_are_called([Group((episode(), episode(ToolRun(name="x", ok=False, wall_s=0.1))))])
     with pytest.raises(InvariantError, match="no tool was called in the first 2 episodes"):
         check_tools_are_called([Group((episode(), episode()))])
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_weights_may_be_as_old_as_the_bound_and_no_older(staleness: int) -> None:
+    # Those of an episode are of version 0.
+    for version, right in ((staleness, True), (staleness + 1, False), (-1, False)):
+        with nullcontext() if right else pytest.raises(InvariantError, match=f"the trainer's are of version {version}"):
+            assert check_versions([Group((episode(),))], version, staleness).tolist() == [version] * 2

@@ -16,7 +16,7 @@ from agentrl.types import Group, Segment, Stop, Trajectory
 from ..algos import reference as slow
 from .conftest import Make
 from .test_trainer import log_probs_of, step, trainer_of
-from .test_whole_step import TEMPERATURE, Pool, Slow, check_update, loud, watch  # noqa: F401
+from .test_whole_step import CONSTANT, TEMPERATURE, Pool, Slow, check_update, loud, watch  # noqa: F401
 
 KL, ENTROPY, BUFFER, TURN, EPISODE = 0.3, 0.05, 12, 20, 90
 BOUNDS = {"token": (0.75, 1.3), "sequence": (0.5, 2.5), "geometric": (0.9, 1.2)}
@@ -30,6 +30,8 @@ ALL = (
 
 class Options(Slow):
     """The loops, with every option."""
+
+    aggregate = "seq_mean_token_mean"
 
     def shape(self) -> int:
         """Let long episodes cost something; how many are long."""
@@ -50,12 +52,22 @@ class Options(Slow):
         every, _ = log_probs_of(self.model, self.episodes[row], TEMPERATURE)
         entropy = -(every.exp() * every).sum(1)
         x = torch.tensor(other[row]) - self.logp(row)
-        return (KL * (x.exp() - 1 - x) - ENTROPY * entropy).mean()
+        terms = KL * (x.exp() - 1 - x) - ENTROPY * entropy
+        return terms.sum() / (len(x) if self.aggregate == "seq_mean_token_mean" else CONSTANT)
 
 
-@pytest.mark.parametrize("max_tokens", [195, 5000])
-def test_step_with_every_option_is_that_of_loops(watch: Any, reference: Any, max_tokens: int) -> None:  # noqa: F811
-    watched = watch(*ALL, f"optim.max_tokens={max_tokens}", noise=0.15, calling=True)
+@pytest.mark.parametrize(
+    ("max_tokens", "options"),
+    [(195, {}), (5000, {"aggregate": "token_sum_const", "max_tokens": CONSTANT})],
+)
+def test_step_with_every_option_is_that_of_loops(
+    watch: Any,  # noqa: F811
+    reference: Any,
+    max_tokens: int,
+    options: dict[str, Any],
+) -> None:
+    how = [f"algo.loss_options.{name}={value}" for name, value in options.items()]
+    watched = watch(*ALL, *how, f"optim.max_tokens={max_tokens}", noise=0.15, calling=True)
     frozen = copy.deepcopy(reference)
     with torch.no_grad():
         for weights in frozen.parameters():
@@ -65,6 +77,7 @@ def test_step_with_every_option_is_that_of_loops(watch: Any, reference: Any, max
     watched.trainer.learner.keep_reference(shifted)
     result = watched.step(1)
     ours, pool = Options(reference, result), Pool()
+    ours.aggregate = options.get("aggregate", ours.aggregate)
     assert 0 < ours.shape() < len(ours.rewards)
     other = Options(frozen, result).all_logp()
     old = ours.all_logp()
@@ -81,7 +94,8 @@ def test_step_with_every_option_is_that_of_loops(watch: Any, reference: Any, max
     assert result.metrics["kl_reference"] == pytest.approx(kl.item(), rel=1e-3) and kl > 1e-3
     losses: list[float] = []
     for at, update in enumerate(watched.updates):
-        loss, _ = check_update(ours, update, old, credit, weights, pool, lambda row: ours.beside(row, other))
+        beside = lambda row: ours.beside(row, other)
+        loss, _ = check_update(ours, update, old, credit, weights, pool, beside, ours.aggregate)
         losses.append(loss)
         if at % 3 == 2:
             seen = slow.flat([slow.flat(one.packs) for one in watched.updates[at - 2 : at + 1]])

@@ -61,6 +61,9 @@ def test_groups_begin_as_early_as_the_bound_allows_and_in_the_order_of_a_run_wit
 
     def picked(count: int, *, first: int = 0, seed: int) -> Any:
         begun.append(first // run.config.rollout.tasks + 1)
+        before = source._ahead.get(begun[-1] - 1)  # pyright: ignore
+        # Runs of the sandbox are counted for the whole process, and are to be of one step's groups.
+        assert mode == "inflight" or not before or not before.task or before.task.done()
         return pick(count, first=first, seed=seed)
 
     mix.pick = picked  # pyright: ignore

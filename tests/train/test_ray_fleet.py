@@ -323,17 +323,12 @@ def test_weights_in_flight_and_an_actor_that_is_killed(world: World) -> None:
 
 
 def test_actors_that_die_again_and_again(world: World) -> None:
-    async def fail(wanted: str) -> None:
-        (_, task), *_ = world.mix.pick(1, seed=0)
-        dying = world.order("die", task.id)
-        with pytest.raises(InfrastructureError, match=wanted):
-            await world.collect(world.fleet, [[EpisodeSpec(task_id=task.id, seed=0)]])
-        dying.unlink()
-
-    world.runner.run(fail(r"^3 actors of the fleet died one after the other over the same episodes.*memory: [^\n]+$"))
-    world.fleet._patience = 0.01
-    wanted = "^an actor of the fleet could not be started again in 3 attempts: it took longer than 0.01 seconds$"
-    world.runner.run(fail(wanted))
+    (_, task), *_ = world.mix.pick(1, seed=0)
+    dying = world.order("die", task.id)
+    wanted = r"^3 actors of the fleet died one after the other over the same episodes.*memory: [^\n]+$"
+    with pytest.raises(InfrastructureError, match=wanted):
+        world.runner.run(world.collect(world.fleet, [[EpisodeSpec(task_id=task.id, seed=0)]]))
+    dying.unlink()
 
 
 def test_what_a_cluster_can_not_give(world: World) -> None:
@@ -386,7 +381,7 @@ def test_a_run_that_is_killed_then_stopped_then_loses_its_cluster_ends_as_a_loca
     code, said = stopped_at(
         4, command, lambda: world.cluster.remove_node(world.cluster.head_node, allow_graceful=False)
     )
-    assert code == 1 and "GCS may have been killed" in said
+    assert code == 1 and ("GCS may have been killed" in said or "node that it is on has died" in said)
     resumed("fleet.name=local").done()
     local.done()
     assert rows_of(run) == rows_of(tmp_path / "runs" / "local")

@@ -1,5 +1,6 @@
 """A step calls every guard, and no two of its episodes, nor of two steps, are played alike."""
 
+import asyncio
 import copy
 from collections.abc import Callable
 from dataclasses import replace
@@ -91,18 +92,25 @@ def test_any_one_tensor_that_an_engine_does_not_load_stops_the_step(small: Make,
 
 
 @pytest.mark.parametrize(
-    ("engine", "wanted"),
+    ("engine", "deterministic", "wanted"),
     [
-        (OldVersion, "weights of version 1, but the trainer's are of version 0"),
-        (Off, r"engine and trainer disagree by up to 0\.01"),
+        (OldVersion, False, "weights of version 1, but the trainer's are of version 0"),
+        (Off, False, r"engine and trainer disagree by up to 0\.01"),
+        (Off, True, r"engine and trainer disagree by up to 0\.01"),
     ],
 )
 def test_tokens_of_other_weights_and_log_probs_that_disagree_stop_the_step(
-    small: Make, engine: type[Around], wanted: str
+    small: Make, engine: type[Around], deterministic: bool, wanted: str
 ) -> None:
-    run = small()
+    run = small(f"run.deterministic={str(deterministic).lower()}")
+    trainer = run.on(engine(run.parts.engine)).trainer()
+
+    async def go() -> None:
+        await trainer.sync(0)
+        await trainer.step(1)
+
     with pytest.raises(InvariantError, match=wanted):
-        step(trainer_of(run.on(engine(run.parts.engine)))[0])
+        asyncio.run(go())
 
 
 @pytest.mark.parametrize(
@@ -160,14 +168,15 @@ def tasks_of(result: StepResult) -> list[str]:
 
 
 def test_steps_play_all_tasks_in_passes_with_seeds_of_their_own(small: Make) -> None:
-    trainer, _ = trainer_of(small())
-    results = [step(trainer, number) for number in range(1, 9)]
+    trainer, later = (trainer_of(small())[0] for _ in range(2))
+    results = [step(trainer, number) for number in range(1, 5)]
+    later.rollouts.restore(trainer.rollouts.state(), ())
+    results += [step(trainer, number) for number in range(5, 9)]
     passes = [tasks_of(one) + tasks_of(other) for one, other in zip(results[::2], results[1::2], strict=True)]
     assert all(sorted(one) == sorted(WORDS) for one in passes)
     assert len(set(map(tuple, passes))) > 2 and list(WORDS) not in passes
     seeds = [episode.seed for result in results for episode in result.trajectories]
     assert len(set(seeds)) == len(seeds) == 8 * 12
-    later, _ = trainer_of(small())
     again = step(later, 5)
     assert tasks_of(again) == tasks_of(results[4]), "who goes on at a step meets that step's tasks"
     assert [one.seed for one in again.trajectories] == [one.seed for one in results[4].trajectories]

@@ -1,0 +1,83 @@
+"""The Ray cluster that a fleet is on: how this process joins it, what it has room for, and what its errors say."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from agentrl.errors import ConfigError, InfrastructureError
+
+# Where no cluster answers, Ray would go on asking for a quarter of an hour; it reads this when it is imported.
+os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
+ray: Any = import_module("ray")
+errors: Any = import_module("ray.exceptions")
+
+_LAST_WORDS = (
+    "agentrl: this process was killed, or ended by Ray since the node that it is on has died; a run goes on with: "
+    "agentrl train --resume FOLDER"
+)
+
+
+def connect(address: str) -> Callable[[], object]:
+    """Connect to a cluster.
+
+    Returns:
+        What ends the connection, which does nothing if this process was connected before.
+
+    Raises:
+        ConfigError: none is reachable.
+    """
+    if ray.is_initialized():
+        return lambda: None
+    host, _, port = (os.environ.get("RAY_ADDRESS", address) if address == "auto" else address).rpartition(":")
+    try:
+        if port.isdigit():  # asked here first: Ray takes minutes to give up
+            socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"no Ray cluster can be reached at fleet.options.address={address!r}: start one with `ray start --head`, "
+            f"or set fleet.name='local' ({gist(error)})"
+        ) from error
+    # Where this process's own node dies, Ray ends the process at once and in silence: another one speaks for it.
+    command = ["sh", "-c", 'read -r _ || echo "$1" >&2', "sh", _LAST_WORDS]
+    witness = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def disconnect() -> None:
+        ray.shutdown()
+        if witness.poll() is None:
+            witness.communicate(b"\n")
+
+    return disconnect
+
+
+def check_room(actors: int, need: Mapping[str, float], address: str) -> None:
+    """Refuse more actors than the nodes have room for when nothing else runs there.
+
+    Raises:
+        ConfigError: there are more.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(int(min((node.get(name, 0) / count for name, count in need.items()), default=actors)) for node in nodes)
+    if not 1 <= actors <= room:
+        asked = ", ".join(f"{name}: {count:g}" for name, count in need.items())
+        raise ConfigError(
+            f"fleet.options.actors={actors} of {{{asked}}} each do not fit the {len(nodes)} nodes of the Ray cluster "
+            f"at {address!r}, which have room for {room}: set it from 1 to that, or start more nodes"
+        )
+
+
+def cause(error: Any) -> Exception:
+    """Return what an actor has raised, or what is known of it where it can't be sent here."""
+    if isinstance(error, errors.RayTaskError) and not isinstance(error.cause, errors.RayError):
+        return error.cause
+    last = str(error).strip().splitlines()[-1]
+    return InfrastructureError(f"an actor of the fleet raised what can't be sent here: {last}")
+
+
+def gist(error: BaseException | None) -> str:
+    """Return an error in a line: what could not be imported on a node stands at the end of many."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return lines[-1 if "in its creation task" in lines[0] else 0]
