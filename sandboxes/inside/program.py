@@ -41,8 +41,6 @@ class ProgramSetup:
 
     channel: int
     """Socket to pid 1."""
-    proc: int
-    """Folder descriptor of a ``/proc`` that can be written to."""
     session: SessionSetup
     """Those of pid 1: outputs, limits, filter, user and group."""
 
@@ -67,7 +65,7 @@ def _confine(setup: ProgramSetup) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
     # Under memory pressure the kernel takes the program before anything of ours.
-    proc = f"/proc/self/fd/{setup.proc}/self"
+    proc = f"/proc/self/fd/{setup.session.proc}/self"
     kernel.set_dumpable(True)
     with open(f"{proc}/oom_score_adj", "w") as file:
         file.write("1000")
