@@ -73,6 +73,7 @@ def _confine(setup: ProgramSetup) -> None:
     if (inside := setup.session.inside) is not None:
         kernel.unshare(kernel.NEWUSER)
         kernel.write_maps(inside, inside, inside, proc)
+        fcntl.flock = program_files.flock
     _move_descriptors(setup)
     os.chdir(program_files.HOME)
     _limit(setup.session.limits)

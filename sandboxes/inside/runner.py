@@ -63,7 +63,7 @@ def _serve(mux: Mux, limits: Limits) -> set[object]:
     """Serve one session to its end, and return the violations that forbid to use this container again."""
     out, err = mux.open_pipes()
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
-    instructions = seccomp.assemble(kernel.MACHINE, program.own_descriptors(limits)[0])
+    instructions = seccomp.assemble(kernel.MACHINE, program.own_descriptors(limits)[0], shared_files=False)
     # The program has a copy of this process's memory, and the old key in it.
     setup = SessionSetup(
         **{"channel": -1, "out": out, "err": err, "proc": proc},
