@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Sequence
 
 from agentrl.sandboxes.base import Health, Limits
+from agentrl.sandboxes.host import requirements
 from agentrl.sandboxes.host.pool import ZygotePool
 from agentrl.sandboxes.host.profiles import PRELOADED, Profile
 from agentrl.sandboxes.host.sessions import WorkerSandbox
@@ -28,6 +29,7 @@ class LocalSandbox(WorkerSandbox):
             ValueError: ``ready`` is negative.
         """
         super().__init__(limits, ready)
+        requirements.raise_open_files()
         kinds = {profile: _installed(names) for profile, names in PRELOADED.items()}
         pools = {names: ZygotePool(limits, names, self._size, packages) for names in kinds.values()}
         self._pools = {profile: pools[names] for profile, names in kinds.items()}

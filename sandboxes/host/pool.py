@@ -101,11 +101,16 @@ class ZygotePool:
         try:
             return self._ask(zygote)
         except SandboxError:
-            # The zygote has died since: try once more with a new one.
+            # A zygote that lives has sessions: a new one would end them.
+            if zygote.alive():
+                raise
             return self._ask(self._running(zygote))
 
     def _ask(self, zygote: Zygote) -> Worker:
-        worker = Worker(self._limits)
+        try:
+            worker = Worker(self._limits)
+        except OSError as error:
+            raise SandboxError(f"no descriptors are left for a session: raise `ulimit -n` ({error})") from error
         try:
             zygote.open(worker.remote)
         except BaseException:

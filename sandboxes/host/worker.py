@@ -94,7 +94,7 @@ class Worker:
         captures = (Capture(kept), Capture(kept))
         try:
             if descriptors:
-                socket.send_fds(self._channel, [wire.pack(order)], descriptors)
+                wire.send_with(self._channel, wire.pack(order), descriptors, _BACKSTOP_S)
             else:
                 self._channel.sendall(wire.pack(order))
             return self._collect(captures, wire.real(order, "wall") + _BACKSTOP_S), captures

@@ -17,6 +17,7 @@ from agentrl.sandboxes.inside import launcher, rootfs, wire
 
 _READY_S: Final = 120.0
 _CLOSE_S: Final = 10.0
+_PATIENCE_S: Final = 20.0
 
 
 class Zygote:
@@ -66,13 +67,13 @@ class Zygote:
         """Have the zygote fork a session on these descriptors: channel, standard output, standard error.
 
         Raises:
-            SandboxError: The zygote is gone.
+            SandboxError: The zygote is gone, or this user has too many descriptors under way.
         """
         try:
             with self._lock:
-                socket.send_fds(self._control, [b"session"], descriptors)
+                wire.send_with(self._control, b"session", descriptors, _PATIENCE_S)
         except OSError as error:
-            raise SandboxError(f"the zygote is gone: {error}") from error
+            raise SandboxError(f"no session can be asked for: {error}") from error
 
     def alive(self) -> bool:
         """Return whether the zygote still runs."""

@@ -24,7 +24,7 @@ from typing import Final, TextIO, cast
 
 from agentrl.sandboxes.inside import kernel, program_files, seccomp, seeding, wire
 from agentrl.sandboxes.inside.interfaces import SessionSetup
-from agentrl.sandboxes.inside.limits import Limits
+from agentrl.sandboxes.inside.limits import QUEUED_SIGNALS, Limits
 
 _SPARE: Final = 16
 """Descriptors beyond the program's own limit: this module needs some when the program has used up its own."""
@@ -116,6 +116,7 @@ def _limit(limits: Limits) -> None:
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_RTPRIO, 0),
+        (resource.RLIMIT_SIGPENDING, QUEUED_SIGNALS),
     ):
         # gVisor has limits that it can only be started with.
         if resource.getrlimit(kind) != (value, value):

@@ -9,6 +9,7 @@ from typing import Final
 from agentrl.sandboxes.inside import processes, wire
 
 _CHUNKS: Final = 16
+_PATIENCE_S: Final = 1.0
 
 
 class ProgramChannel:
@@ -65,9 +66,10 @@ class ProgramChannel:
 
     def send_fds(self, order: wire.Message, descriptors: list[int]) -> bool:
         """Send a short order with descriptors, and return whether the program can read it."""
+        # A session that can't be copied goes on without: whatever the reason, it is no fault.
         try:
-            socket.send_fds(self._own_end, [wire.pack(order)], descriptors)
-        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            wire.send_with(self._own_end, wire.pack(order), descriptors, _PATIENCE_S)
+        except OSError:
             return False
         return True
 

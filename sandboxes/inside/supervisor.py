@@ -190,7 +190,7 @@ class Supervisor:
             self._pending = None
             self._enter("forking", _REPLY_S)
             if not self._manager.request_fork(self, self._program):
-                self._restart()
+                self._fork_made(0, "its program can't be sent the order to copy itself")
             return
         # A pristine program needs no snapshot, since a fresh one is the same; one with threads can't be copied.
         if order["transaction"] and not self._pristine and not self._snapshot.pid and self._copyable:
