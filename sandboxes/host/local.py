@@ -38,7 +38,8 @@ class LocalSandbox(WorkerSandbox):
     def health(self) -> Health:
         """Return whether the zygotes live; see :meth:`Sandbox.health`."""
         states = {profile: pool.state for profile, pool in self._pools.items()}
-        detail = ", ".join(f"{profile} zygote {state}" for profile, state in states.items())
+        ids = "a user id for each session" if self._pools["plain"].parted else "one user id for all sessions"
+        detail = ", ".join([*(f"{profile} zygote {state}" for profile, state in states.items()), ids])
         ready = sum(pool.ready for pool in set(self._pools.values()))
         return self._health(ok="dead" not in states.values(), ready=ready, detail=detail)
 

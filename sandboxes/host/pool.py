@@ -71,6 +71,12 @@ class ZygotePool:
         zygote = self._zygote
         return "waiting" if zygote is None else "running" if zygote.alive() else "dead"
 
+    @property
+    def parted(self) -> bool:
+        """Each session has a user id of its own; false as well before the first one."""
+        zygote = self._zygote
+        return zygote is not None and zygote.parted
+
     def close(self) -> None:
         """End the zygote with every session that it made, and wait for that. Closing twice is allowed."""
         # A zygote that is starting must be waited for: nobody else would end it.

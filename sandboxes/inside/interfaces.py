@@ -27,6 +27,8 @@ class SessionSetup:
     """The program's filter."""
     inside: int | None = INSIDE
     """User and group of the program in a user namespace of its own; ``None`` where a container took care of that."""
+    user: int = INSIDE
+    """User and group of pid 1, as the zygote sees them."""
     spawned: Callable[[], None] = lambda: None
     """Called after each start of a fresh program, which has a copy of this process's memory."""
 
