@@ -142,12 +142,13 @@ def examine(name: str, facts: Mapping[str, str], opened: Callable[[], Sandbox]) 
 
     Args:
         name: its name in the report.
-        facts: facts that are known already.
+        facts: facts that are known already; its state joins them.
         opened: opens it.
     """
     try:
         with opened() as sandbox:
             checks = {what: cases([name])[0].run(sandbox).seen for what, name in CHECKS.items()}
+            facts = {**facts, "state": sandbox.health().detail}
     except SandboxUnavailable as error:
         return BackendReport(name=name, facts=facts, obstacle=str(error), remedy=error.remedy)
     except SandboxError as error:

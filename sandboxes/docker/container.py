@@ -17,7 +17,7 @@ from agentrl.sandboxes.base import Limits, SandboxError
 from agentrl.sandboxes.docker.engine import OWNER_LABEL, STDERR, DockerEngine, Image, owner
 from agentrl.sandboxes.host.profiles import PRELOADED
 from agentrl.sandboxes.inside import boot, launcher, mux, wire
-from agentrl.sandboxes.inside.limits import MIB
+from agentrl.sandboxes.inside.limits import MIB, QUEUED_SIGNALS
 
 READY_S: Final = 120.0
 """Timeout for the start of a container [seconds]."""
@@ -26,6 +26,7 @@ _RUNNER_BYTES: Final = 384 * MIB
 _RUNNER_PROCESSES: Final = 16
 # The kernel of gVisor is itself a process with many threads, in the same cgroup.
 _GVISOR_PROCESSES: Final = 1024
+_ULIMITS: Final = {**dict.fromkeys(("core", "memlock", "msgqueue", "rtprio"), 0), "sigpending": QUEUED_SIGNALS}
 _USERS: Final = range(20_000, 60_000)
 _next_user: Final = itertools.count(secrets.randbelow(len(_USERS)))
 # Timeout for a container to kill what a session left, and to remove its files.
@@ -69,7 +70,7 @@ def hardening(spec: ContainerSpec) -> dict[str, Any]:
         "shm_size": limits.shm_bytes,
         "tmpfs": {"/tmp": folder},
         "runtime": spec.runtime,
-        "ulimits": [{"Name": name, "Soft": 0, "Hard": 0} for name in ("core", "memlock", "msgqueue", "rtprio")],
+        "ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in _ULIMITS.items()],
         "auto_remove": True,
         # The engine would write to its disk what goes over the stream.
         "log_config": {"Type": "none", "Config": {}},

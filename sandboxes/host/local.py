@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Sequence
 
 from agentrl.sandboxes.base import Health, Limits
+from agentrl.sandboxes.host import requirements
 from agentrl.sandboxes.host.pool import ZygotePool
 from agentrl.sandboxes.host.profiles import PRELOADED, Profile
 from agentrl.sandboxes.host.sessions import WorkerSandbox
@@ -28,6 +29,7 @@ class LocalSandbox(WorkerSandbox):
             ValueError: ``ready`` is negative.
         """
         super().__init__(limits, ready)
+        requirements.raise_open_files()
         kinds = {profile: _installed(names) for profile, names in PRELOADED.items()}
         pools = {names: ZygotePool(limits, names, self._size, packages) for names in kinds.values()}
         self._pools = {profile: pools[names] for profile, names in kinds.items()}
@@ -36,7 +38,8 @@ class LocalSandbox(WorkerSandbox):
     def health(self) -> Health:
         """Return whether the zygotes live; see :meth:`Sandbox.health`."""
         states = {profile: pool.state for profile, pool in self._pools.items()}
-        detail = ", ".join(f"{profile} zygote {state}" for profile, state in states.items())
+        ids = "a user id for each session" if self._pools["plain"].parted else "one user id for all sessions"
+        detail = ", ".join([*(f"{profile} zygote {state}" for profile, state in states.items()), ids])
         ready = sum(pool.ready for pool in set(self._pools.values()))
         return self._health(ok="dead" not in states.values(), ready=ready, detail=detail)
 

@@ -71,6 +71,12 @@ class ZygotePool:
         zygote = self._zygote
         return "waiting" if zygote is None else "running" if zygote.alive() else "dead"
 
+    @property
+    def parted(self) -> bool:
+        """Each session has a user id of its own; false as well before the first one."""
+        zygote = self._zygote
+        return zygote is not None and zygote.parted
+
     def close(self) -> None:
         """End the zygote with every session that it made, and wait for that. Closing twice is allowed."""
         # A zygote that is starting must be waited for: nobody else would end it.
@@ -101,11 +107,16 @@ class ZygotePool:
         try:
             return self._ask(zygote)
         except SandboxError:
-            # The zygote has died since: try once more with a new one.
+            # A zygote that lives has sessions: a new one would end them.
+            if zygote.alive():
+                raise
             return self._ask(self._running(zygote))
 
     def _ask(self, zygote: Zygote) -> Worker:
-        worker = Worker(self._limits)
+        try:
+            worker = Worker(self._limits)
+        except OSError as error:
+            raise SandboxError(f"no descriptors are left for a session: raise `ulimit -n` ({error})") from error
         try:
             zygote.open(worker.remote)
         except BaseException:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -83,6 +84,15 @@ def check_kernel() -> None:
         raise SandboxUnavailable(
             f"the local back end needs Linux 5.14, which counts processes per sandbox, not {version}"
         )
+
+
+def raise_open_files() -> None:
+    """Raise this process's soft limit of open files to the hard one, and so that of all sessions' first processes.
+
+    The kernel also bounds by it the descriptors that a user has under way: one program fills the usual 1024.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def explain(why: str) -> SandboxUnavailable:

@@ -154,7 +154,8 @@ class WorkerSession(Session):
 
     def _copy_into(self, forked: "WorkerSession", worker: Worker) -> None:
         forked._worker = made = Worker(self._sandbox.limits)
-        answer = self._answer(worker, {"t": "fork", "wall": _FORK_S, "transaction": False, "final": False}, made.remote)
+        order: wire.Message = {"t": "fork", "cpu": _FORK_S, "wall": _FORK_S, "transaction": False, "final": False}
+        answer = self._answer(worker, order, made.remote)
         if answer["refused"] is not None:
             raise ForkRefused(f"this session can't be forked: {answer['refused']}")
         made.close_remote(started=True)

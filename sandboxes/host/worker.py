@@ -34,8 +34,10 @@ class Worker:
         self._channel, remote = socket.socketpair()
         self._out, out = os.pipe()
         self._err, err = os.pipe()
-        os.set_blocking(self._out, False)
-        os.set_blocking(self._err, False)
+        for reader, writer in ((self._out, out), (self._err, err)):
+            os.set_blocking(reader, False)
+            # The program is another user, who may open /dev/stdout for writing.
+            os.fchmod(writer, 0o622)
         self.remote = (remote.detach(), out, err)
         """The other ends: channel, standard output, standard error."""
         self._open = self._remote_open = True
@@ -94,7 +96,7 @@ class Worker:
         captures = (Capture(kept), Capture(kept))
         try:
             if descriptors:
-                socket.send_fds(self._channel, [wire.pack(order)], descriptors)
+                wire.send_with(self._channel, wire.pack(order), descriptors, _BACKSTOP_S)
             else:
                 self._channel.sendall(wire.pack(order))
             return self._collect(captures, wire.real(order, "wall") + _BACKSTOP_S), captures

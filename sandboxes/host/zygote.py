@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import IO, Final
 
 from agentrl.sandboxes.base import Limits, SandboxError
-from agentrl.sandboxes.host import requirements
+from agentrl.sandboxes.host import requirements, users
 from agentrl.sandboxes.inside import launcher, rootfs, wire
 
 _READY_S: Final = 120.0
 _CLOSE_S: Final = 10.0
+_PATIENCE_S: Final = 20.0
 
 
 class Zygote:
@@ -61,18 +62,20 @@ class Zygote:
             errors.seek(0)
             why = str(answer["why"]) if answer else errors.read().decode("utf-8", "replace").strip()[-2000:]
             raise requirements.explain(why)
+        self.parted = bool(answer["users"])
+        """Each session has a user id of its own."""
 
     def open(self, descriptors: tuple[int, int, int]) -> None:
         """Have the zygote fork a session on these descriptors: channel, standard output, standard error.
 
         Raises:
-            SandboxError: The zygote is gone.
+            SandboxError: The zygote is gone, or this user has too many descriptors under way.
         """
         try:
             with self._lock:
-                socket.send_fds(self._control, [b"session"], descriptors)
+                wire.send_with(self._control, b"session", descriptors, _PATIENCE_S)
         except OSError as error:
-            raise SandboxError(f"the zygote is gone: {error}") from error
+            raise SandboxError(f"no session can be asked for: {error}") from error
 
     def alive(self) -> bool:
         """Return whether the zygote still runs."""
@@ -104,8 +107,9 @@ def _start(
         "life": passed[1],
         "limits": dataclasses.asdict(limits),
         "preload": list(preload),
+        "users": 0,
     }
-    config: launcher.LauncherConfig = {"plan": plan, "zygote": zygote}
+    config: launcher.LauncherConfig = {"plan": plan, "zygote": zygote, "users": users.of_sessions(plan)}
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     boot = launcher.BOOT.format(folder=package, module="launcher")
     return subprocess.Popen(

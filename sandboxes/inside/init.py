@@ -18,7 +18,10 @@ def main(setup: SessionSetup) -> NoReturn:
 
 def _prepare(setup: SessionSetup) -> int:
     kernel.set_dumpable(True)
-    kernel.write_maps(INSIDE, INSIDE, INSIDE)
+    kernel.write_maps(INSIDE, setup.user, setup.user)
+    # The saved ones are the zygote's still.
+    os.setresgid(INSIDE, INSIDE, INSIDE)
+    os.setresuid(INSIDE, INSIDE, INSIDE)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # A fresh namespace begins with the host's name.
     socket.sethostname("sandbox")

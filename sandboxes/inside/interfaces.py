@@ -1,5 +1,6 @@
 """The interfaces between the parts of pid 1: a session's setup, its host, and the manager of its forks."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,12 +19,18 @@ class SessionSetup:
     """Pipe to the host for standard output."""
     err: int
     """Pipe to the host for standard error."""
+    proc: int = -1
+    """Folder descriptor of a ``/proc`` that can be written to; pid 1 opens it."""
     limits: Limits
     """Limits of the session."""
     seccomp: bytes
     """The program's filter."""
     inside: int | None = INSIDE
     """User and group of the program in a user namespace of its own; ``None`` where a container took care of that."""
+    user: int = INSIDE
+    """User and group of pid 1, as the zygote sees them."""
+    spawned: Callable[[], None] = lambda: None
+    """Called after each start of a fresh program, which has a copy of this process's memory."""
 
 
 class HostChannel(Protocol):

@@ -47,6 +47,10 @@ _PR_SET_DUMPABLE: Final = 4
 _PR_CAPBSET_DROP: Final = 24
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_GET_TID_ADDRESS: Final = 40
+_PR_CAP_AMBIENT: Final = 47
+_CAP_AMBIENT_RAISE: Final = 2
+CAP_SETGID: Final = 6
+CAP_SETUID: Final = 7
 
 # Numbers of the calls for which libc has no function, by machine.
 _NUMBERS: Final = {
@@ -213,8 +217,8 @@ def pivot_into(path: str) -> None:
     os.chdir("/")
 
 
-def _prctl(option: int, value: int) -> None:
-    arguments = [ctypes.c_ulong(part) for part in (value, 0, 0, 0)]
+def _prctl(option: int, value: int, second: int = 0) -> None:
+    arguments = [ctypes.c_ulong(part) for part in (value, second, 0, 0)]
     _checked(_libc.prctl(ctypes.c_int(option), *arguments), f"prctl({option})")
 
 
@@ -228,6 +232,22 @@ def set_dumpable(dumpable: bool) -> None:
     _prctl(_PR_SET_DUMPABLE, int(dumpable))
 
 
+def _set_capabilities(low: int) -> None:
+    # The third version's header, for this process; then effective, permitted and inheritable, and the same of the rest.
+    _call("capset", struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", low, low, low, 0, 0, 0))
+
+
+def keep_capabilities(*capabilities: int) -> None:
+    """Give up all capabilities but these, of the first 32, which what this process executes next will have.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    _set_capabilities(sum(1 << capability for capability in capabilities))
+    for capability in capabilities:
+        _prctl(_PR_CAP_AMBIENT, _CAP_AMBIENT_RAISE, capability)
+
+
 def drop_privileges() -> None:
     """Give up every capability and the way back to any: bounding set, own sets, ``no_new_privs``.
 
@@ -238,6 +258,5 @@ def drop_privileges() -> None:
         # EINVAL: past the last capability of this kernel.
         if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break
-    # The third version's header, for this process, and three sets of 64 bits: none.
-    _call("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))
+    _set_capabilities(0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)

@@ -18,11 +18,24 @@ ROOT_BECOMES: Final = 64_999
 """The user and group that real root turns into."""
 INSIDE: Final = 1000
 """The user and group that programs see themselves as."""
+FIRST_USER: Final = 2000
+"""The first of the sessions' own users and groups, as the zygote sees them."""
 BOOT: Final = (
     "import sys,types;a,s=map(types.ModuleType,('agentrl','agentrl.sandboxes'));a.__path__,s.__path__=[],[{folder!r}];"
     "sys.modules.update({{a.__name__:a,s.__name__:s}});from agentrl.sandboxes.inside.{module} import main;main()"
 )
 """Starts a module of this folder, which ``folder`` holds, without running what the packages around it import."""
+
+
+class Users(TypedDict):
+    """Users and groups of the host, of which each session gets one: the kernel counts much by user."""
+
+    uid: int
+    """The first user."""
+    gid: int
+    """The first group."""
+    count: int
+    """How many there are of each."""
 
 
 class ZygoteConfig(TypedDict):
@@ -36,6 +49,8 @@ class ZygoteConfig(TypedDict):
     """``Limits`` as a dictionary."""
     preload: list[str]
     """Modules to import before the first session."""
+    users: int
+    """Users that sessions may have; 0 where all sessions have the zygote's."""
 
 
 class LauncherConfig(TypedDict):
@@ -45,6 +60,8 @@ class LauncherConfig(TypedDict):
     """The file system."""
     zygote: ZygoteConfig
     """Passed on to the zygote."""
+    users: Users | None
+    """Users for the sessions, where the host has any."""
 
 
 def fixed_environment(python: str) -> dict[str, str]:
@@ -71,26 +88,75 @@ def environment(plan: rootfs.Plan) -> dict[str, str]:
     return {**fixed_environment(plan["python"]), **libraries}
 
 
-def _enter(plan: rootfs.Plan) -> None:
+def _enter(config: LauncherConfig) -> None:
+    plan = config["plan"]
     # The order differs: root must mount before it gives up its rights, another user gets them with the namespace.
     if os.geteuid() == 0:
         kernel.unshare(kernel.NEWNS)
         rootfs.build(plan)
+        mapper = _fork_mapper(config["users"], ROOT_BECOMES, ROOT_BECOMES)
         os.setgroups([])
         os.setresgid(ROOT_BECOMES, ROOT_BECOMES, ROOT_BECOMES)
         os.setresuid(ROOT_BECOMES, ROOT_BECOMES, ROOT_BECOMES)
         # Changing the user made /proc/self root's, and with it the map that is to be written.
         kernel.set_dumpable(True)
-        _fresh_namespaces()
+        _fresh_namespaces(config, mapper)
     else:
-        _fresh_namespaces()
+        _fresh_namespaces(config, _fork_mapper(config["users"], os.geteuid(), os.getegid()))
         rootfs.build(plan)
 
 
-def _fresh_namespaces() -> None:
+def _fresh_namespaces(config: LauncherConfig, mapper: tuple[int, int] | None) -> None:
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(kernel.NEW_ALL)
+    if mapper is not None:
+        process, order = mapper
+        os.write(order, b"x")
+        os.close(order)
+        if os.waitpid(process, 0)[1] == 0 and config["users"] is not None:
+            config["zygote"]["users"] = config["users"]["count"]
+            return
     kernel.write_maps(INSIDE, uid, gid)
+
+
+def _fork_mapper(users: Users | None, uid: int, gid: int) -> tuple[int, int] | None:
+    """Fork a process that will map ids for this one, outside of the namespaces that this one is about to enter.
+
+    Args:
+        users: To be mapped beside this process's own.
+        uid: This process's user by then.
+        gid: And its group.
+
+    Returns:
+        The process and the descriptor that orders it to begin; ``None`` where there are no users to map.
+    """
+    if users is None:
+        return None
+    launcher, (reader, order) = os.getpid(), os.pipe()
+    process = os.fork()
+    if process:
+        os.close(reader)
+        return process, order
+    try:
+        os.close(order)
+        # Nothing comes where the launcher has ended.
+        if os.read(reader, 1):
+            _map_ids(launcher, "uid", [INSIDE, uid, 1, FIRST_USER, users["uid"], users["count"]])
+            _map_ids(launcher, "gid", [INSIDE, gid, 1, FIRST_USER, users["gid"], users["count"]])
+            os._exit(0)
+    finally:
+        os._exit(1)  # the sessions share one user then
+
+
+def _map_ids(process: int, kind: str, numbers: list[int]) -> None:
+    if os.geteuid() == 0:
+        with open(f"/proc/{process}/{kind}_map", "w") as file:
+            file.write("{} {} {}\n{} {} {}\n".format(*numbers))
+        return
+    # A program with the right to map the ids that /etc/subuid and /etc/subgid grant this user.
+    name = f"new{kind}map"
+    if os.waitpid(os.posix_spawnp(name, [name, str(process), *map(str, numbers)], {}), 0)[1]:
+        raise OSError(f"{name} refused")
 
 
 def _become_zygote(config: LauncherConfig) -> None:
@@ -98,6 +164,9 @@ def _become_zygote(config: LauncherConfig) -> None:
     kernel.die_with_parent()
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     zygote = config["zygote"]
+    if zygote["users"]:
+        # To make each session's first process another user's.
+        kernel.keep_capabilities(kernel.CAP_SETGID, kernel.CAP_SETUID)
     for descriptor in (zygote["control"], zygote["life"]):
         os.set_inheritable(descriptor, True)
     python = config["plan"]["python"]
@@ -113,7 +182,7 @@ def main() -> None:
     control = socket.socket(fileno=os.dup(config["zygote"]["control"]))
     child = 0
     try:
-        _enter(config["plan"])
+        _enter(config)
         child = os.fork()
         if child == 0:
             _become_zygote(config)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 MIB = 1 << 20
+QUEUED_SIGNALS = 256
+"""Signals that may wait for a program's processes together, as all programs of a user share the machine's limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,18 +61,21 @@ def _read_proc(pid: int, name: str) -> bytes:
         os.close(descriptor)
 
 
-def proportional_bytes(keep: Collection[int], otherwise: int, enough: int) -> int:
+def proportional_bytes(keep: Collection[int], otherwise: int, enough: int, *, copying: bool = False) -> int:
     """Add up resident memory with shared pages divided among their users.
 
     Args:
         keep: Processes to leave out.
         otherwise: The answer where a process forbids to look.
         enough: Stop above this: each process takes milliseconds while the others allocate.
+        copying: One of the processes is about to become a snapshot or a fork.
     """
     if not os.path.exists("/proc/self/smaps_rollup"):
         # gVisor: forks share the pages of the interpreter that they were copied from, so those count once.
         shared = _resident(1)
-        return shared + sum(max(0, _resident(pid) - shared) for pid in list_pids(keep))
+        own = sorted(max(0, _resident(pid) - shared) for pid in list_pids(keep))
+        # Where a copy is made, that and the process in between have the whole of the program's pages.
+        return shared + sum(own[:-2] if copying else own)
     total = 0
     for pid in list_pids(keep):
         if total > enough:

@@ -24,7 +24,7 @@ from typing import Final, TextIO, cast
 
 from agentrl.sandboxes.inside import kernel, program_files, seccomp, seeding, wire
 from agentrl.sandboxes.inside.interfaces import SessionSetup
-from agentrl.sandboxes.inside.limits import Limits
+from agentrl.sandboxes.inside.limits import QUEUED_SIGNALS, Limits
 
 _SPARE: Final = 16
 """Descriptors beyond the program's own limit: this module needs some when the program has used up its own."""
@@ -41,8 +41,6 @@ class ProgramSetup:
 
     channel: int
     """Socket to pid 1."""
-    proc: int
-    """Folder descriptor of a ``/proc`` that can be written to."""
     session: SessionSetup
     """Those of pid 1: outputs, limits, filter, user and group."""
 
@@ -67,7 +65,7 @@ def _confine(setup: ProgramSetup) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
     # Under memory pressure the kernel takes the program before anything of ours.
-    proc = f"/proc/self/fd/{setup.proc}/self"
+    proc = f"/proc/self/fd/{setup.session.proc}/self"
     kernel.set_dumpable(True)
     with open(f"{proc}/oom_score_adj", "w") as file:
         file.write("1000")
@@ -75,6 +73,7 @@ def _confine(setup: ProgramSetup) -> None:
     if (inside := setup.session.inside) is not None:
         kernel.unshare(kernel.NEWUSER)
         kernel.write_maps(inside, inside, inside, proc)
+        fcntl.flock = program_files.flock
     _move_descriptors(setup)
     os.chdir(program_files.HOME)
     _limit(setup.session.limits)
@@ -117,6 +116,7 @@ def _limit(limits: Limits) -> None:
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_RTPRIO, 0),
+        (resource.RLIMIT_SIGPENDING, QUEUED_SIGNALS),
     ):
         # gVisor has limits that it can only be started with.
         if resource.getrlimit(kind) != (value, value):

@@ -1,13 +1,15 @@
 """Connects pid 1 to a program: orders go one way, claims come the other, and pid 1 never blocks on either."""
 
+import os
 import select
 import socket
 from collections.abc import Iterator
 from typing import Final
 
-from agentrl.sandboxes.inside import wire
+from agentrl.sandboxes.inside import processes, wire
 
 _CHUNKS: Final = 16
+_PATIENCE_S: Final = 1.0
 
 
 class ProgramChannel:
@@ -21,6 +23,8 @@ class ProgramChannel:
         self._outbox = b""
         self.shut = False
         """The program has shut one or both directions of the channel."""
+        self.pid = self._pidfd = -1
+        """The program's process; -1 before :meth:`track`."""
 
     @property
     def program_end(self) -> int:
@@ -28,9 +32,18 @@ class ProgramChannel:
         return self._program_end.fileno()
 
     def register(self, poll: select.poll) -> None:
-        """Add the descriptor to wait for."""
+        """Add the descriptors to wait for."""
         if not self.shut:
             poll.register(self._own_end, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+        poll.register(self._pidfd, select.POLLIN)
+
+    def track(self, pid: int) -> None:
+        """Note the process of the program."""
+        self.pid, self._pidfd = pid, processes.exit_descriptor(pid)
+
+    def has_ended(self, ready: dict[int, int]) -> bool:
+        """Return whether the program has ended, where the descriptor that tells so is ready."""
+        return self._pidfd in ready and processes.has_ended(self.pid)
 
     def is_ready(self, ready: dict[int, int]) -> bool:
         """Return whether there are bytes to read, or room to write."""
@@ -53,9 +66,10 @@ class ProgramChannel:
 
     def send_fds(self, order: wire.Message, descriptors: list[int]) -> bool:
         """Send a short order with descriptors, and return whether the program can read it."""
+        # A session that can't be copied goes on without: whatever the reason, it is no fault.
         try:
-            socket.send_fds(self._own_end, [wire.pack(order)], descriptors)
-        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            wire.send_with(self._own_end, wire.pack(order), descriptors, _PATIENCE_S)
+        except OSError:
             return False
         return True
 
@@ -87,6 +101,9 @@ class ProgramChannel:
         self._decoder = wire.Decoder(wire.MAX_CLAIM)
 
     def close(self) -> None:
-        """Close both ends."""
+        """Close both ends, and stop to track the program."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
         self._own_end.close()
         self._program_end.close()

@@ -1,17 +1,23 @@
-"""Reads and reopens the program's files, in its own process and with its rights, for the host and for its forks."""
+"""Reads, reopens and locks the program's files, in its own process and with its rights."""
 
 import base64
 import errno
 import fcntl
 import os
 import stat
+import struct
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 from agentrl.sandboxes.inside import wire
 
 HOME: Final = "/tmp"
 """The working folder of every program."""
+_LOCKS: Final = {fcntl.LOCK_SH: fcntl.F_RDLCK, fcntl.LOCK_EX: fcntl.F_WRLCK, fcntl.LOCK_UN: fcntl.F_UNLCK}
+
+
+class _HasDescriptor(Protocol):
+    def fileno(self) -> int: ...
 
 
 def read(path: str, offset: int, size: int) -> wire.Message:
@@ -75,3 +81,21 @@ def reopen(folder: str, files: list[tuple[int, str]]) -> None:
             os.lseek(copy, offset, os.SEEK_SET)
             os.dup2(copy, descriptor, inheritable=os.get_inheritable(descriptor))
             os.close(copy)
+
+
+def flock(file: int | _HasDescriptor, operation: int, /) -> None:
+    """Lock all bytes of a file in place of ``fcntl.flock``, as the kernel itself does on NFS.
+
+    The filter refuses that call, since a program could lock what it shares with other sessions. This lock needs the
+    right to write where it is exclusive, which there is on files of the program's own only.
+
+    Raises:
+        BlockingIOError: Another holds it, and the operation is not to wait.
+        OSError: There is no such operation, or the file is not open for it.
+    """
+    kind = _LOCKS.get(operation & ~fcntl.LOCK_NB)
+    if kind is None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    command = fcntl.F_OFD_SETLK if operation & fcntl.LOCK_NB else fcntl.F_OFD_SETLKW
+    # struct flock: type, whence, start, length (0 is all), process (0 is the open file), and what aligns it.
+    fcntl.fcntl(file, command, struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0))

@@ -24,8 +24,8 @@ RUNNER: Final = "/opt/agentrl"
 _SYSTEM: Final = ("bin", "sbin", "lib", "lib32", "lib64", "usr")
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 _LIBRARIES: Final = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64")
-# Where many an image of a container keeps the project that it is made for.
-_SOURCES: Final = ("/usr/src", "/usr/local/src")
+# Where many an image of a container keeps the project that it is made for, and where settings of the host are.
+_HIDDEN: Final = ("/usr/src", "/usr/local/src", "/usr/etc", "/usr/local/etc")
 # What the loader and the names of some tools need: nothing else of /etc.
 _CONFIGURED: Final = ("/etc/ld.so.cache", "/etc/alternatives")
 
@@ -40,7 +40,7 @@ class Plan(TypedDict):
     links: list[tuple[str, str]]
     """Symbolic links: target and place."""
     masks: list[str]
-    """Folders inside the binds that appear empty: other installed packages."""
+    """Folders inside the binds that appear empty: other installed packages, sources and settings."""
     python: str
     """The interpreter, as seen inside."""
     libraries: str
@@ -84,7 +84,7 @@ def _add_python(made: Plan) -> None:
     schemes = [*site.getsitepackages([str(home)]), sysconfig.get_path("purelib", vars={"base": str(home)})]
     folders = {Path(folder) for folder in schemes}
     folders |= {path for where in _LIBRARIES for path in Path(where).glob("python3*/*-packages")}
-    folders |= set(map(Path, _SOURCES))
+    folders |= {home / "etc", *map(Path, _HIDDEN)}
     for folder in sorted(folders):
         inside = folder
         if folder.is_relative_to(home) and not home.is_relative_to("/usr"):

@@ -63,10 +63,16 @@ def _serve(mux: Mux, limits: Limits) -> set[object]:
     """Serve one session to its end, and return the violations that forbid to use this container again."""
     out, err = mux.open_pipes()
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
-    instructions = seccomp.assemble(kernel.MACHINE, program.own_descriptors(limits)[0])
-    setup = SessionSetup(channel=-1, out=out, err=err, limits=limits, seccomp=instructions, inside=None)
+    instructions = seccomp.assemble(kernel.MACHINE, program.own_descriptors(limits)[0], shared_files=False)
     # The program has a copy of this process's memory, and the old key in it.
-    supervisor = Supervisor(mux, setup, proc, spawned=mux.rotate_key)
+    setup = SessionSetup(
+        **{"channel": -1, "out": out, "err": err, "proc": proc},
+        limits=limits,
+        seccomp=instructions,
+        inside=None,
+        spawned=mux.rotate_key,
+    )
+    supervisor = Supervisor(mux, setup)
     try:
         supervisor.spawn()
         while True:

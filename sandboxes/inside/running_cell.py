@@ -1,6 +1,7 @@
-"""Accounts for the cell that runs: how it began, what it has used, which limit it passed, and how it ended."""
+"""The cell that runs: how it began, whether its time is over, and how it ended."""
 
 import os
+import secrets
 import signal
 import time
 from collections.abc import Collection
@@ -18,14 +19,11 @@ class RunningCell:
     """The cell, or other order, that the program works on."""
 
     order: wire.Message
-    token: str
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    """It tells this cell's result from one that an earlier cell left in the channel."""
     started: float = field(default_factory=time.monotonic)
-    cpu_before: float = 0.0
-    clock_before: float = 0.0
+    clock: SessionClock = field(default_factory=SessionClock)
     oom_before: int = field(default_factory=processes.oom_kills)
-    rss: int = 0
-    next_pss: float = 0.0
-    shared: int = 0
     claim: wire.Message | None = None
     reason: str | None = None
     poisoned: bool = False
@@ -47,40 +45,20 @@ class RunningCell:
             raise wire.WireError("no such status")
         return checked
 
-    def measure(self, pid: int, excluded: Collection[int]) -> wire.Message:
-        """Measure what was used so far.
+    def restart(self) -> None:
+        """Begin its time anew: it waited for a fresh program."""
+        self.started = time.monotonic()
+        self.clock.start()
+
+    def is_late(self, cpu_s: float, excluded: Collection[int]) -> bool:
+        """Return whether its time is over.
 
         Args:
-            pid: The program.
+            cpu_s: CPU time that it is charged for so far [seconds].
             excluded: Processes that do not count.
         """
-        # The sum over all processes counts in ticks of 10 ms; the program's own clock is exact, and usually the whole.
-        wall, now = time.monotonic() - self.started, processes.usage(excluded)
-        precise = processes.cpu_clock(pid) - self.clock_before
-        cpu = max(now.cpu_s - self.cpu_before, precise, 0.0)
-        return {"t": "done", "wall": wall, "cpu": cpu, "rss": max(self.rss, now.rss), "signal": None}
-
-    def overrun(self, clock: SessionClock, memory: int, excluded: Collection[int]) -> str | None:
-        """Return the limit that is passed: ``timeout``, ``memory``, or None.
-
-        Args:
-            clock: The session's clock, started with the cell.
-            memory: What all processes may hold together [bytes].
-            excluded: Processes that do not count.
-        """
-        now, used = time.monotonic(), processes.usage(excluded)
-        self.rss = max(self.rss, used.rss)
-        late = clock.has_passed(wire.real(self.order, "wall"), excluded)
-        if late or used.cpu_s - self.cpu_before > wire.real(self.order, "cpu"):
-            return "timeout"
-        # Exact figures cost milliseconds for each process: spend at most a fifth of the time on them, unless what was
-        # touched since may be too much.
-        if used.rss <= memory or (now < self.next_pss and used.rss - self.shared <= memory):
-            return None
-        exact = processes.proportional_bytes(excluded, used.rss, memory)
-        self.shared = used.rss - exact
-        self.next_pss = time.monotonic() + 4 * (time.monotonic() - now)
-        return "memory" if exact > memory else None
+        late = self.clock.has_passed(wire.real(self.order, "wall"), excluded)
+        return late or cpu_s > wire.real(self.order, "cpu")
 
     def outcome(self, status: int) -> wire.Message:
         """Return how a cell ended whose program exited with a status as of ``wait``."""

@@ -5,7 +5,8 @@ checks the arguments of some calls: it refuses new namespaces, socket families t
 (vsock, packet, netlink), and typing into a terminal. A process can set its own limits, priority and cores only, and
 signal every process but pid 1. Nobody can send SIGCONT, so that what is stopped stays stopped: not by a timer
 (``timer_create`` takes its signal where a filter can't look), a file's owner, a parent's end or a child's. Files that
-others use too can't be watched or leased, and nobody sees who locks them.
+others use too can't be watched or leased, and nobody sees who locks them: where there are such files, ``flock`` is
+refused, and :func:`agentrl.sandboxes.inside.program_files.flock` takes its place.
 
 Sources: man page seccomp(2); numbers from the kernel's ``unistd_64.h`` and ``asm-generic/unistd.h``.
 """
@@ -60,6 +61,7 @@ copy_file_range 326 285; preadv2 327 286; pwritev2 328 287; statx 332 291; rseq 
 pidfd_open 434 434; close_range 436 436; openat2 437 437; faccessat2 439 439; epoll_pwait2 441 441;
 futex_waitv 449 449; pkey_mprotect 329 288; pkey_alloc 330 289; pkey_free 331 290;
 """
+_FLOCK: Final = "flock 73 32"
 _AUDIT_ARCH: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _COLUMN: Final = {"x86_64": 1, "aarch64": 2}
 _CLONE3: Final = 435
@@ -128,8 +130,8 @@ _REFUSED: Final[Mapping[str, tuple[tuple[_Arg, ...], ...]]] = {
 }
 
 
-def _numbers(machine: str) -> dict[str, int]:
-    rows = (row.split() for row in _ALLOWED.replace("\n", " ").split(";") if row.strip())
+def _numbers(machine: str, allowed: str) -> dict[str, int]:
+    rows = (row.split() for row in allowed.replace("\n", " ").split(";") if row.strip())
     return {row[0]: int(row[_COLUMN[machine]]) for row in rows if row[_COLUMN[machine]] != "-"}
 
 
@@ -162,14 +164,15 @@ def _ranges(numbers: set[int]) -> list[tuple[int, int]]:
     return found
 
 
-def assemble(machine: str, channel: int) -> bytes:
+def assemble(machine: str, channel: int, *, shared_files: bool = True) -> bytes:
     """Assemble the filter as BPF instructions, 8 bytes each.
 
     Args:
         machine: ``x86_64`` or ``aarch64``.
         channel: The descriptor over which the program speaks with pid 1.
+        shared_files: Sessions see the same files, so that ``flock`` is refused.
     """
-    numbers = _numbers(machine)
+    numbers = _numbers(machine, _ALLOWED if shared_files else _ALLOWED + _FLOCK)
     # First the processor's call convention: under another one, the same numbers mean other calls.
     code: list[_Instruction] = [
         (_LOAD, 0, 0, 4),

@@ -74,7 +74,6 @@ class SessionGroup:
         self._setup = setup
         self._first = HostSocket(setup.channel)
         self._prepare = prepare
-        self._proc = -1
         self._entries: dict[Supervisor, _Entry] = {}
         self._active: Supervisor | None = None
         self._scratch: ScratchStore | None = None
@@ -83,8 +82,8 @@ class SessionGroup:
     def serve(self) -> NoReturn:
         """Supervise until the host has let go of every session."""
         try:
-            self._proc = self._prepare()
-            self._active = first = Supervisor(self._first, self._setup, self._proc, manager=self)
+            self._setup = replace(self._setup, proc=self._prepare())
+            self._active = first = Supervisor(self._first, self._setup, manager=self)
             self._entries[first] = _Entry(host=self._first, setup=self._setup, index=0)
             first.spawn()
             while True:
@@ -134,7 +133,7 @@ class SessionGroup:
         scratch.swap_in(self._entries[supervisor].index)
         self._entries[supervisor].suspended = frozenset()
         self._active = supervisor
-        supervisor.check_alive()
+        supervisor.resume()
 
     def other_pids(self, session: object) -> frozenset[int]:
         """Return the processes of all other sessions, which are suspended."""
@@ -190,7 +189,7 @@ class SessionGroup:
         self._pending_fork = None
         host = HostSocket(descriptors[0])
         setup = replace(self._setup, channel=descriptors[0], out=descriptors[1], err=descriptors[2])
-        forked = Supervisor(host, setup, self._proc, manager=self, channel=channel)
+        forked = Supervisor(host, setup, manager=self, channel=channel)
         self._entries[forked] = _Entry(host=host, setup=setup, index=index, suspended=frozenset({pid}))
         forked.attach(pid, pristine=pristine)
         return None

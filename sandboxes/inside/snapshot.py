@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from contextlib import suppress
 from typing import Final
 
@@ -9,6 +10,8 @@ from agentrl.sandboxes.inside import processes
 from agentrl.sandboxes.inside.program_channel import ProgramChannel
 
 _MAX_CPU_S: Final = 0.002
+# Milliseconds on Linux, a few tenths of a second on gVisor.
+_HONEST_S: Final = 0.5
 
 
 class Snapshot:
@@ -17,7 +20,7 @@ class Snapshot:
     def __init__(self) -> None:
         self.pid = 0
         """The copy; 0 where there is none."""
-        self._cpu_s = 0.0
+        self._cpu_s = self._requested = 0.0
         self._channel: ProgramChannel | None = None
 
     def request(self, program: ProgramChannel) -> bool:
@@ -25,6 +28,7 @@ class Snapshot:
 
         The copy gets a channel of its own, since the next cell could shut the one that the program has.
         """
+        self._requested = time.monotonic()
         channel = ProgramChannel()
         sent = program.send_fds({"t": "snapshot"}, [channel.program_end])
         # While the program copies itself: to end one copy takes as long as to make one.
@@ -32,9 +36,10 @@ class Snapshot:
         self._channel = channel
         return sent
 
-    def keep(self, pid: int) -> None:
-        """Note a copy that has stopped."""
+    def keep(self, pid: int) -> bool:
+        """Note a copy that has stopped, and return whether it came so soon that no cell is charged for it."""
         self.pid, self._cpu_s = pid, processes.cpu_clock(pid)
+        return time.monotonic() - self._requested < _HONEST_S
 
     def take(self) -> ProgramChannel | None:
         """Return the channel of the copy and forget both, or ``None`` where the copy can't be trusted any more."""

@@ -5,13 +5,13 @@ nothing else of it.
 """
 
 import os
-import secrets
 import select
 import signal
-from collections.abc import Callable
+import time
 from typing import Final
 
 from agentrl.sandboxes.inside import kernel, processes, program, wire
+from agentrl.sandboxes.inside.account import Account
 from agentrl.sandboxes.inside.clock import LINGER_S, SessionClock
 from agentrl.sandboxes.inside.interfaces import HostChannel, SessionManager, SessionSetup
 from agentrl.sandboxes.inside.program_channel import ProgramChannel
@@ -31,42 +31,34 @@ class Supervisor:
         self,
         host: HostChannel,
         setup: SessionSetup,
-        proc: int,
         *,
         manager: SessionManager | None = None,
         channel: ProgramChannel | None = None,
-        spawned: Callable[[], None] = lambda: None,
     ) -> None:
         """Take over the host's channel; :meth:`spawn` or :meth:`attach` gives the session its program.
 
         Args:
             host: Where orders come from.
             setup: Descriptors and settings of the session.
-            proc: Folder descriptor of a ``/proc`` that can be written to.
             manager: Of the session's forks; ``None`` where it is alone in its pid namespace and can't be forked.
             channel: To the program, where that runs already.
-            spawned: Called after each start of a fresh program, which has a copy of this process's memory.
         """
         self._host = host
         self._manager = manager
-        self._spawned = spawned
         self.statuses: set[object] = set()
         """Statuses of the cells so far, and ``poisoned`` where the program broke the protocol."""
         self._setup = setup
-        self._proc = proc
         self._decoder = wire.Decoder(wire.MAX_ORDER)
         self._program = channel or ProgramChannel()
-        self._phase = "starting"
-        self._deadline_s = 0.0
-        self._clock = SessionClock()
+        self._phase, self._deadline_s, self._clock = "starting", 0.0, SessionClock()
+        self._account = Account(setup.limits.memory_bytes)
         self._announced = False
-        self._pending: wire.Message | None = None
+        self._pending: RunningCell | None = None
         self._cell: RunningCell | None = None
+        self._overdrawn: str | None = None
         self._snapshot = Snapshot()
-        self._pristine = True
-        self._copyable = True
+        self._pristine = self._copyable = True
         self._lost = self._frozen = False
-        self._pid = self._pidfd = -1
 
     @property
     def idle(self) -> bool:
@@ -77,11 +69,10 @@ class Supervisor:
         """Add the descriptors to wait for."""
         poll.register(self._host, select.POLLIN)
         self._program.register(poll)
-        poll.register(self._pidfd, select.POLLIN)
 
     def handle(self, ready: dict[int, int]) -> None:
         """Handle the events that have come."""
-        pidfd = self._pidfd
+        program = self._program
         if self._host.fileno() in ready and not self._read_orders():
             assert self._manager is not None, "a session that is alone is ended by its container's runner"
             self._manager.end_session(self)
@@ -90,7 +81,7 @@ class Supervisor:
         if self._program.is_ready(ready):
             self._read_claims()
         # What happened above may have replaced the program, and its descriptor may have got the old one's number.
-        if pidfd in ready and pidfd == self._pidfd and processes.has_ended(self._pid):
+        if program is self._program and program.has_ended(ready):
             self._program_ended()
         if not self.idle:
             self._watch()
@@ -99,17 +90,19 @@ class Supervisor:
         """Stop every process of the session until its next order, and return which they are."""
         processes.signal_every(signal.SIGSTOP)
         self._frozen = True
+        self._account.pause(self._excluded())
         return frozenset(processes.list_pids(self._others()))
 
-    def check_alive(self) -> None:
-        """Recover before the next order where the program was killed while it was suspended."""
-        if processes.has_ended(self._pid):
+    def resume(self) -> None:
+        """Account for the session again, and recover where its program was killed while it was suspended."""
+        self._account.resume(self._program.pid, self._excluded())
+        if processes.has_ended(self._program.pid):
             self._program_ended()
 
     def attach(self, pid: int, *, pristine: bool) -> None:
         """Supervise a stopped copy of another session's program, instead of a program of its own."""
         self._announced = True
-        self._track(pid)
+        self._program.track(pid)
         self._pristine, self._frozen = pristine, True
         self._enter("idle")
 
@@ -122,24 +115,19 @@ class Supervisor:
         """Close the session's descriptors; the caller ends its processes."""
         self._program.close()
         self._snapshot.close()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
 
     def spawn(self) -> None:
         """Start a fresh program."""
         self._enter("starting", _STARTUP_S)
-        setup = program.ProgramSetup(channel=self._program.program_end, proc=self._proc, session=self._setup)
+        # Until a fresh program is ready it runs nothing but our code.
+        self._account.pause(self._excluded())
+        setup = program.ProgramSetup(channel=self._program.program_end, session=self._setup)
         pid = kernel.clone(0)
         if pid == 0:
             program.main(setup)
-        self._spawned()
-        self._track(pid)
+        self._setup.spawned()
+        self._program.track(pid)
         self._pristine, self._frozen = True, False
-
-    def _track(self, pid: int) -> None:
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-        self._pid, self._pidfd = pid, processes.exit_descriptor(pid)
 
     def _enter(self, phase: str, seconds: float = 0.0) -> None:
         self._phase, self._deadline_s = phase, seconds
@@ -166,7 +154,7 @@ class Supervisor:
                 if self._cell is not None:
                     self._stop(wire.text(order, "reason", 100) or "killed")
             else:
-                self._pending = order
+                self._pending = RunningCell(order=order)
                 self._start_order()
         # An order that came too late for its cell, such as a kill, kept the session from being stopped.
         if self.idle and not self._frozen:
@@ -175,27 +163,34 @@ class Supervisor:
 
     def _start_order(self) -> None:
         """Start the pending order, if there is one and the program is idle, and continue what was stopped."""
-        if self._pending is None or self._phase != "idle":
+        cell = self._pending
+        if cell is None or self._phase != "idle":
+            return
+        if self._overdrawn is not None and cell.order["t"] == "run":
+            self._pending, ended = None, {"status": self._overdrawn, "state": "lost" if self._lost else "rolled_back"}
+            self._overdrawn, self._lost = None, False
+            self._answer({**self._measure(cell), **ended})
             return
         frozen, self._frozen = self._frozen, False
-        if frozen and processes.has_signals(self._pid):
-            # What an alarm does, or ends, is not the coming cell's doing: the cell begins when that is over.
+        if frozen and processes.has_signals(self._program.pid):
+            # What an alarm ends is not the coming cell's doing: the cell begins when that is over.
             self._enter("waking", _REPLY_S)
             self._program.send({"t": "wake"})
         else:
-            self._dispatch(self._pending)
+            self._dispatch(cell)
         if frozen:
             # After the order, so that the program wakes once and finds it.
             processes.continue_all(self._excluded())
 
-    def _dispatch(self, order: wire.Message) -> None:
+    def _dispatch(self, cell: RunningCell) -> None:
         """Return the program an order, or first have it make the snapshot that the order needs."""
+        order = cell.order
         if order["t"] == "fork":
             assert self._manager is not None, "a session that is alone can't be forked"
             self._pending = None
             self._enter("forking", _REPLY_S)
             if not self._manager.request_fork(self, self._program):
-                self._restart()
+                self._fork_made(0, "its program can't be sent the order to copy itself")
             return
         # A pristine program needs no snapshot, since a fresh one is the same; one with threads can't be copied.
         if order["transaction"] and not self._pristine and not self._snapshot.pid and self._copyable:
@@ -203,15 +198,12 @@ class Supervisor:
             return
         if not order["transaction"]:
             self._snapshot.drop()
-        self._pending = None
         self._enter("running")
-        # The token tells this cell's result from one that an earlier cell left in the channel.
-        self._cell = cell = RunningCell(order=order, token=secrets.token_hex(8))
-        cell.cpu_before, cell.clock_before = processes.usage(self._excluded()).cpu_s, processes.cpu_clock(self._pid)
+        self._cell, self._pending, self._account.rss = cell, None, 0
         self._program.send({**order, "seed": order["seed"] if self._pristine else None, "token": cell.token})
         # The cell before shut the channel: a fresh program gets this one.
         if self._program.shut:
-            self._cell, self._pending = None, order
+            self._cell, self._pending = None, cell
             self._restart()
 
     def _take_snapshot(self) -> None:
@@ -252,6 +244,7 @@ class Supervisor:
         kind = claim.get("t")
         if kind == "up" and self._phase == "starting":
             self._enter("idle")
+            self._account.resume(self._program.pid, self._excluded(), self._pending)
             if not self._announced:
                 self._announced = True
                 self._host.sendall(wire.pack({"t": "up"}))
@@ -267,18 +260,18 @@ class Supervisor:
             self._done(self._cell, claim)
         elif kind == "read" and self._cell is not None and self._cell.order["t"] == "read":
             answer = {"data": wire.text(claim, "data", wire.MAX_CLAIM), "errno": wire.number(claim, "errno")}
-            self._answer({**self._cell.measure(self._pid, self._excluded()), "status": "ok", "state": "kept", **answer})
+            self._answer({**self._measure(self._cell), "status": "ok", "state": "kept", **answer})
             self._become_idle()
         else:
             raise wire.WireError("out of turn")
 
     def _is_copy(self, pid: int) -> bool:
         # The number is the program's claim: it must be a child that has stopped, and none that has a role already.
-        return pid not in self._excluded() | {self._pid} and processes.wait_until_stopped(pid)
+        return pid not in self._excluded() | {self._program.pid} and processes.wait_until_stopped(pid)
 
     def _snapshot_made(self, pid: int) -> None:
-        if self._is_copy(pid):
-            self._snapshot.keep(pid)
+        if self._is_copy(pid) and self._snapshot.keep(pid):
+            self._account.settle(self._program.pid, self._excluded(), self._pending)
         self._copyable = self._snapshot.pid != 0
         self._become_idle()
 
@@ -311,57 +304,68 @@ class Supervisor:
             return
         state = "lost" if self._lost else "kept"
         self._lost, self._pristine, self._copyable = False, False, True
-        self._answer({**cell.measure(self._pid, self._excluded()), **checked, "state": state})
+        self._answer({**self._measure(cell), **checked, "state": state})
         # The next cell will probably be a transaction as well: its snapshot is made while the host thinks.
         if cell.order["transaction"]:
             self._take_snapshot()
         else:
             self._become_idle()
 
+    def _measure(self, cell: RunningCell) -> wire.Message:
+        used = self._account.measure(self._program.pid, self._excluded())
+        return {"t": "done", "wall": time.monotonic() - cell.started, "signal": None, **used}
+
     def _answer(self, answer: wire.Message) -> None:
         self._cell = None
+        self._account.settle(self._program.pid, self._excluded())
         self.statuses.add("filtered" if answer["signal"] == signal.SIGSYS else answer["status"])
         self._host.sendall(wire.pack({**wire.NOTHING, **answer}))
 
     def _watch(self) -> None:
-        cell = self._cell
         if self._announced and self._clock.heartbeat_due():
             self._host.sendall(wire.pack({"t": "waiting"}))
-        # Between cells a program only has to reply; one that does not is replaced.
-        if cell is None:
-            if self._clock.has_passed(self._deadline_s, self._excluded()):
-                self._restart()
-            return
-        processes.reap({self._pid, self._snapshot.pid} | self._others())
-        if reason := cell.overrun(self._clock, self._setup.limits.memory_bytes, self._excluded()):
+        processes.reap({self._program.pid, self._snapshot.pid} | self._others())
+        # A fresh program has run nothing of the session's, and what the cell that comes must pay is charged once.
+        cell, copying = self._cell or self._pending, self._phase in ("copying", "forking")
+        charged = self._cell is not None or (self._phase != "starting" and self._overdrawn is None)
+        if charged and (reason := self._account.overrun(cell, self._excluded(), copying=copying)):
             self._stop(reason)
+        # Between cells a program only has to reply; one that does not is replaced.
+        elif self._cell is None and self._clock.has_passed(self._deadline_s, self._excluded()):
+            self._restart()
 
     def _stop(self, reason: str) -> None:
-        if self._cell is not None and self._cell.reason is None:
+        if self._cell is None:
+            self._overdrawn = reason
+            self._recover_between_cells()
+        elif self._cell.reason is None:
             self._cell.reason, self._cell.poisoned = reason, True
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self._program.pid, signal.SIGKILL)
             self._program_ended()
 
     def _program_ended(self) -> None:
         cell = self._cell
         # What it said before it ended still counts, so look once more.
         self._read_claims()
-        status, max_rss = processes.take_status(self._pid)
+        status, max_rss = processes.take_status(self._program.pid)
         if self._phase == "starting":
             raise OSError(f"the program process ended with status {status} before it was confined")
         # It ended between cells, or those claims have ended its cell: nobody waits for an outcome.
         if cell is None or cell is not self._cell:
-            self._lost = self._recover(lost=self._phase not in ("idle", "waking")) == "lost"
-            self._start_order()
+            self._recover_between_cells()
             return
-        cell.rss = max(cell.rss, max_rss)
-        ended = cell.measure(self._pid, self._excluded())
+        self._account.rss = max(self._account.rss, max_rss)
+        ended = self._measure(cell)
         outcome = cell.outcome(status)
         state = self._recover(lost=self._lost or not cell.order["transaction"], final=bool(cell.order["final"]))
         # Now everything that the cell started has been reaped, and its CPU time is known.
         if not cell.order["final"]:
-            ended["cpu"] = max(processes.usage(self._others()).cpu_s - cell.cpu_before, 0.0)
+            ended["cpu"] = self._account.usage(self._others()).cpu_s
         self._answer({**ended, **outcome, "state": state})
+
+    def _recover_between_cells(self) -> None:
+        self._lost = self._recover(lost=self._lost or self._phase not in ("idle", "waking")) == "lost"
+        self._start_order()
 
     def _recover(self, *, lost: bool, final: bool = False) -> str:
         """Return the session an interpreter again: its snapshot, or a fresh one. Return the state of its variables."""
@@ -372,7 +376,7 @@ class Supervisor:
         self._program.close()
         self._program, self._cell, self._lost = channel or ProgramChannel(), None, False
         if channel is not None:
-            self._track(keep)
+            self._program.track(keep)
             self._frozen, self._copyable = True, True
             self._enter("idle")
             return "rolled_back"

@@ -3,9 +3,12 @@
 A message from a program is a *claim*: short, parsed strictly, and believed only where the reader says so.
 """
 
+import errno
 import json
 import socket
 import struct
+import time
+from collections.abc import Sequence
 from typing import Final, cast
 
 Message = dict[str, object]
@@ -20,6 +23,9 @@ MAX_ORDER = 256 << 20
 # Captured, so that a program that replaces json.dumps in its own process does not change what we send there.
 _dumps, _loads, _pack, _unpack = json.dumps, json.loads, struct.pack, struct.unpack
 _receive = socket.recv_fds
+# Other processes of this user, or of the machine, have too many descriptors: under way, or open.
+_CROWDED: Final = frozenset({errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE})
+_AGAIN_S: Final = 0.01
 
 
 class WireError(Exception):
@@ -101,6 +107,29 @@ def receive_with(channel: socket.socket, frames: Decoder) -> tuple[Message, list
             if len(messages) > 1:
                 raise WireError("more than one message at once")
             return messages[0], passed
+
+
+def send_with(channel: socket.socket, data: bytes, descriptors: Sequence[int], patience: float) -> None:
+    """Send a short message with descriptors; try again for a while where the kernel has too many descriptors.
+
+    Args:
+        channel: Where to.
+        data: The message.
+        descriptors: Sent along with it.
+        patience: For how long to try [seconds].
+
+    Raises:
+        OSError: The other side has gone, or the kernel has too many still.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            socket.send_fds(channel, [data], descriptors)
+            return
+        except OSError as error:
+            if error.errno not in _CROWDED or time.monotonic() > until:
+                raise
+        time.sleep(_AGAIN_S)
 
 
 def text(message: Message, key: str, limit: int) -> str | None:

@@ -5,6 +5,7 @@ It is pid 1 of the sandbox: when it ends, the kernel kills every session with it
 
 import gc
 import importlib
+import itertools
 import json
 import os
 import select
@@ -12,11 +13,12 @@ import signal
 import site
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Final
 
 from agentrl.sandboxes.inside import init, kernel, program, seccomp, wire
 from agentrl.sandboxes.inside.interfaces import SessionSetup
-from agentrl.sandboxes.inside.launcher import ZygoteConfig
+from agentrl.sandboxes.inside.launcher import FIRST_USER, INSIDE, ZygoteConfig
 from agentrl.sandboxes.inside.limits import Limits
 
 STANDARD: Final = """
@@ -57,14 +59,44 @@ def become_template(names: list[str]) -> None:
     kernel.set_dumpable(False)
 
 
-def _open_session(control: socket.socket, limits: Limits, instructions: bytes, close: list[int]) -> bool:
+def _users(count: int) -> Iterator[int]:
+    """Return the sessions' users, one after the other; there is only this process's own where ``count`` is 0."""
+    if not count:
+        return itertools.repeat(INSIDE)
+    # Other zygotes have the same range.
+    start = int.from_bytes(os.urandom(4), "big")
+    return (FIRST_USER + (start + number) % count for number in itertools.count())
+
+
+def _clone_as(user: int) -> int:
+    """Fork into fresh namespaces as another user, whom the copy may map then.
+
+    Raises:
+        OSError: There are too many namespaces or processes.
+    """
+    os.setresgid(user, user, INSIDE)
+    os.setresuid(user, user, INSIDE)
+    child = -1
+    try:
+        child = kernel.clone(kernel.NEW_ALL)
+    finally:
+        if child != 0:
+            os.setresuid(INSIDE, INSIDE, INSIDE)
+            os.setresgid(INSIDE, INSIDE, INSIDE)
+            # The kernel forgets both where the user changes.
+            kernel.set_dumpable(False)
+            kernel.die_with_parent()
+    return child
+
+
+def _open_session(control: socket.socket, limits: Limits, instructions: bytes, close: list[int], user: int) -> bool:
     order, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 3)
     if not order:
         return False
     channel, out, err = descriptors
     # A machine at its limit of namespaces or processes is no reason to end the sessions that live.
     try:
-        child = kernel.clone(kernel.NEW_ALL)
+        child = _clone_as(user)
     except OSError as error:
         fault: wire.Message = {"t": "fault", "why": f"no new namespaces: {error}", "errno": error.errno}
         with socket.socket(fileno=channel) as answer:
@@ -76,7 +108,7 @@ def _open_session(control: socket.socket, limits: Limits, instructions: bytes, c
         # A session must not use the control socket, nor keep it open: by it the host sees that the zygote has ended.
         for descriptor in close:
             os.close(descriptor)
-        init.main(SessionSetup(channel=channel, out=out, err=err, limits=limits, seccomp=instructions))
+        init.main(SessionSetup(channel=channel, out=out, err=err, limits=limits, seccomp=instructions, user=user))
     for descriptor in descriptors:
         os.close(descriptor)
     return True
@@ -93,12 +125,13 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     become_template(config["preload"])
     control, life = socket.socket(fileno=config["control"]), config["life"]
-    control.send(wire.pack({"t": "ready"}))
+    users = _users(config["users"])
+    control.send(wire.pack({"t": "ready", "users": config["users"]}))
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(life, select.POLLIN)
     while True:
         # The end of the host closes the control socket too, unless another of its children holds a copy of it.
         ready = {descriptor for descriptor, _ in poll.poll()}
-        if life in ready or not _open_session(control, limits, instructions, [control.fileno(), life]):
+        if life in ready or not _open_session(control, limits, instructions, [control.fileno(), life], next(users)):
             os._exit(0)

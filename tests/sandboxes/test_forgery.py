@@ -57,8 +57,8 @@ def test_a_lie_about_the_value_is_possible_and_documented(sandbox: Sandbox) -> N
 @pytest.mark.parametrize(
     "part",
     [
-        *({"status": "timeout"}, {"status": "crash"}, {"status": ["ok"]}, {"value": 5}, {"value": {"a": 1}}),
-        *({"exc_type": "E" * 201}, {"exit_code": "0"}, {"exit_code": True}, {"exit_code": 1 << 70}, {"traceback": []}),
+        *({"status": ["ok"]}, {"value": {"a": 1}}, {"exc_type": "E" * 201}),
+        *({"exit_code": True}, {"exit_code": 1 << 70}, {"traceback": []}),
     ],
     ids=str,
 )

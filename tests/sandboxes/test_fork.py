@@ -61,6 +61,15 @@ def test_an_end_of_one_rolls_back_that_one_only(pair: tuple[Session, Session], c
         assert other.run("x").value == one.run("x").value == "[1]"
 
 
+def test_what_one_used_is_not_charged_to_the_other(pair: tuple[Session, Session]) -> None:
+    # An orphan, whose time is counted with all that pid 1 has reaped.
+    burn = "if os.fork() == 0:\n        while time.process_time() < 0.3: pass"
+    code = f"import os, time\nr, w = os.pipe()\nif os.fork() == 0:\n    {burn}\n    os._exit(0)\nos.close(w)\n"
+    code += "os.read(r, 1)\ntime.sleep(0.1)"
+    assert pair[0].run(code).cpu_s > 0.2
+    assert pair[1].run("x").cpu_s < 0.2
+
+
 def test_fork_of_a_fork_and_the_ancestors_close_first(session: Session) -> None:
     session.run("x = 1")
     with session.fork() as child:

@@ -103,7 +103,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_list_names_the_defences() -> None:
     shown = run("--list", "--only", "rlimit-*")
-    assert shown.returncode == 0 and len(shown.stdout.splitlines()) == 9
+    assert shown.returncode == 0 and len(shown.stdout.splitlines()) == 10
     assert "RLIMIT_NPROC" in shown.stdout
 
 

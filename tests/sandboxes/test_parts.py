@@ -131,5 +131,5 @@ def test_plan_names_little_of_the_host(tmp_path: Path) -> None:
     assert not {place for place in places if place.startswith(("/home", "/root", "/var", "/etc/p"))}
     assert json.loads(json.dumps(plan))["python"] == plan["python"]
     masked = [Path(folder).name for folder in plan["masks"]]
-    assert {"src"} <= set(masked) <= {"site-packages", "dist-packages", "src"}
+    assert {"src", "etc"} <= set(masked) <= {"site-packages", "dist-packages", "src", "etc"}
     assert Path(sys.executable).exists() and plan["python"].startswith(("/opt/python/", "/usr/"))

@@ -1,15 +1,20 @@
 """Sessions that are made in advance: they must be fast, and nothing else may tell them from others."""
 
+import errno
 import os
+import resource
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError
 from agentrl.sandboxes.base import SandboxClosed
+from agentrl.sandboxes.host import zygote
 from agentrl.sandboxes.host.local import LocalSandbox
 from agentrl.sandboxes.host.pool import ZygotePool
 
@@ -29,6 +34,27 @@ def test_default_is_two_for_each_core(sandbox: Sandbox) -> None:
         await_ready(own, 2 * len(os.sched_getaffinity(0)))
     with pytest.raises(ValueError, match="negative"):
         LocalSandbox(Limits(), ready=-1)
+
+
+def test_too_many_descriptors_under_way_end_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, hard = socket.send_fds, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    crowded = [True] * 3
+
+    def send_fds(*arguments: Any) -> int:
+        if crowded and crowded.pop():
+            raise OSError(errno.ETOOMANYREFS, "too many")
+        return send(*arguments)
+
+    monkeypatch.setattr(socket, "send_fds", send_fds)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    with LocalSandbox(Limits(), ready=0) as own, own.session() as session:
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        assert session.run("x = 1").attempts == 1 and not crowded
+        crowded += [True] * 1000
+        monkeypatch.setattr(zygote, "_PATIENCE_S", 0.0)
+        with pytest.raises(SandboxError, match="no session can be asked for"):
+            own.run("1")
+        assert (session.run("x").value, session.run("x").attempts) == ("1", 1)
 
 
 def test_ready_sessions_are_seeded_as_they_are_taken() -> None:
