@@ -111,13 +111,16 @@ class _Game:
         wanted = {(spec.task_id, spec.seed) for group in specs for spec in group}
         done = [one for one in self.done if one.env == name and (one.task_id, one.seed) in wanted]
         wins = [won(one, source.best_return) for one in done]
-        tokens = 0
+        tokens, unsaved = 0, list[Trajectory]()
         for _ in done:
             bar.advance()
 
         def ended(episode: Trajectory) -> None:
             nonlocal tokens
-            self.add(episode)
+            unsaved.append(episode)
+            # Where no episode has room for a turn, the folder stays free for the same command with a higher limit.
+            while episode.sampled and unsaved:
+                self.add(unsaved.pop(0))
             wins.append(won(episode, source.best_return))
             tokens += episode.written
             bar.advance(f"success {sum(wins) / len(wins):.1%} so far")
@@ -125,8 +128,15 @@ class _Game:
         began, sampling = time.perf_counter(), _sampling(config)
         with closing(make_collector(config, self.agent.renderer, split=config.eval.split)) as collector:
             played = await play(collector, self.agent.engine, specs, sampling, done=done, on_episode=ended)
+        for episode in unsaved:
+            self.add(episode)
         for refused in played.refused:
             self.display.say(f"left out: {refused}")
+        if played.silent:
+            self.display.say(
+                f"warning: {played.silent} episodes{name and f' of {name}'} count as failed, since their prompts left "
+                f"no room for a turn in rollout.episode_tokens={config.rollout.episode_tokens}"
+            )
         return SetResult(
             name=name,
             origin=source.origin(sampling),

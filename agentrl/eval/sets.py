@@ -31,7 +31,7 @@ def make_sets(config: Config, texts: Sequence[str]) -> dict[str, Config]:
     for text in texts:
         head, _, options = text.partition("?")
         given, _, env_id = head.rpartition("=")
-        name = given or re.sub(r"[^A-Za-z0-9_-]", "-", env_id.rpartition("/")[2])
+        name = given or short_name(env_id)
         if not env_id or name in sets:
             raise UsageError(
                 f"--env {text!r} names no set, or one for the second time: write NAME=ID?key=value&key=value"
@@ -42,6 +42,11 @@ def make_sets(config: Config, texts: Sequence[str]) -> dict[str, Config]:
         ]
         sets[name] = with_overrides(_only(config, name, env_id, taught), overrides)
     return sets
+
+
+def short_name(env_id: str) -> str:
+    """Return the name of a set that the user gave none."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", env_id.rpartition("/")[2])
 
 
 def source_of(config: Config) -> TaskSource:
