@@ -18,7 +18,8 @@ from agentrl.eval.target import Agent, EvalRequest, check_dialect, for_messages,
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.runs.assemble import make_collector, with_dialect
-from agentrl.runs.folder import lock_folder, settings_of, versions_of
+from agentrl.runs.files import lock_folder
+from agentrl.runs.folder import settings_of, versions_of
 from agentrl.runs.progress import Bar, Display
 from agentrl.runs.records import EPISODES, EpisodeWriter, Record, read_begun
 from agentrl.types import Origin, Trajectory, won

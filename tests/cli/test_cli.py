@@ -192,6 +192,7 @@ SMALL = tuple(f"--set={setting}" for setting in SETTINGS)
 
 
 def test_name_that_is_taken_and_folder_that_can_not_be_made(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint(run)
     assert "exists already" in refused(capsys, "train", *QUICK, *SMALL, "--name", "mine")
     Path("file").write_text("")
     assert "can't be made: Not a directory" in refused(capsys, "train", *QUICK, *SMALL, "--set", "run.dir=file")
