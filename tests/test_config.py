@@ -34,11 +34,12 @@ def one_sentence(error: BaseException) -> str:
         ("[optim]\nsteps = true", "setting 'optim.steps' is True: Input should be a valid integer"),
         ("[optim]\nsteps = -1", "greater than or equal to 0"),
         ("[optim]\nlr = 0", "greater than 0"),
-        ("[optim]\nlr = inf", "setting 'optim.lr' is inf: Input should be a finite number"),
+        ("[optim]\nlr = inf", "is inf: Input should be a finite number; agentrl config optim says more"),
         ("[optim]\nbetas = [0.9]", "setting 'optim.betas.1'"),
         ("[optim]\nbetas = [0.9, 2.0]", "setting 'optim.betas.1' is 2.0"),
         ("[optim]\nbetas = [0.9, 1.0]", "setting 'optim.betas.1' is 1.0: Input should be less than 1"),
-        ("[model]\ndtype = 'float16'", "Input should be 'float32' or 'bfloat16'"),
+        ("[model]\ndtype = 'float16'", "no dtype is called 'float16'; did you mean 'bfloat16'?"),
+        ("[fleet]\nname = 'rey'", "no fleet is called 'rey'; "),
         ("[run]\nname = '../elsewhere'", "setting 'run.name' is '../elsewhere'"),
         ("[rollout]\nmax_fault_rate = 1.0", "less than 1"),
         ("[run]\nthreads = 100000", "less than or equal to 1024"),
@@ -68,7 +69,7 @@ def one_sentence(error: BaseException) -> str:
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, wanted: str) -> None:
     path = tmp_path / "it.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UsageError) as caught:
         load_config(path=path)
     assert wanted in one_sentence(caught.value)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.cli.command import add_command, add_set_argument, load_torch
+from agentrl.errors import ConfigError
 
 _EVAL = """examples:
   agentrl eval runs/quickstart
@@ -52,6 +53,10 @@ def add_commands(commands: Any) -> None:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
+    from agentrl.engines import missing_package
+
+    if lacking := missing_package("engine", arguments.engine or ""):
+        raise ConfigError(lacking)
     load_torch()
     from agentrl.eval import command as evaluation
     from agentrl.eval.results import as_text

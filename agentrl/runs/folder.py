@@ -221,6 +221,21 @@ def check_free(path: Path) -> None:
         raise _taken(path)
 
 
+def check_begun(path: Path) -> None:
+    """Check that ``path`` is no run without a checkpoint.
+
+    Raises:
+        RunFolderError: it is one.
+    """
+    if is_run(path) and not checkpoints(path):
+        raise RunFolderError(f"the run {str(path)!r} has no checkpoint yet")
+
+
+def is_run(path: Path) -> bool:
+    """Return True for a run's folder, and False for a model in Hugging Face's form, which has a config.json."""
+    return (path / "config.toml").is_file() and not (path / "config.json").is_file()
+
+
 def _taken(path: Path) -> RunFolderError:
     return RunFolderError(
         f"the run folder {str(path)!r} exists already: choose another --name, go on with --resume {path}, or delete it"
@@ -268,9 +283,13 @@ def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
     """Override settings, ``section.key=value`` each, of a run at ``path`` that is resumed.
 
     Raises:
-        ConfigError: a key is unknown, a value is invalid, or the setting can't change in a resumed run.
+        ConfigError: a key is unknown, a value is invalid, the setting can't change in a resumed run, or the run has
+            done more steps already.
     """
     new = with_overrides(config, overrides)
+    done = int(saved[-1].name.removeprefix("step-")) if (saved := checkpoints(path)) else 0
+    if new.optim.steps < min(done, config.optim.steps):
+        raise ConfigError(f"optim.steps={new.optim.steps} is too few: the run has done {done} already")
     before, after = kept_settings(config), kept_settings(new)
     for name in (override.partition("=")[0] for override in overrides):
         # An override may reach into a table, as env.args.dialect does. One that changes nothing is allowed.

@@ -95,6 +95,7 @@ QUICK = ("--preset", "quickstart")
         (("train", *QUICK, "--set", "env.args.split=tset"), "'env.args.split' has no effect: training plays"),
         (("config", "quikstart"), "no section or preset is called 'quikstart'; did you mean 'quickstart'?"),
         (("list", "quickstart"), "is a preset, no environment: agentrl config quickstart prints it"),
+        (("train", *QUICK, "--set", "overlap=1"), "write section.key=value, did you mean rollout.overlap=1?"),
         (("train", *QUICK, "--set", "algo.loss=ctop"), "no loss is called 'ctop'; did you mean 'ctpo'?"),
         (("train", *QUICK, "--set", "model.path=./no/model"), "no tokenizer can be loaded from './no/model'"),
         (("train", *QUICK, "--set", "model.path=nobody/nothing"), "no tokenizer can be loaded from 'nobody/nothing'"),
@@ -177,6 +178,22 @@ def test_evaluation_in_another_dialect_is_refused_unless_forced(here: Path, caps
         other = ("--set", "env.args.dialect=hermes", "--force")
         assert "no tokenizer can be loaded" in refused(capsys, "eval", path, *other), "it goes on to the model"
         assert "no tokenizer can be loaded" in refused(capsys, "eval", path)
+
+
+def test_what_needs_no_model_is_said_before_pytorch_is_loaded(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.cli.runs.load_torch", lambda: pytest.fail("too late"))
+    monkeypatch.setattr("agentrl.cli.evaluation.load_torch", lambda: pytest.fail("too late"))
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["export", "runs/mine", "model"]) == 2
+    checkpoint(run)
+    settings = ("algo.loss=ppo", "algo.advantage=grpo2", "engine.name=vlm", "engine.name=vllm", "fleet.name=ray")
+    for setting in (*settings, 'log.to=["nowhere:write"]'):
+        assert main(["train", *QUICK, "--set", setting]) == 2
+    assert main(["train", *QUICK, "--name", "mine"]) == 2
+    for setting in ("optim.steps=5", "algo.loss=cppo"):
+        assert main(["train", "--resume", "runs/mine", "--set", setting]) == 2
+    assert main(["eval", "a/b", *QUICK, "--engine", "vllm"]) == 2
 
 
 def test_model_folder_needs_settings(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

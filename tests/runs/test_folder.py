@@ -121,6 +121,13 @@ sys.stdin.read()
 """
 
 
+def test_a_run_does_not_end_before_the_step_that_it_has_done(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-000019").mkdir(parents=True)
+    assert changed(config, ["optim.steps=19"], tmp_path).optim.steps == 19
+    with pytest.raises(ConfigError, match=r"optim.steps=5 is too few: the run has done 19 already"):
+        changed(config, ["optim.steps=5"], tmp_path)
+
+
 def test_folder_in_use_names_the_process(config: Config) -> None:
     RunFolder.create(config, numbered=False).close()
     path = Path(config.run.dir) / "it"
