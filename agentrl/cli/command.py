@@ -33,7 +33,7 @@ def add_command(commands: Any, name: str, run: Run, text: str, examples: str) ->
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, parser=command)
     return command
 
 

@@ -65,8 +65,6 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             while numbered and path.exists():
                 number += 1
                 path = Path(config.run.dir) / f"{config.run.name}-{number}"
-            if not numbered:
-                check_free(path)
             # mkdir refuses a folder that exists, so of two runs that start at once only one gets the name.
             path.mkdir(parents=True, exist_ok=_holds_nothing(path))
             lock = lock_folder(path)
@@ -244,8 +242,7 @@ def _taken(path: Path) -> RunFolderError:
 
 def _holds_nothing(path: Path) -> bool:
     """Return True if the run at ``path`` ended before it had a checkpoint, an episode or a row."""
-    made = (path / name for name in ("checkpoints", *_RECORDS))
-    episodes = path / "episodes"
+    episodes, made = path / "episodes", [path / name for name in ("checkpoints", *_RECORDS)]
     whole = (path / "config.toml").is_file() and is_folder(episodes) and not any(episodes.iterdir())
     return whole and not any(map(os.path.lexists, made))
 
