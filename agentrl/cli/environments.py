@@ -25,9 +25,13 @@ _PLAY = """examples:
 """
 _CHECK = """examples:
   agentrl check-env agentrl/Arithmetic-v0
-  agentrl check-env my_package:me/Trivia-v0 --json
+  agentrl check-env 'my_package:me/Trivia-v0?level=3' --json
   agentrl check-env me/Trivia-v0 --tokenizer Qwen/Qwen3-0.6B --dialect fence
 """
+
+
+_ID = "ID[?KEY=VALUE&…]"
+_ID_HELP = "an environment's id, with arguments if need be; 'agentrl list' names them"
 
 
 def add_commands(commands: Any) -> None:
@@ -37,16 +41,16 @@ def add_commands(commands: Any) -> None:
     new.add_argument("--dir", type=Path, help="the folder to write, new or empty (default: ./NAME)")
     new.add_argument("--namespace", default="me", help="what the environment's id begins with (default: me)")
     listing = add_command(commands, "list", _list, "list environments and presets, or say what one is made of", _LIST)
-    listing.add_argument("env", metavar="ID", nargs="?", help="an environment's id: say more about this one")
+    listing.add_argument("env", metavar=_ID, nargs="?", help="an environment's id: say more about this one")
     listing.add_argument("--json", action="store_true", help="write JSON")
     play = add_command(commands, "play", _play, "play an environment yourself, in the agent's place", _PLAY)
-    play.add_argument("env", metavar="ID", help="an environment's id; 'agentrl list' names them")
+    play.add_argument("env", metavar=_ID, help=_ID_HELP)
     play.add_argument("--task", metavar="ID", help="which task (default: one drawn by --seed)")
     play.add_argument("--seed", type=int, help="seeds the episode (default: another one each time)")
     play.add_argument("--split", help="which tasks (default: the environment's own choice)")
     play.add_argument("--dialect", help="how tool calls are written (default: the environment's own choice)")
     check = add_command(commands, "check-env", _check, "check that an environment keeps its contract", _CHECK)
-    check.add_argument("env", metavar="ID", help="an environment's id; 'agentrl list' names them")
+    check.add_argument("env", metavar=_ID, help=_ID_HELP)
     check.add_argument(
         "--tokenizer", metavar="PATH", help="check tokens too, with this tokenizer: a folder or hub name"
     )
@@ -64,32 +68,39 @@ def _new(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     from agentrl.cli import listing
+    from agentrl.config import parse_env
     from agentrl.runs.progress import Display
 
+    facts = None if arguments.env is None else listing.details(*parse_env(arguments.env))
     if arguments.json:
-        print(json.dumps(listing.overview() if arguments.env is None else listing.details(arguments.env)))
-    elif arguments.env is None:
+        print(json.dumps(listing.overview() if facts is None else facts))
+    elif facts is None:
         listing.show_overview(Display(sys.stdout))
     else:
-        listing.show_details(listing.details(arguments.env), Display(sys.stdout))
+        listing.show_details(facts, Display(sys.stdout))
     return 0
 
 
 def _play(arguments: argparse.Namespace) -> int:
     from agentrl.cli.play import play
+    from agentrl.config import parse_env
     from agentrl.runs.progress import Display
 
-    chosen = {name: getattr(arguments, name) for name in ("task", "seed", "split", "dialect")}
-    play(arguments.env, Display(sys.stdout), **chosen)
+    env_id, options = parse_env(arguments.env)
+    chosen = {name: value for name in ("split", "dialect") if (value := getattr(arguments, name)) is not None}
+    play(env_id, Display(sys.stdout), task=arguments.task, seed=arguments.seed, **{**options, **chosen})
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from agentrl.config import parse_env
     from agentrl.toolenv.checker import check_env
 
     company = Company()
+    env_id, options = parse_env(arguments.env)
     found = check_env(
-        arguments.env,
+        env_id,
+        arguments=options,
         tasks=arguments.tasks,
         dialect=arguments.dialect,
         tokenizer=arguments.tokenizer,

@@ -108,6 +108,21 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
     return parse_config(_overridden(config.model_dump(mode="json"), overrides))
 
 
+def parse_env(text: str) -> tuple[str, dict[str, Any]]:
+    """Parse ``ID?key=value&key=value`` into an environment's id and its arguments; values are TOML, or plain text.
+
+    Raises:
+        ConfigError: a key has no value, or the value of a table is not TOML.
+    """
+    env_id, _, options = text.partition("?")
+    arguments: dict[str, Any] = {}
+    for option in filter(None, options.split("&")):
+        if "=" not in option:
+            raise ConfigError(f"{option!r} in {text!r} sets nothing: write ID?key=value&key=value")
+        arguments = _merged(arguments, _parsed(f"args.{option}")["args"])
+    return env_id, arguments
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The data of a TOML file.
 

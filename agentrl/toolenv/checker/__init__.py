@@ -7,9 +7,11 @@ reads the environment, and leaks of grandchild processes.
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
 from agentrl.render.renderer import load_tokenizer
@@ -55,6 +57,7 @@ _CHECKS: tuple[Check, ...] = (
 def check_env(
     env: str | ToolEnv,
     *,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
     tasks: int = 3,
     dialect: str | None = None,
     tokenizer: str | Path | ControlTokens | None = None,
@@ -66,6 +69,7 @@ def check_env(
     Args:
         env: the id of an environment, or an instance. For an instance that ``make`` did not build, checks that need a
             second instance are skipped, and the report says so. A given instance is left open, within an episode.
+        arguments: the environment's own, to make that of an id with.
         tasks: how many tasks to play, from the beginning of the split.
         dialect: how tool calls are written; the environment's own choice by default, and for an instance its own.
             ``native`` is the form that the tokenizer's chat template writes.
@@ -76,16 +80,17 @@ def check_env(
     Raises:
         UnknownNameError: there is no such id or dialect.
         UsageError: the tokenizer can't be loaded.
-        ConfigError: ``tasks`` is less than 1, ``dialect`` is given with an instance, or there is no native one.
+        ConfigError: ``tasks`` is less than 1, ``dialect`` or ``arguments`` are given with an instance, or there is no
+            native dialect.
         InfrastructureError: a tool's sandbox or server failed, which says nothing about the environment.
     """
     if tasks < 1:
         raise ConfigError(f"tasks is {tasks}: a check needs at least one task")
-    if dialect is not None and not isinstance(env, str):
-        raise ConfigError("an instance has its dialect already: make it with the one to check, or give its id")
+    if (dialect is not None or arguments) and not isinstance(env, str):
+        raise ConfigError("an instance has its dialect and arguments already: make it with those to check")
     loaded = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     try:
-        made = _made(env, dialect, loaded) if isinstance(env, str) else env
+        made = _made(env, arguments, dialect, loaded) if isinstance(env, str) else env
     except EnvContractError as error:
         return Report(findings=(Finding("ARL-E000", f"It can't be made: {error}."),))
     try:
@@ -107,10 +112,12 @@ def check_env(
             made.close()
 
 
-def _made(env_id: str, dialect: str | None, tokenizer: ControlTokens | None) -> ToolEnv:
+def _made(env_id: str, arguments: Mapping[str, Any], dialect: str | None, tokenizer: ControlTokens | None) -> ToolEnv:
+    dialect = dialect or arguments.get("dialect")
     if dialect is None:
-        return make(env_id)
-    return make(env_id, dialect=dialect if tokenizer is None else resolve_dialect(dialect, tokenizer))
+        return make(env_id, **arguments)
+    chosen = dialect if tokenizer is None else resolve_dialect(dialect, tokenizer)
+    return make(env_id, **{**arguments, "dialect": chosen})
 
 
 def _subject(

@@ -84,8 +84,10 @@ def test_wrong_arguments_are_refused(register: Register) -> None:
         check_env("agentrl/Arithmetc-v0")
     with pytest.raises(UnknownNameError, match="dialect"):
         check_env(register(Good), dialect="morse")
-    with pytest.raises(ConfigError, match="dialect already"):
+    with pytest.raises(ConfigError, match="arguments already"):
         check_env(Good(), dialect="fence")
+    with pytest.raises(ConfigError, match="level is 9: choose from 1 to 5"):
+        check_env("agentrl/Arithmetic-v0", arguments={"level": 9})
 
 
 def test_every_check_is_announced(register: Register) -> None:
