@@ -18,7 +18,7 @@ from agentrl.render.renderer import load_tokenizer
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker import contract, leaks, rewards, tasks, tokens, tools
 from agentrl.toolenv.checker.codes import CODES, Code
-from agentrl.toolenv.checker.play import Check, ControlTokens, StepRaised, Subject, as_sentence, from_spec
+from agentrl.toolenv.checker.play import Check, ControlTokens, Subject, from_spec, raised
 from agentrl.toolenv.checker.report import Finding, Report
 from agentrl.toolenv.dialects import resolve_dialect
 from agentrl.toolenv.registry import make
@@ -92,7 +92,7 @@ def check_env(
     try:
         made = _made(env, arguments, dialect, loaded) if isinstance(env, str) else env
     except EnvContractError as error:
-        return Report(findings=(Finding("ARL-E000", f"It can't be made: {error}."),))
+        return Report(findings=(raised(error, "making it"),))
     try:
         if unplayable := tools.unplayable(made):
             return Report(findings=tuple(unplayable))
@@ -126,7 +126,7 @@ def _subject(
     try:
         tasks = tuple(itertools.islice(env.task_set, count))
     except Exception as error:  # an environment under check may raise anything
-        return Finding("ARL-E000", f"Making its tasks raised {error!r}.")
+        return raised(error, "Making its tasks")
     if not tasks:
         return Finding("ARL-E000", f"Its split {env.split!r} has no task.")
     again = None if env.spec is None else functools.partial(from_spec, env.spec)
@@ -134,11 +134,17 @@ def _subject(
 
 
 def _few(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Keep the first findings of each code; the last one kept says how many more there are."""
-    by_code: dict[str, list[Finding]] = {}
+    """Keep the first findings of each code; the last one kept says how many more there are.
+
+    Errors from one method are one finding, whatever they say of the text that was being graded.
+    """
+    by_code: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
-        by_code.setdefault(finding.code, []).append(finding)
-    for alike in by_code.values():
+        by_code.setdefault((finding.code, finding.place), []).append(finding)
+    for (_, place), alike in by_code.items():
+        if place:
+            yield alike[0]
+            continue
         yield from alike[: _SHOWN - 1]
         for last in alike[_SHOWN - 1 : _SHOWN]:
             more = len(alike) - _SHOWN
@@ -154,10 +160,8 @@ def _guarded(check: Check, subject: Subject) -> Iterator[Finding]:
         yield from check(subject)
     except InfrastructureError:  # no finding: it says nothing about the environment
         raise
-    except StepRaised as error:
-        yield Finding("ARL-E005", as_sentence(error))
     except Exception as error:  # an environment under check may raise anything
-        yield Finding("ARL-E000", f"Checking its {_name(check)} raised {error!r}.")
+        yield raised(error, f"Checking its {_name(check)}")
 
 
 def _skipped(subject: Subject) -> Iterator[str]:
@@ -165,7 +169,7 @@ def _skipped(subject: Subject) -> Iterator[str]:
     if spec is None:
         yield "what takes a second instance, shared state and leaks: this one was not built by make."
     elif callable(spec.entry_point):
-        yield "whether the specification can be written as JSON: its entry point is no 'module:Class'."
+        yield "whether the specification can be written as JSON: that takes an entry point 'module:Class', as a text."
     if spec is not None and not leaks.can_look():
         yield "what is left running: this machine has no /proc."
     try:

@@ -137,7 +137,38 @@ def test_what_a_tool_said_when_it_failed_is_shown(register: Register) -> None:
     (message, *_) = messages(register(GoldStumbles), "ARL-E022")
     assert message == "Gold's call of 'python' failed with 'there is no chance here' on task 'train:0'."
     (message,) = messages(register(OffersOutdated), "ARL-E023")
-    assert message.startswith("All 3 calls of 'outdated' raised, such as with \"AttributeError: 'str' object has no")
+    assert message.startswith("All 7 calls of 'outdated' raised, such as with \"AttributeError: 'str' object has no")
+
+
+class RewardRaises(Good):
+    def reward(self, episode: agentrl.Episode) -> Mapping[str, float]:
+        return {"correct": float(episode.final)}
+
+
+class NoReward(Good):
+    reward = agentrl.ToolEnv.reward
+
+
+class Twins(Good):
+    def tasks(self, split: str) -> agentrl.TaskList:
+        return agentrl.TaskList([agentrl.Task(id="q1", prompt="1?")] * 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "message"),
+    [
+        (RewardRaises, "ARL-E005", "RewardRaises.reward raised ValueError("),
+        (NoReward, "ARL-E005", "NoReward.reward is not written: let it return parts, as in {'correct': 1.0}."),
+        (Twins, "ARL-E000", "Two tasks of one set share the id 'q1', those at 0 and 1: give each its own."),
+    ],
+)
+def test_an_error_that_says_what_to_do_is_one_finding(
+    register: Register, short_texts: None, kind: type[Good], code: str, message: str
+) -> None:
+    findings = [finding for finding in check_env(register(kind)).findings if finding.place]
+    assert [finding.code for finding in findings if finding.code == code] == [code]
+    line = str(Report(findings=tuple(findings)))
+    assert line.startswith(f"{code}  {message}") and "EnvContractError" not in line and CODES[code].advice not in line
 
 
 def test_a_tool_that_takes_all_its_time_takes_no_more(register: Register) -> None:
