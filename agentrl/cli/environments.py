@@ -120,7 +120,7 @@ class Company:
 
     def __init__(self) -> None:
         self._began = self._told = time.monotonic()
-        self._what, self._turns = "", 0
+        self._what, self._turns, self._share = "", 0, 0.0
 
     def begin(self, what: str) -> None:
         """Note that another check begins."""
@@ -128,13 +128,17 @@ class Company:
         if time.monotonic() - self._began > self._QUIET_S:
             self._tell()
 
-    def turn(self) -> None:
-        """Note that another turn was played."""
-        self._turns += 1
+    def turn(self, share: float) -> None:
+        """Note that another turn was played, and the share of all turns that were played by now."""
+        self._turns, self._share = self._turns + 1, share
         if time.monotonic() - self._told > self._EVERY_S:
             self._tell()
 
     def _tell(self) -> None:
+        from agentrl.runs.report.text import duration
+
         self._told = time.monotonic()
-        played = f"{self._turns} turns played in {self._told - self._began:.0f} s"
-        print(f"checking {self._what}; {played} …", file=sys.stderr)
+        seconds = self._told - self._began
+        played = f"{self._turns} turns played in {seconds:.0f} s"
+        left = f", about {duration(seconds * (1 / self._share - 1))} left" if self._share else ""
+        print(f"checking {self._what}; {played}{left} …", file=sys.stderr)

@@ -62,7 +62,7 @@ def check_env(
     dialect: str | None = None,
     tokenizer: str | Path | ControlTokens | None = None,
     say: Callable[[str], None] = lambda _: None,
-    on_turn: Callable[[], None] = lambda: None,
+    on_turn: Callable[[float], None] = lambda _: None,
 ) -> Report:
     """Play an environment with hostile, careless and perfect turns, and report contract violations.
 
@@ -75,7 +75,7 @@ def check_env(
             ``native`` is the form that the tokenizer's chat template writes.
         tokenizer: a tokenizer, or the folder or hub name of one, to check tokens with as well.
         say: receives each check's name, number and the number of checks before it begins, as in ``"turns, 7 of 22"``.
-        on_turn: called after every turn that is played.
+        on_turn: called after every turn that is played, with the share of all turns that were played by then, about.
 
     Raises:
         UnknownNameError: there is no such id or dialect.
@@ -96,7 +96,7 @@ def check_env(
     try:
         if unplayable := tools.unplayable(made):
             return Report(findings=tuple(unplayable))
-        subject, findings = _subject(made, tasks, loaded, on_turn), list[Finding]()
+        subject, findings = _subject(made, tasks, loaded, _counted(on_turn, tasks, len(made.tools))), list[Finding]()
         if isinstance(subject, Finding):
             return Report(findings=(subject,))
         for number, check in enumerate(_CHECKS, start=1):
@@ -118,6 +118,13 @@ def _made(env_id: str, arguments: Mapping[str, Any], dialect: str | None, tokeni
         return make(env_id, **arguments)
     chosen = dialect if tokenizer is None else resolve_dialect(dialect, tokenizer)
     return make(env_id, **{**arguments, "dialect": chosen})
+
+
+def _counted(on_turn: Callable[[float], None], tasks: int, tools: int) -> Callable[[], None]:
+    """Return what to call after each turn. Environments with 0 to 3 tools play as many turns, within an eighth."""
+    expected = 200 + 25 * tasks + tools * (50 + 30 * tasks)
+    played = itertools.count(1)
+    return lambda: on_turn(min(next(played) / expected, 1.0))
 
 
 def _subject(

@@ -186,7 +186,9 @@ def test_a_long_check_tells_how_far_it_is(
         monkeypatch.setattr(environments.Company, name, 0.0)
     assert main(["check-env", env_id, "--tasks", "1"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    turns = [int(re.fullmatch(r"checking .*, \d+ of \d+; (\d+) turns played in \d+ s …", line)[1]) for line in lines]  # type: ignore[index]
+    form = r"checking .*, \d+ of \d+; (\d+) turns played in \d+ s(, about [\d.e-]+ s left)? …"
+    turns = [int(re.fullmatch(form, line)[1]) for line in lines]  # type: ignore[index]
+    assert "left" in lines[-1] and "left" not in lines[0]
     assert turns == sorted(turns) and len(set(turns)) > 100, "it tells so within a check, too"
     assert main(["check-env", env_id, "--tasks", "6"]) == 0
     assert len(capsys.readouterr().err.splitlines()) > len(lines), "more tasks are more turns"
