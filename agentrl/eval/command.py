@@ -12,7 +12,7 @@ from agentrl.config import Config
 from agentrl.engines.base import Sampling
 from agentrl.errors import UsageError
 from agentrl.eval.results import SetResult, write_results
-from agentrl.eval.sets import make_sets, source_of
+from agentrl.eval.sets import make_sets
 from agentrl.eval.table import plan, play
 from agentrl.eval.target import Agent, EvalRequest, check_dialect, for_messages, make_agent, resolve, tokenizer_of
 from agentrl.rollout.mix import TaskMix
@@ -47,7 +47,7 @@ def run(request: EvalRequest, display: Display) -> list[SetResult]:
         sets = {
             name: with_dialect(for_messages(config), place) for name, config in make_sets(base, request.envs).items()
         }
-        sources = {name: source_of(config) for name, config in sets.items()}
+        sources = {name: _source(config) for name, config in sets.items()}
         mix = TaskMix(sources, dict.fromkeys(sources, 1.0), block=1)
         check_dialect(request, mix.label)
         agent = make_agent(next(iter(sets.values())), mix, model)
@@ -146,6 +146,11 @@ class _Game:
             new=len(wins) - len(done),
             new_tokens=tokens,
         )
+
+
+def _source(config: Config) -> TaskSource:
+    ((name, env),) = config.env.played.items()
+    return TaskSource(env.id, env.args, config.eval.split, name)
 
 
 def _sampling(config: Config) -> Sampling:

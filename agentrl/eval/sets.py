@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 from agentrl.config import Config, parse_config, with_overrides
 from agentrl.errors import UsageError
-from agentrl.rollout.plan import TaskSource
 
 _SETTINGS = ("split", "tasks", "attempts", "temperature")
 """What a set may say in its own way of ``[eval]``; all else are arguments of its environment."""
@@ -47,17 +46,6 @@ def make_sets(config: Config, texts: Sequence[str]) -> dict[str, Config]:
 def short_name(env_id: str) -> str:
     """Return the name of a set that the user gave none."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", env_id.rpartition("/")[2])
-
-
-def source_of(config: Config) -> TaskSource:
-    """Make the tasks of a set.
-
-    Raises:
-        UnknownNameError: there is no such environment or split.
-        ConfigError: the environment does not take one of its arguments.
-    """
-    ((name, env),) = config.env.played.items()
-    return TaskSource(env.id, env.args, config.eval.split, name)
 
 
 def _only(config: Config, name: str, env_id: str, args: Mapping[str, object]) -> Config:

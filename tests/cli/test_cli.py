@@ -194,7 +194,8 @@ def test_what_needs_no_model_is_said_before_pytorch_is_loaded(run: Path, monkeyp
     assert main(["train", *QUICK, "--name", "mine"]) == 2
     for setting in ("optim.steps=5", "algo.loss=cppo"):
         assert main(["train", "--resume", "runs/mine", "--set", setting]) == 2
-    assert main(["eval", "a/b", *QUICK, "--engine", "vllm"]) == 2
+    for words in (("a/b", *QUICK, "--engine", "vllm"), ("runs/mime",), ("a/b", *QUICK, "--env", "x="), ("a/b",)):
+        assert main(["eval", *words]) == 2
 
 
 def test_model_folder_needs_settings(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
