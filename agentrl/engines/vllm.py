@@ -30,6 +30,9 @@ for _name, _value in {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
+    # What its processes warn of is not the user's to mend.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore::FutureWarning",
     # A fork would copy the locks that PyTorch's threads hold.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }.items():

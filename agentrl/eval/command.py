@@ -50,15 +50,16 @@ def run(request: EvalRequest, display: Display) -> list[SetResult]:
         sources = {name: _source(config) for name, config in sets.items()}
         mix = TaskMix(sources, dict.fromkeys(sources, 1.0), block=1)
         check_dialect(request, mix.label)
-        agent = make_agent(next(iter(sets.values())), mix, model)
-        stack.enter_context(closing(agent.engine))
         origins = {name: source.origin(_sampling(sets[name])) for name, source in sources.items()}
         config = next(iter(sets.values()))
         values = settings_of(config)
         # The folder's episodes count towards this evaluation only if the same weights and settings would play them.
-        played_with = {name: values[name] for name in _DECIDES} | {"seed": request.seed, "weights": agent.weights}
-        for record in records:
-            _check_same(request, record, origins, played_with)
+        played_with = {name: values[name] for name in _DECIDES} | {"seed": request.seed}
+        _check_same(request, records, origins, played_with)
+        agent = make_agent(config, mix, model)
+        stack.enter_context(closing(agent.engine))
+        played_with["weights"] = agent.weights
+        _check_same(request, records, origins, {"weights": agent.weights})
         add: Callable[[Trajectory], None] = lambda _: None
         if request.out is not None:
             writer = EpisodeWriter(request.out / EPISODES, agent.pieces, kept, origins, played_with)
@@ -177,16 +178,17 @@ def _left(out: Path | None) -> str:
 
 
 def _check_same(
-    request: EvalRequest, record: Record, origins: Mapping[str, Origin], played_with: Mapping[str, object]
+    request: EvalRequest, records: Sequence[Record], origins: Mapping[str, Origin], played_with: Mapping[str, object]
 ) -> None:
-    env = record.trajectory.env
-    if env not in origins and "" not in origins:
-        return  # of a set that is not asked for this time
-    found = {"set": env, **asdict(record.origin), **record.evaluation}
-    wanted = {**asdict(origins[env]), **played_with} if env in origins else {"set": ""}
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            raise UsageError(
-                f"--out {str(request.out)!r} holds episodes of another evaluation, with {name} {found.get(name)!r} and "
-                f"not {value!r}: name another folder"
-            )
+    for record in records:
+        env = record.trajectory.env
+        if env not in origins and "" not in origins:
+            continue  # of a set that is not asked for this time
+        held = {"set": env, **asdict(record.origin), **record.evaluation}
+        wanted = {**asdict(origins[env]), **played_with} if env in origins else {"set": ""}
+        for name, value in wanted.items():
+            if held.get(name) != value:
+                raise UsageError(
+                    f"--out {str(request.out)!r} holds episodes of another evaluation, with {name} {held.get(name)!r} "
+                    f"and not {value!r}: name another folder"
+                )

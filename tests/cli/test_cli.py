@@ -83,7 +83,7 @@ QUICK = ("--preset", "quickstart")
         (("train", "quickstart"), "there is no file 'quickstart'; did you mean --preset quickstart?"),
         (("plan", *QUICK, "optim.lr=1"), "there is no file 'optim.lr=1'; did you mean --set optim.lr=1?"),
         (("train", "none.toml"), "the config 'none.toml' can't be read: No such file"),
-        (("train", *QUICK, "--set", "optim.stepz=1"), "unknown setting 'optim.stepz'; did you mean 'steps'?"),
+        (("train", *QUICK, "--set", "optim.stepz=1"), "unknown setting 'optim.stepz'; did you mean 'optim.steps'?"),
         (("train", *QUICK, "--set", "env.id=agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
         (("train", *QUICK, "--set", "env.id=nowhere:a/B-v0"), "needs a module that can't be imported"),
         (("train", *QUICK, "--set", "env.args.levl=1"), "it has no argument 'levl'; did you mean 'level'?"),

@@ -82,7 +82,7 @@ def test_names_of_algorithms_are_those_of_the_table() -> None:
         ({"optim": {"learning_rate": 4}}, "set optim.lr"),
         ({"rollout": {"num_generations": 4}}, "set rollout.group_size"),
         ({"rollout": {"top_p": 0.9}}, "sampled from the policy's whole distribution"),
-        ({"optim": {"stepz": 4}}, "did you mean 'steps'?"),
+        ({"optim": {"stepz": 4}}, "did you mean 'optim.steps'?"),
     ],
 )
 def test_settings_of_other_trainers_get_an_answer(setting: dict[str, object], wanted: str) -> None:
