@@ -26,6 +26,8 @@ from collections.abc import Iterable
 
 _MOST_NAMES = 20
 """Most names that an error lists: some environments come by the hundred."""
+_PREFIX = 3
+"""Letters of the shortest beginning of a name that is taken for the whole."""
 _FEW_NAMES = 10
 """Up to this many names are listed even where one of them is close to the unknown one."""
 
@@ -107,7 +109,9 @@ def first_line(error: Exception) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest, in half a sentence, which of ``known`` the user may have meant."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    # Who writes ppo for ppo_clip has left out its end, however close another name is.
+    longer = [one for one in names if len(str(name)) >= _PREFIX and one.startswith(str(name))]
+    close = longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"
     if len(names) > _MOST_NAMES:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rows import ROOT
 
 from agentrl.errors import RunFolderError
-from agentrl.runs.folder import lock_folder
+from agentrl.runs.files import lock_folder
 
 PLACE = ROOT / "runs" / "experiments"
 """Where units are at work; git ignores it."""

@@ -69,6 +69,13 @@ make_venv() {
   "$python" -m venv --clear "$VENV" || die "Making $VENV failed: the lines above say why."
 }
 
+# Install into the given environment, and show of what pip says what takes long: large downloads, and the unpacking.
+pip_install() {
+  "$1/bin/python" -m pip install --disable-pip-version-check "${@:2}" | sed -un \
+    -e 's|^ *Downloading \(.*/\)\{0,1\}\([^ /]*\) (\([0-9.]* [MG]B\)).*|    downloading \2, \3|p' \
+    -e 's|^ *Installing collected packages.*|    unpacking all of them|p' >&2
+}
+
 # Bring .venv up to date with the given extra: train, dev or ci.
 install_extra() {
   (
@@ -81,7 +88,7 @@ install_extra() {
     cd -- "$ROOT"
     local wanted
     wanted=$(fingerprint) # before pip reads the files: they may change while it runs
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$1]" ||
+    pip_install "$VENV" -c constraints.txt -e ".[$1]" ||
       die "Installing failed: the lines above say why. Run this again to start over."
     printf '%s\n' "$wanted" >"$VENV/.agentrl-$1"
     rm "$INSTALLING"

@@ -5,11 +5,14 @@ import os
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import agentrl
 from agentrl.config import load_config, parse_config
 from agentrl.eval.sets import make_sets
+from agentrl.toolenv.checker import check_env
 from agentrl.train.live import check_run
 
 from .forked import Server
@@ -37,6 +40,15 @@ def test_the_loop_is_short_and_of_public_names() -> None:
     assert not [name for name in (*imported, *used) if name.startswith("_")]
     table = "\n".join(re.findall(r"^\| `.*$", (DOCS / "loop.md").read_text(encoding="utf-8"), flags=re.MULTILINE))
     assert not [name for name in imported if name not in table], "the table says what each of them is"
+
+
+def test_the_environment_keeps_its_contract(clean_registry: None) -> None:
+    names: dict[str, Any] = {"__name__": "shop"}
+    (text,) = blocks("environment.md")
+    exec(compile(text, "environment.md", "exec"), names)
+    agentrl.register("me/Shop-v0", names["Shop"])
+    report = check_env("me/Shop-v0", arguments={"size": 3}, tasks=1)
+    assert report.ok and len(report.skipped) == 1 and "entry point" in report.skipped[0], str(report)
 
 
 def test_the_mix_is_a_config() -> None:

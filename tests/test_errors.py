@@ -26,13 +26,14 @@ def test_branches_do_not_mix() -> None:
     ("name", "known", "hint"),
     [
         ("fense", ["fence", "hermes"], "did you mean 'fence'?"),
+        ("ppo", ["cppo", "ppo_clip"], "did you mean 'ppo_clip'?"),
         ("zzz", ["b", "a"], "choose one of a, b"),
         ("zzz", [], "there are none yet"),
     ],
 )
 def test_nearest(name: str, known: list[str], hint: str) -> None:
     assert nearest(name, known) == hint
-    listed = " There are fence, hermes" if hint.endswith("?") else ""
+    listed = f" There are {', '.join(known)}" if hint.endswith("?") else ""
     assert str(UnknownNameError("dialect", name, known)) == f"no dialect is called {name!r}; {hint}{listed}"
 
 

@@ -12,10 +12,11 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from agentrl import __version__
 from agentrl.cli import environments, episodes, evaluation, machine, plan, runs, sweep, view
-from agentrl.errors import AgentRLError, Terminated, UsageError
+from agentrl.errors import AgentRLError, Terminated, UsageError, nearest
 from agentrl.sandboxes import SandboxError
 
 
@@ -29,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     try:
-        arguments = _parser().parse_args(argv)
+        arguments, unknown = _parser().parse_known_args(argv)
+        if unknown:
+            raise UsageError(_unknown(unknown[0], arguments.parser))
         code: int = arguments.run(arguments)
         sys.stdout.flush()  # here, where a broken pipe is still handled below
         return code
@@ -70,8 +73,24 @@ def _fail(reason: object, code: int) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Turns a mistake into one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a mistake in the words of the command line."""
+        raise UsageError(f"{message}: {self.prog} --help lists what there is")
+
+
+def _unknown(word: str, command: argparse.ArgumentParser) -> str:
+    """Return what to do about a word that a command does not take."""
+    if not word.startswith("-"):
+        return f"{command.prog} takes no {word!r}: {command.prog} --help lists what it takes"
+    options = command._option_string_actions  # pyright: ignore[reportPrivateUsage]
+    return f"{command.prog} has no option {word!r}; {nearest(word.partition('=')[0], options)}"
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="agentrl",
         description="Train LLM agents to reason with sandboxed tools.",
         epilog="examples:\n  agentrl train --preset quickstart\n  agentrl eval runs/quickstart\n  agentrl new my_env\n",

@@ -5,9 +5,12 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.config import Config
 
 Run = Callable[[argparse.Namespace], int]
 """Carries out a command; returns the exit code."""
@@ -30,7 +33,7 @@ def add_command(commands: Any, name: str, run: Run, text: str, examples: str) ->
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, parser=command)
     return command
 
 
@@ -63,6 +66,29 @@ def check_config(arguments: argparse.Namespace) -> None:
         option = "--preset" if given in presets() else "--set" if "=" in given else ""
         if option:
             raise ConfigError(f"there is no file {given!r}; did you mean {option} {given}?")
+
+
+def check_parts(config: "Config") -> None:
+    """Check that what a run chooses by name is installed, before PyTorch is loaded.
+
+    Raises:
+        UsageError: an engine, a fleet or a logger is not there.
+    """
+    from agentrl.engines import check_trains
+    from agentrl.runs.loggers import check_loggers
+
+    check_trains(config.engine.name)
+    check_loggers(config.log.to)
+    for sentence in missing_parts(config):
+        raise ConfigError(sentence)
+
+
+def missing_parts(config: "Config") -> list[str]:
+    """Return a sentence for each of engine and fleet whose package is not installed here."""
+    from agentrl.engines import missing_package
+
+    chosen = (("engine", config.engine.name), ("fleet", config.fleet.name))
+    return [sentence for what, name in chosen if (sentence := missing_package(what, name))]
 
 
 def load_torch() -> None:

@@ -25,9 +25,13 @@ _PLAY = """examples:
 """
 _CHECK = """examples:
   agentrl check-env agentrl/Arithmetic-v0
-  agentrl check-env my_package:me/Trivia-v0 --json
+  agentrl check-env 'my_package:me/Trivia-v0?level=3' --json
   agentrl check-env me/Trivia-v0 --tokenizer Qwen/Qwen3-0.6B --dialect fence
 """
+
+
+_ID = "ID[?KEY=VALUE&…]"
+_ID_HELP = "an environment's id, with arguments if need be; 'agentrl list' names them"
 
 
 def add_commands(commands: Any) -> None:
@@ -37,16 +41,16 @@ def add_commands(commands: Any) -> None:
     new.add_argument("--dir", type=Path, help="the folder to write, new or empty (default: ./NAME)")
     new.add_argument("--namespace", default="me", help="what the environment's id begins with (default: me)")
     listing = add_command(commands, "list", _list, "list environments and presets, or say what one is made of", _LIST)
-    listing.add_argument("env", metavar="ID", nargs="?", help="an environment's id: say more about this one")
+    listing.add_argument("env", metavar=_ID, nargs="?", help="an environment's id: say more about this one")
     listing.add_argument("--json", action="store_true", help="write JSON")
     play = add_command(commands, "play", _play, "play an environment yourself, in the agent's place", _PLAY)
-    play.add_argument("env", metavar="ID", help="an environment's id; 'agentrl list' names them")
+    play.add_argument("env", metavar=_ID, help=_ID_HELP)
     play.add_argument("--task", metavar="ID", help="which task (default: one drawn by --seed)")
     play.add_argument("--seed", type=int, help="seeds the episode (default: another one each time)")
     play.add_argument("--split", help="which tasks (default: the environment's own choice)")
     play.add_argument("--dialect", help="how tool calls are written (default: the environment's own choice)")
     check = add_command(commands, "check-env", _check, "check that an environment keeps its contract", _CHECK)
-    check.add_argument("env", metavar="ID", help="an environment's id; 'agentrl list' names them")
+    check.add_argument("env", metavar=_ID, help=_ID_HELP)
     check.add_argument(
         "--tokenizer", metavar="PATH", help="check tokens too, with this tokenizer: a folder or hub name"
     )
@@ -64,32 +68,39 @@ def _new(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     from agentrl.cli import listing
+    from agentrl.config import parse_env
     from agentrl.runs.progress import Display
 
+    facts = None if arguments.env is None else listing.details(*parse_env(arguments.env))
     if arguments.json:
-        print(json.dumps(listing.overview() if arguments.env is None else listing.details(arguments.env)))
-    elif arguments.env is None:
+        print(json.dumps(listing.overview() if facts is None else facts))
+    elif facts is None:
         listing.show_overview(Display(sys.stdout))
     else:
-        listing.show_details(listing.details(arguments.env), Display(sys.stdout))
+        listing.show_details(facts, Display(sys.stdout))
     return 0
 
 
 def _play(arguments: argparse.Namespace) -> int:
     from agentrl.cli.play import play
+    from agentrl.config import parse_env
     from agentrl.runs.progress import Display
 
-    chosen = {name: getattr(arguments, name) for name in ("task", "seed", "split", "dialect")}
-    play(arguments.env, Display(sys.stdout), **chosen)
+    env_id, options = parse_env(arguments.env)
+    chosen = {name: value for name in ("split", "dialect") if (value := getattr(arguments, name)) is not None}
+    play(env_id, Display(sys.stdout), task=arguments.task, seed=arguments.seed, **{**options, **chosen})
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from agentrl.config import parse_env
     from agentrl.toolenv.checker import check_env
 
     company = Company()
+    env_id, options = parse_env(arguments.env)
     found = check_env(
-        arguments.env,
+        env_id,
+        arguments=options,
         tasks=arguments.tasks,
         dialect=arguments.dialect,
         tokenizer=arguments.tokenizer,
@@ -109,7 +120,7 @@ class Company:
 
     def __init__(self) -> None:
         self._began = self._told = time.monotonic()
-        self._what, self._turns = "", 0
+        self._what, self._turns, self._share = "", 0, 0.0
 
     def begin(self, what: str) -> None:
         """Note that another check begins."""
@@ -117,13 +128,17 @@ class Company:
         if time.monotonic() - self._began > self._QUIET_S:
             self._tell()
 
-    def turn(self) -> None:
-        """Note that another turn was played."""
-        self._turns += 1
+    def turn(self, share: float) -> None:
+        """Note that another turn was played, and the share of all turns that were played by now."""
+        self._turns, self._share = self._turns + 1, share
         if time.monotonic() - self._told > self._EVERY_S:
             self._tell()
 
     def _tell(self) -> None:
+        from agentrl.runs.report.text import duration
+
         self._told = time.monotonic()
-        played = f"{self._turns} turns played in {self._told - self._began:.0f} s"
-        print(f"checking {self._what}; {played} …", file=sys.stderr)
+        seconds = self._told - self._began
+        played = f"{self._turns} turns played in {seconds:.0f} s"
+        left = f", about {duration(seconds * (1 / self._share - 1))} left" if self._share else ""
+        print(f"checking {self._what}; {played}{left} …", file=sys.stderr)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.cli.command import add_command, add_set_argument, load_torch
+from agentrl.errors import ConfigError
 
 _EVAL = """examples:
   agentrl eval runs/quickstart
@@ -52,17 +53,24 @@ def add_commands(commands: Any) -> None:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
-    load_torch()
-    from agentrl.eval import command as evaluation
-    from agentrl.eval.results import as_text
-    from agentrl.eval.target import EvalRequest
-    from agentrl.runs.progress import Display, visible
+    from agentrl.engines import missing_package
+    from agentrl.eval.request import EvalRequest, read_settings
+    from agentrl.eval.sets import make_sets
 
     names = ("path", "config", "preset", "seed", "out", "force", "engine")
     chosen: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     options = {name: value for name in _ENGINE if (value := getattr(arguments, name)) is not None}
     overrides = tuple(_overrides(arguments))
     request = EvalRequest(**chosen, envs=tuple(arguments.envs), engine_options=options, overrides=overrides)
+    config, _ = read_settings(request)
+    make_sets(config, request.envs)
+    if lacking := missing_package("engine", config.engine.name):
+        raise ConfigError(lacking)
+    load_torch()
+    from agentrl.eval import command as evaluation
+    from agentrl.eval.results import as_text
+    from agentrl.runs.progress import Display, visible
+
     results = evaluation.run(request, Display())
     if arguments.json:
         rows = {result.name: result.whole.row() for result in results}

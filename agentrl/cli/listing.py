@@ -55,15 +55,15 @@ def show_overview(display: Display) -> None:
         display.say(f"  {name}")
 
 
-def details(env_id: str) -> dict[str, object]:
-    """Describe one environment without playing it, as plain data for JSON.
+def details(env_id: str, arguments: Mapping[str, Any]) -> dict[str, object]:
+    """Describe one environment, made with these arguments, without playing it, as plain data for JSON.
 
     Raises:
         UsageError: there is no such environment, or it can't be made here; the message says why.
     """
     with _quiet():
         try:
-            env = make(env_id)
+            env = make(env_id, **arguments)
         except UsageError as error:
             if env_id in presets():
                 raise UsageError(
@@ -94,7 +94,7 @@ def _details(env: ToolEnv) -> dict[str, object]:
         "distribution": _home(spec.id),
         "class": f"{kind.__module__}:{kind.__qualname__}",
         "arguments": {one.name: repr(one.default) for one in parameters if one.default is not one.empty},
-        "set_by_the_id": {name: repr(value) for name, value in spec.kwargs.items()},
+        "set": {name: repr(value) for name, value in spec.kwargs.items()},
         "dialect": env.dialect.name,
         "max_turns": env.max_turns,
         **_game(env),

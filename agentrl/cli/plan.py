@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from agentrl.cli.command import add_command, add_config_arguments, check_config, load_torch
+from agentrl.cli.command import add_command, add_config_arguments, check_config, load_torch, missing_parts
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = False, whole: bool = False) -> int:
-    """Print what a run will need; give the exit code, 1 where it does not fit.
+    """Print what a run will need; return the exit code, 1 where it does not fit or a package is missing.
 
     Args:
         config: the run's settings.
@@ -57,8 +57,10 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
         UsageError: something that the config names is not there.
     """
     load_torch()
+    import torch
     from transformers.utils import logging
 
+    from agentrl.engines import check_cpu_heads
     from agentrl.runs.assemble import model_config, run_tokenizer, task_mix, with_dialect
     from agentrl.train.live import check_playing
     from agentrl.train.memory import needs
@@ -71,12 +73,18 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
     if whole:
         _show_tasks(config, tokenizer)
     limit = None if memory is None else int(memory * _GIB)
-    found = needs(config, model_config(config, tokenizer), limit)
+    shape = model_config(config, tokenizer)
+    if config.engine.name == "vllm" and config.model.device == "cpu" and not torch.cuda.is_available():
+        check_cpu_heads(shape.get_text_config())
+    found = needs(config, shape, limit)
     if as_json:
         print(json.dumps({**asdict(found), "total": found.total, "fits": not found.remedy}))
     else:
         _show(found)
-    return int(bool(found.remedy))
+    lacking = missing_parts(config) if whole else []
+    for sentence in lacking:
+        print(f"missing   {sentence}")
+    return int(bool(found.remedy or lacking))
 
 
 def _show_tasks(config: "Config", tokenizer: Any) -> None:

@@ -6,6 +6,7 @@ import io
 import signal
 import sys
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from agentrl.errors import ConfigError, EnvContractError
 from agentrl.runs.progress import Display
@@ -24,7 +25,7 @@ _LISTEN_S = 0.2
 _STYLES: Mapping[str, str] = {"system": "dim", "user": "cyan", "assistant": "yellow", "tool": "green"}
 
 
-def play(env_id: str, display: Display, *, task: str | None, seed: int | None, **options: str | None) -> None:
+def play(env_id: str, display: Display, *, task: str | None, seed: int | None, **options: Any) -> None:
     """Play one episode with turns from standard input, to its end or until the person leaves.
 
     Args:
@@ -32,7 +33,7 @@ def play(env_id: str, display: Display, *, task: str | None, seed: int | None, *
         display: shows the episode.
         task: the task's id; one is drawn where there is none.
         seed: the episode's seed; without one, every episode draws anew.
-        options: the environment's ``split`` and ``dialect``; None takes its own default.
+        options: the environment's own arguments, ``split`` and ``dialect`` among them.
 
     Raises:
         UsageError: the environment, its split, task or dialect is not there, or the seed is negative.
@@ -42,7 +43,7 @@ def play(env_id: str, display: Display, *, task: str | None, seed: int | None, *
     if seed is not None and seed < 0:
         raise ConfigError(f"seed is {seed}: it must be at least 0")
     _prepare_input()
-    env = make(env_id, **{name: value for name, value in options.items() if value is not None})
+    env = make(env_id, **options)
     try:
         messages, _ = env.reset(seed=seed, options={} if task is None else {"task": task})
         game = _Game(env, display)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentrl.cli.command import add_command, add_config_arguments, check_config, load_torch
+from agentrl.cli.command import add_command, add_config_arguments, check_config, check_parts, load_torch
 from agentrl.errors import ConfigError
 
 _TRAIN = """examples:
@@ -66,6 +66,9 @@ def _train(arguments: argparse.Namespace) -> int:
     others = (arguments.config, arguments.preset, arguments.name, arguments.dry_run, arguments.episodes)
     if any(others) or arguments.seed is not None:
         raise ConfigError("--resume goes on with the run's own settings: leave all options out but --set")
+    from agentrl.runs.folder import changed, read_config
+
+    check_parts(changed(read_config(arguments.resume), arguments.overrides, arguments.resume))
     return _work(lambda run, display: run.resume(arguments.resume, display, arguments.overrides))
 
 
@@ -76,6 +79,7 @@ def _sft(arguments: argparse.Namespace) -> int:
 
 def _new_run(arguments: argparse.Namespace, *, sft_only: bool) -> int:
     from agentrl.config import load_config
+    from agentrl.runs.folder import check_free
 
     check_config(arguments)
     overrides = list(arguments.overrides)
@@ -90,7 +94,10 @@ def _new_run(arguments: argparse.Namespace, *, sft_only: bool) -> int:
         from agentrl.cli.plan import show_plan
 
         return show_plan(config, whole=True)
+    check_parts(config)
     numbered = arguments.name is None
+    if not numbered:
+        check_free(Path(config.run.dir) / config.run.name)
     if arguments.episodes:
         return _work(lambda run, display: run.train_on(arguments.episodes, config, display, numbered=numbered))
     return _work(lambda run, display: run.train(config, display, numbered=numbered, sft_only=sft_only))
@@ -118,6 +125,9 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    from agentrl.runs.folder import check_begun
+
+    check_begun(Path(arguments.path))
     load_torch()
     from agentrl.runs.checkpoint import export
     from agentrl.runs.progress import Display

@@ -3,7 +3,7 @@
 An unknown key is an error that names the nearest one.
 """
 
-from agentrl.config.reading import load_config, parse_config, parse_toml, presets, with_overrides
+from agentrl.config.reading import load_config, parse_config, parse_env, parse_toml, presets, with_overrides
 from agentrl.config.settings import (
     AlgoSettings,
     Config,
@@ -22,6 +22,7 @@ __all__ = [
     "RunSettings",
     "load_config",
     "parse_config",
+    "parse_env",
     "parse_toml",
     "presets",
     "with_overrides",

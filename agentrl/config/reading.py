@@ -34,6 +34,7 @@ _INSTEAD = {
     "dataset datasets data": "the environment has the tasks: set env.id, and env.args.data where it takes one",
 }
 """Words in a setting's name, and what to tell whoever tries it."""
+_NAMES = "('[^']*'(, | or )?)+"
 _VALUE_KINDS = "Input should be text, a number, true or false, or a list of whole numbers or of texts"
 
 
@@ -56,7 +57,7 @@ def load_config(*, preset: str | None = None, path: str | Path | None = None, ov
         overrides: ``section.key=value`` each, laid over both; values are TOML, or plain text.
 
     Raises:
-        UnknownNameError: there is no such preset.
+        UnknownNameError: there is no such preset, or a value is none of the names that a setting can have.
         ConfigError: a key is unknown, a value is invalid, or the text is not TOML.
         UsageError: the file can't be read.
     """
@@ -85,7 +86,7 @@ def parse_config(data: Mapping[str, Any]) -> Config:
         first, *more = error.errors()
         # Of a value that may be of several types, there is an error for each: one of the type that it has says most.
         same = [one for one in more if one["loc"][:2] == first["loc"][:2] and not one["type"].endswith("_type")]
-        raise ConfigError(_explained((same or [first])[0])) from error
+        raise _explained((same or [first])[0]) from error
     if config.env.mix and (config.env.args or config.env.id != EnvSettings().id):
         raise ConfigError("env.mix names the environments: give each its id and args there, and no env.id or env.args")
     for name, env in config.env.played.items():
@@ -105,6 +106,21 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
         ConfigError: a key is unknown or a value is invalid.
     """
     return parse_config(_overridden(config.model_dump(mode="json"), overrides))
+
+
+def parse_env(text: str) -> tuple[str, dict[str, Any]]:
+    """Parse ``ID?key=value&key=value`` into an environment's id and its arguments; values are TOML, or plain text.
+
+    Raises:
+        ConfigError: a key has no value, or the value of a table is not TOML.
+    """
+    env_id, _, options = text.partition("?")
+    arguments: dict[str, Any] = {}
+    for option in filter(None, options.split("&")):
+        if "=" not in option:
+            raise ConfigError(f"{option!r} in {text!r} sets nothing: write ID?key=value&key=value")
+        arguments = _merged(arguments, _parsed(f"args.{option}")["args"])
+    return env_id, arguments
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -166,7 +182,9 @@ def _parsed(override: str) -> dict[str, Any]:
     if not override.isprintable():
         raise ConfigError(f"{override!r} holds a character that can't be printed")
     if not equals or "." not in key:
-        raise ConfigError(f"{override!r} sets nothing: write section.key=value, for example optim.steps=20")
+        sections = [section for section in Config.model_fields if key in _keys([section])]
+        example = f"did you mean {sections[0]}.{override}?" if sections and equals else "for example optim.steps=20"
+        raise ConfigError(f"{override!r} sets nothing: write section.key=value, {example}")
     try:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError as error:
@@ -179,18 +197,25 @@ def _parsed(override: str) -> dict[str, Any]:
     return parsed
 
 
-def _explained(item: Mapping[str, Any]) -> str:
+def _explained(item: Mapping[str, Any]) -> UsageError:
     # A type that pydantic has tried is no part of the setting's name.
     place = [str(part) for part in item["loc"] if "constrained-" not in str(part)]
     at = 3 if place[:2] == ["env", "mix"] else 1
     if place[at:] and place[at].rpartition("_")[2] in ("args", "options", "to") and len(place) > at + 2:
         table = ", or a table of these" if place[at] == "args" else ""
-        return f"setting {'.'.join(place[: at + 2])!r} is {item['input']!r}: {_VALUE_KINDS}{table}"
+        return ConfigError(f"setting {'.'.join(place[: at + 2])!r} is {item['input']!r}: {_VALUE_KINDS}{table}")
     if item["type"] == "extra_forbidden":
         inside: Mapping[str, Any] = item["input"] if isinstance(item["input"], Mapping) else {}
-        instead = _hint([*place, *inside]) or nearest(place[-1], _keys(place[:-1]))
-        return f"unknown setting {'.'.join(place)!r}; {instead}"
-    return f"setting {'.'.join(place)!r} is {item['input']!r}: {item['msg']}"
+        # The whole of the nearest name, which can be pasted.
+        closest = nearest(place[-1], _keys(place[:-1])).replace("mean '", f"mean '{'.'.join([*place[:-1], ''])}")
+        instead = _hint([*place, *inside]) or closest
+        return ConfigError(f"unknown setting {'.'.join(place)!r}; {instead}")
+    if item["type"] == "literal_error" and place[-1] != "[key]" and re.fullmatch(_NAMES, item["ctx"]["expected"]):
+        kind = place[-2] if place[-1] == "name" else place[-1]
+        return UnknownNameError(kind, item["input"], re.findall("'([^']*)'", item["ctx"]["expected"]))
+    return ConfigError(
+        f"setting {'.'.join(place)!r} is {item['input']!r}: {item['msg']}; agentrl config {place[0]} says more"
+    )
 
 
 def _keys(place: Sequence[str]) -> list[str]:

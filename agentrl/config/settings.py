@@ -18,6 +18,8 @@ Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Below1 = Annotated[float, Field(ge=0, lt=1)]
 RejectionLevel = Literal["token", "sequence", "geometric"]
+Advantage = Literal["otb", "otb_loo", "otb_pooled", "group_mean", "grpo", "rloo", "opo", "ogb", "reinforce_pp", "none"]
+Loss = Literal["ctpo", "cppo", "ppo_clip", "dapo", "gspo", "gspo_token", "cispo", "reinforce"]
 TinySize = Literal["hidden", "layers", "heads"]
 
 
@@ -186,15 +188,15 @@ class FleetSettings(_Section):
 class AlgoSettings(_Section):
     """The algorithm: an advantage function and a loss function."""
 
-    advantage: str = "otb"
-    """The estimator: otb, otb_loo, otb_pooled, group_mean, grpo, rloo, opo, ogb, reinforce_pp or none (algos)."""
+    advantage: Advantage = "otb"
+    """The estimator (algos)."""
     advantage_options: dict[str, Value | Infinity] = Field(default_factory=dict)
     """Its own options (algos)."""
     energy_ratio: Literal[False, True, "old"] = False
     """Weigh OTB's energies by a squared ratio: "old" by the weight old/sampler of ``correction``, as its released code
     does; true by the cumulative ratio θ/sampler, anew in each epoch (trainer)."""
-    loss: str = "ctpo"
-    """The policy loss: ctpo, cppo, ppo_clip, dapo, gspo, gspo_token, cispo or reinforce (algos)."""
+    loss: Loss = "ctpo"
+    """The policy loss (algos)."""
     loss_options: dict[str, Value] = Field(default_factory=dict)
     """Its own options (algos)."""
     correction: Literal["none", "token", "prefix", "sequence"] = "sequence"
@@ -288,8 +290,9 @@ class LogSettings(_Section):
     """Where metrics go beside the run's JSONL files."""
 
     to: Annotated[dict[str, dict[str, Value]], BeforeValidator(_without_options)] = Field(default_factory=dict)
-    """Any of ``tensorboard``, ``wandb``, ``trackio``, and ``module:function`` for functions of your own: a list, or a
-    table with the options of each, such as ``{wandb = {project = "tools", mode = "offline"}}`` (loggers)."""
+    """Any of ``tensorboard``, ``wandb``, ``trackio``, and ``module:function`` for functions of your own, each called
+    with a row's numbers by name and its step: a list, or a table with the options of each, such as ``{wandb =
+    {project = "tools", mode = "offline"}}`` (loggers)."""
 
 
 class Config(_Section):

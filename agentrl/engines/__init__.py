@@ -1,6 +1,7 @@
 """Engines sample tokens: one for each name that ``engine.name`` can have, and ``scripted`` for tests and oracles."""
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,36 @@ ENGINES: Mapping[str, str] = {
     "openai": "agentrl.engines.openai:OpenAIEngine",
 }
 """Module and class of each engine by its name; a module is imported only for a run that chooses its engine."""
+
+
+_PACKAGES = ("vllm", "openai", "ray")
+"""Engines and fleets whose package has their name, and is installed by an extra of that name."""
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Widths of the heads that vLLM has a kernel for on a CPU."""
+
+
+def missing_package(what: str, name: str) -> str:
+    """Return what to do about an engine's or a fleet's package that is not installed; empty where it is."""
+    if name not in _PACKAGES or importlib.util.find_spec(name) is not None:
+        return ""
+    return f"{what} {name!r} needs {name}: pip install 'agentrl[{name}]'"
+
+
+def check_cpu_heads(shape: Any) -> None:
+    """Refuse heads that vLLM has no kernel for on a CPU: its process would end with the first request.
+
+    Args:
+        shape: the configuration of a model.
+
+    Raises:
+        ConfigError: the model has such heads.
+    """
+    width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    if width not in CPU_HEADS:
+        raise ConfigError(
+            f"on a CPU vLLM computes heads of {', '.join(map(str, CPU_HEADS))}, not of {width}: choose another model, "
+            "or model.tiny.heads of the tiny one"
+        )
 
 
 def make_engine(name: str, model: "PreTrainedModel | None", options: Mapping[str, Any]) -> Engine:

@@ -25,7 +25,8 @@ class ScriptedEngine:
     """Nothing is kept."""
 
     def __init__(self, turns: Sequence[Sequence[int]]) -> None:
-        self._turns = [tuple(turn) for turn in turns]
+        self.turns = [tuple(turn) for turn in turns]
+        """Those that were not played yet."""
         self._version = 0
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
@@ -34,9 +35,9 @@ class ScriptedEngine:
         Raises:
             InfrastructureError: the script has no more turns.
         """
-        if not self._turns:
+        if not self.turns:
             raise InfrastructureError("the script has no more turns, but the episode goes on")
-        turn = self._turns.pop(0)[: sampling.max_tokens]
+        turn = self.turns.pop(0)[: sampling.max_tokens]
         finish = "stop" if turn and turn[-1] in sampling.stop_ids else "length"
         return Completion(token_ids=turn, logprobs=(0.0,) * len(turn), finish=finish, version=self._version)
 

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentrl.engines import check_cpu_heads
 from agentrl.engines.base import Cache, Completion, Sampling, check_request
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.load import ROUNDING
@@ -30,6 +31,9 @@ for _name, _value in {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
+    # What its processes warn of is not the user's to mend.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore::FutureWarning",
     # A fork would copy the locks that PyTorch's threads hold.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }.items():
@@ -121,7 +125,7 @@ class VllmEngine:
         config.architectures = [type(model).__name__]
         on_cpu = _platforms.current_platform.is_cpu()
         if on_cpu:
-            _check_heads(config)
+            check_cpu_heads(config.get_text_config())
         self._dtype, self._vocab, self._max_length = model.dtype, int(config.vocab_size), max_length
         self.rounding = ROUNDING[model.dtype]
         self._shapes = {name: weights.shape for name, weights in model.named_parameters()}
@@ -307,18 +311,6 @@ class VllmEngine:
         written = self._weights.with_suffix(".new")
         save_file(tensors, written)
         written.replace(self._weights)
-
-
-def _check_heads(config: Any) -> None:
-    """Refuse heads that vLLM has no kernel for on a CPU: its process would end with the first request."""
-    backend: Any = import_module("vllm.v1.attention.backends.cpu_attn").CPUAttentionBackend
-    widths = backend.get_supported_head_sizes()
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if width not in widths:
-        raise ConfigError(
-            f"on a CPU vLLM computes heads of {', '.join(map(str, widths))}, not of {width}: choose another model, or "
-            "model.tiny.heads of the tiny one"
-        )
 
 
 def _shared(size: int) -> str | None:

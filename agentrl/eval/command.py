@@ -12,13 +12,14 @@ from agentrl.config import Config
 from agentrl.engines.base import Sampling
 from agentrl.errors import UsageError
 from agentrl.eval.results import SetResult, write_results
-from agentrl.eval.sets import make_sets, source_of
+from agentrl.eval.sets import make_sets
 from agentrl.eval.table import plan, play
 from agentrl.eval.target import Agent, EvalRequest, check_dialect, for_messages, make_agent, resolve, tokenizer_of
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.runs.assemble import make_collector, with_dialect
-from agentrl.runs.folder import lock_folder, settings_of, versions_of
+from agentrl.runs.files import lock_folder
+from agentrl.runs.folder import settings_of, versions_of
 from agentrl.runs.progress import Bar, Display
 from agentrl.runs.records import EPISODES, EpisodeWriter, Record, read_begun
 from agentrl.types import Origin, Trajectory, won
@@ -46,18 +47,19 @@ def run(request: EvalRequest, display: Display) -> list[SetResult]:
         sets = {
             name: with_dialect(for_messages(config), place) for name, config in make_sets(base, request.envs).items()
         }
-        sources = {name: source_of(config) for name, config in sets.items()}
+        sources = {name: _source(config) for name, config in sets.items()}
         mix = TaskMix(sources, dict.fromkeys(sources, 1.0), block=1)
         check_dialect(request, mix.label)
-        agent = make_agent(next(iter(sets.values())), mix, model)
-        stack.enter_context(closing(agent.engine))
         origins = {name: source.origin(_sampling(sets[name])) for name, source in sources.items()}
         config = next(iter(sets.values()))
         values = settings_of(config)
         # The folder's episodes count towards this evaluation only if the same weights and settings would play them.
-        played_with = {name: values[name] for name in _DECIDES} | {"seed": request.seed, "weights": agent.weights}
-        for record in records:
-            _check_same(request, record, origins, played_with)
+        played_with = {name: values[name] for name in _DECIDES} | {"seed": request.seed}
+        _check_same(request, records, origins, played_with)
+        agent = make_agent(config, mix, model)
+        stack.enter_context(closing(agent.engine))
+        played_with["weights"] = agent.weights
+        _check_same(request, records, origins, {"weights": agent.weights})
         add: Callable[[Trajectory], None] = lambda _: None
         if request.out is not None:
             writer = EpisodeWriter(request.out / EPISODES, agent.pieces, kept, origins, played_with)
@@ -111,13 +113,16 @@ class _Game:
         wanted = {(spec.task_id, spec.seed) for group in specs for spec in group}
         done = [one for one in self.done if one.env == name and (one.task_id, one.seed) in wanted]
         wins = [won(one, source.best_return) for one in done]
-        tokens = 0
+        tokens, unsaved = 0, list[Trajectory]()
         for _ in done:
             bar.advance()
 
         def ended(episode: Trajectory) -> None:
             nonlocal tokens
-            self.add(episode)
+            unsaved.append(episode)
+            # Where no episode has room for a turn, the folder stays free for the same command with a higher limit.
+            while episode.sampled and unsaved:
+                self.add(unsaved.pop(0))
             wins.append(won(episode, source.best_return))
             tokens += episode.written
             bar.advance(f"success {sum(wins) / len(wins):.1%} so far")
@@ -125,8 +130,15 @@ class _Game:
         began, sampling = time.perf_counter(), _sampling(config)
         with closing(make_collector(config, self.agent.renderer, split=config.eval.split)) as collector:
             played = await play(collector, self.agent.engine, specs, sampling, done=done, on_episode=ended)
+        for episode in unsaved:
+            self.add(episode)
         for refused in played.refused:
             self.display.say(f"left out: {refused}")
+        if played.silent:
+            self.display.say(
+                f"warning: {played.silent} episodes{name and f' of {name}'} count as failed, since their prompts left "
+                f"no room for a turn in rollout.episode_tokens={config.rollout.episode_tokens}"
+            )
         return SetResult(
             name=name,
             origin=source.origin(sampling),
@@ -135,6 +147,11 @@ class _Game:
             new=len(wins) - len(done),
             new_tokens=tokens,
         )
+
+
+def _source(config: Config) -> TaskSource:
+    ((name, env),) = config.env.played.items()
+    return TaskSource(env.id, env.args, config.eval.split, name)
 
 
 def _sampling(config: Config) -> Sampling:
@@ -161,16 +178,17 @@ def _left(out: Path | None) -> str:
 
 
 def _check_same(
-    request: EvalRequest, record: Record, origins: Mapping[str, Origin], played_with: Mapping[str, object]
+    request: EvalRequest, records: Sequence[Record], origins: Mapping[str, Origin], played_with: Mapping[str, object]
 ) -> None:
-    env = record.trajectory.env
-    if env not in origins and "" not in origins:
-        return  # of a set that is not asked for this time
-    found = {"set": env, **asdict(record.origin), **record.evaluation}
-    wanted = {**asdict(origins[env]), **played_with} if env in origins else {"set": ""}
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            raise UsageError(
-                f"--out {str(request.out)!r} holds episodes of another evaluation, with {name} {found.get(name)!r} and "
-                f"not {value!r}: name another folder"
-            )
+    for record in records:
+        env = record.trajectory.env
+        if env not in origins and "" not in origins:
+            continue  # of a set that is not asked for this time
+        held = {"set": env, **asdict(record.origin), **record.evaluation}
+        wanted = {**asdict(origins[env]), **played_with} if env in origins else {"set": ""}
+        for name, value in wanted.items():
+            if held.get(name) != value:
+                raise UsageError(
+                    f"--out {str(request.out)!r} holds episodes of another evaluation, with {name} {held.get(name)!r} "
+                    f"and not {value!r}: name another folder"
+                )

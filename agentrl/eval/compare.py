@@ -12,7 +12,7 @@ from agentrl.eval.episodes import config_of, load
 from agentrl.eval.pages import shared_length
 from agentrl.eval.paired import Contrast, contrast
 from agentrl.runs.folder import settings_of
-from agentrl.runs.records import Record
+from agentrl.runs.records import EPISODES, Record
 from agentrl.toolenv.versions import PARTS
 
 _AROUND = 60
@@ -94,7 +94,13 @@ def compare(a: Path, b: Path) -> Comparison:
         UsageError: one has no episodes, or they are of different tasks.
         TrajectoryError: a file holds something else.
     """
-    pairs = paired(load(a), load(b))
+    try:
+        pairs = paired(load(a), load(b))
+    except UsageError as error:
+        stopped = [str(path) for path in (a, b) if (path / EPISODES).exists() and not (path / "summary.json").exists()]
+        where = " and that in ".join(stopped)
+        on = f"; the evaluation in {where} has not ended: go on with its command" if stopped else ""
+        raise UsageError(f"{error}{on}") from error
     flips = [_flip(pair) for pair in pairs if pair[0].won != pair[1].won]
     tagged: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:

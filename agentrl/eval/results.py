@@ -9,6 +9,7 @@ from typing import cast
 
 from agentrl.eval.episodes import told
 from agentrl.eval.pages import Section, write_page
+from agentrl.eval.sets import short_name
 from agentrl.eval.table import Evaluation, Played, by_tag, summarise
 from agentrl.runs.files import replace
 from agentrl.runs.progress import as_argument
@@ -97,7 +98,7 @@ def table(results: Sequence[SetResult]) -> list[tuple[str, ...]]:
     """Give the lines of a table below ``HEAD``: a set's, then those of its tags."""
     lines: list[tuple[str, ...]] = []
     for result in results:
-        lines.append(_line(result.name or result.origin.env_id, result.whole))
+        lines.append(_line(result.name or short_name(result.origin.env_id), result.whole))
         lines += [_line(f"  {tag}", found) for tag, found in result.tags.items()]
     return lines
 

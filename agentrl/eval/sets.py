@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 from agentrl.config import Config, parse_config, with_overrides
 from agentrl.errors import UsageError
-from agentrl.rollout.plan import TaskSource
 
 _SETTINGS = ("split", "tasks", "attempts", "temperature")
 """What a set may say in its own way of ``[eval]``; all else are arguments of its environment."""
@@ -31,7 +30,7 @@ def make_sets(config: Config, texts: Sequence[str]) -> dict[str, Config]:
     for text in texts:
         head, _, options = text.partition("?")
         given, _, env_id = head.rpartition("=")
-        name = given or re.sub(r"[^A-Za-z0-9_-]", "-", env_id.rpartition("/")[2])
+        name = given or short_name(env_id)
         if not env_id or name in sets:
             raise UsageError(
                 f"--env {text!r} names no set, or one for the second time: write NAME=ID?key=value&key=value"
@@ -44,15 +43,9 @@ def make_sets(config: Config, texts: Sequence[str]) -> dict[str, Config]:
     return sets
 
 
-def source_of(config: Config) -> TaskSource:
-    """Make the tasks of a set.
-
-    Raises:
-        UnknownNameError: there is no such environment or split.
-        ConfigError: the environment does not take one of its arguments.
-    """
-    ((name, env),) = config.env.played.items()
-    return TaskSource(env.id, env.args, config.eval.split, name)
+def short_name(env_id: str) -> str:
+    """Return the name of a set that the user gave none."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", env_id.rpartition("/")[2])
 
 
 def _only(config: Config, name: str, env_id: str, args: Mapping[str, object]) -> Config:

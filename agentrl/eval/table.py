@@ -13,7 +13,7 @@ from typing import Any
 from agentrl.config import EvalSettings
 from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.rng import derive_seed
-from agentrl.errors import FaultRateError
+from agentrl.errors import FaultRateError, UsageError
 from agentrl.eval.intervals import interval
 from agentrl.rollout.collector import Collector, always
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
@@ -108,6 +108,8 @@ class Played:
     """Attempts at an episode that such a fault ended."""
     refused: Sequence[str] = ()
     """Episodes that a server refuses to play on, a sentence each."""
+    silent: int = 0
+    """Episodes whose prompt left no room for a turn."""
 
 
 async def play(
@@ -131,6 +133,7 @@ async def play(
 
     Raises:
         FaultRateError: too many tasks were lost to infrastructure faults, or none was played to its end.
+        UsageError: no episode had room for a turn, so the agent was asked nothing.
     """
     played = {(episode.task_id, episode.seed): episode for episode in done}
 
@@ -147,7 +150,13 @@ async def play(
     refused = [f"task {spec.task_id!r}, attempt {spec.attempt}: {error}" for spec, error in new.refused.items()]
     if not groups:
         raise FaultRateError(f"no task was played to its end; {refused[0] if refused else new.last_fault}")
-    return Played(groups=groups, lost=len(specs) - len(groups), faults=new.faults, refused=refused)
+    prompts = [len(episode.token_ids) for episode in flatten(groups) if not episode.sampled]
+    if len(prompts) == len(flatten(groups)):
+        raise UsageError(
+            f"no episode had room for a turn: their prompts have {min(prompts)} tokens or more, and "
+            "rollout.episode_tokens allows no more in all; raise it with --set rollout.episode_tokens=…"
+        )
+    return Played(groups=groups, lost=len(specs) - len(groups), faults=new.faults, refused=refused, silent=len(prompts))
 
 
 def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> Evaluation:

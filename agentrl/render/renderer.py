@@ -13,6 +13,10 @@ a conversation.
 import functools
 import itertools
 import json
+import re
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +29,8 @@ from agentrl.render.tokens import IN_TEXT, Owned, TextTokenizer, TextTokens
 from agentrl.types import Message, Segment, Source
 
 _ENDS = "end_token_ids"
+_HUB_S = 5.0
+"""Seconds in which the hub has to answer at all."""
 
 
 class ChatTokenizer(TextTokenizer, Template, Protocol):
@@ -47,12 +53,14 @@ def load_tokenizer(source: str | Path, remedy: str = "give the folder of one") -
         remedy: advice for the error message.
 
     Raises:
-        UsageError: transformers is not installed, or there is no such tokenizer.
+        UsageError: transformers is not installed, there is no such tokenizer, or it is neither here nor on a hub that
+            can be reached.
     """
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError as error:
         raise UsageError("checking tokens needs transformers: pip install 'agentrl[train]'") from error
+    _check_hub(str(source))
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
         # How it was loaded is none of its settings, and would be saved with them.
@@ -65,6 +73,31 @@ def load_tokenizer(source: str | Path, remedy: str = "give the folder of one") -
     if not tokenizer("a", add_special_tokens=False).input_ids:
         raise UsageError(f"no tokenizer can be loaded from {str(source)!r}: {remedy} (it has no tokenizer.json)")
     return tokenizer
+
+
+def _check_hub(name: str) -> None:
+    """Refuse what is in no folder where the hub can't be reached: transformers would try it again and again."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    # Whatever can be no name on the hub is refused by transformers at once.
+    if constants.HF_HUB_OFFLINE or Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return
+    # A model has one of these two, a tokenizer alone the other.
+    kept = (try_to_load_from_cache(name, file) for file in ("config.json", "tokenizer_config.json"))
+    if any(isinstance(path, str) for path in kept):
+        return
+    try:
+        urllib.request.urlopen(constants.ENDPOINT, timeout=_HUB_S).close()
+    except urllib.error.HTTPError:
+        return  # it answers
+    except (urllib.error.URLError, TimeoutError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):  # the hub's own client may trust other certificates
+            return
+        raise UsageError(
+            f"there is no folder {name!r} here, and the hub at {constants.ENDPOINT} can't be reached ({reason}): "
+            "correct the path, or go online once"
+        ) from error
 
 
 def _record_ends(source: str | Path, tokenizer: Any) -> None:

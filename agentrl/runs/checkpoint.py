@@ -23,7 +23,7 @@ from agentrl.models.load import cast_copy, load_model, quiet
 from agentrl.models.lora import base_of, is_adapted, save_adapters
 from agentrl.render.renderer import load_tokenizer
 from agentrl.runs.files import is_file, open_file, read, replace, sync
-from agentrl.runs.folder import RunFolder, checkpoints, numbered
+from agentrl.runs.folder import RunFolder, check_begun, checkpoints, is_run, numbered
 from agentrl.runs.records import read_episodes, write_episodes
 from agentrl.runs.shards import shard_name
 from agentrl.types import Origin, Trajectory
@@ -157,12 +157,9 @@ def model_at(path: str, say: Callable[[str], None]) -> str:
         RunFolderError: the run has no checkpoint yet, or only damaged ones; or the checkpoint is damaged.
     """
     place = Path(path)
-    # A folder with a config.json is itself a model in Hugging Face's form; one with a config.toml alone is a run.
-    if path and (place / "config.toml").is_file() and not (place / "config.json").is_file():
-        saved, _ = newest(place, say)
-        if saved is None:
-            raise RunFolderError(f"the run {path!r} has no checkpoint yet")
-        return str(saved)
+    if path and is_run(place):
+        check_begun(place)
+        return str(newest(place, say)[0])
     if path and ((place / _STATE).exists() or place in checkpoints(place.parent.parent)):
         if fault := damage(place):
             raise RunFolderError(f"the checkpoint {path!r} {fault}: name another one, or put a whole copy back")

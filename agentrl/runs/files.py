@@ -7,6 +7,7 @@ Not covered: hard links, and a folder in which somebody else writes at the same 
 """
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -16,7 +17,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
+
+from agentrl.errors import RunFolderError
 
 MAX_TEXT = 64 << 20
 """Most bytes of a file that is read whole and holds settings or a summary."""
@@ -51,6 +54,42 @@ def read(path: Path, limit: int = MAX_TEXT) -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit >> 20} MiB", str(path))
     return data
+
+
+def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") -> IO[bytes]:
+    """Lock a folder, created if need be, against other processes until the returned file is closed.
+
+    What a killed process has left unfinished in it is deleted.
+
+    Args:
+        path: of the folder.
+        kind: name of such a folder, for the error.
+        option: command-line option that chooses another one, for the error.
+
+    Raises:
+        RunFolderError: it can't be written, or another process is using it.
+    """
+    # Opened to append: the holder's process id in it must survive until the lock is ours. The kernel releases the lock
+    # of a process that dies, so none is ever left over.
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = open_to_append(path / ".lock")
+    except OSError as error:
+        raise RunFolderError(f"the {kind} {str(path)!r} can't be written: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.seek(0)
+        holder = lock.read().decode(errors="replace").strip() or "unknown"
+        lock.close()
+        raise RunFolderError(
+            f"the {kind} {str(path)!r} is in use by process {holder}: wait for it, or choose another {option}"
+        ) from error
+    lock.truncate(0)
+    with suppress(OSError):  # a full disk: the lock holds without the number
+        os.write(lock.fileno(), str(os.getpid()).encode())
+    delete_unfinished(path)
+    return lock
 
 
 def open_to_append(path: Path) -> FileIO:

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -11,7 +10,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +18,7 @@ import tomli_w
 
 from agentrl.config import Config, RunSettings, parse_config, parse_toml, with_overrides
 from agentrl.errors import ConfigError, InfrastructureError, RunFolderError, UsageError, nearest
-from agentrl.runs.files import MAX_ROWS, delete_unfinished, is_folder, open_to_append, read, replace
+from agentrl.runs.files import MAX_ROWS, delete_unfinished, is_folder, lock_folder, open_to_append, read, replace
 
 _MAY_CHANGE = (
     *("run.threads", "run.ranks", "model.device", "rollout.concurrency"),
@@ -50,6 +49,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def create(cls, config: Config, *, numbered: bool, dialect: str = "") -> "RunFolder":
         """Create the folder of a new run and write its config.
 
+        A run that ended before its first checkpoint has nothing to go on with: its folder is taken over.
+
         Args:
             config: names the run.
             numbered: if the name is taken, use the next free ``name-2``, ``name-3`` …
@@ -65,16 +66,15 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                 number += 1
                 path = Path(config.run.dir) / f"{config.run.name}-{number}"
             # mkdir refuses a folder that exists, so of two runs that start at once only one gets the name.
-            path.mkdir(parents=True)
-            (path / "episodes").mkdir()
+            path.mkdir(parents=True, exist_ok=_holds_nothing(path))
+            lock = lock_folder(path)
+            (path / "episodes").mkdir(exist_ok=True)
             write_config(path, config, dialect)
         except FileExistsError as error:
-            raise RunFolderError(
-                f"the run folder {str(path)!r} exists already: choose another --name, or go on with --resume {path}"
-            ) from error
+            raise _taken(path) from error
         except OSError as error:
             raise RunFolderError(f"the run folder {str(path)!r} can't be made: {error.strerror}") from error
-        return cls(path, lock_folder(path), new=True)
+        return cls(path, lock, new=True)
 
     @classmethod
     def resume(cls, path: Path) -> tuple["RunFolder", Config]:
@@ -209,6 +209,44 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self.close()
 
 
+def check_free(path: Path) -> None:
+    """Check that a new run can have the folder at ``path``.
+
+    Raises:
+        RunFolderError: another run, or something else, has it.
+    """
+    if path.exists() and not _holds_nothing(path):
+        raise _taken(path)
+
+
+def check_begun(path: Path) -> None:
+    """Check that ``path`` is no run without a checkpoint.
+
+    Raises:
+        RunFolderError: it is one.
+    """
+    if is_run(path) and not checkpoints(path):
+        raise RunFolderError(f"the run {str(path)!r} has no checkpoint yet")
+
+
+def is_run(path: Path) -> bool:
+    """Return True for a run's folder, and False for a model in Hugging Face's form, which has a config.json."""
+    return (path / "config.toml").is_file() and not (path / "config.json").is_file()
+
+
+def _taken(path: Path) -> RunFolderError:
+    return RunFolderError(
+        f"the run folder {str(path)!r} exists already: choose another --name, go on with --resume {path}, or delete it"
+    )
+
+
+def _holds_nothing(path: Path) -> bool:
+    """Return True if the run at ``path`` ended before it had a checkpoint, an episode or a row."""
+    episodes, made = path / "episodes", [path / name for name in ("checkpoints", *_RECORDS)]
+    whole = (path / "config.toml").is_file() and is_folder(episodes) and not any(episodes.iterdir())
+    return whole and not any(map(os.path.lexists, made))
+
+
 def write_config(path: Path, config: Config, dialect: str) -> None:
     """Write every setting, the versions of what runs it, and the dialect into the folder at ``path``."""
     # Python's version comes last: without it ``read_config`` knows that the file was cut off.
@@ -242,9 +280,13 @@ def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
     """Override settings, ``section.key=value`` each, of a run at ``path`` that is resumed.
 
     Raises:
-        ConfigError: a key is unknown, a value is invalid, or the setting can't change in a resumed run.
+        ConfigError: a key is unknown, a value is invalid, the setting can't change in a resumed run, or the run has
+            done more steps already.
     """
     new = with_overrides(config, overrides)
+    done = int(saved[-1].name.removeprefix("step-")) if (saved := checkpoints(path)) else 0
+    if new.optim.steps < min(done, config.optim.steps):
+        raise ConfigError(f"optim.steps={new.optim.steps} is too few: the run has done {done} already")
     before, after = kept_settings(config), kept_settings(new)
     for name in (override.partition("=")[0] for override in overrides):
         # An override may reach into a table, as env.args.dialect does. One that changes nothing is allowed.
@@ -315,42 +357,6 @@ def numbered(path: Path) -> list[Path]:
         return []
     steps = ((re.fullmatch(r"step-(\d+)", entry.name), entry) for entry in folder.iterdir())
     return [entry for _, entry in sorted((int(step[1]), entry) for step, entry in steps if step)]
-
-
-def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") -> IO[bytes]:
-    """Lock a folder, created if need be, against other processes until the returned file is closed.
-
-    What a killed process has left unfinished in it is deleted.
-
-    Args:
-        path: of the folder.
-        kind: name of such a folder, for the error.
-        option: command-line option that chooses another one, for the error.
-
-    Raises:
-        RunFolderError: it can't be written, or another process is using it.
-    """
-    # Opened to append: the holder's process id in it must survive until the lock is ours. The kernel releases the lock
-    # of a process that dies, so none is ever left over.
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = open_to_append(path / ".lock")
-    except OSError as error:
-        raise RunFolderError(f"the {kind} {str(path)!r} can't be written: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.seek(0)
-        holder = lock.read().decode(errors="replace").strip() or "unknown"
-        lock.close()
-        raise RunFolderError(
-            f"the {kind} {str(path)!r} is in use by process {holder}: wait for it, or choose another {option}"
-        ) from error
-    lock.truncate(0)
-    with suppress(OSError):  # a full disk: the lock holds without the number
-        os.write(lock.fileno(), str(os.getpid()).encode())
-    delete_unfinished(path)
-    return lock
 
 
 def _failed_write(error: BaseException | None) -> str:

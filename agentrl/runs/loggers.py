@@ -2,6 +2,8 @@
 
 import hashlib
 import importlib
+import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -67,17 +69,33 @@ class Loggers:
         self._loggers.clear()
 
 
+def check_loggers(names: Iterable[str]) -> None:
+    """Check, without importing anything, that what each name stands for is installed.
+
+    Raises:
+        ConfigError: a name is unknown, or its package is not installed.
+    """
+    for name in names:
+        module, colon, _ = name.partition(":")
+        if not colon and name not in _KNOWN:
+            raise ConfigError(f"there is no logger {name!r}; {nearest(name, _KNOWN)}")
+        top = module.partition(".")[0]
+        if not top or (top not in sys.modules and importlib.util.find_spec(top) is None):
+            # Python looks in the current folder for `python -m agentrl`, not for an installed command.
+            remedy = "install it, or put its folder into PYTHONPATH" if colon else f"pip install {name}"
+            raise ConfigError(f"log.to names {name!r}, and there is no module {top!r} here: {remedy}")
+
+
 def find_loggers(names: Iterable[str]) -> dict[str, _Start]:
     """Import what each name stands for, before a run folder is made.
 
     Raises:
         ConfigError: a name is unknown, or its package is not installed.
     """
+    check_loggers(names)
     found: dict[str, _Start] = {}
     for name in names:
         module, colon, function = name.partition(":")
-        if not colon and name not in _KNOWN:
-            raise ConfigError(f"there is no logger {name!r}; {nearest(name, _KNOWN)}")
         try:
             imported = importlib.import_module(_KNOWN.get(name, module))
             own = getattr(imported, function) if colon else None

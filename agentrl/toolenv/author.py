@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast, get_args
 
-from agentrl.errors import AgentRLError, EnvContractError, InfrastructureError
+from agentrl.errors import AgentRLError, ConfigError, EnvContractError, InfrastructureError, nearest
 from agentrl.sandboxes import SandboxError
 from agentrl.toolenv.tasks import TaskList, TaskSet
 from agentrl.toolenv.tools.function import FunctionTool, Tool, cut_middle, shown
@@ -50,6 +50,30 @@ def ask(
         given.close()  # else Python warns that it was never awaited
         raise EnvContractError(f"{place} is async, and nobody awaits it: write def; only tools may be async")
     return given
+
+
+def check_arguments(kind: type, options: Mapping[str, object]) -> None:
+    """Check that a class takes the arguments that it is to be made with.
+
+    Raises:
+        ConfigError: it does not take one of them.
+    """
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    # split is set by whoever plays.
+    names = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)} - {"self"}
+    if "render_mode" in options and "render_mode" not in names:
+        raise ConfigError(f"{kind.__name__} draws nothing: leave render_mode out, and read env.episode.messages")
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return  # it may hand anything on to its base
+    for name in options:
+        if name not in names:
+            raise ConfigError(f"{kind.__name__}: it has no argument {name!r}; {nearest(name, names - {'split'})}")
+
+
+def writable(text: str) -> str:
+    """Replace lone surrogates, which a model can spell in JSON but UTF-8 can't encode."""
+    # str.encode, not text.encode: a subclass of str may override it.
+    return str.encode(text, "utf-8", errors="replace").decode("utf-8")
 
 
 def is_ctrl_c(error: BaseException) -> bool:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
 import gymnasium
 
@@ -79,12 +79,12 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
 
     Args:
         split: which tasks ``reset`` draws from.
-        dialect: how tool calls are written.
-        max_turns: how often the assistant may speak before the episode is truncated.
+        dialect: how tool calls are written; by default as the class says, ``dialect = "hermes"``, else "fence".
+        max_turns: how often the assistant may speak before the episode is truncated; the class's own by default.
 
     Raises:
         UnknownNameError: there is no such dialect or split.
-        ConfigError: ``max_turns`` is less than 1.
+        ConfigError: ``max_turns`` is less than 1, or the class has no such argument.
     """
 
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
@@ -96,16 +96,31 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
     """The user's message after a turn that was cut off and is to go on."""
     tools: Sequence[Tool] = ()
     """The tools that the agent can call."""
+    max_turns: int = 8
+    """How often the assistant may speak."""
+    _dialect_name: str = "fence"
 
-    def __init__(self, *, split: str = "train", dialect: str = "fence", max_turns: int = 8) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # An instance's dialect knows its tools; a class can only name one.
+        if isinstance(name := cls.__dict__.get("dialect"), str):
+            cls._dialect_name = name
+            del cls.dialect
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Refuse arguments that the class does not take, as Python would, in a sentence that names the nearest."""
+        author.check_arguments(cls, options)
+        return super().__new__(cls)
+
+    def __init__(self, *, split: str = "train", dialect: str | None = None, max_turns: int | None = None) -> None:
         if split not in self.splits:
             raise UnknownNameError("split", split, self.splits)
-        if max_turns < 1:
-            raise ConfigError(f"max_turns is {max_turns}: an agent needs at least one turn")
+        self.max_turns = type(self).max_turns if max_turns is None else max_turns
+        if self.max_turns < 1:
+            raise ConfigError(f"max_turns is {self.max_turns}: an agent needs at least one turn")
         self.split = split
-        get_dialect(dialect)  # a wrong name is an error now, although the tools are not known yet
-        self._dialect_name = dialect
-        self.max_turns = max_turns
+        self._dialect_name = type(self)._dialect_name if dialect is None else dialect
+        get_dialect(self._dialect_name)  # a wrong name is an error now, although the tools are not known yet
         self.tools = author.own_tools(self._place("tools"), type(self).tools, self)
         self.observation_space = Messages()
         self.action_space = Unicode()
@@ -266,6 +281,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         episode = self.episode
         if episode.parts is not None:
             raise EnvContractError(f"{type(self).__name__}: the episode is over: call reset")
+        if not isinstance(cast(object, action), str):
+            raise author.gave(f"the player of {type(self).__name__}", action, "an action is the agent's text, a str")
         cut = action.then if isinstance(action, CutTurn) else ""
         calls = () if cut == "end" else self.dialect.parse(action)
         answers = [self._answer(call) for call in calls]
@@ -352,8 +369,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
             content, ok = self._run(call), True
         except ToolError as error:
             content, ok = shown(error), False
-        name = _writable(call.name)
-        message = Message(role="tool", content=_writable(content), name=name, tool_call_id=call.id)
+        name = author.writable(call.name)
+        message = Message(role="tool", content=author.writable(content), name=name, tool_call_id=call.id)
         return message, ToolRun(name=name, ok=ok, wall_s=time.perf_counter() - began, arguments=arguments)
 
     def _run(self, call: ToolCall) -> str:
@@ -380,9 +397,3 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         if not isinstance(content, str):
             raise author.gave(self._place(f"tools: {tool.name}.call"), content, "return text")
         return content
-
-
-def _writable(text: str) -> str:
-    """Replace lone surrogates, which a model can spell in JSON but UTF-8 can't encode."""
-    # str.encode, not text.encode: a subclass of str may override it.
-    return str.encode(text, "utf-8", errors="replace").decode("utf-8")

@@ -49,7 +49,11 @@ class TaskList(TaskSet):
         if not self._tasks:
             raise EnvContractError("a set of tasks needs at least one task")
         if len(self._by_id) != len(self._tasks):
-            raise EnvContractError("two tasks of one set share an id")
+            places: dict[str, int] = {}
+            for index, task in enumerate(self._tasks):
+                if (other := places.setdefault(task.id, index)) != index:
+                    twins = f"{task.id!r}, those at {other} and {index}"
+                    raise EnvContractError(f"two tasks of one set share the id {twins}: give each its own")
 
     @property
     def size(self) -> int:

@@ -123,14 +123,28 @@ def _options(algo: AlgoSettings, scored: Scored, logp: Tensor) -> dict[str, obje
     return options
 
 
+ALONE = "set algo.advantage to 'otb_pooled', 'reinforce_pp' or 'none'"
+"""What to do about a group of one episode."""
+
+
+def compares(algo: AlgoSettings) -> bool:
+    """Return True if an advantage has no baseline for the one episode of a group."""
+    return algos.ADVANTAGES[algo.advantage].compares and not algos.pools(algo.advantage, algo.advantage_options)
+
+
 def check_credit(config: Config) -> None:
     """Refuse settings of credit that contradict each other.
 
     Raises:
-        ConfigError: energies are to be weighed that there are not, the bounds of a rejection are none, or all turns
-            would be overlong.
+        ConfigError: an episode has nothing to be compared with, energies are to be weighed that there are not, the
+            bounds of a rejection are none, or all turns would be overlong.
     """
     algo, rollout = config.algo, config.rollout
+    if rollout.group_size == 1 and compares(algo):
+        raise ConfigError(
+            f"algo.advantage={algo.advantage!r} compares the episodes of a task, and rollout.group_size is 1: raise "
+            f"that, or {ALONE}"
+        )
     if algo.energy_ratio and "weights" not in algos.ADVANTAGES[algo.advantage].known_options:
         raise ConfigError(
             f"algo.energy_ratio weighs the energy of each token, which advantage {algo.advantage!r} can't do: set it "

@@ -170,10 +170,11 @@ class Collecting:
     def check(self, groups: Sequence[Group]) -> Tensor:
         """Check that their weights are not too old, and that the first ones call tools where there are any."""
         ages = check_versions(groups, self._version, self.staleness)
-        # Only in an environment's first groups: a policy that has learned may rightly go without a call.
-        for name in sorted(self._silent & {group.env for group in groups}):
-            check_tools_are_called([group for group in groups if group.env == name])
-            self._silent.remove(name)
+        # Only in the first groups, and a call in one environment of a mix is enough: a policy that has learned to call
+        # may rightly go without.
+        if tooled := [group for group in groups if group.env in self._silent]:
+            check_tools_are_called(tooled, self._config.sft.steps)
+            self._silent.clear()
         return ages
 
     async def published(self, learner: Learner, version: int) -> None:

@@ -145,20 +145,25 @@ def check_trained_tokens(groups: Sequence[Group], tokens: Tensor, sampled: Tenso
         raise InvariantError("the tokens to be trained on are not the tokens that were sampled")
 
 
-def check_tools_are_called(groups: Sequence[Group]) -> None:
-    """Check that the policy calls tools at all, in an environment that has some; all groups are of it.
+def check_tools_are_called(groups: Sequence[Group], warmed: int = 0) -> None:
+    """Check that the policy calls tools at all, in one of the environments that have some; all groups are of these.
 
     A policy that never samples a call never sees a reward for one, and so can't learn to call.
 
+    Args:
+        groups: of the first batch.
+        warmed: ``sft.steps`` of the run.
+
     Raises:
-        InvariantError: no episode of the first batch called one.
+        InvariantError: no episode called one.
     """
     episodes = flatten(groups)
     if not any(trajectory.tool_runs for trajectory in episodes):
         cut = sum(trajectory.cut_turns for trajectory in episodes)
-        of = f" of {groups[0].env!r}" if groups[0].env else ""
-        longer = f", or raise rollout.turn_tokens: {cut} turns were cut off" if cut else ""
+        names = ", ".join(sorted({repr(group.env) for group in groups if group.env}))
+        longer = f", or with a larger rollout.turn_tokens: {cut} turns were cut off" if cut else ""
         raise InvariantError(
-            f"no tool was called in the first {len(episodes)} episodes{of}: warm the model up with [sft], or give it "
-            f"an instruction that shows how to call one{longer}"
+            f"no tool was called in the first {len(episodes)} episodes{names and f' of {names}'}: begin another run "
+            f"with a longer warm start (sft.steps is {warmed}), or with an instruction that shows how to call "
+            f"one{longer}"
         )

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl import algos
 from agentrl.batch import whole
 from agentrl.config import Config
 from agentrl.errors import TrajectoryError, UsageError
 from agentrl.rollout.collected import Clock, Collected
 from agentrl.runs.assemble import Policy
 from agentrl.runs.records import Record, read_episodes
+from agentrl.train.credit import ALONE, compares
 from agentrl.train.groups import Played
 from agentrl.train.learner import Learner
 from agentrl.types import Group, Origin, Segment, Trajectory, flatten
@@ -107,12 +107,10 @@ class SavedEpisodes:
         groups = [Group(tuple(episodes)) for episodes in found.values()]
         if not groups:
             raise UsageError(f"{file} holds no episode")
-        advantage, options = self._config.algo.advantage, self._config.algo.advantage_options
-        compares = algos.ADVANTAGES[advantage].compares and not algos.pools(advantage, options)
-        if compares and max(map(len, groups)) == 1:
+        if compares(self._config.algo) and max(map(len, groups)) == 1:
             raise UsageError(
-                f"{file} has one episode of each task, and algo.advantage={advantage!r} compares several: play them "
-                "with --attempts 2 or more, or set algo.advantage to 'otb_pooled', 'reinforce_pp' or 'none'"
+                f"{file} has one episode of each task, and algo.advantage={self._config.algo.advantage!r} compares "
+                f"several: play them with --attempts 2 or more, or {ALONE}"
             )
         return groups
 

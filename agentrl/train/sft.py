@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch, whole
 from agentrl.config import Config
-from agentrl.engines.base import Engine, Sampling
+from agentrl.engines.base import Sampling
 from agentrl.engines.rng import derive_seed
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import InvariantError
@@ -26,7 +26,7 @@ from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.train.learner import Learner
 from agentrl.train.sharded import new_learner
-from agentrl.types import Group, Trajectory, won
+from agentrl.types import Group, Stop, Trajectory, won
 
 _FIRST_TASK = 10**9
 """Offset of the oracle tasks in an endless set: reinforcement learning begins at 0, and so meets new ones."""
@@ -79,7 +79,7 @@ async def _gold_episodes(
     """Play ``count`` tasks of one environment, or all that it has."""
     renderer = renderer.describing(source.dialect.template_tools, source.dialect.marks)
 
-    def script(task_id: str) -> Engine:
+    def script(task_id: str) -> ScriptedEngine:
         turns = source.gold(source.tasks.find(task_id), "the warm start learns", "set sft.steps=0")
         say = functools.partial(renderer.turn, marks=source.dialect.marks)
         # All turns but the last are answered by a tool, and some templates end a turn by who answers it.
@@ -97,12 +97,22 @@ async def _gold_episodes(
     # Gold that fails means a bug in the environment or too tight a limit, and imitation would teach it silently.
     worst = min(collected.groups, key=lambda group: group.trajectories[0].ret)
     if not won(worst.trajectories[0], source.best_return):
-        raise InvariantError(
-            f"the gold player scores {worst.trajectories[0].ret:g} of {source.best_return:g} on task "
-            f"{worst.task_id!r}: what it teaches would be wrong (it is, or rollout.turn_tokens or "
-            "rollout.episode_tokens cut it off)"
-        )
+        score = f"{worst.trajectories[0].ret:g} of {source.best_return:g} on task {worst.task_id!r}"
+        raise InvariantError(f"the gold player scores {score}: {_why_lost(config, worst.trajectories[0], script)}")
     return collected.groups
+
+
+def _why_lost(config: Config, episode: Trajectory, script: Callable[[str], ScriptedEngine]) -> str:
+    """Return why the gold player lost an episode, and what to do."""
+    rollout, turns = config.rollout, script(episode.task_id).turns
+    longest = max(map(len, turns), default=0)
+    if longest > rollout.turn_tokens:
+        return f"rollout.turn_tokens={rollout.turn_tokens} cuts off a turn of {longest} tokens: raise it to {longest}"
+    if episode.stop is Stop.TOKEN_LIMIT or episode.cut_turns:
+        return f"rollout.episode_tokens={rollout.episode_tokens} cuts it off: raise it"
+    if episode.stop is Stop.TURN_LIMIT:
+        return f"it has {len(turns)} turns, and the environment's max_turns cuts it off: raise env.args.max_turns"
+    return "what it teaches would be wrong, so correct gold or reward; agentrl check-env shows the episode"
 
 
 def warm_start(

@@ -67,26 +67,23 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "examples:\n  agentrl train --preset quickstart" in shown
 
 
-@pytest.mark.parametrize("argv", [(), ("trian",), ("train", "--prset", "x"), ("eval", "x", "--tasks", "no")])
-def test_words_that_are_no_command(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(argv)
-    assert ended.value.code == 2
-    assert "usage: agentrl" in capsys.readouterr().err
-
-
 QUICK = ("--preset", "quickstart")
 
 
 @pytest.mark.parametrize(
     ("argv", "wanted"),
     [
+        ((), "the following arguments are required: command: agentrl --help lists what there is"),
+        (("trian",), "invalid choice: 'trian' (choose from"),
+        (("train", "--prset", "x"), "agentrl train has no option '--prset'; did you mean '--preset'?"),
+        (("eval", "x", "y"), "agentrl eval takes no 'y': agentrl eval --help lists what it takes"),
+        (("eval", "x", "--tasks", "no"), "argument --tasks: invalid int value: 'no'"),
         (("train",), "give a TOML file, or --preset quickstart"),
         (("train", "--preset", "quikstart"), "no preset is called 'quikstart'; did you mean 'quickstart'?"),
         (("train", "quickstart"), "there is no file 'quickstart'; did you mean --preset quickstart?"),
         (("plan", *QUICK, "optim.lr=1"), "there is no file 'optim.lr=1'; did you mean --set optim.lr=1?"),
         (("train", "none.toml"), "the config 'none.toml' can't be read: No such file"),
-        (("train", *QUICK, "--set", "optim.stepz=1"), "unknown setting 'optim.stepz'; did you mean 'steps'?"),
+        (("train", *QUICK, "--set", "optim.stepz=1"), "unknown setting 'optim.stepz'; did you mean 'optim.steps'?"),
         (("train", *QUICK, "--set", "env.id=agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
         (("train", *QUICK, "--set", "env.id=nowhere:a/B-v0"), "needs a module that can't be imported"),
         (("train", *QUICK, "--set", "env.args.levl=1"), "it has no argument 'levl'; did you mean 'level'?"),
@@ -95,6 +92,7 @@ QUICK = ("--preset", "quickstart")
         (("train", *QUICK, "--set", "env.args.split=tset"), "'env.args.split' has no effect: training plays"),
         (("config", "quikstart"), "no section or preset is called 'quikstart'; did you mean 'quickstart'?"),
         (("list", "quickstart"), "is a preset, no environment: agentrl config quickstart prints it"),
+        (("train", *QUICK, "--set", "overlap=1"), "write section.key=value, did you mean rollout.overlap=1?"),
         (("train", *QUICK, "--set", "algo.loss=ctop"), "no loss is called 'ctop'; did you mean 'ctpo'?"),
         (("train", *QUICK, "--set", "model.path=./no/model"), "no tokenizer can be loaded from './no/model'"),
         (("train", *QUICK, "--set", "model.path=nobody/nothing"), "no tokenizer can be loaded from 'nobody/nothing'"),
@@ -126,6 +124,10 @@ QUICK = ("--preset", "quickstart")
         (("report", "runs/none"), "there is no run in 'runs/none'"),
         (("list", "agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
         (("play", "agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
+        (("list", "agentrl/Arithmetic-v0?levl=3"), "it has no argument 'levl'; did you mean 'level'?"),
+        (("play", "agentrl/Arithmetic-v0?level=9"), "level is 9: choose from 1 to 5"),
+        (("check-env", "agentrl/Arithmetic-v0?level"), "'level' in 'agentrl/Arithmetic-v0?level' sets nothing: write"),
+        (("check-env", "agentrl/Arithmetic-v0?level=[9]"), "level is [9]: choose from 1 to 5"),
         (("play", "os:system"), "'os', before the colon of the id 'os:system', is Python's own"),
         (("new", "My-Env"), "'My-Env' can't be a package's name"),
     ],
@@ -179,6 +181,23 @@ def test_evaluation_in_another_dialect_is_refused_unless_forced(here: Path, caps
         assert "no tokenizer can be loaded" in refused(capsys, "eval", path)
 
 
+def test_what_needs_no_model_is_said_before_pytorch_is_loaded(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.cli.runs.load_torch", lambda: pytest.fail("too late"))
+    monkeypatch.setattr("agentrl.cli.evaluation.load_torch", lambda: pytest.fail("too late"))
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["export", "runs/mine", "model"]) == 2
+    checkpoint(run)
+    settings = ("algo.loss=ppo", "algo.advantage=grpo2", "engine.name=vlm", "engine.name=vllm", "fleet.name=ray")
+    for setting in (*settings, 'log.to=["nowhere:write"]'):
+        assert main(["train", *QUICK, "--set", setting]) == 2
+    assert main(["train", *QUICK, "--name", "mine"]) == 2
+    for setting in ("optim.steps=5", "algo.loss=cppo"):
+        assert main(["train", "--resume", "runs/mine", "--set", setting]) == 2
+    for words in (("a/b", *QUICK, "--engine", "vllm"), ("runs/mime",), ("a/b", *QUICK, "--env", "x="), ("a/b",)):
+        assert main(["eval", *words]) == 2
+
+
 def test_model_folder_needs_settings(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "plain").mkdir()
     (here / "plain" / "config.json").write_text("{}")
@@ -192,6 +211,7 @@ SMALL = tuple(f"--set={setting}" for setting in SETTINGS)
 
 
 def test_name_that_is_taken_and_folder_that_can_not_be_made(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint(run)
     assert "exists already" in refused(capsys, "train", *QUICK, *SMALL, "--name", "mine")
     Path("file").write_text("")
     assert "can't be made: Not a directory" in refused(capsys, "train", *QUICK, *SMALL, "--set", "run.dir=file")

@@ -64,13 +64,17 @@ def test_dry_run_needs_a_config_and_a_tokenizer_but_no_weights_and_no_vllm(
     data = 'env.args.data={train = "mine.jsonl", test = "mine.jsonl"}'
     words = [f"model.path={folder}", "model.device=cpu", "env.args.skip_bad_rows=false"]
     chosen = [word for one in (*words, data) for word in ("--set", one)]
-    with pytest.raises(SystemExit):
-        main(["sft", "--dry-run"])
+    assert main(["sft", "--dry-run"]) == 2
     capsys.readouterr()
     Path("other.jsonl").write_text('{"problem": "3 + 1?", "answer": "4"}\n')
     chosen[-1] = data.replace('test = "mine', 'test = "other')
-    assert main(["train", "--preset", name, "--dry-run", *chosen]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    assert main(["train", "--preset", name, "--dry-run", *chosen]) == 2
+    assert "on a CPU vLLM computes heads of 32, 64, 80, " in capsys.readouterr().err
+    shape = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**shape, "head_dim": 32}))
+    assert main(["train", "--preset", name, "--dry-run", *chosen]) == 1
+    *lines, lacking = capsys.readouterr().out.splitlines()
+    assert lacking == "missing   engine 'vllm' needs vllm: pip install 'agentrl[vllm]'"
     assert lines[0] == "tasks     2 train and 1 test of agentrl/MathPython-v0, in the dialect fence"
     assert lines[1].startswith("prompt    ") and lines[1].endswith(
         f" tokens, the first; an episode has at most {load_config(preset=name).rollout.episode_tokens}"

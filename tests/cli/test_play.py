@@ -101,7 +101,8 @@ def test_a_whole_episode(play: Play) -> None:
 
 
 def test_gold_plays_turn_by_turn(play: Play) -> None:
-    shown = play(":gold\n:gold\n", "--split", "test")
+    shown = play(":gold\n:gold\n", env="test/Parrot-v0?split=test&max_turns=2")
+    assert "at most 2 turns" in shown
     assert shown.count("[assistant]") == 2 and "return 1.5" in shown and "split test" in shown
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from agentrl.engines import make_engine
+from agentrl.engines import CPU_HEADS, make_engine
 from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.tiny import make_model
@@ -105,6 +106,8 @@ def test_heads_that_it_has_no_kernel_for_are_refused(require: Require, tokenizer
         ConfigError, match=r"heads of 32, 64, .* not of 16: choose another model, or model\.tiny\.heads"
     ):
         make_engine("vllm", make_model(tokenizer, hidden=64, layers=1, heads=4, seed=0), {})
+    backend: Any = import_module("vllm.v1.attention.backends.cpu_attn")
+    assert [*CPU_HEADS] == backend.CPUAttentionBackend.get_supported_head_sizes()
 
 
 FOLLOWER = """

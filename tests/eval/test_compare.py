@@ -11,6 +11,7 @@ from agentrl.errors import UsageError
 from agentrl.eval.compare import Comparison, compare, paired, parting
 from agentrl.eval.episodes import load
 from agentrl.runs.folder import RunFolder
+from agentrl.runs.records import EPISODES
 
 from .played import Sums, call, play, save
 
@@ -103,6 +104,10 @@ def test_different_tasks_are_refused(tmp_path: Path) -> None:
     a = save(tmp_path / "a.jsonl", play(1, "8"), play(2, "9"))
     with pytest.raises(UsageError, match="different tasks, 1 only in A, as 'train:2'"):
         compare(a, save(tmp_path / "b.jsonl", play(1, "8")))
+    (tmp_path / "e").mkdir()
+    save(tmp_path / "e" / EPISODES, play(1, "8"))
+    with pytest.raises(UsageError, match=r"only in A, .*; the evaluation in .* has not ended: go on with its command"):
+        compare(a, tmp_path / "e")
     with pytest.raises(UsageError, match="A has 1 episodes of task 'train:1' and B 2"):
         compare(a, save(tmp_path / "b.jsonl", play(1, "8"), play(1, "8", seed=1), play(2, "9")))
     with pytest.raises(UsageError, match="no episodes"):

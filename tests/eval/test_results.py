@@ -50,6 +50,7 @@ def test_page_lists_tasks_and_episodes_and_no_python(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     groups = [attempts(1, "8", "8", "9"), attempts(2, "<b>", "1", "1")]
     text = page(Path("my evals"), groups, refused=["task 'x', attempt 0: the server refuses the request: filtered"])
+    assert lines(text, "Results")[1][0] == "Sums-v0", "as a set is called that --env names"
     head, *tasks = lines(text, "Tasks")
     assert head == ["task", "success", "mean return", "expected answer", "given answers"]
     assert tasks == [

@@ -13,7 +13,8 @@ from agentrl.eval.pages import write_page
 from agentrl.eval.sweep.chart import pages
 from agentrl.eval.sweep.plan import SweepPlan, SweepRequest, make_plan
 from agentrl.eval.sweep.table import End, RunResult, SweepRow, result_of, table, write_summary
-from agentrl.runs.folder import RunFolder, lock_folder
+from agentrl.runs.files import lock_folder
+from agentrl.runs.folder import RunFolder
 
 QUICK = ("--preset", "quickstart")
 PAIRS = (*QUICK, "--vary", "algo.advantage=otb,otb_loo,group_mean", "--vary", "algo.loss=ctpo,gspo,ppo_clip")

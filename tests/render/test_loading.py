@@ -38,6 +38,13 @@ class Losing(Wrapped):
         return self.inner(text.translate({ord(letter): None for letter in self.lost}), **options)
 
 
+def test_a_mistyped_folder_does_not_wait_for_a_hub_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UsageError, match=r"there is no folder 'nowhere' here, and the hub at .* can't be reached"):
+        load_tokenizer("nowhere")
+
+
 @pytest.mark.parametrize("lost", [" ", "\n", "\t", "é", "à", "你", "🙂", "5", ","])
 def test_a_tokenizer_that_loses_text_is_refused(tokenizer_of: Callable[..., Any], lost: str) -> None:
     with pytest.raises(

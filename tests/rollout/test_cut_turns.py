@@ -239,7 +239,7 @@ def test_the_page_says_that_a_turn_was_cut(play: Play, then: CutTurns, words: st
 
 
 def test_an_agent_whose_calls_were_all_cut_off_is_told_of_it(play: Play) -> None:
-    with pytest.raises(InvariantError, match=r"or raise rollout.turn_tokens: 1 turns were cut off"):
+    with pytest.raises(InvariantError, match=r"with a larger rollout.turn_tokens: 1 turns were cut off"):
         check_tools_are_called([Group((play((UNCLOSED, True)),))])
 
 

@@ -10,8 +10,8 @@ import zstandard
 
 from agentrl.config import Config
 from agentrl.errors import RunFolderError, TrajectoryError
-from agentrl.runs.files import NewFile, delete_unfinished, new_file, open_to_append, read, replace
-from agentrl.runs.folder import RunFolder, lock_folder, read_config, read_jsonl, write_config
+from agentrl.runs.files import NewFile, delete_unfinished, lock_folder, new_file, open_to_append, read, replace
+from agentrl.runs.folder import RunFolder, read_config, read_jsonl, write_config
 from agentrl.runs.records import EpisodeWriter, count_episodes, read_begun, read_episodes
 from agentrl.runs.report import write_report, write_view
 

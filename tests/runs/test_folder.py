@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import Config, load_config
+from agentrl.config import Config, load_config, with_overrides
 from agentrl.errors import ConfigError, RunFolderError
 from agentrl.runs.checkpoint import model_at
 from agentrl.runs.folder import RunFolder, changed, checkpoints, read_config, read_dialect, read_jsonl, replace
@@ -44,14 +44,28 @@ def test_dialect_of_the_training_is_recorded(config: Config) -> None:
 
 
 def test_taken_name_is_an_error_or_gets_a_number(config: Config, tmp_path: Path) -> None:
-    RunFolder.create(config, numbered=False).close()
+    with RunFolder.create(config, numbered=False) as folder:
+        folder.append("evals.jsonl", {"step": 0})
     before = (tmp_path / "runs" / "it" / "config.toml").read_bytes()
-    with pytest.raises(RunFolderError, match="exists already: choose another --name, or go on with --resume"):
+    with pytest.raises(RunFolderError, match=r"choose another --name, go on with --resume .*/it, or delete it"):
         RunFolder.create(config, numbered=False)
     for number in (2, 3):
         with RunFolder.create(config, numbered=True) as folder:
             assert folder.path.name == f"it-{number}"
     assert (tmp_path / "runs" / "it" / "config.toml").read_bytes() == before
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_leaves_its_name_free(config: Config) -> None:
+    with RunFolder.create(config, numbered=False) as folder:
+        (folder.path / "report.html").write_text("mine")
+        with pytest.raises(RunFolderError, match="is in use by process"):
+            RunFolder.create(config, numbered=False)
+    other = with_overrides(config, ["optim.steps=7"])
+    with RunFolder.create(other, numbered=False) as again:
+        assert read_config(again.path) == other and (again.path / "report.html").read_text() == "mine"
+        again.episodes(1).write_text("played")
+    with pytest.raises(RunFolderError, match="exists already"):
+        RunFolder.create(config, numbered=False)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +119,13 @@ folder.append("metrics.jsonl", {"step": 1})
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+def test_a_run_does_not_end_before_the_step_that_it_has_done(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-000019").mkdir(parents=True)
+    assert changed(config, ["optim.steps=19"], tmp_path).optim.steps == 19
+    with pytest.raises(ConfigError, match=r"optim.steps=5 is too few: the run has done 19 already"):
+        changed(config, ["optim.steps=5"], tmp_path)
 
 
 def test_folder_in_use_names_the_process(config: Config) -> None:

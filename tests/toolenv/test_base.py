@@ -187,6 +187,37 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], error: type[Except
         Shout(**options)
 
 
+def test_a_class_may_say_its_turns_and_its_dialect() -> None:
+    class Mine(Shout):
+        max_turns = 2
+        dialect = "hermes"
+
+    class Plain(agentrl.ToolEnv):
+        max_turns = 3
+
+    assert (Plain().max_turns, Plain().dialect.name, Plain(max_turns=5, dialect="xml").max_turns) == (3, "fence", 5)
+    assert (Mine().max_turns, Mine().dialect.name, Shout().dialect.name) == (2, "hermes", "fence")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"render_mode": "human"}, r"Arithmetic draws nothing: leave render_mode out, and read env\.episode\.messages"),
+        ({"levl": 1}, r"Arithmetic: it has no argument 'levl'; did you mean 'level'\?"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*render_mode")
+def test_gymnasiums_own_make_names_what_a_class_does_not_take(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        gymnasium.make("agentrl/Arithmetic-v0", **options)
+
+
+@pytest.mark.parametrize("action", [7, None, b"x"])
+def test_an_action_is_a_text(env: Shout, action: Any) -> None:
+    with pytest.raises(EnvContractError, match=r"the player of Shout gave .*: an action is the agent's text, a str"):
+        env.step(action)
+
+
 @pytest.mark.parametrize("options", [{"task": "train:uh"}, {"task": "test:oh"}, {"tsak": "train:oh"}])
 def test_wrong_reset_options_are_refused(env: Shout, options: dict[str, Any]) -> None:
     with pytest.raises(UnknownNameError, match="task"):

@@ -27,7 +27,7 @@ def test_a_list_says_which_id_is_near() -> None:
         TaskList([Task(id="alpha", prompt="")]).find("alhpa")
 
 
-@pytest.mark.parametrize(("tasks", "message"), [([], "at least one"), ([TASKS[0], TASKS[0]], "share an id")])
+@pytest.mark.parametrize(("tasks", "message"), [([], "at least one"), ([TASKS[0], TASKS[0]], "share the id '")])
 def test_a_wrong_list_is_refused(tasks: list[Task], message: str) -> None:
     with pytest.raises(EnvContractError, match=message):
         TaskList(tasks)

@@ -128,3 +128,9 @@ def test_a_split_of_fewer_tasks_says_so(server: Server, bare: Path, tmp_path: Pa
     assert json.loads(command.out)["tasks"] == 12
     command = server.start(tmp_path, *words, "12")
     assert command.wait() == 0 and command.err == ""
+    # A prompt with a number of one digit has 26 tokens, and with one of two digits 27.
+    words = (*words, "12", "--out", "e", "--set")
+    command = server.start(tmp_path, *words, "rollout.episode_tokens=26")
+    assert command.wait() == 2 and "no episode had room for a turn: their prompts have 26 tokens or more" in command.err
+    command = server.start(tmp_path, *words, "rollout.episode_tokens=27")
+    assert command.wait() == 0 and "warning: 2 episodes count as failed, since their prompts left no" in command.err

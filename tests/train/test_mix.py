@@ -23,7 +23,7 @@ from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.train.groups import env_metrics
 from agentrl.train.run import resume, train
-from agentrl.types import Group, Task
+from agentrl.types import Group, Task, ToolRun
 
 from ..runs.origins import ORIGIN
 from .conftest import SMALL, Make, python, rows_of, same_weights
@@ -135,10 +135,23 @@ def test_the_warm_start_learns_every_environment(on_disk: OnDisk) -> None:
     assert any("2 updates on 9 oracle episodes" in line for line in said)
 
 
-def test_a_tool_must_be_called_in_each_environment_that_has_one(on_disk: OnDisk) -> None:
+class Caller(Short):
+    """Counts each turn as a call of its tool."""
+
+    def step(self, action: str) -> Any:
+        done = super().step(action)
+        self._episode = replace(self.episode, tool_runs=(ToolRun(name="python", ok=True, wall_s=0.1),))
+        return done
+
+
+def test_a_tool_must_be_called_in_one_of_the_environments_that_have_some(on_disk: OnDisk) -> None:
     on_disk()
-    with pytest.raises(InvariantError, match="no tool was called in the first 4 episodes of 'short'"):
-        train(mixed("env.mix.short.args.tooled=true", "eval.tasks=1"), Display())
+    settings = ("env.mix.short.args.tooled=true", "eval.tasks=1", "optim.steps=1")
+    with pytest.raises(InvariantError, match=r"in the first 4 episodes of 'short': .* \(sft.steps is 0\)"):
+        train(mixed(*settings), Display())
+    gymnasium.register("test/Caller-v0", entry_point=Caller)  # pyright: ignore
+    called = ("env.mix.loud.id=test/Caller-v0", "env.mix.loud.args.tooled=true")
+    train(mixed(*settings, *called, "run.name=called"), Display())
 
 
 def test_what_a_mix_refuses(on_disk: OnDisk, small: Make) -> None:

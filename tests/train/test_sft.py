@@ -151,9 +151,17 @@ def test_gold_that_is_wrong_is_not_taught(small: Make) -> None:
         oracle(small(*TAUGHT, "env.args.player=bad"))
 
 
-def test_gold_that_is_cut_off_is_not_taught(small: Make) -> None:
-    with pytest.raises(InvariantError, match=r"rollout\.turn_tokens or rollout\.episode_tokens cut it off"):
-        oracle(small(*TAUGHT, "rollout.turn_tokens=3", "env.args.max_turns=1"))
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (("rollout.turn_tokens=3", "env.args.max_turns=1"), r"rollout\.turn_tokens=3 cuts off a turn of (\d+) tokens"),
+        (("rollout.episode_tokens=40",), r"rollout\.episode_tokens=40 cuts it off: raise it"),
+        (("env.args.max_turns=1",), r"it has 2 turns, and the environment's max_turns cuts it off"),
+    ],
+)
+def test_gold_that_a_limit_cuts_off_names_the_limit(small: Make, settings: tuple[str, ...], why: str) -> None:
+    with pytest.raises(InvariantError, match=why):
+        oracle(small(*TAUGHT, "env.args.tooled=true", *settings))
 
 
 def judged(run: Small, seed: int) -> tuple[Evaluation, list[Trajectory]]:

@@ -133,7 +133,12 @@ def rates_of(run: Small, steps: int) -> list[float]:
     [
         ("rollout.top_p=0.9", ConfigError, "an episode is sampled from the policy's whole distribution"),
         ("algo.advantage=otbb", UnknownNameError, "no advantage is called 'otbb'; did you mean 'otb'?"),
-        ("algo.loss=ppo", UnknownNameError, "no loss is called 'ppo'; "),
+        ("algo.loss=ppo", UnknownNameError, "no loss is called 'ppo'; did you mean 'ppo_clip'?"),
+        (
+            "algo.advantage=rloo rollout.group_size=1",
+            ConfigError,
+            "'rloo' compares the episodes of a task, and rollout",
+        ),
         ("algo.loss_options.powr=1", ConfigError, "has no option 'powr'; did you mean 'power'?"),
         ("algo.loss_options.power=high", ConfigError, "wrong type"),
         ("algo.loss_options.power=-1", ConfigError, "power"),

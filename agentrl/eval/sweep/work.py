@@ -18,8 +18,7 @@ from typing import IO, Protocol
 from agentrl.errors import Terminated
 from agentrl.eval.sweep.plan import Run, SweepPlan
 from agentrl.eval.sweep.table import End, read_ends, result_of, sampled_tokens, write_summary
-from agentrl.runs.files import open_file, open_to_append
-from agentrl.runs.folder import lock_folder
+from agentrl.runs.files import lock_folder, open_file, open_to_append
 from agentrl.runs.progress import time_left
 
 _POLL_S = 0.1

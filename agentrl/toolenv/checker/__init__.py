@@ -7,16 +7,18 @@ reads the environment, and leaks of grandchild processes.
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
 from agentrl.render.renderer import load_tokenizer
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker import contract, leaks, rewards, tasks, tokens, tools
 from agentrl.toolenv.checker.codes import CODES, Code
-from agentrl.toolenv.checker.play import Check, ControlTokens, StepRaised, Subject, as_sentence, from_spec
+from agentrl.toolenv.checker.play import Check, ControlTokens, Subject, from_spec, raised
 from agentrl.toolenv.checker.report import Finding, Report
 from agentrl.toolenv.dialects import resolve_dialect
 from agentrl.toolenv.registry import make
@@ -55,43 +57,46 @@ _CHECKS: tuple[Check, ...] = (
 def check_env(
     env: str | ToolEnv,
     *,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
     tasks: int = 3,
     dialect: str | None = None,
     tokenizer: str | Path | ControlTokens | None = None,
     say: Callable[[str], None] = lambda _: None,
-    on_turn: Callable[[], None] = lambda: None,
+    on_turn: Callable[[float], None] = lambda _: None,
 ) -> Report:
     """Play an environment with hostile, careless and perfect turns, and report contract violations.
 
     Args:
         env: the id of an environment, or an instance. For an instance that ``make`` did not build, checks that need a
             second instance are skipped, and the report says so. A given instance is left open, within an episode.
+        arguments: the environment's own, to make that of an id with.
         tasks: how many tasks to play, from the beginning of the split.
         dialect: how tool calls are written; the environment's own choice by default, and for an instance its own.
             ``native`` is the form that the tokenizer's chat template writes.
         tokenizer: a tokenizer, or the folder or hub name of one, to check tokens with as well.
         say: receives each check's name, number and the number of checks before it begins, as in ``"turns, 7 of 22"``.
-        on_turn: called after every turn that is played.
+        on_turn: called after every turn that is played, with the share of all turns that were played by then, about.
 
     Raises:
         UnknownNameError: there is no such id or dialect.
         UsageError: the tokenizer can't be loaded.
-        ConfigError: ``tasks`` is less than 1, ``dialect`` is given with an instance, or there is no native one.
+        ConfigError: ``tasks`` is less than 1, ``dialect`` or ``arguments`` are given with an instance, or there is no
+            native dialect.
         InfrastructureError: a tool's sandbox or server failed, which says nothing about the environment.
     """
     if tasks < 1:
         raise ConfigError(f"tasks is {tasks}: a check needs at least one task")
-    if dialect is not None and not isinstance(env, str):
-        raise ConfigError("an instance has its dialect already: make it with the one to check, or give its id")
+    if (dialect is not None or arguments) and not isinstance(env, str):
+        raise ConfigError("an instance has its dialect and arguments already: make it with those to check")
     loaded = load_tokenizer(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
     try:
-        made = _made(env, dialect, loaded) if isinstance(env, str) else env
+        made = _made(env, arguments, dialect, loaded) if isinstance(env, str) else env
     except EnvContractError as error:
-        return Report(findings=(Finding("ARL-E000", f"It can't be made: {error}."),))
+        return Report(findings=(raised(error, "making it"),))
     try:
         if unplayable := tools.unplayable(made):
             return Report(findings=tuple(unplayable))
-        subject, findings = _subject(made, tasks, loaded, on_turn), list[Finding]()
+        subject, findings = _subject(made, tasks, loaded, _counted(on_turn, tasks, len(made.tools))), list[Finding]()
         if isinstance(subject, Finding):
             return Report(findings=(subject,))
         for number, check in enumerate(_CHECKS, start=1):
@@ -107,10 +112,19 @@ def check_env(
             made.close()
 
 
-def _made(env_id: str, dialect: str | None, tokenizer: ControlTokens | None) -> ToolEnv:
+def _made(env_id: str, arguments: Mapping[str, Any], dialect: str | None, tokenizer: ControlTokens | None) -> ToolEnv:
+    dialect = dialect or arguments.get("dialect")
     if dialect is None:
-        return make(env_id)
-    return make(env_id, dialect=dialect if tokenizer is None else resolve_dialect(dialect, tokenizer))
+        return make(env_id, **arguments)
+    chosen = dialect if tokenizer is None else resolve_dialect(dialect, tokenizer)
+    return make(env_id, **{**arguments, "dialect": chosen})
+
+
+def _counted(on_turn: Callable[[float], None], tasks: int, tools: int) -> Callable[[], None]:
+    """Return what to call after each turn. Environments with 0 to 3 tools play as many turns, within an eighth."""
+    expected = 200 + 25 * tasks + tools * (50 + 30 * tasks)
+    played = itertools.count(1)
+    return lambda: on_turn(min(next(played) / expected, 1.0))
 
 
 def _subject(
@@ -119,7 +133,7 @@ def _subject(
     try:
         tasks = tuple(itertools.islice(env.task_set, count))
     except Exception as error:  # an environment under check may raise anything
-        return Finding("ARL-E000", f"Making its tasks raised {error!r}.")
+        return raised(error, "Making its tasks")
     if not tasks:
         return Finding("ARL-E000", f"Its split {env.split!r} has no task.")
     again = None if env.spec is None else functools.partial(from_spec, env.spec)
@@ -127,11 +141,17 @@ def _subject(
 
 
 def _few(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Keep the first findings of each code; the last one kept says how many more there are."""
-    by_code: dict[str, list[Finding]] = {}
+    """Keep the first findings of each code; the last one kept says how many more there are.
+
+    Errors from one method are one finding, whatever they say of the text that was being graded.
+    """
+    by_code: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
-        by_code.setdefault(finding.code, []).append(finding)
-    for alike in by_code.values():
+        by_code.setdefault((finding.code, finding.place), []).append(finding)
+    for (_, place), alike in by_code.items():
+        if place:
+            yield alike[0]
+            continue
         yield from alike[: _SHOWN - 1]
         for last in alike[_SHOWN - 1 : _SHOWN]:
             more = len(alike) - _SHOWN
@@ -147,10 +167,8 @@ def _guarded(check: Check, subject: Subject) -> Iterator[Finding]:
         yield from check(subject)
     except InfrastructureError:  # no finding: it says nothing about the environment
         raise
-    except StepRaised as error:
-        yield Finding("ARL-E005", as_sentence(error))
     except Exception as error:  # an environment under check may raise anything
-        yield Finding("ARL-E000", f"Checking its {_name(check)} raised {error!r}.")
+        yield raised(error, f"Checking its {_name(check)}")
 
 
 def _skipped(subject: Subject) -> Iterator[str]:
@@ -158,7 +176,7 @@ def _skipped(subject: Subject) -> Iterator[str]:
     if spec is None:
         yield "what takes a second instance, shared state and leaks: this one was not built by make."
     elif callable(spec.entry_point):
-        yield "whether the specification can be written as JSON: its entry point is no 'module:Class'."
+        yield "whether the specification can be written as JSON: that takes an entry point 'module:Class', as a text."
     if spec is not None and not leaks.can_look():
         yield "what is left running: this machine has no /proc."
     try:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from agentrl.errors import InfrastructureError
+from agentrl.errors import EnvContractError, InfrastructureError
 from agentrl.render.renderer import ChatTokenizer
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker.report import Finding
@@ -126,6 +126,14 @@ def as_sentence(said: object) -> str:
     """Write an error's message as a sentence on one line."""
     text = " ".join(str(said).split()).rstrip(".")
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def raised(error: Exception, doing: str) -> Finding:
+    """Return the finding of an error of the environment; one of its contract says by itself what to do."""
+    code, cause = ("ARL-E005", error.__cause__) if isinstance(error, StepRaised) else ("ARL-E000", error)
+    if isinstance(cause, EnvContractError):
+        return Finding(code, as_sentence(cause), place=str(cause).split()[0])
+    return Finding(code, as_sentence(error) if cause is not error else f"{doing} raised {error!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,13 @@ class Finding:
     """The stable code of its kind; ``codes.CODES`` lists them."""
     message: str
     """The observation, in one sentence."""
+    place: str = ""
+    """What of the environment it is about, such as ``Trivia.reward``, where the message says itself what to do."""
 
     @property
     def advice(self) -> str:
-        """The remedy, in one sentence."""
-        return CODES[self.code].advice
+        """The remedy, in one sentence; empty where the message says it."""
+        return "" if self.place else CODES[self.code].advice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,5 +42,5 @@ class Report:
         return {"ok": self.ok, "findings": found, "skipped": list(self.skipped)}
 
     def __str__(self) -> str:
-        lines = [f"{finding.code}  {finding.message} {finding.advice}" for finding in self.findings]
+        lines = [f"{finding.code}  {finding.message} {finding.advice}".rstrip() for finding in self.findings]
         return "\n".join([*(lines or ["no findings"]), *(f"not checked: {sentence}" for sentence in self.skipped)])

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 
 from agentrl.toolenv.checker.contract import TOLERANCE
-from agentrl.toolenv.checker.play import IGNORANT, LONG, PROBES, StepRaised, Subject, as_sentence, short
+from agentrl.toolenv.checker.play import IGNORANT, LONG, PROBES, StepRaised, Subject, raised, short
 from agentrl.toolenv.checker.report import Finding
 from agentrl.toolenv.checker.tasks import facts
 from agentrl.types import Message, Task
@@ -143,17 +143,17 @@ def _filler(subject: Subject, task: Task, length: int) -> float:
 def _tampered(subject: Subject, task: Task, actions: Sequence[str], allowed: float, code: str) -> Iterator[Finding]:
     before = {module: dict(vars(module)) for module in _within_reach()}
     try:
-        reached, raised = subject.reached(task, actions), ""
+        reached, failed = subject.reached(task, actions), None
     except StepRaised as error:
-        reached, raised = -math.inf, str(error)
+        reached, failed = -math.inf, error
     # Before anything else: the program may have replaced the builtins that the following lines use.
     changed = _restore(before)
     if changed:
         yield Finding(code, f"The text {short(actions[0])} changed {changed[0]} in the process that grades.")
-    elif "SystemExit" in raised:
+    elif "SystemExit" in str(failed):
         yield Finding(code, f"The text {short(actions[0])} ended the process that grades.")
-    elif raised:
-        yield Finding("ARL-E005", as_sentence(raised))
+    elif failed:
+        yield raised(failed, "grading")
     elif reached > allowed + TOLERANCE:
         yield Finding(code, f"The text {short(actions[0])} scores {reached:g} on task {task.id!r}.")
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from gymnasium.envs.registration import EnvSpec
 
+from agentrl.errors import ConfigError
 from agentrl.toolenv.checker.play import SEED, Subject, both, from_spec, short, shut
 from agentrl.toolenv.checker.report import Finding
 from agentrl.types import Message, Task
@@ -48,7 +49,7 @@ def check_splits(subject: Subject) -> Iterator[Finding]:
         return
     try:
         shut(from_spec(subject.env.spec, split=subject.env.split))
-    except TypeError as error:
+    except (TypeError, ConfigError) as error:
         yield Finding("ARL-E000", f"Making it with split={subject.env.split!r} raised {short(str(error), 90)}.")
 
 

@@ -99,6 +99,11 @@ def check_tools_work(subject: Subject) -> Iterator[Finding]:
             return
         for task in subject.tasks:
             list(subject.play(task, subject.gold(task) or []))
+        first = subject.tasks[0]
+        for one in listeners:
+            for text in ("2", "1 + 1", first.answer, first.prompt):
+                if None not in one.ended and (call := subject.call(cast(Tool, one), text)):
+                    list(subject.play(first, [call]))
     for one in listeners:
         faults = [error for error in one.ended if error is not None]
         if len(faults) < len(one.ended) or not faults or schema_fault(one.parameters):
@@ -111,7 +116,8 @@ def check_tools_work(subject: Subject) -> Iterator[Finding]:
         elif kinds <= {"overran", "raised"}:
             yield Finding("ARL-E023", f"All {calls} raised, such as with {said}.")
         else:  # perhaps rightly: the made-up arguments may all be wrong
-            subject.skipped.append(f"whether {one.name!r} works: all {calls} were refused, such as with {said}.")
+            made_up = f"all {calls}, made up for this check, were refused"
+            subject.skipped.append(f"whether {one.name!r} works: {made_up}, such as with {said}.")
 
 
 def _kind(tool: Tool, error: Exception) -> str:

@@ -220,7 +220,7 @@ def test_the_real_python_tool_gives_no_finding(register: Register, sandboxed: No
 def test_what_can_not_be_checked_is_said(register: Register) -> None:
     assert check_env(register(ByHand)).skipped == ("whether the maximum can be reached: there is no gold player.",)
     (unsure,) = check_env(register(NobodyAsks)).skipped
-    assert unsure.startswith("whether 'capital' works: all 3 calls of 'capital' were refused, such as with 'there is")
+    assert unsure.startswith("whether 'capital' works: all 7 calls of 'capital', made up for this check, were refused,")
     report = check_env(ByHand())
     assert report.ok
     assert len(report.skipped) == 2

@@ -84,8 +84,10 @@ def test_wrong_arguments_are_refused(register: Register) -> None:
         check_env("agentrl/Arithmetc-v0")
     with pytest.raises(UnknownNameError, match="dialect"):
         check_env(register(Good), dialect="morse")
-    with pytest.raises(ConfigError, match="dialect already"):
+    with pytest.raises(ConfigError, match="arguments already"):
         check_env(Good(), dialect="fence")
+    with pytest.raises(ConfigError, match="level is 9: choose from 1 to 5"):
+        check_env("agentrl/Arithmetic-v0", arguments={"level": 9})
 
 
 def test_every_check_is_announced(register: Register) -> None:
@@ -135,7 +137,38 @@ def test_what_a_tool_said_when_it_failed_is_shown(register: Register) -> None:
     (message, *_) = messages(register(GoldStumbles), "ARL-E022")
     assert message == "Gold's call of 'python' failed with 'there is no chance here' on task 'train:0'."
     (message,) = messages(register(OffersOutdated), "ARL-E023")
-    assert message.startswith("All 3 calls of 'outdated' raised, such as with \"AttributeError: 'str' object has no")
+    assert message.startswith("All 7 calls of 'outdated' raised, such as with \"AttributeError: 'str' object has no")
+
+
+class RewardRaises(Good):
+    def reward(self, episode: agentrl.Episode) -> Mapping[str, float]:
+        return {"correct": float(episode.final)}
+
+
+class NoReward(Good):
+    reward = agentrl.ToolEnv.reward
+
+
+class Twins(Good):
+    def tasks(self, split: str) -> agentrl.TaskList:
+        return agentrl.TaskList([agentrl.Task(id="q1", prompt="1?")] * 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "message"),
+    [
+        (RewardRaises, "ARL-E005", "RewardRaises.reward raised ValueError("),
+        (NoReward, "ARL-E005", "NoReward.reward is not written: let it return parts, as in {'correct': 1.0}."),
+        (Twins, "ARL-E000", "Two tasks of one set share the id 'q1', those at 0 and 1: give each its own."),
+    ],
+)
+def test_an_error_that_says_what_to_do_is_one_finding(
+    register: Register, short_texts: None, kind: type[Good], code: str, message: str
+) -> None:
+    findings = [finding for finding in check_env(register(kind)).findings if finding.place]
+    assert [finding.code for finding in findings if finding.code == code] == [code]
+    line = str(Report(findings=tuple(findings)))
+    assert line.startswith(f"{code}  {message}") and "EnvContractError" not in line and CODES[code].advice not in line
 
 
 def test_a_tool_that_takes_all_its_time_takes_no_more(register: Register) -> None:
@@ -153,7 +186,9 @@ def test_a_long_check_tells_how_far_it_is(
         monkeypatch.setattr(environments.Company, name, 0.0)
     assert main(["check-env", env_id, "--tasks", "1"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    turns = [int(re.fullmatch(r"checking .*, \d+ of \d+; (\d+) turns played in \d+ s …", line)[1]) for line in lines]  # type: ignore[index]
+    form = r"checking .*, \d+ of \d+; (\d+) turns played in \d+ s(, about [\d.e-]+ s left)? …"
+    turns = [int(re.fullmatch(form, line)[1]) for line in lines]  # type: ignore[index]
+    assert "left" in lines[-1] and "left" not in lines[0]
     assert turns == sorted(turns) and len(set(turns)) > 100, "it tells so within a check, too"
     assert main(["check-env", env_id, "--tasks", "6"]) == 0
     assert len(capsys.readouterr().err.splitlines()) > len(lines), "more tasks are more turns"

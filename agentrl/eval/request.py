@@ -1,0 +1,88 @@
+"""What ``agentrl eval`` is asked for, and the settings that it means: read before PyTorch is loaded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.config import Config, load_config, parse_config, with_overrides
+from agentrl.errors import RunFolderError, UsageError, nearest
+from agentrl.runs.folder import checkpoints, read_config
+
+SERVER = "openai"
+"""The engine whose model is elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalRequest:
+    """Arguments of ``agentrl eval``."""
+
+    path: str = ""
+    """A run folder, a checkpoint in one, or a model's folder or name; empty for a server."""
+    config: Path | None = None
+    """Settings for a model that is in no run folder."""
+    preset: str | None = None
+    """Preset for a model that is in no run folder."""
+    overrides: tuple[str, ...] = ()
+    """Settings to override, ``section.key=value`` each."""
+    envs: tuple[str, ...] = ()
+    """Sets of tasks, as :func:`agentrl.eval.sets.make_sets` reads them; those of the settings without any."""
+    engine: str | None = None
+    """Engine in place of that of the settings."""
+    engine_options: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Its options, beside those of the settings."""
+    seed: int = 0
+    """Seed of sampling."""
+    out: Path | None = None
+    """Folder to write the episodes to."""
+    force: bool = False
+    """Evaluate a run in another dialect than it was trained in."""
+
+
+def read_settings(request: EvalRequest) -> tuple[Config, str]:
+    """Read the settings that a request means, and the path of its model, which is empty for a server.
+
+    Raises:
+        UsageError: there is no such run or checkpoint, or a model comes without settings.
+    """
+    overrides = (*request.overrides, *([f"engine.name={request.engine}"] if request.engine else ()))
+    config, path = _settings(request, overrides)
+    if request.engine_options:
+        engine = {"name": config.engine.name, "options": {**config.engine.options, **request.engine_options}}
+        config = parse_config({**config.model_dump(mode="json"), "engine": engine})
+    if (config.engine.name == SERVER) == bool(path):
+        raise UsageError(
+            "say what to evaluate: either a run, a checkpoint or a model, or with --engine openai --model NAME a server"
+        )
+    return config, path
+
+
+def _settings(request: EvalRequest, overrides: Sequence[str]) -> tuple[Config, str]:
+    path, run_path = Path(request.path), run_of(request.path)
+    if run_path is not None:
+        if request.config or request.preset:
+            raise UsageError(f"{request.path!r} has its own settings: use --set instead of --config and --preset")
+        config = with_overrides(read_config(run_path), overrides)
+        if run_path != path and path.resolve() not in (saved := checkpoints(run_path)):
+            names = [one.name for one in saved]
+            raise RunFolderError(f"there is no checkpoint {str(path)!r}; {nearest(path.resolve().name, names)}")
+        return config, str(path)
+    if request.path and not (request.config or request.preset or request.envs):
+        if not (_may_be_on_hub(request.path) or (path / "config.json").is_file()):
+            read_config(path)  # it is a mistyped run: this raises, and names the nearest one
+        raise UsageError(
+            f"{request.path!r} is in no run folder: say with --config or --preset how to evaluate it, or with --env on "
+            "what"
+        )
+    return load_config(preset=request.preset, path=request.config, overrides=overrides), request.path
+
+
+def _may_be_on_hub(name: str) -> bool:
+    looks_local = "/" not in name or name.startswith((".", "/", "runs/"))
+    return not looks_local and not Path(name).exists()
+
+
+def run_of(path: str) -> Path | None:
+    """Give the run folder that ``path`` is, or that it names a checkpoint in; None where there is none."""
+    whole = Path(path).resolve()
+    folder = whole.parent.parent if whole.parent.name == "checkpoints" else Path(path)
+    return folder if path and (folder / "config.toml").is_file() else None
