@@ -110,7 +110,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest, in half a sentence, which of ``known`` the user may have meant."""
     names = sorted(known)
     # Who writes ppo for ppo_clip has left out its end, however close another name is.
-    longer = [one for one in names if len(str(name)) >= _PREFIX and one.startswith(str(name))]
+    longer = [full for full in names if len(str(name)) >= _PREFIX and full.startswith(str(name))]
     close = longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]!r}?"

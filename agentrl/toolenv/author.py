@@ -60,10 +60,11 @@ def check_arguments(kind: type, options: Mapping[str, object]) -> None:
     """
     parameters = inspect.signature(kind.__init__).parameters.values()
     # split is set by whoever plays.
-    names = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)} - {"self"}
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = {parameter.name for parameter in parameters if parameter.kind in named} - {"self"}
     if "render_mode" in options and "render_mode" not in names:
         raise ConfigError(f"{kind.__name__} draws nothing: leave render_mode out, and read env.episode.messages")
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return  # it may hand anything on to its base
     for name in options:
         if name not in names:

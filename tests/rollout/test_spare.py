@@ -81,7 +81,7 @@ class Cramped(ScriptedEngine):
         for _ in range(30 + seed % 30):
             await asyncio.sleep(0)
         self.under_way -= 1
-        self._turns *= 2
+        self.turns *= 2
         return await super().generate(prompt_ids, sampling, seed=seed)
 
 

@@ -361,6 +361,6 @@ def test_a_new_environment_takes_forty_lines(trivia: str) -> None:
     assert len(lines) <= 40
     found, _, unchecked = str(agentrl.check_env(trivia)).partition("\n")
     assert found == "no findings"
-    assert unchecked.endswith("its entry point is no 'module:Class'."), "the rest must have been checked"
+    assert unchecked.endswith("that takes an entry point 'module:Class', as a text."), "the rest must have been checked"
     assert "\n" not in unchecked
     check_env(gymnasium.make(trivia).unwrapped)

@@ -99,11 +99,11 @@ def check_tools_work(subject: Subject) -> Iterator[Finding]:
             return
         for task in subject.tasks:
             list(subject.play(task, subject.gold(task) or []))
-        first = subject.tasks[0]
-        for one in listeners:
-            for text in ("2", "1 + 1", first.answer, first.prompt):
-                if None not in one.ended and (call := subject.call(cast(Tool, one), text)):
-                    list(subject.play(first, [call]))
+        task = subject.tasks[0]
+        for listener in listeners:
+            for text in ("2", "1 + 1", task.answer, task.prompt):
+                if None not in listener.ended and (call := subject.call(cast(Tool, listener), text)):
+                    list(subject.play(task, [call]))
     for one in listeners:
         faults = [error for error in one.ended if error is not None]
         if len(faults) < len(one.ended) or not faults or schema_fault(one.parameters):
