@@ -35,7 +35,8 @@ class ProgramChannel:
         """Add the descriptors to wait for."""
         if not self.shut:
             poll.register(self._own_end, select.POLLIN | (select.POLLOUT if self._outbox else 0))
-        poll.register(self._pidfd, select.POLLIN)
+        if self._pidfd >= 0:
+            poll.register(self._pidfd, select.POLLIN)
 
     def track(self, pid: int) -> None:
         """Note the process of the program."""

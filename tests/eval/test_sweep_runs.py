@@ -185,7 +185,7 @@ def test_run_that_fails_is_told_and_the_rest_go_on(server: Server, tmp_path: Pat
     done = finish(begin(server, tmp_path, *vary), tmp_path, 1)
     warm, short, long = done.data()["runs"]
     assert (warm["exit_code"], short["exit_code"], long["exit_code"]) == (0, 2, 0)
-    assert "no prompt leaves room for a turn within rollout.episode_tokens=8" in short["error"]
+    assert "no episode had room for a turn: their prompts have 20 tokens or more" in short["error"]
     assert f"\n- 8-seed0 failed: {short['error']}\n" in done.table
     assert "| 8 | failed |  |  |  |" in done.table and short["result"] is None
     again = finish(begin(server, tmp_path, *vary), tmp_path, 1)

@@ -239,7 +239,7 @@ def test_what_may_change_while_a_run_goes_on(config: Config) -> None:
     for kept in ("run.seed=3", "model.path=x", "env.id=a/B-v0", "algo.advantage=rloo", "rollout.cut_turns=answer"):
         with pytest.raises(ConfigError, match=rf"{kept.partition('=')[0]} can't change .* model.path=runs/it"):
             changed(config, [kept], Path("runs/it"))
-    with pytest.raises(ConfigError, match="did you mean 'steps'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'optim\.steps'"):
         changed(config, ["optim.stepz=3"], Path("runs/it"))
 
 
