@@ -106,14 +106,14 @@ def first_line(error: Exception) -> str:
     return line if line and isinstance(error, OSError | ValueError | RuntimeError) else f"{type(error).__name__} {line}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest, in half a sentence, which of ``known`` the user may have meant."""
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Suggest, in half a sentence, which of ``known`` the user may have meant; ``prefix`` makes that one whole."""
     names = sorted(known)
     # Who writes ppo for ppo_clip has left out its end, however close another name is.
     longer = [full for full in names if len(str(name)) >= _PREFIX and full.startswith(str(name))]
     close = longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {prefix + close[0]!r}?"
     if len(names) > _MOST_NAMES:
         return f"choose one of {', '.join(names[:_MOST_NAMES])} … ({len(names)} in all)"
     return f"choose one of {', '.join(names)}" if names else "there are none yet"

@@ -206,9 +206,8 @@ def _explained(item: Mapping[str, Any]) -> UsageError:
         return ConfigError(f"setting {'.'.join(place[: at + 2])!r} is {item['input']!r}: {_VALUE_KINDS}{table}")
     if item["type"] == "extra_forbidden":
         inside: Mapping[str, Any] = item["input"] if isinstance(item["input"], Mapping) else {}
-        # The whole of the nearest name, which can be pasted.
-        closest = nearest(place[-1], _keys(place[:-1])).replace("mean '", f"mean '{'.'.join([*place[:-1], ''])}")
-        instead = _hint([*place, *inside]) or closest
+        section = place[:-1]
+        instead = _hint([*place, *inside]) or nearest(place[-1], _keys(section), prefix=".".join([*section, ""]))
         return ConfigError(f"unknown setting {'.'.join(place)!r}; {instead}")
     if item["type"] == "literal_error" and place[-1] != "[key]" and re.fullmatch(_NAMES, item["ctx"]["expected"]):
         kind = place[-2] if place[-1] == "name" else place[-1]
