@@ -361,7 +361,7 @@ def _shard(model: Any, device: str, dtype: torch.dtype, sequence_ranks: int) -> 
 
 
 @lru_cache(maxsize=1)
-def _everyone(_: Any, backend: str) -> Any:
+def _everyone(_world: Any, backend: str) -> Any:
     """Make the group of all ranks that weights and gradients go through, once in a world.
 
     That of the calls may wait for hours, while rank 0 plays. PyTorch remembers how it computed with an equal mesh, and
