@@ -385,7 +385,9 @@ class Supervisor:
             refused = "the program ended instead; its variables are lost"
             self._host.sendall(wire.pack({"t": "done", "refused": refused}))
         state = "rolled_back" if self._pristine and not lost else "lost"
-        if not final:
+        if final:
+            self._enter("idle")  # nothing comes any more but the session's end
+        else:
             self.spawn()
         return state
 
