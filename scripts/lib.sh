@@ -78,6 +78,7 @@ pip_install() {
 
 # Bring .venv up to date with the given extra: train, dev or ci.
 install_extra() {
+  installed "$1" && return # without waiting for who installs into another environment
   (
     # Two scripts started at once take turns; the lock goes with this subshell.
     flock 9

@@ -11,7 +11,7 @@ Installs agentrl and its tools into .venv (once) and runs the tests from the rep
 For example:
 
   scripts/test.sh                          everything that this machine can run
-  scripts/test.sh -m "not slow"            without what takes more than two seconds of a processor
+  scripts/test.sh -m "not slow"            without what takes more than a second
   scripts/test.sh --costs                  prints the processor seconds of the dearest tests, fixtures and folders
   scripts/test.sh -n 0 tests/toolenv/test_base.py   one file, in one process: options like --pdb and -s need that
 

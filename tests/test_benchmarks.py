@@ -87,6 +87,7 @@ def test_larger_fleets_are_simulated(run: Run, require: Callable[[bool, str], No
     assert [float(row[2]) for row in rows] == pytest.approx([0.02 * 128 * int(row[0][2:]) for row in rows], rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_viewer_is_measured(run: Run, require: Callable[[bool, str], None]) -> None:
     require(shutil.which("chromium") is not None, "needs chromium")
     shown = run(FOLDER / "viewer.py", "--quick")

@@ -96,6 +96,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert not [name for name in shipped if "test_" in name or "conftest" in name or name.endswith(".pyc")]
 
 
+@pytest.mark.slow
 def test_sdist_makes_the_same_wheel(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
     assert contents(build("wheel", unpacked, tmp_path / "out")) == contents(wheel)
 

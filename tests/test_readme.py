@@ -59,6 +59,7 @@ def test_the_map_names_every_room() -> None:
     assert rooms <= said, rooms - said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", blocks("python"))
 def test_examples_run(server: Server, code: str, tmp_path: Path) -> None:
     done = server.run("-c", code, cwd=tmp_path)

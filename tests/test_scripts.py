@@ -231,6 +231,7 @@ def pytest_of(server: Server, tmp_path: Path) -> Shell:
     return run
 
 
+@pytest.mark.slow
 def test_skips_fail_in_ci_only(pytest_of: Shell) -> None:
     assert "4 skipped" in pytest_of(*SKIPS.values()).stdout
     shown = pytest_of(*SKIPS.values(), ci="1")
@@ -240,6 +241,7 @@ def test_skips_fail_in_ci_only(pytest_of: Shell) -> None:
     )
 
 
+@pytest.mark.slow
 def test_expected_failures_and_present_pieces_pass_in_ci(pytest_of: Shell) -> None:
     text = "import pytest\n@pytest.mark.xfail\ndef test_a():\n    assert 0\ndef test_b(require):\n    require(True, '')"
     shown = pytest_of(text, ci="1")
@@ -261,6 +263,7 @@ def examples(pytest_of: Shell, **env: str) -> list[str]:
     return [line for line in shown.stdout.splitlines() if line.startswith("drawn")]
 
 
+@pytest.mark.slow
 def test_examples_are_the_same_in_every_run_unless_new_ones_are_wanted(pytest_of: Shell) -> None:
     first, second = examples(pytest_of), examples(pytest_of)
     new, newer = (examples(pytest_of, AGENTRL_EXAMPLES="new") for _ in range(2))
@@ -268,6 +271,7 @@ def test_examples_are_the_same_in_every_run_unless_new_ones_are_wanted(pytest_of
     assert new != newer and len(new) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("load", "status"), [(0.0, 1), (400.0, 0)])
 def test_on_a_busy_machine_a_test_may_take_longer(pytest_of: Shell, load: float, status: int) -> None:
     text = f"""

@@ -50,6 +50,7 @@ def test_hand_worked_ragged_tail(options, last):
     torch.testing.assert_close(otb(rewards, energy, starts, group, **options), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     batches(),

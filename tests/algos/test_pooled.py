@@ -196,6 +196,7 @@ def test_a_pool_is_exactly_unbiased(name, options, size):
     close(expected(TASKS, size, name, **options), torch.stack([task.gradient for task in TASKS]), 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), UNBIASED[:1] + UNBIASED[3:4])
 def test_and_so_with_groups_of_four_and_three_tasks(name, options):
     close(expected(TASKS, 4, name, **options), torch.stack([task.gradient for task in TASKS]), 1e-12)

@@ -281,6 +281,7 @@ def test_a_broken_pipe_elsewhere_is_no_reader_that_left(monkeypatch: pytest.Monk
         main(["list", "--json"])
 
 
+@pytest.mark.slow
 def test_check_env_reports_and_sets_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-env", "agentrl/Arithmetic-v0"]) == 0
     assert capsys.readouterr().out == "no findings\n"

@@ -125,6 +125,7 @@ def test_versions_import_nothing() -> None:
     assert modules in ("[]", "['numpy']")  # gymnasium is made of numpy; nothing heavier may come
 
 
+@pytest.mark.slow
 def test_command_tells_what_works(sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     out, err = capsys.readouterr()

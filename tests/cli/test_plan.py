@@ -39,6 +39,7 @@ def folder(tmp_path: Path, tokenizer: Any) -> Path:
     return tmp_path / "bare"
 
 
+@pytest.mark.slow
 def test_plan_of_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--preset", "quickstart", *settings()]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -54,6 +55,7 @@ def test_plan_of_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert not list(Path().iterdir()), "a plan writes nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rows"), [("qwen3-4b-tir", 512 * 8), ("qwen3-8b-tir", 128 * 4)])
 def test_dry_run_needs_a_config_and_a_tokenizer_but_no_weights_and_no_vllm(
     name: str, rows: int, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

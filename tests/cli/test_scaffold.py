@@ -60,6 +60,7 @@ def current_umask() -> int:
     return mask
 
 
+@pytest.mark.slow
 def test_every_package_is_tidy_and_keeps_the_contract(here: Path) -> None:
     names = ("my_env", "a", "x1_2__y", "mapping", "task", "tool_env", "list_envs", "sequence")
     made = {f"{name}:{create(name, namespace='Some-1').env_id}": name for name in names}
@@ -78,6 +79,7 @@ for env_id, folder in {made}.items():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass(here: Path) -> None:
     done = run(create("my_env").folder, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider")
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr

@@ -61,6 +61,7 @@ def talk(model: Any, slots: int, seed: int) -> list[list[Completion]]:
     return asyncio.run(all_of_them())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_log_probs_have_the_same_bits_in_any_company(name: str) -> None:
     config: PreTrainedConfig = CONFIGS[name]

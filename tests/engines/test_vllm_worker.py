@@ -18,6 +18,7 @@ print("it lives")
 """
 
 
+@pytest.mark.slow
 def test_a_worker_whose_owner_is_gone_before_it_begins_ends() -> None:
     (owner := subprocess.Popen(["true"])).wait()
     environment = {**os.environ, "AGENTRL_VLLM_OWNER": str(owner.pid)}

@@ -24,6 +24,7 @@ FURTHER: list[tuple[str, Mapping[str, object]]] = [
 CHECKED += [pytest.param(*row, marks=pytest.mark.ci) for row in FURTHER]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("graders")
 @pytest.mark.parametrize(("env_id", "options"), CHECKED)
 def test_our_checker_is_content(monkeypatch: pytest.MonkeyPatch, env_id: str, options: Mapping[str, object]) -> None:

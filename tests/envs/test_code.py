@@ -83,6 +83,7 @@ def test_the_reference_is_perfect_and_half_of_it_is_not(split: str, task_id: str
     env.close()
 
 
+@pytest.mark.slow
 def test_parts_of_the_reward(env: Code) -> None:
     right = problem_of(env.task_set.find("caesar")).solution
     assert play(env, block(right)) == (1.0, {"correct": 1.0, "passed": 1.0, "submitted": 1.0, "timeout": 0.0})

@@ -67,6 +67,7 @@ def test_the_first_failure_can_end_it() -> None:
     assert graded.verdicts == ("passed", "wrong", "skipped", "skipped")
 
 
+@pytest.mark.slow
 def test_right_but_slow_is_a_timeout() -> None:
     slow = echo("for _ in range(10**9): pass")
     assert grade(ECHO, slow, timeout=0.3).verdicts[0] == "timeout"
@@ -74,6 +75,7 @@ def test_right_but_slow_is_a_timeout() -> None:
     assert grade(patient, echo("for _ in range(10**7): pass"), timeout=0.05).correct
 
 
+@pytest.mark.slow
 def test_a_hanging_submission_costs_one_time_limit() -> None:
     many = Problem(entry_point="echo", cases=ECHO.cases * 25)
     assert grade(many, echo("while True: pass"), timeout=0.3).verdicts.count("skipped") == 99

@@ -68,6 +68,7 @@ def test_gold_is_perfect_with_the_tool(family: str) -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_problems_are_the_same_in_every_process() -> None:
     families = ["Arithmetic", *FAMILIES]
     envs = [made(family, tool=False, split="test", level=levels(family)) for family in families]

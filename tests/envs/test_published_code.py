@@ -143,6 +143,7 @@ def check_programs(data: str, texts: Sequence[str], wrong: Sequence[str]) -> Non
     assert sorted(asked) == sorted(texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", OF_FUNCTIONS)
 def test_functions(tmp_path: Path, layout: str) -> None:
     name, build = OF_FUNCTIONS[layout]

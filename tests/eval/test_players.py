@@ -57,6 +57,7 @@ def played(source: TaskSource, turns: Callable[[str], Sequence[str] | None]) -> 
     return summarise(found.groups, best_return=source.best_return)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env_id", "args"), ENVS)
 def test_players_bracket_every_environment(
     env_id: str, args: dict[str, Any], require: Callable[[bool, str], None]

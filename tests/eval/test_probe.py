@@ -33,6 +33,7 @@ def box(answer: object) -> str:
     return rf"It is \boxed{{{answer}}}."
 
 
+@pytest.mark.slow
 def test_honest_episodes_raise_no_suspicion(tmp_path: Path) -> None:
     right = [play(task, call(task), box(task + 7)) for task in range(8)]
     wrong = play(3, call(3), box(11), seed=1)

@@ -74,6 +74,7 @@ def whole(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Done:
     return finish(begin(server, folder, *PAIRS), folder)
 
 
+@pytest.mark.slow
 def test_every_pair_is_trained_from_one_warm_start_on_as_many_tokens(whole: Done) -> None:
     warm = whole.out / "warm-start-seed0"
     (first,) = read_jsonl(warm / "evals.jsonl")
@@ -180,6 +181,7 @@ def test_sweep_that_was_stopped_goes_on(whole: Done, server: Server, tmp_path: P
         assert same_weights(one, other)
 
 
+@pytest.mark.slow
 def test_run_that_fails_is_told_and_the_rest_go_on(server: Server, tmp_path: Path) -> None:
     vary = ("--vary", "rollout.episode_tokens=8,96", "--jobs", "2", "--tokens", "60")
     done = finish(begin(server, tmp_path, *vary), tmp_path, 1)

@@ -63,6 +63,7 @@ def recorded_of(script: ModuleType, tasks: int, rows: int) -> Any:
     return script.Recorded(batch=batch, energy=ones, weights=ones, gradients=vectors)
 
 
+@pytest.mark.slow
 def test_shares_and_products_of_known_gradients(script: ModuleType) -> None:
     recorded = recorded_of(script, 4, 64)
     assert script.shares(recorded) == {"p": 0.25, "beta_W": 0.25, "beta_S": 0.75, "e": 27.0}

@@ -85,6 +85,7 @@ class Cramped(ScriptedEngine):
         return await super().generate(prompt_ids, sampling, seed=seed)
 
 
+@pytest.mark.slow
 def test_as_many_episodes_are_at_play_as_the_engines_cache_holds(make_collector: Make) -> None:
     def played(tells: bool) -> tuple[Cramped, list[tuple[int, ...]]]:
         collector = make_collector(concurrency=5 * Cramped.ROOM, max_turns=3)

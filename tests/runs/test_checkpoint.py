@@ -187,6 +187,7 @@ def test_one_that_an_older_version_saved_is_taken_and_told(model: Any, tokenizer
             load_optimizer(path, Shards)
 
 
+@pytest.mark.slow
 def test_killed_at_any_instant_leaves_whole_ones(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     own, optimizer = trained(model)
     whole: set[str] = set()

@@ -46,6 +46,7 @@ def test_tensorboard_reads_what_was_logged_before_and_after_a_resume(tmp_path: P
     assert [(one.step, one.value) for one in events.Scalars("eval_success")] == [(1, 0.25), (2, 0.5)]
 
 
+@pytest.mark.slow
 def test_wandb_keeps_a_run_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="needs wandb")
     loggers, said = started(tmp_path, wandb={"mode": "offline", "settings": {"silent": True}})

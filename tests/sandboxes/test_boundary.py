@@ -60,6 +60,7 @@ def user_command() -> tuple[list[str], dict[str, Any]]:
     pytest.skip("no Python of this version that an ordinary user may run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only", [["fs", "net", "priv", "state"], pytest.param([], marks=pytest.mark.ci)])
 def test_conforms_for_an_ordinary_user(only: list[str]) -> None:
     command, user = user_command()

@@ -81,6 +81,7 @@ def test_a_session_whose_pid_1_is_killed_runs_again(chaos: ModuleType, sandbox: 
     assert sandbox.run("6 * 7").value == "42"
 
 
+@pytest.mark.slow
 def test_a_session_that_can_not_be_had_again_is_a_fault(chaos: ModuleType, sandbox: Sandbox) -> None:
     for seconds in (1, 8, 64):  # on a busy machine even the first run may come late
         until = time.time() + seconds

@@ -104,6 +104,7 @@ def test_what_is_asked_often_is_not_looked_up_each_time(kernel: Kernel, monkeypa
     assert len(looks) < 60
 
 
+@pytest.mark.slow
 def test_the_host_waits_as_long_as_it_hears_that_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_BACKSTOP_S", 1.0)
     made = Worker(Limits())
@@ -130,6 +131,7 @@ def test_the_host_waits_as_long_as_it_hears_that_somebody_watches(monkeypatch: p
     channel.close()
 
 
+@pytest.mark.slow
 def test_a_session_tells_that_it_watches(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_BACKSTOP_S", -2.0)
     assert sandbox.run("import time\ntime.sleep(3)", timeout=1.5).attempts == 1
@@ -158,6 +160,7 @@ def crowded(sandbox: Sandbox) -> Generator[Sandbox]:
         os.sched_setaffinity(0, cores)
 
 
+@pytest.mark.slow
 def test_a_program_that_waits_for_a_core_is_no_timeout(crowded: Sandbox) -> None:
     busy = "while time.process_time() < started + 0.2: pass"
     result = crowded.run(f"import time\nstarted = time.process_time()\n{busy}", timeout=0.4)
@@ -165,6 +168,7 @@ def test_a_program_that_waits_for_a_core_is_no_timeout(crowded: Sandbox) -> None
     assert result.wall_s > 1.2, "there was no crowd"
 
 
+@pytest.mark.slow
 def test_nor_is_one_whose_children_wait(crowded: Sandbox) -> None:
     child = "until = time.process_time() + 0.04\n    while time.process_time() < until: pass\n    os._exit(0)"
     code = f"import os, time\nfor _ in range(5):\n  pid = os.fork()\n  if pid == 0:\n    {child}\n  os.waitpid(pid, 0)"
@@ -173,6 +177,7 @@ def test_nor_is_one_whose_children_wait(crowded: Sandbox) -> None:
     assert result.wall_s > 1.2, "there was no crowd"
 
 
+@pytest.mark.slow
 def test_an_endless_loop_in_a_crowd_ends_by_the_time_that_it_used(crowded: Sandbox) -> None:
     result = crowded.run("while True: pass", timeout=0.1)
     assert result.status == "timeout"
@@ -185,6 +190,7 @@ def test_who_sleeps_in_a_crowd_pays_for_it(crowded: Sandbox) -> None:
     assert 0.6 <= result.wall_s < 0.6 * STRETCH
 
 
+@pytest.mark.slow
 def test_a_session_is_copied_in_a_crowd(crowded: Sandbox) -> None:
     with crowded.session() as session:
         session.run("x = 1")

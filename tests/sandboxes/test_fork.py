@@ -104,6 +104,7 @@ def test_a_family_ends_with_its_last_member(sandbox: Sandbox) -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_closed_forks_make_room(session: Session) -> None:
     session.run("x = 1")
     for number in range(70):
@@ -205,6 +206,7 @@ def test_refused_forks_leave_nothing_open(session: Session) -> None:
         assert fork.run("1 + 1").value == "2"
 
 
+@pytest.mark.slow
 def test_fork_while_the_other_runs_waits_for_its_turn(pair: tuple[Session, Session]) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

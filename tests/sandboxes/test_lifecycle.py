@@ -112,6 +112,7 @@ def test_closing_the_sandbox_wakes_every_call(sandbox: Sandbox) -> None:
                 call.result()
 
 
+@pytest.mark.slow
 def test_everything_dies_with_the_host(own: Sandbox) -> None:
     root = Path(__file__).parents[2]
     host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True, cwd=root)

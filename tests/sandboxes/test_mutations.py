@@ -31,6 +31,7 @@ FAST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAST)
 def test_a_removed_defence_is_missed(script: ModuleType, sandbox: Sandbox, name: str) -> None:
     (mutation,) = [mutation for mutation in script.load() if mutation.name == name]
@@ -107,6 +108,7 @@ def test_list_names_the_defences() -> None:
     assert "RLIMIT_NPROC" in shown.stdout
 
 
+@pytest.mark.slow
 def test_one_defence_from_the_command_line(sandbox: Sandbox) -> None:
     shown = run("--only", "oom-score")
     assert shown.returncode == 0, shown.stdout + shown.stderr

@@ -116,6 +116,7 @@ def test_dead_ready_sessions_are_not_handed_out() -> None:
         assert own.counters().faults == 0
 
 
+@pytest.mark.slow
 def test_queueing_is_reported_and_not_counted() -> None:
     with LocalSandbox(Limits(), ready=0) as own, ThreadPoolExecutor(8) as pool:
 

@@ -10,6 +10,7 @@ from agentrl.sandboxes.host import sessions
 from agentrl.sandboxes.inside import wire
 
 
+@pytest.mark.slow
 def test_a_late_word_of_the_host_leaves_nothing_running() -> None:
     """A kill that comes right after the answer; where it comes later still, the session is stopped already."""
     watch = """

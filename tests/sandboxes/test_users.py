@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from agentrl.sandboxes import Result, Sandbox, open_sandbox
 
 # Thousands of pipes; and more descriptors under way than the kernel allows, since it checks before a sender waits.
@@ -46,6 +48,7 @@ def outcome(result: Result) -> tuple[object, ...]:
     return result.status, result.state, result.value, result.stdout, result.traceback, result.attempts
 
 
+@pytest.mark.slow
 def test_nobody_is_disturbed_by_what_another_user_uses_up(
     sandbox: Sandbox, require: Callable[[bool, str], None]
 ) -> None:

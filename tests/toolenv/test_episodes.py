@@ -154,6 +154,7 @@ def test_episodes_do_not_share(env: Shop) -> None:
     assert env.step(COUNT)[0][0]["content"] == "[[0]]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [True, False])
 def test_no_thread_is_left_after_close_or_without_the_environment(closed: bool) -> None:
     before = threading.enumerate()

@@ -104,6 +104,7 @@ def test_more_can_be_played_later_but_not_with_other_weights(
     assert len(list(read_episodes(tmp_path / "e"))) == 8
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_what_is_saved(server: Server, bare: Path, tmp_path: Path) -> None:
     words, out = ("--tasks", "2000", "--out", "e"), tmp_path / "e" / EPISODES
     command = evaluate(server, tmp_path, bare, *words)

@@ -129,6 +129,7 @@ def test_an_engine_that_fails_loses_its_requests_and_not_the_run(
     assert rows == wanted and same_weights(run, undisturbed), "what is played again is the same"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "kind", "cause"),
     [

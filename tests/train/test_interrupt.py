@@ -103,6 +103,7 @@ def test_impatience_changes_nothing(train: Train, tmp_path: Path) -> None:
     assert checkpoints(run) and (run / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_thread_that_learns_has_as_many_threads_as_the_run() -> None:
     code = """
 import asyncio, os, torch

@@ -77,6 +77,7 @@ def records(run: Path, number: int) -> list[Record]:
     return list(read_episodes(run / "episodes" / f"step-{number:06d}.jsonl.zst"))
 
 
+@pytest.mark.slow
 def test_two_environments_end_to_end(on_disk: OnDisk) -> None:
     on_disk()
     run = train(mixed("run.name=whole"), Display())

@@ -158,6 +158,7 @@ class Wavering(Around):
         return replace(done, logprobs=tuple(lp - 1e-6 * (time.perf_counter_ns() % 10) for lp in done.logprobs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("age", [0, 1])
 def test_a_deterministic_run_does_not_depend_on_the_engines_rounding(small: Make, age: int) -> None:
     mode = ("rollout.overlap=lag", f"rollout.max_staleness={age}") if age else ()

@@ -51,6 +51,7 @@ def test_small_steps_change_nearly_every_weight(small: Make, dtype: str) -> None
     assert all(torch.equal(sampled[name], w.to(sampled[name].dtype)) for name, w in made.parts.model.named_parameters())
 
 
+@pytest.mark.slow
 def test_bfloat16_and_float32_learn_alike(small: Make, tokenizer: Any) -> None:
     """A short warm start and four steps, from one seed: the same losses, near to the same rewards and weights."""
     seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}

@@ -51,6 +51,7 @@ def again(run: Path, *overrides: str, files: list[Path] | None = None) -> Path:
     return train_on(files or files_of(run), config, Display())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), ("algo.kl_coef=0.1", "optim.average=0.5", "optim.epochs=2")])
 def test_updates_are_those_of_the_run_bit_by_bit(on_disk: OnDisk, settings: tuple[str, ...]) -> None:
     run = train(on_disk("run.name=played", *EVERY, *settings), Display())
@@ -73,6 +74,7 @@ def test_updates_are_those_of_the_run_bit_by_bit(on_disk: OnDisk, settings: tupl
     assert load_state(checkpoints(other)[-1])["episodes"] == [str(file.resolve()) for file in files_of(run)]
 
 
+@pytest.mark.slow
 def test_every_estimator_learns_from_one_batch(played: Path, model: Any) -> None:
     saved = SavedEpisodes(files_of(played)[:1], load_config(path="small.toml"))
     for advantage, loss in product(ADVANTAGES, LOSSES):
@@ -145,6 +147,7 @@ def test_episodes_that_do_not_fit(played: Path) -> None:
         assert "\n" not in str(caught.value) and not Path("runs/again").exists()
 
 
+@pytest.mark.slow
 def test_settings_that_saved_episodes_refuse(played: Path) -> None:
     for overrides, wanted in (
         (["optim.steps=2"], "names 3 files, a step each, and optim.steps is 2: raise it, or name fewer"),

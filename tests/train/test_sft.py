@@ -84,6 +84,7 @@ def test_where_it_is_good_enough_it_cools_down_and_ends(small: Make) -> None:
     assert rates[reached:] == pytest.approx([3e-3 * (20 - place) / 21 for place in range(20)])
 
 
+@pytest.mark.slow
 def test_likelihood_is_the_mean_over_episodes_of_what_each_has_before_the_update(small: Make, reference: Any) -> None:
     # Packs of four episodes and of two: a mean over packs would be another.
     run = small(*TAUGHT, "sft.episodes=6", "sft.steps=90", "sft.lr=1e-2", "optim.max_tokens=260", "sft.temperature=0.7")

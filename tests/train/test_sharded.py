@@ -187,6 +187,7 @@ def two(server: Server, three: Any) -> Generator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "options", "packs"),
     [
@@ -233,6 +234,7 @@ def test_weights_and_moments_stay_float32(model: Any, two: None, lora: int) -> N
     assert moved and all(float((weight == weight.bfloat16()).float().mean()) < 0.1 for weight in moved)
 
 
+@pytest.mark.slow
 # Three rows on two ranks are two and one.
 @pytest.mark.parametrize(("before", "after", "lora"), [(1, 1, 2), (2, 2, 0), (2, 1, 2), (1, 2, 0), (3, 2, 3)])
 def test_what_some_ranks_save_others_load(
@@ -276,6 +278,7 @@ def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, two
     assert update(learner, packs) > 0
 
 
+@pytest.mark.slow
 def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any, two: None) -> None:
     packs = batch_of(SHAPES).split(45)
     own = copy.deepcopy(model)

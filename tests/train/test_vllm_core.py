@@ -154,6 +154,7 @@ def played(run: Small) -> list[StepResult]:
         run.parts.engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["off", "lag", "inflight"])
 def test_a_core_that_dies_at_any_instant_of_a_step_holds_up_no_run(
     small: Make, on_core: Callable[[Small], Small], mode: str

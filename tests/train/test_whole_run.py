@@ -103,6 +103,7 @@ def test_evaluation_that_was_cut_off_is_made_up_for(train: Train, server: Server
     assert [(row["step"], row["tasks"]) for row in read_jsonl(run / "evals.jsonl")] == [(0, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reward", "advantage"), [("0.00", "otb"), ("0.30", "ogb")])
 def test_steps_that_teach_nothing_are_told_once(train: Train, tmp_path: Path, reward: str, advantage: str) -> None:
     same = SHAPED.replace("Shaped", "Same").replace("sum(map(ord, episode.final)) % 5 / 4", reward)

@@ -356,6 +356,7 @@ def test_every_pass_and_step_shuffles_rows_anew(watch: Any) -> None:
     assert len(set(map(tuple, orders))) == 4
 
 
+@pytest.mark.slow
 def test_packs_change_no_metric(watch: Any) -> None:
     results = [watch(f"optim.max_tokens={tokens}").step(1).metrics for tokens in (80, 120, 5000)]
     for name, value in results[0].items():

@@ -73,6 +73,7 @@ def run(script: str, code: int = 0) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_time_is_up_and_the_next_one_is_graded(pool: GraderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     ask = _Grader.ask
@@ -146,6 +147,7 @@ def test_graders_are_kept_and_replaced_now_and_then(pool: GraderPool, monkeypatc
     assert len(seen) > 2
 
 
+@pytest.mark.slow
 def test_threads_do_not_wait_for_each_other(pool: GraderPool) -> None:
     verdicts: list[bool] = []
     slow = threading.Thread(target=lambda: verdicts.append(pool.same(ENDLESS, EXPECTED, seconds=1.5)))
@@ -165,6 +167,7 @@ def test_many_threads_get_their_own_answers(pool: GraderPool) -> None:
         assert list(threads.map(ask, range(2, 22))) == [True, False] * 10
 
 
+@pytest.mark.slow
 def test_closing_leaves_no_process_and_can_be_repeated() -> None:
     assert (
         run("""
@@ -181,6 +184,7 @@ def test_closing_leaves_no_process_and_can_be_repeated() -> None:
     )
 
 
+@pytest.mark.slow
 def test_closing_ends_the_graders_of_a_dead_zygote() -> None:
     others = set(graders())
     made = GraderPool(1)
@@ -207,6 +211,7 @@ def test_a_pool_can_be_closed_while_its_zygote_starts(monkeypatch: pytest.Monkey
     assert time.monotonic() - began < 20 and set(zygotes()) == others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "code"), [("pass", 0), ("os.kill(os.getpid(), 9)", -9)])
 def test_a_program_that_ends_leaves_no_process(end: str, code: int) -> None:
     printed = run(
@@ -224,6 +229,7 @@ def test_a_program_that_ends_leaves_no_process(end: str, code: int) -> None:
     assert not psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])[1]
 
 
+@pytest.mark.slow
 def test_a_forked_child_has_graders_of_its_own() -> None:
     printed = run("""
         import os, psutil

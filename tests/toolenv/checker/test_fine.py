@@ -213,6 +213,7 @@ def test_a_good_environment_gives_no_finding(register: Register, kind: type[Good
     assert str(report) == "no findings"
 
 
+@pytest.mark.slow
 def test_the_real_python_tool_gives_no_finding(register: Register, sandboxed: None) -> None:
     assert check_env(register(WithPython)) == Report(findings=())
 

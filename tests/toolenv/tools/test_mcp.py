@@ -103,6 +103,7 @@ def tools(request: pytest.FixtureRequest) -> Tools:
     return request.getfixturevalue(f"{request.param}_tools")
 
 
+@pytest.mark.slow
 def test_the_server_says_what_its_tools_are(tools: Tools) -> None:
     assert set(tools) == {"add", "note", "fail", "draw", "long", "wait", "die", "whoami"}
     add: Any = tools["add"]

@@ -98,6 +98,7 @@ def test_closing_cancels_what_still_runs() -> None:
     assert cancelled.is_set() and not waiting.is_alive() and not threads("test-closing")
 
 
+@pytest.mark.slow
 def test_a_blocked_loop_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed, "_PATIENCE", 0.1)
     monkeypatch.setattr(timed, "_GRACE", 0.1)
