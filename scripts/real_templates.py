@@ -86,6 +86,16 @@ The same script checks that calls, and all else, have the library's tokens. An a
 can be trained on its results: in `tokenizer.chat_template` write `message.content` in place of
 `message.content|tojson`.
 
+## Forms of calls that are not read
+
+Where a template has calls and its row above names no native form, use the dialects `fence`, `hermes` or `xml`. For four
+families a form of one's own would not be exact either:
+
+- **DeepSeek-V3 and V3.1**: the templates write calls, but leave out what `tools` describes.
+- **Kimi-K2**: the template numbers calls through the conversation with a list that transformers' sandbox does not let
+  it change, so that there is nothing to compare with; an older one begins anew in each turn.
+- **Gemma 4**: results belong to the model's own turn, and what it says before a call is written behind the result.
+
 ## Why
 
 What stands before an arrow is ours, and what stands behind it the template's; ⏎ is a line's end. The shortest
