@@ -58,6 +58,13 @@ def test_judge(chaos: ModuleType, found: Result | SandboxError, kill: float, wro
     assert sum(record.counts.values()) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "blamed"), [("sigkill_self", True), ("kill_minus1", True), ("forge_frame_then_fail", False)]
+)
+def test_only_who_kills_itself_may_be_blamed_after_one_kill(chaos: ModuleType, name: str, blamed: bool) -> None:
+    assert ("crash" in chaos.hostile(chaos.random.Random(0), [name])[1].statuses) is blamed
+
+
 def test_no_program_meets_two_kills(chaos: ModuleType) -> None:
     record = chaos.Record()
     with record.run():
