@@ -49,15 +49,10 @@ def made(kinds: Sequence[tuple[Any, bool]], name: str = "find") -> FunctionTool:
         """Find it."""
         return json.dumps(list(given))
 
-    needed = sorted(kinds, key=lambda kind: kind[1])
+    keyword, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     signature = [
-        inspect.Parameter(
-            NAMES[number],
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=kind,
-            default=None if optional else inspect.Parameter.empty,
-        )
-        for number, (kind, optional) in enumerate(needed)
+        inspect.Parameter(one, keyword, annotation=kind, default=None if optional else empty)
+        for one, (kind, optional) in zip(NAMES, sorted(kinds, key=lambda kind: kind[1]), strict=False)
     ]
     function.__signature__ = inspect.Signature(signature)  # pyright: ignore
     function.__annotations__ = {one.name: one.annotation for one in signature}
