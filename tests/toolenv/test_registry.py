@@ -44,11 +44,9 @@ def forgetful(clean_registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_register_and_make() -> None:
     agentrl.register("me/Trivia-v0", Trivia, kwargs={"question": "1 + 3?"})
     env = agentrl.make("me/Trivia-v0", split="test")
-    assert type(env) is Trivia
-    assert env.reset(seed=0)[0][-1]["content"] == "1 + 3?"
+    assert type(env) is Trivia and env.reset(seed=0)[0][-1]["content"] == "1 + 3?"
     assert env.split == "test"
-    assert env.spec is not None
-    assert env.spec.id == "me/Trivia-v0"
+    assert env.spec is not None and env.spec.id == "me/Trivia-v0"
     assert isinstance(gymnasium.make("me/Trivia-v0").unwrapped, Trivia)
 
 
@@ -133,10 +131,12 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
 
 def test_an_entry_point_offers_environments(plugin: Path) -> None:
     offer(plugin, "quiz", "quiz_plugin:offer")
+    offer(plugin, "two", "quiz_plugin:offer")
     assert "plug/Quiz-v0" in agentrl.list_envs()
     assert isinstance(agentrl.make("plug/Quiz-v0"), ToolEnv)
     (found,) = [plugin for plugin in registry.plugins() if plugin.name == "quiz"]
-    assert (found.distribution, found.ids, found.problem) == ("quiz 1.0", ("plug/Quiz-v0",), "")
+    assert (found.distribution, found.ids) == ("quiz 1.0", ("plug/Quiz-v0",))
+    assert not [found for found in registry.plugins() if found.problem], "registering the same twice is no theft"
 
 
 @pytest.mark.parametrize(
@@ -171,13 +171,6 @@ agentrl.register('thief/Own-v0', 'quiz_plugin:Quiz')
         names = agentrl.list_envs()
     assert gymnasium.registry["agentrl/Arithmetic-v0"] is spec and "CartPole-v1" in gymnasium.registry
     assert "thief/Own-v0" in names
-
-
-def test_registering_the_same_twice_is_no_theft(plugin: Path) -> None:
-    offer(plugin, "one", "quiz_plugin:offer")
-    offer(plugin, "two", "quiz_plugin:offer")
-    assert "plug/Quiz-v0" in agentrl.list_envs()
-    assert not [found for found in registry.plugins() if found.problem]
 
 
 @pytest.mark.parametrize(
