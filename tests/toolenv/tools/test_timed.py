@@ -27,23 +27,8 @@ def threads(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
 
 
-def test_a_value_comes_back_from_a_daemon_thread() -> None:
-    outcome = in_thread(threading.current_thread, 5.0)
-    thread = outcome.value
-    assert isinstance(thread, threading.Thread)
-    assert thread.daemon and thread is not threading.current_thread()
-    assert outcome.error is None
-
-
-def test_an_overrun_is_no_timeout_of_the_functions_own() -> None:
-    def raises() -> None:
-        raise TimeoutError
-
-    async def raises_later() -> None:
-        raise TimeoutError
-
-    assert isinstance(in_thread(raises, 5.0).error, TimeoutError)
-    assert isinstance(call_async(raises_later, 5.0).error, TimeoutError)
+async def here() -> int:
+    return threading.get_ident()
 
 
 def test_threads_that_never_end_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +93,9 @@ def test_a_blocked_loop_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def block() -> None:
         release.wait()
 
-    async def name() -> int:
-        return threading.get_ident()
-
-    first = call_async(name, 5.0).value
+    first = call_async(here, 5.0).value
     assert isinstance(call_async(block, 0.05).error, Overrun)
-    assert call_async(name, 5.0).value not in (first, None)
+    assert call_async(here, 5.0).value not in (first, None)
     release.set()
     while threads("agentrl-async-tools") > 1:
         time.sleep(0.01)
@@ -122,12 +104,9 @@ def test_a_blocked_loop_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slow_loop_is_kept() -> None:
-    async def name() -> int:
-        return threading.get_ident()
-
-    first = call_async(name, 5.0).value
+    first = call_async(here, 5.0).value
     assert isinstance(call_async(lambda: asyncio.sleep(3600), 0.05).error, Overrun)
-    assert call_async(name, 5.0).value == first
+    assert call_async(here, 5.0).value == first
 
 
 def test_the_process_ends_in_spite_of_calls_that_do_not() -> None:

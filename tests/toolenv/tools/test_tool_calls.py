@@ -35,11 +35,7 @@ class Box(pydantic.BaseModel):
     ],
 )
 def test_what_is_no_text_is_written_as_json(value: object, shown: str) -> None:
-    @tool
-    def give() -> object:
-        return value
-
-    assert give.call({}) == shown
+    assert tool(name="give")(lambda: value).call({}) == shown
 
 
 def circle() -> list[object]:
@@ -50,12 +46,8 @@ def circle() -> list[object]:
 
 @pytest.mark.parametrize("value", [object(), {"a": object()}, circle(), {"\ud800": 1}, np.zeros(3)])
 def test_what_json_can_not_express_is_told(value: object) -> None:
-    @tool
-    def give() -> object:
-        return value
-
     with pytest.raises(ToolError, match=f"give gave a {type(value).__name__}, which can't be written as JSON"):
-        give.call({})
+        tool(name="give")(lambda: value).call({})
 
 
 class Unsayable(Exception):
