@@ -14,7 +14,6 @@ from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, U
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import FunctionTool, ToolContext, ToolError, tool
-from agentrl.toolenv.tools.python import PythonTool
 from agentrl.types import Message, Task
 
 
@@ -45,12 +44,9 @@ def python(code: str) -> str:
 
 
 class Shout(ToolEnv):
+    tools: Sequence[Any] = (CountingTool(),)
     instructions = "Shout."
     reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0, "short": 0.5}
-
-    def __init__(self, *, tools: Sequence[FunctionTool] | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self.tools = (CountingTool(),) if tools is None else tools
 
     def tasks(self, split: str) -> TaskList:
         return TaskList([Task(id=f"{split}:{word}", prompt=word, answer=word.upper()) for word in ("ah", "oh", "eh")])
@@ -76,12 +72,6 @@ def env() -> Shout:
     return made
 
 
-def counting(env: Shout) -> CountingTool:
-    found = env.tools[0]
-    assert isinstance(found, CountingTool)
-    return found
-
-
 def test_an_episode_from_first_to_last(env: Shout) -> None:
     first, info = env.reset(options={"task": "train:ah"})
     assert [message["role"] for message in first] == ["system", "user"]
@@ -97,14 +87,13 @@ def test_an_episode_from_first_to_last(env: Shout) -> None:
     assert [run.ok for run in env.episode.tool_runs] == [True, True] and env.episode.final == "AH"
 
 
-def test_the_record_has_what_the_tool_received_even_where_it_changes_that() -> None:
+def test_the_record_has_what_the_tool_received_even_where_it_changes_that(env: Shout) -> None:
     class Greedy(CountingTool):
         def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
             assert isinstance(arguments, dict)
             return str(arguments.pop("code"))
 
-    env = Shout(tools=[Greedy()])
-    env.reset(seed=0)
+    env.tools = [Greedy()]
     env.step(f"{call('a')}\n{call('b')}")
     assert [run.arguments for run in env.episode.tool_runs] == [{"code": "a"}, {"code": "b"}]
 
@@ -131,17 +120,15 @@ def test_the_last_turn_truncates_or_answers_and_is_graded(text: str, end: tuple[
     ],
 )
 def test_what_goes_wrong_in_a_call_is_told(env: Shout, text: str, told: str) -> None:
-    messages, reward, terminated, truncated, _ = env.step(text)
-    assert told in messages[0]["content"]
-    assert (reward, terminated, truncated) == (0.25, False, False)
+    messages, *others = env.step(text)
+    assert told in messages[0]["content"] and others == [0.25, False, False, {"parts": {}}]
     assert not env.episode.tool_runs[-1].ok
 
 
 def test_a_tool_that_is_not_there(env: Shout) -> None:
     env.tools = []
     messages, _, terminated, _, _ = env.step(call("x"))
-    assert "there is no tool 'python'" in messages[0]["content"]
-    assert not terminated
+    assert "there is no tool 'python'" in messages[0]["content"] and not terminated
 
 
 @pytest.mark.parametrize("text", ["", " ", "\x00", "```", "```ruby\nputs 1\n```", "🙂" * 1000])
@@ -220,8 +207,9 @@ def test_seeds_choose_tasks_and_only_when_given() -> None:
     drawn = [one.reset(seed=5 if turn == 0 else None)[1] for turn in range(20)]
     assert drawn == [other.reset(seed=5 if turn == 0 else None)[1] for turn in range(20)]
     assert len({info["task_id"] for info in drawn}) == 3
-    assert counting(one).seeds == counting(other).seeds
-    assert len(set(counting(one).seeds)) == 20
+    seeds = [env.tools[0].seeds for env in (one, other, Shout())]
+    assert seeds[0] == seeds[1] and len(set(seeds[0])) == 20
+    assert seeds[2] == [], "every instance has a copy of the class's tools"
 
 
 def test_an_environment_may_be_bare() -> None:
@@ -249,6 +237,8 @@ def draw(code: str, ctx: ToolContext) -> int:
 class Counter(ToolEnv):
     """Counts, by a method that is a tool, and draws."""
 
+    step_size = 2
+
     @tool
     def count(self, code: str, ctx: ToolContext) -> int:
         """Count."""
@@ -256,10 +246,6 @@ class Counter(ToolEnv):
         return ctx.state["n"]
 
     tools: Sequence[Any] = (count, draw)
-
-    def __init__(self, *, step_size: int = 2, **options: Any) -> None:
-        super().__init__(**options)
-        self.step_size = step_size
 
     def tasks(self, split: str) -> list[Task]:
         return [Task(id="one", prompt="Count.")]
@@ -273,22 +259,13 @@ def told(env: ToolEnv, name: str = "count") -> str:
 
 
 def test_tools_of_a_class_keep_their_state_apart() -> None:
-    one, other = Counter(), Counter(step_size=10)
+    one, other = Counter(), Counter()
+    other.step_size = 10
     one.reset(seed=0)
     other.reset(seed=0)
     assert [told(one), told(other), told(one), one.step("done")[1]] == ["2", "10", "4", 1.0]
     one.reset(seed=0)
     assert [told(one), one.step("done")[1]] == ["2", 0.0]
-
-
-def test_every_instance_has_its_own_copy_of_the_classs_tools() -> None:
-    class Several(Counter):
-        tools = (Counter.count, PythonTool(), CountingTool())
-
-    one, other = Several(), Several()
-    assert not {id(tool) for tool in one.tools} & {id(tool) for tool in other.tools}
-    one.tools[2].seeds.append(3)
-    assert Several.tools[2].seeds == other.tools[2].seeds == []
 
 
 def test_chance_of_tools_follows_the_episodes_seed() -> None:
@@ -300,7 +277,7 @@ def test_chance_of_tools_follows_the_episodes_seed() -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_a_tool_of_ones_own_may_raise_or_give_anything() -> None:
+def test_a_tool_of_ones_own_may_raise_or_give_anything(env: Shout) -> None:
     class Own(CountingTool):
         given: object = ""
 
@@ -309,9 +286,7 @@ def test_a_tool_of_ones_own_may_raise_or_give_anything() -> None:
                 raise self.given
             return self.given
 
-    own = Own()
-    env = Shout(tools=[own])
-    env.reset(seed=0)
+    env.tools = [own := Own()]
     own.given = KeyError("x" * 9000)
     message = env.step(call("a"))[0][0]
     assert message["content"].startswith("KeyError: ") and len(message["content"]) <= 2000

@@ -6,7 +6,7 @@ import pickle
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from unittest.mock import Mock
 
@@ -87,26 +87,22 @@ class Shop(ToolEnv):
 
 
 INSERT = "```query\ninsert into bags values (1)\n```"
+FAULT = "```fail infrastructure ```"
 COUNT = "```query\nselect count(*) from bags\n```"
 ENDS: Mapping[str, Callable[[Shop], object]] = {
     "a final answer": lambda env: env.step("1"),
     "the turn limit": lambda env: [env.step("```fail\nx\n```") for _ in range(2)],
     "close": lambda env: env.close(),
     "the next reset": lambda env: env.reset(seed=1),
-    "a fault, then close": lambda env: (faulty(env), env.close()),
-    "a fault, then reset": lambda env: (faulty(env), env.reset(seed=1)),
-    "a reward that raises, then close": lambda env: (raising(env), env.close()),
+    "a fault, then close": lambda env: (faulty(env, FAULT), env.close()),
+    "a fault, then reset": lambda env: (faulty(env, FAULT), env.reset(seed=1)),
+    "a reward that raises, then close": lambda env: (faulty(env, "no number"), env.close()),
 }
 
 
-def faulty(env: Shop) -> None:
-    with pytest.raises(InfrastructureError):
-        env.step("```fail infrastructure ```")
-
-
-def raising(env: Shop) -> None:
-    with pytest.raises(EnvContractError, match=r"Shop\.reward raised ValueError"):
-        env.step("no number")
+def faulty(env: Shop, text: str) -> None:
+    with pytest.raises(InfrastructureError if text == FAULT else EnvContractError, match=r"^the server|^Shop\.reward"):
+        env.step(text)
 
 
 def workers(before: Collection[threading.Thread]) -> int:
@@ -161,10 +157,8 @@ def test_no_thread_is_left_after_close_or_without_the_environment(closed: bool) 
         env.close()
     else:
         del env
-    until = time.monotonic() + 60
-    while workers(before) and time.monotonic() < until:
+    while workers(before):
         time.sleep(0.01)
-    assert not workers(before)
 
 
 def test_a_state_made_by_a_tool_may_be_used_by_the_next() -> None:
@@ -208,14 +202,9 @@ def test_what_the_hooks_raise_names_them() -> None:
 
 
 def test_an_environment_without_hooks_and_tools_needs_no_thread() -> None:
-    class Plain(ToolEnv):
-        def tasks(self, split: str) -> Sequence[Task]:
-            return [Task(id="one", prompt="Where?")]
-
-        def reward(self, episode: Episode) -> Mapping[str, float]:
-            return {"correct": float(threading.current_thread() is threading.main_thread())}
-
-    env = Plain()
+    env = ToolEnv()
+    env.tasks = lambda split: [Task(id="one", prompt="Where?")]
+    env.reward = lambda episode: {"correct": float(threading.current_thread() is threading.main_thread())}
     env.reset(seed=0)
     assert env.step("here")[1] == 1.0
 

@@ -110,13 +110,8 @@ def test_a_class_that_raises_is_one_sentence() -> None:
 
 PLUGIN = """
 import agentrl
-from agentrl.toolenv.base import ToolEnv
-
-class Quiz(ToolEnv):
-    pass
-
-def offer():
-    agentrl.register("plug/Quiz-v0", "quiz_plugin:Quiz")
+class Quiz(agentrl.ToolEnv): ...
+def offer(): agentrl.register("plug/Quiz-v0", "quiz_plugin:Quiz")
 """
 
 

@@ -149,9 +149,8 @@ class Choosy(Good):
         return [self.dialect.render("capital", {"land": "Fiji"}), rf"\boxed{{{task.answer}}}"]
 
 
-class NobodyAsks(Choosy):
-    def gold(self, task: Task) -> Sequence[str]:
-        return [rf"\boxed{{{task.answer}}}"]
+class NobodyAsks(NoTools):
+    tools = Choosy.tools
 
 
 class HiddenTables(Good):

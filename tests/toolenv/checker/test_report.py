@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import pytest
@@ -15,13 +16,12 @@ from agentrl.cli import environments, main
 from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError
 from agentrl.toolenv.checker import CODES, Finding, Report, check_env
 from agentrl.toolenv.checker.play import Turn, both, parting
-from agentrl.toolenv.tools.function import ToolContext
 
 from . import broken_contract as contract
 from . import broken_leaks, broken_rewards
 from . import broken_tasks as tasks
 from .conftest import Register
-from .good import Good, Memory
+from .good import Good
 
 
 def test_a_report_reads_as_lines() -> None:
@@ -48,22 +48,15 @@ def test_a_given_instance_is_checked_as_well(register: Register) -> None:
 
 
 def test_an_infrastructure_fault_is_no_finding() -> None:
-    class Down(Memory):
-        def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
-            raise InfrastructureError("the daemon is gone")
-
     env = Good()
-    env.tools = (Down(),)
+    env.tools[0].call = Mock(side_effect=InfrastructureError("the daemon is gone"))
     with pytest.raises(InfrastructureError, match="daemon"):
         check_env(env)
 
 
-def test_the_same_finding_is_reported_once() -> None:
-    findings = check_env(broken_rewards.ScoresAlways(), tasks=3).findings
-    assert len(findings) == len(set(findings))
-
-
-def test_many_findings_of_one_kind_are_counted(register: Register) -> None:
+def test_the_same_finding_is_reported_once_and_many_of_one_kind_are_counted(register: Register) -> None:
+    same = check_env(broken_rewards.ScoresAlways(), tasks=3).findings
+    assert len(same) == len(set(same))
     findings = check_env(register(contract.ErrorsEnd)).findings
     assert [finding.code for finding in findings] == ["ARL-E004"] * 3
     assert findings[-1].message.endswith(" more like it.)")
@@ -174,8 +167,8 @@ def test_a_long_check_tells_how_far_it_is(
     register: Register, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env_id = register(Good)
-    for name in ("_QUIET_S", "_EVERY_S"):
-        monkeypatch.setattr(environments.Company, name, 0.0)
+    monkeypatch.setattr(environments.Company, "_QUIET_S", 0.0)
+    monkeypatch.setattr(environments.Company, "_EVERY_S", 0.0)
     assert main(["check-env", env_id, "--tasks", "1"]) == 0
     lines = capsys.readouterr().err.splitlines()
     form = r"checking .*, \d+ of \d+; (\d+) turns played in \d+ s(, about [\d.e-]+ s left)? …"
@@ -184,8 +177,8 @@ def test_a_long_check_tells_how_far_it_is(
     assert turns == sorted(turns) and len(set(turns)) > 100, "it tells so within a check, too"
     assert main(["check-env", env_id, "--tasks", "6"]) == 0
     assert len(capsys.readouterr().err.splitlines()) > len(lines), "more tasks are more turns"
+    monkeypatch.undo()
     monkeypatch.setattr(environments.Company, "_QUIET_S", 3600.0)
-    monkeypatch.setattr(environments.Company, "_EVERY_S", 3600.0)
     assert main(["check-env", env_id]) == 0 and capsys.readouterr().err == ""
     assert main(["check-env", env_id, "--tasks", "0"]) == 2
     assert "tasks is 0" in capsys.readouterr().err

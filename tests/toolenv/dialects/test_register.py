@@ -4,6 +4,7 @@ import re
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -20,10 +21,8 @@ from .conftest import Slash, add, documented, python
 
 @pytest.fixture(autouse=True)
 def clean(clean_registry: None) -> Generator[None]:
-    before = dict(DIALECTS)
-    yield
-    DIALECTS.clear()
-    DIALECTS.update(before)
+    with patch.dict(DIALECTS):
+        yield
 
 
 def test_it_is_known_by_its_name() -> None:

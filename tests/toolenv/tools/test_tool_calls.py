@@ -129,17 +129,11 @@ def test_an_interrupt_of_the_user_is_no_observation() -> None:
     code = """
 import os, signal, threading, time
 from agentrl import tool
-
 @tool(timeout=None)
 def hang() -> str:
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     time.sleep(3600)
-    return ""
-
-try:
-    hang.call({})
-except KeyboardInterrupt:
-    print("interrupted")
+hang.call({})
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.stdout == "interrupted\n", ran.stderr
+    assert ran.stderr.splitlines()[-1] == "KeyboardInterrupt", ran.stderr
