@@ -223,8 +223,7 @@ def test_the_command_says_what_was_seen_and_what_to_do(
 ) -> None:
     broken, good = register(contract.GoldWrong), register(Good)
     assert main(["check-env", broken]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert all(line.startswith("ARL-E003  Gold scored 0 of 1") for line in lines)
+    assert all(line.startswith("ARL-E003  Gold scored 0 of 1") for line in capsys.readouterr().out.splitlines())
     assert main(["check-env", broken, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [sorted(finding) for finding in found["findings"]] == [["advice", "code", "message"]] * 3

@@ -59,20 +59,6 @@ def made(kinds: Sequence[tuple[Any, bool]], name: str = "find") -> FunctionTool:
     return tool(name=name)(function)
 
 
-def test_the_newcomers_own_words() -> None:
-    """The default dialect told this on one line, and read it on three only."""
-
-    @tool
-    def find(item: str) -> str:
-        """Look it up."""
-        return item
-
-    dialect = get_dialect("fence", [find])
-    assert "\n```find\nitem\n```\n" in dialect.instructions()
-    wanted = (ToolCall(name="find", arguments={"item": "pink bag"}, id="call_0"),)
-    assert dialect.parse("```find pink bag ```") == dialect.parse("```find\npink bag\n```") == wanted
-
-
 @pytest.mark.parametrize("name", [name for name, kind in DIALECTS.items() if not kind.native])
 @given(first=parameters, second=parameters)
 def test_the_example_is_the_call_that_it_describes(

@@ -68,10 +68,6 @@ def test_registering_it_again_replaces_it() -> None:
     register_dialect("slash", again)
 
 
-class Bare(Dialect):
-    """Knows nothing."""
-
-
 class Careless(Fence):
     """Would read what is thought."""
 
@@ -89,7 +85,7 @@ class Careless(Fence):
         ("other", Slash, "Slash is registered as 'slash': subclass it"),
         ("two words", Slash, "can't be called 'two words'"),
         ("", Slash, "can't be called ''"),
-        ("mine", Bare, "lacks read_block, write_call"),
+        ("mine", type("Bare", (Dialect,), {}), "lacks read_block, write_call"),
         ("mine", Careless, "has no opening"),
         ("mine", Slash(), "register a subclass of agentrl.toolenv.dialects.Dialect"),
         ("mine", dict, "register a subclass of agentrl.toolenv.dialects.Dialect"),

@@ -53,12 +53,10 @@ def test_what_goes_wrong_is_told(python: PythonTool, code: str, told: str) -> No
     assert run(python, "1 + 1") == "2"
 
 
-def test_code_that_never_ends_is_stopped() -> None:
-    tool = PythonTool(timeout=0.3)
-    tool.open(0)
+def test_code_that_never_ends_is_stopped(python: PythonTool) -> None:
+    python.timeout = 0.3
     with pytest.raises(ToolError, match=r"longer than 0\.3 s"):
-        run(tool, "while True: pass")
-    tool.close()
+        run(python, "while True: pass")
 
 
 @pytest.mark.parametrize("arguments", [{}, {"code": 3}, {"code": "1", "more": 2}, {"source": "1"}])

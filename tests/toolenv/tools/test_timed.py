@@ -6,20 +6,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
 from agentrl.errors import InfrastructureError
 from agentrl.toolenv.tools import timed
 from agentrl.toolenv.tools.timed import BackgroundLoop, Overrun, call_async, close_shared_loop, in_thread
-
-
-@pytest.fixture
-def loop() -> Generator[BackgroundLoop]:
-    made = BackgroundLoop("test")
-    yield made
-    made.close()
 
 
 def threads(name: str) -> int:
@@ -45,7 +39,7 @@ def test_threads_that_never_end_are_few(monkeypatch: pytest.MonkeyPatch) -> None
     assert in_thread(lambda: 3, 5.0).value == 3
 
 
-def test_a_task_that_ends_the_process_ends_alone(loop: BackgroundLoop) -> None:
+def test_a_task_that_ends_the_process_ends_alone() -> None:
     async def leave() -> None:
         raise SystemExit(3)
 
@@ -54,13 +48,11 @@ def test_a_task_that_ends_the_process_ends_alone(loop: BackgroundLoop) -> None:
         await asyncio.wait({child})
         return repr(child.exception())
 
-    other: list[object] = []
-    waiting = threading.Thread(target=lambda: other.append(loop.call(lambda: asyncio.sleep(0.3, "slept"), 5.0).value))
-    waiting.start()
-    assert isinstance(loop.call(leave, 5.0).error, SystemExit)
-    assert loop.call(leaves_a_child, 5.0).value == "SystemExit(3)"
-    waiting.join()
-    assert other == ["slept"]
+    with closing(BackgroundLoop("test")) as loop, ThreadPoolExecutor() as pool:
+        other = pool.submit(loop.call, lambda: asyncio.sleep(0.3, "slept"), 5.0)
+        assert isinstance(loop.call(leave, 5.0).error, SystemExit)
+        assert loop.call(leaves_a_child, 5.0).value == "SystemExit(3)"
+        assert other.result().value == "slept"
 
 
 def test_closing_cancels_what_still_runs() -> None:
@@ -74,13 +66,12 @@ def test_closing_cancels_what_still_runs() -> None:
         finally:
             cancelled.set()
 
-    waiting = threading.Thread(target=loop.call, args=(hang, None))
-    waiting.start()
-    assert begun.wait()
-    loop.close()
-    loop.close()
-    waiting.join()
-    assert cancelled.is_set() and not waiting.is_alive() and not threads("test-closing")
+    with ThreadPoolExecutor() as pool:
+        pool.submit(loop.call, hang, None)
+        assert begun.wait()
+        loop.close()
+        loop.close()
+    assert cancelled.is_set() and not threads("test-closing")
 
 
 @pytest.mark.slow
