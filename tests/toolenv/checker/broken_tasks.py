@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from agentrl.errors import UnknownNameError
 from agentrl.toolenv.spaces import Unicode
 from agentrl.toolenv.tasks import GeneratedTasks, TaskList, TaskSet
 from agentrl.toolenv.tools.function import ToolContext, tool
@@ -27,19 +26,13 @@ class TakesNoSplit(Good, codes="ARL-E000"):
         super().__init__()
 
 
-class EmptySet(TaskSet):
-    size = 0
-
-    def __getitem__(self, index: int) -> Task:
-        raise IndexError(index)
-
-    def find(self, task_id: str) -> Task:
-        raise UnknownNameError("task", task_id, [])
+class Empty(TaskList):
+    size = 0  # pyright: ignore
 
 
 class EmptySplit(Good, codes="ARL-E000"):
     def tasks(self, split: str) -> TaskSet:
-        return EmptySet()
+        return Empty([Task(id="", prompt="")])
 
 
 class OneSplit(Good, codes="ARL-E014"):
@@ -56,6 +49,10 @@ class SplitsByCase(Good, codes="ARL-E014"):
         return GeneratedTasks(split, lambda i: replace(same[i], prompt=write(same[i].prompt)))
 
 
+def three(tasks: TaskSet) -> list[Task]:
+    return list(itertools.islice(tasks, 3))
+
+
 class Lost(TaskList):
     def find(self, task_id: str) -> Task:
         return replace(super().find(task_id), prompt="Reverse 12345 - 7, please.")
@@ -63,7 +60,7 @@ class Lost(TaskList):
 
 class LosesTasks(Good, codes="ARL-E015"):
     def tasks(self, split: str) -> TaskSet:
-        return Lost([super(LosesTasks, self).tasks(split)[index] for index in range(3)])
+        return Lost(three(super().tasks(split)))
 
 
 class MakesTasksAnew(Good, codes="ARL-E002 ARL-E015"):
@@ -84,7 +81,7 @@ class Repeating(TaskList):
 
 class RepeatsIds(Good, codes="ARL-S001"):
     def tasks(self, split: str) -> TaskSet:
-        return Repeating([super(RepeatsIds, self).tasks(split)[index] for index in range(3)])
+        return Repeating(three(super().tasks(split)))
 
 
 class SaysNothing(Good, codes="ARL-S002"):
@@ -268,8 +265,7 @@ class LosesData(Good, codes="ARL-E015"):
     """The task that is found holds another table than the one that was listed."""
 
     def tasks(self, split: str) -> TaskSet:
-        same = [super(LosesData, self).tasks(split)[index] for index in range(3)]
-        return Emptied([replace(task, data={"table": [1, 2, 3]}) for task in same])
+        return Emptied([replace(task, data={"table": [1, 2, 3]}) for task in three(super().tasks(split))])
 
 
 class Emptied(TaskList):
