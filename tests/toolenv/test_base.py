@@ -4,6 +4,7 @@ import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import gymnasium
 import pytest
@@ -88,12 +89,7 @@ def test_an_episode_from_first_to_last(env: Shout) -> None:
 
 
 def test_the_record_has_what_the_tool_received_even_where_it_changes_that(env: Shout) -> None:
-    class Greedy(CountingTool):
-        def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
-            assert isinstance(arguments, dict)
-            return str(arguments.pop("code"))
-
-    env.tools = [Greedy()]
+    env.tools[0].call = lambda arguments, _: arguments.pop("code")
     env.step(f"{call('a')}\n{call('b')}")
     assert [run.arguments for run in env.episode.tool_runs] == [{"code": "a"}, {"code": "b"}]
 
@@ -278,24 +274,13 @@ def test_chance_of_tools_follows_the_episodes_seed() -> None:
 
 
 def test_a_tool_of_ones_own_may_raise_or_give_anything(env: Shout) -> None:
-    class Own(CountingTool):
-        given: object = ""
-
-        def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> Any:
-            if isinstance(self.given, Exception):
-                raise self.given
-            return self.given
-
-    env.tools = [own := Own()]
-    own.given = KeyError("x" * 9000)
+    unsayable = type("Unsayable", (Exception,), {"__str__": None})()
+    env.tools[0].call = Mock(side_effect=[KeyError("x" * 9000), "half a \ud800 letter", unsayable, None])
     message = env.step(call("a"))[0][0]
     assert message["content"].startswith("KeyError: ") and len(message["content"]) <= 2000
-    own.given = "half a \ud800 letter"
     assert env.observation_space.contains(answer := env.step(call("a"))[0])
     assert answer[0]["content"] == "half a ? letter"
-    own.given = type("Unsayable", (Exception,), {"__str__": None})()
     assert env.step(call("a"))[0][0]["content"] == "Unsayable: (a Unsayable that can't be shown)"
-    own.given = None
     with pytest.raises(EnvContractError, match=r"Shout\.tools: python\.call gave None \(NoneType\): return text"):
         env.step(call("a"))
 

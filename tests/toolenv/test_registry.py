@@ -105,8 +105,10 @@ def test_a_class_that_raises_is_one_sentence() -> None:
 
 PLUGIN = """
 import agentrl
-class Quiz(agentrl.ToolEnv): ...
-def offer(): agentrl.register("plug/Quiz-v0", "quiz_plugin:Quiz")
+class Quiz(agentrl.ToolEnv):
+    pass
+def offer():
+    agentrl.register("plug/Quiz-v0", "quiz_plugin:Quiz")
 """
 
 

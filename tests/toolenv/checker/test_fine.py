@@ -181,14 +181,6 @@ class WithPython(Good):
         return {"correct": float(equal(last_boxed(episode.final), episode.task.answer, plain=True))}
 
 
-@pytest.fixture
-def sandboxed(require: Callable[[bool, str], None]) -> None:
-    try:
-        shared_sandbox()
-    except SandboxUnavailable as error:
-        require(False, str(error))
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -201,7 +193,11 @@ def test_a_good_environment_gives_no_finding(register: Register, kind: type[Good
 
 
 @pytest.mark.slow
-def test_the_real_python_tool_gives_no_finding(register: Register, sandboxed: None) -> None:
+def test_the_real_python_tool_gives_no_finding(register: Register, require: Callable[[bool, str], None]) -> None:
+    try:
+        shared_sandbox()
+    except SandboxUnavailable as error:
+        require(False, str(error))
     assert check_env(register(WithPython)) == Report(findings=())
 
 

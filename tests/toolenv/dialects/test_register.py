@@ -89,7 +89,6 @@ class Careless(Fence):
         ("mine", Careless, "has no opening"),
         ("mine", Slash(), "register a subclass of agentrl.toolenv.dialects.Dialect"),
         ("mine", dict, "register a subclass of agentrl.toolenv.dialects.Dialect"),
-        ("mine", Slash().parse, "register a subclass"),
     ],
 )
 def test_what_can_not_be_registered(name: str, given: Any, told: str) -> None:
