@@ -171,7 +171,7 @@ def test_a_long_check_tells_how_far_it_is(
     monkeypatch.setattr(environments.Company, "_EVERY_S", 0.0)
     assert main(["check-env", env_id, "--tasks", "1"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    form = r"checking .*, \d+ of \d+; (\d+) turns played in \d+ s(, about [\d.e-]+ s left)? …"
+    form = r"checking .*, \d+ of \d+; (\d+) turns played in \d+ s(, about [\w .-]+ left)? …"
     turns = [int(re.fullmatch(form, line)[1]) for line in lines]  # type: ignore[index]
     assert "left" in lines[-1] and "left" not in lines[0]
     assert turns == sorted(turns) and len(set(turns)) > 100, "it tells so within a check, too"
