@@ -33,14 +33,13 @@ class CountingTool(FunctionTool):
         self.closed += 1
 
 
+FAULTS = {"fail": ToolError("that failed"), "bug": KeyError("code"), "down": InfrastructureError("gone")}
+
+
 def python(code: str) -> str:
     """Upper-case."""
-    if code == "fail":
-        raise ToolError("that failed")
-    if code == "bug":
-        raise KeyError("code")
-    if code == "down":
-        raise InfrastructureError("gone")
+    if code in FAULTS:
+        raise FAULTS[code]
     return code.upper()
 
 
