@@ -50,9 +50,7 @@ class Untemplated(Wrapped):
 class Clockwork(Wrapped):
     """Its template writes the time, which goes on."""
 
-    def __init__(self, inner: Any) -> None:
-        super().__init__(inner)
-        self.time = itertools.count()
+    time: ClassVar = itertools.count()
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
         return f"{next(self.time)}\n{self.inner.apply_chat_template(conversation, **options)}"
