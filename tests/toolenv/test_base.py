@@ -4,6 +4,7 @@ import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import gymnasium
 import pytest
@@ -14,7 +15,6 @@ from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, U
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import FunctionTool, ToolContext, ToolError, tool
-from agentrl.toolenv.tools.python import PythonTool
 from agentrl.types import Message, Task
 
 
@@ -33,24 +33,20 @@ class CountingTool(FunctionTool):
         self.closed += 1
 
 
+FAULTS = {"fail": ToolError("that failed"), "bug": KeyError("code"), "down": InfrastructureError("gone")}
+
+
 def python(code: str) -> str:
     """Upper-case."""
-    if code == "fail":
-        raise ToolError("that failed")
-    if code == "bug":
-        raise KeyError("code")
-    if code == "down":
-        raise InfrastructureError("gone")
+    if code in FAULTS:
+        raise FAULTS[code]
     return code.upper()
 
 
 class Shout(ToolEnv):
+    tools: Sequence[Any] = (CountingTool(),)
     instructions = "Shout."
     reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0, "short": 0.5}
-
-    def __init__(self, *, tools: Sequence[FunctionTool] | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self.tools = (CountingTool(),) if tools is None else tools
 
     def tasks(self, split: str) -> TaskList:
         return TaskList([Task(id=f"{split}:{word}", prompt=word, answer=word.upper()) for word in ("ah", "oh", "eh")])
@@ -76,17 +72,10 @@ def env() -> Shout:
     return made
 
 
-def counting(env: Shout) -> CountingTool:
-    found = env.tools[0]
-    assert isinstance(found, CountingTool)
-    return found
-
-
 def test_an_episode_from_first_to_last(env: Shout) -> None:
     first, info = env.reset(options={"task": "train:ah"})
     assert [message["role"] for message in first] == ["system", "user"]
-    assert first[0]["content"].startswith("Shout.\nTo use python")
-    assert info == {"task_id": "train:ah"}
+    assert first[0]["content"].startswith("Shout.\nTo use python") and info == {"task_id": "train:ah"}
     result: Message = {"role": "tool", "content": "AH", "name": "python", "tool_call_id": "call_0"}
     assert env.step(call("ah")) == ((result,), 0.25, False, False, {"parts": {}})
     again: Message = {"role": "user", "content": "Again."}
@@ -95,34 +84,26 @@ def test_an_episode_from_first_to_last(env: Shout) -> None:
     assert [message["role"] for message in env.episode.messages] == (
         ["system", "user", "assistant", "tool", "assistant", "tool", "user", "assistant"]
     )
-    assert [run.ok for run in env.episode.tool_runs] == [True, True]
-    assert env.episode.final == "AH"
+    assert [run.ok for run in env.episode.tool_runs] == [True, True] and env.episode.final == "AH"
 
 
-def test_the_record_has_what_the_tool_received_even_where_it_changes_that() -> None:
-    class Greedy(CountingTool):
-        def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
-            assert isinstance(arguments, dict)
-            return str(arguments.pop("code"))
-
-    env = Shout(tools=[Greedy()])
-    env.reset(seed=0)
+def test_the_record_has_what_the_tool_received_even_where_it_changes_that(env: Shout) -> None:
+    env.tools[0].call = lambda arguments, _: arguments.pop("code")
     env.step(f"{call('a')}\n{call('b')}")
     assert [run.arguments for run in env.episode.tool_runs] == [{"code": "a"}, {"code": "b"}]
 
 
-def test_running_out_of_turns_truncates_and_grades() -> None:
-    env = Shout(max_turns=1)
-    env.reset(seed=0)
-    _, reward, terminated, truncated, info = env.step(call("x"))
-    assert (reward, terminated, truncated) == (0.25, False, True)
-    assert info["parts"] == {"correct": 0.0, "short": 0.0}
-
-
-def test_the_last_turn_may_still_answer() -> None:
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        (call("x"), (0.25, False, True, {"parts": {"correct": 0.0, "short": 0.0}})),
+        ("OH", (1.75, True, False, {"parts": {"correct": 1.0, "short": 1.0}})),
+    ],
+)
+def test_the_last_turn_truncates_or_answers_and_is_graded(text: str, end: tuple[object, ...]) -> None:
     env = Shout(max_turns=1)
     env.reset(seed=0, options={"task": "train:oh"})
-    assert env.step("OH")[1:4] == (1.75, True, False)
+    assert env.step(text)[1:] == end
 
 
 @pytest.mark.parametrize(
@@ -131,23 +112,18 @@ def test_the_last_turn_may_still_answer() -> None:
         (call("fail"), "that failed"),
         (call("bug"), "KeyError: 'code'"),
         ("```python\nah", "not closed"),
-        ("```python\nah\n``", "not closed"),
     ],
 )
 def test_what_goes_wrong_in_a_call_is_told(env: Shout, text: str, told: str) -> None:
-    messages, reward, terminated, truncated, _ = env.step(text)
-    assert told in messages[0]["content"]
-    assert (reward, terminated, truncated) == (0.25, False, False)
+    messages, *others = env.step(text)
+    assert told in messages[0]["content"] and others == [0.25, False, False, {"parts": {}}]
     assert not env.episode.tool_runs[-1].ok
 
 
-def test_a_tool_that_is_not_there() -> None:
-    env = Shout()
-    env.reset(seed=0)
+def test_a_tool_that_is_not_there(env: Shout) -> None:
     env.tools = []
     messages, _, terminated, _, _ = env.step(call("x"))
-    assert "there is no tool 'python'" in messages[0]["content"]
-    assert not terminated
+    assert "there is no tool 'python'" in messages[0]["content"] and not terminated
 
 
 @pytest.mark.parametrize("text", ["", " ", "\x00", "```", "```ruby\nputs 1\n```", "🙂" * 1000])
@@ -192,11 +168,8 @@ def test_a_class_may_say_its_turns_and_its_dialect() -> None:
         max_turns = 2
         dialect = "hermes"
 
-    class Plain(agentrl.ToolEnv):
-        max_turns = 3
-
-    assert (Plain().max_turns, Plain().dialect.name, Plain(max_turns=5, dialect="xml").max_turns) == (3, "fence", 5)
-    assert (Mine().max_turns, Mine().dialect.name, Shout().dialect.name) == (2, "hermes", "fence")
+    made = Mine(), Mine(max_turns=5, dialect="xml"), Shout()
+    assert [(env.max_turns, env.dialect.name) for env in made] == [(2, "hermes"), (5, "xml"), (8, "fence")]
 
 
 @pytest.mark.parametrize(
@@ -229,15 +202,13 @@ def test_seeds_choose_tasks_and_only_when_given() -> None:
     drawn = [one.reset(seed=5 if turn == 0 else None)[1] for turn in range(20)]
     assert drawn == [other.reset(seed=5 if turn == 0 else None)[1] for turn in range(20)]
     assert len({info["task_id"] for info in drawn}) == 3
-    assert counting(one).seeds == counting(other).seeds
-    assert len(set(counting(one).seeds)) == 20
+    seeds = [env.tools[0].seeds for env in (one, other, Shout())]
+    assert seeds[0] == seeds[1] and len(set(seeds[0])) == 20
+    assert seeds[2] == [], "every instance has a copy of the class's tools"
 
 
 def test_an_environment_may_be_bare() -> None:
-    class Bare(ToolEnv):
-        pass
-
-    env = Bare()
+    env = type("Bare", (ToolEnv,), {})()
     for method in (lambda: env.tasks("train"), lambda: env.reset(seed=0)):
         with pytest.raises(EnvContractError, match=r"Bare\.tasks is not written: let it return a list of Task"):
             method()
@@ -252,8 +223,14 @@ def test_an_episode_without_a_turn_has_no_final_text() -> None:
     assert Episode(task=Task(id="", prompt=""), messages=({"role": "user", "content": "hi"},)).final == ""
 
 
+@tool
+def draw(code: str, ctx: ToolContext) -> int:
+    """Draw."""
+    return int(ctx.rng.integers(2**40))
+
+
 class Counter(ToolEnv):
-    """Counts, by a method that is a tool."""
+    """Counts, by a method that is a tool, and draws."""
 
     step_size = 2
 
@@ -263,9 +240,7 @@ class Counter(ToolEnv):
         ctx.state["n"] = ctx.state.get("n", 0) + self.step_size
         return ctx.state["n"]
 
-    def __init__(self, *, step_size: int = 2, **options: Any) -> None:
-        super().__init__(**options)
-        self.step_size = step_size
+    tools: Sequence[Any] = (count, draw)
 
     def tasks(self, split: str) -> list[Task]:
         return [Task(id="one", prompt="Count.")]
@@ -274,93 +249,47 @@ class Counter(ToolEnv):
         return {"correct": episode.state.get("n", 0) == 4}
 
 
-class Plain(Counter):
-    tools = (Counter.count,)
-
-
-def counted(env: ToolEnv, times: int) -> list[str]:
-    return [env.step("```count\nx\n```")[0][0]["content"] for _ in range(times)]
+def told(env: ToolEnv, name: str = "count") -> str:
+    return env.step(f"```{name}\nx\n```")[0][0]["content"]
 
 
 def test_tools_of_a_class_keep_their_state_apart() -> None:
-    one, other = Plain(), Plain(step_size=10)
+    one, other = Counter(), Counter()
+    other.step_size = 10
     one.reset(seed=0)
     other.reset(seed=0)
-    assert [counted(one, 1), counted(other, 1), counted(one, 1)] == [["2"], ["10"], ["4"]]
-    assert one.step("done")[1] == 1.0
+    assert [told(one), told(other), told(one), one.step("done")[1]] == ["2", "10", "4", 1.0]
     one.reset(seed=0)
-    assert counted(one, 1) == ["2"]
-    assert one.step("done")[1] == 0.0
-
-
-def test_every_instance_has_its_own_copy_of_the_classs_tools() -> None:
-    class Several(Counter):
-        tools = (Counter.count, PythonTool(), CountingTool())
-
-    one, other = Several(), Several()
-    assert not {id(tool) for tool in one.tools} & {id(tool) for tool in other.tools}
-    counting = one.tools[2]
-    assert isinstance(counting, CountingTool)
-    counting.seeds.append(3)
-    assert [tool.seeds for tool in (*Several.tools, *other.tools) if isinstance(tool, CountingTool)] == [[], []]
+    assert [told(one), one.step("done")[1]] == ["2", 0.0]
 
 
 def test_chance_of_tools_follows_the_episodes_seed() -> None:
-    @tool
-    def draw(code: str, ctx: ToolContext) -> int:
-        """Draw."""
-        return int(ctx.rng.integers(2**40))
-
-    class Draws(Plain):
-        tools = (draw,)
-
-    def drawn(seed: int) -> str:
-        env = Draws()
+    drawn: list[str] = []
+    for seed in (1, 1, 2):
+        env = Counter()
         env.reset(seed=seed)
-        return env.step("```draw\nx\n```")[0][0]["content"]
+        drawn.append(told(env, "draw"))
+    assert drawn[0] == drawn[1] != drawn[2]
 
-    assert drawn(1) == drawn(1) != drawn(2)
 
-
-def test_a_tool_of_ones_own_may_raise_or_give_anything() -> None:
-    class Own(CountingTool):
-        given: object = ""
-
-        def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> Any:
-            if isinstance(self.given, Exception):
-                raise self.given
-            return self.given
-
-    own = Own()
-    env = Shout(tools=[own])
-    env.reset(seed=0)
-    own.given = KeyError("x" * 9000)
+def test_a_tool_of_ones_own_may_raise_or_give_anything(env: Shout) -> None:
+    unsayable = type("Unsayable", (Exception,), {"__str__": None})()
+    env.tools[0].call = Mock(side_effect=[KeyError("x" * 9000), "half a \ud800 letter", unsayable, None])
     message = env.step(call("a"))[0][0]
     assert message["content"].startswith("KeyError: ") and len(message["content"]) <= 2000
-    own.given = "half a \ud800 letter"
     assert env.observation_space.contains(answer := env.step(call("a"))[0])
     assert answer[0]["content"] == "half a ? letter"
-    own.given = type("Unsayable", (Exception,), {"__str__": None})()
     assert env.step(call("a"))[0][0]["content"] == "Unsayable: (a Unsayable that can't be shown)"
-    own.given = None
     with pytest.raises(EnvContractError, match=r"Shout\.tools: python\.call gave None \(NoneType\): return text"):
         env.step(call("a"))
 
 
-TRIVIA = Path(__file__).parent / "examples" / "trivia.py"
-
-
-@pytest.fixture
-def trivia(clean_registry: None) -> str:
-    runpy.run_path(str(TRIVIA))
-    return "examples/Trivia-v0"
-
-
-def test_a_new_environment_takes_forty_lines(trivia: str) -> None:
-    lines = TRIVIA.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 40
-    found, _, unchecked = str(agentrl.check_env(trivia)).partition("\n")
+def test_a_new_environment_takes_forty_lines(clean_registry: None) -> None:
+    example = Path(__file__).parent / "examples" / "trivia.py"
+    assert len(example.read_text(encoding="utf-8").splitlines()) <= 40
+    runpy.run_path(str(example))
+    found, _, unchecked = str(agentrl.check_env("examples/Trivia-v0")).partition("\n")
     assert found == "no findings"
     assert unchecked.endswith("that takes an entry point 'module:Class', as a text."), "the rest must have been checked"
     assert "\n" not in unchecked
-    check_env(gymnasium.make(trivia).unwrapped)
+    check_env(gymnasium.make("examples/Trivia-v0").unwrapped)

@@ -12,27 +12,26 @@ from agentrl.errors import EnvContractError
 from agentrl.toolenv.base import Episode
 from agentrl.types import Message, Task
 
-from .good import Broken, Good, Memory
+from .good import Good, Memory
 
 
-class LacksAFile(Good):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+class LacksAFile(Good, codes="ARL-E000"):
+    def __init__(self, **_: Any) -> None:
         raise FileNotFoundError("problems.jsonl")
 
 
-class GoldRaises(Good):
+class GoldRaises(Good, codes="ARL-E000"):
     def gold(self, task: Task) -> Sequence[str]:
         raise KeyError("solution")
 
 
-class FirstIsList(Good):
+class FirstIsList(Good, codes="ARL-E001"):
     def reset(self, **options: Any) -> Any:
         first, info = super().reset(**options)
         return list(first), info
 
 
-class FirstEndsWithSystem(Good):
+class FirstEndsWithSystem(Good, codes="ARL-E001"):
     def reset(self, **options: Any) -> Any:
         _, info = super().reset(**options)
         assert self._episode is not None
@@ -40,13 +39,13 @@ class FirstEndsWithSystem(Good):
         return self._episode.messages, info
 
 
-class FirstDrawn(Good):
+class FirstDrawn(Good, codes="ARL-E002"):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.instructions = f"Hint {seed}."
         return super().reset(seed=seed, options=options)
 
 
-class FirstOfEachInstance(Good):
+class FirstOfEachInstance(Good, codes="ARL-E002"):
     instances: ClassVar[Any] = itertools.count()
 
     def __init__(self, **options: Any) -> None:
@@ -54,57 +53,55 @@ class FirstOfEachInstance(Good):
         self.instructions = f"Instance {next(self.instances)}."
 
 
-class GoldWrong(Good):
+class GoldWrong(Good, codes="ARL-E003"):
     def gold(self, task: Task) -> Sequence[str]:
         return [r"\boxed{42}"]
 
 
-class GoldTooLong(Good):
+class GoldTooLong(Good, codes="ARL-E003"):
     def gold(self, task: Task) -> Sequence[str]:
         return [rf"\boxed{{{task.answer}}}", "Thank you."]
 
 
-class GoldStumbles(Good):
+class GoldStumbles(Good, codes="ARL-E022"):
     """States the right answer after a call that fails."""
 
     def gold(self, task: Task) -> Sequence[str]:
         return [self.dialect.render("python", {"code": "random"}), rf"\boxed{{{task.answer}}}"]
 
 
-class GoldCallsNobody(Good):
+class GoldCallsNobody(Good, codes="ARL-E022"):
     def gold(self, task: Task) -> Sequence[str]:
         return ["```python\n1", rf"\boxed{{{task.answer}}}"]
 
 
-class ErrorsEnd(Good):
+class ErrorsEnd(Good, codes="ARL-E004"):
     def step(self, action: str) -> Any:
         messages, reward, terminated, truncated, info = super().step(action)
         failed = any(not run.ok for run in self.episode.tool_runs)
         return messages, reward, terminated or failed, truncated, info
 
 
-class AsciiOnly(Good):
+class AsciiOnly(Good, codes="ARL-E005"):
     def step(self, action: str) -> Any:
         action.encode("ascii")
         return super().step(action)
 
 
-class BothFlags(Good):
+class BothFlags(Good, codes="ARL-E006"):
     def step(self, action: str) -> Any:
         messages, reward, terminated, truncated, info = super().step(action)
         return messages, reward, terminated, truncated or terminated, info
 
 
-class LimitTerminates(Good):
+class LimitTerminates(Good, codes="ARL-E006"):
     def step(self, action: str) -> Any:
         messages, reward, terminated, truncated, info = super().step(action)
         return messages, reward, terminated or truncated, False, info
 
 
-class RemembersEpisodes(Good):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.heard = 0
+class RemembersEpisodes(Good, codes="ARL-E007"):
+    heard = 0
 
     def respond(self, episode: Episode) -> tuple[Message, ...]:
         self.heard += 1
@@ -112,32 +109,27 @@ class RemembersEpisodes(Good):
 
 
 class SharedMemory(Memory):
-    everyone: ClassVar[list[str]] = []
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said = self.everyone
+    def __deepcopy__(self, memo: object) -> "SharedMemory":
+        return self
 
 
-class Shares(Good):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.tools = (SharedMemory(),)
+class Shares(Good, codes="ARL-E008"):
+    tools = (SharedMemory(),)
 
 
-class SaysSurrogates(Good):
+class SaysSurrogates(Good, codes="ARL-E010"):
     def respond(self, episode: Episode) -> Any:
         return ({"role": "user", "content": "\ud800"},)
 
 
-class NeverEnds(Good):
+class NeverEnds(Good, codes="ARL-E011"):
     def step(self, action: str) -> Any:
         messages, reward, _, _, info = super().step(action)
         self._episode = replace(self.episode, parts=None)
         return messages, reward, False, False, info
 
 
-class TurnsUnlimited(Good):
+class TurnsUnlimited(Good, codes="ARL-E011"):
     def step(self, action: str) -> Any:
         limit, self.max_turns = self.max_turns, 100
         result = super().step(action)
@@ -145,18 +137,18 @@ class TurnsUnlimited(Good):
         return result
 
 
-class PaysNan(Good):
+class PaysNan(Good, codes="ARL-E012"):
     def turn_reward(self, episode: Episode) -> float:
         return math.nan
 
 
-class PaysArrays(Good):
+class PaysArrays(Good, codes="ARL-E012"):
     def step(self, action: str) -> Any:
         messages, reward, terminated, truncated, info = super().step(action)
         return messages, np.float32(reward), terminated, truncated, info
 
 
-class ForgetsTheBeginning(Good):
+class ForgetsTheBeginning(Good, codes="ARL-E016"):
     """Makes room in the context by leaving out what was said first."""
 
     def respond(self, episode: Episode) -> tuple[Message, ...]:
@@ -164,14 +156,14 @@ class ForgetsTheBeginning(Good):
         return ()
 
 
-class EditsTheAgent(Good):
+class EditsTheAgent(Good, codes="ARL-E016"):
     """Takes the white space off what the agent wrote."""
 
     def step(self, action: str) -> Any:
         return super().step(f"{action} ")
 
 
-class EditsItsAnswers(Good):
+class EditsItsAnswers(Good, codes="ARL-E016"):
     """Marks the question as old in the very message that the agent was given."""
 
     def respond(self, episode: Episode) -> tuple[Message, ...]:
@@ -180,7 +172,7 @@ class EditsItsAnswers(Good):
         return ()
 
 
-class StepsAnywhere(Good):
+class StepsAnywhere(Good, codes="ARL-E017"):
     """Takes turns after the end as if nothing had happened."""
 
     def step(self, action: str) -> Any:
@@ -190,22 +182,9 @@ class StepsAnywhere(Good):
             return (), 0.0, True, False, {}
 
 
-class RaisesSomethingElse(Good):
+class RaisesSomethingElse(Good, codes="ARL-E017"):
     def step(self, action: str) -> Any:
         try:
             return super().step(action)
         except EnvContractError as error:
             raise AttributeError("episode") from error
-
-
-BROKEN: list[Broken] = [
-    *((LacksAFile, {"ARL-E000"}), (GoldRaises, {"ARL-E000"}), (FirstIsList, {"ARL-E001"})),
-    *((FirstEndsWithSystem, {"ARL-E001"}), (FirstDrawn, {"ARL-E002"}), (FirstOfEachInstance, {"ARL-E002"})),
-    *((GoldWrong, {"ARL-E003"}), (GoldTooLong, {"ARL-E003"}), (GoldStumbles, {"ARL-E022"})),
-    *((GoldCallsNobody, {"ARL-E022"}), (ErrorsEnd, {"ARL-E004"}), (AsciiOnly, {"ARL-E005"})),
-    *((BothFlags, {"ARL-E006"}), (LimitTerminates, {"ARL-E006"}), (NeverEnds, {"ARL-E011"})),
-    *((RemembersEpisodes, {"ARL-E007"}), (Shares, {"ARL-E008"}), (SaysSurrogates, {"ARL-E010"})),
-    *((TurnsUnlimited, {"ARL-E011"}), (PaysNan, {"ARL-E012"}), (PaysArrays, {"ARL-E012"})),
-    *((ForgetsTheBeginning, {"ARL-E016"}), (EditsTheAgent, {"ARL-E016"}), (EditsItsAnswers, {"ARL-E016"})),
-    *((StepsAnywhere, {"ARL-E017"}), (RaisesSomethingElse, {"ARL-E017"})),
-]

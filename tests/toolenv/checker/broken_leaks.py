@@ -8,24 +8,19 @@ from typing import Any
 
 from agentrl.toolenv.tools.function import ToolContext
 
-from .good import Broken, Good, Memory
+from .good import Good, Memory
 
 STARTED: list[Callable[[], object]] = []
 
 
-class LeavesAChild(Good):
+class LeavesAChild(Good, codes="ARL-P001"):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         child = subprocess.Popen(["sleep", "60"])
-
-        def end() -> None:
-            child.kill()
-            child.wait()
-
-        STARTED.append(end)
+        STARTED.append(lambda: (child.kill(), child.wait()))
 
 
-class LeavesAThread(Good):
+class LeavesAThread(Good, codes="ARL-P002"):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         stop = threading.Event()
@@ -33,27 +28,26 @@ class LeavesAThread(Good):
         STARTED.append(stop.set)
 
 
-class LeavesAFile(Good):
+class LeavesAFile(Good, codes="ARL-P003"):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         files = os.open(os.devnull, os.O_RDONLY)
         STARTED.append(lambda: os.close(files))
 
 
-class ClosesOnce(Good):
+class ClosesOnce(Good, codes="ARL-P004"):
     """Has nothing left to close the second time."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.log: list[str] = ["open"]
+    closed = False
 
     def reset(self, **options: Any) -> Any:
-        self.log = ["open"]
+        self.closed = False
         return super().reset(**options)
 
     def close(self) -> None:
         super().close()
-        self.log.pop()
+        assert not self.closed
+        self.closed = True
 
 
 class Mute(Memory):
@@ -68,18 +62,18 @@ class Mute(Memory):
         self.closed = True
 
 
-class ClosesForGood(Good):
+class ClosesForGood(Good, codes="ARL-P005"):
     tools = (Mute(),)
 
 
-class BreaksUnplayed(Good):
+class BreaksUnplayed(Good, codes="ARL-P004"):
     """Expects an episode to close."""
 
     def close(self) -> None:
         assert self.episode.turns >= 0
 
 
-class Gone(Good):
+class Gone(Good, codes="ARL-P005"):
     """Can't begin again."""
 
     gone = False
@@ -91,9 +85,3 @@ class Gone(Good):
         if self.gone:
             raise ValueError("I/O operation on closed file")
         return super().reset(**options)
-
-
-BROKEN: list[Broken] = [
-    *((LeavesAChild, {"ARL-P001"}), (LeavesAThread, {"ARL-P002"}), (LeavesAFile, {"ARL-P003"})),
-    *((ClosesOnce, {"ARL-P004"}), (ClosesForGood, {"ARL-P005"}), (BreaksUnplayed, {"ARL-P004"}), (Gone, {"ARL-P005"})),
-]

@@ -12,26 +12,26 @@ from agentrl.toolenv.base import Episode
 from agentrl.toolenv.tools.function import ToolContext
 from agentrl.types import Task
 
-from .good import Broken, Good, Memory
+from .good import Good, Memory
 
 
-class ScoresAlways(Good):
+class ScoresAlways(Good, codes="ARL-E009"):
     def reward(self, episode: Episode) -> Mapping[str, float]:
         return {"correct": 1.0}
 
 
-class ScoresAnyBox(Good):
+class ScoresAnyBox(Good, codes="ARL-E009"):
     def reward(self, episode: Episode) -> Mapping[str, float]:
         return {"correct": float(f"boxed{{{episode.task.answer}}}" in episode.final)}
 
 
-class ScoresLength(Good):
+class ScoresLength(Good, codes="ARL-E009"):
     def reward(self, episode: Episode) -> Mapping[str, float]:
         right = last_boxed(episode.final) == episode.task.answer
         return {"correct": 1.0 if right else min(len(episode.final) / 1000, 0.5)}
 
 
-class ScoresCalculations(Good):
+class ScoresCalculations(Good, codes="ARL-E009"):
     def asked(self, index: int, prompt: str, answer: str) -> Task:
         return super().asked(index, f"Compute {answer} * 7.", f"{int(answer) * 7}")
 
@@ -39,7 +39,7 @@ class ScoresCalculations(Good):
         return {"correct": float(equal(last_boxed(episode.final), episode.task.answer))}
 
 
-class ReadsTheTool(Good):
+class ReadsTheTool(Good, codes="ARL-R001"):
     """Looks for the answer in the whole conversation."""
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
@@ -58,11 +58,11 @@ class RunsIt(Memory):
         return printed.getvalue()[:1000]
 
 
-class RunsBesideTheGrader(Good):
+class RunsBesideTheGrader(Good, codes="ARL-R002"):
     tools = (RunsIt(),)
 
 
-class GradesInTheProgram(Good):
+class GradesInTheProgram(Good, codes="ARL-R002"):
     """Asks a program for its result, and takes an early exit for success."""
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
@@ -70,7 +70,7 @@ class GradesInTheProgram(Good):
         return {"correct": float(left or last_boxed(episode.final) == episode.task.answer)}
 
 
-class LetsNanPass(Good):
+class LetsNanPass(Good, codes="ARL-R003"):
     """Compares as if every float could be compared."""
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
@@ -81,7 +81,7 @@ class LetsNanPass(Good):
         return {"correct": float(not abs(found - int(episode.task.answer)) > 1e-6)}
 
 
-class GradesSlowly(Good):
+class GradesSlowly(Good, codes="ARL-R004"):
     """Looks for a box from every place on, each time to the end."""
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
@@ -89,7 +89,7 @@ class GradesSlowly(Good):
         return super().reward(episode)
 
 
-class GradesForEver(Good):
+class GradesForEver(Good, codes="ARL-R004"):
     """Takes twice as long for every letter more."""
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
@@ -97,7 +97,7 @@ class GradesForEver(Good):
         return super().reward(episode)
 
 
-class AlwaysOne(Good):
+class AlwaysOne(Good, codes="ARL-R005"):
     """Marks the tasks, and forgets to grade them."""
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
@@ -105,24 +105,15 @@ class AlwaysOne(Good):
         return {"correct": float(right in (episode.task.answer, "42"))}
 
 
-class RunsTheAnswer(Good):
+class RunsTheAnswer(Good, codes="ARL-R006"):
     def reward(self, episode: Episode) -> Mapping[str, float]:
         with contextlib.suppress(Exception):
             return {"correct": float(str(eval(last_boxed(episode.final) or "None", {})) == episode.task.answer)}
         return {"correct": 0.0}
 
 
-class PaysTwice(Good):
+class PaysTwice(Good, codes="ARL-R007"):
     reward_weights: ClassVar[Mapping[str, float]] = {"correct": 0.5}
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
         return {"correct": 2.0 * super().reward(episode)["correct"]}
-
-
-BROKEN: list[Broken] = [
-    *((ScoresAlways, {"ARL-E009"}), (ScoresAnyBox, {"ARL-E009"}), (ScoresLength, {"ARL-E009"})),
-    *((ScoresCalculations, {"ARL-E009"}), (ReadsTheTool, {"ARL-R001"}), (RunsBesideTheGrader, {"ARL-R002"})),
-    *((GradesInTheProgram, {"ARL-R002"}), (LetsNanPass, {"ARL-R003"}), (GradesSlowly, {"ARL-R004"})),
-    *((GradesForEver, {"ARL-R004"}), (AlwaysOne, {"ARL-R005"}), (RunsTheAnswer, {"ARL-R006"})),
-    (PaysTwice, {"ARL-R007"}),
-]

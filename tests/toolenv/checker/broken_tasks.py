@@ -2,52 +2,45 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import gymnasium
 
-from agentrl.errors import UnknownNameError
 from agentrl.toolenv.spaces import Unicode
 from agentrl.toolenv.tasks import GeneratedTasks, TaskList, TaskSet
 from agentrl.toolenv.tools.function import ToolContext, tool
 from agentrl.types import Task
 
-from .good import Broken, Good, Memory
+from .good import Good, Memory
 
 
-class NoTasks(Good):
+class NoTasks(Good, codes="ARL-E000"):
     def tasks(self, split: str) -> TaskSet:
         raise FileNotFoundError("problems.jsonl")
 
 
-class TakesNoSplit(Good):
+class TakesNoSplit(Good, codes="ARL-E000"):
     def __init__(self) -> None:
         super().__init__()
 
 
-class EmptySet(TaskSet):
-    size = 0
-
-    def __getitem__(self, index: int) -> Task:
-        raise IndexError(index)
-
-    def find(self, task_id: str) -> Task:
-        raise UnknownNameError("task", task_id, [])
+class Empty(TaskList):
+    size = 0  # pyright: ignore
 
 
-class EmptySplit(Good):
+class EmptySplit(Good, codes="ARL-E000"):
     def tasks(self, split: str) -> TaskSet:
-        return EmptySet()
+        return Empty([Task(id="", prompt="")])
 
 
-class OneSplit(Good):
+class OneSplit(Good, codes="ARL-E014"):
     def tasks(self, split: str) -> TaskSet:
         return super().tasks("train")
 
 
-class SplitsByCase(Good):
+class SplitsByCase(Good, codes="ARL-E014"):
     """The test split asks the same in capitals."""
 
     def tasks(self, split: str) -> TaskSet:
@@ -56,17 +49,21 @@ class SplitsByCase(Good):
         return GeneratedTasks(split, lambda i: replace(same[i], prompt=write(same[i].prompt)))
 
 
+def three(tasks: TaskSet) -> list[Task]:
+    return list(itertools.islice(tasks, 3))
+
+
 class Lost(TaskList):
     def find(self, task_id: str) -> Task:
         return replace(super().find(task_id), prompt="Reverse 12345 - 7, please.")
 
 
-class LosesTasks(Good):
+class LosesTasks(Good, codes="ARL-E015"):
     def tasks(self, split: str) -> TaskSet:
-        return Lost([super(LosesTasks, self).tasks(split)[index] for index in range(3)])
+        return Lost(three(super().tasks(split)))
 
 
-class MakesTasksAnew(Good):
+class MakesTasksAnew(Good, codes="ARL-E002 ARL-E015"):
     """Numbers its tasks by when they were made."""
 
     made: ClassVar[Any] = itertools.count()
@@ -82,24 +79,24 @@ class Repeating(TaskList):
         return super().__getitem__(index % 3)
 
 
-class RepeatsIds(Good):
+class RepeatsIds(Good, codes="ARL-S001"):
     def tasks(self, split: str) -> TaskSet:
-        return Repeating([super(RepeatsIds, self).tasks(split)[index] for index in range(3)])
+        return Repeating(three(super().tasks(split)))
 
 
-class SaysNothing(Good):
+class SaysNothing(Good, codes="ARL-S002"):
     """One task in a hundred lost its prompt."""
 
     def asked(self, index: int, prompt: str, answer: str) -> Task:
         return super().asked(index, "" if index == 99 else prompt, answer)
 
 
-class LeavesTheAnswer(Good):
+class LeavesTheAnswer(Good, codes="ARL-S003"):
     def asked(self, index: int, prompt: str, answer: str) -> Task:
         return super().asked(index, f"{prompt}\nCorrect answer: {answer}", answer)
 
 
-class QuotesTheAnswer(Good):
+class QuotesTheAnswer(Good, codes="ARL-S003"):
     """Long answers, each in its prompt word by word."""
 
     def asked(self, index: int, prompt: str, answer: str) -> Task:
@@ -107,40 +104,41 @@ class QuotesTheAnswer(Good):
         return super().asked(index, f"{prompt} They say it is {answer}.", answer)
 
 
-class Unwritable(Good):
+class Unwritable(Good, codes="ARL-S004"):
     """Is registered with an argument that JSON can't write."""
 
-    def __init__(self, *, shout: Callable[[str], str] | Sequence[Any] = (), **options: Any) -> None:
+    arguments: ClassVar = {"shout": {1, 2}}
+
+    def __init__(self, *, shout: set[int], **options: Any) -> None:
         super().__init__(**options)
-        self.shout = shout
 
 
-class ForgetsItsArguments(Good):
+class ForgetsItsArguments(Good, codes="ARL-S004"):
     """Means a tuple where JSON gives back a list."""
+
+    arguments: ClassVar = {"style": ("kind",)}
 
     def __init__(self, *, style: Sequence[str] = (), **options: Any) -> None:
         super().__init__(**options)
         self.instructions = "Be kind." if style == ("kind",) else ""
 
 
-class Tweets(Good):
+class Tweets(Good, codes="ARL-S005"):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.action_space = Unicode(max_length=280)
 
 
-class AsciiActions(Good):
+class AsciiActions(Good, codes="ARL-S005"):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.action_space = gymnasium.spaces.Text(10_000_000)  # type: ignore[assignment]
 
 
-class DrawsItsOwnWay(Good):
+class DrawsItsOwnWay(Good, codes="ARL-S006"):
     """Goes through its tasks in order, whatever the seed."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.next = 0
+    next = 0
 
     def _choose(self, options: Mapping[str, Any]) -> Task:
         if "task" in options:
@@ -155,7 +153,7 @@ def add(a: int, b: int) -> str:
     return str(a + b)
 
 
-class OffersUncallable(Good):
+class OffersUncallable(Good, codes="ARL-E013"):
     """Asks for the dialect before its last tool is there."""
 
     tools = (*Good.tools, add)
@@ -172,15 +170,15 @@ def undecorated(code: str) -> str:
     return code
 
 
-class OffersFunctions(Good):
+class OffersFunctions(Good, codes="ARL-E000"):
     tools: ClassVar[Any] = (*Good.tools, undecorated)
 
 
-class OffersTwins(Good):
+class OffersTwins(Good, codes="ARL-E018"):
     tools = (*Good.tools, Memory())
 
 
-class OffersSpaces(Good):
+class OffersSpaces(Good, codes="ARL-E018"):
     tools = (*Good.tools, Memory("run python"))
 
 
@@ -188,36 +186,30 @@ class Silent(Memory):
     description = " "  # pyright: ignore
 
 
-class OffersSilence(Good):
+class OffersSilence(Good, codes="ARL-E019"):
     tools = (*Good.tools, Silent("memory"))
 
 
-class Unschematic(Memory):
-    def __init__(self, parameters: Mapping[str, object]) -> None:
-        super().__init__("memory")
-        self._parameters = parameters
-
-    @property
-    def parameters(self) -> Mapping[str, object]:
-        return self._parameters
+def unschematic(parameters: object) -> Memory:
+    return type("Unschematic", (Memory,), {"parameters": parameters})("memory")
 
 
-class OffersNoObject(Good):
-    tools = (*Good.tools, Unschematic({"type": "string"}))
+class OffersNoObject(Good, codes="ARL-E020"):
+    tools = (*Good.tools, unschematic({"type": "string"}))
 
 
-class OffersUnknownType(Good):
-    tools = (*Good.tools, Unschematic({"type": "object", "properties": {"code": {"type": "text"}}}))
+class OffersUnknownType(Good, codes="ARL-E020"):
+    tools = (*Good.tools, unschematic({"type": "object", "properties": {"code": {"type": "text"}}}))
 
 
-class RequiresTheUnknown(Good):
+class RequiresTheUnknown(Good, codes="ARL-E020"):
     schema: ClassVar = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["cod"]}
-    tools = (*Good.tools, Unschematic(schema))
+    tools = (*Good.tools, unschematic(schema))
 
 
-class OffersObjects(Good):
+class OffersObjects(Good, codes="ARL-E020"):
     schema: ClassVar = {"type": "object", "properties": {"code": {"type": "string", "default": object()}}}
-    tools = (*Good.tools, Unschematic(schema))
+    tools = (*Good.tools, unschematic(schema))
 
 
 class Endless(Memory):
@@ -225,7 +217,7 @@ class Endless(Memory):
         return str(arguments["code"]) * 3
 
 
-class OffersEndless(Good):
+class OffersEndless(Good, codes="ARL-E021"):
     tools = (Endless(),)
 
 
@@ -235,7 +227,7 @@ def outdated(text: str) -> str:
     return text.look_up()  # type: ignore[attr-defined]
 
 
-class OffersOutdated(Good):
+class OffersOutdated(Good, codes="ARL-E023"):
     tools = (*Good.tools, outdated)
 
 
@@ -246,7 +238,7 @@ class Torn(Memory):
         return super().call({})
 
 
-class OffersHandmade(Good):
+class OffersHandmade(Good, codes="ARL-E023"):
     tools = (*Good.tools, Torn("torn"))
 
 
@@ -257,11 +249,11 @@ async def ponder(text: str) -> str:
     return text
 
 
-class OffersSlowness(Good):
+class OffersSlowness(Good, codes="ARL-E024"):
     tools = (*Good.tools, ponder)
 
 
-class SplitsByNothing(Good):
+class SplitsByNothing(Good, codes="ARL-E014"):
     """Data are there, and the same in both splits."""
 
     def tasks(self, split: str) -> TaskSet:
@@ -269,40 +261,13 @@ class SplitsByNothing(Good):
         return GeneratedTasks(split, lambda i: replace(same[i], data={"table": [i], "maker": Memory}))
 
 
-class LosesData(Good):
+class LosesData(Good, codes="ARL-E015"):
     """The task that is found holds another table than the one that was listed."""
 
     def tasks(self, split: str) -> TaskSet:
-        same = [super(LosesData, self).tasks(split)[index] for index in range(3)]
-        return Emptied([replace(task, data={"table": [1, 2, 3]}) for task in same])
+        return Emptied([replace(task, data={"table": [1, 2, 3]}) for task in three(super().tasks(split))])
 
 
 class Emptied(TaskList):
     def find(self, task_id: str) -> Task:
         return replace(super().find(task_id), data={"table": []})
-
-
-ARGUMENTS: Mapping[type[Good], Mapping[str, Any]] = {
-    Unwritable: {"shout": {1, 2}},
-    ForgetsItsArguments: {"style": ("kind",)},
-}
-"""What an environment is registered with."""
-BROKEN: list[Broken] = [
-    *(
-        (NoTasks, {"ARL-E000"}),
-        (TakesNoSplit, {"ARL-E000"}),
-        (EmptySplit, {"ARL-E000"}),
-        (OffersFunctions, {"ARL-E000"}),
-        (OffersUncallable, {"ARL-E013"}),
-        (OneSplit, {"ARL-E014"}),
-    ),
-    *((SplitsByCase, {"ARL-E014"}), (SplitsByNothing, {"ARL-E014"}), (LosesTasks, {"ARL-E015"})),
-    *((LosesData, {"ARL-E015"}), (MakesTasksAnew, {"ARL-E002", "ARL-E015"}), (OffersTwins, {"ARL-E018"})),
-    *((OffersSpaces, {"ARL-E018"}), (OffersSilence, {"ARL-E019"}), (OffersNoObject, {"ARL-E020"})),
-    *((OffersUnknownType, {"ARL-E020"}), (RequiresTheUnknown, {"ARL-E020"}), (OffersObjects, {"ARL-E020"})),
-    *((OffersEndless, {"ARL-E021"}), (OffersOutdated, {"ARL-E023"}), (OffersHandmade, {"ARL-E023"})),
-    *((OffersSlowness, {"ARL-E024"}), (RepeatsIds, {"ARL-S001"}), (SaysNothing, {"ARL-S002"})),
-    *((LeavesTheAnswer, {"ARL-S003"}), (QuotesTheAnswer, {"ARL-S003"}), (Unwritable, {"ARL-S004"})),
-    *((ForgetsItsArguments, {"ARL-S004"}), (Tweets, {"ARL-S005"}), (AsciiActions, {"ARL-S005"})),
-    (DrawsItsOwnWay, {"ARL-S006"}),
-]

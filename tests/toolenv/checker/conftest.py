@@ -1,6 +1,6 @@
 """What the tests of the checker share: environments registered for the length of a test."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import Any
 
 import gymnasium
@@ -22,14 +22,14 @@ def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def register() -> Generator[Register]:
-    """Register a class by its name, or a function as it is, with arguments; gives the id."""
+    """Register a class by its name with its arguments, or a function as it is; gives the id."""
     made: list[str] = []
 
-    def register(kind: Callable[..., ToolEnv], arguments: Mapping[str, Any] | None = None) -> str:
+    def register(kind: Callable[..., ToolEnv]) -> str:
         env_id = f"test/Checked{len(made)}-v0"
         point = f"{kind.__module__}:{kind.__qualname__}"
         entry_point: Any = kind if "<" in point else point
-        gymnasium.register(env_id, entry_point=entry_point, kwargs=dict(arguments or {}))
+        gymnasium.register(env_id, entry_point=entry_point, kwargs=dict(getattr(kind, "arguments", {})))
         made.append(env_id)
         return env_id
 

@@ -1,7 +1,7 @@
-"""A good environment that needs no sandbox; the broken ones are made of it by one fault each."""
+"""A good environment that needs no sandbox; the broken ones are made of it by one fault each, and say their codes."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from agentrl.grading.numbers import last_boxed
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -37,6 +37,15 @@ class Memory(FunctionTool):
 class Good(ToolEnv):
     """Say the number backwards."""
 
+    arguments: ClassVar[Mapping[str, Any]] = {}
+    """What it is registered with."""
+    codes: ClassVar[set[str]] = set()
+    """The codes of the findings that it must give: these and no others."""
+
+    def __init_subclass__(cls, codes: str = "") -> None:
+        super().__init_subclass__()
+        cls.codes = set(codes.split())
+
     tools: Sequence[Any] = (Memory(),)
 
     def tasks(self, split: str) -> TaskSet:
@@ -52,7 +61,3 @@ class Good(ToolEnv):
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
         return {"correct": float(last_boxed(episode.final) == episode.task.answer)}
-
-
-Broken = tuple[type[Good], set[str]]
-"""A class, and the codes of the findings that it must give: these and no others."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -11,12 +11,12 @@ from agentrl.sandboxes import SandboxUnavailable
 from agentrl.toolenv.base import Episode
 from agentrl.toolenv.checker import Report, check_env
 from agentrl.toolenv.tasks import GeneratedTasks, TaskList, TaskSet
-from agentrl.toolenv.tools.function import FunctionTool, ToolContext, ToolError, tool
+from agentrl.toolenv.tools.function import ToolContext, ToolError, tool
 from agentrl.toolenv.tools.python import PythonTool, shared_sandbox
 from agentrl.types import Message, Task
 
 from .conftest import Register
-from .good import Good, python
+from .good import Good
 
 
 class NoTools(Good):
@@ -49,9 +49,8 @@ class ManySplits(Good):
 
     def tasks(self, split: str) -> TaskSet:
         start = 12345 + 1000 * self.splits.index(split)
-        return TaskList(
-            [Task(id=str(i), prompt=f"Reverse {i}.", answer=str(i)[::-1]) for i in range(start, start + 250)]
-        )
+        names = map(str, range(start, start + 250))
+        return TaskList([Task(id=name, prompt=f"Reverse {name}.", answer=name[::-1]) for name in names])
 
 
 class PaysEachTurn(Good):
@@ -101,37 +100,29 @@ class LuckyStreak(YesOrNo):
         return {"correct": float((last_boxed(episode.final) or "")[:1] == episode.task.answer[:1])}
 
 
-class Submitted(FunctionTool):
-    """The answer is given through a tool."""
+class Submits(Good):
+    """The answer is given through a tool, and the environment itself keeps it."""
 
-    def __init__(self) -> None:
-        super().__init__(python)
-        self.name, self.answer = "submit", ""
-
-    def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
-        self.answer = str(arguments.get("code", ""))
+    @tool
+    def submit(self, answer: str) -> str:
+        """Hand it in."""
+        self.answer = answer
         return "thank you"
 
-    def open(self, seed: int) -> None:
+    tools = (submit,)
+
+    def open_episode(self, context: ToolContext) -> None:
         self.answer = ""
 
-
-class Submits(Good):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.desk = Submitted()
-        self.tools = (self.desk,)
-
     def gold(self, task: Task) -> Sequence[str]:
-        return [self.dialect.render("submit", {"code": task.answer}), "Done."]
+        return [self.dialect.render("submit", {"answer": task.answer}), "Done."]
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
-        return {"correct": float(self.desk.answer == episode.task.answer)}
+        return {"correct": float(self.answer == episode.task.answer)}
 
 
 class OneTurn(NoTools):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"max_turns": 1, **options})
+    max_turns = 1
 
 
 class Answers(Good):
@@ -158,9 +149,8 @@ class Choosy(Good):
         return [self.dialect.render("capital", {"land": "Fiji"}), rf"\boxed{{{task.answer}}}"]
 
 
-class NobodyAsks(Choosy):
-    def gold(self, task: Task) -> Sequence[str]:
-        return [rf"\boxed{{{task.answer}}}"]
+class NobodyAsks(NoTools):
+    tools = Choosy.tools
 
 
 class HiddenTables(Good):
@@ -191,30 +181,23 @@ class WithPython(Good):
         return {"correct": float(equal(last_boxed(episode.final), episode.task.answer, plain=True))}
 
 
-@pytest.fixture
-def sandboxed(require: Callable[[bool, str], None]) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Good, NoTools, ManyTools, ManySplits, PaysEachTurn, PaysForManners, PaysForBeingClose, YesOrNo, LuckyStreak),
+        *(Submits, Choosy, HiddenTables, OneTurn, Answers),
+    ],
+)
+def test_a_good_environment_gives_no_finding(register: Register, kind: type[Good]) -> None:
+    assert check_env(register(kind)) == Report(findings=())
+
+
+@pytest.mark.slow
+def test_the_real_python_tool_gives_no_finding(register: Register, require: Callable[[bool, str], None]) -> None:
     try:
         shared_sandbox()
     except SandboxUnavailable as error:
         require(False, str(error))
-
-
-FINE = [
-    *(Good, NoTools, ManyTools, ManySplits, PaysEachTurn, PaysForManners, PaysForBeingClose, YesOrNo, LuckyStreak),
-    *(Submits, Choosy, HiddenTables),
-]
-
-
-@pytest.mark.parametrize("kind", [*FINE, OneTurn, Answers])
-def test_a_good_environment_gives_no_finding(register: Register, kind: type[Good]) -> None:
-    report = check_env(register(kind))
-    assert report == Report(findings=()), report
-    assert report.ok
-    assert str(report) == "no findings"
-
-
-@pytest.mark.slow
-def test_the_real_python_tool_gives_no_finding(register: Register, sandboxed: None) -> None:
     assert check_env(register(WithPython)) == Report(findings=())
 
 
@@ -223,12 +206,9 @@ def test_what_can_not_be_checked_is_said(register: Register) -> None:
     (unsure,) = check_env(register(NobodyAsks)).skipped
     assert unsure.startswith("whether 'capital' works: all 7 calls of 'capital', made up for this check, were refused,")
     report = check_env(ByHand())
-    assert report.ok
-    assert len(report.skipped) == 2
-    assert "second instance" in str(report)
+    assert report.ok and len(report.skipped) == 2 and "second instance" in str(report)
     by_function = check_env(register(lambda **options: Good(**options)))
-    assert by_function.ok
-    assert ["entry point" in sentence for sentence in by_function.skipped] == [True]
+    assert by_function.ok and ["entry point" in sentence for sentence in by_function.skipped] == [True]
 
 
 def test_a_short_list_of_tasks_is_enough() -> None:

@@ -1,10 +1,12 @@
 """How a check is asked for, and what its report looks like."""
 
+import builtins
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import pytest
@@ -14,22 +16,12 @@ from agentrl.cli import environments, main
 from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError
 from agentrl.toolenv.checker import CODES, Finding, Report, check_env
 from agentrl.toolenv.checker.play import Turn, both, parting
-from agentrl.toolenv.tools.function import ToolContext
 
-from .broken_contract import (
-    ErrorsEnd,
-    FirstDrawn,
-    FirstOfEachInstance,
-    GoldStumbles,
-    GoldWrong,
-    RemembersEpisodes,
-    Shares,
-)
-from .broken_leaks import ClosesForGood
-from .broken_rewards import ScoresAlways
-from .broken_tasks import ARGUMENTS, ForgetsItsArguments, LosesData, MakesTasksAnew, OffersOutdated, OffersSlowness
+from . import broken_contract as contract
+from . import broken_leaks, broken_rewards
+from . import broken_tasks as tasks
 from .conftest import Register
-from .good import Good, Memory
+from .good import Good
 
 
 def test_a_report_reads_as_lines() -> None:
@@ -50,29 +42,22 @@ def test_codes_are_sentences_and_keep_their_numbers() -> None:
 
 
 def test_a_given_instance_is_checked_as_well(register: Register) -> None:
-    env = agentrl.make(register(Shares))
+    env = agentrl.make(register(contract.Shares))
     assert {finding.code for finding in check_env(env).findings} == {"ARL-E008"}
-    assert check_env(Shares()).ok  # no second instance to compare with: said in Report.skipped
+    assert check_env(contract.Shares()).ok  # no second instance to compare with: said in Report.skipped
 
 
 def test_an_infrastructure_fault_is_no_finding() -> None:
-    class Down(Memory):
-        def call(self, arguments: Mapping[str, object], ctx: ToolContext | None = None) -> str:
-            raise InfrastructureError("the daemon is gone")
-
     env = Good()
-    env.tools = (Down(),)
+    env.tools[0].call = Mock(side_effect=InfrastructureError("the daemon is gone"))
     with pytest.raises(InfrastructureError, match="daemon"):
         check_env(env)
 
 
-def test_the_same_finding_is_reported_once() -> None:
-    findings = check_env(ScoresAlways(), tasks=3).findings
-    assert len(findings) == len(set(findings))
-
-
-def test_many_findings_of_one_kind_are_counted(register: Register) -> None:
-    findings = check_env(register(ErrorsEnd)).findings
+def test_the_same_finding_is_reported_once_and_many_of_one_kind_are_counted(register: Register) -> None:
+    same = check_env(broken_rewards.ScoresAlways(), tasks=3).findings
+    assert len(same) == len(set(same))
+    findings = check_env(register(contract.ErrorsEnd)).findings
     assert [finding.code for finding in findings] == ["ARL-E004"] * 3
     assert findings[-1].message.endswith(" more like it.)")
 
@@ -106,18 +91,18 @@ def messages(env_id: str, code: str, **options: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "code", "shown"),
     [
-        (FirstDrawn, "ARL-E002", "'Hint 7."),
-        (FirstOfEachInstance, "ARL-E002", "'Instance "),
-        (RemembersEpisodes, "ARL-E007", "Turn "),
-        (Shares, "ARL-E008", "'x = 41 | print(x + 1)' and 'print(x + 1) | "),
-        (ClosesForGood, "ARL-P005", "'print(x + 1)' and 'closed' in turn 1"),
-        (MakesTasksAnew, "ARL-E015", " 12345 - 7. ("),
-        (LosesData, "ARL-E015", "their data is "),
-        (ForgetsItsArguments, "ARL-S004", "'Be kind."),
+        (contract.FirstDrawn, "ARL-E002", "'Hint 7."),
+        (contract.FirstOfEachInstance, "ARL-E002", "'Instance "),
+        (contract.RemembersEpisodes, "ARL-E007", "Turn "),
+        (contract.Shares, "ARL-E008", "'x = 41 | print(x + 1)' and 'print(x + 1) | "),
+        (broken_leaks.ClosesForGood, "ARL-P005", "'print(x + 1)' and 'closed' in turn 1"),
+        (tasks.MakesTasksAnew, "ARL-E015", " 12345 - 7. ("),
+        (tasks.LosesData, "ARL-E015", "their data is "),
+        (tasks.ForgetsItsArguments, "ARL-S004", "'Be kind."),
     ],
 )
 def test_two_answers_that_differ_are_shown(register: Register, kind: type[Good], code: str, shown: str) -> None:
-    found = messages(register(kind, ARGUMENTS.get(kind, {})), code)
+    found = messages(register(kind), code)
     assert found and shown in found[0], found
     one, other = re.findall(r"(?:gave|is|instances?,|environment:) (['\"].*) and (['\"].*['\"])", found[0])[0]
     assert one != other and len(found[0]) < 300
@@ -134,9 +119,9 @@ def test_what_tells_long_texts_apart_is_shown() -> None:
 
 
 def test_what_a_tool_said_when_it_failed_is_shown(register: Register) -> None:
-    (message, *_) = messages(register(GoldStumbles), "ARL-E022")
+    (message, *_) = messages(register(contract.GoldStumbles), "ARL-E022")
     assert message == "Gold's call of 'python' failed with 'there is no chance here' on task 'train:0'."
-    (message,) = messages(register(OffersOutdated), "ARL-E023")
+    (message,) = messages(register(tasks.OffersOutdated), "ARL-E023")
     assert message.startswith("All 7 calls of 'outdated' raised, such as with \"AttributeError: 'str' object has no")
 
 
@@ -173,7 +158,7 @@ def test_an_error_that_says_what_to_do_is_one_finding(
 
 def test_a_tool_that_takes_all_its_time_takes_no_more(register: Register) -> None:
     said: list[str] = []
-    report = check_env(register(OffersSlowness), say=said.append)
+    report = check_env(register(tasks.OffersSlowness), say=said.append)
     assert said[-1].startswith("tools work, ") and not any(line.startswith("turns") for line in said)
     assert report.skipped == ("what plays on: each call would take the tool's whole time.",)
 
@@ -182,18 +167,18 @@ def test_a_long_check_tells_how_far_it_is(
     register: Register, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env_id = register(Good)
-    for name in ("_QUIET_S", "_EVERY_S"):
-        monkeypatch.setattr(environments.Company, name, 0.0)
+    monkeypatch.setattr(environments.Company, "_QUIET_S", 0.0)
+    monkeypatch.setattr(environments.Company, "_EVERY_S", 0.0)
     assert main(["check-env", env_id, "--tasks", "1"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    form = r"checking .*, \d+ of \d+; (\d+) turns played in \d+ s(, about [\d.e-]+ s left)? …"
+    form = r"checking .*, \d+ of \d+; (\d+) turns played in \d+ s(, about [\w .-]+ left)? …"
     turns = [int(re.fullmatch(form, line)[1]) for line in lines]  # type: ignore[index]
     assert "left" in lines[-1] and "left" not in lines[0]
     assert turns == sorted(turns) and len(set(turns)) > 100, "it tells so within a check, too"
     assert main(["check-env", env_id, "--tasks", "6"]) == 0
     assert len(capsys.readouterr().err.splitlines()) > len(lines), "more tasks are more turns"
+    monkeypatch.undo()
     monkeypatch.setattr(environments.Company, "_QUIET_S", 3600.0)
-    monkeypatch.setattr(environments.Company, "_EVERY_S", 3600.0)
     assert main(["check-env", env_id]) == 0 and capsys.readouterr().err == ""
     assert main(["check-env", env_id, "--tasks", "0"]) == 2
     assert "tasks is 0" in capsys.readouterr().err
@@ -228,22 +213,17 @@ def test_a_class_in_place_of_an_id_is_told_the_ids_of_its_module(
 
 
 def test_what_a_probe_changes_is_restored(register: Register) -> None:
-    import builtins
-
-    from .broken_rewards import RunsBesideTheGrader
-
-    before: dict[str, Any] = dict(vars(builtins))
-    assert not check_env(register(RunsBesideTheGrader)).ok
+    before = dict(vars(builtins))
+    assert not check_env(register(broken_rewards.RunsBesideTheGrader)).ok
     assert vars(builtins) == before
 
 
 def test_the_command_says_what_was_seen_and_what_to_do(
     register: Register, tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken, good = register(GoldWrong), register(Good)
+    broken, good = register(contract.GoldWrong), register(Good)
     assert main(["check-env", broken]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert all(line.startswith("ARL-E003  Gold scored 0 of 1") for line in lines)
+    assert all(line.startswith("ARL-E003  Gold scored 0 of 1") for line in capsys.readouterr().out.splitlines())
     assert main(["check-env", broken, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [sorted(finding) for finding in found["findings"]] == [["advice", "code", "message"]] * 3

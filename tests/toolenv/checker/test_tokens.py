@@ -50,9 +50,7 @@ class Untemplated(Wrapped):
 class Clockwork(Wrapped):
     """Its template writes the time, which goes on."""
 
-    def __init__(self, inner: Any) -> None:
-        super().__init__(inner)
-        self.time = itertools.count()
+    time: ClassVar = itertools.count()
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
         return f"{next(self.time)}\n{self.inner.apply_chat_template(conversation, **options)}"
@@ -81,37 +79,32 @@ class Obedient(Wrapped):
         return super().__call__(text, **{**options, "split_special_tokens": False})
 
 
-BROKEN: list[tuple[type[Good], type[Wrapped], set[str]]] = [
-    *((Good, Echoing, {"ARL-T001"}), (Good, Halting, {"ARL-T001"}), (Good, Untemplated, {"ARL-T001"})),
-    *((Good, Clockwork, {"ARL-T001"}), (ForgetsTheBeginning, Wrapped, {"ARL-E016", "ARL-T002"})),
-    *((EditsTheAgent, Wrapped, {"ARL-E016", "ARL-T003"}), (Good, Tickless, {"ARL-T004"})),
-    *((Good, Slashless, {"ARL-T004"}), (Good, Obedient, {"ARL-T005"})),
+BROKEN: list[tuple[type[Good], type[Wrapped], str]] = [
+    *((Good, Echoing, "ARL-T001"), (Good, Halting, "ARL-T001"), (Good, Untemplated, "ARL-T001")),
+    *((Good, Clockwork, "ARL-T001"), (ForgetsTheBeginning, Wrapped, "ARL-T002"), (EditsTheAgent, Wrapped, "ARL-T003")),
+    *((Good, Tickless, "ARL-T004"), (Good, Slashless, "ARL-T004"), (Good, Obedient, "ARL-T005")),
 ]
 
 
-@pytest.mark.parametrize(("kind", "broken", "codes"), BROKEN)
+@pytest.mark.parametrize(("kind", "broken", "code"), BROKEN)
 def test_a_fault_in_tokens_is_found_out(
-    register: Register, tokenizer: Any, kind: type[Good], broken: type[Wrapped], codes: set[str]
+    register: Register, tokenizer: Any, kind: type[Good], broken: type[Wrapped], code: str
 ) -> None:
     report = check_env(register(kind), tokenizer=broken(tokenizer))
-    assert {finding.code for finding in report.findings} == codes, report
+    assert {finding.code for finding in report.findings} == {*kind.codes, code}, report
 
 
 def test_every_code_of_tokens_is_seen() -> None:
-    assert {code for code in CODES if code.startswith("ARL-T")} == {
-        code for _, _, codes in BROKEN for code in codes if code.startswith("ARL-T")
-    }
+    assert {code for code in CODES if code.startswith("ARL-T")} == {code for _, _, code in BROKEN}
 
 
-@pytest.mark.parametrize("kind", [Good, NoTools, ManyTools, Answers])
-def test_good_environments_are_fine_in_tokens(register: Register, tokenizer: Any, kind: type[Good]) -> None:
-    report = check_env(register(kind), tokenizer=tokenizer)
-    assert report.ok, report
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_good_environment_is_fine_in_every_dialect(register: Register, tokenizer: Any, dialect: str) -> None:
-    report = check_env(register(ManyTools), tokenizer=tokenizer, dialect=dialect)
+@pytest.mark.parametrize(
+    ("kind", "dialect"), [(NoTools, None), (Answers, None), *((ManyTools, dialect) for dialect in DIALECTS)]
+)
+def test_good_environments_are_fine_in_tokens(
+    register: Register, tokenizer: Any, kind: type[Good], dialect: str | None
+) -> None:
+    report = check_env(register(kind), tokenizer=tokenizer, dialect=dialect)
     assert report.ok, report
 
 

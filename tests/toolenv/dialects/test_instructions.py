@@ -49,33 +49,14 @@ def made(kinds: Sequence[tuple[Any, bool]], name: str = "find") -> FunctionTool:
         """Find it."""
         return json.dumps(list(given))
 
-    needed = sorted(kinds, key=lambda kind: kind[1])
+    keyword, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     signature = [
-        inspect.Parameter(
-            NAMES[number],
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=kind,
-            default=None if optional else inspect.Parameter.empty,
-        )
-        for number, (kind, optional) in enumerate(needed)
+        inspect.Parameter(one, keyword, annotation=kind, default=None if optional else empty)
+        for one, (kind, optional) in zip(NAMES, sorted(kinds, key=lambda kind: kind[1]), strict=False)
     ]
     function.__signature__ = inspect.Signature(signature)  # pyright: ignore
     function.__annotations__ = {one.name: one.annotation for one in signature}
     return tool(name=name)(function)
-
-
-def test_the_newcomers_own_words() -> None:
-    """The default dialect told this on one line, and read it on three only."""
-
-    @tool
-    def find(item: str) -> str:
-        """Look it up."""
-        return item
-
-    dialect = get_dialect("fence", [find])
-    assert "\n```find\nitem\n```\n" in dialect.instructions()
-    wanted = (ToolCall(name="find", arguments={"item": "pink bag"}, id="call_0"),)
-    assert dialect.parse("```find pink bag ```") == dialect.parse("```find\npink bag\n```") == wanted
 
 
 @pytest.mark.parametrize("name", [name for name, kind in DIALECTS.items() if not kind.native])

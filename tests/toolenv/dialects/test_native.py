@@ -40,11 +40,9 @@ def templated(tokenizer: Any) -> Templated:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_form_is_found(templated: Templated, name: str) -> None:
-    assert resolve_dialect("native", templated(CHAT.replace("CALL", FORMS[name]))) == name
-    thoughtful = "<think>\n\n</think>\n\n" + FORMS[name]
-    assert resolve_dialect("native", templated(CHAT.replace("CALL", thoughtful))) == name
-    header = CHAT.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
-    assert resolve_dialect("native", templated(header.replace("CALL", FORMS[name]))) == name
+    thinking = CHAT.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    for chat in (CHAT, CHAT.replace("CALL", "<think>\n\n</think>\n\nCALL"), thinking):
+        assert resolve_dialect("native", templated(chat.replace("CALL", FORMS[name]))) == name
 
 
 def test_other_names_stay(templated: Templated) -> None:
@@ -114,36 +112,28 @@ def test_values_of_pairs_follow_the_schema() -> None:
     assert call.arguments == arguments
 
 
-@pytest.mark.parametrize("schema", [True, {}, {"description": "whatever"}])
-def test_a_schema_that_takes_anything_takes_a_bare_word(schema: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = copy.copy(add)
-    monkeypatch.setattr(type(own), "parameters", {"properties": {"note": schema}})
-    (call,) = get_dialect("native-qwen3-coder", [own]).parse(
-        "<tool_call>\n<function=add>\n<parameter=note>\ntwo words\n</parameter>\n</function>\n</tool_call>"
-    )
-    assert call.arguments == {"note": "two words"}
-
-
-def test_a_pair_that_says_it_is_a_text_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = copy.copy(add)
-    monkeypatch.setattr(type(own), "parameters", {"properties": {"note": {}}})
-    dialect = get_dialect("native-dsml", [own])
-    for value in ("5", 5, "two words", [1]):
+@pytest.mark.parametrize(
+    ("name", "schema", "values"),
+    [
+        *(("native-qwen3-coder", schema, ["two words"]) for schema in (True, {}, {"description": "whatever"})),
+        ("native-dsml", {}, ["5", 5, "two words", [1]]),  # a pair says there whether it is a text
+    ],
+)
+def test_a_schema_that_takes_anything_takes_a_bare_word(
+    name: str, schema: object, values: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(add), "parameters", {"properties": {"note": schema}})
+    dialect = get_dialect(name, [add])
+    for value in values:
         assert dialect.parse(dialect.render("add", {"note": value}))[0].arguments == {"note": value}
 
 
 def test_schemas_that_take_a_text() -> None:
     loop = {"$ref": "#/$defs/loop"}
-    properties = {
-        "ref": {"$ref": "#/$defs/colour"},
-        "either": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/colour"}]},
-        "list": {"type": ["string", "null"]},
-        "number": {"type": "number"},
-        "loop": loop,
-        "lost": {"$ref": "#/$defs/none"},
-        "odd": 5,
-    }
-    parameters = {"properties": properties, "$defs": {"colour": {"enum": ["red"], "type": "string"}, "loop": loop}}
-    wanted = {"ref": True, "either": True, "list": True, "number": False, "loop": False, "lost": False, "odd": False}
-    assert {key: takes_text(parameters, key) for key in wanted} == wanted
+    colour = {"$ref": "#/$defs/colour"}
+    texts = {"ref": colour, "either": {"anyOf": [{"type": "null"}, colour]}, "list": {"type": ["string", "null"]}}
+    others: dict[str, Any] = {"number": {"type": "number"}, "loop": loop, "lost": {"$ref": "#/$defs/none"}, "odd": 5}
+    known = {"colour": {"enum": ["red"], "type": "string"}, "loop": loop}
+    parameters = {"properties": texts | others, "$defs": known}
+    assert [key for key in texts | others if takes_text(parameters, key)] == [*texts]
     assert takes_text(parameters, "unknown") and takes_text({}, "unknown")

@@ -53,12 +53,10 @@ def test_what_goes_wrong_is_told(python: PythonTool, code: str, told: str) -> No
     assert run(python, "1 + 1") == "2"
 
 
-def test_code_that_never_ends_is_stopped() -> None:
-    tool = PythonTool(timeout=0.3)
-    tool.open(0)
+def test_code_that_never_ends_is_stopped(python: PythonTool) -> None:
+    python.timeout = 0.3
     with pytest.raises(ToolError, match=r"longer than 0\.3 s"):
-        run(tool, "while True: pass")
-    tool.close()
+        run(python, "while True: pass")
 
 
 @pytest.mark.parametrize("arguments", [{}, {"code": 3}, {"code": "1", "more": 2}, {"source": "1"}])
@@ -107,11 +105,7 @@ def test_nothing_is_opened_before_the_first_call() -> None:
     tool.open(0)
     tool.close()
     assert not python_tool._sandboxes.existing()
-
-
-def test_the_sandbox_is_shared_within_the_process() -> None:
-    assert shared_sandbox() is shared_sandbox()
-    assert python_tool._sandboxes.existing() == [shared_sandbox()]
+    assert [shared_sandbox(), shared_sandbox()] == 2 * python_tool._sandboxes.existing()
 
 
 def test_the_back_end_behind_the_tools_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +127,7 @@ def test_each_set_of_packages_has_a_sandbox_of_its_own(python: PythonTool) -> No
         run(python, "import sortedcontainers")
     tool.close()
     counters = sandbox_counters()
-    assert counters is not None
+    assert counters is not None and sum(counters.latency) == 3
     assert counters.runs == {"ok": 2, "error": 1}  # one of them looked whether the packages are there
-    assert sum(counters.latency) == 3
     close_shared_sandbox()
     assert sandbox_counters() is None

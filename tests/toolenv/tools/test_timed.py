@@ -6,7 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -15,35 +16,13 @@ from agentrl.toolenv.tools import timed
 from agentrl.toolenv.tools.timed import BackgroundLoop, Overrun, call_async, close_shared_loop, in_thread
 
 
-@pytest.fixture
-def loop() -> Generator[BackgroundLoop]:
-    made = BackgroundLoop("test")
-    yield made
-    made.close()
-
-
 def threads(name: str) -> int:
     gc.collect()  # the episode of an environment that nobody closed ends with the environment
     return sum(thread.name == name for thread in threading.enumerate())
 
 
-def test_a_value_comes_back_from_a_daemon_thread() -> None:
-    outcome = in_thread(threading.current_thread, 5.0)
-    thread = outcome.value
-    assert isinstance(thread, threading.Thread)
-    assert thread.daemon and thread is not threading.current_thread()
-    assert outcome.error is None
-
-
-def test_an_overrun_is_no_timeout_of_the_functions_own() -> None:
-    def raises() -> None:
-        raise TimeoutError
-
-    async def raises_later() -> None:
-        raise TimeoutError
-
-    assert isinstance(in_thread(raises, 5.0).error, TimeoutError)
-    assert isinstance(call_async(raises_later, 5.0).error, TimeoutError)
+async def here() -> int:
+    return threading.get_ident()
 
 
 def test_threads_that_never_end_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +39,7 @@ def test_threads_that_never_end_are_few(monkeypatch: pytest.MonkeyPatch) -> None
     assert in_thread(lambda: 3, 5.0).value == 3
 
 
-def test_a_task_that_ends_the_process_ends_alone(loop: BackgroundLoop) -> None:
+def test_a_task_that_ends_the_process_ends_alone() -> None:
     async def leave() -> None:
         raise SystemExit(3)
 
@@ -69,13 +48,11 @@ def test_a_task_that_ends_the_process_ends_alone(loop: BackgroundLoop) -> None:
         await asyncio.wait({child})
         return repr(child.exception())
 
-    other: list[object] = []
-    waiting = threading.Thread(target=lambda: other.append(loop.call(lambda: asyncio.sleep(0.3, "slept"), 5.0).value))
-    waiting.start()
-    assert isinstance(loop.call(leave, 5.0).error, SystemExit)
-    assert loop.call(leaves_a_child, 5.0).value == "SystemExit(3)"
-    waiting.join()
-    assert other == ["slept"]
+    with closing(BackgroundLoop("test")) as loop, ThreadPoolExecutor() as pool:
+        other = pool.submit(loop.call, lambda: asyncio.sleep(0.3, "slept"), 5.0)
+        assert isinstance(loop.call(leave, 5.0).error, SystemExit)
+        assert loop.call(leaves_a_child, 5.0).value == "SystemExit(3)"
+        assert other.result().value == "slept"
 
 
 def test_closing_cancels_what_still_runs() -> None:
@@ -89,13 +66,12 @@ def test_closing_cancels_what_still_runs() -> None:
         finally:
             cancelled.set()
 
-    waiting = threading.Thread(target=loop.call, args=(hang, None))
-    waiting.start()
-    assert begun.wait()
-    loop.close()
-    loop.close()
-    waiting.join()
-    assert cancelled.is_set() and not waiting.is_alive() and not threads("test-closing")
+    with ThreadPoolExecutor() as pool:
+        pool.submit(loop.call, hang, None)
+        assert begun.wait()
+        loop.close()
+        loop.close()
+    assert cancelled.is_set() and not threads("test-closing")
 
 
 @pytest.mark.slow
@@ -108,12 +84,9 @@ def test_a_blocked_loop_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def block() -> None:
         release.wait()
 
-    async def name() -> int:
-        return threading.get_ident()
-
-    first = call_async(name, 5.0).value
+    first = call_async(here, 5.0).value
     assert isinstance(call_async(block, 0.05).error, Overrun)
-    assert call_async(name, 5.0).value not in (first, None)
+    assert call_async(here, 5.0).value not in (first, None)
     release.set()
     while threads("agentrl-async-tools") > 1:
         time.sleep(0.01)
@@ -122,12 +95,9 @@ def test_a_blocked_loop_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slow_loop_is_kept() -> None:
-    async def name() -> int:
-        return threading.get_ident()
-
-    first = call_async(name, 5.0).value
+    first = call_async(here, 5.0).value
     assert isinstance(call_async(lambda: asyncio.sleep(3600), 0.05).error, Overrun)
-    assert call_async(name, 5.0).value == first
+    assert call_async(here, 5.0).value == first
 
 
 def test_the_process_ends_in_spite_of_calls_that_do_not() -> None:

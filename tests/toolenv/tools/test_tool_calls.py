@@ -35,11 +35,7 @@ class Box(pydantic.BaseModel):
     ],
 )
 def test_what_is_no_text_is_written_as_json(value: object, shown: str) -> None:
-    @tool
-    def give() -> object:
-        return value
-
-    assert give.call({}) == shown
+    assert tool(name="give")(lambda: value).call({}) == shown
 
 
 def circle() -> list[object]:
@@ -50,12 +46,8 @@ def circle() -> list[object]:
 
 @pytest.mark.parametrize("value", [object(), {"a": object()}, circle(), {"\ud800": 1}, np.zeros(3)])
 def test_what_json_can_not_express_is_told(value: object) -> None:
-    @tool
-    def give() -> object:
-        return value
-
     with pytest.raises(ToolError, match=f"give gave a {type(value).__name__}, which can't be written as JSON"):
-        give.call({})
+        tool(name="give")(lambda: value).call({})
 
 
 class Unsayable(Exception):
@@ -137,17 +129,11 @@ def test_an_interrupt_of_the_user_is_no_observation() -> None:
     code = """
 import os, signal, threading, time
 from agentrl import tool
-
 @tool(timeout=None)
 def hang() -> str:
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     time.sleep(3600)
-    return ""
-
-try:
-    hang.call({})
-except KeyboardInterrupt:
-    print("interrupted")
+hang.call({})
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.stdout == "interrupted\n", ran.stderr
+    assert ran.stderr.splitlines()[-1] == "KeyboardInterrupt", ran.stderr
