@@ -51,21 +51,17 @@ def test_our_layout() -> None:
 
 def test_mbpp_shows_one_test() -> None:
     prompt, problem = read(MBPP)
-    assert "assert pair(1, 2) == (1, 2)" in prompt
-    assert "None" not in prompt
-    assert problem.entry_point == "pair"
-    assert len(problem.cases) == 3
+    assert "assert pair(1, 2) == (1, 2)" in prompt and "None" not in prompt
+    assert (problem.entry_point, len(problem.cases)) == ("pair", 3)
     assert read({**MBPP, "text": 1, "prompt": "Sanitized."} | {"text": "Plain."})[0].startswith("Plain.")
 
 
 def test_apps() -> None:
-    assert read(APPS_PROGRAM)[1].cases == (
-        Stream(stdin="1 2\n", stdout="3\n"),
-        Stream(stdin="3 4\n5 6", stdout="7\n11"),
-    )
-    problem = read(APPS_CALL)[1]
+    expected = (Stream(stdin="1 2\n", stdout="3\n"), Stream(stdin="3 4\n5 6", stdout="7\n11"))
+    assert read(APPS_PROGRAM)[1].cases == expected
+    prompt, problem = read(APPS_CALL)
     assert problem.entry_point == "Solution().flip"
-    assert "defines the class `Solution` with the method `flip`" in read(APPS_CALL)[0]
+    assert "defines the class `Solution` with the method `flip`" in prompt
     # Whether [[2, 1]] is the value or wraps it, this layout does not say.
     assert problem.cases[0] == call_of([[1, 2]], {}, [[2, 1]], [2, 1])
 
@@ -118,17 +114,13 @@ def test_no_test_code_raises_anything_else(text: str) -> None:
         read_asserts(f"assert {text}", "f")
 
 
-@pytest.mark.parametrize(
-    ("row", "more"),
-    [
-        (HUMAN_EVAL, {"query": "The problem itself."}),
-        (HUMAN_EVAL, {"completion": "    return 0.0\n"}),
-        (MBPP, {"test": "assert pair(3, 4) == (3, 4)"}),
-        (APPS_PROGRAM, {"images": ["…"]}),
-        (LEETCODE, {"context": "…"}),
-    ],
-    ids=lambda row: "-".join(row)[:20],
-)
+FURTHER: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *((HUMAN_EVAL, {"query": "The problem itself."}), (HUMAN_EVAL, {"completion": "    return 0.0\n"})),
+    *((MBPP, {"test": "assert pair(3, 4) == (3, 4)"}), (APPS_PROGRAM, {"images": ["…"]}), (LEETCODE, {"context": "…"})),
+]
+
+
+@pytest.mark.parametrize(("row", "more"), FURTHER, ids=lambda row: "-".join(row)[:20])
 def test_a_layout_with_further_columns_is_not_understood(row: Mapping[str, Any], more: Mapping[str, Any]) -> None:
     with pytest.raises(UnreadableTest, match=f"the layout is known, but not with {', '.join(more)}"):
         task_of({**row, **more}, "x")
@@ -136,17 +128,10 @@ def test_a_layout_with_further_columns_is_not_understood(row: Mapping[str, Any],
     assert task_of(harmless, "x") == replace(task_of(row, "x"), tags=("difficulty:Easy",))
 
 
-SORTED = {
-    **LEETCODE,
-    "prompt": "from sortedcontainers import SortedList\nimport numpy.linalg, os.path as path\nfrom . import nothing",
-    "completion": LEETCODE["completion"].replace("return", "return SortedList(nums) and"),
-}
-
-
 def test_packages_that_problems_import_are_to_be_named(write: Callable[..., Path]) -> None:
-    path = write(
-        LEETCODE, {**SORTED, "task_id": "sorted"}, {**LEETCODE, "task_id": "x", "completion": "import torch, _x"}
-    )
+    imports = "from sortedcontainers import SortedList\nimport numpy.linalg, os.path as path\nfrom . import nothing"
+    further = {**LEETCODE, "task_id": "sorted", "prompt": imports}
+    path = write(LEETCODE, further, {**LEETCODE, "task_id": "x", "completion": "import torch, _x"})
     with pytest.warns(UserWarning, match="1: sortedcontainers is imported and not named in packages; 1: _x, torch is"):
         assert sum(map(len, load(path).values())) == 1
     with pytest.warns(UserWarning, match="1 of 3 problems are left out .1: _x, torch is imported"):
@@ -222,9 +207,6 @@ def test_files_that_are_wrong(write: Callable[..., Path], rows: list[object], me
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be read"):
         load(tmp_path / "none.jsonl")
-    (tmp_path / "bytes.jsonl").write_bytes(b'{"id": "\xff"}\n')
-    with pytest.raises(ConfigError, match="line 1 is no JSON"):
-        load(tmp_path / "bytes.jsonl")
 
 
 anything = st.recursive(

@@ -67,18 +67,9 @@ def test_the_first_failure_can_end_it() -> None:
     assert graded.verdicts == ("passed", "wrong", "skipped", "skipped")
 
 
-@pytest.mark.slow
-def test_right_but_slow_is_a_timeout() -> None:
-    slow = echo("for _ in range(10**9): pass")
-    assert grade(ECHO, slow, timeout=0.3).verdicts[0] == "timeout"
+def test_a_problem_may_allow_more_time() -> None:
     patient = Problem(entry_point="echo", cases=ECHO.cases[:1], timeout=5.0)
     assert grade(patient, echo("for _ in range(10**7): pass"), timeout=0.05).correct
-
-
-@pytest.mark.slow
-def test_a_hanging_submission_costs_one_time_limit() -> None:
-    many = Problem(entry_point="echo", cases=ECHO.cases * 25)
-    assert grade(many, echo("while True: pass"), timeout=0.3).verdicts.count("skipped") == 99
 
 
 @pytest.mark.parametrize(
@@ -112,15 +103,10 @@ def test_honest_ways_to_write_a_function(code: str) -> None:
 
 
 def test_methods_named_arguments_and_setup() -> None:
-    problem = Problem(
-        entry_point="Solution().add",
-        setup="from typing import List",
-        cases=(call_of([[1, 2]], {"more": (3, {4})}, [1, 2, 3, {4}]),),
-    )
-    code = (
-        "class Solution:\n    def add(self, items: List[int], more) -> List[int]:\n        return items + list(more)\n"
-    )
-    assert grade(problem, code).correct
+    cases = (call_of([[1, 2]], {"more": (3, {4})}, [1, 2, 3, {4}]),)
+    problem = Problem(entry_point="Solution().add", setup="from typing import List", cases=cases)
+    method = "def add(self, items: List[int], more) -> List[int]:\n        return items + list(more)"
+    assert grade(problem, f"class Solution:\n    {method}\n").correct
 
 
 @pytest.mark.parametrize("value", [None, True, -3, 2**64, -(2**200), 0.1, float("inf"), "é\ud800\n", [], (1, [2]), {1}])
@@ -153,12 +139,8 @@ def test_nothing_of_the_tests_is_inside(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(shared_sandbox(), "run", watched)
     grade(problem, "def f(n): return n")
-    assert len(sent) == 2
     assert secret not in "".join(sent)
-    assert [["((1,)" in text, "((2,)" in text] for text in sorted(sent, key=lambda text: "((2,)" in text)] == [
-        [True, False],
-        [False, True],
-    ]
+    assert sorted(("((1,)" in text, "((2,)" in text) for text in sent) == [(False, True), (True, False)]
 
 
 def test_what_is_sent_along_asks_for_no_large_interpreter() -> None:
