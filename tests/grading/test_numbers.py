@@ -15,17 +15,9 @@ from agentrl.grading.numbers import equal, last_boxed, plain_number
 TABLES: dict[str, list[list[str]]] = tomllib.loads(Path(__file__).with_name("answers.toml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("text", "box"),
-    [
-        *((r"\boxed{35186}", "35186"), (r"So it is $\boxed{ \frac{1}{2} }$.", r"\frac{1}{2}")),
-        *((r"\boxed{1} no, \boxed{2}", "2"), (r"\boxed{\{1\}}", r"\{1\}"), (r"\boxed{\boxed{3}}", "3")),
-        *((r"\boxed{}", ""), (r"\boxed{1} and \boxed{2", None), (r"\boxed{\}", None), (r"\boxed 5", None)),
-        *(("35186", None), ("", None)),
-    ],
-)
-def test_the_last_box_counts(text: str, box: str | None) -> None:
-    assert last_boxed(text) == box
+@pytest.mark.parametrize(("text", "box"), TABLES["boxes"])
+def test_the_last_box_counts(text: str, box: str) -> None:
+    assert last_boxed(text) == (None if box == "none" else box)
 
 
 @pytest.mark.parametrize(("answer", "expected"), TABLES["plain"])

@@ -151,7 +151,6 @@ def test_a_pool_that_was_closed_says_so() -> None:
     pool.close()
     pool.close()
     assert pool.state == "closed"
-    with pytest.raises(SandboxClosed):
-        pool.take()
-    with pytest.raises(SandboxClosed):
-        pool.start()
+    for call in (pool.take, pool.start):
+        with pytest.raises(SandboxClosed):
+            call()
