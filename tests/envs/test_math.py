@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import tomllib
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -158,41 +159,22 @@ def test_the_sample() -> None:
             assert agentrl.make(env_id, split=split).task_set.size == size
 
 
-@pytest.mark.parametrize(
-    ("text", "reward"),
-    [
-        *((r"\boxed{8\sqrt{2}}", 1.0), (r"It is $\boxed{8 \sqrt2}$.", 1.0)),
-        *((r"\boxed{1}, no: \boxed{8\cdot\sqrt{2}}", 1.0), (r"<think>\boxed{1}</think>\boxed{8\sqrt{2}}", 1.0)),
-        *((r"\boxed{8\sqrt{2}} or \boxed{1}", 0.0), (r"<think>\boxed{8\sqrt{2}}</think>I do not know.", 0.0)),
-        *((r"\boxed{\sqrt{50} + \sqrt{18}}", 0.0), (r"\boxed{ \sqrt {50}+\sqrt{18} }", 0.0), (r"8\sqrt{2}", 0.0)),
-        *((r"\boxed{}", 0.0), (r"\boxed{8\sqrt{2}", 0.0), (r"\boxed{" + "9" * 100_000 + "}", 0.0)),
-        *((r"\boxed{9^{9^{9^9}}}", 0.0), ("", 0.0)),
-    ],
-)
+TABLES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("math.toml").read_text())
+REWARDED = [(text, reward) for reward, texts in ((1.0, TABLES["right"]), (0.0, TABLES["wrong"])) for text in texts]
+
+
+@pytest.mark.parametrize(("text", "reward"), [*REWARDED, (r"\boxed{" + "9" * 100_000 + "}", 0.0)])
 def test_what_is_rewarded(text: str, reward: float) -> None:
     env = Math(split="test")
     env.reset(seed=0, options={"task": "surd-01"})
     assert env.step(text)[1:4] == (reward, True, False)
 
 
-UNWORKED = {
-    "int-01": r"\{14\cdot18-197\}\cup\emptyset",
-    **{"int-11": r"\{((256\cdot3/4+16)\cdot3/4+16)\cdot3/4+16\}\cup\emptyset", "frac-02": r"0.2\overline{7}"},
-    **{"frac-04": r"x\in\{3/(7/4-1/2)\}\cup\emptyset", "surd-01": r"0+\sqrt{50} + \sqrt{18}"},
-    **{"surd-02": r"\sqrt{4^2+6^2}", "surd-04": r"\frac{4}{-1+\sqrt5}", "pi-01": r"\pi(10\pi/(2\pi))^2"},
-    **{"pi-03": r"\arcsin\frac{\sqrt3}{2}", "pi-04": r"\arctan 1-\arctan(-1)", "ival-01": "6-5x+x^2<0"},
-    **{"ival-02": r"9-x^2\ge 0", "ival-03": r"|1-2x|\le 5", "ival-05": r"\frac{x-1}{2+x}\ge 0"},
-    **{"ival-06": r"3\ge\log_2 x", "poly-01": "(x^2+2x+4)(x-2)", "poly-02": r"\frac{3-8x+3x^2+2x^3}{x+3}"},
-    **{"poly-03": r"\frac{d}{dx}x^4-\frac{d}{dx}3x^2+\frac{d}{dx}5x", "poly-04": "(x+4)(x-7)"},
-}
-"""What restates a problem of the sample, or leaves its work to the reader, and has the right value."""
-
-
-@pytest.mark.parametrize("task", UNWORKED)
-def test_an_unworked_answer_scores_nothing(task: str) -> None:
+@pytest.mark.parametrize(("task", "answer"), TABLES["unworked"].items())
+def test_an_unworked_answer_scores_nothing(task: str, answer: str) -> None:
     env = Math(split=next(row["split"] for row in sample() if row["id"] == task))
     env.reset(seed=0, options={"task": task})
-    assert env.step(rf"\boxed{{{UNWORKED[task]}}}")[1] == 0.0
+    assert env.step(rf"\boxed{{{answer}}}")[1] == 0.0
 
 
 def test_python_helps_and_a_box_beside_a_call_is_no_answer() -> None:
@@ -217,15 +199,11 @@ def test_gold_is_perfect(env_id: str) -> None:
 def test_arguments_reach_the_data(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"text": "What is 1+1?", "value": 2}\n{"text": ""}\n')
-    env = agentrl.make(IDS[0], data=str(path), columns={"prompt": "text", "answer": "value"}, skip_bad_rows=True)
+    options = {"data": str(path), "columns": {"prompt": "text", "answer": "value"}, "skip_bad_rows": True}
     with pytest.warns(UserWarning, match=r"mine\.jsonl line 2 has no problem in 'text'"):
-        assert env.reset(seed=0)[0][-1]["content"] == "What is 1+1?"
-    other = agentrl.make(
-        IDS[1], split="test", data=str(path), columns={"prompt": "text", "answer": "value"}, skip_bad_rows=True
-    )
+        assert agentrl.make(IDS[0], **options).reset(seed=0)[0][-1]["content"] == "What is 1+1?"
     with pytest.raises(UsageError, match=r"no problem of .*mine\.jsonl is in the split 'test': give data="):
-        other.reset(seed=0)
-    other.close()
+        agentrl.make(IDS[1], split="test", **options).reset(seed=0)
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     with pytest.raises(UsageError, match=r"empty\.jsonl has no problem, and the split 'test' is to come from it"):
