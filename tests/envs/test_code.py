@@ -2,6 +2,7 @@
 
 import json
 import time
+import tomllib
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,10 @@ def play(env: Code, text: str, task: str = "caesar") -> tuple[float, dict[str, f
     return reward, info["parts"]
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        *((block("a"), "a\n"), (f"Here.\n{block('a')}\nDone.", "a\n"), (f"{block('a')}\n{block('b')}", "b\n")),
-        *((f"{block('a')}\n```solution\nb", "a\n"), ("```solution\n```", "")),
-        *(("```solution  \r\na\r\n```  \r\n", "a\r\n"), (block("a", "python"), None), (block("a", "solutions"), None)),
-        *((block("a", ""), None), (" ```solution\na\n```", None), ("```solution\na", None), ("```solution", None)),
-        *(("```solution a\n```", None), (block("x = '''\n   ```\n'''"), "x = '''\n   ```\n'''\n")),
-        *(("solution: a", None), ("", None)),
-    ],
-)
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("code_graded.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("text", "code"), [*TABLES["submissions"], *((text, None) for text in TABLES["nothing"])])
 def test_the_submission_is_the_last_closed_block(text: str, code: str | None) -> None:
     assert submission(text) == code
 

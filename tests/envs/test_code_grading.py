@@ -1,5 +1,9 @@
 """Running hidden tests: verdicts, limits, what a submission finds around it, and faults that are nobody's reward."""
 
+import tomllib
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from agentrl.envs.code import grading
@@ -18,20 +22,12 @@ def echo(body: str) -> str:
     return f"def echo(n):\n    {body}\n    return n\n"
 
 
-@pytest.mark.parametrize(
-    ("body", "verdicts"),
-    [
-        ("pass", ("passed",) * 4),
-        ("n = n or 7", ("wrong", "passed", "passed", "passed")),
-        ("1 / n", ("error", "passed", "passed", "passed")),
-        ("if n == 1: raise SystemExit", ("passed", "exit", "passed", "passed")),
-        ("while n == 1: pass", ("passed", "timeout", "skipped", "skipped")),
-        ("import time; time.sleep(60 * (n == 2))", ("passed", "passed", "timeout", "skipped")),
-        ("if n == 0: x = [bytearray(2**27) for _ in range(9)]", ("memory", "skipped", "skipped", "skipped")),
-        ("while n == 3: print('x' * 10000)", ("passed", "passed", "passed", "output_limit")),
-    ],
-)
-def test_verdicts(body: str, verdicts: tuple[Verdict, ...]) -> None:
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("code_graded.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("body", "expected"), TABLES["verdicts"])
+def test_verdicts(body: str, expected: str) -> None:
+    verdicts = tuple(expected.split())
     # Output is stopped by the host, which needs time for that.
     graded = grade(ECHO, echo(body), timeout=30 if "output_limit" in verdicts else 0.7)
     assert graded.verdicts == verdicts
@@ -42,18 +38,9 @@ def test_verdicts(body: str, verdicts: tuple[Verdict, ...]) -> None:
 TRUTH = Problem(entry_point="find", cases=read_asserts("assert find('a1')\nassert not find('ab')", "find"))
 
 
-@pytest.mark.parametrize(
-    ("body", "verdicts"),
-    [
-        *(("return re.search('[0-9]', text)", ("passed", "passed")), ("return '1' in text", ("passed", "passed"))),
-        *(("return [1] * ('1' in text)", ("passed", "passed")), ("return 7", ("passed", "wrong"))),
-        *(("return None", ("wrong", "passed")), ("return 'False'", ("passed", "wrong"))),
-        ("return not re.search('[0-9]', text)", ("wrong", "wrong")),
-        ("return type('X', (), {'__bool__': lambda self: 1 / 0})()", ("error", "error")),
-    ],
-)
-def test_an_assert_without_a_comparison_asks_for_truth(body: str, verdicts: tuple[Verdict, ...]) -> None:
-    assert grade(TRUTH, f"import re\ndef find(text):\n    {body}").verdicts == verdicts
+@pytest.mark.parametrize(("body", "verdicts"), TABLES["truths"])
+def test_an_assert_without_a_comparison_asks_for_truth(body: str, verdicts: str) -> None:
+    assert grade(TRUTH, f"import re\ndef find(text):\n    {body}").verdicts == tuple(verdicts.split())
 
 
 def test_equality_to_true_is_more_than_truth() -> None:
@@ -72,32 +59,12 @@ def test_a_problem_may_allow_more_time() -> None:
     assert grade(patient, echo("for _ in range(10**7): pass"), timeout=0.05).correct
 
 
-@pytest.mark.parametrize(
-    ("code", "verdict"),
-    [
-        *(("print(input())", "passed"), ("import sys\nsys.stdout.write(sys.stdin.read())\nsys.exit()", "passed")),
-        *(("import os\nos.write(1, b'a')\nos._exit(0)", "passed"), ("print('a')\nraise SystemExit(2)", "exit")),
-        ("if __name__ == '__main__':\n    print('a   ')\n    print()", "passed"),
-        *(("print(input().upper())", "wrong"), ("from __future__ import annotations\nprint('a')", "passed")),
-        *(("input()\ninput()", "error"), ("print('a')\nimport sys\nprint('x' * 10**6, file=sys.stderr)", "passed")),
-    ],
-)
+@pytest.mark.parametrize(("code", "verdict"), TABLES["programs"])
 def test_programs(code: str, verdict: Verdict) -> None:
     assert grade(PROGRAM, code).verdicts == (verdict,)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "from dataclasses import dataclass\n@dataclass\nclass P:\n    n: int\ndef echo(n):\n    return P(n).n",
-        "print('noise')\ndef echo(n):\n    print(n)\n    return n",
-        "def echo(n):\n    return n\nif __name__ == '__main__':\n    echo(input())",
-        "from __future__ import annotations\ndef echo(n: int) -> int:\n    return n",
-        "import numpy\ndef echo(n):\n    return numpy.int64(n)",
-        "echo = lambda n: float(n)",
-        "class _Echo:\n    def __call__(self, n):\n        return n\necho = _Echo()",
-    ],
-)
+@pytest.mark.parametrize("code", TABLES["honest"])
 def test_honest_ways_to_write_a_function(code: str) -> None:
     assert grade(ECHO, code).correct
 
