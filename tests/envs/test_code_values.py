@@ -25,32 +25,27 @@ def returned(value: object) -> object:
     return read_claim(repr(Claim(json.dumps(describe(value)))))
 
 
-@pytest.mark.parametrize(
-    ("expected", "value"),
-    [
-        *((value, value) for value in (None, True, 0, -7, 2**63, -(10**40), 1.5, INF, "", "é\ud800", [], {}, set())),
-        *(([1, [2]], (1, [2])), ((1, 2), [1, 2]), (2, 2.0), (2.0, 2), (0.3, 0.1 + 0.2), (0.0, 1e-13), (1e300, 1e300)),
-        *(({"a": 1, "b": [2.0]}, {"b": [2], "a": 1}), ({1: 2}, {"1": 2}), ({(1, 2): 3}, {(1, 2): 3}), ({3, 4}, {4, 3})),
-        *((frozenset("ab"), {"b", "a"}), ({None: 1}, {None: 1})),
-    ],
-)
-def test_equal(expected: object, value: object) -> None:
-    assert same_value(described(expected), returned(value))
+EQUAL: list[tuple[object, object]] = [
+    *((value, value) for value in (None, True, 0, -7, 2**63, -(10**40), 1.5, INF, "", "é\ud800", [], {}, set())),
+    *(([1, [2]], (1, [2])), ((1, 2), [1, 2]), (2, 2.0), (2.0, 2), (0.3, 0.1 + 0.2), (0.0, 1e-13), (1e300, 1e300)),
+    *(({"a": 1, "b": [2.0]}, {"b": [2], "a": 1}), ({1: 2}, {"1": 2}), ({(1, 2): 3}, {(1, 2): 3}), ({3, 4}, {4, 3})),
+    *((frozenset("ab"), {"b", "a"}), ({None: 1}, {None: 1})),
+]
+DIFFERENT: list[tuple[object, object]] = [
+    *((1, True), (True, 1), (False, 0), (0, False), (None, 0), ("1", 1), (1, "1"), (1, 2), (2, 2.0000001)),
+    *((0.3, 0.3001), (INF, -INF), (1.0, NAN), (1.0, INF), (1.0, 10**400), (2**70, 2**70 + 1), (2**70, "x")),
+    *(([1, 2], [1, 2, 3]), ([1, 2], [2, 1]), ([], {}), ([], None), ([1], {1}), ({1}, [1])),
+    *(({1, 2}, {1}), ({"a": 1}, {"a": 2}), ({"a": 1}, {"a": 1, "b": 2}), ({"a": 1}, [["a", 1]]), ({}, set())),
+    *(([1], [True]), ({"a": 1}, {"a": True}), ("a", b"a"), (1, 1j), (1, object()), ([1], iter([1])), ("x", None)),
+    *(({"1": 2}, {1: 2, "1": 2}), ("a", ["a"]), ({"int": "0x1"}, 1), ({"set": [1]}, {1}), ({1}, {"set": [1]})),
+]
 
 
 @pytest.mark.parametrize(
-    ("expected", "value"),
-    [
-        *((1, True), (True, 1), (False, 0), (0, False), (None, 0), ("1", 1), (1, "1"), (1, 2), (2, 2.0000001)),
-        *((0.3, 0.3001), (INF, -INF), (1.0, NAN), (1.0, INF), (1.0, 10**400), (2**70, 2**70 + 1), (2**70, "x")),
-        *(([1, 2], [1, 2, 3]), ([1, 2], [2, 1]), ([], {}), ([], None), ([1], {1}), ({1}, [1])),
-        *(({1, 2}, {1}), ({"a": 1}, {"a": 2}), ({"a": 1}, {"a": 1, "b": 2}), ({"a": 1}, [["a", 1]]), ({}, set())),
-        *(([1], [True]), ({"a": 1}, {"a": True}), ("a", b"a"), (1, 1j), (1, object()), ([1], iter([1])), ("x", None)),
-        *(({"1": 2}, {1: 2, "1": 2}), ("a", ["a"]), ({"int": "0x1"}, 1), ({"set": [1]}, {1}), ({1}, {"set": [1]})),
-    ],
+    ("expected", "value", "same"), [(*pair, same) for same in (True, False) for pair in (EQUAL if same else DIFFERENT)]
 )
-def test_different(expected: object, value: object) -> None:
-    assert not same_value(described(expected), returned(value))
+def test_same_value(expected: object, value: object, same: bool) -> None:
+    assert same_value(described(expected), returned(value)) is same
 
 
 def plainly_equal(left: Any, right: Any) -> bool:

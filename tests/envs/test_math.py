@@ -1,5 +1,6 @@
 """Math-v0 and MathPython-v0: what is rewarded, the sample's answers, and the contract."""
 
+import functools
 import itertools
 import json
 import math
@@ -24,21 +25,6 @@ IDS = ("agentrl/Math-v0", "agentrl/MathPython-v0")
 x, n = sympy.symbols("x n")
 
 
-def primes(limit: int) -> list[int]:
-    return [k for k in range(2, limit) if all(k % d for d in range(2, math.isqrt(k) + 1))]
-
-
-def stops(passengers: int) -> int:
-    for _ in range(3):
-        passengers = passengers - passengers // 4 + 16
-    return passengers
-
-
-def trailing_zeros(number: int) -> int:
-    text = str(math.factorial(number))
-    return len(text) - len(text.rstrip("0"))
-
-
 def chance(hits: Callable[..., bool], *ranges: range) -> Fraction:
     cases = list(itertools.product(*ranges))
     return Fraction(sum(hits(*case) for case in cases), len(cases))
@@ -57,11 +43,11 @@ CHECKS: dict[str, object] = {
     "int-04": len(set(itertools.permutations("LEVEL"))),
     "int-05": math.gcd(1071, 462),
     "int-06": sum(k % 3 == 0 or k % 5 == 0 for k in range(1, 1001)),
-    "int-07": sum(p for p in primes(100) if p > 9 and p % 10 == 3),
+    "int-07": sum(p for p in sympy.primerange(10, 100) if p % 10 == 3),
     "int-08": sum((9 - side) ** 2 for side in range(1, 9)),
-    "int-09": next(k for k in range(1, 100) if trailing_zeros(k) == 7),
+    "int-09": next(k for k in range(1, 100) if str(math.factorial(k)).endswith("0" * 7)),
     "int-10": sum(not mask & (mask << 1) for mask in range(1024)),
-    "int-11": stops(256),
+    "int-11": functools.reduce(lambda passengers, _: passengers - passengers // 4 + 16, range(3), 256),
     "int-12": (pow(3, 2024, 10) + pow(2, 2024, 10)) % 10,
     "frac-01": chance(lambda a, b: a + b == 8, range(1, 7), range(1, 7)),
     "frac-02": Fraction(2, 10) + Fraction(7, 90),
@@ -88,7 +74,7 @@ CHECKS: dict[str, object] = {
     "ival-05": where(lambda v: v != -2 and (v - 1) / (v + 2) >= 0),
     "ival-06": where(lambda v: v > 0 and v <= 2**3),
     "set-01": {v for v in range(-9, 10) if v**3 == 4 * v},
-    "set-02": {p for p in primes(100) if 2310 % p == 0},
+    "set-02": {p for p in sympy.primerange(100) if 2310 % p == 0},
     "set-03": {v for v in range(-20, 20) if v != -1 and 6 % (v + 1) == 0 and 6 // (v + 1) > 1},
     "set-04": {v * v % 8 for v in range(8)},
     "set-05": set(sympy.solveset(2 * sympy.cos(x) - 1, x, sympy.Interval.Ropen(0, 2 * sympy.pi))),

@@ -6,8 +6,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -32,17 +33,10 @@ def test_the_kernel_counts_how_long_a_thread_waits() -> None:
     assert all(0 <= before.get(task, 0.0) <= delay for task, delay in after.items())
 
 
-class Kernel:
-    """A clock and threads' waits that tests set."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.delays: Mapping[int, float] = {}
-
-
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    made = Kernel()
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A clock and threads' waits that tests set."""
+    made = SimpleNamespace(now=100.0, delays={})
     monkeypatch.setattr(clock_module, "time", SimpleNamespace(monotonic=lambda: made.now))
     monkeypatch.setattr(processes, "run_delays", lambda keep: made.delays)
     return made
@@ -67,7 +61,7 @@ def own_time(clock: SessionClock) -> float:
     ],
     ids=["idle", "waits", "threads", "later"],
 )
-def test_own_time(kernel: Kernel, steps: list[tuple[float, dict[int, float]]], shown: list[float]) -> None:
+def test_own_time(kernel: Any, steps: list[tuple[float, dict[int, float]]], shown: list[float]) -> None:
     clock = SessionClock()
     for (kernel.now, kernel.delays), expected in zip(steps, shown, strict=True):
         assert own_time(clock) == expected
@@ -76,14 +70,14 @@ def test_own_time(kernel: Kernel, steps: list[tuple[float, dict[int, float]]], s
     assert own_time(clock) == 2.0
 
 
-def test_who_waits_for_ever_has_a_bound(kernel: Kernel) -> None:
+def test_who_waits_for_ever_has_a_bound(kernel: Any) -> None:
     clock = SessionClock()
     for second in range(1, 151):
         kernel.now, kernel.delays = 100.0 + second, {2: float(second)}
         assert clock.has_passed(14.99, ()) is (second == 150)
 
 
-def test_what_is_asked_often_is_not_looked_up_each_time(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked_often_is_not_looked_up_each_time(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     monkeypatch.setattr(processes, "run_delays", lambda keep: looks.append(kernel.now) or {2: kernel.now - 100})
     clock = SessionClock()

@@ -43,8 +43,7 @@ def test_a_snapshot_stays_as_it_is() -> None:
 
 
 def test_fault_rate() -> None:
-    blank = Counters(runs={}, faults=0, reruns=0, queue_s=0.0, latency=(0,) * 17)
-    assert blank.fault_rate == 0.0
+    assert Meter().snapshot().fault_rate == 0.0
     assert Counters(runs={"ok": 2, "error": 1}, faults=1, reruns=0, queue_s=0.0, latency=()).fault_rate == 0.25
 
 

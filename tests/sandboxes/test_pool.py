@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError
+from agentrl.sandboxes import Limits, Result, SandboxError
 from agentrl.sandboxes.base import SandboxClosed
 from agentrl.sandboxes.host import zygote
 from agentrl.sandboxes.host.local import LocalSandbox

@@ -74,7 +74,6 @@ def test_the_mux_does_not_block_on_a_host_that_reads_nothing() -> None:
     for _ in range(200):
         ours.sendall(b"x" * 10_000)
         os.write(out, b"y")
-    assert ours.fileno() == source
 
 
 def test_the_mux_tells_the_end_of_a_session() -> None:
