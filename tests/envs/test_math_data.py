@@ -1,5 +1,6 @@
 """Layouts, bad rows, duplicates and splits of mathematical data sets."""
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,17 +90,10 @@ def test_what_adds_nothing_is_not_left_over(write: Write, row: dict[str, Any]) -
 ASKED = "Answer with the letter of the right choice."
 
 
-@pytest.mark.parametrize(
-    ("choices", "answer", "shown", "letter"),
-    [
-        (["1", "2", "3"], 2, "(A) 1\n(B) 2\n(C) 3", "C"),
-        (["1", "2"], 1.0, "(A) 1\n(B) 2", "B"),
-        ([1, 2.5], "B", "(A) 1\n(B) 2.5", "B"),
-        (["A)21", "B)22"], "A", "A)21\nB)22", "A"),
-        ({"A": "x", "B": "y"}, "(B)", "(A) x\n(B) y", "B"),
-        ("A) $f(-6)=0$ B) $f(6)=-6$", "B.", "A) $f(-6)=0$ B) $f(6)=-6$", "B"),
-    ],
-)
+CHOICES: list[Any] = tomllib.loads(Path(__file__).with_name("math.toml").read_text())["choices"]
+
+
+@pytest.mark.parametrize(("choices", "answer", "shown", "letter"), CHOICES)
 def test_choices(write: Write, choices: object, answer: object, shown: str, letter: str) -> None:
     row = {"question": "Which?", "options": choices, "answer": answer}
     assert problems(Source(data=write([row]))) == {f"Which?\n\n{shown}\n\n{ASKED}": letter}

@@ -3,7 +3,7 @@
 import json
 import threading
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,11 @@ def test_the_local_back_end_conforms(outcomes: dict[str, Future[Outcome]], case:
 
 
 class Broken(Sandbox):
-    """A sandbox that does one thing only, whatever it is asked."""
+    """A sandbox that does one thing only, or what follows from how often it was asked."""
 
     backend = "broken"
 
-    def __init__(self, answer: Result | Exception) -> None:
+    def __init__(self, answer: Result | Exception | Callable[[int], Result]) -> None:
         self.limits = Limits()
         self._answer = answer
         self.asked = 0
@@ -47,7 +47,7 @@ class Broken(Sandbox):
         self.asked += 1
         if isinstance(self._answer, Exception):
             raise self._answer
-        return self._answer
+        return self._answer if isinstance(self._answer, Result) else self._answer(self.asked)
 
     def session(self, seed: int = 0) -> Session:
         raise SandboxError("it has no sessions")
@@ -151,20 +151,15 @@ def test_expectations_in_words() -> None:
 def test_what_runs_beside_a_program_counts() -> None:
     """The program is fine, the one beside it is not."""
 
-    class Two(Broken):
-        def run(self, code: str, **_: Any) -> Result:
-            beside = threading.current_thread() is not threading.main_thread()
-            return Result(status="error" if beside else "ok", stdout="survived")
+    def answer(_: int) -> Result:
+        beside = threading.current_thread() is not threading.main_thread()
+        return Result(status="error" if beside else "ok", stdout="survived")
 
-    (outcome,) = check(Two(Result(status="ok")), only=["kill_other_sessions"]).outcomes
+    (outcome,) = check(Broken(answer), only=["kill_other_sessions"]).outcomes
     assert outcome.seen.startswith("beside it: status error")
 
 
 def test_output_that_should_be_the_same_is_compared() -> None:
-    class Counting(Broken):
-        def run(self, code: str, **_: Any) -> Result:
-            self.asked += 1
-            return Result(status="ok", stdout=str(self.asked))
-
-    (outcome,) = check(Counting(Result(status="ok")), only=["hashes_of_strings"]).outcomes
+    counting = Broken(lambda asked: Result(status="ok", stdout=str(asked)))
+    (outcome,) = check(counting, only=["hashes_of_strings"]).outcomes
     assert outcome.seen == "differing output: ['1', '2', '3']"

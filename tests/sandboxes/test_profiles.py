@@ -11,7 +11,6 @@ from agentrl.sandboxes import Limits, Sandbox, SandboxError, SandboxUnavailable,
 from agentrl.sandboxes.host.local import LocalSandbox
 from agentrl.sandboxes.host.profiles import profile_of
 
-
 WORDS: list[list[str]] = tomllib.loads(Path(__file__).with_name("profiles.toml").read_text())["words"]
 
 

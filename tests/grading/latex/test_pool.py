@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -75,19 +76,13 @@ def run(script: str, code: int = 0) -> str:
 
 @pytest.mark.slow
 def test_time_is_up_and_the_next_one_is_graded(pool: GraderPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    ask = _Grader.ask
-
-    def remembered(grader: _Grader, request: dict[str, object], seconds: float) -> bool | None:
-        asked.append(request["answer"])
-        return ask(grader, request, seconds)
-
-    monkeypatch.setattr(_Grader, "ask", remembered)
+    ask = Mock(side_effect=_Grader.ask)
+    monkeypatch.setattr(_Grader, "ask", lambda *arguments: ask(*arguments))
     began = time.process_time()
     assert pool.same(ENDLESS, EXPECTED, seconds=0.3) is False
     assert time.process_time() - began < 0.2  # it is not this process that computes
     # Nothing is gained from using up the same time twice.
-    assert asked == [ENDLESS, r"\sqrt{8}"]
+    assert [call.args[1]["answer"] for call in ask.call_args_list] == [ENDLESS, r"\sqrt{8}"]
     assert pool.same(r"x+\frac{1}{2}", "x+0.5", seconds=2.0)
 
 
