@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,18 +49,6 @@ def wait_for(found: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
     while not (processes := found()):
         time.sleep(0.01)
     return processes
-
-
-def lose(pool: GraderPool) -> threading.Thread:
-    """Ask in a thread for what takes a minute; the pool is closed before it is answered."""
-
-    def ask() -> None:
-        with pytest.raises(InfrastructureError):
-            pool.same(ENDLESS, EXPECTED, seconds=60.0)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    return asking
 
 
 def run(script: str, code: int = 0) -> str:
@@ -138,14 +125,12 @@ def test_graders_are_kept_and_replaced_now_and_then(pool: GraderPool, monkeypatc
 
 @pytest.mark.slow
 def test_threads_do_not_wait_for_each_other(pool: GraderPool) -> None:
-    verdicts: list[bool] = []
-    slow = threading.Thread(target=lambda: verdicts.append(pool.same(ENDLESS, EXPECTED, seconds=1.5)))
-    slow.start()
-    for _ in range(3):
-        assert pool.same("2x", "x+x", seconds=2.0)
-    assert slow.is_alive()
-    slow.join()
-    assert verdicts == [False]
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(pool.same, ENDLESS, EXPECTED, seconds=1.5)
+        for _ in range(3):
+            assert pool.same("2x", "x+x", seconds=2.0)
+        assert not slow.done()
+    assert slow.result() is False
 
 
 def test_many_threads_get_their_own_answers(pool: GraderPool) -> None:
@@ -175,11 +160,12 @@ def test_closing_leaves_no_process_and_can_be_repeated() -> None:
 def test_closing_ends_the_graders_of_a_dead_zygote() -> None:
     others = set(graders())
     made = GraderPool(1)
-    asking = lose(made)
-    (grader,) = wait_for(lambda: list(set(graders()) - others))
-    grader.parent().kill()  # pyright: ignore[reportOptionalMemberAccess]
-    made.close()
-    asking.join()
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(made.same, ENDLESS, EXPECTED, seconds=60.0)
+        (grader,) = wait_for(lambda: list(set(graders()) - others))
+        grader.parent().kill()  # pyright: ignore[reportOptionalMemberAccess]
+        made.close()
+    assert isinstance(asking.exception(), InfrastructureError)
     assert not psutil.wait_procs([grader], timeout=5)[1]
 
 
@@ -191,10 +177,12 @@ def test_a_pool_can_be_closed_while_its_zygote_starts(monkeypatch: pytest.Monkey
     wait_for(lambda: [zygote] if zygote.status() == psutil.STATUS_ZOMBIE else [])
     (tmp_path / "agentrl.py").write_text("import time\ntime.sleep(100)")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    asking, began = lose(made), time.monotonic()
-    wait_for(lambda: list(set(zygotes()) - others))
-    made.close()
-    asking.join()
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(made.same, ENDLESS, EXPECTED, seconds=60.0)
+        wait_for(lambda: list(set(zygotes()) - others))
+        made.close()
+    assert isinstance(asking.exception(), InfrastructureError)
     assert time.monotonic() - began < 20 and set(zygotes()) == others
 
 
