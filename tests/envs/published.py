@@ -13,6 +13,28 @@ from agentrl.errors import UsageError
 from agentrl.toolenv.base import ToolEnv
 
 Row = Mapping[str, Any]
+LAYOUTS: dict[str, dict[str, tuple[str, Row]]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+"""By kind of problem and data set: the name of a file, and a row of it with names of what differs in ``<>``."""
+
+
+def filled(template: Any, given: Row) -> Any:
+    """A row of a layout. A text that is one name becomes what is given; elsewhere that stands as text."""
+    if isinstance(template, dict):
+        return {key: filled(part, given) for key, part in template.items()}
+    if isinstance(template, list):
+        return [filled(part, given) for part in template]
+    if isinstance(template, str):
+        if template[1:-1] in given:
+            return given[template[1:-1]]
+        for name, value in given.items():
+            template = template.replace(f"<{name}>", str(value))
+    return template
+
+
+def publish(folder: Path, kind: str, layout: str, problems: Sequence[Row]) -> str:
+    """A file of these problems in a layout of this kind."""
+    name, template = LAYOUTS[kind][layout]
+    return write(folder / name, [filled(template, {"i": i, **one}) for i, one in enumerate(problems)])
 
 
 def write(path: Path, rows: Sequence[Row]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import time
+import tomllib
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,10 @@ def play(env: Code, text: str, task: str = "caesar") -> tuple[float, dict[str, f
     return reward, info["parts"]
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        *((block("a"), "a\n"), (f"Here.\n{block('a')}\nDone.", "a\n"), (f"{block('a')}\n{block('b')}", "b\n")),
-        *((f"{block('a')}\n```solution\nb", "a\n"), ("```solution\n```", "")),
-        *(("```solution  \r\na\r\n```  \r\n", "a\r\n"), (block("a", "python"), None), (block("a", "solutions"), None)),
-        *((block("a", ""), None), (" ```solution\na\n```", None), ("```solution\na", None), ("```solution", None)),
-        *(("```solution a\n```", None), (block("x = '''\n   ```\n'''"), "x = '''\n   ```\n'''\n")),
-        *(("solution: a", None), ("", None)),
-    ],
-)
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("code_graded.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("text", "code"), [*TABLES["submissions"], *((text, None) for text in TABLES["nothing"])])
 def test_the_submission_is_the_last_closed_block(text: str, code: str | None) -> None:
     assert submission(text) == code
 
@@ -86,8 +80,7 @@ def test_the_reference_is_perfect_and_half_of_it_is_not(split: str, task_id: str
 @pytest.mark.slow
 def test_parts_of_the_reward(env: Code) -> None:
     right = problem_of(env.task_set.find("caesar")).solution
-    assert play(env, block(right)) == (1.0, {"correct": 1.0, "passed": 1.0, "submitted": 1.0, "timeout": 0.0})
-    assert play(env, right) == (0.0, {"correct": 0.0, "passed": 0.0, "submitted": 0.0, "timeout": 0.0})
+    assert play(env, right)[1] == {"correct": 0.0, "passed": 0.0, "submitted": 0.0, "timeout": 0.0}
     reward, parts = play(env, block("def shift(text, by): return text"))
     assert (reward, parts) == (0.0, {"correct": 0.0, "passed": pytest.approx(2 / 6), "submitted": 1.0, "timeout": 0.0})
     slow = block(right.replace("moved = []", "moved = [str(i) for i in range(10**9) if i < 0]"))
@@ -101,9 +94,7 @@ def test_a_submission_beside_a_call_is_none() -> None:
     env = Code(max_turns=1)
     env.reset(seed=0, options={"task": "caesar"})
     right = block(problem_of(env.episode.task).solution)
-    _, reward, terminated, truncated, info = env.step(f"{right}\n{block('1', 'python')}")
-    assert (reward, terminated, truncated) == (0.0, False, True)
-    assert info["parts"]["submitted"] == 0.0
+    assert env.step(f"{right}\n{block('1', 'python')}")[1:4] == (0.0, False, True)
     env.close()
 
 

@@ -1,5 +1,9 @@
 """Running hidden tests: verdicts, limits, what a submission finds around it, and faults that are nobody's reward."""
 
+import tomllib
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from agentrl.envs.code import grading
@@ -18,20 +22,12 @@ def echo(body: str) -> str:
     return f"def echo(n):\n    {body}\n    return n\n"
 
 
-@pytest.mark.parametrize(
-    ("body", "verdicts"),
-    [
-        ("pass", ("passed",) * 4),
-        ("n = n or 7", ("wrong", "passed", "passed", "passed")),
-        ("1 / n", ("error", "passed", "passed", "passed")),
-        ("if n == 1: raise SystemExit", ("passed", "exit", "passed", "passed")),
-        ("while n == 1: pass", ("passed", "timeout", "skipped", "skipped")),
-        ("import time; time.sleep(60 * (n == 2))", ("passed", "passed", "timeout", "skipped")),
-        ("if n == 0: x = [bytearray(2**27) for _ in range(9)]", ("memory", "skipped", "skipped", "skipped")),
-        ("while n == 3: print('x' * 10000)", ("passed", "passed", "passed", "output_limit")),
-    ],
-)
-def test_verdicts(body: str, verdicts: tuple[Verdict, ...]) -> None:
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("code_graded.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("body", "expected"), TABLES["verdicts"])
+def test_verdicts(body: str, expected: str) -> None:
+    verdicts = tuple(expected.split())
     # Output is stopped by the host, which needs time for that.
     graded = grade(ECHO, echo(body), timeout=30 if "output_limit" in verdicts else 0.7)
     assert graded.verdicts == verdicts
@@ -42,18 +38,9 @@ def test_verdicts(body: str, verdicts: tuple[Verdict, ...]) -> None:
 TRUTH = Problem(entry_point="find", cases=read_asserts("assert find('a1')\nassert not find('ab')", "find"))
 
 
-@pytest.mark.parametrize(
-    ("body", "verdicts"),
-    [
-        *(("return re.search('[0-9]', text)", ("passed", "passed")), ("return '1' in text", ("passed", "passed"))),
-        *(("return [1] * ('1' in text)", ("passed", "passed")), ("return 7", ("passed", "wrong"))),
-        *(("return None", ("wrong", "passed")), ("return 'False'", ("passed", "wrong"))),
-        ("return not re.search('[0-9]', text)", ("wrong", "wrong")),
-        ("return type('X', (), {'__bool__': lambda self: 1 / 0})()", ("error", "error")),
-    ],
-)
-def test_an_assert_without_a_comparison_asks_for_truth(body: str, verdicts: tuple[Verdict, ...]) -> None:
-    assert grade(TRUTH, f"import re\ndef find(text):\n    {body}").verdicts == verdicts
+@pytest.mark.parametrize(("body", "verdicts"), TABLES["truths"])
+def test_an_assert_without_a_comparison_asks_for_truth(body: str, verdicts: str) -> None:
+    assert grade(TRUTH, f"import re\ndef find(text):\n    {body}").verdicts == tuple(verdicts.split())
 
 
 def test_equality_to_true_is_more_than_truth() -> None:
@@ -67,60 +54,26 @@ def test_the_first_failure_can_end_it() -> None:
     assert graded.verdicts == ("passed", "wrong", "skipped", "skipped")
 
 
-@pytest.mark.slow
-def test_right_but_slow_is_a_timeout() -> None:
-    slow = echo("for _ in range(10**9): pass")
-    assert grade(ECHO, slow, timeout=0.3).verdicts[0] == "timeout"
+def test_a_problem_may_allow_more_time() -> None:
     patient = Problem(entry_point="echo", cases=ECHO.cases[:1], timeout=5.0)
     assert grade(patient, echo("for _ in range(10**7): pass"), timeout=0.05).correct
 
 
-@pytest.mark.slow
-def test_a_hanging_submission_costs_one_time_limit() -> None:
-    many = Problem(entry_point="echo", cases=ECHO.cases * 25)
-    assert grade(many, echo("while True: pass"), timeout=0.3).verdicts.count("skipped") == 99
-
-
-@pytest.mark.parametrize(
-    ("code", "verdict"),
-    [
-        *(("print(input())", "passed"), ("import sys\nsys.stdout.write(sys.stdin.read())\nsys.exit()", "passed")),
-        *(("import os\nos.write(1, b'a')\nos._exit(0)", "passed"), ("print('a')\nraise SystemExit(2)", "exit")),
-        ("if __name__ == '__main__':\n    print('a   ')\n    print()", "passed"),
-        *(("print(input().upper())", "wrong"), ("from __future__ import annotations\nprint('a')", "passed")),
-        *(("input()\ninput()", "error"), ("print('a')\nimport sys\nprint('x' * 10**6, file=sys.stderr)", "passed")),
-    ],
-)
+@pytest.mark.parametrize(("code", "verdict"), TABLES["programs"])
 def test_programs(code: str, verdict: Verdict) -> None:
     assert grade(PROGRAM, code).verdicts == (verdict,)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "from dataclasses import dataclass\n@dataclass\nclass P:\n    n: int\ndef echo(n):\n    return P(n).n",
-        "print('noise')\ndef echo(n):\n    print(n)\n    return n",
-        "def echo(n):\n    return n\nif __name__ == '__main__':\n    echo(input())",
-        "from __future__ import annotations\ndef echo(n: int) -> int:\n    return n",
-        "import numpy\ndef echo(n):\n    return numpy.int64(n)",
-        "echo = lambda n: float(n)",
-        "class _Echo:\n    def __call__(self, n):\n        return n\necho = _Echo()",
-    ],
-)
+@pytest.mark.parametrize("code", TABLES["honest"])
 def test_honest_ways_to_write_a_function(code: str) -> None:
     assert grade(ECHO, code).correct
 
 
 def test_methods_named_arguments_and_setup() -> None:
-    problem = Problem(
-        entry_point="Solution().add",
-        setup="from typing import List",
-        cases=(call_of([[1, 2]], {"more": (3, {4})}, [1, 2, 3, {4}]),),
-    )
-    code = (
-        "class Solution:\n    def add(self, items: List[int], more) -> List[int]:\n        return items + list(more)\n"
-    )
-    assert grade(problem, code).correct
+    cases = (call_of([[1, 2]], {"more": (3, {4})}, [1, 2, 3, {4}]),)
+    problem = Problem(entry_point="Solution().add", setup="from typing import List", cases=cases)
+    method = "def add(self, items: List[int], more) -> List[int]:\n        return items + list(more)"
+    assert grade(problem, f"class Solution:\n    {method}\n").correct
 
 
 @pytest.mark.parametrize("value", [None, True, -3, 2**64, -(2**200), 0.1, float("inf"), "é\ud800\n", [], (1, [2]), {1}])
@@ -153,12 +106,8 @@ def test_nothing_of_the_tests_is_inside(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(shared_sandbox(), "run", watched)
     grade(problem, "def f(n): return n")
-    assert len(sent) == 2
     assert secret not in "".join(sent)
-    assert [["((1,)" in text, "((2,)" in text] for text in sorted(sent, key=lambda text: "((2,)" in text)] == [
-        [True, False],
-        [False, True],
-    ]
+    assert sorted(("((1,)" in text, "((2,)" in text) for text in sent) == [(False, True), (True, False)]
 
 
 def test_what_is_sent_along_asks_for_no_large_interpreter() -> None:

@@ -1,9 +1,11 @@
 """Math-v0 and MathPython-v0: what is rewarded, the sample's answers, and the contract."""
 
+import functools
 import itertools
 import json
 import math
 import re
+import tomllib
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -21,21 +23,6 @@ from agentrl.grading.latex import same_answer
 pytestmark = pytest.mark.usefixtures("graders")
 IDS = ("agentrl/Math-v0", "agentrl/MathPython-v0")
 x, n = sympy.symbols("x n")
-
-
-def primes(limit: int) -> list[int]:
-    return [k for k in range(2, limit) if all(k % d for d in range(2, math.isqrt(k) + 1))]
-
-
-def stops(passengers: int) -> int:
-    for _ in range(3):
-        passengers = passengers - passengers // 4 + 16
-    return passengers
-
-
-def trailing_zeros(number: int) -> int:
-    text = str(math.factorial(number))
-    return len(text) - len(text.rstrip("0"))
 
 
 def chance(hits: Callable[..., bool], *ranges: range) -> Fraction:
@@ -56,11 +43,11 @@ CHECKS: dict[str, object] = {
     "int-04": len(set(itertools.permutations("LEVEL"))),
     "int-05": math.gcd(1071, 462),
     "int-06": sum(k % 3 == 0 or k % 5 == 0 for k in range(1, 1001)),
-    "int-07": sum(p for p in primes(100) if p > 9 and p % 10 == 3),
+    "int-07": sum(p for p in sympy.primerange(10, 100) if p % 10 == 3),
     "int-08": sum((9 - side) ** 2 for side in range(1, 9)),
-    "int-09": next(k for k in range(1, 100) if trailing_zeros(k) == 7),
+    "int-09": next(k for k in range(1, 100) if str(math.factorial(k)).endswith("0" * 7)),
     "int-10": sum(not mask & (mask << 1) for mask in range(1024)),
-    "int-11": stops(256),
+    "int-11": functools.reduce(lambda passengers, _: passengers - passengers // 4 + 16, range(3), 256),
     "int-12": (pow(3, 2024, 10) + pow(2, 2024, 10)) % 10,
     "frac-01": chance(lambda a, b: a + b == 8, range(1, 7), range(1, 7)),
     "frac-02": Fraction(2, 10) + Fraction(7, 90),
@@ -87,7 +74,7 @@ CHECKS: dict[str, object] = {
     "ival-05": where(lambda v: v != -2 and (v - 1) / (v + 2) >= 0),
     "ival-06": where(lambda v: v > 0 and v <= 2**3),
     "set-01": {v for v in range(-9, 10) if v**3 == 4 * v},
-    "set-02": {p for p in primes(100) if 2310 % p == 0},
+    "set-02": {p for p in sympy.primerange(100) if 2310 % p == 0},
     "set-03": {v for v in range(-20, 20) if v != -1 and 6 % (v + 1) == 0 and 6 // (v + 1) > 1},
     "set-04": {v * v % 8 for v in range(8)},
     "set-05": set(sympy.solveset(2 * sympy.cos(x) - 1, x, sympy.Interval.Ropen(0, 2 * sympy.pi))),
@@ -158,41 +145,22 @@ def test_the_sample() -> None:
             assert agentrl.make(env_id, split=split).task_set.size == size
 
 
-@pytest.mark.parametrize(
-    ("text", "reward"),
-    [
-        *((r"\boxed{8\sqrt{2}}", 1.0), (r"It is $\boxed{8 \sqrt2}$.", 1.0)),
-        *((r"\boxed{1}, no: \boxed{8\cdot\sqrt{2}}", 1.0), (r"<think>\boxed{1}</think>\boxed{8\sqrt{2}}", 1.0)),
-        *((r"\boxed{8\sqrt{2}} or \boxed{1}", 0.0), (r"<think>\boxed{8\sqrt{2}}</think>I do not know.", 0.0)),
-        *((r"\boxed{\sqrt{50} + \sqrt{18}}", 0.0), (r"\boxed{ \sqrt {50}+\sqrt{18} }", 0.0), (r"8\sqrt{2}", 0.0)),
-        *((r"\boxed{}", 0.0), (r"\boxed{8\sqrt{2}", 0.0), (r"\boxed{" + "9" * 100_000 + "}", 0.0)),
-        *((r"\boxed{9^{9^{9^9}}}", 0.0), ("", 0.0)),
-    ],
-)
+TABLES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("math.toml").read_text())
+REWARDED = [(text, reward) for reward, texts in ((1.0, TABLES["right"]), (0.0, TABLES["wrong"])) for text in texts]
+
+
+@pytest.mark.parametrize(("text", "reward"), [*REWARDED, (r"\boxed{" + "9" * 100_000 + "}", 0.0)])
 def test_what_is_rewarded(text: str, reward: float) -> None:
     env = Math(split="test")
     env.reset(seed=0, options={"task": "surd-01"})
     assert env.step(text)[1:4] == (reward, True, False)
 
 
-UNWORKED = {
-    "int-01": r"\{14\cdot18-197\}\cup\emptyset",
-    **{"int-11": r"\{((256\cdot3/4+16)\cdot3/4+16)\cdot3/4+16\}\cup\emptyset", "frac-02": r"0.2\overline{7}"},
-    **{"frac-04": r"x\in\{3/(7/4-1/2)\}\cup\emptyset", "surd-01": r"0+\sqrt{50} + \sqrt{18}"},
-    **{"surd-02": r"\sqrt{4^2+6^2}", "surd-04": r"\frac{4}{-1+\sqrt5}", "pi-01": r"\pi(10\pi/(2\pi))^2"},
-    **{"pi-03": r"\arcsin\frac{\sqrt3}{2}", "pi-04": r"\arctan 1-\arctan(-1)", "ival-01": "6-5x+x^2<0"},
-    **{"ival-02": r"9-x^2\ge 0", "ival-03": r"|1-2x|\le 5", "ival-05": r"\frac{x-1}{2+x}\ge 0"},
-    **{"ival-06": r"3\ge\log_2 x", "poly-01": "(x^2+2x+4)(x-2)", "poly-02": r"\frac{3-8x+3x^2+2x^3}{x+3}"},
-    **{"poly-03": r"\frac{d}{dx}x^4-\frac{d}{dx}3x^2+\frac{d}{dx}5x", "poly-04": "(x+4)(x-7)"},
-}
-"""What restates a problem of the sample, or leaves its work to the reader, and has the right value."""
-
-
-@pytest.mark.parametrize("task", UNWORKED)
-def test_an_unworked_answer_scores_nothing(task: str) -> None:
+@pytest.mark.parametrize(("task", "answer"), TABLES["unworked"].items())
+def test_an_unworked_answer_scores_nothing(task: str, answer: str) -> None:
     env = Math(split=next(row["split"] for row in sample() if row["id"] == task))
     env.reset(seed=0, options={"task": task})
-    assert env.step(rf"\boxed{{{UNWORKED[task]}}}")[1] == 0.0
+    assert env.step(rf"\boxed{{{answer}}}")[1] == 0.0
 
 
 def test_python_helps_and_a_box_beside_a_call_is_no_answer() -> None:
@@ -217,15 +185,11 @@ def test_gold_is_perfect(env_id: str) -> None:
 def test_arguments_reach_the_data(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"text": "What is 1+1?", "value": 2}\n{"text": ""}\n')
-    env = agentrl.make(IDS[0], data=str(path), columns={"prompt": "text", "answer": "value"}, skip_bad_rows=True)
+    options = {"data": str(path), "columns": {"prompt": "text", "answer": "value"}, "skip_bad_rows": True}
     with pytest.warns(UserWarning, match=r"mine\.jsonl line 2 has no problem in 'text'"):
-        assert env.reset(seed=0)[0][-1]["content"] == "What is 1+1?"
-    other = agentrl.make(
-        IDS[1], split="test", data=str(path), columns={"prompt": "text", "answer": "value"}, skip_bad_rows=True
-    )
+        assert agentrl.make(IDS[0], **options).reset(seed=0)[0][-1]["content"] == "What is 1+1?"
     with pytest.raises(UsageError, match=r"no problem of .*mine\.jsonl is in the split 'test': give data="):
-        other.reset(seed=0)
-    other.close()
+        agentrl.make(IDS[1], split="test", **options).reset(seed=0)
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     with pytest.raises(UsageError, match=r"empty\.jsonl has no problem, and the split 'test' is to come from it"):

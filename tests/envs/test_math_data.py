@@ -1,5 +1,6 @@
 """Layouts, bad rows, duplicates and splits of mathematical data sets."""
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ def problems(source: Source) -> dict[str, str]:
     return {task.prompt: task.answer for tasks in load_problems(source).values() for task in tasks}
 
 
-def test_a_boxed_answer_is_what_the_box_holds(write: Write) -> None:
-    assert problems(Source(data=write([{"question": "P", "ground_truth": r"$\boxed{5}$"}]))) == {"P": "5"}
+def refused(data: Any, message: str, error: type[Exception] = UsageError, **options: Any) -> None:
+    """Whether this data is refused with this message."""
+    with pytest.raises(error, match=message):
+        load_problems(Source(data=data, **options))
 
 
 @pytest.mark.parametrize(
@@ -44,8 +47,9 @@ def test_an_id_that_is_not_there_follows_from_the_problem(write: Write) -> None:
 
 def test_columns_can_be_named(write: Write) -> None:
     rows = [{"text": "P", "meta": {"result": "5"}, "key": "k", "answer": "not this"}]
-    columns = (("answer", "meta.result"), ("id", "key"), ("prompt", "text"))
-    (tasks,) = load_problems(Source(data=write(rows), columns=columns)).values()
+    (tasks,) = load_problems(
+        Source(data=write(rows), columns=(("answer", "meta.result"), ("id", "key"), ("prompt", "text")))
+    ).values()
     assert (tasks[0].prompt, tasks[0].answer, tasks[0].id) == ("P", "5", "k")
 
 
@@ -60,12 +64,10 @@ def test_columns_can_be_named(write: Write) -> None:
 def test_what_may_belong_to_the_problem_is_not_dropped_without_a_word(write: Write, more: dict[str, Any]) -> None:
     row = {"problem": "P", "answer": "5", "source": "ours", "level": 3, "empty": "", "none": None, **more}
     (name,) = more
-    with pytest.raises(
-        ConfigError, match=rf"may belong to the problem, {name}: say columns=.*: problem, answer, .*{name}"
-    ):
-        load_problems(Source(data=write([row])))
-    with pytest.raises(UsageError, match=rf"line 2 has '{name}', which may belong to the problem"):
-        load_problems(Source(data=write([{"problem": "Q", "answer": "5"}, row])))
+    told = rf"may belong to the problem, {name}: say columns=.*: problem, answer, .*{name}"
+    refused(write([row]), told, ConfigError)
+    told = rf"line 2 has '{name}', which may belong to the problem"
+    refused(write([{"problem": "Q", "answer": "5"}, row]), told)
     named = (("answer", "answer"), ("prompt", "problem"))
     assert problems(Source(data=write([row]), columns=named)) == {"P": "5"}
     if isinstance(more[name], str):
@@ -73,24 +75,25 @@ def test_what_may_belong_to_the_problem_is_not_dropped_without_a_word(write: Wri
         assert problems(Source(data=write([row]), columns=with_it)) == {f"{more[name]}\nP": "5"}
 
 
-def test_a_copy_of_the_problem_is_not_left_over(write: Write) -> None:
-    assert problems(Source(data=write([{"problem": "P", "question": "P", "answer": "5"}]))) == {"P": "5"}
+NOTHING: list[dict[str, Any]] = [
+    *({"question": "P", "ground_truth": r"$\boxed{5}$"}, {"problem": "P", "question": "P", "answer": "5"}),
+    {"passage": None, "question": "P", "options": None, "answer": "5"},
+    {"passage": "", "question": "P", "options": [], "answer": "5"},
+]
+
+
+@pytest.mark.parametrize("row", NOTHING)
+def test_what_adds_nothing_is_not_left_over(write: Write, row: dict[str, Any]) -> None:
+    assert problems(Source(data=write([row]))) == {"P": "5"}
 
 
 ASKED = "Answer with the letter of the right choice."
 
 
-@pytest.mark.parametrize(
-    ("choices", "answer", "shown", "letter"),
-    [
-        (["1", "2", "3"], 2, "(A) 1\n(B) 2\n(C) 3", "C"),
-        (["1", "2"], 1.0, "(A) 1\n(B) 2", "B"),
-        ([1, 2.5], "B", "(A) 1\n(B) 2.5", "B"),
-        (["A)21", "B)22"], "A", "A)21\nB)22", "A"),
-        ({"A": "x", "B": "y"}, "(B)", "(A) x\n(B) y", "B"),
-        ("A) $f(-6)=0$ B) $f(6)=-6$", "B.", "A) $f(-6)=0$ B) $f(6)=-6$", "B"),
-    ],
-)
+CHOICES: list[Any] = tomllib.loads(Path(__file__).with_name("math.toml").read_text())["choices"]
+
+
+@pytest.mark.parametrize(("choices", "answer", "shown", "letter"), CHOICES)
 def test_choices(write: Write, choices: object, answer: object, shown: str, letter: str) -> None:
     row = {"question": "Which?", "options": choices, "answer": answer}
     assert problems(Source(data=write([row]))) == {f"Which?\n\n{shown}\n\n{ASKED}": letter}
@@ -104,8 +107,6 @@ def test_a_letter_beside_the_answer_is_right_as_well(write: Write) -> None:
     # Where the choices have a column of their own, the letter is what is asked for.
     row = {"question": "Which?", "options": ["x", "y"], "answer": "y", "answer_idx": "B"}
     assert list(problems(Source(data=write([row]))).values()) == ["B"]
-    with pytest.raises(UsageError, match="has no letter in 'choice_answer' that can be read"):
-        load_problems(Source(data=write([{"problem": "P", "answer": "1", "choice_answer": "{"}])))
 
 
 @pytest.mark.parametrize(
@@ -118,18 +119,8 @@ def test_a_letter_beside_the_answer_is_right_as_well(write: Write) -> None:
     ids=str,
 )
 def test_choices_that_are_refused(write: Write, choices: object, answer: object) -> None:
-    with pytest.raises(
-        UsageError, match=r"line 1 has (a passage or choices that can't|no answer in 'answer' that can) be"
-    ):
-        load_problems(Source(data=write([{"question": "Which?", "choices": choices, "answer": answer}])))
-
-
-def test_no_choices_and_no_passage(write: Write) -> None:
-    row = {"passage": None, "question": "P", "options": None, "answer": "5"}
-    assert problems(Source(data=write([row, {**row, "question": "Q", "options": [], "passage": ""}]))) == {
-        "P": "5",
-        "Q": "5",
-    }
+    why = r"line 1 has (a passage or choices that can't|no answer in 'answer' that can) be"
+    refused(write([{"question": "Which?", "choices": choices, "answer": answer}]), why)
 
 
 @pytest.mark.parametrize(
@@ -141,24 +132,20 @@ def test_no_choices_and_no_passage(write: Write) -> None:
     ],
 )
 def test_unknown_columns_are_named(write: Write, columns: tuple[tuple[str, str], ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_problems(Source(data=write([{"text": "P", "value": "5"}]), columns=columns))
+    refused(write([{"text": "P", "value": "5"}]), message, ConfigError, columns=columns)
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(
-        ConfigError, match=r"'question': it maps prompt, passage, choices, answer, letter, id to columns"
-    ):
-        Source(columns=(("question", "q"),))
-    with pytest.raises(ConfigError, match=r"needs a data set for test"):
-        Source(data=(("train", "a.jsonl"),))
+    allowed = "'question': it maps prompt, passage, choices, answer, letter, id to columns"
+    refused("", allowed, ConfigError, columns=(("question", "q"),))
+    refused((("train", "a.jsonl"),), "needs a data set for test", ConfigError)
 
 
 BAD: list[object] = [
     *([1], {"problem": "", "answer": "1"}, {"problem": None, "answer": "1"}, {"problem": 5, "answer": "1"}),
     *({"answer": "1"}, {"problem": "no answer"}, {"problem": "none", "answer": None}),
-    *({"problem": "open", "answer": "{1"}, {"problem": "bool", "answer": True}, {"problem": "list", "answer": [1, 2]}),
     {"problem": "blank", "answer": " "},
+    *({"problem": "open", "answer": "{1"}, {"problem": "bool", "answer": True}, {"problem": "list", "answer": [1, 2]}),
     *({"problem": "long" * 6000, "answer": "1"}, {"problem": "long answer", "answer": "1" * 1001}),
     *({"problem": "\ud800", "answer": "1"}, {"problem": "surrogate", "answer": "\ud800"}),
     *({"problem": "not finite", "answer": float("nan")}, {"problem": [{"role": "user"}], "answer": "1"}),
@@ -172,31 +159,27 @@ GOOD = {"problem": "Good", "answer": "1"}
 
 def test_bad_rows_are_refused_by_place(write: Write) -> None:
     for bad in [*BAD[:-2], BAD[-1]]:
-        with pytest.raises(UsageError, match=r"1 bad row: data\.jsonl line 2 .*skip_bad_rows=True"):
-            load_problems(Source(data=write([GOOD, bad])))
+        refused(write([GOOD, bad]), r"1 bad row: data\.jsonl line 2 .*skip_bad_rows=True")
 
 
 def test_bad_rows_are_skipped_and_counted(write: Write) -> None:
     path = write([GOOD, *BAD])
-    with pytest.raises(UsageError, match=r"22 bad rows: data\.jsonl line 2 .* …"):
-        load_problems(Source(data=path))
+    refused(path, r"22 bad rows: data\.jsonl line 2 .* …")
     with pytest.warns(UserWarning, match=r"22 bad rows left out: data\.jsonl line 2"):
         assert problems(Source(data=path, skip_bad_rows=True)) == {"Good": "1", "good": "2"}
 
 
-def test_solutions_need_a_box(write: Write) -> None:
-    rows = [{"problem": "P", "solution": r"\boxed{1}"}, {"problem": "Q", "solution": "It is 2."}]
-    with pytest.raises(UsageError, match=r"line 2 has no answer in 'solution'"):
-        load_problems(Source(data=write(rows)))
-
-
-def test_repeated_problems_and_ids(write: Write) -> None:
-    rows = [{"id": 1, "problem": "P", "answer": "1"}, {"id": 2, "problem": "P ", "answer": "2"}]
-    with pytest.raises(UsageError, match=r"line 2 repeats the problem of data\.jsonl line 1, with another answer"):
-        load_problems(Source(data=write(rows)))
-    rows = [{"id": 1, "problem": "P", "answer": "1"}, {"id": 1, "problem": "Q", "answer": "2"}]
-    with pytest.raises(UsageError, match=r"line 2 has the id '1' of an earlier one"):
-        load_problems(Source(data=write(rows)))
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"problem": "P", "answer": "1", "choice_answer": "{"}], "has no letter in 'choice_answer' that can be read"),
+        ([{"problem": "P", "solution": "It is 2."}], "line 1 has no answer in 'solution'"),
+        ([GOOD, {"problem": "Good ", "answer": "2"}], r"line 2 repeats .* of data\.jsonl line 1, with another answer"),
+        ([{"id": 1, **GOOD}, {"id": 1, "problem": "Q", "answer": "2"}], "line 2 has the id '1' of an earlier one"),
+    ],
+)
+def test_rows_that_are_refused(write: Write, rows: list[object], message: str) -> None:
+    refused(write(rows), message)
 
 
 def test_one_source_is_divided_by_its_problems(write: Write) -> None:
@@ -215,25 +198,20 @@ def test_two_files_share_no_problem(write: Write) -> None:
     train = write([{"problem": "P", "answer": "1"}, {"problem": "Q", "answer": "2"}], "train.jsonl")
     test = write([{"problem": "Q ", "answer": "2"}], "test.jsonl")
     data = (("test", test), ("train", train))
-    with pytest.raises(UsageError, match=r"train\.jsonl line 2 repeats the problem of test\.jsonl line 1"):
-        load_problems(Source(data=data))
+    refused(data, r"train\.jsonl line 2 repeats the problem of test\.jsonl line 1")
     with pytest.warns(UserWarning, match=r"1 bad row left out: train\.jsonl line 2"):
         tasks = load_problems(Source(data=data, skip_bad_rows=True))
-    assert [task.prompt for task in tasks["train"]] == ["P"]
-    assert [task.prompt for task in tasks["test"]] == ["Q"]
+    assert [[task.prompt for task in tasks[split]] for split in ("train", "test")] == [["P"], ["Q"]]
 
 
 def test_files_of_one_name_are_two_files(write: Write, tmp_path: Path) -> None:
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
-    train = write(
-        [{"id": 1, "problem": "P", "answer": "1"}, {"id": 2, "problem": "Q", "answer": "2"}], "train/set.jsonl"
-    )
+    train = write([{"id": 1, "problem": "P", "answer": "1"}], "train/set.jsonl")
     data = (("test", write([{"id": 1, "problem": "R", "answer": "3"}], "test/set.jsonl")), ("train", train))
-    assert problems(Source(data=data)) == {"P": "1", "Q": "2", "R": "3"}
-    data = (("test", write([{"id": 3, "problem": "P", "answer": "1"}], "test/set.jsonl")), ("train", train))
-    with pytest.raises(UsageError, match=r"1 bad row: set\.jsonl line 1 repeats the problem of set\.jsonl line 1"):
-        load_problems(Source(data=data))
+    assert problems(Source(data=data)) == {"P": "1", "R": "3"}
+    write([{"id": 3, "problem": "P", "answer": "1"}], "test/set.jsonl")
+    refused(data, r"1 bad row: set\.jsonl line 1 repeats the problem of set\.jsonl line 1")
 
 
 def test_a_file_is_read_once_until_it_changes(write: Write) -> None:
@@ -250,9 +228,9 @@ def test_folders_and_their_splits(write: Write, tmp_path: Path) -> None:
     for split in ("train", "test"):
         write([{"question": f"{split} {i}", "answer": f"#### {i}"} for i in range(3)], f"set/{split}.jsonl")
     folder = str(tmp_path / "set")
-    tasks = load_problems(Source(data=(("test", folder), ("train", folder))))
-    assert [task.prompt for task in tasks["test"]] == ["test 0", "test 1", "test 2"]
-    assert [task.prompt for task in tasks["train"]] == ["train 0", "train 1", "train 2"]
-    turned = Source(data=(("test", folder), ("train", folder)), split=(("test", "train"), ("train", "test")))
+    both = (("test", folder), ("train", folder))
+    for split, tasks in load_problems(Source(data=both)).items():
+        assert [task.prompt for task in tasks] == [f"{split} 0", f"{split} 1", f"{split} 2"]
+    turned = Source(data=both, split=(("test", "train"), ("train", "test")))
     assert load_problems(turned)["test"][0].prompt == "train 0"
     assert set(problems(Source(data=folder, split="test"))) == {"test 0", "test 1", "test 2"}

@@ -47,12 +47,16 @@ def played(env: ReasoningGym, text: str, index: int = 0) -> float:
     return env.step(text)[1]
 
 
+def printed(code: str) -> str:
+    """What a Python without our settings prints."""
+    surroundings = {"PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(command, env=surroundings, capture_output=True, text=True, check=True).stdout
+
+
 def test_the_names_are_the_library_s() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", "from reasoning_gym.factory import DATASETS; print(*sorted(DATASETS))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert set(TASKS) == set(run.stdout.split()) - {"composite"}
+    names = printed("from reasoning_gym.factory import DATASETS; print(*sorted(DATASETS))").split()
+    assert set(TASKS) == set(names) - {"composite"}
     assert len(TASKS) == len(set(TASKS)) == 105
 
 
@@ -60,12 +64,7 @@ def test_every_task_is_registered_without_the_library() -> None:
     assert {f"reasoning-gym/{name}-v0" for name in TASKS} <= set(gymnasium.registry)
     assert {f"reasoning-gym/{name}-v0" for name in TASKS} <= set(agentrl.list_envs())
     code = "import sys, gymnasium, agentrl; env = gymnasium.make('reasoning-gym/chain_sum-v0').unwrapped; env.reset()\n"
-    code += "env.close(); print('reasoning_gym' in sys.modules)"
-    surroundings = {"PYTHONPATH": ":".join(sys.path)}
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env=surroundings, capture_output=True, text=True, check=True
-    )
-    assert run.stdout == "False\n"
+    assert printed(f"{code}env.close(); print('reasoning_gym' in sys.modules)") == "False\n"
 
 
 def test_a_machine_without_the_library_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,10 +79,8 @@ def test_wrong_names_and_settings() -> None:
         agentrl.make("reasoning-gym/chain_sums-v0")
     with pytest.raises(UnknownNameError, match="did you mean 'gcd'"):
         ReasoningGym(name="gcdd")
-    for settings, problem in (
-        *(({"min_term": 3}, "min_term"), ({"min_terms": -3}, "must be positive"), ({"min_terms": "a"}, "chain_sum")),
-        ({"min_terms": object()}, "must be a number"),
-    ):
+    wrong = {"min_term": 3}, {"min_terms": -3}, {"min_terms": "a"}, {"min_terms": object()}
+    for settings, problem in zip(wrong, ("min_term", "must be positive", "chain_sum", "must be a number"), strict=True):
         with pytest.raises(ConfigError, match=problem):
             env("chain_sum", **settings)
 
@@ -106,11 +103,8 @@ def test_splits_share_no_question() -> None:
     for name in ("gcd", "letter_counting"):
         prompts = {split: {env(name, split=split).task_set[i].prompt for i in range(60)} for split in ("train", "test")}
         assert not prompts["train"] & prompts["test"]
-        assert all(
-            split_of(f"reasoning-gym {prompt}", worker.TEST_SHARE) == split
-            for split in prompts
-            for prompt in prompts[split]
-        )
+        for split in prompts:
+            assert {split_of(f"reasoning-gym {one}", worker.TEST_SHARE) for one in prompts[split]} == {split}
 
 
 def test_too_few_questions_are_an_error_and_no_endless_search(library: Library) -> None:
@@ -153,6 +147,7 @@ def test_the_tool_is_optional() -> None:
 
 
 HOSTILE = (
+    "1" * (MAX_CHARS + 1),
     *("__import__('os')._exit(0)", "().__class__", "[exit() for _ in [0]]", "open('/etc/passwd').read()", "x" * 19_000),
     *("9**9**9**9", "9" * 19_000, "1e999999999", "1e99999999999999", "1/1e10", "[" * 9000, "[" * 9000 + "]" * 9000),
     *("{" * 9000, '{"a":' * 3000, "(" * 9000, "nan", "inf", "-inf", "\x00", "\ud800", "1" + "0" * 4400, "a," * 9000),
@@ -212,29 +207,18 @@ def test_an_answer_that_takes_too_long_is_wrong_and_breaks_nothing(monkeypatch: 
     assert worker.score("chain_sum", "{}", 5, "12") == {"score": 0.0}
 
 
-def test_an_answer_that_is_too_long_is_wrong(library: Library) -> None:
-    asked = library.question("chain_sum", {}, "train", 0)
-    assert library.score("chain_sum", {}, asked.place, "1" * (MAX_CHARS + 1)) == 0.0
-
-
 def test_a_process_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Library()
+    made: Any = Library()
     asked = made.question("gcd", {}, "train", 0)
-    process = made._process
-    assert process is not None
-    process.kill()
-    process.wait()
+    made._process.kill()
+    made._process.wait()
     assert made.question("gcd", {}, "train", 0) == asked
-    process = made._process
-    assert process is not None and process.stdin is not None
-    process.stdin.write("no request\n")  # it ends over it
+    made._process.stdin.write("no request\n")  # it ends over it
     assert made.question("gcd", {}, "train", 0) == asked
     with pytest.raises(InfrastructureError, match="ended before it replied"):
         made._ask(do="nothing")
     made.question("gcd", {}, "train", 0)
-    process = made._process
-    assert process is not None and process.stdout is not None
-    monkeypatch.setattr(process.stdout, "readline", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(made._process.stdout, "readline", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         made.question("gcd", {}, "train", 7)
     assert made.question("gcd", {}, "train", 0) == asked  # and not what was asked before

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agentrl.grading.formulas import FUNCTIONS, MAX_CHARS, Formula, Unreadable, parse, parts, write
 from agentrl.grading.values import MAX_BITS, same_number, value
 
-TABLES: dict[str, list[list[str]]] = tomllib.loads(Path(__file__).with_name("answers.toml").read_text())
+TABLES: dict[str, list[Any]] = tomllib.loads(Path(__file__).with_name("answers.toml").read_text())
 HALF = Fraction(1, 2)
 leaves = st.one_of(st.integers(0, 99).map(Fraction), st.just("x"))
 formulas: st.SearchStrategy[Formula] = st.recursive(
@@ -62,10 +62,7 @@ def test_what_is_written_is_read_again(formula: Formula) -> None:
     assert value(read(write(formula)), {"x": HALF}) == expected == value_of_python(write(formula), HALF)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["1+2*3", "2-3-4", "2/3/4", "2/3*4", "-2**2", "2**-1*3", "2*-3+1", "2**3**2", "--5", "-x*3-1", "(1+2)*-(3-x)"],
-)
+@pytest.mark.parametrize("text", TABLES["python"])
 def test_python_is_read_as_python_reads_it(text: str) -> None:
     assert value(read(text), {"x": HALF}) == value_of_python(text, HALF)
 
@@ -78,12 +75,13 @@ def test_latex_means_what_python_says(text: str, python: str) -> None:
 
 
 REFUSED = [
-    *("", " ", "1 2", "x 2", r"1\frac{1}{2}", "1..2", "1_000", "0x10", "5e3.2", "1,000", "x!", "5%", "|x|", "x=1"),
-    *("(x", "x)", "{x)", "^2", "2^", "*3", r"\frac{1}", r"\frac12x}", r"\sqrt", r"\sin", r"\sin^{-1} x", r"\sin^x x"),
-    *("__import__('os')", "x.real", "lambda: x", "x if x else 1", "[x]", "x//2", "x<<2", "'x'", "z", "sinh(x)", "open"),
-    *("(" * 100 + "x" + ")" * 100, "-" * 200 + "1", "^".join("2" * 100), "1" * (MAX_CHARS + 1)),
+    *TABLES["refused"],
+    "(" * 100 + "x" + ")" * 100,
+    "-" * 200 + "1",
+    "^".join("2" * 100),
+    "1" * (MAX_CHARS + 1),
     "\N{ARABIC-INDIC DIGIT ONE}",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:20])
@@ -99,52 +97,27 @@ def test_only_allowed_names_and_functions_are_read() -> None:
             parse(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        *((r"\sqrt{2}", math.sqrt(2)), ("e", math.e), ("pi", math.pi), (r"\ln 3", math.log(3)), ("e^2", math.e**2)),
-        *(("2^{1/2}", math.sqrt(2)), ("sin(1)+cos(2)*tan(3)", math.sin(1) + math.cos(2) * math.tan(3))),
-    ],
-)
-def test_irrational_values(text: str, number: float) -> None:
-    assert float(value(read(text))) == pytest.approx(number, rel=1e-14)
+@pytest.mark.parametrize(("text", "python"), TABLES["irrational"])
+def test_irrational_values(text: str, python: str) -> None:
+    assert float(value(read(text))) == pytest.approx(eval(python, vars(math).copy()), rel=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        *((r"\sqrt{\frac{9}{4}}", Fraction(3, 2)), ("0.1+0.2", Fraction(3, 10)), ("exp(0)", 1), ("log(1)", 0)),
-        *(("sin(0)", 0), ("cos(0)", 1), ("tan 0", 0), ("4^{1/2}", 2), ("2^{-2}", Fraction(1, 4)), ("0^0", 1)),
-    ],
-)
-def test_rational_values_stay_exact(text: str, number: Fraction) -> None:
+@pytest.mark.parametrize(("text", "number"), TABLES["rational"])
+def test_rational_values_stay_exact(text: str, number: str) -> None:
     found = value(read(text))
-    assert isinstance(found, Fraction)
-    assert found == number
+    assert isinstance(found, Fraction) and found == Fraction(number)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("1/0", "0^{-1}", "1/(x-x)", "sqrt(-1)", "log(0)", "log(-x)", "(-8)^{1/3}", "0^{1/3}", "9^9^9^9"),
-        *("exp(exp(exp(9)))", "exp(-exp(exp(9)))", "e^{10^9}", f"2^{{{MAX_BITS}}}*4", "(1/3)^{4000}", "2^{100000}"),
-        *("e^{e^{e^e}}", "(10^{-1000})^{99}", "exp(1)^{99999}", "pi^{pi^{pi^pi}}"),
-    ],
-)  # fmt: skip
+UNBOUNDED = [*TABLES["unbounded"], f"2^{{{MAX_BITS}}}*4"]
+
+
+@pytest.mark.parametrize("text", UNBOUNDED)
 def test_values_out_of_bounds(text: str) -> None:
     with pytest.raises(Unreadable):
         value(read(text), {"x": HALF})
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected", "equal"),
-    [
-        *(("2*sqrt(2)", "sqrt(8)", True), ("sin(1)^2 + cos(1)^2", "1", True), ("sin(pi)", "0", True)),
-        *(("e^{-500}", "e^{-501}", False), ("0", "e^{-900}", False)),
-        ("3.14159265358979323846264338327950288419716939937510582097494459", "pi", False),
-        *(("355/113 + 0*sqrt(2)", "pi", False), ("0.5", "1/2", True)),
-    ],
-)
+@pytest.mark.parametrize(("answer", "expected", "equal"), TABLES["numbers"])
 def test_equal_values(answer: str, expected: str, equal: bool) -> None:
     assert same_number(value(read(answer)), value(read(expected))) is equal
 

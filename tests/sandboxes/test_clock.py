@@ -6,8 +6,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -32,17 +33,10 @@ def test_the_kernel_counts_how_long_a_thread_waits() -> None:
     assert all(0 <= before.get(task, 0.0) <= delay for task, delay in after.items())
 
 
-class Kernel:
-    """A clock and threads' waits that tests set."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.delays: Mapping[int, float] = {}
-
-
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    made = Kernel()
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A clock and threads' waits that tests set."""
+    made = SimpleNamespace(now=100.0, delays={})
     monkeypatch.setattr(clock_module, "time", SimpleNamespace(monotonic=lambda: made.now))
     monkeypatch.setattr(processes, "run_delays", lambda keep: made.delays)
     return made
@@ -53,48 +47,37 @@ def own_time(clock: SessionClock) -> float:
     return next(n for n in range(10**6) if not clock.has_passed(n / 100, ())) / 100
 
 
-def test_an_idle_machine_has_the_plain_clock(kernel: Kernel) -> None:
+@pytest.mark.parametrize(
+    ("steps", "shown"),
+    [
+        # An idle machine has the plain clock.
+        ([(101.0, {2: 0.0}), (102.0, {2: 0.0, 3: 0.0}), (104.5, {})], [1.0, 2.0, 4.5]),
+        # Waits come off. In the end the process has ended, and its successor waited as well.
+        ([(101.0, {2: 0.25}), (102.0, {2: 0.75}), (103.0, {3: 0.5})], [0.75, 1.25, 1.75]),
+        # Of threads that wait for each other the longest wait counts.
+        ([(101.0, dict.fromkeys(range(2, 40), 0.5))], [0.5]),
+        # No wait is saved for later.
+        ([(101.0, {2: 50.0}), (104.0, {2: 50.0})], [1 / STRETCH, 3.0]),
+    ],
+    ids=["idle", "waits", "threads", "later"],
+)
+def test_own_time(kernel: Any, steps: list[tuple[float, dict[int, float]]], shown: list[float]) -> None:
     clock = SessionClock()
-    for kernel.now, kernel.delays in ((101.0, {2: 0.0}), (102.0, {2: 0.0, 3: 0.0}), (104.5, {})):
-        assert own_time(clock) == kernel.now - 100
-
-
-def test_waits_come_off(kernel: Kernel) -> None:
-    clock = SessionClock()
-    kernel.now, kernel.delays = 101.0, {2: 0.25}
-    assert own_time(clock) == 0.75
-    kernel.now, kernel.delays = 102.0, {2: 0.75}
-    assert own_time(clock) == 1.25
-    # The process has ended, and its successor waited as well.
-    kernel.now, kernel.delays = 103.0, {3: 0.5}
-    assert own_time(clock) == 1.75
-
-
-def test_of_threads_that_wait_for_each_other_the_longest_wait_counts(kernel: Kernel) -> None:
-    clock = SessionClock()
-    kernel.now, kernel.delays = 101.0, dict.fromkeys(range(2, 40), 0.5)
-    assert own_time(clock) == 0.5
-
-
-def test_no_wait_is_saved_for_later(kernel: Kernel) -> None:
-    clock = SessionClock()
-    kernel.now, kernel.delays = 101.0, {2: 50.0}
-    assert own_time(clock) == 1 / STRETCH
-    kernel.now = 104.0
-    assert own_time(clock) == 3.0
+    for (kernel.now, kernel.delays), expected in zip(steps, shown, strict=True):
+        assert own_time(clock) == expected
     clock.start()
-    kernel.now = 106.0
+    kernel.now += 2.0
     assert own_time(clock) == 2.0
 
 
-def test_who_waits_for_ever_has_a_bound(kernel: Kernel) -> None:
+def test_who_waits_for_ever_has_a_bound(kernel: Any) -> None:
     clock = SessionClock()
     for second in range(1, 151):
         kernel.now, kernel.delays = 100.0 + second, {2: float(second)}
         assert clock.has_passed(14.99, ()) is (second == 150)
 
 
-def test_what_is_asked_often_is_not_looked_up_each_time(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_asked_often_is_not_looked_up_each_time(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     monkeypatch.setattr(processes, "run_delays", lambda keep: looks.append(kernel.now) or {2: kernel.now - 100})
     clock = SessionClock()
@@ -160,19 +143,15 @@ def crowded(sandbox: Sandbox) -> Generator[Sandbox]:
         os.sched_setaffinity(0, cores)
 
 
-@pytest.mark.slow
-def test_a_program_that_waits_for_a_core_is_no_timeout(crowded: Sandbox) -> None:
-    busy = "while time.process_time() < started + 0.2: pass"
-    result = crowded.run(f"import time\nstarted = time.process_time()\n{busy}", timeout=0.4)
-    assert result.status == "ok"
-    assert result.wall_s > 1.2, "there was no crowd"
+BUSY = "started = time.process_time()\nwhile time.process_time() < started + 0.2: pass"
+CHILD = "until = time.process_time() + 0.04\n    while time.process_time() < until: pass\n    os._exit(0)"
+CHILDREN = f"import os\nfor _ in range(5):\n  pid = os.fork()\n  if pid == 0:\n    {CHILD}\n  os.waitpid(pid, 0)"
 
 
 @pytest.mark.slow
-def test_nor_is_one_whose_children_wait(crowded: Sandbox) -> None:
-    child = "until = time.process_time() + 0.04\n    while time.process_time() < until: pass\n    os._exit(0)"
-    code = f"import os, time\nfor _ in range(5):\n  pid = os.fork()\n  if pid == 0:\n    {child}\n  os.waitpid(pid, 0)"
-    result = crowded.run(code, timeout=0.4)
+@pytest.mark.parametrize("code", [BUSY, CHILDREN], ids=["itself", "its children"])
+def test_a_program_that_waits_for_a_core_is_no_timeout(crowded: Sandbox, code: str) -> None:
+    result = crowded.run(f"import time\n{code}", timeout=0.4)
     assert result.status == "ok"
     assert result.wall_s > 1.2, "there was no crowd"
 

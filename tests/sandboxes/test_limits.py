@@ -21,14 +21,10 @@ def small(sandbox: Sandbox) -> Iterator[Sandbox]:
         yield opened
 
 
-def test_cpu(small: Sandbox) -> None:
+def test_cpu_of_which_a_timeout_may_allow_more(small: Sandbox) -> None:
     result = small.run("while True: pass")
     assert result.status == "timeout" and result.cpu_s < 1
-
-
-def test_a_timeout_replaces_the_cpu_limit(small: Sandbox) -> None:
     busy = "import time\nuntil = time.process_time() + 0.5\nwhile time.process_time() < until: pass"
-    assert small.run(busy).status == "timeout"
     assert small.run(busy, timeout=3).status == "ok"
 
 
@@ -86,10 +82,9 @@ def test_value_and_traceback(small: Sandbox) -> None:
 
 def test_code(small: Sandbox) -> None:
     assert small.run("#" * 10_000).status == "ok"
-    with pytest.raises(ValueError, match="longer than 10000 bytes"):
-        small.run("#" * 10_001)
-    with pytest.raises(ValueError, match="longer than 10000 bytes"):
-        small.run("é" * 5_001)
+    for code in ("#" * 10_001, "é" * 5_001):
+        with pytest.raises(ValueError, match="longer than 10000 bytes"):
+            small.run(code)
 
 
 @pytest.mark.parametrize("name", Limits.__slots__)

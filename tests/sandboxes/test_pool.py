@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError
+from agentrl.sandboxes import Limits, Result, SandboxError
 from agentrl.sandboxes.base import SandboxClosed
 from agentrl.sandboxes.host import zygote
 from agentrl.sandboxes.host.local import LocalSandbox
@@ -21,17 +21,13 @@ from agentrl.sandboxes.host.pool import ZygotePool
 from .conftest import await_ready, below, pid_ones
 
 
-@pytest.mark.parametrize("ready", [0, 1, 3])
-def test_the_pool_has_the_size_that_was_asked_for(ready: int) -> None:
+@pytest.mark.parametrize("ready", [0, 1, 3, None])
+def test_the_pool_has_the_size_that_was_asked_for(ready: int | None) -> None:
+    size = 2 * len(os.sched_getaffinity(0)) if ready is None else ready
     with LocalSandbox(Limits(), ready=ready) as own:
-        await_ready(own, ready)
+        await_ready(own, size)
         assert own.run("6 * 7").value == "42"
-        await_ready(own, ready)
-
-
-def test_default_is_two_for_each_core(sandbox: Sandbox) -> None:
-    with LocalSandbox(Limits()) as own:
-        await_ready(own, 2 * len(os.sched_getaffinity(0)))
+        await_ready(own, size)
     with pytest.raises(ValueError, match="negative"):
         LocalSandbox(Limits(), ready=-1)
 
@@ -151,7 +147,6 @@ def test_a_pool_that_was_closed_says_so() -> None:
     pool.close()
     pool.close()
     assert pool.state == "closed"
-    with pytest.raises(SandboxClosed):
-        pool.take()
-    with pytest.raises(SandboxClosed):
-        pool.start()
+    for call in (pool.take, pool.start):
+        with pytest.raises(SandboxClosed):
+            call()

