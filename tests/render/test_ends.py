@@ -10,12 +10,12 @@ import pytest
 from agentrl.errors import RenderError, UsageError
 from agentrl.render.renderer import Renderer, load_tokenizer
 
-from .conftest import MORE, ids, result
+from .conftest import MORE, ids, result, tokenizer_of
 from .test_stops import CHAT
 
 
 @pytest.fixture
-def save(tokenizer_of: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+def save(tmp_path: Path) -> Callable[..., Any]:
     """Saves a family's tokenizer beside a model's file, and loads it."""
 
     def saved(family: str, ends: Any, file: str = "generation_config.json", template: str | None = None) -> Any:

@@ -14,6 +14,8 @@ import pytest
 
 from agentrl.toolenv.dialects import get_dialect
 
+from .conftest import tokenizer_of
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "templates.md").read_text(encoding="utf-8")
 
@@ -86,7 +88,7 @@ Judge = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def judge(script: ModuleType, tokenizer_of: Callable[..., Any]) -> Judge:
+def judge(script: ModuleType) -> Judge:
     """The verdicts on a family of our own, by conversation."""
 
     def judge(family: str, dialect: str = "fence", template: str | None = None) -> dict[str, Any]:
@@ -203,9 +205,7 @@ class Peer:
         return [*known, *turn, *(token for segment in added for token in segment.token_ids)]
 
 
-def test_peers_are_compared_token_by_token(
-    script: ModuleType, tokenizer_of: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_peers_are_compared_token_by_token(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     import real_templates_peers
 
     from agentrl.render.renderer import Renderer

@@ -43,36 +43,15 @@ def with_template(tokenizer: Any) -> Callable[[str | None], Renderer]:
     return make
 
 
-def test_turns_are_appended_as_the_chat_template_would_write_them(renderer: Renderer) -> None:
-    """Three turns, with tool results, an empty one, and the user speaking up after a tool."""
-    prompt = renderer.prompt([SYSTEM, USER])
-    assert prompt.source == "prompt" and not prompt.trained
-    messages, tokens = [SYSTEM, USER], list(prompt.token_ids)
-    answers = [
-        [result("42")],
-        [result("1"), result(""), result("Traceback:\n  ValueError: é")],
-        [result("7"), Message(role="user", content="And times 3?")],
-    ]
-    for answer in answers:
-        turn = renderer.turn(CALL)
-        segments = renderer.extend(turn, answer)
-        tokens += [*turn, *ids(segments)]
-        messages += [Message(role="assistant", content=CALL), *answer]
-        assert tokens == whole(renderer, messages)
-        assert not any(segment.trained for segment in segments)
-
-
 def test_contents_have_their_own_source(renderer: Renderer) -> None:
     answer = [result("42"), result(""), Message(role="user", content="And now?")]
     segments = renderer.extend(renderer.turn(CALL), answer)
-    assert [segment.source for segment in segments] == ["template", "tool", "template", "prompt", "template"]
-    tokenizer: Any = renderer.tokenizer
-    assert [tokenizer.decode(segment.token_ids) for segment in segments] == [
-        f"\n{START}tool\n",
-        "42",
-        f"{END}\n{START}tool\n{END}\n{START}user\n",
-        "And now?",
-        f"{END}\n{START}assistant\n",
+    assert [(one.source, renderer.tokenizer.decode(one.token_ids)) for one in segments] == [
+        ("template", f"\n{START}tool\n"),
+        ("tool", "42"),
+        ("template", f"{END}\n{START}tool\n{END}\n{START}user\n"),
+        ("prompt", "And now?"),
+        ("template", f"{END}\n{START}assistant\n"),
     ]
 
 
@@ -104,7 +83,6 @@ def test_what_the_policy_sampled_is_read_as_it_is(renderer: Renderer, tokenizer:
 
 @given(st.lists(st.tuples(texts, st.lists(texts, max_size=3)), max_size=3))
 def test_a_conversation_decodes_to_the_templates_text(renderer: Renderer, rounds: list[tuple[str, list[str]]]) -> None:
-    tokenizer: Any = renderer.tokenizer
     tokens, text = list(renderer.prompt([USER]).token_ids), f"{START}user\n{USER['content']}{END}\n{START}assistant\n"
     for turn, outputs in rounds:
         sampled = renderer.turn(turn)
@@ -112,7 +90,7 @@ def test_a_conversation_decodes_to_the_templates_text(renderer: Renderer, rounds
         tokens += [*sampled, *ids(renderer.extend(sampled, [result(output) for output in outputs]))]
         said = [turn, *(f"{START}tool\n{output}" for output in outputs), f"{START}assistant\n"]
         text += f"{END}\n".join(said)
-    assert tokenizer.decode(tokens) == text.encode("utf-8", errors="replace").decode()
+    assert renderer.tokenizer.decode(tokens) == text.encode("utf-8", errors="replace").decode()
 
 
 @pytest.mark.parametrize(
@@ -120,8 +98,6 @@ def test_a_conversation_decodes_to_the_templates_text(renderer: Renderer, rounds
     [
         (None, "refuses these messages"),
         ("{{ raise_exception('no tools here') }}", "no tools here"),
-        (CHAT_TEMPLATE.replace("message['content']", "message['content'] | upper"), "once, in order, as it is"),
-        (CHAT_TEMPLATE.replace("message['content']", "message['content'] * 2"), "once, in order, as it is"),
         (CHAT_TEMPLATE.replace("in messages", "in messages | reverse"), "once, in order, as it is"),
         (CHAT_TEMPLATE.replace("in messages", "in messages if message.role != 'assistant'"), "once, in order"),
         (CHAT_TEMPLATE.replace("<|im_end|>", ""), "does not end the assistant's turn"),
@@ -160,13 +136,8 @@ def test_what_a_template_leaves_out_is_said_by_the_user(
     assert folding.prompt([left_out, USER]) == renderer.prompt([as_user])
     segments = folding.extend([], [left_out, USER])
     assert ids(segments) == ids(renderer.extend([], [as_user]))
-    assert [s.source for s in segments] == [
-        "template",
-        "tool" if role == "tool" else "prompt",
-        "template",
-        "prompt",
-        "template",
-    ]
+    said = "tool" if role == "tool" else "prompt"
+    assert [one.source for one in segments] == ["template", said, "template", "prompt", "template"]
 
 
 def test_a_prompt_that_reorders_messages_is_refused(with_template: Callable[[str], Renderer]) -> None:
@@ -175,7 +146,6 @@ def test_a_prompt_that_reorders_messages_is_refused(with_template: Callable[[str
     renderer = with_template(
         "{% if messages[0].role == 'system' %}" + turned + "{% else %}" + CHAT_TEMPLATE + "{% endif %}"
     )
-    assert renderer.prompt([USER])
     with pytest.raises(RenderError, match="once, in order, as it is"):
         renderer.prompt([SYSTEM, USER])
 
