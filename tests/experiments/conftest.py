@@ -1,17 +1,16 @@
 """The modules of experiments, which are scripts and no package."""
 
 import importlib
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+def load(name: str) -> Any:
     """Import a module of experiments by its name."""
-    monkeypatch.syspath_prepend(EXPERIMENTS)
-    return importlib.import_module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXPERIMENTS)
+        return importlib.import_module(name)
