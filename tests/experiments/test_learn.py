@@ -6,44 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 
 from agentrl.config import load_config
 from agentrl.toolenv.base import Episode, ToolEnv
-from agentrl.toolenv.tasks import TaskList
 from agentrl.train.live import check_run
-from agentrl.types import Message, Task
+from agentrl.types import Message
 
+from ..train.conftest import TOY
 from .conftest import load
 
 arms, learn, schedule, work = map(load, ("arms", "learn", "schedule", "work"))
 
 
-TOY = {"env.id": "test/Toy-v0"}
-SMALL_WARM = {**TOY, "sft.steps": 2, "sft.tasks": 4, "sft.episodes": 4, "eval.tasks": 1}
+SMALL_WARM = {"env.id": "test/Toy-v0", "sft.steps": 2, "sft.tasks": 4, "sft.episodes": 4, "eval.tasks": 1}
 SMALL_WARM |= {"model.tiny.hidden": 16, "model.tiny.layers": 1, "model.tiny.heads": 2}
-SMALL_BASE = {**TOY, "rollout.tasks": 2, "rollout.group_size": 2, "rollout.turn_tokens": 4, "eval.tasks": 1}
-SMALL_BASE |= {"rollout.cut_turns": "answer"}
-
-
-class Toy(ToolEnv):
-    """Any text wins or loses by chance."""
-
-    instructions = "Say it."
-
-    def __init__(self, *, split: str = "train", level: int = 1, max_turns: int = 4) -> None:
-        super().__init__(split=split, max_turns=max_turns)
-        self.level = level
-
-    def tasks(self, split: str) -> TaskList:
-        return TaskList([Task(id=f"{split}:{n}", prompt=f"Say {n}.", answer=str(n)) for n in range(12)])
-
-    def reward(self, episode: Episode) -> dict[str, float]:
-        return {"correct": float(sum(map(ord, episode.final)) % 2)}
-
-    def gold(self, task: Task) -> list[str]:
-        return ["a"]
+SMALL_BASE = {"env.id": "test/Toy-v0", "rollout.tasks": 2, "rollout.group_size": 2, "rollout.turn_tokens": 4}
+SMALL_BASE |= {"rollout.cut_turns": "answer", "eval.tasks": 1}
 
 
 @pytest.fixture
@@ -159,7 +138,9 @@ def test_workers_share_units_and_stop_where_they_are_told(
 def test_a_run_that_is_stopped_while_it_waits_goes_on(
     books: Any, clean_registry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gymnasium.register("test/Toy-v0", entry_point=Toy)
+    toy: dict[str, Any] = {"__name__": __name__}
+    exec(TOY, toy)  # which registers it
+    toy["Toy"].__init__ = lambda self, *, level=1, **options: ToolEnv.__init__(self, **options)
     for known, small in ((arms.WARM, SMALL_WARM), (arms.BASE, SMALL_BASE)):
         for key, value in small.items():
             monkeypatch.setitem(known, key, value)
