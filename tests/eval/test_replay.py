@@ -49,28 +49,19 @@ def test_whatever_was_played_is_played_again_alike(
     assert one.change is None and one.now == one.recorded
 
 
-@pytest.mark.parametrize("stop", [Stop.TURN_CUT, Stop.TOKEN_LIMIT])
-def test_turns_that_were_cut_are_treated_as_they_were(tmp_path: Path, stop: Stop) -> None:
-    ended = replace(play(1, call(1), CutTurn("8", "end")), stop=stop)
-    others = (
-        play(1, CutTurn("8", "answer")),
-        play(1, CutTurn("8", "continue"), "8"),
-        play(1, CutTurn(call(1), "continue")),
-    )
-    assert [one.stop for one in others] == [Stop.TERMINATED, Stop.TERMINATED, Stop.TOKEN_LIMIT]
-    assert [one.change for one in again(save(tmp_path / "e.jsonl", ended, *others))] == [None] * 4
+def test_turns_that_were_cut_are_treated_as_they_were(tmp_path: Path) -> None:
+    turns = ("8", "answer"), ("8", "continue"), (call(1), "continue"), ("8", "end")
+    played = [play(1, call(1), CutTurn(*turn), "8") for turn in turns]
+    assert [one.stop for one in played] == [Stop.TERMINATED, Stop.TERMINATED, Stop.TERMINATED, Stop.TURN_CUT]
+    played += replace(played[-1], stop=Stop.TOKEN_LIMIT), play(1, CutTurn(call(1), "continue"))
+    assert [one.change for one in again(save(tmp_path / "e.jsonl", *played))] == [None] * 6
 
 
 def test_programs_run_again_in_a_fresh_sandbox(tmp_path: Path) -> None:
     code = "```python\n{}\n```".format
     env = make("agentrl/Arithmetic-v0", level=2)
-    turns = [
-        code("x = 6; x"),
-        code("x * 7"),
-        code("import random; random.random(), 1 / 0"),
-        code("open('/tmp/left', 'a').tell()"),
-    ]
-    played = episode(env, env.task_set[3].id, *turns, *env.gold(env.task_set[3]), seed=5)
+    programs = ["x = 6; x", "x * 7", "import random; random.random(), 1 / 0", "open('/tmp/left', 'a').tell()"]
+    played = episode(env, env.task_set[3].id, *map(code, programs), *env.gold(env.task_set[3]), seed=5)
     assert played.turns[1][1][0]["content"] == "42" and played.stop is Stop.TERMINATED
     path = save(tmp_path / "e.jsonl", played, played, env_id="agentrl/Arithmetic-v0", env_args={"level": 2})
     assert [one.change for one in again(path)] == [None, None]
@@ -104,11 +95,8 @@ def test_a_grader_that_changed_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Sums, "right", lambda given, wanted: given == wanted != "8")
     found = again(path, "recorded", regrade=True)
     assert [one.task_id for one in found if one.regraded] == ["train:1"]
-    assert found[1].now and (found[1].recorded.won, found[1].now.won, found[1].now.parts) == (
-        True,
-        False,
-        {"correct": 0},
-    )
+    before, now = found[1].recorded, found[1].now
+    assert now and (before.won, now.won, now.parts) == (True, False, {"correct": 0})
     assert [one.change and one.change.what for one in again(path)] == [None, "reward", None, None]
 
 
