@@ -176,10 +176,8 @@ def test_tokens_to_a_target_lie_on_a_line_between_evaluations() -> None:
 
 def test_settings_are_compared_by_tokens_seed_by_seed() -> None:
     # The second needs half of what the first does, whatever the seed makes of both.
-    first, half = (
-        SweepRow(values=("a",), results=tuple(result((0, 0.0), (tokens, 0.5)) for tokens in needed))
-        for needed in ((200, 400, 900), (100, 200, 450))
-    )
+    first = SweepRow(values=("a",), results=tuple(result((0, 0.0), (tokens, 0.5)) for tokens in (200, 400, 900)))
+    half = SweepRow(values=("b",), results=tuple(result((0, 0.0), (tokens, 0.5)) for tokens in (100, 200, 450)))
     found = half.reached(0.5, first)
     assert found is not None and found.ratio == pytest.approx((0.5, 0.5, 0.5)) and found.seeds == 3
     assert (found.tokens, found.low, found.high) == (250, 100, 450)
