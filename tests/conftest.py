@@ -4,10 +4,12 @@ A tiny model and its tokenizer are shared; what needs torch is imported only whe
 """
 
 import copy
+import importlib
 import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -164,13 +166,26 @@ def sandbox() -> Iterator[Any]:
         yield opened
 
 
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
+def load_script(name: str, folder: str = "scripts") -> Any:
+    """Import a module of a folder of scripts, which is no package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / folder)
+        return importlib.import_module(name)
+
+
+@cache
+def tiny_tokenizer() -> Any:
     """The tiny tokenizer, trained on next to nothing: nearly every byte is a token."""
     from agentrl.models.tiny import make_tokenizer
 
     opening = "system\nuser\nassistant\ntool\nTo use python, write\n```python\ncode\n```"
     return make_tokenizer([opening, "What is 12 + 30?", "```python\nprint(12 + 30)\n```"] * 4, vocab_size=300)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The tiny tokenizer."""
+    return tiny_tokenizer()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Messages to tokens: append-only, the same tokens as the chat template gives, and text that stays text."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from agentrl.models.tiny import CHAT_TEMPLATE, END, PAD, START
 from agentrl.render.renderer import Renderer
 from agentrl.types import Message
 
+from ..conftest import tiny_tokenizer
 from .conftest import USER, ids, result, whole
 
 SYSTEM = Message(role="system", content="To use python, write\n```python\ncode\n```")
@@ -26,21 +26,16 @@ NAMED = """{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name %} {{ m.n
 {% endif %}"""
 
 
-@pytest.fixture(scope="module")
-def renderer(tokenizer: Any) -> Renderer:
-    return Renderer(tokenizer)
+def with_template(template: str | None) -> Renderer:
+    """A renderer of the tiny tokenizer with another chat template."""
+    changed = copy.deepcopy(tiny_tokenizer())
+    changed.chat_template = template
+    return Renderer(changed)
 
 
 @pytest.fixture(scope="module")
-def with_template(tokenizer: Any) -> Callable[[str | None], Renderer]:
-    """Makes a renderer of the tiny tokenizer with another chat template."""
-
-    def make(template: str | None) -> Renderer:
-        changed = copy.deepcopy(tokenizer)
-        changed.chat_template = template
-        return Renderer(changed)
-
-    return make
+def renderer() -> Renderer:
+    return with_template(CHAT_TEMPLATE)
 
 
 def test_contents_have_their_own_source(renderer: Renderer) -> None:
@@ -65,9 +60,7 @@ def test_an_environment_that_says_nothing_gives_the_turn_back(renderer: Renderer
 
 
 @pytest.mark.parametrize("name", [CONTROL, "Zq0x1xq0Z", "a b", "\n", "x" * 65])
-def test_a_tools_name_is_the_models_own_text_and_brings_no_control_token(
-    with_template: Callable[[str], Renderer], name: str
-) -> None:
+def test_a_tools_name_is_the_models_own_text_and_brings_no_control_token(name: str) -> None:
     renderer = with_template(NAMED)
     assert renderer.extend([], [result("42", name=name)]) == renderer.extend([], [result("42", name="unknown")])
     assert renderer.extend([], [result("42", name="py.thon-3")]) != renderer.extend([], [result("42", name="unknown")])
@@ -106,16 +99,12 @@ def test_a_conversation_decodes_to_the_templates_text(renderer: Renderer, rounds
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not end the assistant's turn"),
     ],
 )
-def test_a_template_that_can_not_be_extended_is_refused(
-    with_template: Callable[[str | None], Renderer], template: str | None, reason: str
-) -> None:
+def test_a_template_that_can_not_be_extended_is_refused(template: str | None, reason: str) -> None:
     with pytest.raises(RenderError, match=reason):
         with_template(template)
 
 
-def test_a_template_that_forgets_tools_once_the_user_speaks_is_shown_them_as_the_users_words(
-    with_template: Callable[[str], Renderer], renderer: Renderer
-) -> None:
+def test_a_template_that_forgets_tools_once_the_user_speaks_is_shown_the_users_words(renderer: Renderer) -> None:
     forgetful = CHAT_TEMPLATE.replace(
         "in messages", "in messages if message.role != 'tool' or messages[-1].role == 'tool'"
     )
@@ -126,9 +115,7 @@ def test_a_template_that_forgets_tools_once_the_user_speaks_is_shown_them_as_the
 
 
 @pytest.mark.parametrize("role", ["system", "tool"])
-def test_what_a_template_leaves_out_is_said_by_the_user(
-    with_template: Callable[[str], Renderer], renderer: Renderer, role: Any
-) -> None:
+def test_what_a_template_leaves_out_is_said_by_the_user(renderer: Renderer, role: Any) -> None:
     folding = with_template(CHAT_TEMPLATE.replace("in messages", f"in messages if message.role != '{role}'"))
     left_out = Message(role=role, content="Be brief.")
     as_user = Message(role="user", content=f"Be brief.\n\n{USER['content']}")
@@ -140,7 +127,7 @@ def test_what_a_template_leaves_out_is_said_by_the_user(
     assert [one.source for one in segments] == ["template", said, "template", "prompt", "template"]
 
 
-def test_a_prompt_that_reorders_messages_is_refused(with_template: Callable[[str], Renderer]) -> None:
+def test_a_prompt_that_reorders_messages_is_refused() -> None:
     # Reversed only where there is a system message, so that the renderer itself can be made.
     turned = CHAT_TEMPLATE.replace("in messages", "in messages | reverse")
     renderer = with_template(
@@ -150,9 +137,7 @@ def test_a_prompt_that_reorders_messages_is_refused(with_template: Callable[[str
         renderer.prompt([SYSTEM, USER])
 
 
-def test_a_template_that_trims_contents_trims_what_is_shown_but_not_what_was_sampled(
-    with_template: Callable[[str], Renderer], renderer: Renderer
-) -> None:
+def test_a_template_that_trims_contents_trims_what_is_shown_but_not_what_was_sampled(renderer: Renderer) -> None:
     trimming = with_template(CHAT_TEMPLATE.replace("message['content']", "(message['content'] | trim)"))
     padded, trimmed = (Message(role="user", content=content) for content in (" hi \n", "hi"))
     assert trimming.prompt([padded]) == renderer.prompt([trimmed])
@@ -160,9 +145,7 @@ def test_a_template_that_trims_contents_trims_what_is_shown_but_not_what_was_sam
     assert trimming.turn(" hi ") == renderer.turn(" hi ") and trimming.text(renderer.turn(" hi ")) == " hi "
 
 
-def test_blanks_before_the_end_of_a_turn_belong_to_its_end(
-    with_template: Callable[[str], Renderer], tokenizer: Any
-) -> None:
+def test_blanks_before_the_end_of_a_turn_belong_to_its_end(tokenizer: Any) -> None:
     renderer = with_template(CHAT_TEMPLATE.replace("<|im_end|>", "\n<|im_end|>"))
     turn = renderer.turn(CALL)
     assert tokenizer.decode(turn) == f"{CALL}\n{END}"
