@@ -141,9 +141,7 @@ def test_later_words_win(tmp_path: Path) -> None:
         (["engine.options.memory=0.5"], "vllm", {"memory": 0.5}),
     ],
 )
-def test_options_of_one_engine_do_not_hold_for_another(
-    tmp_path: Path, words: list[str], name: str, options: dict[str, object]
-) -> None:
+def test_options_are_those_of_one_engine(tmp_path: Path, words: list[str], name: str, options: object) -> None:
     engine = load_config(preset="qwen3-4b-tir", overrides=words).engine
     assert (engine.name, engine.options) == (name, options)
     assert with_overrides(load_config(preset="qwen3-4b-tir"), words).engine == engine

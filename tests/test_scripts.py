@@ -121,9 +121,7 @@ def test_an_environment_elsewhere_is_for_this_script_alone(tmp_path: Path) -> No
     ids=["none", "a version manager's stand-in", "too old", "no venv module"],
 )
 @pytest.mark.parametrize("name", ["quickstart.sh", "test.sh"])
-def test_missing_python_is_said_in_one_sentence(
-    clone: Path, tmp_path: Path, scripts: dict[str, str], wanted: str, name: str
-) -> None:
+def test_missing_python_is_said(clone: Path, tmp_path: Path, scripts: dict[str, str], wanted: str, name: str) -> None:
     path = without_python(tmp_path / "bin", scripts)
     shown = bash(f'"{clone}/scripts/{name}"', cwd=tmp_path, PATH=path, PYTHON="")
     assert shown.returncode != 0

@@ -119,9 +119,7 @@ def test_one_that_goes_on_parts_where_the_other_ends(tmp_path: Path) -> None:
         assert found is not None and (found.a, found.b) == texts and found.index == len(a.trajectory.token_ids)
 
 
-def test_hostile_texts_neither_move_the_cursor_nor_leave_their_cell(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hostile_texts_stay_in_their_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = save(tmp_path / "a.jsonl", play(1, "8"), env_args={HOSTILE: 1})
     b = save(tmp_path / "b.jsonl", play(1, HOSTILE), env_args={HOSTILE: HOSTILE})
     page = tmp_path / "page.html"

@@ -80,13 +80,9 @@ def group(wins: int, attempts: int) -> Group:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tasks", "attempts", "mean", "likeness"), [(200, 4, 0.5, 0.3), (100, 32, 0.2, 0.6), (300, 8, 0.3, 0.1)]
-)
-def test_intervals_of_pass_at_k_and_of_majorities_hold_95_times_in_100(
-    tasks: int, attempts: int, mean: float, likeness: float
-) -> None:
-    drawn = wins(tasks, attempts, mean, likeness)
+@pytest.mark.parametrize("case", [(200, 4, 0.5, 0.3), (100, 32, 0.2, 0.6), (300, 8, 0.3, 0.1)])
+def test_intervals_of_pass_at_k_and_of_majorities_hold_95_times_in_100(case: tuple[int, int, float, float]) -> None:
+    drawn, attempts = wins(*case), case[1]
     by_wins = [summarise([group(count, attempts)], best_return=1.0) for count in range(attempts + 1)]
     sizes = {**{f"pass@{k}": (np.array([one.pass_at[k] for one in by_wins]), attempts // k) for k in (2, attempts)},
              "majority": (np.array([one.majority for one in by_wins]), 2)}  # fmt: skip

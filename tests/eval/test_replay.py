@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,9 +42,7 @@ def say(turn: tuple[str, CutTurns | str]) -> str:
 
 
 @given(TURNS, st.sampled_from(["live", "recorded"]))
-def test_whatever_was_played_is_played_again_alike(
-    tmp_path_factory: pytest.TempPathFactory, turns: list[tuple[str, str]], tools: Tools
-) -> None:
+def test_what_was_played_is_played_alike(tmp_path_factory: Any, turns: list[tuple[str, str]], tools: Tools) -> None:
     path = tmp_path_factory.mktemp("replay") / "e.jsonl"
     (one,) = again(save(path, play(1, *map(say, turns), seed=2**40)), tools)
     assert one.change is None and one.now == one.recorded
@@ -134,9 +133,7 @@ def test_a_fault_and_a_bug_are_told_from_changes(tmp_path: Path, monkeypatch: py
         ({"env_args": {"levl": 3}}, "has no argument 'levl'"),
     ],
 )
-def test_a_file_chooses_no_module_and_no_file(
-    here: Path, changes: dict[str, object], wanted: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_chooses_nothing(here: Path, changes: Any, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
     # A module of that name would be found and run.
     (here / "antigravity_of_mine.py").write_text("raise SystemExit('it ran')")
     save(here / "e.jsonl", play(1, "8"), **changes)
@@ -160,9 +157,7 @@ def test_messages_that_are_not_those_of_the_turns_are_refused(tmp_path: Path) ->
             again(save(tmp_path / "e.jsonl", Trajectory(**(fields | broken))))
 
 
-def test_the_command_says_what_it_makes_and_what_changed(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_command_says(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     save(here / "e.jsonl", play(1, "8"), play(2, call(2), "9"), env_args={"max_turns": 3})
     assert main(["replay", "e.jsonl"]) == 0
     out, err = capsys.readouterr()

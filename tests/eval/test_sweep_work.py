@@ -90,9 +90,7 @@ def test_signals_that_end_a_run_are_named(plan: SweepPlan, clock: Clock, number:
 
 
 @pytest.mark.parametrize(("lets_go_s", "code"), [(90, 0), (1e9, 2)])
-def test_run_waits_for_a_process_that_has_no_folder_yet(
-    plan: SweepPlan, clock: Clock, lets_go_s: float, code: int
-) -> None:
+def test_run_waits_for_one_that_has_no_folder(plan: SweepPlan, clock: Clock, lets_go_s: float, code: int) -> None:
     # As a sweep leaves it that was killed while its process was loading PyTorch.
     logs = plan.out / "logs"
     logs.mkdir(parents=True)

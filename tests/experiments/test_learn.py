@@ -113,9 +113,7 @@ def test_a_part_waits_for_the_rates_of_another(books: Any) -> None:
     assert told[1].startswith("D: 0 of 188 runs done, 7") and "part C" in told[1]
 
 
-def test_workers_share_units_and_stop_where_they_are_told(
-    books: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_share_units(books: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[dict[str, Any]] = []
 
     def fake(unit: dict[str, Any], folder: Path, books: Any, place: Path, display: object) -> None:
@@ -135,7 +133,7 @@ def test_workers_share_units_and_stop_where_they_are_told(
     assert not list(tmp_path.glob("C-*")) and not list(tmp_path.glob("W-1001*")), "their folders are gone"
 
 
-def test_a_run_that_is_stopped_while_it_waits_goes_on(
+def test_a_stopped_run_goes_on(
     books: Any, clean_registry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy: dict[str, Any] = {"__name__": __name__}

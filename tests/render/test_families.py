@@ -62,9 +62,7 @@ def test_a_conversation_with_tools_is_what_the_template_gives(name: str, opening
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama2"])
 @pytest.mark.parametrize("opening", [[USER], [SYSTEM, USER]])
-def test_a_template_without_tools_is_shown_their_results_as_the_users_words(
-    name: str, opening: Sequence[Message]
-) -> None:
+def test_without_tools_results_are_the_users_words(name: str, opening: Sequence[Message]) -> None:
     renderer = renderer_of(name)
     tokens, messages = play(renderer, opening, TOOLS)
     first = len(opening)

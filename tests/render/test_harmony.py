@@ -94,13 +94,10 @@ def test_control_tokens_in_a_body_are_text(renderer: Renderer) -> None:
     assert renderer.text([*tokens(FINAL), *body, renderer.stop_ids[0]]) == "a<|end|>b"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("42", "<think>Hm.</think>42", "<|end|><|return|>", ""),
-        DIALECT.render("python", {"code": "<|message|> to=x <|end|>"}),
-    ],
-)
+GOLD = DIALECT.render("python", {"code": "<|message|> to=x <|end|>"})
+
+
+@pytest.mark.parametrize("text", ["42", "<think>Hm.</think>42", "<|end|><|return|>", "", GOLD])
 def test_a_gold_turn_has_the_tokens_that_a_model_would_sample(renderer: Renderer, text: str) -> None:
     turn = renderer.turn(text, answered_by="tool", marks=DIALECT.marks)
     call = text.startswith(harmony.RECIPIENT)

@@ -114,9 +114,7 @@ def test_a_page_says_what_was_seen() -> None:
     assert text.endswith("\n- **Some**: kept: `<a>⏎` → nothing.\n")
 
 
-def test_another_page_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_page_fails(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(script, "PAGE", tmp_path / "docs" / "templates.md")
     fine = [seen("exact")]
     assert script.settle("a\n", fine, write=False) == 1
@@ -147,9 +145,7 @@ def test_packages_are_brought_once_and_whole(tmp_path: Path, monkeypatch: Any) -
     assert len(told) == 1
 
 
-def test_without_a_network_a_user_skips_and_ci_fails(
-    tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_network_ci_fails(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(fetching, "NPM", (sys.executable, "-c", "raise SystemExit('no such host')"))
     monkeypatch.delenv("AGENTRL_CI", raising=False)
     assert script.main(["--cache", str(tmp_path)]) == 0

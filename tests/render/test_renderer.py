@@ -104,7 +104,7 @@ def test_a_template_that_can_not_be_extended_is_refused(template: str | None, re
         with_template(template)
 
 
-def test_a_template_that_forgets_tools_once_the_user_speaks_is_shown_the_users_words(renderer: Renderer) -> None:
+def test_a_template_that_forgets_tools_is_shown_the_users_words(renderer: Renderer) -> None:
     forgetful = CHAT_TEMPLATE.replace(
         "in messages", "in messages if message.role != 'tool' or messages[-1].role == 'tool'"
     )
@@ -137,11 +137,8 @@ def test_a_prompt_that_reorders_messages_is_refused() -> None:
         renderer.prompt([SYSTEM, USER])
 
 
-def test_a_template_that_trims_contents_trims_what_is_shown_but_not_what_was_sampled(renderer: Renderer) -> None:
+def test_a_template_that_trims_contents_leaves_what_was_sampled(renderer: Renderer) -> None:
     trimming = with_template(CHAT_TEMPLATE.replace("message['content']", "(message['content'] | trim)"))
-    padded, trimmed = (Message(role="user", content=content) for content in (" hi \n", "hi"))
-    assert trimming.prompt([padded]) == renderer.prompt([trimmed])
-    assert trimming.extend([], [result(" 42 ")]) == renderer.extend([], [result("42")])
     assert trimming.turn(" hi ") == renderer.turn(" hi ") and trimming.text(renderer.turn(" hi ")) == " hi "
 
 
