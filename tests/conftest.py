@@ -114,29 +114,26 @@ def clean_registry() -> Iterator[None]:
     gymnasium.registry.update(before)
 
 
-def fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:
+def fail_in_ci(report: Any) -> Any:
     """Turn a skip into a failure, so that CI can't pass by missing a piece."""
     # An expected failure is reported as skipped too; it ran, so it may stay.
     if CI and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.outcome = "failed"
         report.longrepr = f"AGENTRL_CI=1 allows no skips: {reason}. Install what is missing, or deselect by marker."
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Look at the outcome of every test."""
-    report = yield
-    fail_in_ci(report)
-    return report
+    return fail_in_ci((yield))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Look at the outcome of importing every test file."""
-    report = yield
-    fail_in_ci(report)
-    return report
+    return fail_in_ci((yield))
 
 
 @pytest.fixture(scope="session")

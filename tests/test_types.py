@@ -57,8 +57,7 @@ def test_what_a_trajectory_derives() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"segments": ()}, "does not begin with a prompt"),
-        ({"segments": (TURN,)}, "does not begin with a prompt"),
+        *(({"segments": segments}, "does not begin with a prompt") for segments in ((), (TURN,))),
         ({"rewards": (1.0,)}, "2 policy segments came with 1 rewards"),
         ({"rewards": (0.0, math.nan)}, "not finite"),
         ({"rewards": (0.0, -1e300)}, r"beyond ±1e\+09: \(0.0, -1e\+300\); give rewards of about 1"),
@@ -104,8 +103,7 @@ def test_only_an_end_is_no_truncation(stop: Stop) -> None:
     ("changes", "message"),
     [
         ({"id": 7}, "id, prompt and answer are .*7.*: make all three texts"),
-        ({"prompt": None}, "make all three texts"),
-        ({"answer": 4}, "make all three texts"),
+        *((text, "make all three texts") for text in ({"prompt": None}, {"answer": 4})),
         ({"data": None}, "the data of task 'a' are None: make them a dict"),
         ({"tags": "level:3"}, "the tags of task 'a' are 'level:3'"),
         ({"tags": (3,)}, "the tags of task 'a' are"),

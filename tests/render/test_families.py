@@ -100,8 +100,7 @@ def test_the_tokens_that_end_a_turn() -> None:
 
 def test_a_turn_that_ended_as_if_somebody_else_spoke_next_keeps_its_end() -> None:
     """What was sampled stays: the role that does speak follows in full."""
-    renderer = renderer_of("glm4")
-    tokenizer: Any = renderer.tokenizer
+    renderer, tokenizer = renderer_of("glm4"), tokenizer_of("glm4")
     wrong = renderer.turn("print(1)", answered_by="user")
     text = tokenizer.decode([*wrong, *ids(renderer.extend(wrong, [result("1")]))])
     assert text == "print(1)<|user|><|observation|>\n<tool_response>\n1\n</tool_response><|assistant|>\n"
@@ -115,8 +114,7 @@ def test_a_turn_that_ended_as_if_somebody_else_spoke_next_keeps_its_end() -> Non
 
 def test_thinking_stays_where_it_was_sampled() -> None:
     """The template shows thinking since the newest question only; prompts that were shown are not rewritten."""
-    renderer = renderer_of("qwen3")
-    tokenizer: Any = renderer.tokenizer
+    renderer, tokenizer = renderer_of("qwen3"), tokenizer_of("qwen3")
     thinking = [(f"<think>\nLet me see.\n</think>\n\n{text}", answers) for text, answers in TOOLS]
     turns = [[*renderer.turn(said)] for said, _ in thinking]
     # Spelled by the turn's writer those tokens stay text; the model samples the real ones.
@@ -171,8 +169,7 @@ def test_deepseeks_results_are_announced_every_time() -> None:
 
 def test_mistrals_system_message_stays_where_it_was_shown() -> None:
     """The template moves it to the newest question, and refuses a second call; results carry ids of nine letters."""
-    renderer = renderer_of("mistral")
-    tokenizer = renderer.tokenizer
+    renderer, tokenizer = renderer_of("mistral"), tokenizer_of("mistral")
     assert list(renderer.prompt([SYSTEM, USER]).token_ids) == whole(renderer, [SYSTEM, USER])
     tokens, messages = play(renderer, [SYSTEM, USER], TOOLS[:1])
     assert tokenizer.decode(tokens) == tokenizer.decode(whole(renderer, messages))
@@ -205,8 +202,7 @@ def test_what_the_template_does_to_contents_is_done_to_them(name: str, padded: s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_text_that_spells_control_tokens_stays_text(name: str) -> None:
-    renderer = renderer_of(name)
-    tokenizer: Any = renderer.tokenizer
+    renderer, tokenizer = renderer_of(name), tokenizer_of(name)
     spelled = [token for token in (*FAMILIES[name].control, *FAMILIES[name].spoken) if token.strip()]
     control = set(tokenizer.convert_tokens_to_ids(spelled))
     unknown = {tokenizer.unk_token_id}
@@ -222,16 +218,14 @@ def test_text_that_spells_control_tokens_stays_text(name: str) -> None:
         shown = [tokenizer.decode(segment.token_ids).strip(' "\n') for segment in contents]
         assert shown in ([text.strip()] * 3, [text.strip().replace('"', '\\"')] * 3)
         assert not set(ids(contents)) & control
-        assert (
-            not set(renderer.turn(text)[:-1]) & control and renderer.text(renderer.turn(text)).rstrip() == text.rstrip()
-        )
+        turn = renderer.turn(text)
+        assert not set(turn[:-1]) & control and renderer.text(turn).rstrip() == text.rstrip()
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
 def test_added_tokens_that_control_nothing_are_text(name: str) -> None:
     """Gemma's HTML tags: the template's own rendering has them as tokens, and so has ours."""
-    renderer = renderer_of(name)
-    tokenizer: Any = renderer.tokenizer
+    renderer, tokenizer = renderer_of(name), tokenizer_of(name)
     text = f"12{''.join(FAMILIES[name].plain)} {FAMILIES[name].eos}"
     tokens, messages = play(renderer, [USER], [("42", [result(text)])])
     harmless = [{**message, "content": message["content"].replace("<eos>", "")} for message in messages]
@@ -258,8 +252,7 @@ def test_a_gold_turn_has_the_tokens_that_a_model_would_sample(family: str, diale
     vocabulary = {token.content for token in tokenizer.added_tokens_decoder.values()}
     wanted = [mark for mark in spoken.marks if mark in vocabulary and mark in call]
     assert bool(wanted) == (family != "mistral")
-    assert [token for token in tokenizer.convert_ids_to_tokens(turn) if token in spoken.marks] == sorted(
-        wanted, key=call.index
-    )
+    found = [token for token in tokenizer.convert_ids_to_tokens(turn) if token in spoken.marks]
+    assert found == sorted(wanted, key=call.index)
     assert turn.count(tokenizer.eos_token_id) <= 1
     assert spoken.parse(renderer.text(turn)) == spoken.parse(call)

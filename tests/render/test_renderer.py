@@ -38,18 +38,6 @@ def renderer() -> Renderer:
     return with_template(CHAT_TEMPLATE)
 
 
-def test_contents_have_their_own_source(renderer: Renderer) -> None:
-    answer = [result("42"), result(""), Message(role="user", content="And now?")]
-    segments = renderer.extend(renderer.turn(CALL), answer)
-    assert [(one.source, renderer.tokenizer.decode(one.token_ids)) for one in segments] == [
-        ("template", f"\n{START}tool\n"),
-        ("tool", "42"),
-        ("template", f"{END}\n{START}tool\n{END}\n{START}user\n"),
-        ("prompt", "And now?"),
-        ("template", f"{END}\n{START}assistant\n"),
-    ]
-
-
 def test_an_environment_that_says_nothing_gives_the_turn_back(renderer: Renderer) -> None:
     turn = renderer.turn(CALL)
     segments = renderer.extend(turn, [])
