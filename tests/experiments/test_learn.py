@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,14 @@ def finished(level: Callable[[dict[str, Any]], float]) -> dict[str, list[dict[st
     return book
 
 
-def test_every_arm_is_a_run_that_can_begin() -> None:
-    load("signed")  # which the arms with such rewards name
+@pytest.fixture
+def signed(clean_registry: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of an environment, which is registered until the test ends."""
+    monkeypatch.delitem(sys.modules, "signed", raising=False)
+    return load("signed")
+
+
+def test_every_arm_is_a_run_that_can_begin(signed: Any) -> None:
     assert (len(arms.LEARNING), len(arms.UPDATING), len(arms.STALE), len(arms.SAME_SIGNED)) == (9, 14, 12, 4)
     for arm in (*arms.LEARNING, *arms.UPDATING, *arms.SAME_SIGNED, *(one for one, _, _ in arms.STALE.values())):
         unit = arm.unit("C", "rates", lr=1e-3, seed=1000, steps=15)
@@ -163,8 +170,8 @@ def test_a_stopped_run_goes_on(
     assert (tmp_path / "warm" / "seed-7" / "model.safetensors").is_file(), "the seed's other arms begin with it"
 
 
-def test_signed_rewards_are_twice_the_others_less_one() -> None:
-    env = load("signed").SignedArithmetic()
+def test_signed_rewards_are_twice_the_others_less_one(signed: Any) -> None:
+    env = signed.SignedArithmetic()
     task = env.task_set[0]
     for answer, wanted in ((task.answer, 1.0), ("nothing", -1.0)):
         said = Message(role="assistant", content=f"\\boxed{{{answer}}}")
