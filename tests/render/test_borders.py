@@ -59,12 +59,12 @@ def test_any_content(name: str, first: str, second: str) -> None:
 
 def test_a_token_that_reaches_over_a_border_is_the_contents() -> None:
     renderer = Renderer(greedy())
-    answers = [Message(role="tool", content="\n42."), Message(role="user", content="Why.")]
+    answers = [result("\n42."), result(""), Message(role="user", content="Why.")]
     segments = renderer.extend(renderer.turn("x"), answers)
     assert [(s.source, renderer.tokenizer.decode(s.token_ids)) for s in segments] == [
         ("template", "<|im_start|>tool"),
         ("tool", ":\n\n42..\n"),
-        ("template", "<|im_end|><|im_start|>user:\n"),
+        ("template", "<|im_end|><|im_start|>tool:\n.\n<|im_end|><|im_start|>user:\n"),
         ("prompt", "Why..\n"),
         ("template", "<|im_end|><|im_start|>assistant:\n"),
     ]
