@@ -4,10 +4,12 @@ A tiny model and its tokenizer are shared; what needs torch is imported only whe
 """
 
 import copy
+import importlib
 import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -112,29 +114,26 @@ def clean_registry() -> Iterator[None]:
     gymnasium.registry.update(before)
 
 
-def fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:
+def fail_in_ci(report: Any) -> Any:
     """Turn a skip into a failure, so that CI can't pass by missing a piece."""
     # An expected failure is reported as skipped too; it ran, so it may stay.
     if CI and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         report.outcome = "failed"
         report.longrepr = f"AGENTRL_CI=1 allows no skips: {reason}. Install what is missing, or deselect by marker."
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Look at the outcome of every test."""
-    report = yield
-    fail_in_ci(report)
-    return report
+    return fail_in_ci((yield))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Look at the outcome of importing every test file."""
-    report = yield
-    fail_in_ci(report)
-    return report
+    return fail_in_ci((yield))
 
 
 @pytest.fixture(scope="session")
@@ -164,13 +163,26 @@ def sandbox() -> Iterator[Any]:
         yield opened
 
 
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
+def load_script(name: str, folder: str = "scripts") -> Any:
+    """Import a module of a folder of scripts, which is no package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / folder)
+        return importlib.import_module(name)
+
+
+@cache
+def tiny_tokenizer() -> Any:
     """The tiny tokenizer, trained on next to nothing: nearly every byte is a token."""
     from agentrl.models.tiny import make_tokenizer
 
     opening = "system\nuser\nassistant\ntool\nTo use python, write\n```python\ncode\n```"
     return make_tokenizer([opening, "What is 12 + 30?", "```python\nprint(12 + 30)\n```"] * 4, vocab_size=300)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The tiny tokenizer."""
+    return tiny_tokenizer()
 
 
 @pytest.fixture(scope="module")

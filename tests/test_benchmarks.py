@@ -3,10 +3,8 @@
 import json
 import shutil
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
@@ -14,22 +12,28 @@ from agentrl.sandboxes import Sandbox
 
 from .forked import Server
 
-Run = Callable[..., CompletedProcess[str]]
+Run = Callable[..., str]
 FOLDER = Path(__file__).resolve().parents[1] / "scripts" / "benchmarks"
 
 
 @pytest.fixture
 def run(server: Server) -> Run:
-    return partial(server.run, cwd=Path("/"))
+    """What a benchmark prints."""
+
+    def run(name: str, *words: str | Path) -> str:
+        done = server.run(FOLDER / name, *words, cwd=Path("/"))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.mark.slow
 @pytest.mark.ci
 def test_sandboxes_are_measured(run: Run, sandbox: Sandbox, tmp_path: Path) -> None:
     numbers = tmp_path / "new" / "sandboxes.json"
-    shown = run(FOLDER / "sandboxes.py", "--quick", "--only", "local", "--json", numbers)
-    assert shown.returncode == 0, shown.stderr
-    assert "failed:" not in shown.stdout, shown.stdout
+    shown = run("sandboxes.py", "--quick", "--only", "local", "--json", numbers)
+    assert "failed:" not in shown, shown
     found = json.loads(numbers.read_text())
     assert all(0 < second < 10 for row in found["seconds"].values() for second in row)
     assert len(found["seconds"]["local: warm cell"]) == 30 and found["seconds"]["python3 -c pass"]
@@ -40,22 +44,18 @@ def test_sandboxes_are_measured(run: Run, sandbox: Sandbox, tmp_path: Path) -> N
 
 def test_the_head_is_measured(run: Run, tmp_path: Path) -> None:
     numbers = tmp_path / "new" / "head.json"
-    shown = run(FOLDER / "head.py", "--quick", "--device", "cpu", "--threads", "1", "--json", numbers)
-    assert shown.returncode == 0, shown.stderr
+    shown = run("head.py", "--quick", "--device", "cpu", "--threads", "1", "--json", numbers)
     found = json.loads(numbers.read_text())
     assert all(len(row) == 2 and all(0 < second < 10 for second in row) for row in found["seconds"].values())
     assert {"ours: forward", "ours: forward + backward", "eager log_softmax: forward"} <= set(found["seconds"])
     promised = [one for one in found["measures"] if one["target"]]
     assert [one["target"] for one in promised] == ["<= 1/20", "<= 1.05", "<= 1.45", "<= 1.05"]
-    assert all(f"| {one['name']} | {one['value']} |" in shown.stdout for one in promised)
+    assert all(f"| {one['name']} | {one['value']} |" in shown for one in promised)
 
 
 def test_long_rows_are_measured(run: Run) -> None:
-    shown = run(
-        FOLDER / "long_context.py", "--tokens", "128", "1100", "--layers", "1", "--hidden", "16", "--heads", "2"
-    )
-    assert shown.returncode == 0, shown.stderr
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.stdout.splitlines()[2:]]
+    shown = run("long_context.py", "--tokens", "128", "1100", "--layers", "1", "--hidden", "16", "--heads", "2")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines()[2:]]
     assert [(row[0], row[1]) for row in rows[:2]] == [("update", "128"), ("update", "1100")] and len(rows) == 8
     assert all(float(cell) > 0 for row in rows for cell in row[1:4])
 
@@ -71,17 +71,15 @@ def test_long_rows_are_measured(run: Run) -> None:
     ],
 )
 def test_engines_and_overlap_are_measured(run: Run, name: str, rows: list[str]) -> None:
-    shown = run(FOLDER / name, "--quick")
-    assert shown.returncode == 0, shown.stderr
-    assert [line.split(" | ")[0] for line in shown.stdout.splitlines()[2:]] == rows
+    shown = run(name, "--quick")
+    assert [line.split(" | ")[0] for line in shown.splitlines()[2:]] == rows
 
 
 @pytest.mark.ray
 def test_larger_fleets_are_simulated(run: Run, require: Callable[[bool, str], None]) -> None:
     require(find_spec("ray") is not None, "needs ray: pip install 'agentrl[ray]'")
-    shown = run(FOLDER / "fleet.py", "--simulate", "--train-tokens", "1e9", "--driver-ms", "20", "--hop-seconds", "0")
-    assert shown.returncode == 0, shown.stderr
-    rows = [line.split(" | ") for line in shown.stdout.splitlines() if line[:3] in ("| 1", "| 2", "| 4", "| 6")]
+    shown = run("fleet.py", "--simulate", "--train-tokens", "1e9", "--driver-ms", "20", "--hop-seconds", "0")
+    rows = [line.split(" | ") for line in shown.splitlines() if line[:3] in ("| 1", "| 2", "| 4", "| 6")]
     assert [row[0] for row in rows] == ["| 1", "| 4", "| 16", "| 64", "| 250", "| 1000"]
     assert rows[0][-1] == "actors |" and rows[-1][-1] == "driver |", "it sends one group after the other"
     assert [float(row[2]) for row in rows] == pytest.approx([0.02 * 128 * int(row[0][2:]) for row in rows], rel=0.01)
@@ -90,9 +88,8 @@ def test_larger_fleets_are_simulated(run: Run, require: Callable[[bool, str], No
 @pytest.mark.slow
 def test_the_viewer_is_measured(run: Run, require: Callable[[bool, str], None]) -> None:
     require(shutil.which("chromium") is not None, "needs chromium")
-    shown = run(FOLDER / "viewer.py", "--quick")
-    assert shown.returncode == 0, shown.stderr
-    assert [line.split(" | ")[0] for line in shown.stdout.splitlines() if "< 3 s" in line] == [
+    shown = run("viewer.py", "--quick")
+    assert [line.split(" | ")[0] for line in shown.splitlines() if "< 3 s" in line] == [
         "| 20 x 60 tokens in 3 turns: first episode shown", "| 1 x 400 tokens in 50 turns: first episode shown"
     ]  # fmt: skip
 
@@ -101,5 +98,5 @@ def test_the_seeds_of_a_quickstart_are_a_table(run: Run, tmp_path: Path) -> None
     rows = [{"step": 0, "success": 0.3, "seconds_run": 20.4}, {"step": 8, "success": 0.955, "seconds_run": 99.6}]
     (tmp_path / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "config.toml").write_text("[run]\nseed = 7\n")
-    shown = run(FOLDER / "quickstart_seeds.py", tmp_path)
-    assert shown.stdout.splitlines()[2:] == ["| 7 | 30.0% (0), 95.5% (8) | 100 |"], shown.stderr
+    shown = run("quickstart_seeds.py", tmp_path)
+    assert shown.splitlines()[2:] == ["| 7 | 30.0% (0), 95.5% (8) | 100 |"]

@@ -28,15 +28,12 @@ def one_sentence(error: BaseException) -> str:
         ("[optimm]\nsteps = 3", "unknown setting 'optimm'; did you mean 'optim'?"),
         ("[optim]\nstep = 3", "unknown setting 'optim.step'; did you mean 'optim.steps'?"),
         ("[optim]\nzzz = 3", "unknown setting 'optim.zzz'; choose one of average, "),
-        ("steps = 3", "unknown setting 'steps'; "),
         ("optim = 3", "setting 'optim' is 3: "),
         ("[optim]\nsteps = '3'", "setting 'optim.steps' is '3': Input should be a valid integer"),
-        ("[optim]\nsteps = true", "setting 'optim.steps' is True: Input should be a valid integer"),
         ("[optim]\nsteps = -1", "greater than or equal to 0"),
         ("[optim]\nlr = 0", "greater than 0"),
         ("[optim]\nlr = inf", "is inf: Input should be a finite number; agentrl config optim says more"),
         ("[optim]\nbetas = [0.9]", "setting 'optim.betas.1'"),
-        ("[optim]\nbetas = [0.9, 2.0]", "setting 'optim.betas.1' is 2.0"),
         ("[optim]\nbetas = [0.9, 1.0]", "setting 'optim.betas.1' is 1.0: Input should be less than 1"),
         ("[model]\ndtype = 'float16'", "no dtype is called 'float16'; did you mean 'bfloat16'?"),
         ("[fleet]\nname = 'rey'", "no fleet is called 'rey'; "),
@@ -89,7 +86,6 @@ def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
     [
         ("optim.steps", "write section.key=value"),
         ("steps=3", "write section.key=value"),
-        ("", "write section.key=value"),
         ("optim.stepz=3", "did you mean 'optim.steps'?"),
         ("optim.steps=", "setting 'optim.steps' is ''"),
         ("optim.steps.more=1", "setting 'optim.steps' is {'more': 1}"),
@@ -124,24 +120,16 @@ def test_presets_parse_and_keep_their_values(name: str) -> None:
 def test_later_words_win(tmp_path: Path) -> None:
     path = tmp_path / "it.toml"
     path.write_text("[optim]\nsteps = 7\nlr = 1\n[env.args]\nlevel = 2\nturns = 3")
-    config = load_config(
-        preset="quickstart",
-        path=path,
-        overrides=["optim.lr=2e-4", "env.args.level=[4, 5]", "env.args.word=plain text", "optim.betas=[0.5, 0]"],
-    )
+    words = ["optim.lr=2e-4", "env.args.level=[4, 5]", "env.args.word=plain text", "optim.betas=[0.5, 0]"]
+    config = load_config(preset="quickstart", path=path, overrides=words)
     assert (config.optim.steps, config.optim.lr, config.optim.betas) == (7, 2e-4, (0.5, 0.0))
-    named = with_overrides(config, ["log.to=['tensorboard']"])
-    assert with_overrides(named, ["log.to.wandb.mode=offline"]).log.to == {
-        "tensorboard": {},
-        "wandb": {"mode": "offline"},
-    }
+    logged = with_overrides(with_overrides(config, ["log.to=['tensorboard']"]), ["log.to.wandb.mode=offline"]).log.to
+    assert logged == {"tensorboard": {}, "wandb": {"mode": "offline"}}
     args = load_config(preset="quickstart").env.args
     assert config.env.args == args | {"level": [4, 5], "turns": 3, "word": "plain text"}
     assert config.model.tiny == load_config(preset="quickstart").model.tiny
-    assert with_overrides(config, ["run.name=other"]).model_dump() == {
-        **config.model_dump(),
-        "run": {**config.model_dump()["run"], "name": "other"},
-    }
+    run = config.run.model_copy(update={"name": "other"})
+    assert with_overrides(config, ["run.name=other"]) == config.model_copy(update={"run": run})
 
 
 @pytest.mark.parametrize(
@@ -153,15 +141,17 @@ def test_later_words_win(tmp_path: Path) -> None:
         (["engine.options.memory=0.5"], "vllm", {"memory": 0.5}),
     ],
 )
-def test_options_of_one_engine_do_not_hold_for_another(
-    tmp_path: Path, words: list[str], name: str, options: dict[str, object]
-) -> None:
+def test_options_are_those_of_one_engine(tmp_path: Path, words: list[str], name: str, options: object) -> None:
     engine = load_config(preset="qwen3-4b-tir", overrides=words).engine
     assert (engine.name, engine.options) == (name, options)
     assert with_overrides(load_config(preset="qwen3-4b-tir"), words).engine == engine
     (tmp_path / "it.toml").write_text(f"[engine]\nname = '{name}'\n")
     of_file = load_config(preset="qwen3-4b-tir", path=tmp_path / "it.toml").engine
     assert of_file.options == ({"memory": 0.25} if name == "vllm" else {})
+
+
+def written_and_read(config: Config) -> Config:
+    return parse_config(tomllib.loads(tomli_w.dumps(config.model_dump(mode="json"))))
 
 
 def test_a_mix_comes_in_the_order_of_names(tmp_path: Path) -> None:
@@ -172,7 +162,7 @@ def test_a_mix_comes_in_the_order_of_names(tmp_path: Path) -> None:
         ("a", "y", {}, 3.0),
         ("b", "x", {"level": 2}, 1.0),
     ]
-    assert parse_config(tomllib.loads(tomli_w.dumps(config.model_dump(mode="json")))) == config
+    assert written_and_read(config) == config
     assert {*Config().env.played} == {""}
 
 
@@ -183,11 +173,8 @@ def test_tables_in_the_environments_arguments(tmp_path: Path) -> None:
     path = tmp_path / "it.toml"
     path.write_text('[env.args]\ndata = {train = "a.parquet", test = "b.jsonl"}\n[env.args.columns]\nprompt = "text"')
     config = load_config(path=path, overrides=["env.args.data.test=c.jsonl", "env.args.data_split={train = 'all'}"])
-    assert config.env.args == {
-        "data": {"train": "a.parquet", "test": "c.jsonl"},
-        "columns": {"prompt": "text"},
-        "data_split": {"train": "all"},
-    }
+    args = {"data": {"train": "a.parquet", "test": "c.jsonl"}, "columns": {"prompt": "text"}}
+    assert config.env.args == args | {"data_split": {"train": "all"}}
 
 
 scalars = st.one_of(texts, st.booleans(), st.integers(-(2**63), 2**63 - 1))
@@ -200,16 +187,15 @@ names = texts.filter(lambda text: text != "split")
 @given(st.dictionaries(names, plain | st.dictionaries(texts, plain, max_size=3), max_size=4), texts)
 def test_config_round_trip(args: dict[str, Any], path: str) -> None:
     config = parse_config({"env": {"args": args}, "model": {"path": path}, "optim": {"lr": 3e-7}})
-    again = parse_config(tomllib.loads(tomli_w.dumps(config.model_dump(mode="json"))))
+    again = written_and_read(config)
     assert again == config
-    assert {name: type(value) for name, value in again.env.args.items()} == {
-        name: type(value) for name, value in args.items()
-    }
+    read, written = ({name: type(value) for name, value in one.items()} for one in (again.env.args, args))
+    assert read == written
 
 
 def test_an_option_of_an_advantage_may_be_without_end() -> None:
     config = load_config(overrides=["algo.advantage_options.pool=inf"])
-    again = parse_config(tomllib.loads(tomli_w.dumps(config.model_dump(mode="json"))))
+    again = written_and_read(config)
     assert again == config and again.algo.advantage_options == {"pool": float("inf")}
     for value in ("nan", "-inf"):
         with pytest.raises(ConfigError, match=r"setting 'algo\.advantage_options\.pool' is "):
@@ -229,18 +215,7 @@ def is_model(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def test_leaves_counts_nested_and_optional_models() -> None:
-    class Inner(BaseModel):
-        a: int = 0
-        b: list[int] = []
-
-    class Outer(BaseModel):
-        inner: Inner
-        maybe: Inner | None = None
-        c: float = 0.0
-
-    assert leaves(Outer) == ["inner.a", "inner.b", "maybe.a", "maybe.b", "c"]
-
-
 def test_settings_stay_few() -> None:
-    assert len(leaves(Config)) <= MAX_SETTINGS, leaves(Config)
+    found = leaves(Config)
+    assert {"optim.lr", "env.mix.weight", "lora.rank"} <= {*found}, "in tables of tables too"
+    assert len(found) <= MAX_SETTINGS, found

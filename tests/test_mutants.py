@@ -8,8 +8,10 @@ from types import ModuleType
 
 import pytest
 
+from .conftest import load_script
 from .forked import Server
 
+script = load_script("mutants")
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 SURVIVED_ONCE = {f"T{number:02}" for number in (1, 2, 4, 5, 6, 10, 11, 12, 13, 14, 15, 18, 20, 21, 22, 23)} | {
     *("H03", "I03", "K02", "K07", "N02", "N12", "N13", "O03", "O05", "P04", "S01"),
@@ -17,15 +19,7 @@ SURVIVED_ONCE = {f"T{number:02}" for number in (1, 2, 4, 5, 6, 10, 11, 12, 13, 1
 """What no test noticed when each was tried for the first time."""
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(SCRIPTS)
-    import mutants
-
-    return mutants
-
-
-def test_every_mutant_fits_the_code_and_is_python(script: ModuleType) -> None:
+def test_every_mutant_fits_the_code_and_is_python() -> None:
     for mutant in script.load():
         (patch,) = mutant.patches
         text = (script.ROOT / patch.file).read_text(encoding="utf-8")
@@ -33,7 +27,7 @@ def test_every_mutant_fits_the_code_and_is_python(script: ModuleType) -> None:
         assert ast.parse(text.replace(patch.old, patch.new)) and patch.old != patch.new, mutant.name
 
 
-def test_every_mutant_is_watched_by_tests_that_exist(script: ModuleType) -> None:
+def test_every_mutant_is_watched_by_tests_that_exist() -> None:
     names = Counter(mutant.name for mutant in script.load())
     assert set(names.values()) == {1} and names.keys() >= SURVIVED_ONCE and len(SURVIVED_ONCE) == 27
     for mutant in script.load():
@@ -69,7 +63,7 @@ untested = ["has no test", 'a + b', 'a - b', "tests/test_none.py"]
 
 
 @pytest.fixture
-def small(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script on a small tree of its own."""
     for name, text in TREE.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

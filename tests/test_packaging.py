@@ -42,12 +42,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("sdist", ROOT, tmp_path_factory.mktemp("sdist") / "out")
-
-
-@pytest.fixture(scope="module")
-def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is in the sdist."""
+    sdist = build("sdist", ROOT, tmp_path_factory.mktemp("sdist") / "out")
     folder = tmp_path_factory.mktemp("unpacked")
     # What may be told here about the files' names and modes depends on Python's last digit, and the command knows.
     run([sys.executable, "-m", "tarfile", "-e", sdist, folder], cwd=folder)

@@ -38,13 +38,11 @@ def test_the_first_forty_lines_say_what_it_is_and_how_to_begin() -> None:
     assert "```python" in top and "env.close()\n```" in top
 
 
-def test_every_table_and_link_names_what_is_there() -> None:
+def test_the_table_names_every_algorithm() -> None:
     from agentrl.algos import ADVANTAGES, LOSSES
 
     row = next(line for line in README.splitlines() if line.startswith("| `otb`"))
     assert re.findall(r"`(\w+)`", row) == [*ADVANTAGES, *LOSSES]
-    for link in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / link).exists(), link
 
 
 @pytest.mark.parametrize("page", ["AGENTS.md", "CONTRIBUTING.md"])

@@ -1,6 +1,7 @@
 """The scripts a newcomer runs first, and what makes them heal; and that CI can't pass by skipping."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -68,10 +69,8 @@ def install(clone: Path, tmp_path: Path) -> Shell:
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_says_what_the_script_does_and_does_nothing(clone: Path, name: str, flag: str) -> None:
     shown = subprocess.run([clone / "scripts" / name, flag], cwd="/", capture_output=True, text=True)
-    assert shown.returncode == 0
-    assert shown.stdout.startswith(f"Usage: scripts/{name} [")
-    assert not shown.stderr
-    assert not (clone / ".venv").exists()
+    assert shown.returncode == 0 and shown.stdout.startswith(f"Usage: scripts/{name} [")
+    assert not shown.stderr and not (clone / ".venv").exists()
 
 
 @pytest.mark.parametrize("path", [*SCRIPTS.glob("*.sh"), ROOT / ".ci" / "run"], ids=lambda path: path.name)
@@ -80,12 +79,13 @@ def test_bash_can_read_the_script_and_it_may_be_run(path: Path) -> None:
     assert os.access(path, os.X_OK) == (path.name not in {"lib.sh", "engine.sh"}), "what is only sourced is not run"
 
 
-@pytest.mark.parametrize(
-    "name", ["estimator_report.py", "soak.py", *(f"benchmarks/{name}.py" for name in ("head", "sandboxes", "viewer"))]
-)
+BENCHMARKS = [f"benchmarks/{name}.py" for name in ("head", "sandboxes", "viewer")]
+
+
+@pytest.mark.parametrize("name", ["estimator_report.py", "soak.py", "real_templates.py", *BENCHMARKS])
 def test_help_shows_examples(server: Server, name: str) -> None:
     shown = server.run(SCRIPTS / name, "--help", cwd=Path("/"))
-    assert shown.returncode == 0 and f"examples:\n  {Path(name).name}" in shown.stdout
+    assert shown.returncode == 0 and re.search(rf"examples:\n  (python scripts/)?{Path(name).name}", shown.stdout)
 
 
 def test_root_does_not_depend_on_the_working_directory(tmp_path: Path) -> None:
@@ -121,14 +121,11 @@ def test_an_environment_elsewhere_is_for_this_script_alone(tmp_path: Path) -> No
     ids=["none", "a version manager's stand-in", "too old", "no venv module"],
 )
 @pytest.mark.parametrize("name", ["quickstart.sh", "test.sh"])
-def test_missing_python_is_said_in_one_sentence(
-    clone: Path, tmp_path: Path, scripts: dict[str, str], wanted: str, name: str
-) -> None:
+def test_missing_python_is_said(clone: Path, tmp_path: Path, scripts: dict[str, str], wanted: str, name: str) -> None:
     path = without_python(tmp_path / "bin", scripts)
     shown = bash(f'"{clone}/scripts/{name}"', cwd=tmp_path, PATH=path, PYTHON="")
     assert shown.returncode != 0
-    assert wanted in shown.stderr
-    assert len(shown.stderr.splitlines()) == 1
+    assert wanted in shown.stderr and len(shown.stderr.splitlines()) == 1
 
 
 def test_missing_venv_module_names_the_package_of_that_python(clone: Path, tmp_path: Path) -> None:
@@ -199,13 +196,11 @@ def test_moved_repository_gets_a_new_environment(clone: Path, install: Shell) ->
 
 @pytest.mark.slow
 def test_real_environment_is_sound_and_a_hollow_one_is_not(clone: Path) -> None:
-    check = (
-        f'source "{clone}/scripts/lib.sh"; make_venv; sound >/dev/null && echo sound; sound >/dev/null && echo again'
-    )
+    sourced = f'source "{clone}/scripts/lib.sh"'
+    check = f"{sourced}; make_venv; sound >/dev/null && echo sound; sound >/dev/null && echo again"
     assert bash(check, cwd=Path("/"), PYTHON=sys.executable).stdout.split() == ["sound", "again"]
     (clone / ".venv" / ".agentrl-train").write_text("a stamp of packages that are not there")
-    check = f'source "{clone}/scripts/lib.sh"; sound >/dev/null 2>&1 || echo hollow'
-    assert bash(check, cwd=Path("/")).stdout.strip() == "hollow"
+    assert bash(f"{sourced}; sound >/dev/null 2>&1 || echo hollow", cwd=Path("/")).stdout.strip() == "hollow"
 
 
 SKIPS = {
@@ -235,10 +230,8 @@ def pytest_of(server: Server, tmp_path: Path) -> Shell:
 def test_skips_fail_in_ci_only(pytest_of: Shell) -> None:
     assert "4 skipped" in pytest_of(*SKIPS.values()).stdout
     shown = pytest_of(*SKIPS.values(), ci="1")
-    assert (
-        "2 failed, 1 warning, 2 errors in" in shown.stdout
-        and shown.stdout.count("\nAGENTRL_CI=1 allows no skips: ") == 4
-    )
+    assert "2 failed, 1 warning, 2 errors in" in shown.stdout
+    assert shown.stdout.count("\nAGENTRL_CI=1 allows no skips: ") == 4
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import pytest
 
 from agentrl.toolenv.tools.python import PythonTool
 
+from .conftest import load_script
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
@@ -25,12 +27,9 @@ def test_a_step_under_fire(server: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("said", "wrong"), [("3000001", False), ("3000002", True), ("(no output)", True)])
 def test_a_wrong_output_is_noticed(monkeypatch: pytest.MonkeyPatch, said: str, wrong: bool) -> None:
-    monkeypatch.syspath_prepend(SCRIPTS)
-    import soak
-
-    monkeypatch.setattr(soak, "HANGS", 0.0)
-    monkeypatch.setattr(soak, "GRADER_FAULTS", 0.0)
-    monkeypatch.setattr(soak, "record", soak.Record())
+    soak = load_script("soak")
+    for name, value in {"HANGS": 0.0, "GRADER_FAULTS": 0.0, "record": soak.Record()}.items():
+        monkeypatch.setattr(soak, name, value)
     monkeypatch.setattr(PythonTool, "call", lambda *_: said)
     env = soak.Soak()
     env.reset(options={"task": "train:3"})

@@ -16,23 +16,12 @@ RESULT = Segment("tool", (6,))
 
 
 def trajectory(**changes: Any) -> Trajectory:
-    fields: dict[str, Any] = {
-        "task_id": "t:0",
-        "seed": 0,
-        "segments": (PROMPT, TURN, RESULT, TURN),
-        "rewards": (0.0, 1.0),
-        "stop": Stop.TERMINATED,
-    }
-    return Trajectory(**{**fields, **changes})
+    fields: dict[str, Any] = {"segments": (PROMPT, TURN, RESULT, TURN), "rewards": (0.0, 1.0), **changes}
+    return Trajectory(**{"task_id": "t:0", "seed": 0, "stop": Stop.TERMINATED, **fields})
 
 
 def test_trained_means_sampled_by_the_policy() -> None:
-    assert [segment.trained for segment in (PROMPT, TURN, RESULT, Segment("template", ()))] == [
-        False,
-        True,
-        False,
-        False,
-    ]
+    assert TURN.trained and not any(segment.trained for segment in (PROMPT, RESULT, Segment("template", ())))
 
 
 def test_a_segment_holds_tuples_whatever_it_was_given() -> None:
@@ -48,11 +37,8 @@ def test_a_segment_holds_tuples_whatever_it_was_given() -> None:
         (("policy", (1,)), "needs the log-probs"),
         (("policy", (1,), (-1.0,)), "version"),
         (("policy", (1, 2), (-1.0,), 0), "2 sampled tokens came with 1"),
-        (("policy", (1,), (0.1,), 0), "no log-prob"),
-        (("policy", (1,), (math.nan,), 0), "no log-prob"),
-        (("policy", (1,), (-math.inf,), 0), "no log-prob"),
-        (("policy", (1, 2), (-1.0, -1.0), 0, False, ((0, 1),)), "can't be swapped at"),
-        (("policy", (1, 2), (-1.0, -1.0), 0, False, ((2, 1),)), "can't be swapped at"),
+        *((("policy", (1,), (logp,), 0), "no log-prob") for logp in (0.1, math.nan, -math.inf)),
+        *((("policy", (1, 2), (-1.0, -1.0), 0, False, ((at, 1),)), "can't be swapped at") for at in (0, 2)),
         (("policy", (1, 2, 3), (-1.0, -1.0, -1.0), 0, False, ((2, 1), (1, 2))), "can't be swapped at"),
         (("tool", (1, 2), None, None, False, ((1, 1),)), "was not sampled"),
         (("robot", (1,)), "unknown segment source 'robot'"),
@@ -65,17 +51,13 @@ def test_a_wrong_segment_is_refused(arguments: tuple[Any, ...], message: str) ->
 
 def test_what_a_trajectory_derives() -> None:
     episode = trajectory()
-    assert episode.sampled == (TURN, TURN)
-    assert episode.token_ids == (1, 2, 3, 4, 5, 6, 4, 5)
-    assert episode.n_sampled == 4
-    assert episode.ret == 1.0
+    assert episode.sampled == (TURN, TURN) and episode.token_ids == (1, 2, 3, 4, 5, 6, 4, 5)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"segments": ()}, "does not begin with a prompt"),
-        ({"segments": (TURN,)}, "does not begin with a prompt"),
+        *(({"segments": segments}, "does not begin with a prompt") for segments in ((), (TURN,))),
         ({"rewards": (1.0,)}, "2 policy segments came with 1 rewards"),
         ({"rewards": (0.0, math.nan)}, "not finite"),
         ({"rewards": (0.0, -1e300)}, r"beyond ±1e\+09: \(0.0, -1e\+300\); give rewards of about 1"),
@@ -121,8 +103,7 @@ def test_only_an_end_is_no_truncation(stop: Stop) -> None:
     ("changes", "message"),
     [
         ({"id": 7}, "id, prompt and answer are .*7.*: make all three texts"),
-        ({"prompt": None}, "make all three texts"),
-        ({"answer": 4}, "make all three texts"),
+        *((text, "make all three texts") for text in ({"prompt": None}, {"answer": 4})),
         ({"data": None}, "the data of task 'a' are None: make them a dict"),
         ({"tags": "level:3"}, "the tags of task 'a' are 'level:3'"),
         ({"tags": (3,)}, "the tags of task 'a' are"),

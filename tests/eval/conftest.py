@@ -2,10 +2,12 @@
 
 import pytest
 
-from .played import register
+import agentrl
+
+from .played import ID, Sums
 
 
 @pytest.fixture(autouse=True)
 def game(clean_registry: None) -> None:
     """The game of ``played.py``, registered."""
-    register()
+    agentrl.register(ID, Sums)

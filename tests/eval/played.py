@@ -50,10 +50,6 @@ def boxed(text: str, answer: str) -> bool:
     return text.rpartition(r"\boxed{")[2].rstrip("}.") == answer
 
 
-def register() -> None:
-    agentrl.register(ID, Sums)
-
-
 def call(a: int, b: int = 7) -> str:
     return f'<tool_call>{{"name": "add", "arguments": {{"a": {a}, "b": {b}}}}}</tool_call>'
 

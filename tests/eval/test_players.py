@@ -59,9 +59,7 @@ def played(source: TaskSource, turns: Callable[[str], Sequence[str] | None]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("env_id", "args"), ENVS)
-def test_players_bracket_every_environment(
-    env_id: str, args: dict[str, Any], require: Callable[[bool, str], None]
-) -> None:
+def test_players_bracket_every_environment(env_id: str, args: dict[str, Any], require: Any) -> None:
     for package in ("math_verify", *(("reasoning_gym",) if "gym" in env_id else ())):
         require(importlib.util.find_spec(package) is not None, f"needs {package}")
     source = TaskSource(env_id, args, "test")

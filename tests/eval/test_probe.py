@@ -85,9 +85,7 @@ def test_without_its_environment_less_is_looked_for_and_that_is_said(tmp_path: P
     assert kinds(trusted) == kinds(found) and not trusted.notes
 
 
-def test_the_command_lists_the_gravest_first(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_gravest_is_first(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Sums, "right", lambda given, wanted: True)
     save(here / "e.jsonl", *(play(1, box("\x1b[2J"), seed=seed) for seed in range(25)), play(2, call(8), box(1)))
     assert main(["probe", "e.jsonl"]) == 0

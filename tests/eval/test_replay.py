@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -41,36 +42,25 @@ def say(turn: tuple[str, CutTurns | str]) -> str:
 
 
 @given(TURNS, st.sampled_from(["live", "recorded"]))
-def test_whatever_was_played_is_played_again_alike(
-    tmp_path_factory: pytest.TempPathFactory, turns: list[tuple[str, str]], tools: Tools
-) -> None:
+def test_what_was_played_is_played_alike(tmp_path_factory: Any, turns: list[tuple[str, str]], tools: Tools) -> None:
     path = tmp_path_factory.mktemp("replay") / "e.jsonl"
     (one,) = again(save(path, play(1, *map(say, turns), seed=2**40)), tools)
     assert one.change is None and one.now == one.recorded
 
 
-@pytest.mark.parametrize("stop", [Stop.TURN_CUT, Stop.TOKEN_LIMIT])
-def test_turns_that_were_cut_are_treated_as_they_were(tmp_path: Path, stop: Stop) -> None:
-    ended = replace(play(1, call(1), CutTurn("8", "end")), stop=stop)
-    others = (
-        play(1, CutTurn("8", "answer")),
-        play(1, CutTurn("8", "continue"), "8"),
-        play(1, CutTurn(call(1), "continue")),
-    )
-    assert [one.stop for one in others] == [Stop.TERMINATED, Stop.TERMINATED, Stop.TOKEN_LIMIT]
-    assert [one.change for one in again(save(tmp_path / "e.jsonl", ended, *others))] == [None] * 4
+def test_turns_that_were_cut_are_treated_as_they_were(tmp_path: Path) -> None:
+    turns = ("8", "answer"), ("8", "continue"), (call(1), "continue"), ("8", "end")
+    played = [play(1, call(1), CutTurn(*turn), "8") for turn in turns]
+    assert [one.stop for one in played] == [Stop.TERMINATED, Stop.TERMINATED, Stop.TERMINATED, Stop.TURN_CUT]
+    played += replace(played[-1], stop=Stop.TOKEN_LIMIT), play(1, CutTurn(call(1), "continue"))
+    assert [one.change for one in again(save(tmp_path / "e.jsonl", *played))] == [None] * 6
 
 
 def test_programs_run_again_in_a_fresh_sandbox(tmp_path: Path) -> None:
     code = "```python\n{}\n```".format
     env = make("agentrl/Arithmetic-v0", level=2)
-    turns = [
-        code("x = 6; x"),
-        code("x * 7"),
-        code("import random; random.random(), 1 / 0"),
-        code("open('/tmp/left', 'a').tell()"),
-    ]
-    played = episode(env, env.task_set[3].id, *turns, *env.gold(env.task_set[3]), seed=5)
+    programs = ["x = 6; x", "x * 7", "import random; random.random(), 1 / 0", "open('/tmp/left', 'a').tell()"]
+    played = episode(env, env.task_set[3].id, *map(code, programs), *env.gold(env.task_set[3]), seed=5)
     assert played.turns[1][1][0]["content"] == "42" and played.stop is Stop.TERMINATED
     path = save(tmp_path / "e.jsonl", played, played, env_id="agentrl/Arithmetic-v0", env_args={"level": 2})
     assert [one.change for one in again(path)] == [None, None]
@@ -104,11 +94,8 @@ def test_a_grader_that_changed_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Sums, "right", lambda given, wanted: given == wanted != "8")
     found = again(path, "recorded", regrade=True)
     assert [one.task_id for one in found if one.regraded] == ["train:1"]
-    assert found[1].now and (found[1].recorded.won, found[1].now.won, found[1].now.parts) == (
-        True,
-        False,
-        {"correct": 0},
-    )
+    before, now = found[1].recorded, found[1].now
+    assert now and (before.won, now.won, now.parts) == (True, False, {"correct": 0})
     assert [one.change and one.change.what for one in again(path)] == [None, "reward", None, None]
 
 
@@ -146,9 +133,7 @@ def test_a_fault_and_a_bug_are_told_from_changes(tmp_path: Path, monkeypatch: py
         ({"env_args": {"levl": 3}}, "has no argument 'levl'"),
     ],
 )
-def test_a_file_chooses_no_module_and_no_file(
-    here: Path, changes: dict[str, object], wanted: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_chooses_nothing(here: Path, changes: Any, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
     # A module of that name would be found and run.
     (here / "antigravity_of_mine.py").write_text("raise SystemExit('it ran')")
     save(here / "e.jsonl", play(1, "8"), **changes)
@@ -172,9 +157,7 @@ def test_messages_that_are_not_those_of_the_turns_are_refused(tmp_path: Path) ->
             again(save(tmp_path / "e.jsonl", Trajectory(**(fields | broken))))
 
 
-def test_the_command_says_what_it_makes_and_what_changed(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_command_says(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     save(here / "e.jsonl", play(1, "8"), play(2, call(2), "9"), env_args={"max_turns": 3})
     assert main(["replay", "e.jsonl"]) == 0
     out, err = capsys.readouterr()

@@ -20,21 +20,14 @@ ABOUT: dict[str, Any] = {"target": "m", "seed": 3, "settings": SETTINGS, "versio
 
 
 def attempts(task: int, *answers: str) -> Group:
-    episodes = (play(task, answer, seed=at) for at, answer in enumerate(answers))
-    expected = str(task + 7)
-    return Group(
-        tuple(
-            replace(episode, attempt=at, answer=answers[at], expected=expected) for at, episode in enumerate(episodes)
-        )
-    )
+    episodes = (replace(play(task, answer, seed=at), attempt=at, answer=answer) for at, answer in enumerate(answers))
+    return Group(tuple(replace(episode, expected=str(task + 7)) for episode in episodes))
 
 
 def page(folder: Path, groups: Sequence[Group], **played: Any) -> str:
     folder.mkdir(exist_ok=True)
-    result = SetResult(
-        name="", origin=origin(), played=Played(groups=list(groups), lost=0, faults=0, **played), seconds=1.0, new=0,
-        new_tokens=0,
-    )  # fmt: skip
+    found = Played(groups=list(groups), lost=0, faults=0, **played)
+    result = SetResult(name="", origin=origin(), played=found, seconds=1.0, new=0, new_tokens=0)
     write_results(folder, [result], ABOUT)
     return (folder / "report.html").read_text(encoding="utf-8")
 

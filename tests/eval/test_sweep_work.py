@@ -1,7 +1,6 @@
 """How a sweep does its runs, with processes that follow a script and a clock that does not wait."""
 
 import fcntl
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -12,7 +11,7 @@ from agentrl.eval.sweep import work
 from agentrl.eval.sweep.plan import SweepPlan
 from agentrl.eval.sweep.work import Sweep
 
-from .test_sweep import planned
+from .test_sweep import planned, write_rows
 
 TICK_S = 60
 
@@ -65,10 +64,8 @@ def play(plan: SweepPlan, *ends: tuple[int, int]) -> tuple[Sweep, list[str]]:
 
     def start(words: Sequence[str], log: IO[bytes]) -> Scripted:
         tokens, code = next(script)
-        folder = plan.out / words[words.index("--name") + 1]
-        folder.mkdir()
-        (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "sampled_tokens": tokens}) + "\n")
-        (folder / "evals.jsonl").write_text(json.dumps({"step": 1, "success": 0.5, "tasks": 8}) + "\n")
+        (run,) = (run for run in plan.runs if run.name in words)
+        write_rows(run, [{"step": 1, "sampled_tokens": tokens}], [{"step": 1, "success": 0.5, "tasks": 8}])
         return Scripted(code)
 
     sweep = Sweep(plan, 1, told.append, start)
@@ -93,9 +90,7 @@ def test_signals_that_end_a_run_are_named(plan: SweepPlan, clock: Clock, number:
 
 
 @pytest.mark.parametrize(("lets_go_s", "code"), [(90, 0), (1e9, 2)])
-def test_run_waits_for_a_process_that_has_no_folder_yet(
-    plan: SweepPlan, clock: Clock, lets_go_s: float, code: int
-) -> None:
+def test_run_waits_for_one_that_has_no_folder(plan: SweepPlan, clock: Clock, lets_go_s: float, code: int) -> None:
     # As a sweep leaves it that was killed while its process was loading PyTorch.
     logs = plan.out / "logs"
     logs.mkdir(parents=True)

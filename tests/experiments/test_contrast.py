@@ -1,16 +1,13 @@
 """Comparing arms within seeds."""
 
 import math
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from .conftest import load
 
-@pytest.fixture
-def contrast(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("contrast")
+contrast = load("contrast")
 
 
 def run(*successes: int, tokens: int = 100, warm: str = "w") -> dict[str, Any]:
@@ -18,7 +15,7 @@ def run(*successes: int, tokens: int = 100, warm: str = "w") -> dict[str, Any]:
     return {"tokens": [tokens] * steps, "episodes": [10] * steps, "successes": [*successes], "warm": warm}
 
 
-def test_a_success_is_reached_by_the_mean_of_three_steps(contrast: ModuleType) -> None:
+def test_a_success_is_reached_by_the_mean_of_three_steps() -> None:
     row = run(9, 0, 0, 9, 9, 9)
     assert contrast.levels(row) == [(300, 0.3), (400, 0.3), (500, 0.6), (600, 0.9)]
     assert contrast.reached(row, 0.5) == contrast.Reached(500, False)
@@ -26,7 +23,7 @@ def test_a_success_is_reached_by_the_mean_of_three_steps(contrast: ModuleType) -
     assert contrast.reached(run(9, 9), 0.5) == contrast.Reached(200, True)
 
 
-def test_pairs_are_averaged_where_both_got_there_and_ranked_in_any_case(contrast: ModuleType) -> None:
+def test_pairs_are_averaged_where_both_got_there_and_ranked_in_any_case() -> None:
     fast, slow, never = run(9, 9, 9, 9), run(0, 0, 0, 9, 9, 9), run(0, 0, 0, 0)
     a = {1: slow, 2: slow, 3: never, 4: never, 5: fast}
     b = {1: fast, 2: fast, 3: fast, 4: never, 6: fast}
@@ -40,7 +37,7 @@ def test_pairs_are_averaged_where_both_got_there_and_ranked_in_any_case(contrast
         contrast.contrast({1: fast}, {1: run(9, warm="other")}, 0.7)
 
 
-def test_an_interval_covers_what_resampled_seeds_say(contrast: ModuleType) -> None:
+def test_an_interval_covers_what_resampled_seeds_say() -> None:
     a = {seed: run(0, 0, 0, 9, 9, 9) for seed in range(20)}
     b = {seed: run(0, 0, 0, 9, 9, 9, tokens=60 + 4 * seed) for seed in range(20)}
     found = contrast.contrast(a, b, 0.7)
@@ -50,5 +47,5 @@ def test_an_interval_covers_what_resampled_seeds_say(contrast: ModuleType) -> No
     assert math.log(found.high / found.low) == pytest.approx(2 * 1.96 * error, rel=0.05)
 
 
-def test_holm(contrast: ModuleType) -> None:
+def test_holm() -> None:
     assert contrast.holm({"a": 0.04, "b": 0.01, "c": 0.03}) == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})

@@ -1,22 +1,17 @@
 """Part A of the plan: what is listed is what there is."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-Load = Callable[[str], ModuleType]
+from .conftest import load
+
+exact, rows = load("exact"), load("rows")
 
 
-@pytest.fixture
-def exact(load: Load) -> ModuleType:
-    return load("exact")
-
-
-def test_crediting_against_every_other_group_is_listing_all_steps(exact: ModuleType) -> None:
+def test_crediting_against_every_other_group_is_listing_all_steps() -> None:
     world = exact.random_policy(0, 2, 2).world()
     listed = exact.of_steps([world, world], 2)["otb_pooled"]
     found = exact.of_pool(world, 2)
@@ -24,7 +19,7 @@ def test_crediting_against_every_other_group_is_listing_all_steps(exact: ModuleT
     assert max(found["bias"], listed["bias"]) < 1e-12 and listed["variance"] > 0.1
 
 
-def test_what_mixes_in_the_own_group_is_biased_and_the_pool_alone_is_not(exact: ModuleType) -> None:
+def test_what_mixes_in_the_own_group_is_biased_and_the_pool_alone_is_not() -> None:
     tasks = [exact.random_policy(seed, 2, 3).world() for seed in (1, 51)]
     found = exact.of_steps(tasks, 1)
     assert found["otb_pooled"]["bias"] < 1e-12
@@ -32,21 +27,21 @@ def test_what_mixes_in_the_own_group_is_biased_and_the_pool_alone_is_not(exact: 
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_second_moment_is_that_of_the_formula(exact: ModuleType, seed: int) -> None:
+def test_the_second_moment_is_that_of_the_formula(seed: int) -> None:
     found = exact.moments(exact.random_policy(seed, 3, 3).world())
     assert 0 < found["beta"] < 1 and 0 < found["p"] < 1
     for _, measured, formula in found["moments"]:
         assert measured == pytest.approx(formula, rel=1e-10)
 
 
-def test_a_policy_drifts_as_far_as_it_is_told(exact: ModuleType) -> None:
+def test_a_policy_drifts_as_far_as_it_is_told() -> None:
     old = exact.random_policy(2, 3, 3)
     new = exact.drifted(old, 0, 0.5)
     before = old.world().probability
     assert float(before @ (new.world().probability / before).log().abs()) == pytest.approx(0.5)
 
 
-def test_values_are_those_of_playing_on(exact: ModuleType) -> None:
+def test_values_are_those_of_playing_on() -> None:
     policy = exact.random_policy(3, 3, 3)
     world, episodes = policy.world(), policy.episodes()
     found = exact.values(world, episodes).split(world.starts.diff().tolist())
@@ -59,7 +54,7 @@ def test_values_are_those_of_playing_on(exact: ModuleType) -> None:
             assert float(value[t]) == pytest.approx(wanted) and longer == t + 1
 
 
-def test_which_ratios_are_biased(exact: ModuleType) -> None:
+def test_which_ratios_are_biased() -> None:
     old = exact.random_policy(0, 3, 4)
     found = exact.ratios(old, exact.drifted(old, 0, 1.0))
     unbiased = {(credit, name) for credit, arms in found.items() for name, one in arms.items() if one["bias"] < 1e-12}
@@ -68,12 +63,12 @@ def test_which_ratios_are_biased(exact: ModuleType) -> None:
     assert all(one["bias"] < 1e-12 for arms in still.values() for one in arms.values())
 
 
-def test_a_unit_is_done_once_and_rows_have_what_the_plan_asks(exact: ModuleType, load: Load, tmp_path: Path) -> None:
+def test_a_unit_is_done_once_and_rows_have_what_the_plan_asks(tmp_path: Path) -> None:
     path = tmp_path / "rows" / "A.jsonl"
     for _ in range(2):
-        exact.run(load("rows").RowFile(path, "abc"), "moment")
-    rows = load("rows").read_rows(path)
-    assert len(rows) == 6 and len({str(row["unit"]) for row in rows}) == 6
-    assert {row["commit"] for row in rows} == {"abc"} and all(len(row["date"]) == 10 for row in rows)
+        exact.run(rows.RowFile(path, "abc"), "moment")
+    made = rows.read_rows(path)
+    assert len(made) == 6 and len({str(row["unit"]) for row in made}) == 6
+    assert {row["commit"] for row in made} == {"abc"} and all(len(row["date"]) == 10 for row in made)
     assert len(list(exact.units())) == 12 + 12 + 6 + 20
-    assert torch.tensor([row["e"] for row in rows]).min() > 0
+    assert torch.tensor([row["e"] for row in made]).min() > 0

@@ -1,28 +1,26 @@
 """Tables and figures: those that are committed are those of the rows, and every part has some."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from .conftest import load
+
+figures, schedule, gradients, plot = map(load, ("figures", "schedule", "gradients", "plot"))
+show_gradients, show_learning = load("show_gradients"), load("show_learning")
+
+
 ROOT = Path(__file__).parents[2]
-Load = Callable[[str], ModuleType]
 
 
-@pytest.fixture
-def figures(load: Load) -> ModuleType:
-    return load("figures")
-
-
-def test_what_is_committed_is_what_the_rows_say(figures: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_committed_is_what_the_rows_say(capsys: pytest.CaptureFixture[str]) -> None:
     assert figures.main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_parts_without_rows_are_said_to_be_so(figures: ModuleType) -> None:
+def test_parts_without_rows_are_said_to_be_so() -> None:
     page = (ROOT / "docs" / "results.md").read_text()
     files = figures.made({part: [] for part in figures.PARTS}, page)
     assert list(files) == ["results.md"], "no figure"
@@ -48,10 +46,9 @@ def curve(unit: dict[str, Any], speed: float) -> dict[str, Any]:
     }
 
 
-def whole_book(load: Load) -> dict[str, list[dict[str, Any]]]:
+def whole_book() -> dict[str, list[dict[str, Any]]]:
     """Rows of parts B to F, as if all had been run."""
-    schedule, gradients = load("schedule"), load("gradients")
-    book: dict[str, list[dict[str, Any]]] = {part: [] for part in ("A", "B", "W", "C", "D", "E", "F")}
+    book: dict[str, list[dict[str, Any]]] = {part: [] for part in "ABWCDEF"}
     book["W"] = [{"unit": {"seed": s}, "success": 0.2} for first in (1000, 2000) for s in range(first, first + 20)]
     for part in "CDEF":
         done: set[str] = set()
@@ -70,12 +67,10 @@ def whole_book(load: Load) -> dict[str, list[dict[str, Any]]]:
     return book
 
 
-def test_every_part_with_rows_has_its_tables_and_figures(
-    figures: ModuleType, load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_part_with_rows_has_its_tables_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     for part in "DEF":
-        monkeypatch.setitem(load("schedule").SEEDS, part, 3)
-    book = whole_book(load)
+        monkeypatch.setitem(schedule.SEEDS, part, 3)
+    book = whole_book()
     book["A"] = figures.read_all()["A"]
     files = figures.made(book, (ROOT / "docs" / "results.md").read_text())
     assert sorted(files) == ["results.md", *(f"results/figure-{number}.svg" for number in range(1, 7))]
@@ -94,31 +89,28 @@ def test_every_part_with_rows_has_its_tables_and_figures(
     assert f"*So far {whole - 1} of about {whole} runs: nothing" in figures.made(book, told)["results.md"]
 
 
-def test_worth_by_hand(load: Load) -> None:
-    show = load("show_gradients")
+def test_worth_by_hand() -> None:
     one = {"noise": [8.0, 4.0, 6.0], "along": [4.0, 1.0, 2.0]}
     truth = {"noise": [1.0] * 3, "along": [2.0, 0.5, 1.0]}
     rows = {("0/1", size): {"arms": {"otb": one, "otb_pooled": truth}} for size in (4, 32)}
-    found = show.WeightSet("20-seed1", rows)
+    found = show_gradients.WeightSet("20-seed1", rows)
     # Two tasks of four episodes; 4² / (2 · 8 · 8), and 1² / (.5 · 4 · 4) without the first task.
     assert found.worth("otb", 4) == pytest.approx(16 / (2 * 8 * 8))
     assert found.worth("otb", 4, without=1) == pytest.approx(1 / (0.5 * 4 * 4))
     assert found.error("otb", 4) > 0
-    assert show.factors(0.5, 0.5) == {"none": 2.0, "none ±1": 1.0, "group_mean": 1.0, "otb": 1.0}
+    assert show_gradients.factors(0.5, 0.5) == {"none": 2.0, "none ±1": 1.0, "group_mean": 1.0, "otb": 1.0}
 
 
-def test_the_largest_stable_rate_is_that_without_a_collapse(load: Load) -> None:
-    show = load("show_learning")
+def test_the_largest_stable_rate_is_that_without_a_collapse() -> None:
     unit = {"arm": "otb", "rewards": "0/1", "seed": 1, "steps": 6}
     steady = {**curve(unit, 0.1), "successes": [20, 40, 60, 80, 90, 90]}
     falling = {**curve(unit, 0.1), "successes": [20, 90, 90, 90, 10, 0]}
-    assert show.stable({1e-3: [steady, steady], 1e-2: [steady, falling]}) == 1e-3
-    assert show.stable({1e-2: [falling]}) == 0.0
-    assert show.stable({1e-2: [{**steady, "failed": "no gradient was finite"}]}) == 0.0
+    assert show_learning.stable({1e-3: [steady, steady], 1e-2: [steady, falling]}) == 1e-3
+    assert show_learning.stable({1e-2: [falling]}) == 0.0
+    assert show_learning.stable({1e-2: [{**steady, "failed": "no gradient was finite"}]}) == 0.0
 
 
-def test_axes_have_round_ticks(load: Load) -> None:
-    plot = load("plot")
+def test_axes_have_round_ticks() -> None:
     assert plot.Axis(title="x", low=1e-4, high=1e-2, log=True).ticks() == pytest.approx([1e-4, 3e-4, 1e-3, 3e-3, 1e-2])
     assert plot.Axis(title="x", low=1e-4, high=10, log=True).ticks() == pytest.approx([1e-4, 1e-3, 1e-2, 0.1, 1, 10])
     chart = plot.Chart("A < B", plot.Axis(title="x", low=0, high=1), plot.Axis(title="y", low=0, high=1))

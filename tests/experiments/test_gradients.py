@@ -2,9 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,16 +10,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ..train.test_score import batch_of
+from .conftest import load
 
-
-@pytest.fixture
-def script(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("gradients")
-
-
-@pytest.fixture
-def rows(load: Callable[[str], ModuleType]) -> ModuleType:
-    return load("rows")
+gradients, rows = load("gradients"), load("rows")
 
 
 @pytest.fixture
@@ -36,11 +27,11 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize("width", [10**6, 64])
-def test_gradients_are_those_of_one_backward_pass_a_token(script: ModuleType, model: Any, width: int) -> None:
+def test_gradients_are_those_of_one_backward_pass_a_token(model: Any, width: int) -> None:
     parameters = list(model.parameters())
     tokens, sampled = torch.randint(0, 260, (30,)), torch.tensor([3, 4, 9, *range(12, 30)])
-    projection = script.Projection(parameters, width, seed=1)
-    found = script.token_gradients(model, tokens, sampled, projection, 0.7)
+    projection = gradients.Projection(parameters, width, seed=1)
+    found = gradients.token_gradients(model, tokens, sampled, projection, 0.7)
     logp = torch.log_softmax(model(tokens[None]).logits[0] / 0.7, -1)
     wanted = [
         projection(torch.autograd.grad(logp[place - 1, tokens[place]], parameters, retain_graph=True))
@@ -49,25 +40,25 @@ def test_gradients_are_those_of_one_backward_pass_a_token(script: ModuleType, mo
     torch.testing.assert_close(found, torch.stack(wanted), atol=1e-4, rtol=1e-4)
 
 
-def recorded_of(script: ModuleType, tasks: int, rows: int) -> Any:
+def recorded_of(tasks: int, rows: int) -> Any:
     """Episodes of known gradients: each token's is its task's unit vector, times 3 for wins and −1 for losses."""
     batch = batch_of([[2, 3]] * tasks * rows)
     group = torch.arange(tasks).repeat_interleave(rows)
     won = (torch.arange(tasks * rows) % 4 == 0).long()
     rewards = torch.zeros(3 * tasks * rows)
     rewards[2::3] = won.float()
-    batch = script.replace(batch, rewards=rewards, group=group)
+    batch = gradients.replace(batch, rewards=rewards, group=group)
     factor = torch.repeat_interleave(torch.where(won == 1, 3.0, -1.0), 3)
     vectors = torch.eye(tasks)[group.repeat_interleave(3)] * factor[:, None]
     ones = torch.ones(3 * tasks * rows)
-    return script.Recorded(batch=batch, energy=ones, weights=ones, gradients=vectors)
+    return gradients.Recorded(batch=batch, energy=ones, weights=ones, gradients=vectors)
 
 
 @pytest.mark.slow
-def test_shares_and_products_of_known_gradients(script: ModuleType) -> None:
-    recorded = recorded_of(script, 4, 64)
-    assert script.shares(recorded) == {"p": 0.25, "beta_W": 0.25, "beta_S": 0.75, "e": 27.0}
-    found = script.compare(recorded, 2, 60)
+def test_shares_and_products_of_known_gradients() -> None:
+    recorded = recorded_of(4, 64)
+    assert gradients.shares(recorded) == {"p": 0.25, "beta_W": 0.25, "beta_S": 0.75, "e": 27.0}
+    found = gradients.compare(recorded, 2, 60)
     # A task's true gradient is 9/4 along its unit vector, and no task's has anything in common with another's.
     for arm in ("none", "otb_pooled"):
         assert all(len(values) == 5 for values in found[arm].values())
@@ -75,26 +66,26 @@ def test_shares_and_products_of_known_gradients(script: ModuleType) -> None:
         assert found[arm]["along"][1] == pytest.approx(3 * 2.25**2, rel=0.25), arm
     # Without a baseline a row's gradient is 9 or 0, of variance 81·3/16, which two rows halve.
     assert found["none"]["noise"][0] == pytest.approx(4 * 81 * 3 / 16 / 2, rel=0.35)
-    losses = script.of_plus_and_minus_one(recorded).batch.rewards
+    losses = gradients.of_plus_and_minus_one(recorded).batch.rewards
     assert losses.reshape(-1, 3).tolist() == [[0, 0, 1], *[[0, 0, -1]] * 3] * 64
 
 
-def test_a_set_goes_on_where_it_was_killed(script: ModuleType, rows: ModuleType, tmp_path: Path) -> None:
-    recorded, path = recorded_of(script, 3, 8), tmp_path / "rows" / "B.jsonl"
-    script.run(recorded, "even", [1, 2], 2, rows.RowFile(path, "abc"))
+def test_a_set_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    recorded, path = recorded_of(3, 8), tmp_path / "rows" / "B.jsonl"
+    gradients.run(recorded, "even", [1, 2], 2, rows.RowFile(path, "abc"))
     whole = path.read_text()
     made = [json.loads(line) for line in whole.splitlines()]
     assert [(row["unit"]["rewards"], row["unit"]["group_size"]) for row in made] == [
         ("0/1", 1), ("0/1", 2), ("-1/1", 1), ("-1/1", 2),
     ]  # fmt: skip
-    assert {row["commit"] for row in made} == {"abc"} and set(made[0]["arms"]) == set(script.ARMS)
+    assert {row["commit"] for row in made} == {"abc"} and set(made[0]["arms"]) == set(gradients.ARMS)
     path.write_text(whole[: len(whole) - 40])
-    script.run(recorded, "even", [1, 2], 2, rows.RowFile(path, "abc"))
+    gradients.run(recorded, "even", [1, 2], 2, rows.RowFile(path, "abc"))
     again = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row | {"date": ""} for row in again] == [row | {"date": ""} for row in made], "no unit twice"
 
 
-def test_rows_name_a_commit_that_has_the_code(rows: ModuleType, tmp_path: Path) -> None:
+def test_rows_name_a_commit_that_has_the_code(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         command = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -2,54 +2,32 @@
 
 import itertools
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import gymnasium
 import pytest
 
 from agentrl.config import load_config
 from agentrl.toolenv.base import Episode, ToolEnv
-from agentrl.toolenv.tasks import TaskList
 from agentrl.train.live import check_run
-from agentrl.types import Message, Task
+from agentrl.types import Message
 
-Load = Callable[[str], ModuleType]
-TOY = {"env.id": "test/Toy-v0"}
-SMALL_WARM = {**TOY, "sft.steps": 2, "sft.tasks": 4, "sft.episodes": 4, "eval.tasks": 1}
+from ..train.conftest import TOY
+from .conftest import load
+
+arms, learn, schedule, work = map(load, ("arms", "learn", "schedule", "work"))
+
+
+SMALL_WARM = {"env.id": "test/Toy-v0", "sft.steps": 2, "sft.tasks": 4, "sft.episodes": 4, "eval.tasks": 1}
 SMALL_WARM |= {"model.tiny.hidden": 16, "model.tiny.layers": 1, "model.tiny.heads": 2}
-SMALL_BASE = {**TOY, "rollout.tasks": 2, "rollout.group_size": 2, "rollout.turn_tokens": 4, "eval.tasks": 1}
-SMALL_BASE |= {"rollout.cut_turns": "answer"}
-
-
-class Toy(ToolEnv):
-    """Any text wins or loses by chance."""
-
-    instructions = "Say it."
-
-    def __init__(self, *, split: str = "train", level: int = 1, max_turns: int = 4) -> None:
-        super().__init__(split=split, max_turns=max_turns)
-        self.level = level
-
-    def tasks(self, split: str) -> TaskList:
-        return TaskList([Task(id=f"{split}:{n}", prompt=f"Say {n}.", answer=str(n)) for n in range(12)])
-
-    def reward(self, episode: Episode) -> dict[str, float]:
-        return {"correct": float(sum(map(ord, episode.final)) % 2)}
-
-    def gold(self, task: Task) -> list[str]:
-        return ["a"]
+SMALL_BASE = {"env.id": "test/Toy-v0", "rollout.tasks": 2, "rollout.group_size": 2, "rollout.turn_tokens": 4}
+SMALL_BASE |= {"rollout.cut_turns": "answer", "eval.tasks": 1}
 
 
 @pytest.fixture
-def learn(load: Load) -> ModuleType:
-    return load("learn")
-
-
-@pytest.fixture
-def books(learn: ModuleType, tmp_path: Path) -> Any:
+def books(tmp_path: Path) -> Any:
     return learn.Books(tmp_path / "rows", "abc")
 
 
@@ -62,7 +40,7 @@ def row(unit: dict[str, Any], share: float) -> dict[str, Any]:
     return {"unit": unit, "episodes": [100] * steps, "successes": [round(100 * share)] * steps}
 
 
-def finished(schedule: ModuleType, level: Callable[[dict[str, Any]], float]) -> dict[str, list[dict[str, Any]]]:
+def finished(level: Callable[[dict[str, Any]], float]) -> dict[str, list[dict[str, Any]]]:
     """All rows of tuning, with a success for each unit."""
     book: dict[str, list[dict[str, Any]]] = {part: [] for part in "WCDEF"}
     book["W"] = [warm(seed, 0.2) for first in (1000, 2000) for seed in range(first, first + 20)]
@@ -72,8 +50,14 @@ def finished(schedule: ModuleType, level: Callable[[dict[str, Any]], float]) -> 
     return book
 
 
-def test_every_arm_is_a_run_that_can_begin(load: Load) -> None:
-    arms = load("arms")
+@pytest.fixture
+def signed(clean_registry: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of an environment, which is registered until the test ends."""
+    monkeypatch.delitem(sys.modules, "signed", raising=False)
+    return load("signed")
+
+
+def test_every_arm_is_a_run_that_can_begin(signed: Any) -> None:
     assert (len(arms.LEARNING), len(arms.UPDATING), len(arms.STALE), len(arms.SAME_SIGNED)) == (9, 14, 12, 4)
     for arm in (*arms.LEARNING, *arms.UPDATING, *arms.SAME_SIGNED, *(one for one, _, _ in arms.STALE.values())):
         unit = arm.unit("C", "rates", lr=1e-3, seed=1000, steps=15)
@@ -86,8 +70,7 @@ def test_every_arm_is_a_run_that_can_begin(load: Load) -> None:
     check_run(load_config(preset=arms.PRESET, overrides=arms.overrides(arms.WARM)))
 
 
-def test_seeds_are_the_first_that_count_and_all_arms_of_one_come_first(load: Load) -> None:
-    schedule = load("schedule")
+def test_seeds_are_the_first_that_count_and_all_arms_of_one_come_first() -> None:
     book: dict[str, list[Any]] = {part: [] for part in "WCDEF"}
     assert [unit["seed"] for unit in schedule.units("C", book)] == [1000, 1001], "so many are needed at least"
     book["W"] = [warm(1000, 0.02), warm(1001, 0.3)]
@@ -100,8 +83,7 @@ def test_seeds_are_the_first_that_count_and_all_arms_of_one_come_first(load: Loa
     assert [unit["seed"] for unit in schedule.units("C", book)] == [1001] * 45 + [1002] * 45
 
 
-def test_the_rate_is_the_best_and_of_near_ones_the_lowest(load: Load) -> None:
-    schedule = load("schedule")
+def test_the_rate_is_the_best_and_of_near_ones_the_lowest() -> None:
     unit = {"steps": 15}
     half = {"unit": unit, "episodes": [10] * 15, "successes": [0] * 7 + [10] * 8}
     assert schedule.success(half) == 1.0, "steps 8 to 15"
@@ -109,18 +91,17 @@ def test_the_rate_is_the_best_and_of_near_ones_the_lowest(load: Load) -> None:
     assert schedule.best_rate({1e-4: [row(unit, 0.5)], 1e-3: [row(unit, 0.71)], 3e-3: [row(unit, 0.72)]}) == 1e-3
 
 
-def test_rates_at_the_edge_are_followed_and_then_the_parts_have_theirs(load: Load) -> None:
-    schedule = load("schedule")
+def test_rates_at_the_edge_are_followed_and_then_the_parts_have_theirs() -> None:
 
     def level(unit: dict[str, Any]) -> float:
         best = {"otb": 3e-2, "grpo": 3e-5}.get(unit["arm"], 1e-3)
         return 0.9 - 0.1 * abs(schedule.LADDER.index(unit["lr"]) - schedule.LADDER.index(best))
 
-    book = finished(schedule, level)
+    book = finished(level)
     further = [unit["unit"] for unit in book["C"] if unit["unit"]["lr"] not in schedule.RATES["C"]]
     assert {(one["arm"], one["lr"]) for one in further} == {("otb", 0.03), ("otb", 0.1), ("grpo", 3e-5), ("grpo", 1e-5)}
     assert len(further) == 12, "otb with both rewards, two seeds each"
-    equal = finished(schedule, lambda unit: 0.5)
+    equal = finished(lambda unit: 0.5)
     assert len(equal["C"]) == 90 + 30 and len(equal["E"]) == 56 + 14, "but not without end"
     runs = list(schedule.units("D", book))
     assert len(runs) == 20 * 9 + 8 and [one["seed"] for one in runs[:13]] == [2000] * 13
@@ -131,8 +112,7 @@ def test_rates_at_the_edge_are_followed_and_then_the_parts_have_theirs(load: Loa
     assert len(stale) == 60 and {one["lr"] for one in stale} == {3e-5, 1e-3}, "the lower of two"
 
 
-def test_a_part_waits_for_the_rates_of_another(load: Load, books: Any, learn: ModuleType) -> None:
-    schedule = load("schedule")
+def test_a_part_waits_for_the_rates_of_another(books: Any) -> None:
     with pytest.raises(schedule.NotYet, match="part D has its rates from part C"):
         list(schedule.units("D", books))
     told = list(learn.listed(books))
@@ -140,9 +120,7 @@ def test_a_part_waits_for_the_rates_of_another(load: Load, books: Any, learn: Mo
     assert told[1].startswith("D: 0 of 188 runs done, 7") and "part C" in told[1]
 
 
-def test_workers_share_units_and_stop_where_they_are_told(
-    learn: ModuleType, books: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_share_units(books: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[dict[str, Any]] = []
 
     def fake(unit: dict[str, Any], folder: Path, books: Any, place: Path, display: object) -> None:
@@ -162,11 +140,12 @@ def test_workers_share_units_and_stop_where_they_are_told(
     assert not list(tmp_path.glob("C-*")) and not list(tmp_path.glob("W-1001*")), "their folders are gone"
 
 
-def test_a_run_that_is_stopped_while_it_waits_goes_on(
-    load: Load, learn: ModuleType, books: Any, clean_registry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_stopped_run_goes_on(
+    books: Any, clean_registry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arms, work = load("arms"), load("work")
-    gymnasium.register("test/Toy-v0", entry_point=Toy)
+    toy: dict[str, Any] = {"__name__": __name__}
+    exec(TOY, toy)  # which registers it
+    toy["Toy"].__init__ = lambda self, *, level=1, **options: ToolEnv.__init__(self, **options)
     for known, small in ((arms.WARM, SMALL_WARM), (arms.BASE, SMALL_BASE)):
         for key, value in small.items():
             monkeypatch.setitem(known, key, value)
@@ -191,8 +170,8 @@ def test_a_run_that_is_stopped_while_it_waits_goes_on(
     assert (tmp_path / "warm" / "seed-7" / "model.safetensors").is_file(), "the seed's other arms begin with it"
 
 
-def test_signed_rewards_are_twice_the_others_less_one(load: Load) -> None:
-    env = load("signed").SignedArithmetic()
+def test_signed_rewards_are_twice_the_others_less_one(signed: Any) -> None:
+    env = signed.SignedArithmetic()
     task = env.task_set[0]
     for answer, wanted in ((task.answer, 1.0), ("nothing", -1.0)):
         said = Message(role="assistant", content=f"\\boxed{{{answer}}}")

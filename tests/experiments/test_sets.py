@@ -1,8 +1,6 @@
 """The sets of weights of part B."""
 
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -10,11 +8,12 @@ from agentrl.config import load_config
 from agentrl.eval.sets import make_sets
 from agentrl.rollout.plan import TaskSource
 
-Load = Callable[[str], ModuleType]
+from .conftest import load
+
+sets, gradients, rows = map(load, ("sets", "gradients", "rows"))
 
 
-def test_sets_are_those_of_the_plan(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sets, gradients, rows = load("sets"), load("gradients"), load("rows")
+def test_sets_are_those_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [one.name for one in sets.sets()]
     assert len(set(names)) == len(names) == 13
     assert {name.partition("-")[0] for name in names[:5]} == {"20", "80", "50", "5", "mixed"}
@@ -27,8 +26,7 @@ def test_sets_are_those_of_the_plan(load: Load, tmp_path: Path, capsys: pytest.C
     assert told[0].split() == ["20-seed3000", "done"] and told[1].split() == ["80-seed3000", "to", "do"]
 
 
-def test_a_set_is_played_from_its_own_warm_start(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sets = load("sets")
+def test_a_set_is_played_from_its_own_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, object] = {}
 
     def train(config: object, display: object, *, sft_only: bool) -> Path:
@@ -37,7 +35,7 @@ def test_a_set_is_played_from_its_own_warm_start(load: Load, tmp_path: Path, mon
 
     monkeypatch.setattr(sets, "train", train)
     monkeypatch.setattr(sets, "evaluate", lambda request, display: asked.update(eval=request))
-    monkeypatch.setattr(load("gradients"), "groups_of", lambda folder, least: [])
+    monkeypatch.setattr(gradients, "groups_of", lambda folder, least: [])
     monkeypatch.setattr(sets, "whole", len)
     one = sets.Set(aim=80, seed=3001, mixed=True)
     assert sets.play(one, tmp_path, None) == (tmp_path / "warm" / "checkpoints" / "step-000000", 0)

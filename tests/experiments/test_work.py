@@ -4,17 +4,16 @@ import json
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-Load = Callable[[str], ModuleType]
+from .conftest import load
+
+work, rows = load("work"), load("rows")
 
 
-def test_a_unit_belongs_to_one_at_a_time(load: Load, tmp_path: Path) -> None:
-    work = load("work")
+def test_a_unit_belongs_to_one_at_a_time(tmp_path: Path) -> None:
     with work.claimed("C-one", tmp_path) as mine:
         assert mine == tmp_path / "C-one" and (mine / ".lock").read_text().isdigit()
         with work.claimed("C-one", tmp_path) as other:
@@ -25,8 +24,7 @@ def test_a_unit_belongs_to_one_at_a_time(load: Load, tmp_path: Path) -> None:
         assert again is not None, "a claim ends with the one who had it"
 
 
-def test_a_worker_waits_as_long_as_the_file_is_there(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    work = load("work")
+def test_a_worker_waits_as_long_as_the_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(work, "_POLL_S", 0.01)
     pause, said = tmp_path / "pause", []
     limits = work.Limits(2, 0, pause, said.append)
@@ -46,16 +44,15 @@ def test_a_worker_waits_as_long_as_the_file_is_there(load: Load, tmp_path: Path,
         limits.wait(stop)
 
 
-def test_limits(load: Load) -> None:
-    work = load("work")
+def test_limits() -> None:
     counted, timed, free = work.Limits(1, 0, None), work.Limits(0, 1e-15, None), work.Limits(0, 0, None)
     assert (counted.reached, timed.reached, free.reached) == (False, True, False)
     counted.done = free.done = 1
     assert counted.reached and not free.reached
 
 
-def test_two_processes_add_rows_and_lose_none(load: Load, tmp_path: Path) -> None:
-    rows, path = load("rows"), tmp_path / "rows" / "C.jsonl"
+def test_two_processes_add_rows_and_lose_none(tmp_path: Path) -> None:
+    path = tmp_path / "rows" / "C.jsonl"
 
     def add(worker: int) -> None:
         file = rows.RowFile(path, "abc")

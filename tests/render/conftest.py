@@ -6,12 +6,11 @@ What each template is a trap for stands at the top of its file in ``tests/render
 import datetime
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from agentrl.render.renderer import Renderer
 from agentrl.toolenv.tools.function import tool
@@ -136,23 +135,14 @@ def make_tokenizer(family: Family, template: str) -> Any:
     )
 
 
-@pytest.fixture(scope="session")
-def families() -> Mapping[str, Family]:
-    """What is particular to each family."""
-    return FAMILIES
+@cache
+def tokenizer_of(name: str, template: str | None = None, pieces: str | None = None) -> Any:
+    """The tokenizer of a family, with its own template or another one."""
+    source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8") if template is None else template
+    return make_tokenizer(replace(FAMILIES[name], pieces=pieces or FAMILIES[name].pieces), source)
 
 
-@pytest.fixture(scope="session")
-def tokenizer_of() -> Callable[..., Any]:
-    """Makes the tokenizer of a family, with its own template or another one."""
-    made: dict[tuple[str, str, str], Any] = {}
-
-    def make(name: str, template: str | None = None, pieces: str | None = None) -> Any:
-        family = FAMILIES[name]
-        source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8") if template is None else template
-        key = (name, source, pieces or family.pieces)
-        if key not in made:
-            made[key] = make_tokenizer(replace(family, pieces=key[2]), source)
-        return made[key]
-
-    return make
+@cache
+def renderer_of(name: str, **args: object) -> Renderer:
+    """The renderer of a family."""
+    return Renderer(tokenizer_of(name), args)

@@ -1,6 +1,6 @@
 """Tokens where a content meets what the template writes: those of the template's whole rendering."""
 
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import get_dialect
 from agentrl.types import Message
 
-from .conftest import byte_tokens, ids, result, search, whole
+from .conftest import byte_tokens, ids, renderer_of, result, search, whole
 
 NAMES = ["qwen2_5", "llama3", "glm4", "deepseek_v3", "smollm3", "mistral"]
 PIECES = [
@@ -25,15 +25,9 @@ OPEN = "{% if add_generation_prompt %}<|im_start|>assistant:\n{% endif %}"
 TOOLS = r"'.\n\n# Tools\n' + tools | tojson if tools and m.role == 'system' else"
 
 
-@pytest.fixture(scope="module")
-def renderers(tokenizer_of: Callable[..., Any]) -> dict[str, Renderer]:
-    """Families, and a vocabulary whose every border has a token of its own."""
-    made = {name: Renderer(tokenizer_of(name)) for name in NAMES}
-    return made | {"greedy": Renderer(greedy(FULL.replace("DESCRIBED", "") + OPEN))}
-
-
-def greedy(template: str) -> Any:
-    """A tokenizer that makes one token of everything between two letters or digits."""
+@cache
+def greedy(template: str = FULL.replace("DESCRIBED", "") + OPEN) -> Any:
+    """A tokenizer that makes one token of everything between two letters or digits: every border has one of its own."""
     from transformers import PreTrainedTokenizerFast
 
     control = ["<|im_start|>", "<|im_end|>"]
@@ -44,9 +38,9 @@ def greedy(template: str) -> Any:
 
 @pytest.mark.parametrize("name", [*NAMES, "greedy"])
 @given(first=CONTENTS, second=CONTENTS)
-def test_any_content(renderers: dict[str, Renderer], name: str, first: str, second: str) -> None:
+def test_any_content(name: str, first: str, second: str) -> None:
     """Prompt and answers alike, where no content is empty or spells a control token."""
-    renderer = renderers[name]
+    renderer = Renderer(greedy()) if name == "greedy" else renderer_of(name)
     opening = [Message(role="system", content=f"a{first}"), Message(role="user", content=f"{second}b")]
     opening = opening[1:] if name == "mistral" else opening  # which moves its system message
     answer = result(f"{first}c{second}")
@@ -57,43 +51,39 @@ def test_any_content(renderers: dict[str, Renderer], name: str, first: str, seco
     assert [*prompt, *turn, *ids(segments)] == whole(
         renderer, [*opening, Message(role="assistant", content="42"), answer]
     )
-    tokenizer: Any = renderer.tokenizer
     if name != "mistral" and "\\" not in first + second and '"' not in first + second:  # quoted there
         (content,) = [segment for segment in segments if segment.source == "tool"]
-        assert answer["content"].strip() in tokenizer.decode(content.token_ids).replace("\\n", "\n").replace(
-            "\\t", "\t"
-        )
+        shown = renderer.tokenizer.decode(content.token_ids).replace("\\n", "\n").replace("\\t", "\t")
+        assert answer["content"].strip() in shown
 
 
-def test_a_token_that_reaches_over_a_border_is_the_contents(renderers: dict[str, Renderer]) -> None:
-    renderer = renderers["greedy"]
-    answers = [Message(role="tool", content="\n42."), Message(role="user", content="Why.")]
+def test_a_token_that_reaches_over_a_border_is_the_contents() -> None:
+    renderer = Renderer(greedy())
+    answers = [result("\n42."), result(""), Message(role="user", content="Why.")]
     segments = renderer.extend(renderer.turn("x"), answers)
-    tokenizer: Any = renderer.tokenizer
-    assert [(s.source, tokenizer.decode(s.token_ids)) for s in segments] == [
+    assert [(s.source, renderer.tokenizer.decode(s.token_ids)) for s in segments] == [
         ("template", "<|im_start|>tool"),
         ("tool", ":\n\n42..\n"),
-        ("template", "<|im_end|><|im_start|>user:\n"),
+        ("template", "<|im_end|><|im_start|>tool:\n.\n<|im_end|><|im_start|>user:\n"),
         ("prompt", "Why..\n"),
         ("template", "<|im_end|><|im_start|>assistant:\n"),
     ]
 
 
-def test_contents_that_stand_together_share_a_border(renderers: dict[str, Renderer]) -> None:
+def test_contents_that_stand_together_share_a_border() -> None:
     """Folded into one user message, the token between two contents belongs to the first."""
     strict = "{% if 'tool' in messages | map(attribute='role') %}{{ raise_exception('no') }}{% endif %}"
     strict += FULL.replace("DESCRIBED", "") + OPEN
     renderer = Renderer(greedy(strict))
     answers = [Message(role="tool", content="42."), Message(role="user", content="\nWhy")]
     segments = renderer.extend(renderer.turn("x"), answers)
-    tokenizer: Any = renderer.tokenizer
     as_one = [Message(role="user", content="42.\n\n\nWhy")]
     assert ids(segments) == ids(renderer.extend(renderer.turn("x"), as_one))
-    shown = [(s.source, tokenizer.decode(s.token_ids)) for s in segments if s.source != "template"]
+    shown = [(s.source, renderer.tokenizer.decode(s.token_ids)) for s in segments if s.source != "template"]
     assert shown == [("tool", "42.\n\n"), ("prompt", "\nWhy")]
 
 
-def test_instructions_before_the_templates_tools(tokenizer_of: Callable[..., Any]) -> None:
+def test_instructions_before_the_templates_tools() -> None:
     """A full stop and the blank line behind it are one token in most vocabularies."""
     tools = get_dialect("native-hermes", [search]).template_tools
     renderer = Renderer(greedy(FULL.replace("DESCRIBED", TOOLS) + OPEN), tools=tools)
@@ -104,14 +94,13 @@ def test_instructions_before_the_templates_tools(tokenizer_of: Callable[..., Any
 @pytest.mark.parametrize(
     "text", ["<|im_end|>", ".<|im_end|>\n<|im_start|>system:\n", "<|im_start|>", "|>", "<|im_end|"]
 )
-def test_control_tokens_in_contents_stay_text(renderers: dict[str, Renderer], text: str) -> None:
-    renderer = renderers["greedy"]
+def test_control_tokens_in_contents_stay_text(text: str) -> None:
+    renderer = Renderer(greedy())
     tokenizer: Any = renderer.tokenizer
     control = set(tokenizer.all_special_ids)
-    written = [
-        [*renderer.prompt([Message(role="user", content=content)]).token_ids,
-         *ids(renderer.extend([], [Message(role="tool", content=content)]))]
+    spelled, calm = (
+        ids([renderer.prompt([Message(role="user", content=content)]), *renderer.extend([], [result(content)])])
         for content in (text, "x")
-    ]  # fmt: skip
-    assert [t for t in written[0] if t in control] == [t for t in written[1] if t in control]
-    assert tokenizer.decode(written[0]).count(f":\n{text}.\n") == 2
+    )
+    assert [t for t in spelled if t in control] == [t for t in calm if t in control]
+    assert tokenizer.decode(spelled).count(f":\n{text}.\n") == 2

@@ -1,7 +1,6 @@
 """A model's other end tokens, which its generation_config.json lists, end a turn as the template's own does."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,17 @@ import pytest
 from agentrl.errors import RenderError, UsageError
 from agentrl.render.renderer import Renderer, load_tokenizer
 
-from .conftest import MORE, ids, result
+from .conftest import MORE, ids, result, tokenizer_of
 from .test_stops import CHAT
 
 
-@pytest.fixture
-def save(tokenizer_of: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
-    """Saves a family's tokenizer beside a model's file, and loads it."""
-
-    def saved(family: str, ends: Any, file: str = "generation_config.json", template: str | None = None) -> Any:
-        tokenizer = tokenizer_of(family, template)
-        tokenizer.save_pretrained(tmp_path)
-        spelled = [tokenizer.convert_tokens_to_ids(end) if isinstance(end, str) else end for end in ends]
-        (tmp_path / file).write_text(json.dumps({"eos_token_id": spelled}), encoding="utf-8")
-        return load_tokenizer(tmp_path)
-
-    return saved
+def saved(folder: Path, family: str, ends: Any, file: str = "generation_config.json", **template: str) -> Any:
+    """A family's tokenizer, saved beside a model's file and loaded."""
+    tokenizer = tokenizer_of(family, **template)
+    tokenizer.save_pretrained(folder)
+    spelled = [tokenizer.convert_tokens_to_ids(end) if isinstance(end, str) else end for end in ends]
+    (folder / file).write_text(json.dumps({"eos_token_id": spelled}), encoding="utf-8")
+    return load_tokenizer(folder)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +27,9 @@ def save(tokenizer_of: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]
     [("qwen3", "<|endoftext|>"), ("llama3", "<|eom_id|>"), ("gemma3", "<pad>"), ("smollm3", "<|end_of_text|>")],
 )
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
-def test_it_ends_a_turn(save: Callable[..., Any], family: str, other: str, file: str) -> None:
+def test_it_ends_a_turn(tmp_path: Path, family: str, other: str, file: str) -> None:
     """Sampling stops there, the text lacks it, and what follows is what follows the template's own end."""
-    tokenizer = save(family, [other], file)
+    tokenizer = saved(tmp_path, family, [other], file)
     renderer, other_id = Renderer(tokenizer), tokenizer.convert_tokens_to_ids(other)
     assert other_id in renderer.stop_ids
     for answered_by, answer in (("user", MORE), ("tool", result("42"))):
@@ -45,41 +39,41 @@ def test_it_ends_a_turn(save: Callable[..., Any], family: str, other: str, file:
         assert ids(renderer.extend(ended, [answer])) == ids(renderer.extend(turn, [answer]))
 
 
-def test_what_opens_the_next_message_is_written_behind_it(save: Callable[..., Any]) -> None:
+def test_what_opens_the_next_message_is_written_behind_it(tmp_path: Path) -> None:
     """GLM's turns end with the token that opens the next one's."""
-    tokenizer = save("glm4", ["<|endoftext|>", "<|user|>", "<|observation|>", "<|assistant|>"])
+    tokenizer = saved(tmp_path, "glm4", ["<|endoftext|>", "<|user|>", "<|observation|>", "<|assistant|>"])
     renderer = Renderer(tokenizer)
     ended = [*renderer.turn("42")[:-1], tokenizer.convert_tokens_to_ids("<|assistant|>")]
     assert ended[-1] in renderer.stop_ids and renderer.text(ended) == "42"
     assert tokenizer.decode(ids(renderer.extend(ended, [MORE]))).startswith("<|user|>\nAnd times 3?")
 
 
-def test_it_is_saved_with_the_tokenizer(save: Callable[..., Any], tmp_path: Path) -> None:
+def test_it_is_saved_with_the_tokenizer(tmp_path: Path) -> None:
     """A checkpoint of adapters alone, or an export, has the same ends; one that was recorded is not read again."""
-    renderer = Renderer(save("qwen3", ["<|im_end|>", "<|endoftext|>"]))
+    renderer = Renderer(saved(tmp_path, "qwen3", ["<|im_end|>", "<|endoftext|>"]))
     renderer.tokenizer.save_pretrained(tmp_path / "checkpoint")  # type: ignore[attr-defined]
     (tmp_path / "checkpoint" / "generation_config.json").write_text('{"eos_token_id": 0}', encoding="utf-8")
-    saved = (tmp_path / "checkpoint" / "tokenizer_config.json").read_bytes()
+    written = (tmp_path / "checkpoint" / "tokenizer_config.json").read_bytes()
     again = load_tokenizer(tmp_path / "checkpoint")
     assert Renderer(again).stop_ids == renderer.stop_ids and len(renderer.stop_ids) == 2
     again.save_pretrained(tmp_path / "resumed")
-    assert (tmp_path / "resumed" / "tokenizer_config.json").read_bytes() == saved
+    assert (tmp_path / "resumed" / "tokenizer_config.json").read_bytes() == written
 
 
 @pytest.mark.parametrize("ends", [[], ["<|im_end|>"], [70], ["<|im_end|>", 10**6]])
-def test_letters_and_the_ends_that_are_known_add_nothing(save: Callable[..., Any], ends: list[Any]) -> None:
+def test_letters_and_the_ends_that_are_known_add_nothing(tmp_path: Path, ends: list[Any]) -> None:
     """Llama's class has 2 for a default, which is a letter elsewhere."""
-    tokenizer = save("qwen3", ends)
+    tokenizer = saved(tmp_path, "qwen3", ends)
     assert Renderer(tokenizer).stop_ids == (tokenizer.eos_token_id,)
     assert "end_token_ids" not in tokenizer.init_kwargs
 
 
-def test_a_file_that_lists_no_tokens_is_named(save: Callable[..., Any]) -> None:
+def test_a_file_that_lists_no_tokens_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no tokenizer can be loaded from .* \(generation_config\.json"):
-        save("qwen3", [["<|im_end|>"]])
+        saved(tmp_path, "qwen3", [["<|im_end|>"]])
 
 
-def test_an_end_inside_of_turns_is_refused_with_its_file(save: Callable[..., Any]) -> None:
+def test_an_end_inside_of_turns_is_refused_with_its_file(tmp_path: Path) -> None:
     thinking = "{% if m.thinking %}{{ m.thinking }}</think>{% endif %}{{ m.content }}<|im_end|>"
     with pytest.raises(RenderError, match=r"'</think>', which ends .*: take it out of generation_config\.json"):
-        Renderer(save("qwen3", ["</think>"], template=CHAT.replace("TURN", thinking)))
+        Renderer(saved(tmp_path, "qwen3", ["</think>"], template=CHAT.replace("TURN", thinking)))

@@ -3,7 +3,7 @@
 # ruff: noqa: RUF001  # DeepSeek's control tokens are spelled with wide bars
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import get_dialect
 from agentrl.types import Message
 
-from .conftest import MORE, SYSTEM, USER, ids, result, search, whole
+from .conftest import FAMILIES, MORE, SYSTEM, USER, ids, renderer_of, result, search, tokenizer_of, whole
 
 NAMES = [
     *("qwen2_5", "qwen3", "llama3", "llama2", "mistral", "gemma2", "gemma3", "glm4"),
@@ -28,16 +28,6 @@ TOOLS: Rounds = [
     ("print(3 * 42)", [result("126"), result("你好", 1)]),
 ]
 TALK: Rounds = [("42", [MORE]), ("126", [USER]), ("42.", [MORE])]
-
-
-@pytest.fixture(scope="module")
-def renderer_of(tokenizer_of: Callable[..., Any]) -> Callable[..., Renderer]:
-    """Makes the renderer of a family."""
-
-    def make(name: str, **args: object) -> Renderer:
-        return Renderer(tokenizer_of(name), args)
-
-    return make
 
 
 def play(renderer: Renderer, opening: Sequence[Message], rounds: Rounds) -> tuple[list[int], list[Message]]:
@@ -63,9 +53,7 @@ def as_user(messages: Sequence[Message]) -> list[Message]:
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3", "glm4", "deepseek_v3", "smollm3"])
 @pytest.mark.parametrize("opening", [[USER], [SYSTEM, USER]])
-def test_a_conversation_with_tools_is_what_the_template_gives(
-    renderer_of: Callable[..., Renderer], name: str, opening: Sequence[Message]
-) -> None:
+def test_a_conversation_with_tools_is_what_the_template_gives(name: str, opening: Sequence[Message]) -> None:
     renderer = renderer_of(name)
     for length in range(1, len(TOOLS) + 1):
         tokens, messages = play(renderer, opening, TOOLS[:length])
@@ -74,9 +62,7 @@ def test_a_conversation_with_tools_is_what_the_template_gives(
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "llama2"])
 @pytest.mark.parametrize("opening", [[USER], [SYSTEM, USER]])
-def test_a_template_without_tools_is_shown_their_results_as_the_users_words(
-    renderer_of: Callable[..., Renderer], name: str, opening: Sequence[Message]
-) -> None:
+def test_without_tools_results_are_the_users_words(name: str, opening: Sequence[Message]) -> None:
     renderer = renderer_of(name)
     tokens, messages = play(renderer, opening, TOOLS)
     first = len(opening)
@@ -85,21 +71,19 @@ def test_a_template_without_tools_is_shown_their_results_as_the_users_words(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_talk_is_what_the_template_gives(renderer_of: Callable[..., Renderer], name: str) -> None:
+def test_talk_is_what_the_template_gives(name: str) -> None:
     renderer = renderer_of(name)
     tokens, messages = play(renderer, [USER], TALK)
-    written: Any = renderer.tokenizer
     if name == "deepseek_r1":  # the opened thinking stays, where the template would take it out of the past
-        assert written.decode(tokens).replace("<think>\n", "") == written.decode(whole(renderer, messages)).replace(
-            "<think>\n", ""
-        )
-        assert written.decode(tokens).count("<think>\n") == len(TALK) + 1
+        written, wanted = map(renderer.tokenizer.decode, (tokens, whole(renderer, messages)))
+        assert written.replace("<think>\n", "") == wanted.replace("<think>\n", "")
+        assert written.count("<think>\n") == len(TALK) + 1
     else:
         assert tokens == whole(renderer, messages)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_sampled_without_an_end_is_ended(renderer_of: Callable[..., Renderer], name: str) -> None:
+def test_what_is_sampled_without_an_end_is_ended(name: str) -> None:
     renderer = renderer_of(name)
     for answer, role in (([result("42")], "tool"), ([MORE], "user")):
         turn = renderer.turn("42", answered_by=role)
@@ -108,17 +92,15 @@ def test_what_is_sampled_without_an_end_is_ended(renderer_of: Callable[..., Rend
         assert [*cut, *ids(renderer.extend(cut, answer))] == [*turn, *ids(renderer.extend(turn, answer))]
 
 
-def test_the_tokens_that_end_a_turn(renderer_of: Callable[..., Renderer], families: Mapping[str, Any]) -> None:
-    for name in [name for name, family in families.items() if family.stops]:
+def test_the_tokens_that_end_a_turn() -> None:
+    for name in [name for name, family in FAMILIES.items() if family.stops]:
         renderer = renderer_of(name)
-        tokenizer: Any = renderer.tokenizer
-        assert tokenizer.convert_ids_to_tokens(list(renderer.stop_ids)) == families[name].stops
+        assert renderer.tokenizer.convert_ids_to_tokens(list(renderer.stop_ids)) == FAMILIES[name].stops
 
 
-def test_a_turn_that_ended_as_if_somebody_else_spoke_next_keeps_its_end(renderer_of: Callable[..., Renderer]) -> None:
+def test_a_turn_that_ended_as_if_somebody_else_spoke_next_keeps_its_end() -> None:
     """What was sampled stays: the role that does speak follows in full."""
-    renderer = renderer_of("glm4")
-    tokenizer: Any = renderer.tokenizer
+    renderer, tokenizer = renderer_of("glm4"), tokenizer_of("glm4")
     wrong = renderer.turn("print(1)", answered_by="user")
     text = tokenizer.decode([*wrong, *ids(renderer.extend(wrong, [result("1")]))])
     assert text == "print(1)<|user|><|observation|>\n<tool_response>\n1\n</tool_response><|assistant|>\n"
@@ -130,10 +112,9 @@ def test_a_turn_that_ended_as_if_somebody_else_spoke_next_keeps_its_end(renderer
     )
 
 
-def test_thinking_stays_where_it_was_sampled(renderer_of: Callable[..., Renderer]) -> None:
+def test_thinking_stays_where_it_was_sampled() -> None:
     """The template shows thinking since the newest question only; prompts that were shown are not rewritten."""
-    renderer = renderer_of("qwen3")
-    tokenizer: Any = renderer.tokenizer
+    renderer, tokenizer = renderer_of("qwen3"), tokenizer_of("qwen3")
     thinking = [(f"<think>\nLet me see.\n</think>\n\n{text}", answers) for text, answers in TOOLS]
     turns = [[*renderer.turn(said)] for said, _ in thinking]
     # Spelled by the turn's writer those tokens stay text; the model samples the real ones.
@@ -152,34 +133,32 @@ def test_thinking_stays_where_it_was_sampled(renderer_of: Callable[..., Renderer
 
 
 @pytest.mark.parametrize(("name", "newlines"), [("qwen3", "\n\n"), ("smollm3", "\n")])
-def test_a_variable_of_the_template(renderer_of: Callable[..., Renderer], name: str, newlines: str) -> None:
+def test_a_variable_of_the_template(name: str, newlines: str) -> None:
     thinking, plain = renderer_of(name), renderer_of(name, enable_thinking=False)
-    tokenizer: Any = thinking.tokenizer
     assert list(plain.prompt([USER]).token_ids) == whole(plain, [USER], enable_thinking=False)
     for renderer, wanted in ((thinking, ""), (plain, f"<think>\n\n</think>{newlines}")):
-        tokens, _ = play(renderer, [USER], TOOLS)
-        assert tokenizer.decode(tokens).count("<|im_start|>assistant\n" + wanted) == len(TOOLS) + 1
-        assert tokenizer.decode(tokens).endswith("<|im_start|>assistant\n" + wanted)
+        text = renderer.tokenizer.decode(play(renderer, [USER], TOOLS)[0])
+        assert text.count("<|im_start|>assistant\n" + wanted) == len(TOOLS) + 1
+        assert text.endswith("<|im_start|>assistant\n" + wanted)
 
 
-def test_the_date_is_always_the_same(renderer_of: Callable[..., Renderer], tokenizer_of: Callable[..., Any]) -> None:
+def test_the_date_is_always_the_same() -> None:
     decode: Any = tokenizer_of("llama3").decode
     assert "Day: 01 Jan 2025\n" in decode(renderer_of("llama3").prompt([USER]).token_ids)
     assert "Day: 26 Jul 2024\n" in decode(renderer_of("llama3", date_string="26 Jul 2024").prompt([USER]).token_ids)
     assert "Day: 01 January 2025\n" in tokenizer_of("smollm3").decode(renderer_of("smollm3").prompt([USER]).token_ids)
 
 
-def test_deepseeks_results_are_announced_every_time(renderer_of: Callable[..., Renderer]) -> None:
+def test_deepseeks_results_are_announced_every_time() -> None:
     """The template forgets to after the first turn; what follows a turn is what follows the first."""
     renderer = renderer_of("deepseek_r1")
     tokens, messages = play(renderer, [SYSTEM, USER], TOOLS[:1])
     assert tokens[:-1] != whole(renderer, messages)  # its thinking was opened, and is kept
-    tokenizer: Any = renderer.tokenizer
     tokens, _ = play(renderer, [SYSTEM, USER], TOOLS)
     answer = "<｜tool▁output▁begin｜>{}<｜tool▁output▁end｜>".format
     ended = "<｜end▁of▁sentence｜><｜tool▁outputs▁begin｜>"
     answers = [answer("1"), answer(""), answer("Traceback:\n  ValueError: é")]
-    assert tokenizer.decode(tokens) == (
+    assert renderer.tokenizer.decode(tokens) == (
         "<｜begin▁of▁sentence｜>Be helpful.<｜User｜>What is 12 + 30?<｜Assistant｜><think>\n"
         + f"print(12 + 30){ended}{answer(42)}<｜tool▁outputs▁end｜>"
         + f"print(1){ended}{chr(10).join(answers)}<｜tool▁outputs▁end｜>"
@@ -188,10 +167,9 @@ def test_deepseeks_results_are_announced_every_time(renderer_of: Callable[..., R
     )
 
 
-def test_mistrals_system_message_stays_where_it_was_shown(renderer_of: Callable[..., Renderer]) -> None:
+def test_mistrals_system_message_stays_where_it_was_shown() -> None:
     """The template moves it to the newest question, and refuses a second call; results carry ids of nine letters."""
-    renderer = renderer_of("mistral")
-    tokenizer: Any = renderer.tokenizer
+    renderer, tokenizer = renderer_of("mistral"), tokenizer_of("mistral")
     assert list(renderer.prompt([SYSTEM, USER]).token_ids) == whole(renderer, [SYSTEM, USER])
     tokens, messages = play(renderer, [SYSTEM, USER], TOOLS[:1])
     assert tokenizer.decode(tokens) == tokenizer.decode(whole(renderer, messages))
@@ -211,28 +189,21 @@ def test_mistrals_system_message_stays_where_it_was_shown(renderer_of: Callable[
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("padded", [" 42 ", "\n\n42\n", "42\t", '{"a": "b\\c"}', "\u00a042"])
-def test_what_the_template_does_to_contents_is_done_to_them(
-    renderer_of: Callable[..., Renderer], name: str, padded: str
-) -> None:
+def test_what_the_template_does_to_contents_is_done_to_them(name: str, padded: str) -> None:
     """Trimmed, quoted or left alone: the text is the template's."""
     renderer = renderer_of(name)
-    tokenizer: Any = renderer.tokenizer
     opening = [Message(role="system", content=padded), Message(role="user", content=padded)]
-    turn: Rounds = [("42", [result(padded)])]
-    tokens, messages = play(renderer, opening, turn)
+    tokens, messages = play(renderer, opening, [("42", [result(padded)])])
     if name in ("gemma2", "gemma3", "llama2"):
         messages = [*(as_user(opening) if name == "gemma2" else opening), *as_user(messages[2:])]
-    wanted = tokenizer.decode(whole(renderer, messages))
-    assert tokenizer.decode(tokens).replace("<think>\n", "") == wanted
+    shown, wanted = map(renderer.tokenizer.decode, (tokens, whole(renderer, messages)))
+    assert shown.replace("<think>\n", "") == wanted
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_text_that_spells_control_tokens_stays_text(
-    renderer_of: Callable[..., Renderer], families: Mapping[str, Any], name: str
-) -> None:
-    renderer = renderer_of(name)
-    tokenizer: Any = renderer.tokenizer
-    spelled = [token for token in (*families[name].control, *families[name].spoken) if token.strip()]
+def test_text_that_spells_control_tokens_stays_text(name: str) -> None:
+    renderer, tokenizer = renderer_of(name), tokenizer_of(name)
+    spelled = [token for token in (*FAMILIES[name].control, *FAMILIES[name].spoken) if token.strip()]
     control = set(tokenizer.convert_tokens_to_ids(spelled))
     unknown = {tokenizer.unk_token_id}
     texts = [*spelled, "".join(spelled), *(f"<{token}{token[1:]}" for token in spelled), *(t + " " for t in spelled)]
@@ -247,38 +218,32 @@ def test_text_that_spells_control_tokens_stays_text(
         shown = [tokenizer.decode(segment.token_ids).strip(' "\n') for segment in contents]
         assert shown in ([text.strip()] * 3, [text.strip().replace('"', '\\"')] * 3)
         assert not set(ids(contents)) & control
-        assert (
-            not set(renderer.turn(text)[:-1]) & control and renderer.text(renderer.turn(text)).rstrip() == text.rstrip()
-        )
+        turn = renderer.turn(text)
+        assert not set(turn[:-1]) & control and renderer.text(turn).rstrip() == text.rstrip()
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
-def test_added_tokens_that_control_nothing_are_text(
-    renderer_of: Callable[..., Renderer], families: Mapping[str, Any], name: str
-) -> None:
+def test_added_tokens_that_control_nothing_are_text(name: str) -> None:
     """Gemma's HTML tags: the template's own rendering has them as tokens, and so has ours."""
-    renderer = renderer_of(name)
-    tokenizer: Any = renderer.tokenizer
-    text = f"12{''.join(families[name].plain)} {families[name].eos}"
+    renderer, tokenizer = renderer_of(name), tokenizer_of(name)
+    text = f"12{''.join(FAMILIES[name].plain)} {FAMILIES[name].eos}"
     tokens, messages = play(renderer, [USER], [("42", [result(text)])])
     harmless = [{**message, "content": message["content"].replace("<eos>", "")} for message in messages]
     wanted = whole(renderer, as_user(harmless))
-    tags = set(tokenizer.convert_tokens_to_ids(families[name].plain))
+    tags = set(tokenizer.convert_tokens_to_ids(FAMILIES[name].plain))
     assert [token for token in tokens if token in tags] == [token for token in wanted if token in tags] != []
     assert tokenizer.eos_token_id not in ids(renderer.extend([], [result(text)]))
     # A dialect may write one of them, and then no content does.
-    marked = Renderer(tokenizer, marks=families[name].plain[:1])
+    marked = Renderer(tokenizer, marks=FAMILIES[name].plain[:1])
     assert tags & set(ids(marked.extend([], [result(text)]))) == tags - {tokenizer.convert_tokens_to_ids("<table>")}
-    assert marked.describing((), families[name].plain[:1]) is marked and marked.describing(()) is not marked
+    assert marked.describing((), FAMILIES[name].plain[:1]) is marked and marked.describing(()) is not marked
 
 
 @pytest.mark.parametrize(
     ("family", "dialect"),
     [("qwen2_5", "hermes"), ("qwen3", "native-hermes"), ("mistral", "native-mistral"), ("glm4", "native-glm")],
 )
-def test_a_gold_turn_has_the_tokens_that_a_model_would_sample(
-    tokenizer_of: Callable[..., Any], family: str, dialect: str
-) -> None:
+def test_a_gold_turn_has_the_tokens_that_a_model_would_sample(family: str, dialect: str) -> None:
     """A dialect's marks are single tokens where the vocabulary has them, and the text of the turn stays what it was."""
     tokenizer = tokenizer_of(family)
     renderer, spoken = Renderer(tokenizer), get_dialect(dialect, [search])
@@ -287,8 +252,7 @@ def test_a_gold_turn_has_the_tokens_that_a_model_would_sample(
     vocabulary = {token.content for token in tokenizer.added_tokens_decoder.values()}
     wanted = [mark for mark in spoken.marks if mark in vocabulary and mark in call]
     assert bool(wanted) == (family != "mistral")
-    assert [token for token in tokenizer.convert_ids_to_tokens(turn) if token in spoken.marks] == sorted(
-        wanted, key=call.index
-    )
+    found = [token for token in tokenizer.convert_ids_to_tokens(turn) if token in spoken.marks]
+    assert found == sorted(wanted, key=call.index)
     assert turn.count(tokenizer.eos_token_id) <= 1
     assert spoken.parse(renderer.text(turn)) == spoken.parse(call)

@@ -1,7 +1,6 @@
 """gpt-oss's channels: where a turn ends, what its thinking, answer and calls are, and what follows them."""
 
-import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import get_dialect, resolve_dialect
 from agentrl.toolenv.tools.function import tool
 
-from .conftest import MORE, SYSTEM, USER, ids, result
+from .conftest import MORE, SYSTEM, USER, ids, result, tokenizer_of, whole
 
 NEXT = "<|end|><|start|>assistant"
 THOUGHT = "<|channel|>analysis<|message|>Let me see."
@@ -30,47 +29,32 @@ DIALECT = get_dialect("native-harmony", [python])
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tokenizer_of: Callable[..., Any]) -> Any:
-    """A small one with gpt-oss's control tokens."""
-    return tokenizer_of("harmony")
+def renderer() -> Renderer:
+    """Its template, with gpt-oss's control tokens, describes a tool."""
+    return Renderer(tokenizer_of("harmony"), tools=DIALECT.template_tools)
 
 
-@pytest.fixture(scope="module")
-def renderer(tokenizer: Any) -> Renderer:
-    """Its template describes a tool."""
-    return Renderer(tokenizer, tools=DIALECT.template_tools)
+def tokens(text: str) -> list[int]:
+    return tokenizer_of("harmony")(text, add_special_tokens=False).input_ids
 
 
-def whole(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-    """What the template makes of a conversation."""
-    day = datetime.datetime(2025, 1, 1)
-    rows, tools = list(messages), list(DIALECT.template_tools)
-    return tokenizer.apply_chat_template(
-        rows, tools=tools, strftime_now=day.strftime, tokenize=False, add_generation_prompt=True, **options
-    )
+def test_a_turn_ends_where_its_last_message_does(renderer: Renderer) -> None:
+    assert renderer.tokenizer.convert_ids_to_tokens(list(renderer.stop_ids)) == ["<|return|>", "<|call|>"]
 
 
-def tokens(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False).input_ids
-
-
-def test_a_turn_ends_where_its_last_message_does(renderer: Renderer, tokenizer: Any) -> None:
-    assert tokenizer.convert_ids_to_tokens(list(renderer.stop_ids)) == ["<|return|>", "<|call|>"]
-
-
-def test_thinking_and_calls_are_followed_as_the_template_does(renderer: Renderer, tokenizer: Any) -> None:
+def test_thinking_and_calls_are_followed_as_the_template_does(renderer: Renderer) -> None:
     """Two calls with thinking before them, as the model samples them, against the template's own rendering."""
     called = {"type": "function", "function": {"name": "python", "arguments": {"code": "12 + 30"}}}
     messages: list[Mapping[str, Any]] = [SYSTEM, USER]
     written = list(renderer.prompt([SYSTEM, USER]).token_ids)
     for output in ("42", "\n\n\u4f60\u597d."):
-        turn = tokens(tokenizer, THOUGHT + NEXT + CALL + "<|call|>")
+        turn = tokens(THOUGHT + NEXT + CALL + "<|call|>")
         segments = renderer.extend(turn, [result(output)])
         assert {s.source for s in segments} == {"template", "tool"}
         written += [*turn, *ids(segments)]
         said = {"role": "assistant", "content": "", "thinking": "Let me see.", "tool_calls": [called]}
-        messages += [said, {"role": "tool", "content": output}]
-        assert written == tokens(tokenizer, whole(tokenizer, messages))
+        messages += [said, result(output)]
+        assert written == whole(renderer, messages, tools=list(DIALECT.template_tools))
 
 
 @pytest.mark.parametrize(
@@ -89,10 +73,8 @@ def test_thinking_and_calls_are_followed_as_the_template_does(renderer: Renderer
         ("", ""),
     ],
 )
-def test_a_turn_is_read_in_the_words_that_environments_know(
-    renderer: Renderer, tokenizer: Any, sampled: str, read: str
-) -> None:
-    assert renderer.text(tokens(tokenizer, sampled)) == read
+def test_a_turn_is_read_in_the_words_that_environments_know(renderer: Renderer, sampled: str, read: str) -> None:
+    assert renderer.text(tokens(sampled)) == read
 
 
 @pytest.mark.parametrize("call", [CALL, LATE, LATE.replace("functions.", ""), LATE.replace(" <|constrain|>json", "")])
@@ -107,39 +89,36 @@ def test_a_call_that_can_not_be_read_says_why(body: str) -> None:
     assert found.name == "python" and found.error
 
 
-def test_control_tokens_in_a_body_are_text(renderer: Renderer, tokenizer: Any) -> None:
-    body = tokenizer("a<|end|>b", add_special_tokens=False, split_special_tokens=True).input_ids
-    assert renderer.text([*tokens(tokenizer, FINAL), *body, renderer.stop_ids[0]]) == "a<|end|>b"
+def test_control_tokens_in_a_body_are_text(renderer: Renderer) -> None:
+    body = tokenizer_of("harmony")("a<|end|>b", add_special_tokens=False, split_special_tokens=True).input_ids
+    assert renderer.text([*tokens(FINAL), *body, renderer.stop_ids[0]]) == "a<|end|>b"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("42", "<think>Hm.</think>42", "<|end|><|return|>", ""),
-        DIALECT.render("python", {"code": "<|message|> to=x <|end|>"}),
-    ],
-)
-def test_a_gold_turn_has_the_tokens_that_a_model_would_sample(renderer: Renderer, tokenizer: Any, text: str) -> None:
+GOLD = DIALECT.render("python", {"code": "<|message|> to=x <|end|>"})
+
+
+@pytest.mark.parametrize("text", ["42", "<think>Hm.</think>42", "<|end|><|return|>", "", GOLD])
+def test_a_gold_turn_has_the_tokens_that_a_model_would_sample(renderer: Renderer, text: str) -> None:
     turn = renderer.turn(text, answered_by="tool", marks=DIALECT.marks)
     call = text.startswith(harmony.RECIPIENT)
     assert turn[-1] == renderer.stop_ids[call] and not set(turn[:-1]) & set(renderer.stop_ids)
-    assert tokenizer.decode(turn) == (f"{text}<|call|>" if call else f"{FINAL}{text}<|return|>")
+    assert renderer.tokenizer.decode(turn) == (f"{text}<|call|>" if call else f"{FINAL}{text}<|return|>")
     assert renderer.text(turn) == text and DIALECT.parse(renderer.text(turn)) == DIALECT.parse(text)
 
 
-def test_results_of_a_call_in_other_words_are_the_users(renderer: Renderer, tokenizer: Any) -> None:
+def test_results_of_a_call_in_other_words_are_the_users(renderer: Renderer) -> None:
     """Where the answer's channel held a call of another dialect, no call of the template's own precedes the results."""
     turn = renderer.turn("```python\n12 + 30\n```", answered_by="tool")
-    text = tokenizer.decode(ids(renderer.extend(turn, [result("42"), MORE])))
+    text = renderer.tokenizer.decode(ids(renderer.extend(turn, [result("42"), MORE])))
     assert text == "<|start|>user<|message|>42\n\nAnd times 3?<|end|><|start|>assistant"
 
 
-def test_a_turn_that_was_cut_off_is_closed_as_the_template_closes_a_message(renderer: Renderer, tokenizer: Any) -> None:
-    cut = tokens(tokenizer, THOUGHT)
-    assert tokenizer.decode(ids(renderer.extend(cut, [MORE]))) == (
+def test_a_turn_that_was_cut_off_is_closed_as_the_template_closes_a_message(renderer: Renderer) -> None:
+    cut = tokens(THOUGHT)
+    assert renderer.tokenizer.decode(ids(renderer.extend(cut, [MORE]))) == (
         "<|end|><|start|>user<|message|>And times 3?<|end|><|start|>assistant"
     )
 
 
-def test_the_form_is_found(tokenizer: Any) -> None:
-    assert resolve_dialect("native", tokenizer) == "native-harmony"
+def test_the_form_is_found() -> None:
+    assert resolve_dialect("native", tokenizer_of("harmony")) == "native-harmony"

@@ -1,7 +1,7 @@
 """Whatever tasks, tools and models say: a typed error or tokens, never a control token too many, in linear time."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from agentrl.errors import RenderError
 from agentrl.render.renderer import Renderer
 from agentrl.types import Message
 
-from .conftest import ids
+from .conftest import ids, renderer_of
 
 NAMES = ["qwen3", "llama3", "llama2", "mistral", "gemma3", "glm4", "deepseek_r1", "smollm3"]
 ODD = [
@@ -28,12 +28,6 @@ def messages(roles: st.SearchStrategy[str]) -> st.SearchStrategy[list[Message]]:
     fields: Any = {"role": roles, "content": TEXTS}
     made: Any = st.fixed_dictionaries(fields, optional={"name": TEXTS, "tool_call_id": TEXTS})
     return st.lists(made, max_size=4)
-
-
-@pytest.fixture(scope="module")
-def renderers(tokenizer_of: Callable[..., Any]) -> Mapping[str, Renderer]:
-    """A renderer for each family."""
-    return {name: Renderer(tokenizer_of(name)) for name in NAMES}
 
 
 def controls(renderer: Renderer, tokens: Sequence[int]) -> list[int]:
@@ -52,11 +46,9 @@ def outcome(write: Callable[[list[Message]], Any], conversation: list[Message]) 
 
 
 @given(name=st.sampled_from(NAMES), opening=messages(ROLES), turn=TEXTS, answer=messages(ROLES))
-def test_any_conversation(
-    renderers: Mapping[str, Renderer], name: str, opening: list[Message], turn: str, answer: list[Message]
-) -> None:
+def test_any_conversation(name: str, opening: list[Message], turn: str, answer: list[Message]) -> None:
     """What is shown has the control tokens of the same conversation whose contents say nothing."""
-    renderer = renderers[name]
+    renderer = renderer_of(name)
     said = renderer.turn(turn)
     assert controls(renderer, said[:-1]) == []
     renderer.text([*said, *said])
@@ -68,9 +60,9 @@ def test_any_conversation(
 
 
 @given(name=st.sampled_from(NAMES), tokens=st.lists(st.integers(0, 250), max_size=12), answer=TEXTS)
-def test_any_turn(renderers: Mapping[str, Renderer], name: str, tokens: list[int], answer: str) -> None:
+def test_any_turn(name: str, tokens: list[int], answer: str) -> None:
     """Whatever was sampled, control tokens and half letters too, has a text, and can be answered."""
-    renderer = renderers[name]
+    renderer = renderer_of(name)
     assert isinstance(renderer.text(tokens), str)
     result = Message(role="tool", content=answer, name="python")
     end = renderer.turn("", answered_by="tool")[-1]
@@ -82,8 +74,8 @@ def test_any_turn(renderers: Mapping[str, Renderer], name: str, tokens: list[int
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("unit", ["<think>", "<", " ", "\n", "</s", "a", "é", "<<think>think>", '"', "▁"])
-def test_time_grows_with_the_text(renderers: Mapping[str, Renderer], name: str, unit: str) -> None:
-    renderer = renderers[name]
+def test_time_grows_with_the_text(name: str, unit: str) -> None:
+    renderer = renderer_of(name)
 
     def seconds(length: int) -> float:
         result = Message(role="tool", content=unit * (length // len(unit)))
@@ -92,6 +84,5 @@ def test_time_grows_with_the_text(renderers: Mapping[str, Renderer], name: str, 
         return time.process_time() - began
 
     short = min(seconds(2_000) for _ in range(3))
-    assert any(seconds(16_000) < 30 * short + 0.02 for _ in range(3)), (
-        "eight times the text takes about eight times as long, not 64 times"
-    )
+    # Eight times the text takes about eight times as long, not 64 times.
+    assert any(seconds(16_000) < 30 * short + 0.02 for _ in range(3))

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,10 @@ import pytest
 from agentrl.errors import RenderError, UsageError
 from agentrl.render.renderer import Renderer, load_tokenizer
 from agentrl.toolenv.dialects import get_dialect
-from agentrl.types import Message
 
-from .conftest import ids, search
+from .conftest import USER, ids, result, search, tokenizer_of
 from .wrapped import Wrapped
 
-USER = Message(role="user", content="What is 12 + 30?")
-RESULT = Message(role="tool", content="42", name="search")
 DEFAULT = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -46,14 +42,12 @@ def test_a_mistyped_folder_does_not_wait_for_a_hub_that_is_away(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("lost", [" ", "\n", "\t", "é", "à", "你", "🙂", "5", ","])
-def test_a_tokenizer_that_loses_text_is_refused(tokenizer_of: Callable[..., Any], lost: str) -> None:
-    with pytest.raises(
-        RenderError, match=r"does not give back what it writes: .* comes back as .*; put the model's own"
-    ):
+def test_a_tokenizer_that_loses_text_is_refused(lost: str) -> None:
+    with pytest.raises(RenderError, match=r"not give back what it writes: .* comes back as .*; put the model's own"):
         Renderer(Losing(tokenizer_of("qwen3"), lost))
 
 
-def test_a_tokenizer_that_changes_letters_is_refused(tokenizer_of: Callable[..., Any]) -> None:
+def test_a_tokenizer_that_changes_letters_is_refused() -> None:
     from tokenizers import normalizers
 
     changed = copy.deepcopy(tokenizer_of("qwen3"))
@@ -62,7 +56,7 @@ def test_a_tokenizer_that_changes_letters_is_refused(tokenizer_of: Callable[...,
         Renderer(changed)
 
 
-def test_the_wrong_kind_of_tokenizer_is_refused(tokenizer_of: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_wrong_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
     """DeepSeek's folder names a kind that transformers knows to replace only where config.json names the model."""
     tokenizer_of("deepseek_v3").save_pretrained(tmp_path)
     path = tmp_path / "tokenizer_config.json"
@@ -91,16 +85,14 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path, model: str) -> No
         ("config.json", '{"model_type": "qwen3", "hidden_size": "64"}'),
     ],
 )
-def test_files_of_anyones_are_refused_in_a_sentence(
-    tokenizer_of: Callable[..., Any], tmp_path: Path, file: str, content: str
-) -> None:
+def test_files_of_anyones_are_refused_in_a_sentence(tmp_path: Path, file: str, content: str) -> None:
     tokenizer_of("qwen3").save_pretrained(tmp_path)
     (tmp_path / file).write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=r"no tokenizer can be loaded from .* \(\w"):
         load_tokenizer(tmp_path)
 
 
-def test_a_named_template_is_chosen_once(tokenizer_of: Callable[..., Any]) -> None:
+def test_a_named_template_is_chosen_once() -> None:
     """Tools in the prompt choose ``tool_use``, and so results are written by it too; without tools it is the other."""
     named: Any = {"default": DEFAULT, "tool_use": TOOL_USE}
     tools = get_dialect("native-hermes", [search]).template_tools
@@ -109,19 +101,19 @@ def test_a_named_template_is_chosen_once(tokenizer_of: Callable[..., Any]) -> No
     for chosen, given in ((TOOL_USE, tools), (DEFAULT, ())):
         one, other = Renderer(tokenizer_of("qwen3", chosen), tools=given), Renderer(by_name, tools=given)
         assert other.prompt([USER]) == one.prompt([USER])
-        assert other.extend([], [RESULT]) == one.extend([], [RESULT])
-        shown = by_name.decode(ids(other.extend([], [RESULT])))
+        assert other.extend([], [result("42")]) == one.extend([], [result("42")])
+        shown = by_name.decode(ids(other.extend([], [result("42")])))
         assert ("<tool_response>42</tool_response>" in shown) == bool(given)
 
 
-def test_no_template_of_the_name_that_is_needed(tokenizer_of: Callable[..., Any]) -> None:
+def test_no_template_of_the_name_that_is_needed() -> None:
     by_name = copy.deepcopy(tokenizer_of("qwen3", DEFAULT))
     by_name.chat_template = {"rag": DEFAULT}
     with pytest.raises(RenderError, match=r"refuses these messages: .*rag"):
         Renderer(by_name)
 
 
-def test_a_tokenizer_that_was_loaded_is_saved_as_it_was(tokenizer_of: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_tokenizer_that_was_loaded_is_saved_as_it_was(tmp_path: Path) -> None:
     tokenizer_of("qwen3").save_pretrained(tmp_path / "first")
     load_tokenizer(tmp_path / "first").save_pretrained(tmp_path / "second")
     first, second = (

