@@ -121,16 +121,6 @@ def test_group_mean_is_biased_by_one_over_n_and_in_no_other_way(name: str, size:
     assert mine.noise == pytest.approx(theirs.noise)
 
 
-def test_otb_is_biased_and_so_is_leaving_out_with_the_lone_rows_own_return():
-    world = WORLDS["memory 0"]
-    groups = Groups.of(world, 3)
-    assert groups.exact("otb").bias > 0.1 and groups.exact("ogb").bias > 0.1
-    rewards, energy = world.rewards[groups.token], world.energy[groups.token]
-    own = enumeration.algos.advantage("otb_loo", rewards, energy, groups.starts, groups.group, tail="own")
-    mean = groups.estimates(own).T @ groups.probability
-    assert float((mean - world.gradient).norm() / world.gradient.norm()) > 0.01
-
-
 @pytest.mark.parametrize("name", ["careful", "rare"])
 @pytest.mark.parametrize("estimator", ["group_mean", "grpo", "rloo"])
 def test_with_a_reward_of_0_or_1_what_reads_returns_alone_points_the_right_way(name: str, estimator: str):
