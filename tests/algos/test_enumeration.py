@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from . import enumeration, reference
+from . import reference
 from .enumeration import (
     ESTIMATORS,
     POLICIES,

@@ -1,6 +1,7 @@
 """An environment of which each task misbehaves in its own way, and what plays it."""
 
 import asyncio
+import inspect
 import itertools
 import sys
 import threading
@@ -22,7 +23,7 @@ from agentrl.rollout.plan import EpisodeSpec
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import FunctionTool, ToolContext
-from agentrl.types import Message, Task
+from agentrl.types import Message, Task, Trajectory
 
 CALL, ANSWER = "```python\n2+2\n```", "4"
 TASKS = ["calm", "late", "calm2", "chatty", "fault-once", "fault-always", "bug", "slow", "fickle", "exit"]
@@ -116,6 +117,16 @@ class Sums(ToolEnv):
         return {"correct": float(episode.final == episode.task.answer)}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own."""
+    if not inspect.iscoroutinefunction(test := pyfuncitem.obj):
+        return None
+    options = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    asyncio.run(asyncio.wait_for(test(**options), 10))
+    return True
+
+
 @pytest.fixture
 def registered() -> Generator[None]:
     vars(journal).update(vars(Journal()))
@@ -149,6 +160,11 @@ def make_collector(renderer: Renderer) -> Generator[Make]:
 def specs(*names: str, members: int = 1) -> list[list[EpisodeSpec]]:
     seeds = itertools.count(1)
     return [[EpisodeSpec(task_id=name, seed=next(seeds)) for _ in range(members)] for name in names]
+
+
+def only(collected: Collected) -> Trajectory:
+    ((trajectory,),) = collected.groups
+    return trajectory
 
 
 def collect(collector: Collector, asked: list[list[EpisodeSpec]], *turns: str, **options: Any) -> Collected:

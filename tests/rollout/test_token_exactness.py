@@ -160,7 +160,7 @@ def test_the_trainers_own_scoring_gives_that_loss_and_that_gradient(played: Play
     torch.testing.assert_close(score(model, batch, temperature=1.0).logp, sampled_logp(logits, batch))
 
 
-def test_a_tools_words_are_no_term_of_the_loss(played: Played, model: Any) -> None:
+def test_a_tools_words_are_context_for_the_model_and_no_term_of_the_loss(played: Played, model: Any) -> None:
     """With the logits held fixed nothing changes, bit for bit, when the tool had said something else."""
     batch = whole([played.group])
     other = whole([with_tools(played.group, lambda s: Segment("tool", tuple(token + 1 for token in s.token_ids)))])
@@ -171,11 +171,6 @@ def test_a_tools_words_are_no_term_of_the_loss(played: Played, model: Any) -> No
     assert all(torch.equal(first.metrics[name], second.metrics[name]) for name in first.metrics)
     gradients = [torch.autograd.grad(out.loss, logits)[0] for out in (first, second)]
     assert torch.equal(*gradients)
-
-
-def test_a_tools_words_are_context_for_the_model(played: Played, model: Any) -> None:
-    batch = whole([played.group])
-    other = whole([with_tools(played.group, lambda s: Segment("tool", tuple(token + 1 for token in s.token_ids)))])
     with torch.no_grad():
         before, after = (score(model, each, temperature=1.0).logp for each in (batch, other))
     gold = slice(int(batch.starts[GOLD_SEED]), None)
