@@ -1,6 +1,5 @@
 """Servers that answer in other ways than they were asked to, refuse, fail or are gone: each costs what it must."""
 
-import asyncio
 import json
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +15,7 @@ from agentrl.eval.target import EvalRequest, resolve
 from agentrl.render.transcript import Transcript
 from agentrl.runs.records import read_episodes
 
+from .asking import outcomes
 from .servers import Fake, Reply, ask, spoken
 
 PROMPT = Transcript().prompt([{"role": "user", "content": "2+2?"}]).token_ids
@@ -29,9 +29,15 @@ def called(name: str, arguments: str, text: str | None = None) -> Reply:
     return spoken(text, "tool_calls", tool_calls=[{"id": "x", "type": "function", "function": function}])
 
 
-def evaluate(fake: Fake, *words: str, out: str = "o", tasks: int = 6) -> int:
-    options = f"--engine openai --base-url {fake.url} --model m --out {out} --tasks {tasks}".split()
-    return main(["eval", *options, "--env", "agentrl/Arithmetic-v0?level=1", *words])
+def evaluate(fake: Fake, *words: str, more: str = "", tasks: int = 6) -> int:
+    options = f"--engine openai --base-url {fake.url} --model m --out o --tasks {tasks}".split()
+    return main(["eval", *options, "--env", f"agentrl/Arithmetic-v0?level=1{more}", *words])
+
+
+def four(fake: Fake) -> list[Any]:
+    """What comes of four requests at once."""
+    with closing(make_engine("openai", None, {"base_url": fake.url, "model": "m", "retries": 3})) as engine:
+        return outcomes(*(engine.generate(PROMPT, Sampling(max_tokens=8), seed=seed) for seed in range(4)))
 
 
 def test_content_in_parts_is_the_text_of_the_parts(fake: Fake) -> None:
@@ -68,9 +74,8 @@ def test_native_calls_of_a_server_are_played(fake: Fake, here: Path) -> None:
         return spoken(r"\boxed{1}")
 
     fake.answer = answer
-    options = f"--engine openai --base-url {fake.url} --model m --out n --tasks 2".split()
-    assert main(["eval", *options, "--env", "agentrl/Arithmetic-v0?level=1&dialect=native"]) == 0
-    episodes = [record.trajectory for record in read_episodes("n")]
+    assert evaluate(fake, more="&dialect=native", tasks=2) == 0
+    episodes = [record.trajectory for record in read_episodes("o")]
     assert [[run.ok for run in episode.tool_runs] for episode in episodes] == [[True, False]] * 2
     assert [episode.tool_runs[0].arguments for episode in episodes] == [{"code": "print('</tool_call>')"}] * 2
 
@@ -165,26 +170,12 @@ def test_prompt_that_a_server_fails_at_is_a_fault_of_its_own(fake: Fake) -> None
 def test_server_that_comes_back_goes_on_with_all(fake: Fake) -> None:
     fails = iter([True] * 5)
     fake.answer = lambda _path, _fields: (503, {}) if next(fails, False) else ANSWER
-    engine = make_engine("openai", None, {"base_url": fake.url, "model": "m", "retries": 3})
-
-    async def many() -> list[Completion]:
-        requests = [engine.generate(PROMPT, Sampling(max_tokens=8), seed=seed) for seed in range(4)]
-        return await asyncio.gather(*requests)
-
-    with closing(engine):
-        assert len(asyncio.run(many())) == 4
+    assert [type(done) for done in four(fake)] == [Completion] * 4
     assert len(fake.asked) == 4 + 2 + 4, "four fail, one of two greetings, and all are sent again"
 
 
 def test_refused_key_ends_all_at_once(fake: Fake) -> None:
     fake.answer = lambda _path, _fields: (401, {"error": {"message": "expired"}})
-    engine = make_engine("openai", None, {"base_url": fake.url, "model": "m"})
-
-    async def many() -> list[object]:
-        requests = [engine.generate(PROMPT, Sampling(max_tokens=8), seed=seed) for seed in range(4)]
-        return await asyncio.gather(*requests, return_exceptions=True)
-
-    with closing(engine):
-        errors = asyncio.run(many())
+    errors = four(fake)
     assert [type(error) for error in errors] == [ConfigError] * 4 and len(fake.asked) == 5
     assert not any(isinstance(error, RefusedError) for error in errors)

@@ -22,7 +22,7 @@ from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.tiny import make_model
 
-from .asking import PROMPT, expected_logprobs, full_logp, ragged
+from .asking import PROMPT, expected_logprobs, full_logp, model_for_vllm, ragged
 
 # What vLLM and its packages warn of is not ours to mend.
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
@@ -36,14 +36,8 @@ class Served:
     """An engine, the loop that it serves, and three models of its shape; version n of its weights is the n-th."""
 
     def __init__(self, tokenizer: Any) -> None:
-        # vLLM's kernels for a CPU know no heads narrower than 32.
-        made: Any = make_model(tokenizer, hidden=64, layers=2, heads=2, seed=0)
-        # Nor does its own Qwen3 know the biases of our tiny model, which tests/train/test_vllm_run.py has.
-        made.config.attention_bias = False
+        made = model_for_vllm(tokenizer)
         made.config.eos_token_id = list(range(100, 200))
-        for name, module in made.named_modules():
-            if name.endswith("_proj"):
-                module.bias = None
         self.models = [changed(made, seed) for seed in range(3)]
         self.runner = asyncio.Runner()
         before = descendants()
@@ -102,9 +96,8 @@ def descendants() -> set[psutil.Process]:
 
 def test_heads_that_it_has_no_kernel_for_are_refused(require: Require, tokenizer: Any) -> None:
     require(find_spec("vllm") is not None, NEEDED)
-    with pytest.raises(
-        ConfigError, match=r"heads of 32, 64, .* not of 16: choose another model, or model\.tiny\.heads"
-    ):
+    words = r"heads of 32, 64, .* not of 16: choose another model, or model\.tiny\.heads"
+    with pytest.raises(ConfigError, match=words):
         make_engine("vllm", make_model(tokenizer, hidden=64, layers=1, heads=4, seed=0), {})
     backend: Any = import_module("vllm.v1.attention.backends.cpu_attn")
     assert [*CPU_HEADS] == backend.CPUAttentionBackend.get_supported_head_sizes()
