@@ -8,22 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from . import reference
-from .enumeration import (
-    ESTIMATORS,
-    POLICIES,
-    SIZE,
-    Episode,
-    Groups,
-    Policy,
-    Population,
-    World,
-    by_position,
-    by_prefix,
-    table,
-    terminal,
-    weights_of,
-)
+from . import enumeration, reference
+from .enumeration import POLICIES, SIZE, Episode, Groups, Policy, Population, World, by_position, by_prefix, weights_of
 
 README = Path(__file__).parents[2] / "agentrl" / "algos" / "README.md"
 UNBIASED = ("otb_loo", "otb_loo, carry", "rloo", "none")
@@ -40,7 +26,7 @@ def with_memory(seed: int, longest: int = 3, tokens: int = 3) -> Policy:
     prefixes = [prefix for t in range(longest) for prefix in itertools.product(bodies, repeat=t)]
     logits = random_logits(seed, len(prefixes), tokens).tolist()
     scores = random_logits(seed + 100, 1000).tolist()
-    place = terminal(lambda episode: scores[sum((y + 1) * 7**t for t, y in enumerate(episode)) % 1000])
+    place = enumeration.terminal(lambda episode: scores[sum((y + 1) * 7**t for t, y in enumerate(episode)) % 1000])
     return by_prefix(dict(zip(prefixes, logits, strict=True)), longest, place)
 
 
@@ -234,11 +220,11 @@ def test_self_inclusion_takes_a_rare_success_its_signal():
 
 def test_the_readme_holds_what_the_enumeration_gives():
     number = r"-?\d+\.?\d*(?:e[+-]?\d+)?"
-    wanted = table()
+    wanted = enumeration.table()
     text = README.read_text(encoding="utf-8")
     begin = text.index(wanted.splitlines()[0])
     shown = text[begin : text.index("\n\n", text.index("many rows:", begin))]
     assert re.sub(number, "#", shown) == re.sub(number, "#", wanted), "print it with tests/algos/enumeration.py"
     ours, theirs = (list(map(float, re.findall(number, part))) for part in (shown, wanted))
     assert ours == pytest.approx(theirs, rel=0.006, abs=0.0011)
-    assert all(f"| {name} |" in shown for name in ESTIMATORS)
+    assert all(f"| {name} |" in shown for name in enumeration.ESTIMATORS)
