@@ -4,8 +4,6 @@ import asyncio
 import copy
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from importlib import import_module
@@ -101,26 +99,6 @@ def test_heads_that_it_has_no_kernel_for_are_refused(require: Require, tokenizer
         make_engine("vllm", make_model(tokenizer, hidden=64, layers=1, heads=4, seed=0), {})
     backend: Any = import_module("vllm.v1.attention.backends.cpu_attn")
     assert [*CPU_HEADS] == backend.CPUAttentionBackend.get_supported_head_sizes()
-
-
-FOLLOWER = """
-import os, sys
-os.environ["AGENTRL_VLLM_OWNER"] = sys.argv[1]
-import agentrl.engines.vllm_worker
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_worker_ends_with_the_process_that_made_the_engine(require: Require) -> None:
-    require(find_spec("vllm") is not None, NEEDED)
-    owner = subprocess.Popen(["sleep", "1000"])
-    command = [sys.executable, "-c", FOLLOWER, str(owner.pid)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
-        assert worker.stdout and worker.stdout.readline() == "ready\n" and worker.poll() is None
-        owner.kill()
-        assert worker.wait() == 1
-    owner.wait()
 
 
 @pytest.fixture(scope="module")
