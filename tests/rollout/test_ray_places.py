@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,14 +29,9 @@ pytestmark = pytest.mark.ray
 SAID = Completion(token_ids=(5, 6), logprobs=(-1.0, -2.0), finish="length", version=3)
 
 
-class Method:
+def method(answer: Callable[..., Any]) -> Any:
     """A method of an actor that is asked for from afar."""
-
-    def __init__(self, answer: Callable[..., Any]) -> None:
-        self._answer = answer
-
-    def remote(self, *args: Any) -> Any:
-        return asyncio.ensure_future(self._answer(*args))
+    return SimpleNamespace(remote=lambda *args: asyncio.ensure_future(answer(*args)))
 
 
 class Handle:
@@ -44,8 +40,8 @@ class Handle:
     def __init__(self, *, dead: bool, loads: bool) -> None:
         self.weights, self.episodes = list[Any](), list[Any]()
         self.dead, self.mute, self.loads = dead, False, asyncio.Event()
-        self.start, self.load, self.greet = Method(self._greet), Method(self._load), Method(self._greet)
-        self.generate, self.play = Method(self._generate), Method(self._play)
+        self.start, self.load, self.greet = method(self._greet), method(self._load), method(self._greet)
+        self.generate, self.play = method(self._generate), method(self._play)
         self.says = SAID
         if loads:
             self.loads.set()
