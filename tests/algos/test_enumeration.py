@@ -130,9 +130,7 @@ def test_weighted_advantages_cancel_in_every_group_wherever_two_rows_live(estima
 
 @pytest.mark.parametrize("per_prefix", [False, True])
 @pytest.mark.parametrize("seed", GENERATORS)
-def test_exact_otb_lies_between_mean_and_optimum_where_the_past_says_nothing_of_the_rewards_to_come(
-    seed: int, per_prefix: bool
-):
+def test_exact_otb_lies_between_mean_and_optimum_where_the_past_tells_no_rewards(seed: int, per_prefix: bool):
     """Scores of different tokens are orthogonal and ‖score‖² = w, so Var = const + Σ_t E[w_t (G_t − B_t)²].
 
     Its optimum is the instantaneous baseline B*. Where G_t is uncorrelated with W_{t−1}, the cumulative one is

@@ -43,16 +43,14 @@ def test_only_the_log_prob_gets_a_gradient_and_nan_is_refused(loss, place):
         loss(*args, **options)
 
 
-def test_shapes_and_weights_are_checked():
-    logp, old, advantages, starts = case([[0.1, 0.2]], [[1.0, -1.0]])
-    with pytest.raises(ValueError, match="old_logp must be one number per sampled token"):
-        ctpo(logp, old[:1], advantages, starts)
-    with pytest.raises(ValueError, match="advantages"):
-        ctpo(logp, old, advantages[:1], starts)
-    with pytest.raises(ValueError, match="starts must rise"):
-        ctpo(logp, old, advantages, torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="weights must be at least 0"):
-        ctpo(logp, old, advantages, starts, weights=torch.tensor([1.0, -1.0]))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("old_logp", [-1.0]), ("advantages", [1.0]), ("starts", [0, 1]), ("weights", [1.0, -1.0])],
+)
+def test_shapes_and_weights_are_checked(name, value):
+    good = dict(zip(("logp", "old_logp", "advantages", "starts"), case([[0.1, 0.2]], [[1.0, -1.0]]), strict=True))
+    with pytest.raises(ValueError, match=f"{name} must"):
+        ctpo(**good | {name: torch.tensor(value)})
 
 
 @pytest.mark.parametrize(

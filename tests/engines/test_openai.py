@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -135,9 +135,7 @@ def test_chat_server_is_evaluated_on_two_sets(fake: Fake, here: Path, capsys: py
 
 
 @pytest.fixture
-def served(
-    model: Any, tokenizer: Any, tmp_path: Path, require: Callable[[bool, str], None]
-) -> Iterator[tuple[str, str]]:
+def served(tokenizer: Any, tmp_path: Path, require: Any) -> Iterator[tuple[str, str]]:
     require(all(map(find_spec, ("vllm", "openai"))), "needs vLLM and openai: pip install 'agentrl[vllm,openai]'")
     made = model_for_vllm(tokenizer)
     made.config.architectures = [type(made).__name__]

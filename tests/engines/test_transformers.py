@@ -52,9 +52,7 @@ def test_other_seeds_give_other_tokens(make_engine: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
-def test_tokens_are_as_frequent_as_the_softmax_says(
-    make_engine: MakeEngine, reference: Any, temperature: float
-) -> None:
+def test_tokens_come_as_often_as_the_softmax_says(make_engine: MakeEngine, reference: Any, temperature: float) -> None:
     count, engine = 3000, make_engine(slots=300)
     sampling = Sampling(temperature=temperature, max_tokens=1)
     turns = together(*(engine.generate(PROMPT, sampling, seed=seed) for seed in range(count)))
@@ -91,9 +89,7 @@ def test_the_next_turn_computes_only_what_is_new(make_engine: MakeEngine, refere
 
 
 @pytest.mark.parametrize("back", [1, 2, 5])
-def test_a_prompt_that_leaves_the_parked_tokens_even_at_the_last_is_computed_anew(
-    make_engine: MakeEngine, reference: Any, back: int
-) -> None:
+def test_a_prompt_that_leaves_the_parked_tokens_is_computed(make_engine: MakeEngine, reference: Any, back: int) -> None:
     engine = make_engine(slots=3)
     first = ask(engine)
     # The last sampled token is in no cache yet: the one before it is the last that is parked.
@@ -165,23 +161,21 @@ def test_who_comes_while_all_slots_are_taken_waits(make_engine: MakeEngine) -> N
 
 
 @pytest.mark.parametrize(
-    ("prompt", "options", "seed", "message"),
+    ("prompt", "seed", "message"),
     [
-        ((), {}, 0, "prompt is empty"),
-        ((1,) * 30, {"max_tokens": 3}, 0, "exceed the engine's max_length of 32"),
-        ((1, 10**6), {"max_tokens": 3}, 0, "outside the model's vocabulary"),
-        ((-1,), {"max_tokens": 3}, 0, "outside the model's vocabulary"),
-        ((1,), {"max_tokens": 3}, 2**63, "seed"),
-        ((1,), {"max_tokens": 3}, -1, "seed"),
+        ((), 0, "prompt is empty"),
+        ((1,) * 30, 0, "exceed the engine's max_length of 32"),
+        ((1, 10**6), 0, "outside the model's vocabulary"),
+        ((-1,), 0, "outside the model's vocabulary"),
+        ((1,), 2**63, "seed"),
+        ((1,), -1, "seed"),
     ],
 )
 def test_a_request_that_can_not_be_met_is_refused_alone(
-    make_engine: MakeEngine, prompt: tuple[int, ...], options: dict[str, Any], seed: int, message: str
+    make_engine: MakeEngine, prompt: tuple[int, ...], seed: int, message: str
 ) -> None:
-    engine, asked = make_engine(max_length=32), Sampling(**options)
-    fine, refused = outcomes(
-        engine.generate(PROMPT, Sampling(max_tokens=2), seed=0), engine.generate(prompt, asked, seed=seed)
-    )
+    engine, few = make_engine(max_length=32), Sampling(max_tokens=3)
+    fine, refused = outcomes(engine.generate(PROMPT, few, seed=0), engine.generate(prompt, few, seed=seed))
     assert isinstance(fine, Completion) and isinstance(refused, ConfigError) and message in str(refused)
 
 

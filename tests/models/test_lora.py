@@ -202,9 +202,7 @@ def dora(folder: Path) -> None:
         (dora, "of a kind that agentrl can't load"),
     ],
 )
-def test_adapters_that_do_not_fit_are_refused(
-    saved: tuple[Any, Path], spoil: Callable[[Path], None], words: str
-) -> None:
+def test_adapters_that_do_not_fit_are_refused(saved: tuple[Any, Path], spoil: Any, words: str) -> None:
     spoil(saved[1])
     with pytest.raises(UsageError, match=words) as caught:
         load_model(saved[1])

@@ -65,6 +65,28 @@ def python(code: str) -> str:
     return "the sum is " * code.count("long") * 5 + "4"
 
 
+class Numbers(ToolEnv):
+    """So many numbered tasks, in order."""
+
+    reward_weights = {"found": 1.0, "slow": -0.25}  # noqa: RUF012
+    made = 0
+
+    def __init__(self, *, count: int = 7, **options: Any) -> None:
+        super().__init__(**options)
+        self.count = count
+        Numbers.made += 1
+
+    def tasks(self, split: str) -> TaskList:
+        return TaskList([Task(id=str(number), prompt="?") for number in range(self.count)])
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Generator[str]:
+    gymnasium.register("test/Numbers-v0", entry_point=Numbers)
+    yield "test/Numbers-v0"
+    del gymnasium.registry["test/Numbers-v0"]
+
+
 class Sums(ToolEnv):
     """Each task misbehaves in the way its name says."""
 

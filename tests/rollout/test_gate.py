@@ -42,9 +42,7 @@ async def settled() -> None:
         (99, [cache(tokens=70), cache(0.5, 5), cache(0.5, 5)], [7, 7, 7 + 1 / 7]),
     ],
 )
-async def test_the_limit_grows_holds_and_is_cut(
-    most: int, felt: Sequence[Cache | None], wanted: Sequence[float]
-) -> None:
+async def test_the_limit_grows_holds_and_is_cut(most: int, felt: Sequence[Cache | None], wanted: list[float]) -> None:
     gate, limits = Gate(most, 10), list[float]()
     fits = felt[0] and felt[0].tokens
     for one in felt:
