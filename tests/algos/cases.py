@@ -1,9 +1,12 @@
 """Ragged inputs for the losses, from rows of log ratios and advantages."""
 
+import pytest
 import torch
 from hypothesis import strategies as st
 
 from agentrl.algos.losses import cispo, cppo, ctpo, gspo, ppo_clip, reinforce
+
+from . import reference
 
 LOSSES = (ctpo, cppo, ppo_clip, gspo, cispo, reinforce)
 
@@ -19,6 +22,16 @@ def case(steps, advantages, *, dtype=torch.float64):
 
 def gradient(out, logp):
     return torch.autograd.grad(out.loss, logp)[0]
+
+
+def assert_slow(out, logp, advantages, losses, slopes):
+    """Loss, gradient and share of clipped tokens are a slow loop's, averaged over tokens and then over rows."""
+    near, rows = {"rel": 1e-5, "abs": 1e-9}, sum(map(bool, slopes))
+    assert out.loss.item() == pytest.approx(reference.aggregate(losses, "seq_mean_token_mean"), **near)
+    expected = [slope / (len(row) * rows) for row in slopes for slope in row]
+    assert gradient(out, logp).tolist() == pytest.approx(expected, **near)
+    cut = [slope == 0 for slope, a in zip(reference.flat(slopes), advantages.tolist(), strict=True) if a]
+    assert float(out.metrics.get("clip_fraction", 0.0)) == pytest.approx(sum(cut) / max(len(cut), 1))
 
 
 def random_case(lengths, *, spread=0.05):

@@ -74,11 +74,14 @@ def otb(rewards, energy, group, *, kind="cumulative", leave_one_out=False, tail=
 
 
 def per_row(name, rewards, energy, group):
-    """The estimators with one advantage per row: group_mean, grpo, rloo, opo, ogb, reinforce_pp."""
+    """The estimators with one advantage per row, group_mean, grpo, rloo, opo, ogb, reinforce_pp; and none."""
     returns = [math.fsum(row) for row in rewards]
     tokens = [r for row, r in zip(rewards, returns, strict=True) for _ in row]
     result = []
     for i, row in enumerate(rewards):
+        if name == "none":
+            result.append([math.fsum(row[t:]) for t in range(len(row))])
+            continue
         members = [j for j in range(len(rewards)) if group[j] == group[i] and rewards[j]]
         values = [returns[j] for j in members]
         alone = len(members) < 2

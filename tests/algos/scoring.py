@@ -13,10 +13,6 @@ SETTINGS = [
 ]
 
 
-def with_bias(options, vocabulary, dtype=torch.float64):
-    return options | ({"bias": torch.randn(vocabulary, dtype=dtype)} if "bias" in options else {})
-
-
 def reference(hidden, weight, targets, *, temperature=1.0, bias=None, softcap=None):
     """The same three vectors from whole float64 logits."""
     logits = hidden.double() @ weight.double().T
@@ -63,9 +59,12 @@ def leaves_of(*tensors, device="cpu"):
 def assert_same(tensors, targets, options=None, *, within, rounded, form="auto", device="cpu"):
     """Values are those of whole float64 logits ``within`` so much, gradients but for a ``rounded`` share.
 
-    ``tensors`` are hidden states, weights and perhaps a bias; the gradients are of a mean over tokens that weighs each
-    token's log-prob and entropy by factors of its own.
+    ``tensors`` are hidden states, weights and perhaps a bias, or ``options`` ask for any; the gradients are of a mean
+    over tokens that weighs each token's log-prob and entropy by factors of its own.
     """
+    options = dict(options or {})
+    if options.pop("bias", False):
+        tensors = [*tensors, torch.randn(len(tensors[1]), dtype=tensors[1].dtype)]
     mine, exact = leaves_of(*tensors, device=device)
     factors = torch.randn(2, len(targets), dtype=torch.float64)
 
@@ -74,8 +73,8 @@ def assert_same(tensors, targets, options=None, *, within, rounded, form="auto",
         logp, entropy = factors.to(stats.logp)
         return stats, torch.autograd.grad((logp * stats.logp + entropy * stats.entropy).mean(), leaves)
 
-    stats, gradients = scored(token_stats, mine, targets.to(device), form=form, **options or {})
-    true, wanted = scored(reference, exact, targets, **options or {})
+    stats, gradients = scored(token_stats, mine, targets.to(device), form=form, **options)
+    true, wanted = scored(reference, exact, targets, **options)
     assert_stats_close([part.cpu() for part in stats], true, within)
     assert stats.logp.max().item() <= 0.0 <= stats.entropy.min().item()
     for gradient, other, leaf in zip(gradients, wanted, mine, strict=True):

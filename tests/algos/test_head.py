@@ -11,7 +11,7 @@ from agentrl.algos import blocks
 from agentrl.algos.head import token_energy, token_stats
 from agentrl.errors import UsageError
 
-from .scoring import SETTINGS, assert_same, assert_stats_close, inputs, low_inputs, of_logits, reference, with_bias
+from .scoring import SETTINGS, assert_same, assert_stats_close, inputs, low_inputs, of_logits
 
 
 @pytest.fixture
@@ -23,29 +23,12 @@ def small_blocks(monkeypatch):
 
 @pytest.mark.parametrize("options", SETTINGS)
 @pytest.mark.parametrize("vocabulary", [1, 4, 5, 13])
-def test_tiles_and_chunks_are_the_whole_softmax(small_blocks, options, vocabulary):
-    hidden, weight, targets = inputs(7, vocabulary, 3, dtype=torch.float64, scale=3.0)
-    options = with_bias(options, vocabulary)
-    assert_stats_close(
-        token_stats(hidden, weight, targets, **options), reference(hidden, weight, targets, **options), 1e-12
-    )
-
-
-@pytest.mark.parametrize("options", SETTINGS)
 @pytest.mark.parametrize("tiled", [True, False])
-def test_gradients_of_logp_and_entropy(request, options, tiled):
+def test_every_setting_is_the_whole_softmax(request, options, vocabulary, tiled):
     if tiled:
         request.getfixturevalue("small_blocks")
-    hidden, weight, targets = inputs(5, 11, 3, dtype=torch.float64)
-    options = with_bias(options, 11)
-    leaves = [tensor.requires_grad_() for tensor in (hidden, weight, options.get("bias")) if tensor is not None]
-
-    def outputs(*values):
-        rest = options | ({"bias": values[2]} if len(values) == 3 else {})
-        stats = token_stats(values[0], values[1], targets, **rest)
-        return stats.logp, stats.entropy
-
-    assert torch.autograd.gradcheck(outputs, leaves)
+    hidden, weight, targets = inputs(7, vocabulary, 3, dtype=torch.float64, scale=3.0)
+    assert_same([hidden, weight], targets, options, within=1e-12, rounded=1e-12)
 
 
 @pytest.mark.parametrize("vocabulary", [512, 20_000])
@@ -58,10 +41,7 @@ def test_float32_is_within_1e_5_of_float64(vocabulary, scale):
     assert_stats_close(stats, of_logits(hidden @ weight.T, targets), 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "within", "rounded"),
-    [(torch.float64, 1e-12, 1e-12), (torch.float32, 1e-5, 1e-5), (torch.bfloat16, 1e-4, 0.01)],
-)
+@pytest.mark.parametrize(("dtype", "within", "rounded"), [(torch.float32, 1e-5, 1e-5), (torch.bfloat16, 1e-4, 0.01)])
 def test_values_and_gradients_are_those_of_the_whole_softmax(small_blocks, dtype, within, rounded):
     hidden, weight, targets = inputs(9, 60, 24, dtype=dtype)
     assert_same([hidden, weight], targets, within=within, rounded=rounded)
@@ -89,14 +69,6 @@ def test_huge_logits_do_not_overflow(small_blocks):
     p = 1 / (1 + math.exp(-1.0) + math.exp(-10.0))
     assert stats.logp.tolist() == pytest.approx([math.log(p), math.log(p) - 1.0], abs=1e-5)
     assert stats.sum_sq.tolist() == pytest.approx([p * p * (1 + math.exp(-2.0))] * 2, abs=1e-5)
-
-
-def test_uniform_distribution_by_hand(small_blocks):
-    stats = token_stats(torch.zeros(3, 2), torch.randn(8, 2), torch.tensor([0, 4, 7]))
-    assert stats.logp.tolist() == pytest.approx([-math.log(8)] * 3)
-    assert stats.entropy.tolist() == pytest.approx([math.log(8)] * 3)
-    assert stats.sum_sq.tolist() == pytest.approx([1 / 8] * 3)
-    assert token_energy(stats.logp, stats.sum_sq).tolist() == pytest.approx([1 - 1 / 8] * 3)
 
 
 def test_mixed_types_give_each_input_a_gradient_of_its_own_type():
@@ -253,14 +225,6 @@ def test_energy_of_a_nearly_certain_token_survives_rounding(missed, wrong):
     assert missed**2 * (1 - 1e-5) <= got <= 2 * missed**2 * (1 + 1e-5)
     if missed == 1e-2:
         assert got == pytest.approx(exact, rel=1e-2)
-
-
-def test_energy_is_never_negative_where_the_short_formula_is():
-    logp = -torch.logspace(-9, -3, 2000)
-    sum_sq = (2 * logp.double()).exp().float()
-    short = 1 - 2 * logp.exp() + sum_sq
-    assert float(short.min()) < 0.0
-    assert float(token_energy(logp, sum_sq).min()) > 0.0
 
 
 def test_energy_of_a_certain_and_of_an_impossible_token():

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.transformers import TransformersEngine
+from agentrl.models.tiny import make_model
 
 MakeEngine = Callable[..., TransformersEngine]
 PROMPT = (5, 90, 17, 44, 201, 33)
@@ -37,6 +38,17 @@ def outcomes(*requests: Awaitable[Any]) -> list[Any]:
 
 def ask(engine: TransformersEngine, prompt: Sequence[int] = PROMPT, *, seed: int = 0, **sampling: Any) -> Completion:
     return together(engine.generate(tuple(prompt), Sampling(**{"max_tokens": 8, **sampling}), seed=seed))[0]
+
+
+def model_for_vllm(tokenizer: Any) -> Any:
+    # vLLM's kernels for a CPU know no heads narrower than 32.
+    made: Any = make_model(tokenizer, hidden=64, layers=2, heads=2, seed=0)
+    # Nor does its own Qwen3 know the biases of our tiny model, which tests/train/test_vllm_run.py has.
+    made.config.attention_bias = False
+    for name, module in made.named_modules():
+        if name.endswith("_proj"):
+            module.bias = None
+    return made
 
 
 @torch.no_grad()

@@ -16,16 +16,12 @@ def test_any_temperature_from_0_on_will_do(temperature: float) -> None:
     assert Sampling(temperature=temperature).temperature == temperature
 
 
-@pytest.mark.parametrize("temperature", [-0.1, -math.inf, math.nan])
-def test_a_temperature_below_0_is_refused(temperature: float) -> None:
-    with pytest.raises(ConfigError, match="temperature is"):
-        Sampling(temperature=temperature)
-
-
-@pytest.mark.parametrize("max_tokens", [0, -1])
-def test_at_least_one_token_is_sampled(max_tokens: int) -> None:
-    with pytest.raises(ConfigError, match="max_tokens is"):
-        Sampling(max_tokens=max_tokens)
+@pytest.mark.parametrize(
+    ("name", "value"), [*(("temperature", one) for one in (-0.1, -math.inf, math.nan)), ("max_tokens", 0)]
+)
+def test_a_temperature_below_0_and_no_token_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is"):
+        Sampling(**{name: value})
 
 
 def test_an_engine_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:

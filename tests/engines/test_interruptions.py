@@ -89,9 +89,7 @@ def test_new_weights_are_sampled_from_and_nothing_old_is_kept(make_engine: MakeE
     assert (first.version, second.version) == (0, 7)
 
 
-def test_requests_under_way_go_on_with_new_weights_and_nothing_is_shared_across_versions(
-    make_engine: MakeEngine, reference: Any
-) -> None:
+def test_requests_under_way_go_on_with_new_weights_and_no_old_keys(make_engine: MakeEngine, reference: Any) -> None:
     engine, models = make_engine(slots=4), [reference]
     for _ in range(2):
         models.append(copy.deepcopy(models[-1]))

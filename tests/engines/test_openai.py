@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from agentrl.errors import AgentRLError, ConfigError, FaultRateError, Infrastruc
 from agentrl.render.transcript import Transcript
 from agentrl.runs.records import read_episodes
 
+from .asking import model_for_vllm
 from .servers import KEY, Fake, Reply, ask, sampled, spoken
 
 
@@ -66,13 +67,12 @@ def test_busy_servers_are_asked_again(fake: Fake, status: int) -> None:
 
 
 def test_server_that_is_not_there_is_a_fault(fake: Fake) -> None:
-    with pytest.raises(
-        InfrastructureError, match=r"no server answers at http://127\.0\.0\.1:9/v1/.*APIConnectionError"
-    ):
+    words = r"no server answers at http://127\.0\.0\.1:9/v1/.*APIConnectionError"
+    with pytest.raises(InfrastructureError, match=words):
         ask(fake, base_url="http://me:secret@127.0.0.1:9/v1", retries=0)
 
 
-DONE = {"token_ids": [9], "finish_reason": "stop"}
+DONE, LESS = {"token_ids": [9], "finish_reason": "stop"}, {"prompt_tokens": 1, "completion_tokens": -3}
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,7 @@ DONE = {"token_ids": [9], "finish_reason": "stop"}
         ((200, {"choices": []}), InfrastructureError, "no answer that can be read"),
         ((200, b"<html>"), InfrastructureError, "no answer that can be read"),
         ((200, {"error": {"message": "overloaded"}}), InfrastructureError, "no choices, but .*overloaded"),
-        (
-            (200, {"choices": [DONE], "usage": {"prompt_tokens": 1, "completion_tokens": -3}}),
-            InfrastructureError,
-            "-3 written",
-        ),
+        ((200, {"choices": [DONE], "usage": LESS}), InfrastructureError, "-3 written"),
     ],
 )
 def test_bad_answers(fake: Fake, reply: Reply, kind: type[AgentRLError], words: str) -> None:
@@ -119,9 +115,8 @@ def test_chat_server_is_evaluated_on_two_sets(fake: Fake, here: Path, capsys: py
     sets = ["--env", "one=agentrl/Arithmetic-v0?level=1", "--env", "two=agentrl/Arithmetic-v0?level=2&attempts=1"]
     assert main(["eval", *words, *sets, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    told = {
-        name: [row[key] for key in ("tasks", "attempts", "turns_mean", "tokens_mean")] for name, row in found.items()
-    }
+    columns = ("tasks", "attempts", "turns_mean", "tokens_mean")
+    told = {name: [row[column] for column in columns] for name, row in found.items()}
     assert told == {"one": [3, 2, 2.0, 6.0], "two": [3, 1, 2.0, 6.0]}
     records = list(read_episodes("o"))
     assert len(records) == 9 and {record.trajectory.usage for record in records} == {(22, 6)}
@@ -140,17 +135,9 @@ def test_chat_server_is_evaluated_on_two_sets(fake: Fake, here: Path, capsys: py
 
 
 @pytest.fixture
-def served(
-    model: Any, tokenizer: Any, tmp_path: Path, require: Callable[[bool, str], None]
-) -> Iterator[tuple[str, str]]:
+def served(tokenizer: Any, tmp_path: Path, require: Any) -> Iterator[tuple[str, str]]:
     require(all(map(find_spec, ("vllm", "openai"))), "needs vLLM and openai: pip install 'agentrl[vllm,openai]'")
-    from agentrl.models.tiny import make_model
-
-    made: Any = make_model(tokenizer, hidden=64, layers=2, heads=2, seed=0)
-    made.config.attention_bias = False
-    for name, module in made.named_modules():
-        if name.endswith("_proj"):
-            module.bias = None
+    made = model_for_vllm(tokenizer)
     made.config.architectures = [type(made).__name__]
     made.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -189,10 +176,6 @@ def test_greedy_answers_of_vllms_server_are_those_of_our_own_engine(served: tupl
     server = ["--engine", "openai", "--base-url", url, "--model", "m", "--tokenizer", path]
     assert main(["eval", *server, *common, "--out", "theirs"]) == 0
     ours, theirs = (
-        {
-            one.trajectory.task_id: [segment.token_ids for segment in one.trajectory.segments]
-            for one in read_episodes(out)
-        }
-        for out in ("ours", "theirs")
+        {one.trajectory.task_id: one.trajectory.token_ids for one in read_episodes(out)} for out in ("ours", "theirs")
     )
     assert ours == theirs and len(ours) == 4

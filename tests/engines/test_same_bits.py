@@ -7,15 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    LlamaConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, LlamaConfig, Qwen2Config, Qwen3Config
 
 from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.transformers import TransformersEngine
@@ -42,11 +34,8 @@ def talk(model: Any, slots: int, seed: int) -> list[list[Completion]]:
     engine, order = TransformersEngine(copy.deepcopy(model), slots=slots, max_length=2048), random.Random(seed)
 
     async def conversation(number: int) -> list[Completion]:
-        words, tokens, said = (
-            random.Random(number),
-            [(7 * number + 13 * i) % 250 + 3 for i in range(1 + 67 * number + 600 * (number > 6))],
-            [],
-        )
+        words, said = random.Random(number), list[Completion]()
+        tokens = [(7 * number + 13 * i) % 250 + 3 for i in range(1 + 67 * number + 600 * (number > 6))]
         for turn in range(3):
             for _ in range(order.randrange(30)):
                 await asyncio.sleep(0)
@@ -64,10 +53,9 @@ def talk(model: Any, slots: int, seed: int) -> list[list[Completion]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_log_probs_have_the_same_bits_in_any_company(name: str) -> None:
-    config: PreTrainedConfig = CONFIGS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = AutoModelForCausalLM.from_config(config)
+        model: Any = AutoModelForCausalLM.from_config(CONFIGS[name])
     with torch.no_grad():
         for weights in model.parameters():
             weights.mul_(4 if weights.ndim > 1 else 1)  # so that tokens differ in probability, and rounding shows

@@ -1,7 +1,7 @@
 """Servers that answer in other ways than they were asked to, refuse, fail or are gone: each costs what it must."""
 
-import asyncio
 import json
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from agentrl.eval.target import EvalRequest, resolve
 from agentrl.render.transcript import Transcript
 from agentrl.runs.records import read_episodes
 
+from .asking import outcomes
 from .servers import Fake, Reply, ask, spoken
 
 PROMPT = Transcript().prompt([{"role": "user", "content": "2+2?"}]).token_ids
@@ -29,9 +30,25 @@ def called(name: str, arguments: str, text: str | None = None) -> Reply:
     return spoken(text, "tool_calls", tool_calls=[{"id": "x", "type": "function", "function": function}])
 
 
-def evaluate(fake: Fake, *words: str, out: str = "o", tasks: int = 6) -> int:
-    options = f"--engine openai --base-url {fake.url} --model m --out {out} --tasks {tasks}".split()
-    return main(["eval", *options, "--env", "agentrl/Arithmetic-v0?level=1", *words])
+Evaluate = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def evaluate(fake: Fake, here: Path, capsys: pytest.CaptureFixture[str]) -> Evaluate:
+    """Evaluates with the server; returns the exit status, and what was printed and said."""
+
+    def run(*words: str, more: str = "", tasks: int = 6) -> tuple[int, str, str]:
+        options = f"--engine openai --base-url {fake.url} --model m --out o --tasks {tasks}".split()
+        status = main(["eval", *options, "--env", f"agentrl/Arithmetic-v0?level=1{more}", *words])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def four(fake: Fake) -> list[Any]:
+    """What comes of four requests at once."""
+    with closing(make_engine("openai", None, {"base_url": fake.url, "model": "m", "retries": 3})) as engine:
+        return outcomes(*(engine.generate(PROMPT, Sampling(max_tokens=8), seed=seed) for seed in range(4)))
 
 
 def test_content_in_parts_is_the_text_of_the_parts(fake: Fake) -> None:
@@ -43,15 +60,13 @@ def test_content_in_parts_is_the_text_of_the_parts(fake: Fake) -> None:
         ask(fake, PROMPT)
 
 
-def test_call_that_the_server_cuts_out_of_a_text_is_no_wrong_answer(
-    fake: Fake, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_call_that_the_server_cuts_out_of_a_text_is_no_wrong_answer(fake: Fake, evaluate: Evaluate) -> None:
     fake.answer = lambda _path, _fields: called("python", '{"code": "print(4)"}')
-    assert evaluate(fake) == 2
-    assert "a call of 'python' out of the text" in (said := capsys.readouterr().err) and "dialect=native" in said
+    status, _, said = evaluate()
+    assert status == 2 and "a call of 'python' out of the text" in said and "dialect=native" in said
 
 
-def test_native_calls_of_a_server_are_played(fake: Fake, here: Path) -> None:
+def test_native_calls_of_a_server_are_played(fake: Fake, evaluate: Evaluate) -> None:
     def answer(_path: str, fields: dict[str, Any]) -> Reply:
         assert [tool["function"]["name"] for tool in fields["tools"]] == ["python"]
         before = [message for message in fields["messages"] if message["role"] == "assistant"]
@@ -68,16 +83,13 @@ def test_native_calls_of_a_server_are_played(fake: Fake, here: Path) -> None:
         return spoken(r"\boxed{1}")
 
     fake.answer = answer
-    options = f"--engine openai --base-url {fake.url} --model m --out n --tasks 2".split()
-    assert main(["eval", *options, "--env", "agentrl/Arithmetic-v0?level=1&dialect=native"]) == 0
-    episodes = [record.trajectory for record in read_episodes("n")]
+    assert evaluate(more="&dialect=native", tasks=2)[0] == 0
+    episodes = [record.trajectory for record in read_episodes("o")]
     assert [[run.ok for run in episode.tool_runs] for episode in episodes] == [[True, False]] * 2
     assert [episode.tool_runs[0].arguments for episode in episodes] == [{"code": "print('</tool_call>')"}] * 2
 
 
-def test_one_request_s_refusal_costs_one_episode_by_name(
-    fake: Fake, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_request_s_refusal_costs_one_episode_by_name(fake: Fake, evaluate: Evaluate) -> None:
     prompts = list[str]()
 
     def answer(_path: str, fields: dict[str, Any]) -> Reply:
@@ -85,26 +97,23 @@ def test_one_request_s_refusal_costs_one_episode_by_name(
         return FILTERED if prompts[-1] == prompts[0] else ANSWER
 
     fake.answer = answer
-    assert evaluate(fake, "--set", "rollout.concurrency=1", "--json") == 0
-    said = capsys.readouterr()
-    assert [json.loads(said.out)["Arithmetic-v0"][name] for name in ("tasks", "lost")] == [5, 1]
+    status, table, said = evaluate("--set", "rollout.concurrency=1", "--json")
+    assert status == 0 and [json.loads(table)["Arithmetic-v0"][name] for name in ("tasks", "lost")] == [5, 1]
     ((refused,),) = (row["refused"] for row in json.loads(Path("o/summary.json").read_text())["sets"])
-    assert f"left out: {refused}" in said.err and "attempt 0: the server refuses the request: " in refused
+    assert f"left out: {refused}" in said and "attempt 0: the server refuses the request: " in refused
     assert "filtered" in refused and len(prompts) == 7, "six tasks and one greeting"
 
 
 @pytest.mark.parametrize("reply", [FILTERED, spoken(None, "content_filter")])
-def test_where_every_request_is_refused_there_is_no_result(
-    fake: Fake, here: Path, capsys: pytest.CaptureFixture[str], reply: Reply
-) -> None:
+def test_where_every_request_is_refused_there_is_no_result(fake: Fake, evaluate: Evaluate, reply: Reply) -> None:
     fake.answer = lambda _path, fields: ANSWER if fields["messages"][0]["content"] == "Hello" else reply
-    assert evaluate(fake) == 1
-    assert "no task was played to its end; task " in (said := capsys.readouterr().err) and "filter" in said
+    status, _, said = evaluate()
+    assert status == 1 and "no task was played to its end; task " in said and "filter" in said
 
 
-def test_requests_that_are_refused_in_a_row_end_an_evaluation(fake: Fake, here: Path) -> None:
+def test_requests_that_are_refused_in_a_row_end_an_evaluation(fake: Fake, evaluate: Evaluate) -> None:
     fake.answer = lambda _path, fields: ANSWER if fields["messages"][0]["content"] == "Hello" else FILTERED
-    assert evaluate(fake, tasks=60) == 2
+    assert evaluate(tasks=60)[0] == 2
     assert len(fake.asked) <= 60 + 8
 
 
@@ -117,14 +126,13 @@ def test_requests_that_are_refused_in_a_row_end_an_evaluation(fake: Fake, here: 
     ],
 )
 def test_fields_that_a_server_does_not_know_are_dropped_after_asking_once(
-    fake: Fake, here: Path, capsys: pytest.CaptureFixture[str], unknown: tuple[str, ...], dropped: set[str]
+    fake: Fake, evaluate: Evaluate, unknown: tuple[str, ...], dropped: set[str]
 ) -> None:
     fake.answer = lambda _path, fields: (422, {"detail": "extra"}) if set(unknown) & set(fields) else ANSWER
-    assert evaluate(fake, "--set", "rollout.concurrency=1") == 0
-    assert set(fake.asked[-1][1]) & {"max_tokens", "max_completion_tokens", "seed"} == dropped
+    status, _, said = evaluate("--set", "rollout.concurrency=1")
+    assert status == 0 and set(fake.asked[-1][1]) & {"max_tokens", "max_completion_tokens", "seed"} == dropped
     refused = [fields for _, fields, _ in fake.asked if set(unknown) & set(fields)]
     assert 2 <= len(refused) <= 4 and len(fake.asked) == 6 + len(refused) + 1
-    said = capsys.readouterr().err
     assert all(said.count(f"does not know the field {name!r}") == 1 for name in unknown)
     assert json.loads(Path("o/summary.json").read_text())["notes"]
 
@@ -135,16 +143,16 @@ def test_limit_that_a_server_ignores_gets_its_older_name(fake: Fake) -> None:
     assert ask(fake, PROMPT).usage == (11, 3) and len(fake.asked) == 2
 
 
-@pytest.mark.parametrize("status", [0, 502])
+@pytest.mark.parametrize("answer", [0, 502])
 def test_server_that_is_gone_gets_few_requests(
-    fake: Fake, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int
+    fake: Fake, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch, answer: int
 ) -> None:
-    fake.answer = lambda _path, _fields: (status, b"")
-    fake.hangs_up = not status
+    fake.answer = lambda _path, _fields: (answer, b"")
+    fake.hangs_up = not answer
     monkeypatch.setattr("agentrl.engines.openai._LONGEST_PAUSE_S", 0.01)
     few = ["--set", "rollout.concurrency=8", "--set", "engine.options.retries=3"]
-    assert evaluate(fake, *few, tasks=60) == 1
-    assert "4 requests in a row failed" in capsys.readouterr().err
+    status, _, said = evaluate(*few, tasks=60)
+    assert status == 1 and "4 requests in a row failed" in said
     assert len(fake.asked) <= 8 + 3, "each episode at a time its own, and then one for all"
 
 
@@ -165,26 +173,12 @@ def test_prompt_that_a_server_fails_at_is_a_fault_of_its_own(fake: Fake) -> None
 def test_server_that_comes_back_goes_on_with_all(fake: Fake) -> None:
     fails = iter([True] * 5)
     fake.answer = lambda _path, _fields: (503, {}) if next(fails, False) else ANSWER
-    engine = make_engine("openai", None, {"base_url": fake.url, "model": "m", "retries": 3})
-
-    async def many() -> list[Completion]:
-        requests = [engine.generate(PROMPT, Sampling(max_tokens=8), seed=seed) for seed in range(4)]
-        return await asyncio.gather(*requests)
-
-    with closing(engine):
-        assert len(asyncio.run(many())) == 4
+    assert [type(done) for done in four(fake)] == [Completion] * 4
     assert len(fake.asked) == 4 + 2 + 4, "four fail, one of two greetings, and all are sent again"
 
 
 def test_refused_key_ends_all_at_once(fake: Fake) -> None:
     fake.answer = lambda _path, _fields: (401, {"error": {"message": "expired"}})
-    engine = make_engine("openai", None, {"base_url": fake.url, "model": "m"})
-
-    async def many() -> list[object]:
-        requests = [engine.generate(PROMPT, Sampling(max_tokens=8), seed=seed) for seed in range(4)]
-        return await asyncio.gather(*requests, return_exceptions=True)
-
-    with closing(engine):
-        errors = asyncio.run(many())
+    errors = four(fake)
     assert [type(error) for error in errors] == [ConfigError] * 4 and len(fake.asked) == 5
     assert not any(isinstance(error, RefusedError) for error in errors)

@@ -13,14 +13,21 @@ platforms = types.ModuleType("vllm.platforms")
 platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: False)
 sys.modules |= {"vllm": types.ModuleType("vllm"), "vllm.platforms": platforms}
 import agentrl.engines.vllm_worker
+print("ready", flush=True)
 time.sleep(5)
-print("it lives")
 """
 
 
 @pytest.mark.slow
-def test_a_worker_whose_owner_is_gone_before_it_begins_ends() -> None:
-    (owner := subprocess.Popen(["true"])).wait()
+@pytest.mark.parametrize("early", [True, False])
+def test_a_worker_ends_with_its_owner_even_where_that_is_gone_before_it_begins(early: bool) -> None:
+    owner = subprocess.Popen(["true" if early else "cat"], stdin=subprocess.PIPE)
+    if early:
+        owner.wait()
     environment = {**os.environ, "AGENTRL_VLLM_OWNER": str(owner.pid)}
-    done = subprocess.run([sys.executable, "-c", WORKER], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    command = [sys.executable, "-c", WORKER]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as worker:
+        if not early:
+            assert worker.stdout and worker.stdout.readline() == "ready\n" and worker.poll() is None
+        owner.communicate()
+        assert worker.wait() == 1

@@ -20,20 +20,22 @@ HEADS = [(4, 4), (6, 2), (2, 1)]
 CPU_EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
+def hows(*windows: int | None) -> list[How]:
+    return [How(scale=0.3, window=window, softcap=softcap) for window in windows for softcap in (None, 0.7)]
+
+
 def starts_of(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
-def attend_slowly(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None = None
-) -> Tensor:
+def attend_slowly(query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
     """One row [n, H, D], token by token."""
     key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for part in (key, value))
     out: list[Tensor] = []
     for i in range(query.shape[0]):
-        seen = slice(0 if window is None else max(0, i - window + 1), i + 1)
-        scores = scale * torch.einsum("khd,hd->kh", key[seen], query[i])
-        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        seen = slice(0 if how.window is None else max(0, i - how.window + 1), i + 1)
+        scores = how.scale * torch.einsum("khd,hd->kh", key[seen], query[i])
+        scores = scores if how.softcap is None else how.softcap * torch.tanh(scores / how.softcap)
         out.append(torch.einsum("kh,khd->hd", torch.softmax(scores, 0), value[seen]))
     return torch.stack(out)
 
@@ -100,17 +102,11 @@ def forked(lengths: tuple[int, ...], shares: bool) -> Tensor:
     return torch.tensor([token for row in rows for token in row])
 
 
-@pytest.mark.parametrize("softcap", [None, 0.7])
-@pytest.mark.parametrize("window", [None, 1, 4, 100])
+@pytest.mark.parametrize("how", hows(None, 1, 4, 100))
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize(("lengths", "shares"), [*((one, False) for one in RAGGED), *((one, True) for one in SHARING)])
 def test_a_pack_and_its_gradients_are_those_of_its_rows(
-    monkeypatch: pytest.MonkeyPatch,
-    lengths: tuple[int, ...],
-    shares: bool,
-    heads: tuple[int, int],
-    window: int | None,
-    softcap: float | None,
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], shares: bool, heads: tuple[int, int], how: How
 ) -> None:
     """Rows of eight tokens are long here, and attend by themselves, three queries at a time."""
     monkeypatch.setattr(attention, "_LONG", 8)
@@ -118,11 +114,10 @@ def test_a_pack_and_its_gradients_are_those_of_its_rows(
     source = forked(lengths, shares)
     inputs = [tensor.requires_grad_() for tensor in random_heads(int(source.max()) + 1, heads)]
     weight = torch.randn(len(inputs[0]), heads[0], 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    how = How(scale=0.3, window=window, softcap=softcap)
     packed = PackedRows(starts_of(lengths), source if shares else None).attend(0, *inputs, how)
     slow = torch.zeros_like(packed)
     for row in source.split(list(lengths)):
-        slow = slow.index_copy(0, row, attend_slowly(*(tensor[row] for tensor in inputs), 0.3, window, softcap))
+        slow = slow.index_copy(0, row, attend_slowly(*(tensor[row] for tensor in inputs), how))
     torch.testing.assert_close(packed, slow, **CPU_EXACT)
     got, wanted = (torch.autograd.grad((out * weight).sum(), inputs) for out in (packed, slow))
     for ours, theirs in zip(got, wanted, strict=True):

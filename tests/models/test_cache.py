@@ -10,34 +10,31 @@ from agentrl.models import cache as cache_module
 from agentrl.models.attention import How, PackedRows
 from agentrl.models.cache import CachedRows, RowCache, padded_keys
 
-from .test_attention import CPU_EXACT, HEADS, random_heads, starts_of
+from .test_attention import CPU_EXACT, HEADS, hows, random_heads, starts_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SHORT = ({0: 9, 2: 6, 5: 8}, [{2: 4, 5: 1}, {0: 5, 2: 1, 5: 1}, {0: 1, 5: 4}, {0: 1, 5: 1}, {0: 2, 2: 1}, {5: 1}])
-LONG = (
+Talk = tuple[dict[int, int], list[dict[int, int]]]
+SHORT: Talk = ({0: 9, 2: 6, 5: 8}, [{2: 4, 5: 1}, {0: 5, 2: 1, 5: 1}, {0: 1, 5: 4}, {0: 1, 5: 1}, {0: 2, 2: 1}, {5: 1}])
+LONG: Talk = (
     {0: 5, 1: 1100, 3: 520},
     [{1: 500, 3: 511}, {0: 1, 3: 1}, {0: 1, 1: 300, 3: 1}, {0: 3, 1: 1, 3: 1}, {1: 298, 3: 6}, {1: 1}],
 )
 """Tokens of each row, and for each step the new tokens of rows."""
 
 
-@pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize(
-    ("heads", "window", "talk"),
-    [*itertools.product(HEADS, [None, 1, 3, 100], [SHORT]), *itertools.product([(4, 2)], [None, 3, 600], [LONG])],
+    ("heads", "how", "talk"),
+    [
+        *itertools.product(HEADS, hows(None, 1, 3, 100), [SHORT]),
+        *itertools.product([(4, 2)], hows(None, 3, 600), [LONG]),
+    ],
 )
-def test_cached_rows_get_what_a_whole_forward_gives(
-    heads: tuple[int, int],
-    window: int | None,
-    talk: tuple[dict[int, int], list[dict[int, int]]],
-    softcap: float | None,
-) -> None:
+def test_cached_rows_get_what_a_whole_forward_gives(heads: tuple[int, int], how: How, talk: Talk) -> None:
     """Prompts come in, tokens are generated and a tool answers, in rows with gaps between them."""
     lengths, steps = talk
     query, key, value = random_heads(sum(lengths.values()), heads)
     offset = dict(zip(lengths, starts_of(tuple(lengths.values())).tolist(), strict=False))
-    cache, how = RowCache(6), How(scale=0.3, window=window, softcap=softcap)
-    have, got = dict.fromkeys(lengths, 0), torch.zeros_like(query)
+    cache, have, got = RowCache(6), dict.fromkeys(lengths, 0), torch.zeros_like(query)
     for step in steps:
         plan = CachedRows(cache, [*step], [have[row] for row in step], [*step.values()], query)
         picked = torch.tensor([offset[r] + have[r] + i for r, count in step.items() for i in range(count)])

@@ -1,6 +1,7 @@
 """An environment of which each task misbehaves in its own way, and what plays it."""
 
 import asyncio
+import inspect
 import itertools
 import sys
 import threading
@@ -22,7 +23,7 @@ from agentrl.rollout.plan import EpisodeSpec
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import FunctionTool, ToolContext
-from agentrl.types import Message, Task
+from agentrl.types import Message, Task, Trajectory
 
 CALL, ANSWER = "```python\n2+2\n```", "4"
 TASKS = ["calm", "late", "calm2", "chatty", "fault-once", "fault-always", "bug", "slow", "fickle", "exit"]
@@ -62,6 +63,28 @@ class Python(FunctionTool):
 def python(code: str) -> str:
     """Add two and two."""
     return "the sum is " * code.count("long") * 5 + "4"
+
+
+class Numbers(ToolEnv):
+    """So many numbered tasks, in order."""
+
+    reward_weights = {"found": 1.0, "slow": -0.25}  # noqa: RUF012
+    made = 0
+
+    def __init__(self, *, count: int = 7, **options: Any) -> None:
+        super().__init__(**options)
+        self.count = count
+        Numbers.made += 1
+
+    def tasks(self, split: str) -> TaskList:
+        return TaskList([Task(id=str(number), prompt="?") for number in range(self.count)])
+
+
+@pytest.fixture(scope="module")
+def numbers() -> Generator[str]:
+    gymnasium.register("test/Numbers-v0", entry_point=Numbers)
+    yield "test/Numbers-v0"
+    del gymnasium.registry["test/Numbers-v0"]
 
 
 class Sums(ToolEnv):
@@ -116,6 +139,16 @@ class Sums(ToolEnv):
         return {"correct": float(episode.final == episode.task.answer)}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own."""
+    if not inspect.iscoroutinefunction(test := pyfuncitem.obj):
+        return None
+    options = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    asyncio.run(asyncio.wait_for(test(**options), 10))
+    return True
+
+
 @pytest.fixture
 def registered() -> Generator[None]:
     vars(journal).update(vars(Journal()))
@@ -149,6 +182,11 @@ def make_collector(renderer: Renderer) -> Generator[Make]:
 def specs(*names: str, members: int = 1) -> list[list[EpisodeSpec]]:
     seeds = itertools.count(1)
     return [[EpisodeSpec(task_id=name, seed=next(seeds)) for _ in range(members)] for name in names]
+
+
+def only(collected: Collected) -> Trajectory:
+    ((trajectory,),) = collected.groups
+    return trajectory
 
 
 def collect(collector: Collector, asked: list[list[EpisodeSpec]], *turns: str, **options: Any) -> Collected:

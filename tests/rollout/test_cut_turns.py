@@ -1,9 +1,9 @@
 """Turns that a limit of tokens cut off: recorded and counted as such, and what becomes of them."""
 
-import asyncio
 import dataclasses
 import pickle
 from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,13 +12,11 @@ import pytest
 
 import agentrl
 from agentrl.config import load_config
-from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import InvariantError, TrajectoryError
 from agentrl.eval.table import summarise
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.collector import Collector, EpisodeLimits
-from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.collector import Collector, EpisodeLimits, always
 from agentrl.runs.records import read_episodes, write_episodes
 from agentrl.runs.report.pack import why
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -28,9 +26,9 @@ from agentrl.train.invariants import check_tools_are_called
 from agentrl.types import CutTurn, CutTurns, Group, Segment, Stop, Task, Trajectory
 
 from ..runs.origins import ORIGIN
+from .conftest import ANSWER, CALL, collect, only, specs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "registered")
-CALL, ANSWER = "```python\n2+2\n```", "4"
 RAMBLING = f"{CALL}\nand then I would say that"
 UNCLOSED = "```python\n2+2"
 CHOICES = get_args(CutTurns)
@@ -84,15 +82,9 @@ def play(renderer: Renderer) -> Play:
         said = [renderer.turn(text)[: -1 if cut else None] for text, cut in turns]
         prompt = renderer.prompt(Sum().reset(options={"task": "sum"})[0]).token_ids
         limits = EpisodeLimits(episode_tokens=len(prompt) + room, cut_turns=then)
-        collector = Collector({"": ("tests/Sum-v0", {"max_turns": max_turns})}, renderer, limits=limits)
-        specs = [[EpisodeSpec(task_id="sum", seed=1)]]
-        try:
-            engine = ScriptedEngine(said)
-            collected = asyncio.run(collector.collect(specs, lambda *_: engine, Sampling(max_tokens=most)))
-        finally:
-            collector.close()
-        ((trajectory,),) = collected.groups
-        return trajectory
+        with closing(Collector({"": ("tests/Sum-v0", {"max_turns": max_turns})}, renderer, limits=limits)) as collector:
+            collected = collect(collector, specs("sum"), engine_for=always(ScriptedEngine(said)), max_tokens=most)
+        return only(collected)
 
     return played
 
@@ -116,12 +108,11 @@ def test_a_cut_turn_is_a_text_that_wrappers_pass_on() -> None:
     assert agentrl.CutTurn is CutTurn
 
 
-@pytest.mark.parametrize("text", [ANSWER, "4, I would say, for"])
-def test_an_answer_that_was_cut_off_ends_the_episode_without_one(play: Play, text: str) -> None:
-    trajectory = play((text, True))
+def test_an_answer_that_was_cut_off_ends_the_episode_without_one(play: Play) -> None:
+    trajectory = play((ANSWER, True))
     assert trajectory.stop is Stop.TURN_CUT and trajectory.stop.truncated
     assert trajectory.rewards == (-0.1,) and trajectory.parts == {"correct": 0.0} and seen == [("end", "")]
-    assert trajectory.cut_turns == 1 and trajectory.messages[-1]["content"] == text
+    assert trajectory.cut_turns == 1 and trajectory.messages[-1]["content"] == ANSWER
     assert type(trajectory.messages[-1]["content"]) is str
 
 
@@ -203,21 +194,12 @@ def test_only_what_was_sampled_can_be_cut() -> None:
         Segment("tool", (1,), cut=True)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst"])
-def test_files_keep_which_turns_were_cut(play: Play, tokenizer: Any, tmp_path: Path, suffix: str) -> None:
-    trajectory = play(("since", True), (ANSWER, False), then="continue")
-    path = tmp_path / f"it{suffix}"
+def test_files_keep_which_turns_were_cut_and_those_of_before_say_none(play: Play, tokenizer: Any, here: Path) -> None:
+    trajectory, path = play(("since", True), (ANSWER, False), then="continue"), here / "it.jsonl"
     write_episodes(path, [trajectory], tokenizer, ORIGIN)
-    (record,) = read_episodes(path)
-    assert record.trajectory == trajectory and record.trajectory.cut_turns == 1
-
-
-def test_files_of_before_are_read_as_of_whole_turns(play: Play, tokenizer: Any, tmp_path: Path) -> None:
-    path = tmp_path / "it.jsonl"
-    write_episodes(path, [play(("since", True))], tokenizer, ORIGIN)
+    assert [record.trajectory for record in read_episodes(path)] == [trajectory] and trajectory.cut_turns == 1
     path.write_text(path.read_text().replace(', "cut": true', ""))
-    (record,) = read_episodes(path)
-    assert record.trajectory.cut_turns == 0
+    assert [record.trajectory.cut_turns for record in read_episodes(path)] == [0]
 
 
 def test_tables_count_cut_turns(play: Play) -> None:
@@ -226,16 +208,10 @@ def test_tables_count_cut_turns(play: Play) -> None:
     assert table.cut_turns == table.row()["cut_turns"] == 4 and table.truncated == 0
 
 
-@pytest.mark.parametrize(
-    ("then", "words"),
-    [
-        ("end", "cut off: the last turn ran into its limit of tokens"),
-        ("answer", "the environment ended it: a turn that was cut off was taken as the final answer"),
-    ],
-)
-def test_the_page_says_that_a_turn_was_cut(play: Play, then: CutTurns, words: str) -> None:
-    trajectory = play(("since", True), then=then)
-    assert why(trajectory) == words
+def test_the_page_says_that_a_turn_was_cut(play: Play) -> None:
+    assert why(play(("since", True))) == "cut off: the last turn ran into its limit of tokens"
+    taken = "the environment ended it: a turn that was cut off was taken as the final answer"
+    assert why(play(("since", True), then="answer")) == taken
 
 
 def test_an_agent_whose_calls_were_all_cut_off_is_told_of_it(play: Play) -> None:

@@ -16,10 +16,7 @@ def cache(used: float = 0.0, preempted: int = 0, tokens: int = 100) -> Cache:
 async def entered(gate: Gate, count: int) -> list[asyncio.Task[None]]:
     """So many who ask to be let in, as far as they come by themselves."""
 
-    async def enter() -> None:
-        await gate.__aenter__()
-
-    tasks = [asyncio.create_task(enter()) for _ in range(count)]
+    tasks = [asyncio.ensure_future(gate.__aenter__()) for _ in range(count)]
     await settled()
     return tasks
 
@@ -45,36 +42,30 @@ async def settled() -> None:
         (99, [cache(tokens=70), cache(0.5, 5), cache(0.5, 5)], [7, 7, 7 + 1 / 7]),
     ],
 )
-def test_the_limit_grows_holds_and_is_cut(most: int, felt: Sequence[Cache | None], wanted: Sequence[float]) -> None:
-    async def go() -> list[float]:
-        gate, limits = Gate(most, 10), list[float]()
-        fits = felt[0] and felt[0].tokens
-        for one in felt:
-            gate.feel(one and cache(one.used, one.preempted, fits or 0))
-            limits.append(gate.limit)
-            # Nobody leaves, and somebody always waits.
-            playing = await entered(gate, most)
-            assert sum(task.done() for task in playing) <= most
-        return limits
-
-    assert asyncio.run(go()) == pytest.approx(wanted)
+async def test_the_limit_grows_holds_and_is_cut(most: int, felt: Sequence[Cache | None], wanted: list[float]) -> None:
+    gate, limits = Gate(most, 10), list[float]()
+    fits = felt[0] and felt[0].tokens
+    for one in felt:
+        gate.feel(one and cache(one.used, one.preempted, fits or 0))
+        limits.append(gate.limit)
+        # Nobody leaves, and somebody always waits.
+        playing = await entered(gate, most)
+        assert sum(task.done() for task in playing) <= most
+    assert limits == pytest.approx(wanted)
 
 
-def test_a_cut_is_to_show_before_there_is_another() -> None:
-    async def go() -> list[float]:
-        gate, limits = Gate(99, 10), list[float]()
-        gate.feel(cache(tokens=20))
-        waiting = await entered(gate, 9)
-        for _ in range(6):
-            gate.feel(cache(0.5, tokens=20))
-        for _ in range(3):  # 8 are at play, 7 and 6
-            gate.feel(cache(1.0, tokens=20))
-            limits.append(gate.limit)
-            await gate.__aexit__()
-        waiting[-1].cancel()
-        return limits
-
-    assert asyncio.run(go()) == [6, 6, 4.5]
+async def test_a_cut_is_to_show_before_there_is_another() -> None:
+    gate, limits = Gate(99, 10), list[float]()
+    gate.feel(cache(tokens=20))
+    waiting = await entered(gate, 9)
+    for _ in range(6):
+        gate.feel(cache(0.5, tokens=20))
+    for _ in range(3):  # 8 are at play, 7 and 6
+        gate.feel(cache(1.0, tokens=20))
+        limits.append(gate.limit)
+        await gate.__aexit__()
+    waiting[-1].cancel()
+    assert limits == [6, 6, 4.5]
 
 
 def test_without_anyone_who_waits_nothing_grows() -> None:

@@ -3,37 +3,20 @@
 from collections import Counter
 from collections.abc import Callable
 
-import gymnasium
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import TaskSource
-from agentrl.toolenv.base import ToolEnv
-from agentrl.toolenv.tasks import TaskList
-from agentrl.types import Task
 
 Mix = Callable[..., TaskMix]
 
 
-class Numbers(ToolEnv):
-    """So many numbered tasks."""
-
-    def __init__(self, *, count: int = 5, split: str = "train") -> None:
-        super().__init__(split=split)
-        self.count = count
-
-    def tasks(self, split: str) -> TaskList:
-        return TaskList([Task(id=str(number), prompt="?") for number in range(self.count)])
-
-
 @pytest.fixture(scope="module")
-def mix() -> Mix:
-    gymnasium.register("test/Numbers-v0", entry_point=Numbers)  # pyright: ignore
+def mix(numbers: str) -> Mix:
     sizes = {"five": 5, "seven": 7, "three": 3}
-    sources = {name: TaskSource("test/Numbers-v0", {"count": size}, "train", name) for name, size in sizes.items()}
-    del gymnasium.registry["test/Numbers-v0"]
+    sources = {name: TaskSource(numbers, {"count": size}, "train", name) for name, size in sizes.items()}
 
     def make(*weights: float, block: int = 4) -> TaskMix:
         some = dict(zip(sources, weights, strict=False))

@@ -1,45 +1,26 @@
 """A source of tasks: which come next, the gold player's turns, and where an episode says that it comes from."""
 
 import re
-from collections.abc import Generator
 
-import gymnasium
 import pytest
 
 from agentrl.engines.base import Sampling
 from agentrl.errors import ConfigError
 from agentrl.rollout.plan import TaskSource
 from agentrl.sandboxes import Sandbox
-from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.registry import make
-from agentrl.toolenv.tasks import TaskList
-from agentrl.types import Task
 
-
-class Seven(ToolEnv):
-    """Seven tasks, in order."""
-
-    reward_weights = {"found": 1.0, "slow": -0.25}  # noqa: RUF012
-    made = 0
-
-    def __init__(self, **options: object) -> None:
-        super().__init__(**options)  # pyright: ignore
-        Seven.made += 1
-
-    def tasks(self, split: str) -> TaskList:
-        return TaskList([Task(id=str(number), prompt="?") for number in range(7)])
+from .conftest import Numbers
 
 
 @pytest.fixture
-def seven() -> Generator[TaskSource]:
-    gymnasium.register("test/Seven-v0", entry_point=Seven)
-    yield TaskSource("test/Seven-v0", {"max_turns": 3}, "train")
-    del gymnasium.registry["test/Seven-v0"]
+def seven(numbers: str) -> TaskSource:
+    return TaskSource(numbers, {"max_turns": 3}, "train")
 
 
 def test_finite_tasks_begin_again(seven: TaskSource) -> None:
     assert [task.id for task in seven.pick(5, first=5)] == ["5", "6", "0", "1", "2"]
-    with pytest.raises(ConfigError, match="the test learns from gold episodes, and Seven has no gold player: do so"):
+    with pytest.raises(ConfigError, match="the test learns from gold episodes, and Numbers has no gold player: do so"):
         seven.gold(seven.tasks[0], "the test learns", "do so")
 
 
@@ -63,10 +44,10 @@ def test_endless_tasks_come_by_index_whatever_the_seed() -> None:
 
 
 def test_the_environment_is_made_once_and_says_where_episodes_come_from(seven: TaskSource) -> None:
-    before = Seven.made
+    before = Numbers.made
     origin = seven.origin(Sampling(temperature=0.7, max_tokens=9))
-    assert (seven.tasks.size, seven.has_tools, Seven.made) == (7, False, before)
-    assert (origin.env_id, origin.env_args, origin.split) == ("test/Seven-v0", {"max_turns": 3}, "train")
+    assert (seven.tasks.size, seven.has_tools, Numbers.made) == (7, False, before)
+    assert (origin.env_id, origin.env_args, origin.split) == ("test/Numbers-v0", {"max_turns": 3}, "train")
     assert (origin.best_return, origin.temperature, origin.turn_tokens) == (1.0, 0.7, 9)
     assert origin.dialect == seven.dialect.label and origin.versions["python"]
     assert " " not in origin.versions["sandbox"], "nothing of it runs in one"

@@ -3,9 +3,10 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,14 +29,9 @@ pytestmark = pytest.mark.ray
 SAID = Completion(token_ids=(5, 6), logprobs=(-1.0, -2.0), finish="length", version=3)
 
 
-class Method:
+def method(answer: Callable[..., Any]) -> Any:
     """A method of an actor that is asked for from afar."""
-
-    def __init__(self, answer: Callable[..., Any]) -> None:
-        self._answer = answer
-
-    def remote(self, *args: Any) -> Any:
-        return asyncio.ensure_future(self._answer(*args))
+    return SimpleNamespace(remote=lambda *args: asyncio.ensure_future(answer(*args)))
 
 
 class Handle:
@@ -44,8 +40,8 @@ class Handle:
     def __init__(self, *, dead: bool, loads: bool) -> None:
         self.weights, self.episodes = list[Any](), list[Any]()
         self.dead, self.mute, self.loads = dead, False, asyncio.Event()
-        self.start, self.load, self.greet = Method(self._greet), Method(self._load), Method(self._greet)
-        self.generate, self.play = Method(self._generate), Method(self._play)
+        self.start, self.load, self.greet = method(self._greet), method(self._load), method(self._greet)
+        self.generate, self.play = method(self._generate), method(self._play)
         self.says = SAID
         if loads:
             self.loads.set()
@@ -122,116 +118,91 @@ async def until(ready: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 10))
-
-
-def test_an_actor_that_comes_back_takes_other_weights_of_the_same_version(here: Here, model: Any) -> None:
+async def test_an_actor_that_comes_back_takes_other_weights_of_the_same_version(here: Here, model: Any) -> None:
     # As those are that an evaluation takes of a run with optim.average, and those that are trained.
-    async def go() -> None:
-        made = fleet(here, model)
-        await made.load_weights(WEIGHTS, 3)
-        here.made[0].dead, here.loads = True, False
-        said = asyncio.create_task(made.generate((1,), Sampling(), seed=0))
-        await until(lambda: len(here.made) == 2)
-        await asyncio.sleep(0.01)  # it is given the weights of before
-        await made.load_weights(WEIGHTS, 3)
-        here.made[1].loads.set()
-        assert await said == SAID
-        assert here.made[1].weights[-1] == (made._weights, 3)
-
-    run(go())
+    made = fleet(here, model)
+    await made.load_weights(WEIGHTS, 3)
+    here.made[0].dead, here.loads = True, False
+    said = asyncio.create_task(made.generate((1,), Sampling(), seed=0))
+    await until(lambda: len(here.made) == 2)
+    await asyncio.sleep(0.01)  # it is given the weights of before
+    await made.load_weights(WEIGHTS, 3)
+    here.made[1].loads.set()
+    assert await said == SAID
+    assert here.made[1].weights[-1] == (made._weights, 3)
 
 
 @pytest.mark.parametrize("why", ["no head node", "it took longer than 0.02 seconds"])
-def test_nobody_waits_for_an_actor_that_can_not_be_made(here: Here, model: Any, why: str) -> None:
+async def test_nobody_waits_for_an_actor_that_can_not_be_made(here: Here, model: Any, why: str) -> None:
     def unreachable(_: Handle) -> None:
         raise RuntimeError("no head node")
 
-    async def go() -> None:
-        made = fleet(here, model)
-        here.made[0].dead, made._patience = True, 0.02
-        if "longer" in why:
-            await made.load_weights(WEIGHTS, 3)
-            here.loads = False
-        else:
-            here.kill = unreachable
-        with pytest.raises(InfrastructureError, match=rf"could not be started again in 3 attempts: {why}$"):
-            await made.generate((1,), Sampling(), seed=0)
-
-    run(go())
+    made = fleet(here, model)
+    here.made[0].dead, made._patience = True, 0.02
+    if "longer" in why:
+        await made.load_weights(WEIGHTS, 3)
+        here.loads = False
+    else:
+        here.kill = unreachable
+    with pytest.raises(InfrastructureError, match=rf"could not be started again in 3 attempts: {why}$"):
+        await made.generate((1,), Sampling(), seed=0)
 
 
-def test_actors_that_die_one_after_the_other_end_the_call(here: Here, model: Any) -> None:
-    async def go() -> None:
-        here.dead = True
-        with pytest.raises(InfrastructureError, match=r"^3 actors of the fleet died .*: it is gone$"):
-            await fleet(here, model).generate((1,), Sampling(), seed=0)
-
-    run(go())
+async def test_actors_that_die_one_after_the_other_end_the_call(here: Here, model: Any) -> None:
+    here.dead = True
+    with pytest.raises(InfrastructureError, match=r"^3 actors of the fleet died .*: it is gone$"):
+        await fleet(here, model).generate((1,), Sampling(), seed=0)
 
 
 @pytest.mark.parametrize("method", ["generate", "load"])
-def test_an_actor_that_falls_silent_is_replaced(here: Here, model: Any, method: str) -> None:
-    async def go() -> None:
-        made = fleet(here, model)
-        made._patience, silent = 0.02, here.made[0]
-        silent.mute = True
-        silent.loads.clear()
-        work = made.generate((1,), Sampling(), seed=0) if method == "generate" else made.load_weights(WEIGHTS, 3)
-        assert await work in (SAID, None)
-        await until(lambda: made._places[0].handle is not silent and made._places[0].ready)
-
-    run(go())
+async def test_an_actor_that_falls_silent_is_replaced(here: Here, model: Any, method: str) -> None:
+    made = fleet(here, model)
+    made._patience, silent = 0.02, here.made[0]
+    silent.mute = True
+    silent.loads.clear()
+    work = made.generate((1,), Sampling(), seed=0) if method == "generate" else made.load_weights(WEIGHTS, 3)
+    assert await work in (SAID, None)
+    await until(lambda: made._places[0].handle is not silent and made._places[0].ready)
 
 
 @pytest.mark.parametrize("wrong", [None, 0, 1])
-def test_each_actor_is_probed_and_so_is_one_that_comes_back(here: Here, model: Any, wrong: int | None) -> None:
+async def test_each_actor_is_probed_and_so_is_one_that_comes_back(here: Here, model: Any, wrong: int | None) -> None:
     def score(batch: Batch) -> TokenStats:
         logp = torch.tensor(SAID.logprobs).repeat(len(batch.sampled) // 2)
         return TokenStats(logp, logp, logp)
 
-    async def go() -> None:
-        made = fleet(here, model, actors=2)
-        await made.load_weights(WEIGHTS, 3)
-        other = replace(SAID, logprobs=(-1.0, -2.1))
-        if wrong is not None:
-            here.made[wrong].says = other
-        told = r"given new weights, but engine and trainer disagree by up to 0\.1 "
-        with nullcontext() if wrong is None else pytest.raises(InvariantError, match=told):
-            await check_probe(made, Sampling(), score, 1e-3)
-        if wrong is None:
-            here.made[0].dead = True
-            await made.generate((1,), Sampling(), seed=0)
-            here.made[-1].says = other
-            await until(lambda: len(here.made) > 3 and made._places[0].ready)
-            assert made._places[0].handle is here.made[-1] and here.made[-1].says == SAID, "it was made once more"
-
-    run(go())
+    made = fleet(here, model, actors=2)
+    await made.load_weights(WEIGHTS, 3)
+    other = replace(SAID, logprobs=(-1.0, -2.1))
+    if wrong is not None:
+        here.made[wrong].says = other
+    told = r"given new weights, but engine and trainer disagree by up to 0\.1 "
+    with nullcontext() if wrong is None else pytest.raises(InvariantError, match=told):
+        await check_probe(made, Sampling(), score, 1e-3)
+    if wrong is None:
+        here.made[0].dead = True
+        await made.generate((1,), Sampling(), seed=0)
+        here.made[-1].says = other
+        await until(lambda: len(here.made) > 3 and made._places[0].ready)
+        assert made._places[0].handle is here.made[-1] and here.made[-1].says == SAID, "it was made once more"
 
 
-def test_a_request_waits_for_no_episodes(here: Here, model: Any) -> None:
-    async def go() -> None:
-        made = fleet(here, model)
-        playing = [asyncio.create_task(made._call(4, "play")) for _ in range(3)]
-        await asyncio.sleep(0.01)
-        assert await made.generate((1,), Sampling(), seed=0) == SAID
-        for task in playing:
-            task.cancel()
-        await asyncio.wait(playing)
-        assert made._places[0].load == 0
-
-    run(go())
+async def test_a_request_waits_for_no_episodes(here: Here, model: Any) -> None:
+    made = fleet(here, model)
+    playing = [asyncio.create_task(made._call(4, "play")) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    assert await made.generate((1,), Sampling(), seed=0) == SAID
+    for task in playing:
+        task.cancel()
+    await asyncio.wait(playing)
+    assert made._places[0].load == 0
 
 
-def test_actors_are_told_which_of_their_episodes_were_played_before(here: Here, model: Any) -> None:
-    async def go() -> None:
-        groups = [[EpisodeSpec(task_id="t", seed=seed)] for seed in (2, 3)]
-        options: dict[str, Any] = {"on_episode": print, "known": {1: "one", 2: "two"}, "enough": None}
-        await fleet(here, model).play("collector", groups, Sampling(), **options)
-        assert here.made[0].episodes == [{2: "two"}, {}]
-
-    run(go())
+async def test_actors_are_told_which_of_their_episodes_were_played_before(here: Here, model: Any) -> None:
+    groups = [[EpisodeSpec(task_id="t", seed=seed)] for seed in (2, 3)]
+    options: dict[str, Any] = {"on_episode": print, "known": {1: "one", 2: "two"}, "enough": None}
+    await fleet(here, model).play("collector", groups, Sampling(), **options)
+    assert here.made[0].episodes == [{2: "two"}, {}]
 
 
 def test_who_is_ended_by_ray_has_last_words() -> None:
