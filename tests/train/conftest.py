@@ -1,6 +1,7 @@
 """An environment without a sandbox, and the parts of a small run."""
 
 import copy
+import io
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +21,13 @@ from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import TaskSource
 from agentrl.runs.assemble import Parts, make_collector, task_mix, task_source
 from agentrl.runs.folder import checkpoints, read_jsonl
+from agentrl.runs.progress import Display
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import tool
 from agentrl.train.groups import Collecting
 from agentrl.train.step import Trainer, make_learner
-from agentrl.types import Task
+from agentrl.types import Segment, Stop, Task, Trajectory
 
 from ..forked import Command, Server
 
@@ -174,6 +176,23 @@ class Small:
 
 
 Make = Callable[..., Small]
+OnDisk = Callable[..., Config]
+
+
+def turn(tokens: Sequence[int], logp: float = -1.0) -> Segment:
+    """What version 0 has sampled."""
+    return Segment("policy", tuple(tokens), (logp,) * len(tokens), 0)
+
+
+def trajectory(*segments: Segment, **changed: Any) -> Trajectory:
+    """An episode without a reward."""
+    rewards = (0.0,) * sum(one.trained for one in segments)
+    plain = {"task_id": "t", "seed": 0, "segments": segments, "rewards": rewards, "stop": Stop.TERMINATED}
+    return Trajectory(**{**plain, **changed})
+
+
+def quiet() -> Display:
+    return Display(io.StringIO())
 
 
 @pytest.fixture
@@ -184,11 +203,9 @@ def shout(clean_registry: None) -> str:
 
 
 @pytest.fixture
-def small(shout: str, model: Any, tokenizer: Any, tmp_path: Path) -> Generator[Make]:
+def small(shout: str, one_thread: None, model: Any, tokenizer: Any, tmp_path: Path) -> Generator[Make]:
     """Make the parts of a small run: ``small("optim.lr=1e-2")``."""
     made: list[Small] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
 
     def make(*overrides: str, split: str = "train") -> Small:
         path = tmp_path / "small.toml"
@@ -202,7 +219,6 @@ def small(shout: str, model: Any, tokenizer: Any, tmp_path: Path) -> Generator[M
         return made[-1]
 
     yield make
-    torch.set_num_threads(threads)
     for one in made:
         one.players.close()
 
@@ -306,14 +322,9 @@ def train(server: Server, warm: Path, tmp_path: Path) -> Train:
 
 
 @pytest.fixture
-def on_disk(
-    shout: str, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Generator[Callable[..., Config]]:
+def on_disk(shout: str, one_thread: None, model: Any, tokenizer: Any, here: Path) -> OnDisk:
     """Makes configs of a small run, in a working folder that has its model."""
-    threads = torch.get_num_threads()
-    monkeypatch.chdir(tmp_path)
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "small.toml").write_text(SMALL)
-    yield lambda *overrides: load_config(path="small.toml", overrides=["model.path=model", *overrides])
-    torch.set_num_threads(threads)
+    model.save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    Path("small.toml").write_text(SMALL)
+    return lambda *overrides: load_config(path="small.toml", overrides=["model.path=model", *overrides])

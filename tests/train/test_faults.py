@@ -4,10 +4,10 @@ Killed sandboxes are in ``tests/test_soak.py``, a full disk in ``test_resume.py`
 killed ranks in ``test_sharded.py``, a killed vLLM in ``tests/engines/test_vllm.py``.
 """
 
-import io
+import itertools
 import math
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ import pytest
 import torch
 
 from agentrl import algos
-from agentrl.config import Config, with_overrides
+from agentrl.config import with_overrides
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import EnvContractError, FaultRateError, InfrastructureError, InvariantError
 from agentrl.runs.folder import checkpoints, read_jsonl
-from agentrl.runs.progress import Display
 from agentrl.runs.records import read_episodes
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
@@ -30,7 +29,7 @@ from agentrl.train.run import resume, train
 from agentrl.train.step import Trainer
 from agentrl.types import Task
 
-from .conftest import Make, rows_of, same_weights
+from .conftest import Make, OnDisk, quiet, rows_of, same_weights
 from .test_trainer import step, trainer_of, weights_of
 
 grade: Callable[[], object]
@@ -67,7 +66,7 @@ class Faulty(ToolEnv):
 
 
 @pytest.fixture
-def faulty(on_disk: Callable[..., Config]) -> Generator[Callable[..., Config]]:
+def faulty(on_disk: OnDisk) -> Generator[OnDisk]:
     """Makes configs of a small run."""
     gymnasium.register("test/Faulty-v0", entry_point=Faulty)
     grade_by(lambda: None)
@@ -77,7 +76,6 @@ def faulty(on_disk: Callable[..., Config]) -> Generator[Callable[..., Config]]:
         *("rollout.max_fault_rate=0.5", *overrides),
     )
     hung.set()
-    del gymnasium.registry["test/Faulty-v0"]
 
 
 def grade_by(function: Callable[[], object]) -> None:
@@ -85,13 +83,9 @@ def grade_by(function: Callable[[], object]) -> None:
     grade = function
 
 
-def quiet() -> Display:
-    return Display(io.StringIO())
-
-
 def raising(error: Exception, places: range) -> Callable[[], object]:
     """Raises at these calls, counting from 0."""
-    calls: Iterator[int] = iter(range(10**6))
+    calls = itertools.count()
 
     def call() -> None:
         if next(calls) in places:
@@ -100,7 +94,7 @@ def raising(error: Exception, places: range) -> Callable[[], object]:
     return call
 
 
-def test_a_tool_that_hangs_holds_up_nobody(faulty: Callable[..., Config]) -> None:
+def test_a_tool_that_hangs_holds_up_nobody(faulty: OnDisk) -> None:
     run = train(faulty("optim.steps=1", "env.args.tooled=true"), quiet())
     (row,) = read_jsonl(run / "metrics.jsonl")
     assert row["tool_errors"] == row["tool_calls"] == 8 and row["faults"] == 0
@@ -108,10 +102,8 @@ def test_a_tool_that_hangs_holds_up_nobody(faulty: Callable[..., Config]) -> Non
         assert "stopped: hang ran longer than 0.05 s" in record.trajectory.messages[3]["content"]
 
 
-def test_an_engine_that_fails_loses_its_requests_and_not_the_run(
-    faulty: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, steps = TransformersEngine._step, iter(range(10**6))  # pyright: ignore
+def test_an_engine_that_fails_stops_no_run(faulty: OnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, steps = TransformersEngine._step, itertools.count()  # pyright: ignore
 
     def failing(self: TransformersEngine) -> None:
         # While the engine is compared with the trainer, and in the first step's episodes.
@@ -137,9 +129,7 @@ def test_an_engine_that_fails_loses_its_requests_and_not_the_run(
         (InfrastructureError("the grader is down"), FaultRateError, r"2 of 2 groups .* fault: the grader is down"),
     ],
 )
-def test_a_grader_that_crashes_stops_the_run_with_the_cause_and_nothing_is_lost(
-    faulty: Callable[..., Config], error: Exception, kind: type[Exception], cause: str
-) -> None:
+def test_a_grader_that_crashes_stops_the_run(faulty: OnDisk, error: Exception, kind: Any, cause: str) -> None:
     # One episode is evaluated before the first step, which plays eight.
     undisturbed = train(faulty("run.name=whole", "rollout.concurrency=1"), quiet())
     grade_by(raising(error, range(9, 10**6)))
@@ -152,11 +142,9 @@ def test_a_grader_that_crashes_stops_the_run_with_the_cause_and_nothing_is_lost(
 
 # What is deterministic and plays ahead goes back to where all that was played ahead is by the weights of before.
 @pytest.mark.parametrize(("step", "settings"), [(1, ()), (0, ("rollout.overlap=lag", "run.deterministic=true"))])
-def test_an_engine_that_fails_between_two_steps_loses_none(
-    faulty: Callable[..., Config], step: int, settings: Sequence[str]
-) -> None:
+def test_an_engine_that_fails_between_two_steps_loses_none(faulty: OnDisk, step: int, settings: Sequence[str]) -> None:
     config = faulty("run.name=whole", *settings)
-    undisturbed, whole, probes = train(config, quiet()), groups.check_probe, iter(range(10**6))
+    undisturbed, whole, probes = train(config, quiet()), groups.check_probe, itertools.count()
 
     async def failing(*arguments: Any) -> None:
         if next(probes) > 0:  # after the first step, twice
@@ -171,7 +159,7 @@ def test_an_engine_that_fails_between_two_steps_loses_none(
     assert rows_of(run) == rows_of(undisturbed) and same_weights(run, undisturbed)
 
 
-def test_a_grader_that_is_down_for_a_moment_is_counted_and_gives_no_reward(faulty: Callable[..., Config]) -> None:
+def test_a_grader_that_is_down_for_a_moment_is_counted_and_gives_no_reward(faulty: OnDisk) -> None:
     undisturbed = train(faulty("run.name=whole"), quiet())
     grade_by(raising(InfrastructureError("the grader is down"), range(3, 6)))
     run = train(faulty("run.name=disturbed"), quiet())
@@ -187,7 +175,7 @@ def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], None]:
     whole = algos.loss
 
     def begin(places: range) -> None:
-        packs = iter(range(10**6))
+        packs = itertools.count()
 
         def loss(*args: Any, **options: Any) -> Any:
             out = whole(*args, **options)
@@ -214,9 +202,7 @@ def test_an_update_without_a_finite_gradient_is_left_out(small: Make, diverging:
     assert trainer.skipped == 1 and step(trainer, 2).metrics["updates_skipped"] == 0 == trainer.skipped, "in a row"
 
 
-def test_three_steps_without_a_finite_gradient_stop_the_run_with_their_episodes(
-    faulty: Callable[..., Config], diverging: Callable[[range], None]
-) -> None:
+def test_three_steps_without_a_finite_gradient_stop_the_run_with_their_episodes(faulty: OnDisk, diverging: Any) -> None:
     diverging(range(10**6))
     run = train(faulty("optim.steps=2", "save.episodes_every=100"), quiet())
     with pytest.raises(InvariantError, match=r"no gradient of the last 3 steps was finite.*step-000003\.jsonl\.zst$"):

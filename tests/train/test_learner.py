@@ -21,6 +21,8 @@ from .test_score import batch_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = [[3, 4], [7, 2, 3, 5, 1], [2, 30, 8, 1], [5, 9]]
+HOW = {"betas": (0.9, 0.95), "weight_decay": 0.0, "max_grad_norm": 1e9, "max_tokens": 45, "temperature": 0.7}
+HOW["dtype"] = "float32"
 MakeLearner = Callable[..., Learner]
 
 
@@ -32,8 +34,7 @@ def learner(model: Any) -> MakeLearner:
         own = copy.deepcopy(model)
         if rank:
             add_adapters(own, rank=rank, alpha=rank, targets=(), base="base", seed=0)
-        how = {"betas": (0.9, 0.95), "weight_decay": 0.0, "max_grad_norm": 1e9, "max_tokens": 45, "temperature": 0.7}
-        return Learner(own, **{"dtype": "float32", **how, **options})
+        return Learner(own, **{**HOW, **options})
 
     return make
 

@@ -11,12 +11,12 @@ from agentrl.batch import whole
 from agentrl.config import load_config
 from agentrl.train.credit import with_overlong_penalty
 from agentrl.train.step import learning_rate
-from agentrl.types import Group, Segment, Stop, Trajectory
+from agentrl.types import Group, Segment, Stop
 
 from ..algos import reference as slow
-from .conftest import Make
+from .conftest import Make, trajectory, turn
 from .test_trainer import log_probs_of, step, trainer_of
-from .test_whole_step import CONSTANT, TEMPERATURE, Pool, Slow, check_update, loud, watch  # noqa: F401
+from .test_whole_step import CONSTANT, TEMPERATURE, Pool, Slow, check_update, loud, make_watched  # noqa: F401
 
 KL, ENTROPY, BUFFER, TURN, EPISODE = 0.3, 0.05, 12, 20, 90
 BOUNDS = {"token": (0.75, 1.3), "sequence": (0.5, 2.5), "geometric": (0.9, 1.2)}
@@ -56,15 +56,12 @@ class Options(Slow):
         return terms.sum() / (len(x) if self.aggregate == "seq_mean_token_mean" else CONSTANT)
 
 
-@pytest.mark.parametrize(
-    ("max_tokens", "options"),
-    [(195, {}), (5000, {"aggregate": "token_sum_const", "max_tokens": CONSTANT})],
-)
+CONSTANT_LENGTH = {"aggregate": "token_sum_const", "max_tokens": CONSTANT}
+
+
+@pytest.mark.parametrize(("max_tokens", "options"), [(195, {}), (5000, CONSTANT_LENGTH)])
 def test_step_with_every_option_is_that_of_loops(
-    watch: Any,  # noqa: F811
-    reference: Any,
-    max_tokens: int,
-    options: dict[str, Any],
+    watch: Any, reference: Any, max_tokens: int, options: dict[str, Any]
 ) -> None:
     how = [f"algo.loss_options.{name}={value}" for name, value in options.items()]
     watched = watch(*ALL, *how, f"optim.max_tokens={max_tokens}", noise=0.15, calling=True)
@@ -95,8 +92,7 @@ def test_step_with_every_option_is_that_of_loops(
     losses: list[float] = []
     for at, update in enumerate(watched.updates):
         beside = lambda row: ours.beside(row, other)
-        loss, _ = check_update(ours, update, old, credit, weights, pool, beside, ours.aggregate)
-        losses.append(loss)
+        losses += check_update(ours, update, old, credit, weights, pool, beside, ours.aggregate)[:1]
         if at % 3 == 2:
             seen = slow.flat([slow.flat(one.packs) for one in watched.updates[at - 2 : at + 1]])
             assert sorted(seen) == rows, "rows without a token to train on are in no minibatch"
@@ -116,16 +112,11 @@ def test_step_with_every_option_is_that_of_loops(
         (26, (9,), Stop.TOKEN_LIMIT, 1.0),
     ],
 )
-def test_overlong_costs_by_whichever_limit_is_nearer(
-    told: int, turns: tuple[int, ...], stop: Stop, cost: float
-) -> None:
-    rollout = load_config(
-        overrides=["rollout.overlong_buffer=10", "rollout.turn_tokens=20", "rollout.episode_tokens=50"]
-    ).rollout
-    said = [Segment("policy", (7,) * n, (-1.0,) * n, 0) for n in turns]
-    segments = (Segment("prompt", (1,) * 5), said[0], Segment("tool", (2,) * told), *said[1:])
-    rewards = (0.25,) * len(turns)
-    episode = Trajectory(task_id="a", seed=0, segments=segments, rewards=rewards, stop=stop)
+def test_overlong_costs_by_the_nearer_limit(told: int, turns: tuple[int, ...], stop: Stop, cost: float) -> None:
+    limits = ("rollout.overlong_buffer=10", "rollout.turn_tokens=20", "rollout.episode_tokens=50")
+    rollout = load_config(overrides=limits).rollout
+    first, *later = (turn((7,) * n) for n in turns)
+    episode = trajectory(Segment("prompt", (1,) * 5), first, Segment("tool", (2,) * told), *later, stop=stop)
     before = whole([Group((episode,))])
     after = with_overlong_penalty(before, [episode], rollout)
     assert (before.rewards - after.rewards).tolist() == pytest.approx([0.0] * (sum(turns) - 1) + [cost])
@@ -148,8 +139,8 @@ def test_a_step_that_masks_everything_updates_nothing(small: Make) -> None:
     ],
 )
 def test_schedules_after_a_warmup(schedule: str, wanted: list[float]) -> None:
-    settings = ("optim.lr=2", "optim.warmup=2", "optim.steps=2", "optim.minibatches=4", f"optim.schedule={schedule}")
-    optim = load_config(overrides=settings).optim
+    settings = ("optim.lr=2", "optim.warmup=2", "optim.steps=2", "optim.minibatches=2", "optim.epochs=2")
+    optim = load_config(overrides=[*settings, f"optim.schedule={schedule}"]).optim
     assert [learning_rate(optim, update) / 2 for update in range(1, 9)] == pytest.approx(wanted)
     if schedule == "cosine":
         assert learning_rate(optim, 3, spent=0.75) / 2 == pytest.approx(0.1464466), "whichever is nearer its end"

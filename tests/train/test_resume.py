@@ -24,7 +24,7 @@ from agentrl.runs.progress import Display
 from agentrl.runs.records import read_episodes
 from agentrl.train.run import resume, train
 
-from .conftest import rows_of, same_weights
+from .conftest import OnDisk, quiet, rows_of, same_weights
 
 Damage = Callable[[Path], object]
 
@@ -58,7 +58,7 @@ DAMAGES: list[tuple[Damage, str]] = [
 
 
 @pytest.fixture
-def config(on_disk: Callable[..., Config]) -> Config:
+def config(on_disk: OnDisk) -> Config:
     return on_disk(
         *("optim.steps=3", "save.every=1", "save.episodes_every=1", "eval.tasks=1", "algo.kl_coef=0.5"),
         *("rollout.concurrency=1", "optim.schedule=linear", "optim.warmup=6", "optim.max_sampled_tokens=400"),
@@ -90,15 +90,12 @@ def test_steps_after_a_resumption_are_those_of_a_run_that_never_stopped(config: 
     assert "step-000002 holds another model.safetensors than it was saved with: step-000001 is" in told.getvalue()
     assert [path.name for path in checkpoints(other)] == [path.name for path in checkpoints(whole)]
     assert len(list((other / "checkpoints").glob("damaged-step-0000*"))) == 3, "what was passed over is kept"
-    assert rows_of(whole) == rows_of(other)
-    assert len(rows_of(whole)) == 3
+    assert rows_of(whole) == rows_of(other) and len(rows_of(whole)) == 3
     told = [row["kl_reference"] for row in rows_of(whole)]
     assert told[0] == 0 < told[1] < told[2], "the reference stays what training began with"
     for step in (2, 3):
-        one, again = (
-            [record.trajectory.segments for record in read_episodes(run / "episodes" / f"step-{step:06d}.jsonl.zst")]
-            for run in (whole, other)
-        )
+        path = Path("episodes") / f"step-{step:06d}.jsonl.zst"
+        one, again = ([record.trajectory.segments for record in read_episodes(run / path)] for run in (whole, other))
         assert one == again
         assert {part.version for segments in again for part in segments if part.trained} == {step - 1}
     assert same_weights(whole, other)
@@ -112,7 +109,7 @@ def test_steps_after_a_resumption_are_those_of_a_run_that_never_stopped(config: 
 
 
 WAITS = "is full: the run waits for room"
-FULL: list[tuple[int, int, signal.Signals | float]] = [
+FULL: list[tuple[int, int, float]] = [
     # Room for no row; for some rows, but for no checkpoint. Freed after another attempt: it is said only once.
     (0, errno.ENOSPC, 1.5),
     (60_000, errno.ENOSPC, 0.1),
@@ -126,15 +123,13 @@ FULL: list[tuple[int, int, signal.Signals | float]] = [
 @pytest.mark.slow
 def test_a_full_disk_pauses_the_run_and_nothing_is_lost(config: Config, small_disk: bool) -> None:
     config = with_overrides(config, ["rollout.concurrency=12", "run.deterministic=true"])
-    whole = train(with_overrides(config, ["run.dir=elsewhere"]), Display(io.StringIO()))
+    whole = train(with_overrides(config, ["run.dir=elsewhere"]), quiet())
     for left, code, then in FULL:
         check_full_disk(config, whole, small_disk and code == errno.ENOSPC, left, code, then)
         shutil.rmtree("runs/run")
 
 
-def check_full_disk(
-    config: Config, whole: Path, real: bool, left: int, code: int, then: signal.Signals | float
-) -> None:
+def check_full_disk(config: Config, whole: Path, real: bool, left: int, code: int, then: float) -> None:
     """Train on a disk that is full once, and stop with a signal or free it so many seconds later."""
     run, filler, failing = Path("runs/run"), Path("runs/filler"), pytest.MonkeyPatch()
     stop, told = then if isinstance(then, signal.Signals) else None, list[str]()
@@ -163,16 +158,13 @@ def check_full_disk(
 
     kind = {None: InfrastructureError, signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}[stop]
     words = f"{'' if stop else f'{os.strerror(code)}.*; '}stopped, step-000000 is saved; go on"
-    with (
-        pytest.raises(kind, match=rf"{words} with: agentrl train --resume runs/run$")
-        if stop or code == errno.EIO
-        else nullcontext()
-    ):
+    ends = pytest.raises(kind, match=rf"{words} with: agentrl train --resume runs/run$")
+    with ends if stop or code == errno.EIO else nullcontext():
         train(config, Filling(io.StringIO()))
     free()
     assert len([text for text in told if WAITS in text]) == (code != errno.EIO)
     if stop or code == errno.EIO:
-        resume(run, Display(io.StringIO()))
+        resume(run, quiet())
     assert rows_of(run) == rows_of(whole) and same_weights(run, whole)
     assert [path.name for path in checkpoints(run)] == [path.name for path in checkpoints(whole)]
     assert [*(run / "episodes").iterdir()] and not list(run.rglob(".*.tmp"))
@@ -182,9 +174,8 @@ def check_full_disk(
 def small_disk(tmp_path: Path) -> Generator[bool]:
     """Whether the folder of runs could be put on a disk of 8 MB."""
     (disk := tmp_path / "runs").mkdir()
-    mounted = not subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8M", "tmpfs", disk], capture_output=True
-    ).returncode
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8M", "tmpfs", disk]
+    mounted = not subprocess.run(mount, capture_output=True).returncode
     yield mounted
     if mounted:
         subprocess.run(["umount", "-l", disk], check=True)

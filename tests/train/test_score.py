@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GraniteConfig,
-    GraniteForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, GraniteConfig, Lfm2Config
 
 from agentrl.batch import Batch, whole
 from agentrl.engines.transformers import TransformersEngine
@@ -25,9 +18,10 @@ from agentrl.errors import UsageError
 from agentrl.models.attention import NAME
 from agentrl.models.load import _check_rows, cast_copy, load_model
 from agentrl.train.score import hidden_states, score
-from agentrl.types import Group, Segment, Stop, Trajectory
+from agentrl.types import Group, Segment
 
 from ..engines.asking import PROMPT, ask, expected_logprobs
+from .conftest import trajectory, turn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = [[3, 4], [1, 1], [7, 2, 3, 5, 1], [2], [2, 30, 8, 1]]
@@ -38,15 +32,11 @@ def batch_of(shapes: list[list[int]]) -> Batch:
     groups: list[Group] = []
     for number, shape in enumerate(shapes):
         segments = [
-            Segment("policy", tokens, (-1.0,) * len(tokens), 0) if i % 2 else Segment("tool" if i else "prompt", tokens)
+            turn(tokens) if i % 2 else Segment("tool" if i else "prompt", tokens)
             for i, length in enumerate(shape)
             for tokens in [tuple((31 * number + 17 * i + 7 * j) % 250 + 3 for j in range(length))]
         ]
-        rewards = (0.0,) * (len(shape) // 2)
-        episode = Trajectory(
-            task_id=str(number), seed=0, segments=tuple(segments), rewards=rewards, stop=Stop.TERMINATED
-        )
-        groups.append(Group((episode,)))
+        groups.append(Group((trajectory(*segments, task_id=str(number)),)))
     return whole(groups)
 
 
@@ -68,19 +58,6 @@ def full_stats(model: Any, batch: Batch, temperature: float) -> tuple[Tensor, Te
 def assert_close(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     for mine, wanted in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
-
-
-def assert_same_gradients(ours: Any, theirs: Any) -> None:
-    for (name, mine), (same, wanted) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
-        assert name == same
-        torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def assert_sampled_alike(ours: Any, theirs: Any, temperature: float = 1.0) -> None:
-    """What an engine samples from ``ours`` has the log-probs that ``theirs`` gives it."""
-    completion = ask(TransformersEngine(ours), seed=1, max_tokens=12, temperature=temperature)
-    wanted = expected_logprobs(theirs, PROMPT, completion, temperature)
-    assert completion.logprobs == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
@@ -169,49 +146,40 @@ def test_weights_that_are_no_numbers_are_called_that(model: Any, tmp_path: Path,
         load_model(tmp_path)
 
 
-def test_a_model_that_caps_its_logits_is_scored_and_sampled_with_the_cap(tmp_path: Path) -> None:
-    config = Gemma3TextConfig(
-        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, layer_types=["full_attention"] * 2, final_logit_softcapping=0.8,
-        initializer_range=0.5, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
-    ours, theirs, batch = load_model(tmp_path), Gemma3ForCausalLM.from_pretrained(tmp_path), batch_of(SHAPES)
-    assert theirs(batch.tokens[None]).logits.abs().max() > 0.7, "the cap would not matter"
+TINY = {
+    **{"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "pad_token_id": 0},
+    **{"num_key_value_heads": 1, "head_dim": 8, "num_hidden_layers": 2},
+}
+CAPPED = Gemma3TextConfig(
+    **TINY, layer_types=["full_attention"] * 2, final_logit_softcapping=0.8, initializer_range=0.5
+)
+SCALED = GraniteConfig(**TINY, logits_scaling=8.0, initializer_range=1.0)
+
+
+@pytest.mark.parametrize("config", [CAPPED, SCALED, None], ids=["capped", "scaled", "a head with a bias"])
+def test_what_a_model_does_to_its_logits_is_scored_and_sampled(
+    model: Any, reference: Any, tmp_path: Path, config: Any
+) -> None:
+    if config:
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        ours, theirs = load_model(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
+    else:
+        ours, theirs = copy.deepcopy(model), copy.deepcopy(reference)
+        for one in (ours, theirs):
+            one.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, one.config.vocab_size))
+    batch = batch_of(SHAPES)
+    largest = theirs(batch.tokens[None]).logits.abs().max()
+    assert config is not CAPPED or largest > 0.7, "the cap would not matter"
     got, expected = score(ours, batch, temperature=1.3), full_stats(theirs, batch, 1.3)
     assert_close(got, expected)
     got.logp.sum().backward()
     expected[0].sum().backward()
-    assert_same_gradients(ours, theirs)
-    assert_sampled_alike(ours, theirs, temperature=1.3)
-
-
-def test_a_head_with_a_bias_is_scored_and_sampled_with_it(model: Any, reference: Any) -> None:
-    ours, theirs, batch = copy.deepcopy(model), copy.deepcopy(reference), batch_of(SHAPES)
-    for one in (ours, theirs):
-        one.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, one.config.vocab_size))
-    got, expected = score(ours, batch, temperature=0.7), full_stats(theirs, batch, 0.7)
-    assert_close(got, expected)
-    got.logp.sum().backward()
-    expected[0].sum().backward()
-    torch.testing.assert_close(ours.lm_head.bias.grad, theirs.lm_head.bias.grad, rtol=1e-3, atol=1e-3)
-    assert_sampled_alike(ours, theirs)
-
-
-def granite(scaling: float) -> Any:
-    config = GraniteConfig(
-        vocab_size=300, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, logits_scaling=scaling, pad_token_id=0, initializer_range=1.0,
-    )  # fmt: skip
-    return GraniteForCausalLM(config)
-
-
-def test_a_model_that_scales_its_logits_is_scored_and_sampled_so(tmp_path: Path) -> None:
-    theirs: Any = granite(8.0)
-    theirs.save_pretrained(tmp_path)
-    ours, batch = load_model(tmp_path), batch_of(SHAPES)
-    assert_close(score(ours, batch, temperature=0.7), full_stats(theirs, batch, 0.7))
-    assert_sampled_alike(ours, theirs)
+    for (name, mine), wanted in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+    # What an engine samples has the log-probs that transformers gives it.
+    completion = ask(TransformersEngine(ours), seed=1, max_tokens=12, temperature=1.3)
+    wanted = expected_logprobs(theirs, PROMPT, completion, 1.3)
+    assert completion.logprobs == pytest.approx(wanted, abs=1e-4)
 
 
 def test_a_model_that_changes_its_logits_otherwise_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,10 +199,7 @@ def test_a_model_that_changes_its_logits_otherwise_is_refused(model: Any, monkey
 
 def test_a_model_with_a_state_beside_attention_is_refused(tmp_path: Path) -> None:
     """A row packed behind another would begin with that one's state."""
-    config = Lfm2Config(
-        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, layer_types=["conv", "full_attention"], pad_token_id=0, initializer_range=1.0,
-    )  # fmt: skip
-    Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    config = Lfm2Config(**TINY, layer_types=["conv", "full_attention"], initializer_range=1.0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="carries a state from one token to the next"):
         load_model(tmp_path)

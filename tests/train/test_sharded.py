@@ -34,17 +34,11 @@ from agentrl.train.learner import Learner
 from agentrl.train.sharded import dismiss, new_learner
 
 from ..forked import Server
+from . import test_learner as learner_tests
 from .test_score import batch_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-HOW = {
-    "betas": (0.9, 0.95),
-    "weight_decay": 0.1,
-    "max_grad_norm": 1e9,
-    "max_tokens": 45,
-    "temperature": 0.7,
-    "dtype": "float32",
-}
+HOW = {**learner_tests.HOW, "weight_decay": 0.1}
 SHAPES = [[3, 4], [7, 2, 3, 5, 1], [2, 30, 8, 1], [5, 9], [4, 3]]
 
 
@@ -57,9 +51,8 @@ def ranks(server: Server, world: int) -> Generator[None]:
             patch.setenv(name, value)
         env = {**os.environ, "AGENTRL_RANKS": store, "WORLD_SIZE": str(world)}
         code = "from agentrl.train.ranks import follow; follow()"
-        followers = [
-            server.begin("-c", code, cwd=Path(folder), env={**env, "RANK": str(rank)}) for rank in range(1, world)
-        ]
+        each = ({**env, "RANK": str(rank)} for rank in range(1, world))
+        followers = [server.begin("-c", code, cwd=Path(folder), env=one) for one in each]
         # A world that could not be joined, in another test, has used up a number that the followers still have.
         dist.distributed_c10d._world.group_count = 0  # pyright: ignore[reportPrivateUsage]
         dist.init_process_group("gloo", init_method=store, rank=0, world_size=world, timeout=patience)
@@ -152,14 +145,10 @@ def told_by(learner: Learner, packs: list[Batch]) -> dict[str, Any]:
 
 def apart(one: Any, other: Any) -> float:
     """Largest distance of two trees of tensors, in parts of the largest number."""
-    leaves = [
-        [torch.as_tensor(leaf).detach().double() for leaf in tree_leaves(tree) if leaf is not None]
-        for tree in (one, other)
-    ]
-    pairs = list(zip(*leaves, strict=True))
-    return max(float((got - wanted).abs().max()) for got, wanted in pairs) / max(
-        float(one.abs().max()) for one in leaves[1]
-    )
+    trees = ([leaf for leaf in tree_leaves(tree) if leaf is not None] for tree in (one, other))
+    got, wanted = ([torch.as_tensor(leaf).detach().double() for leaf in tree] for tree in trees)
+    off = max(float((a - b).abs().max()) for a, b in zip(got, wanted, strict=True))
+    return off / max(float(leaf.abs().max()) for leaf in wanted)
 
 
 def begin(model: Any, lora: int, folder: Path) -> Any:
@@ -201,9 +190,7 @@ def two(server: Server, three: Any) -> Generator[None]:
         ({"tie_word_embeddings": False}, {"lora": 1, "sequence_ranks": 2, "gradient_checkpointing": True}, 1),
     ],
 )
-def test_two_ranks_learn_what_one_does(
-    tokenizer: Any, two: None, shape: dict[str, Any], options: dict[str, Any], packs: int
-) -> None:
+def test_two_ranks_learn_what_one_does(tokenizer: Any, two: None, shape: Any, options: Any, packs: int) -> None:
     model = tiny(tokenizer, **shape)
     cut = batch_of(SHAPES).split(45 if packs > 1 else 99)
     assert len(cut) == packs
@@ -211,9 +198,8 @@ def test_two_ranks_learn_what_one_does(
     assert both.keys() == one.keys()
     # Adam takes the sign of a gradient that is nearly 0, and so makes more of rounding.
     for name, wanted in one.items():
-        assert apart(both[name], wanted) < (1e-6 if name in ("before", "norm", "gradients", "reference") else 1e-4), (
-            name
-        )
+        most = 1e-6 if name in ("before", "norm", "gradients", "reference") else 1e-4
+        assert apart(both[name], wanted) < most, name
 
 
 @pytest.mark.parametrize("lora", [0, 2])
@@ -313,8 +299,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: A
             return take(rate)
 
         learner._step = poisoned  # pyright: ignore
-        told.append(update(learner, packs))
-        told.append(held_by(learner))
+        told += [update(learner, packs), held_by(learner)]
         learner._step = take  # pyright: ignore
         update(learner, packs)
         return [*told, held_by(learner)]

@@ -12,8 +12,10 @@ from agentrl.batch import Batch, whole
 from agentrl.models import attention
 from agentrl.train.learner import Learner
 from agentrl.train.score import score
-from agentrl.types import Group, Segment, Stop, Trajectory
+from agentrl.types import Group, Segment, Trajectory
 
+from .conftest import trajectory, turn
+from .test_learner import HOW
 from .test_score import full_stats
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,11 +24,8 @@ PROMPT = tuple(range(40, 52))
 
 def member(task: str, prompt: Sequence[int], answer: Sequence[int], told: Sequence[int] = ()) -> Trajectory:
     """An episode of one turn; ``told`` stands between the prompt and the turn."""
-    segments = [Segment("prompt", tuple(prompt))]
-    segments += [Segment("tool", tuple(told))] if told else []
-    segments += [Segment("policy", tuple(answer), (-1.0,) * len(answer), 0)] if answer else []
-    rewards = (0.0,) if answer else ()
-    return Trajectory(task_id=task, seed=0, segments=tuple(segments), rewards=rewards, stop=Stop.TERMINATED)
+    segments = [Segment("prompt", tuple(prompt)), *([Segment("tool", tuple(told))] if told else [])]
+    return trajectory(*segments, *([turn(answer)] if answer else []), task_id=task)
 
 
 def groups_of_three() -> Batch:
@@ -124,10 +123,7 @@ def test_an_update_of_several_packs_has_the_gradients_of_rows_one_by_one(
     batch = whole([Group(tuple(late)), Group(tuple(early))])
     weight = torch.linspace(-1, 2, len(batch.sampled), dtype=dtype)
     ours, theirs = copy.deepcopy(model).to(dtype), copy.deepcopy(reference).to(dtype)
-    learner = Learner(
-        ours, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1e9, max_tokens=150, temperature=0.7,
-        dtype=str(dtype).removeprefix("torch."),
-    )  # fmt: skip
+    learner = Learner(ours, **{**HOW, "max_tokens": 150, "dtype": str(dtype).removeprefix("torch.")})
     seen: list[torch.Tensor] = []
     learner.optimizer.register_step_pre_hook(lambda *_: seen.extend(one.grad.clone() for one in learner.trained))
     packs = learner.packs(batch, range(len(batch)))

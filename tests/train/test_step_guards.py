@@ -1,8 +1,12 @@
-"""A step calls every guard, and no two of its episodes, nor of two steps, are played alike."""
+"""The checks that stop a run: each passes what is right and sees each way to be wrong; a step calls all of them.
 
-import asyncio
+And no two of its episodes, nor of two steps, are played alike.
+"""
+
 import copy
+import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -13,17 +17,92 @@ import torch
 
 import agentrl.train.learner
 import agentrl.train.step
-from agentrl.batch import Batch
+from agentrl.batch import Batch, whole
 from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import InvariantError
+from agentrl.models.load import ROUNDING
 from agentrl.toolenv.tasks import TaskList
+from agentrl.train import invariants
 from agentrl.train.step import StepResult
-from agentrl.types import Stop
+from agentrl.types import Group, Segment, Stop, ToolRun, Trajectory
 
 from ..engines.around import Around
-from .conftest import WORDS, Make, Shout
+from .conftest import WORDS, Make, Shout, trajectory, turn
+from .test_overlap import steps_of
 from .test_trainer import step, trainer_of
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def episode(*runs: ToolRun) -> Trajectory:
+    segments = Segment("prompt", (1, 2)), turn((3, 4)), Segment("tool", (5,))
+    return trajectory(*segments, tool_runs=tuple(runs))
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(F32, 0.0), (F32, 9e-4), (BF16, 0.4)])
+def test_engine_and_trainer_may_differ_by_rounding(dtype: torch.dtype, off: float) -> None:
+    logp = torch.tensor([-1.0, 0.0, -20.0])
+    other = logp - torch.tensor([0.0, 0.0, off])
+    assert invariants.check_agreement(logp, other, ROUNDING[dtype]) == pytest.approx(off, abs=1e-5)
+    invariants.check_first_ratio(logp, other, ROUNDING[dtype])
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(F32, 2e-3), (BF16, 0.6), (F32, float("inf"))])
+def test_a_larger_difference_stops_the_run(dtype: torch.dtype, off: float) -> None:
+    logp = torch.tensor([-1.0, -2.0])
+    for sign in (-1, 1):
+        other = logp - sign * torch.tensor([0.0, off])
+        with pytest.raises(InvariantError, match="disagree by up to"):
+            invariants.check_agreement(logp, other, ROUNDING[dtype])
+        with pytest.raises(InvariantError, match="scoring is not repeatable"):
+            invariants.check_first_ratio(other, logp, ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf"), 0.1])
+def test_a_log_prob_that_is_none_stops_the_run(broken: float) -> None:
+    logp, fine = torch.tensor([-1.0, broken]), torch.tensor([-1.0, -1.0])
+    with pytest.raises(InvariantError, match="above 0 or not finite"):
+        invariants.check_agreement(logp, fine, ROUNDING[F32])
+    with pytest.raises(InvariantError):
+        invariants.check_first_ratio(logp, fine, ROUNDING[F32])
+
+
+def test_nothing_sampled_is_nothing_to_disagree_on() -> None:
+    none = torch.zeros(0)
+    assert invariants.check_agreement(none, none, ROUNDING[F32]) == 0.0
+    invariants.check_first_ratio(none, none, ROUNDING[F32])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda batch: (batch.tokens, batch.sampled - 1),
+        lambda batch: (batch.tokens, batch.sampled + 1),
+        lambda batch: (batch.tokens, batch.sampled[:1]),
+        lambda batch: (batch.tokens, batch.sampled[[1, 0, 2, 3]]),
+        lambda batch: (torch.where(torch.arange(len(batch.tokens)) == 3, 9, batch.tokens), batch.sampled),
+    ],
+    ids=["one early", "one late", "one lacks", "another order", "another token"],
+)
+def test_a_batch_of_other_tokens_stops_the_run(broken: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]) -> None:
+    groups = [Group((episode(), episode()))]
+    with pytest.raises(InvariantError, match="not the tokens that were sampled"):
+        invariants.check_trained_tokens(groups, *broken(whole(groups)))
+
+
+def test_an_agent_must_call_a_tool_where_there_is_one() -> None:
+    invariants.check_tools_are_called([Group((episode(), episode(ToolRun(name="x", ok=False, wall_s=0.1))))])
+    with pytest.raises(InvariantError, match="no tool was called in the first 2 episodes"):
+        invariants.check_tools_are_called([Group((episode(), episode()))])
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_weights_may_be_as_old_as_the_bound_and_no_older(staleness: int) -> None:
+    # Those of an episode are of version 0.
+    for version, right in ((staleness, True), (staleness + 1, False), (-1, False)):
+        with nullcontext() if right else pytest.raises(InvariantError, match=f"the trainer's are of version {version}"):
+            assert invariants.check_versions([Group((episode(),))], version, staleness).tolist() == [version] * 2
 
 
 class Off(Around):
@@ -39,13 +118,11 @@ def batch_in_another_order(whole: Callable[..., Batch]) -> Callable[..., Batch]:
 
 
 def score_that_wavers(score: Callable[..., Any]) -> Callable[..., Any]:
-    calls: list[int] = []
-
     def wavering(*args: Any, **options: Any) -> Any:
-        calls.append(len(calls))
         stats = score(*args, **options)
-        return stats._replace(logp=stats.logp - 0.01 * (len(calls) > 1))
+        return stats._replace(logp=stats.logp - 0.01 * (next(calls) > 0))
 
+    calls = itertools.count()
     return wavering
 
 
@@ -103,14 +180,8 @@ def test_tokens_of_other_weights_and_log_probs_that_disagree_stop_the_step(
     small: Make, engine: type[Around], deterministic: bool, wanted: str
 ) -> None:
     run = small(f"run.deterministic={str(deterministic).lower()}")
-    trainer = run.on(engine(run.parts.engine)).trainer()
-
-    async def go() -> None:
-        await trainer.sync(0)
-        await trainer.step(1)
-
     with pytest.raises(InvariantError, match=wanted):
-        asyncio.run(go())
+        steps_of(run.on(engine(run.parts.engine)), 1)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import asyncio
 import copy
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ from agentrl.errors import FaultRateError
 from agentrl.train.step import StepResult
 
 from .conftest import Make, Small
-from .test_overlap import trainer_of
+from .test_overlap import steps_of
 
 INSTANTS = [
     *(("generate", 1), ("pause", 1), ("generate", 2), ("load", 1), ("generate", 3), ("name", 1), ("generate", 2)),
@@ -141,17 +142,8 @@ def on_core(monkeypatch: pytest.MonkeyPatch) -> Callable[[Small], Small]:
 
 def played(run: Small) -> list[StepResult]:
     Core.flying = int(run.config.rollout.overlap == "inflight")
-    trainer, steps = trainer_of(run), run.config.optim.steps
-
-    async def go() -> list[StepResult]:
-        async with asyncio.timeout(30):
-            await trainer.sync(0)
-            return [await trainer.step(number) for number in range(1, steps + 1)]
-
-    try:
-        return asyncio.run(go())
-    finally:
-        run.parts.engine.close()
+    with closing(run.parts.engine):
+        return steps_of(run, run.config.optim.steps)
 
 
 @pytest.mark.slow
