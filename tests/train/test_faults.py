@@ -29,8 +29,7 @@ from agentrl.train.run import resume, train
 from agentrl.train.step import Trainer
 from agentrl.types import Task
 
-from .conftest import Make, OnDisk, quiet, rows_of, same_weights
-from .test_trainer import step, trainer_of, weights_of
+from .conftest import Make, OnDisk, quiet, rows_of, same_weights, step, trainer_of
 
 grade: Callable[[], object]
 hung = threading.Event()
@@ -191,13 +190,13 @@ def test_an_update_without_a_finite_gradient_is_left_out(small: Make, diverging:
         diverging(places)
         run = small("optim.max_tokens=100000")
         trainer, gradients = trainer_of(run)
-        return step(trainer).metrics, weights_of(run), len(gradients), trainer
+        return step(trainer).metrics, run.weights(), len(gradients), trainer
 
     (metrics, weights, steps, _), (plain, whole, *_) = ended(range(1, 2)), ended(range(0))
     assert (metrics["updates_skipped"], plain["updates_skipped"], steps) == (1, 0, 1)
     assert metrics["grad_norm"] > 0 and all(map(math.isfinite, metrics.values())), "they are of the update that was"
     assert not all(torch.equal(one, whole[name]) for name, one in weights.items())
-    (_, second, _, trainer), third = ended(range(0, 2)), weights_of(small())
+    (_, second, _, trainer), third = ended(range(0, 2)), small().weights()
     assert all(torch.equal(one, third[name]) for name, one in second.items()), "nothing moved"
     assert trainer.skipped == 1 and step(trainer, 2).metrics["updates_skipped"] == 0 == trainer.skipped, "in a row"
 

@@ -29,15 +29,16 @@ from .conftest import AUDITED, JITTERY, Make, Train, rows_of
 from .test_interrupt import lines
 
 SETTINGS = (
-    *("env.id=jittery:test/Jittery-v0", "rollout.tasks=2", "rollout.concurrency=4", "run.deterministic=true"),
+    *("env.id=killable:test/Killable-v0", "rollout.tasks=2", "rollout.concurrency=4", "run.deterministic=true"),
     *("env.args.max_turns=2", "optim.steps=6", "eval.tasks=1", "eval.every=2", "save.every=1", "optim.average=0.5"),
 )
-KILLABLE = (
-    AUDITED
-    + JITTERY
-    + """
+KILLABLE = f"""{AUDITED}{JITTERY}
 import errno
-reward = Jittery.reward
+
+class Killable(Jittery):
+    def reward(self, episode):
+        sys.audit("graded", self.split)
+        return super().reward(episode)
 
 def reach(number):
     if number == errno.ENOSPC:
@@ -48,13 +49,8 @@ def reach(number):
 def full(_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-def audited_reward(self, episode):
-    sys.audit("graded", self.split)
-    return reward(self, episode)
-
-Jittery.reward = audited_reward
+gymnasium.register("test/Killable-v0", entry_point=Killable)
 """
-)
 """Kills its process at the events of the plan, or has the disk full from one on."""
 INSTANTS = {
     ("off", 1): (
@@ -124,7 +120,7 @@ def ending(run: Path) -> dict[str, Any]:
 
 def begin(train: Train, folder: Path, mode: str, ranks: int, plan: Sequence[str]) -> Command:
     """Have a run end in peace, and begin one like it that is killed."""
-    (folder / "jittery.py").write_text(KILLABLE)
+    (folder / "killable.py").write_text(KILLABLE)
     settings = (*SETTINGS, f"rollout.overlap={mode}", "rollout.max_staleness=2", f"run.ranks={ranks}")
     train("whole", *settings).done()
     (folder / "plan.txt").write_text("\n".join(plan))

@@ -67,7 +67,7 @@ LORA, ONE_LAYER = "lora.rank=4", "model.tiny.layers=1"
 )
 def test_activations_of_another_model_and_a_longer_pack_are_foretold(more: list[str], tokenizer: Any) -> None:
     config = small("model.tiny.layers=5", *more)
-    layers, shape = config.model.tiny.layers, model_config(config, tokenizer)
+    layers, shape = config.model.tiny["layers"], model_config(config, tokenizer)
     costs = measure(config, shape, "cpu")
     measured = _Probe(config, _small(shape, layers, "cpu")).activations(487)
     assert costs.activations.at(layers, 487) == pytest.approx(measured, rel=0.02)

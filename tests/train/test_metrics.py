@@ -2,6 +2,7 @@
 
 import copy
 import re
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,10 +24,9 @@ from agentrl.train.metrics import pass_flops, peak_flops, rates
 from agentrl.types import Group, Segment, Trajectory
 
 from ..runs.origins import ORIGIN, Signs
-from .conftest import Make, trajectory, turn
+from .conftest import Make, energy_of, logp_of, step, trainer_of, trajectory, turn
 from .test_options import ALL
 from .test_score import batch_of
-from .test_trainer import energy_of, logp_of, step, trainer_of, weights_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -58,24 +58,19 @@ def test_every_metric_is_in_the_documentation(small: Make, overrides: tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("options", "tasks", "told"),
+    ("algo", "shapes", "told"),
     [
-        (("algo.advantage=otb_pooled",), 3, 0),
-        (("algo.advantage=otb_pooled",), 1, 1),
-        (("algo.advantage=ogb", "algo.advantage_options.pool=inf"), 1, 1),
-        (("algo.advantage=otb_pooled", "algo.advantage_options.pool=0"), 1, None),
-        ((), 1, None),
+        ({"advantage": "otb_pooled"}, [[3, 4], [5, 2]], 0),
+        ({"advantage": "otb_pooled"}, [[3, 4]], 1),
+        # A group without a sampled token is no pool.
+        ({"advantage": "otb_pooled"}, [[3, 4], [5]], 1),
+        ({"advantage": "ogb", "advantage_options": {"pool": inf}}, [[3, 4]], 1),
+        ({"advantage": "otb_pooled", "advantage_options": {"pool": 0}}, [[3, 4]], None),
+        ({}, [[3, 4]], None),
     ],
 )
-def test_a_group_without_a_pool_is_told(small: Make, options: tuple[str, ...], tasks: int, told: int | None) -> None:
-    row = step(trainer_of(small(*options, f"rollout.tasks={tasks}"))[0]).metrics
-    assert row.get("groups_unpooled") == told
-
-
-def test_a_group_without_a_sampled_token_is_no_pool() -> None:
-    algo = AlgoSettings(advantage="otb_pooled")
-    for shapes, told in (([[3, 4], [5, 2]], 0), ([[3, 4], [5]], 1)):
-        assert pool_metrics(algo, batch_of(shapes)) == {"groups_unpooled": told}
+def test_a_group_without_a_pool_is_told(algo: Any, shapes: list[list[int]], told: int | None) -> None:
+    assert pool_metrics(AlgoSettings(**algo), batch_of(shapes)).get("groups_unpooled") == told
 
 
 def test_credit_by_position_is_that_of_the_episodes(small: Make) -> None:
@@ -173,7 +168,7 @@ def test_each_token_s_numbers_are_those_of_its_first_pass(small: Make, reference
     after: list[dict[str, Tensor]] = []
 
     def keep(*_: Any) -> None:
-        after.append(weights_of(run))
+        after.append(run.weights())
 
     trainer.learner.optimizer.register_step_post_hook(keep)
     result = step(trainer)

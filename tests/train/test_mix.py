@@ -26,8 +26,7 @@ from agentrl.train.run import resume, train
 from agentrl.types import Group, Task, ToolRun
 
 from ..runs.origins import ORIGIN
-from .conftest import SMALL, Make, OnDisk, python, rows_of, same_weights
-from .test_trainer import step, trainer_of
+from .conftest import SMALL, Make, OnDisk, python, rows_of, same_weights, step, trainer_of
 
 MIX = """
 [env.mix.loud]

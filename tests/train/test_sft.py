@@ -18,8 +18,7 @@ from agentrl.eval.table import Evaluation, plan, play, summarise
 from agentrl.train.sft import SftStep, oracle_episodes, warm_start
 from agentrl.types import Group, Trajectory, flatten
 
-from .conftest import Make, Small
-from .test_trainer import logp_of
+from .conftest import Make, Small, logp_of
 
 TAUGHT = ("env.args.tooled=true", "rollout.turn_tokens=40", "sft.steps=12", "sft.episodes=4", "sft.lr=3e-3")
 

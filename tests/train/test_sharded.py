@@ -8,7 +8,7 @@ import gc
 import math
 import os
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -34,12 +34,12 @@ from agentrl.train.learner import Learner
 from agentrl.train.sharded import dismiss, new_learner
 
 from ..forked import Server
-from . import test_learner as learner_tests
-from .test_score import batch_of
+from .test_score import HOW, batch_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-HOW = {**learner_tests.HOW, "weight_decay": 0.1}
+DECAY = {**HOW, "weight_decay": 0.1}
 SHAPES = [[3, 4], [7, 2, 3, 5, 1], [2, 30, 8, 1], [5, 9], [4, 3]]
+PACKS = batch_of(SHAPES).split(45)
 
 
 @contextmanager
@@ -93,17 +93,17 @@ def make(model: Any, *, lora: int = 0, saved: Path | None = None, sequence_ranks
     if saved:
         own.load_state_dict(torch.load(saved / "model"), strict=False)
     config = parse_config({"run": {"ranks": [2, sequence_ranks]}})
-    learner = new_learner(config, own, **{**HOW, **options})
+    learner = new_learner(config, own, **{**DECAY, **options})
     if saved:
         learner.load(saved / "optimizer")
     return learner
 
 
-def update(learner: Learner, packs: list[Batch]) -> float:
+def update(learner: Learner, packs: Sequence[Batch] = PACKS) -> float:
     def loss_of(place: int, stats: TokenStats) -> Tensor:
         return -(stats.logp * torch.linspace(-1, 2, len(stats.logp))).sum() - 0.1 * (place + 1) * stats.entropy.sum()
 
-    return learner.update(packs, loss_of, 1e-3)
+    return learner.update(list(packs), loss_of, 1e-3)
 
 
 def save(learner: Learner, folder: Path) -> dict[str, Tensor]:
@@ -128,7 +128,7 @@ def gradients(learner: Learner) -> list[Tensor]:
     return [one for name, one in sorted(held_by(learner).items()) if name.endswith(".exp_avg")]
 
 
-def told_by(learner: Learner, packs: list[Batch]) -> dict[str, Any]:
+def told_by(learner: Learner, packs: Sequence[Batch]) -> dict[str, Any]:
     """What a trainer asks of a learner."""
     batch = batch_of(SHAPES)
     if not is_adapted(learner.model):
@@ -154,10 +154,9 @@ def apart(one: Any, other: Any) -> float:
 def begin(model: Any, lora: int, folder: Path) -> Any:
     """What a learner holds when it saves after its first update, and what after the second."""
     learner = make(model, average=0.8, lora=lora)
-    packs = batch_of(SHAPES).split(45)
-    update(learner, packs)
+    update(learner)
     saved = save(learner, folder)
-    update(learner, packs)
+    update(learner)
     return saved, held_by(learner)
 
 
@@ -192,7 +191,7 @@ def two(server: Server, three: Any) -> Generator[None]:
 )
 def test_two_ranks_learn_what_one_does(tokenizer: Any, two: None, shape: Any, options: Any, packs: int) -> None:
     model = tiny(tokenizer, **shape)
-    cut = batch_of(SHAPES).split(45 if packs > 1 else 99)
+    cut = PACKS if packs > 1 else batch_of(SHAPES).split(99)
     assert len(cut) == packs
     both, one = (on(world, lambda: told_by(make(model, average=0.8, **options), cut)) for world in (2, 1))
     assert both.keys() == one.keys()
@@ -204,12 +203,10 @@ def test_two_ranks_learn_what_one_does(tokenizer: Any, two: None, shape: Any, op
 
 @pytest.mark.parametrize("lora", [0, 2])
 def test_weights_and_moments_stay_float32(model: Any, two: None, lora: int) -> None:
-    packs = batch_of(SHAPES).split(45)
-
     def work() -> Any:
         learner = make(model, dtype="bfloat16", lora=lora)
         before = copy.deepcopy(dict(learner.weights()))
-        update(learner, packs)
+        update(learner)
         return before, gradients(learner), dict(learner.weights()), held_by(learner)
 
     both, one = work(), on(1, work)
@@ -226,12 +223,10 @@ def test_weights_and_moments_stay_float32(model: Any, two: None, lora: int) -> N
 def test_what_some_ranks_save_others_load(
     model: Any, two: None, three: tuple[Path, Any], tmp_path: Path, before: int, after: int, lora: int
 ) -> None:
-    packs = batch_of(SHAPES).split(45)
-
     def go_on(saved: Path, again: Path) -> Any:
         learner = make(model, average=0.8, lora=lora, saved=saved)
         held = save(learner, again)
-        update(learner, packs)
+        update(learner)
         return held, held_by(learner)
 
     first = three[0] if before == 3 else tmp_path / "saved"
@@ -250,9 +245,8 @@ def test_what_some_ranks_save_others_load(
 def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, two: None, tmp_path: Path) -> None:
     (tmp_path / "taken" / "00002-of-00002.safetensors").mkdir(parents=True)
     (tmp_path / "saved").mkdir()
-    packs = batch_of(SHAPES).split(45)
     learner = make(model)
-    update(learner, packs)
+    update(learner)
     with pytest.raises((OSError, SafetensorError), match="directory"):
         learner.save(tmp_path / "taken")
     with pytest.raises(RunFolderError, match=r"rank 0 can't see .*nowhere: keep runs on a disk that all ranks share"):
@@ -261,23 +255,22 @@ def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, two
     (tmp_path / "saved" / "00002-of-00002.safetensors").write_bytes(b"x")
     with pytest.raises(SafetensorError):
         learner.load(tmp_path / "saved")
-    assert update(learner, packs) > 0
+    assert update(learner) > 0
 
 
 @pytest.mark.slow
 def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any, two: None) -> None:
-    packs = batch_of(SHAPES).split(45)
     own = copy.deepcopy(model)
-    learner = new_learner(parse_config({"run": {"ranks": 2}}), own, **HOW)
+    learner = new_learner(parse_config({"run": {"ranks": 2}}), own, **DECAY)
     assert all(weight.isnan().all() and weight.untyped_storage().nbytes() <= 8 for weight in own.parameters())
-    update(learner, packs)
+    update(learner)
     trained = {name: weight.clone() for name, weight in learner.weights()}
     learner.close()
     assert apart(dict(own.named_parameters()), trained) == 0 < apart(trained, dict(model.named_parameters()))
     # Another one can have it, with weights of other names.
     learner = make(own, lora=2)
     reference = learner.score_reference(batch_of(SHAPES))
-    norm = update(learner, packs)
+    norm = update(learner)
     own.load_state_dict(trained, strict=False)
     wanted = on(1, lambda: make(own).score(batch_of(SHAPES)).logp)
     assert apart(reference, wanted) < 1e-6 < norm
@@ -285,11 +278,9 @@ def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any, two
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: Any, two: None, world: int) -> None:
-    packs = batch_of(SHAPES).split(45)
-
     def work() -> list[Any]:
         learner = make(model, average=0.8)
-        update(learner, packs)
+        update(learner)
         told: list[Any] = [held_by(learner)]
         take = learner._step  # pyright: ignore
 
@@ -299,9 +290,9 @@ def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: A
             return take(rate)
 
         learner._step = poisoned  # pyright: ignore
-        told += [update(learner, packs), held_by(learner)]
+        told += [update(learner), held_by(learner)]
         learner._step = take  # pyright: ignore
-        update(learner, packs)
+        update(learner)
         return [*told, held_by(learner)]
 
     before, norm, after, later = on(world, work)

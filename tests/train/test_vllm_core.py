@@ -20,8 +20,7 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import FaultRateError
 from agentrl.train.step import StepResult
 
-from .conftest import Make, Small
-from .test_overlap import steps_of
+from .conftest import Make, Small, steps_of
 
 INSTANTS = [
     *(("generate", 1), ("pause", 1), ("generate", 2), ("load", 1), ("generate", 3), ("name", 1), ("generate", 2)),

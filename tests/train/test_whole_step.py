@@ -4,7 +4,7 @@ import asyncio
 import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,8 +23,7 @@ from agentrl.types import Trajectory
 
 from ..algos import reference as slow
 from ..engines.around import Around
-from .conftest import Make, Shout, Small, is_time
-from .test_trainer import energy_of, logp_of
+from .conftest import Make, Shout, Small, energy_of, is_time, logp_of
 
 TEMPERATURE, CAP, NORM, LR, BETAS, DECAY = 0.7, 1.5, 0.1, 1e-4, (0.8, 0.9), 3.0
 CONSTANT = 7
@@ -80,9 +79,6 @@ class Skewed(Around):
         drawn = torch.randn(len(tokens), generator=torch.Generator().manual_seed(seed))
         said = (logp + self._noise * drawn).clamp(max=0.0)
         return replace(done, token_ids=tuple(tokens), logprobs=tuple(said.tolist()))
-
-
-Beside = Callable[[int], Tensor]
 
 
 @dataclass
@@ -226,14 +222,7 @@ def nothing(_: int) -> Tensor:
 
 
 def check_update(
-    ours: Slow,
-    update: Update,
-    old: Any,
-    credit: Any,
-    weights: Any,
-    pool: Pool,
-    beside: Beside = nothing,
-    aggregate: str = "seq_mean_token_mean",
+    ours: Slow, update: Update, old: Any, credit: Any, weights: Any, pool: Pool, aggregate: str, beside: Any = nothing
 ) -> tuple[float, float]:
     """Compare the gradient of an update; its loss and the norm before it is limited.
 
@@ -310,7 +299,7 @@ def test_step_is_that_of_loops_over_rows_and_tokens(watch: Any, reference: Any, 
         if by_ratio and number == 3:
             ours.take(update.weights)
             credit = ours.credit(by_ratio, kappa)
-        told.append(check_update(ours, update, old, credit, weights, pool, aggregate=aggregate))
+        told.append(check_update(ours, update, old, credit, weights, pool, aggregate))
     assert len(told) == 6
     uneven = any(len(set(map(len, update.packs))) > 1 for update in watched.updates)
     assert uneven or max_tokens != 120
