@@ -129,7 +129,7 @@ def begin(train: Train, folder: Path, mode: str, ranks: int, plan: Sequence[str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "ranks"), INSTANTS)
-def test_a_run_that_was_killed_ends_in_the_bytes_of_one_that_was_not(
+def test_a_killed_run_ends_as_one_that_lived(
     train: Train, server: Server, tmp_path: Path, mode: str, ranks: int
 ) -> None:
     command = begin(train, tmp_path, mode, ranks, INSTANTS[mode, ranks])
@@ -146,9 +146,7 @@ def test_a_run_that_was_killed_ends_in_the_bytes_of_one_that_was_not(
 @pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["off", "lag"])
-def test_a_run_that_was_killed_by_chance_ends_in_the_bytes_of_one_that_was_not(
-    train: Train, server: Server, tmp_path: Path, mode: str
-) -> None:
+def test_a_run_killed_by_chance_ends_as_one_that_lived(train: Train, server: Server, tmp_path: Path, mode: str) -> None:
     run, command = tmp_path / "runs" / "killed", begin(train, tmp_path, mode, 1, ())
     command.until(lambda: (run / "config.toml").exists())
     for ready, pause_s in moments(mode):

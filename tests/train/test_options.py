@@ -63,9 +63,7 @@ CONSTANT_LENGTH = {"aggregate": "token_sum_const", "max_tokens": CONSTANT}
 
 
 @pytest.mark.parametrize(("max_tokens", "options"), [(195, {}), (5000, CONSTANT_LENGTH)])
-def test_step_with_every_option_is_that_of_loops(
-    watch: Any, reference: Any, max_tokens: int, options: dict[str, Any]
-) -> None:
+def test_step_with_every_option_is_that_of_loops(watch: Any, reference: Any, max_tokens: int, options: Any) -> None:
     how = [f"algo.loss_options.{name}={value}" for name, value in options.items()]
     watched = watch(*ALL, *how, f"optim.max_tokens={max_tokens}", noise=0.15, calling=True)
     frozen = copy.deepcopy(reference)

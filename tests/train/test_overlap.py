@@ -109,9 +109,7 @@ class Midway(Around):
         await super().load_weights(named_tensors, version)
 
 
-def test_each_token_is_of_the_weights_that_its_version_names_and_corrected_for_them(
-    small: Make, reference: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_token_is_of_its_version_and_corrected(small: Make, reference: Any, monkeypatch: Any) -> None:
     run = small("rollout.overlap=inflight", "optim.steps=4", "optim.lr=1e-2", "algo.kl_coef=0")
     engine, seen = Midway(run, reference), list[torch.Tensor]()
     correct = agentrl.train.step.correction_weights

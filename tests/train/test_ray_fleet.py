@@ -337,7 +337,7 @@ def test_what_a_cluster_can_not_give(world: World) -> None:
     assert ray.is_initialized(), "another user of the connection keeps it"
 
 
-def test_a_run_that_is_killed_then_stopped_then_loses_its_cluster_ends_as_a_local_one(
+def test_a_run_that_is_killed_stopped_and_left_alone(
     world: World, train: Train, server: Server, tmp_path: Path
 ) -> None:
     settings = ["run.deterministic=true", "rollout.concurrency=3", "save.every=1", "rollout.overlap=lag"]

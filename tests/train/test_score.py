@@ -168,9 +168,7 @@ SCALED = GraniteConfig(**TINY, logits_scaling=8.0, initializer_range=1.0)
 
 
 @pytest.mark.parametrize("config", [CAPPED, SCALED, None], ids=["capped", "scaled", "a head with a bias"])
-def test_what_a_model_does_to_its_logits_is_scored_and_sampled(
-    model: Any, reference: Any, tmp_path: Path, config: Any
-) -> None:
+def test_what_a_model_does_to_its_logits_counts(model: Any, reference: Any, tmp_path: Path, config: Any) -> None:
     if config:
         AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
         ours, theirs = load_model(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -307,9 +305,7 @@ def test_long_rows_share_in_any_order(model: Any, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 5e-6), (torch.float64, 1e-6)])
-def test_an_update_of_several_packs_has_the_gradients_of_rows_one_by_one(
-    model: Any, reference: Any, dtype: torch.dtype, rounding: float
-) -> None:
+def test_an_update_of_packs_is_that_of_rows(model: Any, reference: Any, dtype: torch.dtype, rounding: float) -> None:
     """Against transformers' own attention and whole logits, a row at a time: nothing shared, nothing packed.
 
     Its norms are computed in float32 whatever the weights are.

@@ -89,9 +89,7 @@ def test_a_gradient_that_is_not_finite_ends_it(small: Make) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_gradient_is_that_of_the_mean_over_gold_tokens_in_uneven_packs(
-    small: Make, reference: Any, temperature: float
-) -> None:
+def test_gradient_is_that_of_the_mean_over_gold_tokens(small: Make, reference: Any, temperature: float) -> None:
     # Five episodes in two packs: means of packs would weigh those of the smaller one more.
     run = small(*TAUGHT, "sft.episodes=5", "sft.steps=1", f"sft.temperature={temperature}")
     groups = oracle(run)[:5]

@@ -30,6 +30,9 @@ INSTANTS = [
 SETTINGS = ("optim.minibatches=1", "rollout.turn_tokens=4", "rollout.tasks=2", "rollout.group_size=2")
 
 
+OnCore = Callable[[Small], Small]
+
+
 class DeadError(Exception):
     """As vLLM's."""
 
@@ -111,7 +114,7 @@ class Core:
 
 
 @pytest.fixture
-def on_core(monkeypatch: pytest.MonkeyPatch) -> Callable[[Small], Small]:
+def on_core(monkeypatch: pytest.MonkeyPatch) -> OnCore:
     """Put a run on vLLM's engine around a core of ours."""
     parts: dict[str, dict[str, Any]] = {
         "vllm": {"AsyncEngineArgs": SimpleNamespace},
@@ -147,9 +150,7 @@ def played(run: Small) -> list[StepResult]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["off", "lag", "inflight"])
-def test_a_core_that_dies_at_any_instant_of_a_step_holds_up_no_run(
-    small: Make, on_core: Callable[[Small], Small], mode: str
-) -> None:
+def test_a_core_that_dies_at_any_instant_holds_up_no_run(small: Make, on_core: OnCore, mode: str) -> None:
     Core.instants = [*INSTANTS]
     steps = len(INSTANTS) * (2 if mode == "inflight" else 1) + 3
     results = played(on_core(small(*SETTINGS, f"rollout.overlap={mode}", f"optim.steps={steps}")))
@@ -159,9 +160,7 @@ def test_a_core_that_dies_at_any_instant_of_a_step_holds_up_no_run(
 
 
 @pytest.mark.parametrize("mode", ["off", "lag", "inflight"])
-def test_a_core_that_dies_again_and_again_ends_the_run_with_a_sentence(
-    small: Make, on_core: Callable[[Small], Small], mode: str
-) -> None:
+def test_a_core_that_dies_again_and_again_ends_the_run(small: Make, on_core: OnCore, mode: str) -> None:
     Core.instants = [("generate", 2)] * 100
     with pytest.raises(FaultRateError, match=r"; the last fault: vLLM (has died twice|failed: the core is dead)"):
         played(on_core(small(*SETTINGS, f"rollout.overlap={mode}")))
