@@ -17,6 +17,7 @@ from agentrl.types import Group, flatten
 from .conftest import Make, Train, logp_of, step, trainer_of
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+OPTIONS = argparse.Namespace(group_size=2, draws=3, width=10**6, seed=0, aggregate="seq_mean_token_sum")
 
 
 @pytest.fixture
@@ -25,11 +26,6 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import estimator_report
 
     return estimator_report
-
-
-def options(**changed: Any) -> argparse.Namespace:
-    given = {"group_size": 2, "draws": 3, "width": 10**6, "seed": 0, "aggregate": "seq_mean_token_sum"}
-    return argparse.Namespace(**given | changed)
 
 
 @pytest.fixture
@@ -44,7 +40,7 @@ def played(small: Make, tmp_path: Path) -> tuple[list[Group], Path]:
 
 def test_gradients_are_those_of_backward_on_each_row(script: ModuleType, played: Any, reference: Any) -> None:
     groups, weights = played
-    recorded = script.measure(groups, weights, Config(), options(), Display())
+    recorded = script.measure(groups, weights, Config(), OPTIONS, Display())
     rows = torch.tensor([0, 2, 4, 5, 9, 11])
     found = script.gradients_of(recorded, rows, {"rloo": ("rloo", {})}, "seq_mean_token_sum")[0]
     parameters = list(reference.parameters())

@@ -129,9 +129,7 @@ def begin(train: Train, folder: Path, mode: str, ranks: int, plan: Sequence[str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "ranks"), INSTANTS)
-def test_a_killed_run_ends_as_one_that_lived(
-    train: Train, server: Server, tmp_path: Path, mode: str, ranks: int
-) -> None:
+def test_a_killed_run_ends_as_a_whole_one(train: Train, server: Server, tmp_path: Path, mode: str, ranks: int) -> None:
     command = begin(train, tmp_path, mode, ranks, INSTANTS[mode, ranks])
     for instant in INSTANTS[mode, ranks]:
         if instant.startswith(f"{errno.ENOSPC} "):
@@ -146,7 +144,7 @@ def test_a_killed_run_ends_as_one_that_lived(
 @pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["off", "lag"])
-def test_a_run_killed_by_chance_ends_as_one_that_lived(train: Train, server: Server, tmp_path: Path, mode: str) -> None:
+def test_a_run_killed_by_chance_ends_as_a_whole_one(train: Train, server: Server, tmp_path: Path, mode: str) -> None:
     run, command = tmp_path / "runs" / "killed", begin(train, tmp_path, mode, 1, ())
     command.until(lambda: (run / "config.toml").exists())
     for ready, pause_s in moments(mode):

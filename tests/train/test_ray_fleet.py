@@ -337,9 +337,7 @@ def test_what_a_cluster_can_not_give(world: World) -> None:
     assert ray.is_initialized(), "another user of the connection keeps it"
 
 
-def test_a_run_that_is_killed_stopped_and_left_alone(
-    world: World, train: Train, server: Server, tmp_path: Path
-) -> None:
+def test_a_run_that_is_killed_and_stopped_and_alone(world: World, train: Train, server: Server, tmp_path: Path) -> None:
     settings = ["run.deterministic=true", "rollout.concurrency=3", "save.every=1", "rollout.overlap=lag"]
     settings += ["optim.steps=6", *told(tmp_path)]
     (tmp_path / "told.py").write_text(TOLD)
