@@ -158,7 +158,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 OTHERS = [name for name in ARCHITECTURES if name not in ("Gemma2", "DeepseekV3")]
-PLAIN = SHAPED.replace("Shaped", "Plain").replace("    def reward", "    tools = ()\n    def reward")
+PLAIN = f"""{SHAPED}
+class Plain(Shaped):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.tools = ()
+
+gymnasium.register("test/Plain-v0", entry_point=Plain)
+"""
 """Without a tool, which a random model does not call."""
 
 
