@@ -257,7 +257,7 @@ def test_adapters_beside_a_model_of_ones_own(config: Config, monkeypatch: pytest
     other.model.norm.weight.data += 0.01
     other.save_pretrained("model")
     shutil.rmtree(checkpoints(run)[-1])
-    for again in (lambda: resume(run), lambda: evaluate(EvalRequest(path=str(run)))):
+    for again in (lambda: resume(run, quiet()), lambda: evaluate(EvalRequest(path=str(run)), quiet())):
         with pytest.raises(UsageError, match="trained beside other weights than"):
             again()
 
@@ -300,7 +300,7 @@ def test_weights_are_averaged_for_evaluation_alone(config: Config) -> None:
         patch.setattr(TransformersEngine, "load_weights", noting)
         averaged = train(config, quiet())
     assert min(seen) < -1 and all(len(sums) == 1 for sums in seen.values()), "a version names one set of weights"
-    plain = train(with_overrides(config, ["optim.average=0.0", "run.name=plain"]))
+    plain = train(with_overrides(config, ["optim.average=0.0", "run.name=plain"]), quiet())
     assert rows_of(averaged) == rows_of(plain), "training does not see it"
     check_goes_on(averaged, 1)
     one, other = (dict(load_model(checkpoints(run)[-1]).named_parameters()) for run in (averaged, plain))
@@ -310,5 +310,5 @@ def test_weights_are_averaged_for_evaluation_alone(config: Config) -> None:
 
 def test_layers_that_are_not_there_are_refused_before_anything_is_written(config: Config) -> None:
     with pytest.raises(UsageError, match=r"lora.targets names no linear layer 'q_prj'; did you mean 'q_proj'"):
-        train(with_overrides(config, [*OWN, 'lora.targets=["q_prj"]']))
+        train(with_overrides(config, [*OWN, 'lora.targets=["q_prj"]']), quiet())
     assert not Path("runs").exists()
