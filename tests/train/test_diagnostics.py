@@ -133,11 +133,19 @@ def test_moments_of_booleans_of_none_and_of_nan():
         d.position_moments(torch.tensor([math.nan]), torch.tensor([0, 1]))
 
 
-def test_drift_without_any_advantage_clips_nothing():
-    drift, credit, starts = d.Drift(), torch.zeros(2), torch.tensor([0, 2])
-    logp = torch.tensor([3.0, -3.0], requires_grad=True)
-    out = loss("ppo_clip", logp, torch.zeros(2), credit, starts)
+def drift_of(rows: list[list[float]], credits: list[list[float]]) -> dict[str, float]:
+    """Of log ratios and advantages, row by row."""
+    (logp, starts), (advantages, _), old = laid_out(rows), laid_out(credits), torch.zeros(sum(map(len, rows)))
+    logp.requires_grad_()
+    out, drift = loss("ppo_clip", logp, old, advantages, starts), d.Drift()
     out.loss.backward()
-    drift.add(out, logp, torch.zeros(2), credit, starts)
-    told = drift.metrics()
+    drift.add(out, logp, old, advantages, starts)
+    return drift.metrics()
+
+
+def test_what_has_no_advantage_is_not_clipped():
+    told = drift_of([[0.0, 3.0], [0.1, 0.0], [-2.0]], [[0.0, 1.0], [1.0, 1.0], [1.0]])
+    assert (told["clip_fraction"], told["clip_fraction_t1"], told["clip_fraction_t2"]) == (1 / 4, 0.0, 0.5)
+    assert told["log_ratio_abs_max"] == 3.0
+    told = drift_of([[3.0, -3.0]], [[0.0, 0.0]])
     assert told["clip_fraction"] == 0 and not [name for name in told if name.startswith("clip_fraction_t")]
