@@ -1,6 +1,8 @@
 """An environment without a sandbox, and the parts of a small run."""
 
+import asyncio
 import copy
+import io
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +12,7 @@ import gymnasium
 import pytest
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from agentrl.config import Config, load_config
 from agentrl.engines.base import Engine
@@ -20,12 +23,13 @@ from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import TaskSource
 from agentrl.runs.assemble import Parts, make_collector, task_mix, task_source
 from agentrl.runs.folder import checkpoints, read_jsonl
+from agentrl.runs.progress import Display
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import tool
-from agentrl.train.groups import Collecting
-from agentrl.train.step import Trainer, make_learner
-from agentrl.types import Task
+from agentrl.train.overlap import make_source
+from agentrl.train.step import StepResult, Trainer, make_learner
+from agentrl.types import Segment, Stop, Task, Trajectory
 
 from ..forked import Command, Server
 
@@ -142,12 +146,9 @@ class Shout(ToolEnv):
     def gold(self, task: Task) -> Sequence[str]:
         if self.player == "none":
             return super().gold(task)
-        best = task.answer if self.tooled else "h"  # the remainder of 104 by 5 is 4
-        answer = best if self.player == "good" else "wrong"
-        return [
-            *([self.dialect.render("python", {"code": str(task.answer).lower()})] if self.tooled else []),
-            str(answer),
-        ]
+        best = str(task.answer) if self.tooled else "h"  # the remainder of 104 by 5 is 4
+        calls = [self.dialect.render("python", {"code": best.lower()})] if self.tooled else []
+        return [*calls, best if self.player == "good" else "wrong"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +163,10 @@ class Small:
     def trainer(self) -> Trainer:
         learner = make_learner(self.config, self.parts.model)
         learner.keep_reference()
-        return Trainer(self.config, learner, Collecting(self.config, self.mix, self.players, self.parts.engine))
+        return Trainer(self.config, learner, make_source(self.config, self.mix, self.players, self.parts.engine))
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: weights.detach().clone() for name, weights in self.parts.model.named_parameters()}
 
     def on(self, engine: Engine) -> "Small":
         """The same run with another engine."""
@@ -174,6 +178,75 @@ class Small:
 
 
 Make = Callable[..., Small]
+OnDisk = Callable[..., Config]
+
+
+def turn(tokens: Sequence[int], logp: float = -1.0) -> Segment:
+    """What version 0 has sampled."""
+    return Segment("policy", tuple(tokens), (logp,) * len(tokens), 0)
+
+
+def trajectory(*segments: Segment, **changed: Any) -> Trajectory:
+    """An episode without a reward."""
+    rewards = (0.0,) * sum(one.trained for one in segments)
+    plain = {"task_id": "t", "seed": 0, "segments": segments, "rewards": rewards, "stop": Stop.TERMINATED}
+    return Trajectory(**{**plain, **changed})
+
+
+def trainer_of(run: Small) -> tuple[Trainer, list[dict[str, Tensor]]]:
+    """A trainer, and the gradient of each of its updates."""
+    trainer = run.trainer()
+    gradients: list[dict[str, Tensor]] = []
+
+    def keep(*_: Any) -> None:
+        named = run.parts.model.named_parameters()
+        gradients.append({name: weights.grad.clone() for name, weights in named if weights.grad is not None})
+
+    trainer.learner.optimizer.register_step_pre_hook(keep)
+    return trainer, gradients
+
+
+def step(trainer: Trainer, number: int = 1) -> StepResult:
+    return asyncio.run(trainer.step(number))
+
+
+def log_probs_of(model: Any, episode: Trajectory, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probs of all tokens wherever one was sampled [n, V], and which it was [n], from transformers' own attention
+    on this row alone."""
+    tokens = torch.tensor(episode.token_ids)
+    trained = torch.tensor([segment.trained for segment in episode.segments for _ in segment.token_ids])
+    places = torch.nonzero(trained)[:, 0]
+    logits = model(tokens[None]).logits[0, places - 1].float()
+    return torch.log_softmax(logits / temperature, dim=-1), tokens[places]
+
+
+def logp_of(model: Any, episode: Trajectory, temperature: float = 1.0) -> Tensor:
+    """Log-probs of an episode's sampled tokens [n]."""
+    logp, tokens = log_probs_of(model, episode, temperature)
+    return logp.gather(1, tokens[:, None])[:, 0]
+
+
+@torch.no_grad()
+def energy_of(model: Any, episode: Trajectory, temperature: float = 1.0) -> Tensor:
+    """‖onehot(y) − π‖² of an episode's sampled tokens [n]."""
+    logp, tokens = log_probs_of(model, episode, temperature)
+    return (torch.nn.functional.one_hot(tokens, logp.shape[1]) - logp.exp()).square().sum(1)
+
+
+def steps_of(run: Small, count: int) -> list[StepResult]:
+    """The first steps, all in one event loop."""
+    trainer = run.trainer()
+
+    async def go() -> list[StepResult]:
+        async with asyncio.timeout(60):
+            await trainer.sync(0)
+            return [await trainer.step(number) for number in range(1, count + 1)]
+
+    return asyncio.run(go())
+
+
+def quiet() -> Display:
+    return Display(io.StringIO())
 
 
 @pytest.fixture
@@ -184,11 +257,9 @@ def shout(clean_registry: None) -> str:
 
 
 @pytest.fixture
-def small(shout: str, model: Any, tokenizer: Any, tmp_path: Path) -> Generator[Make]:
+def small(shout: str, one_thread: None, model: Any, tokenizer: Any, tmp_path: Path) -> Generator[Make]:
     """Make the parts of a small run: ``small("optim.lr=1e-2")``."""
     made: list[Small] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
 
     def make(*overrides: str, split: str = "train") -> Small:
         path = tmp_path / "small.toml"
@@ -202,7 +273,6 @@ def small(shout: str, model: Any, tokenizer: Any, tmp_path: Path) -> Generator[M
         return made[-1]
 
     yield make
-    torch.set_num_threads(threads)
     for one in made:
         one.players.close()
 
@@ -273,19 +343,16 @@ sys.addaudithook(audited)
 """Reads lines of ``plan.txt``, each a number and a pattern, and calls ``reach(number)``, which the rest of the module
 defines, at the next of Python's events that its pattern matches.
 """
-JITTERY = (
-    "import os, time\n"
-    + SHAPED.replace("class Shaped", "class Jittery")
-    .replace("test/Shaped-v0", "test/Jittery-v0")
-    .replace("=Shaped)", "=Jittery)")
-    + """
-def respond(self, episode):
-    time.sleep(os.urandom(1)[0] / 255 * 0.05)
-    return ()
+JITTERY = f"""{SHAPED}
+import os, time
 
-Jittery.respond = respond
+class Jittery(Shaped):
+    def respond(self, episode):
+        time.sleep(os.urandom(1)[0] / 255 * 0.05)
+        return ()
+
+gymnasium.register("test/Jittery-v0", entry_point=Jittery)
 """
-)
 """The clock alone differs between two runs: no seed governs how long a tool's answer takes, at most 50 ms."""
 
 Train = Callable[..., Command]
@@ -306,14 +373,9 @@ def train(server: Server, warm: Path, tmp_path: Path) -> Train:
 
 
 @pytest.fixture
-def on_disk(
-    shout: str, model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Generator[Callable[..., Config]]:
+def on_disk(shout: str, one_thread: None, model: Any, tokenizer: Any, here: Path) -> OnDisk:
     """Makes configs of a small run, in a working folder that has its model."""
-    threads = torch.get_num_threads()
-    monkeypatch.chdir(tmp_path)
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "small.toml").write_text(SMALL)
-    yield lambda *overrides: load_config(path="small.toml", overrides=["model.path=model", *overrides])
-    torch.set_num_threads(threads)
+    model.save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    Path("small.toml").write_text(SMALL)
+    return lambda *overrides: load_config(path="small.toml", overrides=["model.path=model", *overrides])

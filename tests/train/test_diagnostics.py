@@ -7,17 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.algos import loss
-from agentrl.train.diagnostics import (
-    BINS,
-    Drift,
-    effective_sample_size,
-    measured_variance,
-    position_means,
-    position_moments,
-    position_stds,
-    split_variance,
-    variance_proxy,
-)
+from agentrl.train import diagnostics as d
 
 ROWS = st.lists(st.lists(st.floats(-4, 4, width=32), max_size=40), min_size=1, max_size=6)
 
@@ -28,21 +18,18 @@ def laid_out(rows: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def by_bin(rows: list[list[float]]) -> dict[int, list[float]]:
-    """The values of each bin by its lower edge, found by doubling."""
+    """The values of each bin by its lower edge."""
     found: dict[int, list[float]] = {}
     for row in rows:
         for t, value in enumerate(row, start=1):
-            edge = 1
-            while 2 * edge <= t:
-                edge *= 2
-            found.setdefault(edge, []).append(value)
+            found.setdefault(2 ** (t.bit_length() - 1), []).append(value)
     return found
 
 
 def test_hand_worked_proxy():
     # w·A² = .02·1 + .4·.25 of the first row, .9·4 of the second: power 3.72/2, signal .25, noise over one row less.
     energy, advantages = torch.tensor([0.02, 0.4, 0.9]), torch.tensor([1.0, -0.5, 2.0])
-    found = variance_proxy(0.5, energy, advantages, torch.tensor([0, 2, 2, 3]))
+    found = d.variance_proxy(0.5, energy, advantages, torch.tensor([0, 2, 2, 3]))
     assert found.signal == 0.25
     assert found.power == pytest.approx(1.86)
     assert found.noise == pytest.approx(1.61)
@@ -57,24 +44,24 @@ def test_proxy_is_the_variance_where_every_token_has_logits_of_its_own():
     rows = advantages[:, None] * (torch.eye(4, dtype=torch.float64)[tokens] - probs)
     energy = (torch.eye(4, dtype=torch.float64)[tokens] - probs).square().sum(1)
     mean = rows.mean(0)
-    found = variance_proxy(float(mean.norm()), energy, advantages, torch.arange(50_001))
+    found = d.variance_proxy(float(mean.norm()), energy, advantages, torch.arange(50_001))
     assert found.noise == pytest.approx(float((rows - mean).square().sum(1).mean()) / 49_999, rel=1e-9)
 
 
 def test_proxy_needs_two_rows_with_tokens():
     with pytest.raises(ValueError, match="at least two rows"):
-        variance_proxy(1.0, torch.ones(2), torch.ones(2), torch.tensor([0, 2, 2]))
+        d.variance_proxy(1.0, torch.ones(2), torch.ones(2), torch.tensor([0, 2, 2]))
     with pytest.raises(ValueError, match="energy"):
-        variance_proxy(1.0, -torch.ones(2), torch.ones(2), torch.tensor([0, 1, 2]))
+        d.variance_proxy(1.0, -torch.ones(2), torch.ones(2), torch.tensor([0, 1, 2]))
 
 
 def test_hand_worked_split():
-    found = split_variance(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 2.0]))
+    found = d.split_variance(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 2.0]))
     assert (found.variance, found.signal) == (1.0, 1.0)
     assert found.cosine == pytest.approx(1 / math.sqrt(5))
-    assert split_variance(torch.zeros(3), torch.ones(3)).cosine == 0.0
+    assert d.split_variance(torch.zeros(3), torch.ones(3)).cosine == 0.0
     with pytest.raises(ValueError, match="one length"):
-        split_variance(torch.zeros(3), torch.zeros(2))
+        d.split_variance(torch.zeros(3), torch.zeros(2))
 
 
 def test_split_variance_is_right_on_average():
@@ -82,7 +69,7 @@ def test_split_variance_is_right_on_average():
     mean, seen = torch.tensor([1.0, -2.0, 0.5]), []
     for _ in range(4000):
         first, second = mean + torch.randn(2, 3, generator=generator) * 0.3
-        seen.append(split_variance(first, second))
+        seen.append(d.split_variance(first, second))
     # Each half has variance 3·.09, and their mean half of that.
     assert statistics.fmean(one.variance for one in seen) == pytest.approx(0.135, rel=0.05)
     assert statistics.fmean(one.signal for one in seen) == pytest.approx(5.25, rel=0.02)
@@ -96,7 +83,7 @@ def test_halves_are_whole_groups(names: list[int]):
         asked.append(rows)
         return torch.ones(2)
 
-    measured_variance(gradient, group, torch.Generator().manual_seed(0))
+    d.measured_variance(gradient, group, torch.Generator().manual_seed(0))
     first, second = (set(group[rows].tolist()) for rows in asked)
     assert len(first) == len(second) == len(set(names)) // 2 and not first & second
     for half in asked:
@@ -105,79 +92,60 @@ def test_halves_are_whole_groups(names: list[int]):
 
 def test_one_group_has_no_halves():
     with pytest.raises(ValueError, match="at least two"):
-        measured_variance(lambda rows: rows.float(), torch.zeros(4, dtype=torch.int64), torch.Generator())
+        d.measured_variance(lambda rows: rows.float(), torch.zeros(4, dtype=torch.int64), torch.Generator())
 
 
 def test_effective_sample_size():
-    assert effective_sample_size(torch.tensor([2.0, 2.0, 2.0])) == pytest.approx(1.0)
-    assert effective_sample_size(torch.tensor([1.0, 0.0, 0.0, 0.0])) == 0.25
-    assert effective_sample_size(torch.tensor([1.0, 2.0, 3.0])) == pytest.approx(36 / 14 / 3)
-    assert effective_sample_size(torch.tensor([3e38, 3e38])) == pytest.approx(1.0), "squares of it overflow"
-    assert effective_sample_size(torch.zeros(3)) == 0.0
+    assert d.effective_sample_size(torch.tensor([2.0, 2.0, 2.0])) == pytest.approx(1.0)
+    assert d.effective_sample_size(torch.tensor([1.0, 0.0, 0.0, 0.0])) == 0.25
+    assert d.effective_sample_size(torch.tensor([1.0, 2.0, 3.0])) == pytest.approx(36 / 14 / 3)
+    assert d.effective_sample_size(torch.tensor([3e38, 3e38])) == pytest.approx(1.0), "squares of it overflow"
+    assert d.effective_sample_size(torch.zeros(3)) == 0.0
     for wrong in (torch.zeros(0), torch.tensor([-1.0]), torch.tensor([math.nan])):
         with pytest.raises(ValueError, match="weights"):
-            effective_sample_size(wrong)
+            d.effective_sample_size(wrong)
 
 
 @given(ROWS)
 def test_positions_are_the_slow_loop(rows: list[list[float]]):
     values, starts = laid_out(rows)
-    moments = position_moments(values, starts)
+    moments = d.position_moments(values, starts)
     expected = by_bin(rows)
-    means, stds = position_means("x", moments), position_stds("x", moments)
+    means, stds = d.position_means("x", moments), d.position_stds("x", moments)
     assert list(means) == list(stds) == [f"x_t{edge}" for edge in sorted(expected)]
     for edge, members in expected.items():
         assert means[f"x_t{edge}"] == pytest.approx(statistics.fmean(members), abs=1e-9)
         assert stds[f"x_t{edge}"] == pytest.approx(statistics.pstdev(members), abs=1e-6)
 
 
-def test_moments_of_packs_add_up():
-    rows = [[0.5, -1.0, 2.0, 0.0, 3.0], [], [1.5], [2.5] * 9]
-    whole = position_moments(*laid_out(rows))
-    parts = position_moments(*laid_out(rows[:2])) + position_moments(*laid_out(rows[2:]))
-    torch.testing.assert_close(parts, whole)
-
-
 def test_bins_hold_the_powers_of_two_exactly():
     length = 2**17
-    moments = position_moments(torch.ones(length), torch.tensor([0, length]))
-    assert moments.shape == (BINS, 3)
-    assert moments[:, 0].tolist() == [2.0**k for k in range(17)] + [1.0] + [0.0] * (BINS - 18)
+    moments = d.position_moments(torch.ones(length), torch.tensor([0, length]))
+    assert moments.shape == (d.BINS, 3)
+    assert moments[:, 0].tolist() == [2.0**k for k in range(17)] + [1.0] + [0.0] * (d.BINS - 18)
 
 
 def test_moments_of_booleans_of_none_and_of_nan():
-    truths = position_moments(torch.tensor([True, True, False]), torch.tensor([0, 3]))
-    assert position_means("b", truths) == {"b_t1": 1.0, "b_t2": 0.5}
-    assert position_means("a", position_moments(torch.zeros(0), torch.tensor([0, 0]))) == {}
+    truths = d.position_moments(torch.tensor([True, True, False]), torch.tensor([0, 3]))
+    assert d.position_means("b", truths) == {"b_t1": 1.0, "b_t2": 0.5}
+    assert d.position_means("a", d.position_moments(torch.zeros(0), torch.tensor([0, 0]))) == {}
     with pytest.raises(ValueError, match="values"):
-        position_moments(torch.tensor([math.nan]), torch.tensor([0, 1]))
+        d.position_moments(torch.tensor([math.nan]), torch.tensor([0, 1]))
 
 
-def drift_of(*packs: tuple[list[list[float]], list[list[float]]], kind: str = "ppo_clip") -> dict[str, float]:
-    """Of packs of log ratios and advantages, row by row."""
-    drift = Drift()
-    for ratios, credit in packs:
-        logp, starts = laid_out(ratios)
-        advantages, _ = laid_out(credit)
-        logp.requires_grad_()
-        out = loss(kind, logp, torch.zeros_like(logp), advantages, starts)
-        out.loss.backward()
-        drift.add(out, logp, torch.zeros_like(logp), advantages, starts)
+def drift_of(rows: list[list[float]], credits: list[list[float]]) -> dict[str, float]:
+    """Of log ratios and advantages, row by row."""
+    (logp, starts), (advantages, _), old = laid_out(rows), laid_out(credits), torch.zeros(sum(map(len, rows)))
+    logp.requires_grad_()
+    out, drift = loss("ppo_clip", logp, old, advantages, starts), d.Drift()
+    out.loss.backward()
+    drift.add(out, logp, old, advantages, starts)
     return drift.metrics()
 
 
-def test_hand_worked_drift_whatever_the_packs():
-    rows, credit = [[0.0, 3.0], [0.1, 0.0], [-2.0]], [[0.0, 1.0], [1.0, 1.0], [1.0]]
-    told = drift_of((rows, credit))
-    assert told["clip_fraction"] == 1 / 4 and told["log_ratio_abs_max"] == 3.0
-    assert (told["clip_fraction_t1"], told["clip_fraction_t2"]) == (0.0, 0.5), "what has no advantage is not clipped"
-    shift = [0.0, 3.0, 0.1, 0.1, -2.0]
-    assert told["S_mean"] == pytest.approx(statistics.fmean(shift), abs=1e-6)
-    assert told["S_std"] == pytest.approx(statistics.pstdev(shift), abs=1e-6)
-    assert told["ratio_mean"] == pytest.approx(sum(map(math.exp, [0.0, 3.0, 0.1, 0.0, -2.0])) / 5, rel=1e-6)
-    assert drift_of((rows[:1], credit[:1]), (rows[1:], credit[1:])) == pytest.approx(told)
-
-
-def test_drift_without_any_advantage_clips_nothing():
-    told = drift_of(([[3.0, -3.0]], [[0.0, 0.0]]))
+def test_what_has_no_advantage_is_not_clipped():
+    told = drift_of([[0.0, 3.0], [0.1, 0.0], [-2.0]], [[0.0, 1.0], [1.0, 1.0], [1.0]])
+    assert (told["clip_fraction"], told["clip_fraction_t1"], told["clip_fraction_t2"]) == (1 / 4, 0.0, 0.5)
+    assert told["log_ratio_abs_max"] == 3.0
+    told = drift_of([[3.0, -3.0]], [[0.0, 0.0]])
     assert told["clip_fraction"] == 0 and not [name for name in told if name.startswith("clip_fraction_t")]

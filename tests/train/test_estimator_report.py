@@ -14,10 +14,10 @@ from agentrl.config import Config
 from agentrl.runs.progress import Display
 from agentrl.types import Group, flatten
 
-from .conftest import Make, Train
-from .test_trainer import logp_of, step, trainer_of
+from .conftest import Make, Train, logp_of, step, trainer_of
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+OPTIONS = argparse.Namespace(group_size=2, draws=3, width=10**6, seed=0, aggregate="seq_mean_token_sum")
 
 
 @pytest.fixture
@@ -26,11 +26,6 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import estimator_report
 
     return estimator_report
-
-
-def options(**changed: Any) -> argparse.Namespace:
-    given = {"group_size": 2, "draws": 3, "width": 10**6, "seed": 0, "aggregate": "seq_mean_token_sum"}
-    return argparse.Namespace(**given | changed)
 
 
 @pytest.fixture
@@ -43,21 +38,17 @@ def played(small: Make, tmp_path: Path) -> tuple[list[Group], Path]:
     return [Group(tuple(rows)) for _, rows in by_task], tmp_path / "model"
 
 
-def test_gradients_are_those_of_backward_on_each_row(
-    script: ModuleType, played: tuple[list[Group], Path], reference: Any
-) -> None:
+def test_gradients_are_those_of_backward_on_each_row(script: ModuleType, played: Any, reference: Any) -> None:
     groups, weights = played
-    recorded = script.measure(groups, weights, Config(), options(), Display())
+    recorded = script.measure(groups, weights, Config(), OPTIONS, Display())
     rows = torch.tensor([0, 2, 4, 5, 9, 11])
     found = script.gradients_of(recorded, rows, {"rloo": ("rloo", {})}, "seq_mean_token_sum")[0]
     parameters = list(reference.parameters())
     episodes = flatten(groups)
     for task, pair in enumerate(rows.reshape(3, 2).tolist()):
         returns = [episodes[row].ret for row in pair]
-        loss = sum(
-            (mine - other) * logp_of(reference, episodes[row]).sum() / 2
-            for row, mine, other in zip(pair, returns, reversed(returns), strict=True)
-        )
+        credit = zip(pair, returns, reversed(returns), strict=True)
+        loss = sum((mine - other) * logp_of(reference, episodes[row]).sum() / 2 for row, mine, other in credit)
         wanted = torch.cat([one.flatten() for one in torch.autograd.grad(loss, parameters)])
         assert float(found[task].norm()) == pytest.approx(float(wanted.norm()), rel=1e-3, abs=1e-5)
         torch.testing.assert_close(found[task].float(), wanted, rtol=1e-2, atol=1e-4 * float(wanted.norm()) + 1e-6)
@@ -114,15 +105,8 @@ REFUSED = [
 
 
 @pytest.mark.slow
-def test_report_of_a_run(
-    script: ModuleType,
-    train: Train,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_report_of_a_run(script: ModuleType, train: Train, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train("one", "optim.steps=2", "rollout.group_size=4", "eval.every=0", "save.every=0").done()
-    monkeypatch.chdir(tmp_path)
     assert script.main(["runs/one", "--draws", "4", "--width", "1024"]) == 0
     shown = capsys.readouterr().out
     assert "8 episodes of 2 tasks" in shown and "ESS of the ratio to those that played: 1.000" in shown

@@ -1,13 +1,25 @@
 """Faults in the loop: no hang, no reward for one, each counted, and above the set rate the run stops with the cause.
 
-Killed sandboxes are in ``tests/test_soak.py``, a full disk in ``test_resume.py``, signals in ``test_interrupt.py``,
-killed ranks in ``test_sharded.py``, a killed vLLM in ``tests/engines/test_vllm.py``.
+A run that goes on: every step after is the step of a run that never stopped, to the version of its weights. And where
+its folder is damaged, or its disk full: nothing is lost in silence.
+
+Killed sandboxes are in ``tests/test_soak.py``, signals in ``test_interrupt.py``, killed ranks in ``test_sharded.py``, a
+killed vLLM in ``tests/engines/test_vllm.py``.
 """
 
+import asyncio
+import errno
+import hashlib
 import io
+import itertools
 import math
+import os
+import shutil
+import signal
+import subprocess
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +30,14 @@ import torch
 from agentrl import algos
 from agentrl.config import Config, with_overrides
 from agentrl.engines.transformers import TransformersEngine
-from agentrl.errors import EnvContractError, FaultRateError, InfrastructureError, InvariantError
+from agentrl.errors import (
+    AgentRLError,
+    EnvContractError,
+    FaultRateError,
+    InfrastructureError,
+    InvariantError,
+    Terminated,
+)
 from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.progress import Display
 from agentrl.runs.records import read_episodes
@@ -30,8 +49,7 @@ from agentrl.train.run import resume, train
 from agentrl.train.step import Trainer
 from agentrl.types import Task
 
-from .conftest import Make, rows_of, same_weights
-from .test_trainer import step, trainer_of, weights_of
+from .conftest import Make, OnDisk, quiet, rows_of, same_weights, step, trainer_of
 
 grade: Callable[[], object]
 hung = threading.Event()
@@ -67,7 +85,7 @@ class Faulty(ToolEnv):
 
 
 @pytest.fixture
-def faulty(on_disk: Callable[..., Config]) -> Generator[Callable[..., Config]]:
+def faulty(on_disk: OnDisk) -> Generator[OnDisk]:
     """Makes configs of a small run."""
     gymnasium.register("test/Faulty-v0", entry_point=Faulty)
     grade_by(lambda: None)
@@ -77,7 +95,6 @@ def faulty(on_disk: Callable[..., Config]) -> Generator[Callable[..., Config]]:
         *("rollout.max_fault_rate=0.5", *overrides),
     )
     hung.set()
-    del gymnasium.registry["test/Faulty-v0"]
 
 
 def grade_by(function: Callable[[], object]) -> None:
@@ -85,13 +102,9 @@ def grade_by(function: Callable[[], object]) -> None:
     grade = function
 
 
-def quiet() -> Display:
-    return Display(io.StringIO())
-
-
 def raising(error: Exception, places: range) -> Callable[[], object]:
     """Raises at these calls, counting from 0."""
-    calls: Iterator[int] = iter(range(10**6))
+    calls = itertools.count()
 
     def call() -> None:
         if next(calls) in places:
@@ -100,7 +113,7 @@ def raising(error: Exception, places: range) -> Callable[[], object]:
     return call
 
 
-def test_a_tool_that_hangs_holds_up_nobody(faulty: Callable[..., Config]) -> None:
+def test_a_tool_that_hangs_holds_up_nobody(faulty: OnDisk) -> None:
     run = train(faulty("optim.steps=1", "env.args.tooled=true"), quiet())
     (row,) = read_jsonl(run / "metrics.jsonl")
     assert row["tool_errors"] == row["tool_calls"] == 8 and row["faults"] == 0
@@ -108,10 +121,8 @@ def test_a_tool_that_hangs_holds_up_nobody(faulty: Callable[..., Config]) -> Non
         assert "stopped: hang ran longer than 0.05 s" in record.trajectory.messages[3]["content"]
 
 
-def test_an_engine_that_fails_loses_its_requests_and_not_the_run(
-    faulty: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, steps = TransformersEngine._step, iter(range(10**6))  # pyright: ignore
+def test_an_engine_that_fails_stops_no_run(faulty: OnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, steps = TransformersEngine._step, itertools.count()  # pyright: ignore
 
     def failing(self: TransformersEngine) -> None:
         # While the engine is compared with the trainer, and in the first step's episodes.
@@ -137,9 +148,7 @@ def test_an_engine_that_fails_loses_its_requests_and_not_the_run(
         (InfrastructureError("the grader is down"), FaultRateError, r"2 of 2 groups .* fault: the grader is down"),
     ],
 )
-def test_a_grader_that_crashes_stops_the_run_with_the_cause_and_nothing_is_lost(
-    faulty: Callable[..., Config], error: Exception, kind: type[Exception], cause: str
-) -> None:
+def test_a_grader_that_crashes_stops_the_run(faulty: OnDisk, error: Exception, kind: Any, cause: str) -> None:
     # One episode is evaluated before the first step, which plays eight.
     undisturbed = train(faulty("run.name=whole", "rollout.concurrency=1"), quiet())
     grade_by(raising(error, range(9, 10**6)))
@@ -152,11 +161,9 @@ def test_a_grader_that_crashes_stops_the_run_with_the_cause_and_nothing_is_lost(
 
 # What is deterministic and plays ahead goes back to where all that was played ahead is by the weights of before.
 @pytest.mark.parametrize(("step", "settings"), [(1, ()), (0, ("rollout.overlap=lag", "run.deterministic=true"))])
-def test_an_engine_that_fails_between_two_steps_loses_none(
-    faulty: Callable[..., Config], step: int, settings: Sequence[str]
-) -> None:
+def test_an_engine_that_fails_between_two_steps_loses_none(faulty: OnDisk, step: int, settings: Sequence[str]) -> None:
     config = faulty("run.name=whole", *settings)
-    undisturbed, whole, probes = train(config, quiet()), groups.check_probe, iter(range(10**6))
+    undisturbed, whole, probes = train(config, quiet()), groups.check_probe, itertools.count()
 
     async def failing(*arguments: Any) -> None:
         if next(probes) > 0:  # after the first step, twice
@@ -171,7 +178,7 @@ def test_an_engine_that_fails_between_two_steps_loses_none(
     assert rows_of(run) == rows_of(undisturbed) and same_weights(run, undisturbed)
 
 
-def test_a_grader_that_is_down_for_a_moment_is_counted_and_gives_no_reward(faulty: Callable[..., Config]) -> None:
+def test_a_grader_that_is_down_for_a_moment_is_counted_and_gives_no_reward(faulty: OnDisk) -> None:
     undisturbed = train(faulty("run.name=whole"), quiet())
     grade_by(raising(InfrastructureError("the grader is down"), range(3, 6)))
     run = train(faulty("run.name=disturbed"), quiet())
@@ -187,7 +194,7 @@ def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], None]:
     whole = algos.loss
 
     def begin(places: range) -> None:
-        packs = iter(range(10**6))
+        packs = itertools.count()
 
         def loss(*args: Any, **options: Any) -> Any:
             out = whole(*args, **options)
@@ -203,20 +210,18 @@ def test_an_update_without_a_finite_gradient_is_left_out(small: Make, diverging:
         diverging(places)
         run = small("optim.max_tokens=100000")
         trainer, gradients = trainer_of(run)
-        return step(trainer).metrics, weights_of(run), len(gradients), trainer
+        return step(trainer).metrics, run.weights(), len(gradients), trainer
 
     (metrics, weights, steps, _), (plain, whole, *_) = ended(range(1, 2)), ended(range(0))
     assert (metrics["updates_skipped"], plain["updates_skipped"], steps) == (1, 0, 1)
     assert metrics["grad_norm"] > 0 and all(map(math.isfinite, metrics.values())), "they are of the update that was"
     assert not all(torch.equal(one, whole[name]) for name, one in weights.items())
-    (_, second, _, trainer), third = ended(range(0, 2)), weights_of(small())
+    (_, second, _, trainer), third = ended(range(0, 2)), small().weights()
     assert all(torch.equal(one, third[name]) for name, one in second.items()), "nothing moved"
     assert trainer.skipped == 1 and step(trainer, 2).metrics["updates_skipped"] == 0 == trainer.skipped, "in a row"
 
 
-def test_three_steps_without_a_finite_gradient_stop_the_run_with_their_episodes(
-    faulty: Callable[..., Config], diverging: Callable[[range], None]
-) -> None:
+def test_three_steps_without_a_finite_gradient_stop_the_run_with_their_episodes(faulty: OnDisk, diverging: Any) -> None:
     diverging(range(10**6))
     run = train(faulty("optim.steps=2", "save.episodes_every=100"), quiet())
     with pytest.raises(InvariantError, match=r"no gradient of the last 3 steps was finite.*step-000003\.jsonl\.zst$"):
@@ -227,3 +232,158 @@ def test_three_steps_without_a_finite_gradient_stop_the_run_with_their_episodes(
     assert len(list(read_episodes(run / "episodes" / "step-000003.jsonl.zst"))) == 8
     first, last = (path / "model.safetensors" for path in (checkpoints(run)[0], checkpoints(run)[-1]))
     assert first.read_bytes() == last.read_bytes()
+
+
+Damage = Callable[[Path], object]
+
+
+def overwrite(file: str, old: str, new: str) -> Damage:
+    return lambda run: (run / file).write_text((run / file).read_text().replace(old, new))
+
+
+def add_unused(run: Path) -> None:
+    """Give the newest checkpoint episodes that can't be read, with their checksum, and a row that would be cut."""
+    last, name, data = checkpoints(run)[-1], "unused.jsonl.zst", b"no episodes"
+    (last / name).write_bytes(data)
+    with (run / "metrics.jsonl").open("a") as rows:
+        rows.write('{"step": 4}\n')
+    with (last / "SHA256SUMS").open("a") as sums:
+        sums.write(f"{hashlib.sha256(data).hexdigest()}  {name}\n")
+
+
+DAMAGES: list[tuple[Damage, str]] = [
+    (lambda run: (run / "metrics.jsonl").unlink(), "metrics.jsonl is damaged or gone"),
+    (overwrite("metrics.jsonl", '"step": 2', '"step": 3'), "metrics.jsonl is damaged or gone"),
+    (overwrite("evals.jsonl", "{", "<"), "evals.jsonl is damaged or gone"),
+    (lambda run: (run / "config.toml").write_text(""), "config.toml was cut off"),
+    (overwrite("config.toml", "turn_tokens = 12", "turn_tokens = 13"), "trained with rollout.turn_tokens=12"),
+    (lambda run: shutil.rmtree(run / "checkpoints"), "metrics.jsonl has rows, and the run no checkpoint"),
+    (lambda run: [shutil.rmtree(one / "optimizer") for one in checkpoints(run)], "no checkpoint of .* is whole"),
+    (add_unused, "unused.jsonl.zst is no episode"),
+    (overwrite("checkpoints/step-000000/config.json", "{", "{ "), "config.json .* is the reference of algo.kl_coef"),
+    (lambda run: shutil.rmtree(run / "checkpoints" / "step-000000"), "can't be read .* is the reference of algo.kl_co"),
+]
+
+
+@pytest.fixture
+def config(on_disk: OnDisk) -> Config:
+    return on_disk(
+        *("optim.steps=3", "save.every=1", "save.episodes_every=1", "eval.tasks=1", "algo.kl_coef=0.5"),
+        *("rollout.concurrency=1", "optim.schedule=linear", "optim.warmup=6", "optim.max_sampled_tokens=400"),
+    )
+
+
+def contents(run: Path) -> dict[Path, bytes]:
+    names = (path for path in run.rglob("*") if path.is_file() and path.name not in ("report.html", ".lock"))
+    return {path: path.read_bytes() for path in names}
+
+
+@pytest.mark.slow
+def test_steps_after_a_resumption_are_those_of_a_run_that_never_stopped(config: Config) -> None:
+    told = io.StringIO()
+    display = Display(told)
+    whole = train(config, display)
+    other = shutil.copytree(whole, whole.with_name("other"))
+    _, _, second, third = checkpoints(other)
+    shutil.rmtree(third / "optimizer")
+    weights = (second / "model.safetensors").read_bytes()
+    (second / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    (other / "checkpoints" / "step-000099").symlink_to("nowhere")
+    shutil.rmtree(other / "episodes")
+    (other / "checkpoints" / ".step-000001.tmp" / "left by a kill").mkdir(parents=True)
+    resume(other, display)
+    assert not list(other.rglob(".*.tmp"))
+    assert "the folder episodes of runs/other is gone" in told.getvalue()
+    assert "step-000003 lacks the file optimizer/00001-of-00001" in told.getvalue()
+    assert "step-000002 holds another model.safetensors than it was saved with: step-000001 is" in told.getvalue()
+    assert [path.name for path in checkpoints(other)] == [path.name for path in checkpoints(whole)]
+    assert len(list((other / "checkpoints").glob("damaged-step-0000*"))) == 3, "what was passed over is kept"
+    assert rows_of(whole) == rows_of(other) and len(rows_of(whole)) == 3
+    told = [row["kl_reference"] for row in rows_of(whole)]
+    assert told[0] == 0 < told[1] < told[2], "the reference stays what training began with"
+    for at in (2, 3):
+        path = Path("episodes") / f"step-{at:06d}.jsonl.zst"
+        one, again = ([record.trajectory.segments for record in read_episodes(run / path)] for run in (whole, other))
+        assert one == again
+        assert {part.version for segments in again for part in segments if part.trained} == {at - 1}
+    assert same_weights(whole, other)
+    for number, (damage, words) in enumerate(DAMAGES):
+        run = shutil.copytree(whole, whole.with_name(f"damaged-{number}"))
+        damage(run)
+        before = contents(run)
+        with pytest.raises(AgentRLError, match=words):
+            resume(run, display)
+        assert contents(run) == before, "nothing is cut before all is known to be readable"
+
+
+WAITS = "is full: the run waits for room"
+FULL: list[tuple[int, int, float]] = [
+    # Room for no row; for some rows, but for no checkpoint. Freed after another attempt: it is said only once.
+    (0, errno.ENOSPC, 1.5),
+    (60_000, errno.ENOSPC, 0.1),
+    (0, errno.ENOSPC, signal.SIGINT),
+    (60_000, errno.ENOSPC, signal.SIGTERM),
+    (0, errno.EDQUOT, 0.1),
+    (0, errno.EIO, 0.1),
+]
+
+
+@pytest.mark.slow
+def test_a_full_disk_pauses_the_run_and_nothing_is_lost(config: Config, small_disk: bool) -> None:
+    config = with_overrides(config, ["rollout.concurrency=12", "run.deterministic=true"])
+    whole = train(with_overrides(config, ["run.dir=elsewhere"]), quiet())
+    for left, code, then in FULL:
+        check_full_disk(config, whole, small_disk and code == errno.ENOSPC, left, code, then)
+        shutil.rmtree("runs/run")
+
+
+def check_full_disk(config: Config, whole: Path, real: bool, left: int, code: int, then: float) -> None:
+    """Train on a disk that is full once, and stop with a signal or free it so many seconds later."""
+    run, filler, failing = Path("runs/run"), Path("runs/filler"), pytest.MonkeyPatch()
+    stop, told = then if isinstance(then, signal.Signals) else None, list[str]()
+
+    def free() -> None:
+        failing.undo()
+        filler.unlink(missing_ok=True)
+
+    def fail(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    class Filling(Display):
+        def say(self, text: str, style: str = "") -> None:
+            told.append(text)
+            if text.startswith("step 0 ("):
+                if real:
+                    filler.write_bytes(bytes(shutil.disk_usage("runs").free - left))
+                else:
+                    failing.setattr(os, "fsync", fail)
+            elif WAITS in text:
+                assert len(rows_of(run)) == (real and left > 0) and not list(run.rglob(".*.tmp")), "none is cut off"
+                if stop:
+                    signal.raise_signal(stop)
+                else:  # the loop goes on meanwhile
+                    asyncio.get_running_loop().call_later(then, free)
+
+    kind = {None: InfrastructureError, signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}[stop]
+    words = f"{'' if stop else f'{os.strerror(code)}.*; '}stopped, step-000000 is saved; go on"
+    ends = pytest.raises(kind, match=rf"{words} with: agentrl train --resume runs/run$")
+    with ends if stop or code == errno.EIO else nullcontext():
+        train(config, Filling(io.StringIO()))
+    free()
+    assert len([text for text in told if WAITS in text]) == (code != errno.EIO)
+    if stop or code == errno.EIO:
+        resume(run, quiet())
+    assert rows_of(run) == rows_of(whole) and same_weights(run, whole)
+    assert [path.name for path in checkpoints(run)] == [path.name for path in checkpoints(whole)]
+    assert [*(run / "episodes").iterdir()] and not list(run.rglob(".*.tmp"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Generator[bool]:
+    """Whether the folder of runs could be put on a disk of 8 MB."""
+    (disk := tmp_path / "runs").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8M", "tmpfs", disk]
+    mounted = not subprocess.run(mount, capture_output=True).returncode
+    yield mounted
+    if mounted:
+        subprocess.run(["umount", "-l", disk], check=True)

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,21 @@ from agentrl.train.overlap import Overlapped
 from agentrl.types import Trajectory, flatten
 
 from ..engines.around import Around
-from ..forked import Server
+from ..forked import Command, Server
 from .conftest import AUDITED, JITTERY, Make, Train, rows_of
 from .test_interrupt import lines
 
 SETTINGS = (
-    *("env.id=jittery:test/Jittery-v0", "rollout.tasks=2", "rollout.concurrency=4", "run.deterministic=true"),
+    *("env.id=killable:test/Killable-v0", "rollout.tasks=2", "rollout.concurrency=4", "run.deterministic=true"),
     *("env.args.max_turns=2", "optim.steps=6", "eval.tasks=1", "eval.every=2", "save.every=1", "optim.average=0.5"),
 )
-KILLABLE = (
-    AUDITED
-    + JITTERY
-    + """
+KILLABLE = f"""{AUDITED}{JITTERY}
 import errno
-reward = Jittery.reward
+
+class Killable(Jittery):
+    def reward(self, episode):
+        sys.audit("graded", self.split)
+        return super().reward(episode)
 
 def reach(number):
     if number == errno.ENOSPC:
@@ -48,13 +49,8 @@ def reach(number):
 def full(_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-def audited_reward(self, episode):
-    sys.audit("graded", self.split)
-    return reward(self, episode)
-
-Jittery.reward = audited_reward
+gymnasium.register("test/Killable-v0", entry_point=Killable)
 """
-)
 """Kills its process at the events of the plan, or has the disk full from one on."""
 INSTANTS = {
     ("off", 1): (
@@ -122,20 +118,19 @@ def ending(run: Path) -> dict[str, Any]:
     }
 
 
-def settings_of(folder: Path, mode: str, ranks: int) -> tuple[str, ...]:
-    (folder / "jittery.py").write_text(KILLABLE)
-    return (*SETTINGS, f"rollout.overlap={mode}", "rollout.max_staleness=2", f"run.ranks={ranks}")
+def begin(train: Train, folder: Path, mode: str, ranks: int, plan: Sequence[str]) -> Command:
+    """Have a run end in peace, and begin one like it that is killed."""
+    (folder / "killable.py").write_text(KILLABLE)
+    settings = (*SETTINGS, f"rollout.overlap={mode}", "rollout.max_staleness=2", f"run.ranks={ranks}")
+    train("whole", *settings).done()
+    (folder / "plan.txt").write_text("\n".join(plan))
+    return train("killed", *settings, "save.keep=2")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "ranks"), INSTANTS)
-def test_a_run_that_was_killed_ends_in_the_bytes_of_one_that_was_not(
-    train: Train, server: Server, tmp_path: Path, mode: str, ranks: int
-) -> None:
-    settings = settings_of(tmp_path, mode, ranks)
-    train("whole", *settings).done()
-    (tmp_path / "plan.txt").write_text("\n".join(INSTANTS[mode, ranks]))
-    command = train("killed", *settings, "save.keep=2")
+def test_a_killed_run_ends_as_a_whole_one(train: Train, server: Server, tmp_path: Path, mode: str, ranks: int) -> None:
+    command = begin(train, tmp_path, mode, ranks, INSTANTS[mode, ranks])
     for instant in INSTANTS[mode, ranks]:
         if instant.startswith(f"{errno.ENOSPC} "):
             command.until(lambda last=command: "the run waits for room" in last.err)
@@ -143,19 +138,14 @@ def test_a_run_that_was_killed_ends_in_the_bytes_of_one_that_was_not(
         assert command.wait() == -signal.SIGKILL, f"{instant}: {command.err}"
         command = server.start(tmp_path, "train", "--resume", "runs/killed")
     command.done()
-    check_ended_as(tmp_path / "runs" / "killed", tmp_path / "runs" / "whole", mode)
+    check_ended(tmp_path / "runs" / "killed", mode)
 
 
 @pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["off", "lag"])
-def test_a_run_that_was_killed_by_chance_ends_in_the_bytes_of_one_that_was_not(
-    train: Train, server: Server, tmp_path: Path, mode: str
-) -> None:
-    settings = settings_of(tmp_path, mode, 1)
-    train("whole", *settings).done()
-    run = tmp_path / "runs" / "killed"
-    command = train("killed", *settings, "save.keep=2")
+def test_a_run_killed_by_chance_ends_as_a_whole_one(train: Train, server: Server, tmp_path: Path, mode: str) -> None:
+    run, command = tmp_path / "runs" / "killed", begin(train, tmp_path, mode, 1, ())
     command.until(lambda: (run / "config.toml").exists())
     for ready, pause_s in moments(mode):
         command.until(lambda ready=ready: ready(run))
@@ -164,16 +154,15 @@ def test_a_run_that_was_killed_by_chance_ends_in_the_bytes_of_one_that_was_not(
         assert command.wait() == -signal.SIGKILL
         command = server.start(tmp_path, "train", "--resume", "runs/killed")
     command.done()
-    check_ended_as(run, tmp_path / "runs" / "whole", mode)
+    check_ended(run, mode)
 
 
-def check_ended_as(run: Path, other: Path, mode: str) -> None:
-    whole, killed = ending(other), ending(run)
+def check_ended(run: Path, mode: str) -> None:
+    whole, killed = ending(run.with_name("whole")), ending(run)
     assert whole.keys() == killed.keys()
     assert [name for name in whole if whole[name] != killed[name]] == []
     assert [row["staleness_max"] for row in killed["rows"]] == [min(step, 2 * (mode == "lag")) for step in range(6)]
-    kept = [path.name for path in checkpoints(run)]
-    assert kept == ["step-000000", "step-000005", "step-000006"]
+    assert [path.name for path in checkpoints(run)] == ["step-000000", "step-000005", "step-000006"]
     ahead = [len(load_unused(path)) for path in checkpoints(run)[1:]]
     assert ahead == ([6, 0] if mode == "lag" else [0, 0])
     assert [file for file in run.rglob(".*") if file.name != ".lock"] == [], "a kill leaves nothing behind for long"
@@ -198,22 +187,19 @@ def test_in_flight_no_episode_that_has_ended_is_played_again(small: Make) -> Non
     engines = [Blocking(run.parts.engine, answers) for answers in (36, 20, 99)]
     sources = [Overlapped(run.config, run.mix, run.players, engine) for engine in engines]
 
-    async def played(source: Overlapped) -> list[list[Trajectory]]:
-        return [list(map(timeless, flatten((await source.batch(number)).trained))) for number in (1, 2)]
+    async def second(source: Overlapped, first: int) -> list[Trajectory]:
+        played = [await source.batch(number) for number in range(first, 3)]
+        return list(map(timeless, flatten(played[-1].trained)))
 
-    async def stopped(source: Overlapped, ended: int) -> None:
+    async def stopped(source: Overlapped) -> None:
         await source.batch(1)
-        while len(source.unused()) < ended:
+        while len(source.unused()) < 8:
             await asyncio.sleep(0)
 
-    undisturbed = asyncio.run(played(sources[0]))
-    asyncio.run(stopped(sources[1], 8))
+    undisturbed = asyncio.run(second(sources[0], 1))
+    asyncio.run(stopped(sources[1]))
     sources[2].restore(sources[1].state(), sources[1].unused())
-
-    async def resumed() -> list[Trajectory]:
-        return list(map(timeless, flatten((await sources[2].batch(2)).trained)))
-
-    assert asyncio.run(resumed()) == undisturbed[1]
+    assert asyncio.run(second(sources[2], 2)) == undisturbed
     assert engines[2].asked == 12 - 8, "each of them has one turn"
 
 

@@ -1,5 +1,9 @@
-"""What the learner can be told to do beside its updates: compute activations again, keep an average, train adapters."""
+"""What the learner can be told to do beside its updates: compute activations again, keep an average, train adapters.
 
+``model.dtype`` is the type of computation: what is trained and saved is float32, so that small steps add up.
+"""
+
+import asyncio
 import copy
 import gc
 import shutil
@@ -11,13 +15,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentrl.batch import whole
+from agentrl.engines.base import Sampling
+from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
+from agentrl.models.load import ROUNDING, cast_copy
 from agentrl.models.lora import add_adapters
+from agentrl.models.tiny import make_model
 from agentrl.runs.checkpoint import load_optimizer
 from agentrl.runs.shards import Shards
 from agentrl.train.learner import Learner
+from agentrl.train.score import score
+from agentrl.types import Group, Segment
 
-from .test_score import batch_of
+from ..engines.asking import ragged, together
+from .conftest import Make, trajectory
+from .test_score import HOW, batch_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = [[3, 4], [7, 2, 3, 5, 1], [2, 30, 8, 1], [5, 9]]
@@ -32,8 +45,7 @@ def learner(model: Any) -> MakeLearner:
         own = copy.deepcopy(model)
         if rank:
             add_adapters(own, rank=rank, alpha=rank, targets=(), base="base", seed=0)
-        how = {"betas": (0.9, 0.95), "weight_decay": 0.0, "max_grad_norm": 1e9, "max_tokens": 45, "temperature": 0.7}
-        return Learner(own, **{"dtype": "float32", **how, **options})
+        return Learner(own, **{**HOW, **options})
 
     return make
 
@@ -152,3 +164,45 @@ def test_reference_of_adapters_is_their_base(learner: MakeLearner, model: Any, d
         made.score_reference(batch_of(SHAPES))
     monkey.remove()
     assert all(torch.equal(*pair) for pair in zip(update(made), update(copied), strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_small_steps_change_nearly_every_weight(small: Make, dtype: str) -> None:
+    """In bfloat16 an update of 1e-6 moves one weight in fifty: the others are too large to feel it."""
+    made = small(f"model.dtype={dtype}", "optim.lr=1e-6", "optim.warmup=0", "rollout.temperature=1.0")
+    engine = TransformersEngine(cast_copy(made.parts.model, getattr(torch, dtype)), slots=12, max_length=256)
+    trainer = made.on(engine).trainer()
+    before = copy.deepcopy(dict(made.parts.model.named_parameters()))
+    for number in (1, 2):
+        result = asyncio.run(trainer.step(number))
+        assert result.metrics["grad_norm"] > 0
+    moved = total = coarse = 0
+    for name, weights in made.parts.model.named_parameters():
+        assert weights.dtype == torch.float32
+        seen = weights.grad is None and trainer.learner.optimizer.state[weights]["exp_avg"] != 0
+        moved += int(((weights != before[name]) & seen).sum())
+        total += int(seen.sum())
+        coarse += int((weights.bfloat16() != before[name].bfloat16()).sum())
+    assert moved > 0.99 * total > 0.9 * 0.99 * sum(weights.numel() for weights in before.values())
+    assert coarse < 0.2 * total, "bfloat16 alone would show these steps: they are no test of it"
+    # The engine samples from what was trained.
+    sampled = dict(engine._model.named_parameters())
+    assert all(torch.equal(sampled[name], w.to(sampled[name].dtype)) for name, w in made.parts.model.named_parameters())
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
+def test_engine_and_trainer_are_as_near_as_measured(tokenizer: Any, dtype: torch.dtype, largest: float) -> None:
+    """The figures beside ``ROUNDING``, on a model as it is initialised, at another temperature than 1."""
+    model = make_model(tokenizer, hidden=64, layers=4, heads=4, seed=0)
+    engine = TransformersEngine(cast_copy(model, dtype), slots=16, max_length=256)
+    assert engine.rounding == ROUNDING[dtype] >= 5 * largest, "the check must stay silent on rounding alone"
+    prompts = ragged(16)
+    done = together(*(engine.generate(one, Sampling(temperature=0.7, max_tokens=64), seed=1) for one in prompts))
+    said = (Segment("policy", one.token_ids, one.logprobs, 0) for one in done)
+    told = (Segment("prompt", one) for one in prompts)
+    batch = whole([Group((trajectory(*segments),)) for segments in zip(told, said, strict=True)])
+    with torch.no_grad():
+        apart = score(model, batch, temperature=0.7, dtype=dtype).logp.double() - batch.sampler_logp
+    assert float(apart.abs().max()) < largest
+    # No bias: errors of a row add up as independent ones, √n times that of a token.
+    assert abs(float(apart.mean())) < 4 * float(apart.std()) / len(apart) ** 0.5

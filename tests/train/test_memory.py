@@ -18,19 +18,19 @@ from agentrl.train.memory import needs
 from agentrl.train.probe import Costs, Plane, _Live, _pack, _Probe, _small, measure
 from agentrl.train.step import make_learner
 
+from .conftest import setting
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SMALL = [
-    "run.threads=1",
-    "model.tiny.hidden=32",
-    "model.tiny.layers=3",
-    "model.tiny.heads=4",
-    "rollout.episode_tokens=64",
-]
+
+def sized(hidden: int, layers: int, heads: int, episode_tokens: int) -> list[str]:
+    shape = {"hidden": hidden, "layers": layers, "heads": heads}
+    settings = [f"model.tiny.{name}={size}" for name, size in shape.items()]
+    return [*settings, f"rollout.episode_tokens={episode_tokens}", "run.threads=1", "rollout.concurrency=4"]
 
 
 def small(*overrides: str) -> Config:
-    return load_config(overrides=[*SMALL, "rollout.turn_tokens=32", "rollout.concurrency=4", *overrides])
+    return load_config(overrides=[*sized(32, 3, 4, 64), "rollout.turn_tokens=32", *overrides])
 
 
 def test_plane_by_hand() -> None:
@@ -59,32 +59,27 @@ def test_live_bytes_by_hand(model: Any) -> None:
     assert len(second) + len(third) + len(weight) > 0
 
 
+LORA, ONE_LAYER = "lora.rank=4", "model.tiny.layers=1"
+
+
 @pytest.mark.parametrize(
-    "overrides",
-    [[], ["model.dtype=bfloat16"], ["optim.max_tokens=64"], ["lora.rank=4"], ["lora.rank=4", "sft.steps=1"]],
+    "more", [[], ["model.dtype=bfloat16"], ["optim.max_tokens=64"], [LORA], [LORA, "sft.steps=1"], [ONE_LAYER]]
 )
-def test_activations_of_a_deeper_model_and_a_longer_pack_are_foretold(overrides: list[str], tokenizer: Any) -> None:
-    config = small("model.tiny.layers=5", *overrides)
-    shape = model_config(config, tokenizer)
+def test_activations_of_another_model_and_a_longer_pack_are_foretold(more: list[str], tokenizer: Any) -> None:
+    config = small("model.tiny.layers=5", *more)
+    layers, shape = config.model.tiny["layers"], model_config(config, tokenizer)
     costs = measure(config, shape, "cpu")
-    measured = _Probe(config, _small(shape, 5, "cpu")).activations(487)
-    assert costs.activations.at(5, 487) == pytest.approx(measured, rel=0.02)
+    measured = _Probe(config, _small(shape, layers, "cpu")).activations(487)
+    assert costs.activations.at(layers, 487) == pytest.approx(measured, rel=0.02)
     again = with_overrides(config, ["optim.gradient_checkpointing=true"])
-    measured_again = _Probe(again, _small(shape, 5, "cpu")).activations(487)
-    assert costs.recomputed and costs.recomputed.at(5, 487) == pytest.approx(measured_again, rel=0.02)
-    assert measured_again < 0.7 * measured
-
-
-def test_a_model_of_one_layer_is_measured_too(tokenizer: Any) -> None:
-    config = small("model.tiny.layers=1")
-    shape = model_config(config, tokenizer)
-    measured = _Probe(config, _small(shape, 1, "cpu")).activations(487)
-    assert measure(config, shape, "cpu").activations.at(1, 487) == pytest.approx(measured, rel=0.02)
+    measured_again = _Probe(again, _small(shape, layers, "cpu")).activations(487)
+    assert costs.recomputed and costs.recomputed.at(layers, 487) == pytest.approx(measured_again, rel=0.02)
+    assert measured_again < 0.7 * measured or layers == 1
 
 
 @pytest.mark.usefixtures("costs")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("lora", [[], ["lora.rank=4"], ["lora.rank=4", 'lora.targets=["q_proj", "down_proj"]']])
+@pytest.mark.parametrize("lora", [[], [LORA], [LORA, 'lora.targets=["q_proj", "down_proj"]']])
 def test_counts_are_those_of_the_real_parts(dtype: str, lora: list[str]) -> None:
     config = small(f"model.dtype={dtype}", "optim.average=0.9", "algo.kl_coef=0.1", *lora)
     source = task_source(config, "train")
@@ -95,31 +90,27 @@ def test_counts_are_those_of_the_real_parts(dtype: str, lora: list[str]) -> None
     learner = make_learner(config, parts.model)
     if not lora:
         learner.keep_reference()
-    gradients: list[int] = []
-    hook = learner.optimizer.register_step_pre_hook(
-        lambda *_: gradients.extend(one.grad.nbytes for one in learner.trained)
-    )
+    seen: list[int] = []
+    learner.optimizer.register_step_pre_hook(lambda *_: seen.extend(one.grad.nbytes for one in learner.trained))
     learner.update([_pack(config, 20)], lambda _, stats: stats.logp.sum(), 1e-3)
-    hook.remove()
     moments = [part for state in learner.optimizer.state.values() for part in state.values() if part.ndim]
     assert found["weights"] == sum(weight.nbytes for weight in parts.model.parameters())
-    assert found["gradients"] == sum(gradients)
+    assert found["gradients"] == sum(seen)
     assert found["optimizer"] == sum(part.nbytes for part in moments)
     assert found["average"] == sum(part.nbytes for part in learner._average)
-    assert found["reference"] == (
-        sum(one.nbytes for one in learner._reference.parameters()) if learner._reference else 0
-    )
+    reference = learner._reference.parameters() if learner._reference else ()
+    assert found["reference"] == sum(one.nbytes for one in reference)
     assert found["engine's weights"] == sum(weight.nbytes for weight in parts.engine._model.parameters())
     # 4 rows of padded keys, 3 layers, keys and values, 2 heads of 8 numbers.
     assert found["engine's cache"] == 4 * key_sizes()[0] * 3 * 2 * 2 * 8 * (4 if dtype == "float32" else 2)
-    assert set(found) == {
-        *("process", "weights", "engine's weights", "engine's cache", "reference", "gradients", "head", "activations"),
-        *("allocator", "average", "optimizer"),
-    }
+    rest = {"process", "engine's cache", "head", "activations", "allocator"}
+    assert set(found) == rest | {"weights", "gradients", "optimizer", "average", "reference", "engine's weights"}
     if lora:
-        taught = needs(with_overrides(config, ["sft.steps=1"]), model_config(config, parts.tokenizer)).memory
-        whole = needs(with_overrides(config, ["lora.rank=0"]), model_config(config, parts.tokenizer)).memory
-        assert taught["optimizer"] == whole["optimizer"] > 4 * found["optimizer"], "a warm start trains all weights"
+        taught, whole = (
+            needs(with_overrides(config, [other]), model_config(config, parts.tokenizer)).memory["optimizer"]
+            for other in ("sft.steps=1", "lora.rank=0")
+        )
+        assert taught == whole > 4 * found["optimizer"], "a warm start trains all weights"
 
 
 FLAT = Plane(corners=(1000.0, 2000.0, 2000.0, 4000.0), tokens=100)
@@ -153,11 +144,7 @@ def test_step_by_hand(tokenizer: Any) -> None:
         (450_000, [], "is the first that does not fit; all fits with optim.max_tokens=512"),
         (518_000, [], "all fits with optim.max_tokens=64 and rollout.concurrency=2"),
         (10, ["rollout.concurrency=4000"], "engine's cache is the first that does not fit; all fits with rollout.con"),
-        (
-            2_000_000,
-            [],
-            "and all does not even with optim.max_tokens=64 and rollout.concurrency=1: take a",
-        ),
+        (2_000_000, [], "and all does not even with optim.max_tokens=64 and rollout.concurrency=1: take a"),
     ],
 )
 def test_what_does_not_fit_and_what_makes_it_fit(less: int, overrides: list[str], wanted: str, tokenizer: Any) -> None:
@@ -178,10 +165,7 @@ def test_what_does_not_fit_and_what_makes_it_fit(less: int, overrides: list[str]
     [
         (10, "all fits with optim.gradient_checkpointing=true"),
         (240_000, "all fits with optim.gradient_checkpointing=true and optim.max_tokens=4096"),
-        (
-            3_000_000,
-            "concurrency=1: train adapters beside frozen weights, which fit with lora.rank=16, or take",
-        ),
+        (3_000_000, "concurrency=1: train adapters beside frozen weights, which fit with lora.rank=16, or take"),
         (90_000_000, "rollout.concurrency=1: take a smaller model"),
     ],
 )
@@ -213,27 +197,9 @@ def test_a_device_that_is_not_here_has_no_times_and_no_limit(tokenizer: Any) -> 
 
 
 SHAPES = {
-    "wide and shallow": [
-        "model.tiny.hidden=512",
-        "model.tiny.layers=2",
-        "model.tiny.heads=8",
-        "rollout.episode_tokens=256",
-        "optim.max_tokens=2048",
-    ],
-    "deep and narrow": [
-        "model.tiny.hidden=64",
-        "model.tiny.layers=24",
-        "model.tiny.heads=4",
-        "rollout.episode_tokens=256",
-        "optim.max_tokens=2048",
-    ],
-    "one long row": [
-        "model.tiny.hidden=128",
-        "model.tiny.layers=6",
-        "model.tiny.heads=4",
-        "rollout.episode_tokens=4096",
-        "optim.max_tokens=4096",
-    ],
+    "wide and shallow": [*sized(512, 2, 8, 256), "optim.max_tokens=2048"],
+    "deep and narrow": [*sized(64, 24, 4, 256), "optim.max_tokens=2048"],
+    "one long row": [*sized(128, 6, 4, 4096), "optim.max_tokens=4096"],
 }
 RUN = """
 import asyncio, json, sys
@@ -287,10 +253,9 @@ print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM"
     "name", [pytest.param(name, marks=[] if name == "deep and narrow" else pytest.mark.ci) for name in SHAPES]
 )
 def test_memory_is_what_fresh_processes_take(tmp_path: Path, name: str, options: list[str]) -> None:
-    overrides = [*SHAPES[name], *options, "run.threads=1", "rollout.concurrency=4"]
+    overrides = [*SHAPES[name], *options]
     (path := tmp_path / "it.toml").write_text("")
-    sets = [word for one in overrides for word in ("--set", one)]
-    commands = ["-m", "agentrl", "plan", str(path), "--json", *sets], ["-c", RUN, *overrides]
+    commands = ["-m", "agentrl", "plan", str(path), "--json", *setting(*overrides)], ["-c", RUN, *overrides]
     started = [subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) for command in commands]
     plan, run = (one.communicate()[0] for one in started)
     found, taken = json.loads(plan), int(run) * 1024

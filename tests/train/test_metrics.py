@@ -1,13 +1,15 @@
-"""A step's metrics against what its episodes and its model's own operations say."""
+"""A step's metrics and what it records of each token, against its episodes, loops and its model's own operations."""
 
 import copy
-import math
 import re
+from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -15,16 +17,16 @@ from agentrl.batch import whole
 from agentrl.config import AlgoSettings
 from agentrl.errors import TrajectoryError
 from agentrl.models.lora import add_adapters
+from agentrl.runs.records import TRAINING, read_episodes, write_episodes
 from agentrl.train import metrics
 from agentrl.train.credit import pool_metrics
 from agentrl.train.metrics import pass_flops, peak_flops, rates
-from agentrl.train.step import StepResult
-from agentrl.types import Group, Segment, Stop, Trajectory
+from agentrl.types import Group, Segment, Trajectory
 
-from .conftest import Make
+from ..runs.origins import ORIGIN, Signs
+from .conftest import Make, energy_of, logp_of, step, trainer_of, trajectory, turn
 from .test_options import ALL
 from .test_score import batch_of
-from .test_trainer import step, trainer_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -36,10 +38,8 @@ def test_parts_and_lengths_are_those_of_the_episodes(small: Make) -> None:
     parts = [one.parts.get("correct", 0.0) for one in episodes]
     assert row["reward/correct"] == pytest.approx(sum(parts) / 27) == pytest.approx(row["reward_mean"])
     lengths = [len(one.token_ids) for one in episodes]
-    for told, these in (
-        (row, lengths),
-        *((metrics._lengths(list(range(n, 0, -1))), range(1, n + 1)) for n in (1, 2, 150)),
-    ):
+    made = [(metrics._lengths(list(range(n, 0, -1))), range(1, n + 1)) for n in (1, 2, 150)]
+    for told, these in ((row, lengths), *made):
         assert told["episode_tokens_mean"] == pytest.approx(sum(these) / len(these))
         for percent in (50, 99):
             kept = [one for one in these if 100 * sum(other <= one for other in these) >= percent * len(these)]
@@ -58,63 +58,37 @@ def test_every_metric_is_in_the_documentation(small: Make, overrides: tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("options", "tasks", "told"),
+    ("algo", "shapes", "told"),
     [
-        (("algo.advantage=otb_pooled",), 3, 0),
-        (("algo.advantage=otb_pooled",), 1, 1),
-        (("algo.advantage=ogb", "algo.advantage_options.pool=inf"), 1, 1),
-        (("algo.advantage=otb_pooled", "algo.advantage_options.pool=0"), 1, None),
-        ((), 1, None),
+        ({"advantage": "otb_pooled"}, [[3, 4], [5, 2]], 0),
+        ({"advantage": "otb_pooled"}, [[3, 4]], 1),
+        # A group without a sampled token is no pool.
+        ({"advantage": "otb_pooled"}, [[3, 4], [5]], 1),
+        ({"advantage": "ogb", "advantage_options": {"pool": inf}}, [[3, 4]], 1),
+        ({"advantage": "otb_pooled", "advantage_options": {"pool": 0}}, [[3, 4]], None),
+        ({}, [[3, 4]], None),
     ],
 )
-def test_a_group_without_others_to_pool_with_is_told(
-    small: Make, options: tuple[str, ...], tasks: int, told: int | None
-) -> None:
-    row = step(trainer_of(small(*options, f"rollout.tasks={tasks}"))[0]).metrics
-    assert row.get("groups_unpooled") == told
-
-
-def test_a_group_without_a_sampled_token_is_no_pool() -> None:
-    algo = AlgoSettings(advantage="otb_pooled")
-    for shapes, told in (([[3, 4], [5, 2]], 0), ([[3, 4], [5]], 1)):
-        assert pool_metrics(algo, batch_of(shapes)) == {"groups_unpooled": told}
-
-
-def edge_of(t: int) -> int:
-    """The lower edge of the bin of t = 1, 2, …: 1, 2, 2, 4, 4, 4, 4, 8 …"""
-    return 2 ** int(math.log2(t) + 1e-9)
-
-
-def counts(result: StepResult) -> dict[int, int]:
-    """Sampled tokens of each bin."""
-    edges = [edge_of(t) for one in result.trajectories for t in range(1, one.n_sampled + 1)]
-    return {edge: edges.count(edge) for edge in edges}
-
-
-def pooled(result: StepResult, name: str) -> float:
-    """The mean over all tokens, from those of the bins."""
-    bins = counts(result)
-    return sum(count * result.metrics[f"{name}_t{edge}"] for edge, count in bins.items()) / sum(bins.values())
+def test_a_group_without_a_pool_is_told(algo: Any, shapes: list[list[int]], told: int | None) -> None:
+    assert pool_metrics(AlgoSettings(**algo), batch_of(shapes)).get("groups_unpooled") == told
 
 
 def test_credit_by_position_is_that_of_the_episodes(small: Make) -> None:
     result = step(trainer_of(small())[0])
-    sums: dict[int, float] = {}
-    for credit in result.advantages:
-        for t, one in enumerate(credit, start=1):
-            sums[edge_of(t)] = sums.get(edge_of(t), 0.0) + abs(one)
-    assert len(sums) > 2
-    for edge, count in counts(result).items():
-        assert result.metrics[f"advantage_abs_t{edge}"] == pytest.approx(sums[edge] / count, abs=1e-6)
+    row, credit = result.metrics, [abs(one) for credit in result.advantages for one in credit]
+    # The lower edge of the bin of each token's t = 1, 2, …: 1, 2, 2, 4, 4, 4, 4, 8 …
+    edges = [2 ** (t.bit_length() - 1) for one in result.trajectories for t in range(1, one.n_sampled + 1)]
+    assert max(edges) > 2
+    for edge in {*edges}:
+        inside = [one for one, where in zip(credit, edges, strict=True) if where == edge]
+        assert row[f"advantage_abs_t{edge}"] == pytest.approx(fmean(inside), abs=1e-6)
     for name in ("advantage_abs", "energy"):
-        assert pooled(result, name) == pytest.approx(result.metrics[name], abs=1e-6)
-    longest = max(counts(result))
-    assert f"energy_t{2 * longest}" not in result.metrics, "a bin without a token has no mean"
+        assert fmean(row[f"{name}_t{edge}"] for edge in edges) == pytest.approx(row[name], abs=1e-6)
+    assert f"energy_t{2 * max(edges)}" not in row, "a bin without a token has no mean"
 
 
 def episode(**parts: float) -> Trajectory:
-    segments = (Segment("prompt", (1, 2)), Segment("policy", (3,), (-0.5,), 0))
-    return Trajectory(task_id="t", seed=0, segments=segments, rewards=(1.0,), stop=Stop.TERMINATED, parts=parts)
+    return trajectory(Segment("prompt", (1, 2)), turn((3,)), parts=parts)
 
 
 def test_names_of_parts_stay_distinct_and_break_nothing() -> None:
@@ -154,12 +128,7 @@ def test_operations_are_those_that_torch_counts(tied: bool, rank: int) -> None:
 @pytest.mark.parametrize("window", [None, 5])
 def test_shared_tokens_are_computed_once(model: Any, window: int | None) -> None:
     rows = [(1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 9), (1, 2, 3), (1, 2, 3, 4, 5, 8), (2, 2), (1, 2, 3, 9)]
-    groups: list[Group] = []
-    for row in rows:
-        segments = Segment("prompt", row[:1]), Segment("policy", row[1:], (-1.0,) * (len(row) - 1), 0)
-        one = Trajectory(task_id="t", seed=0, segments=segments, rewards=(0.0,), stop=Stop.TERMINATED)
-        groups.append(Group((one,)))
-    batch = whole(groups)
+    batch = whole([Group((trajectory(Segment("prompt", row[:1]), turn(row[1:])),)) for row in rows])
     copied = copy.deepcopy(model)
     text = copied.config
     text.layer_types, text.sliding_window = ["sliding_attention" if window else "full_attention"] * 2, window
@@ -184,3 +153,59 @@ def test_share_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
         assert peak_flops(torch.device("cuda"), "bfloat16") == peak, name
     assert peak_flops(torch.device("cuda"), "float32") is None is peak_flops(torch.device("cpu"), "bfloat16")
+
+
+MANY = ("optim.minibatches=2", "optim.epochs=2", "optim.lr=3e-3", "algo.loss=ctpo", "algo.energy_ratio=false")
+
+
+def near(values: Any, wanted: Tensor, atol: float = 1e-4) -> None:
+    torch.testing.assert_close(torch.tensor(values, dtype=torch.float32), wanted.detach().float(), rtol=1e-3, atol=atol)
+
+
+def test_each_token_s_numbers_are_those_of_its_first_pass(small: Make, reference: Any, tmp_path: Path) -> None:
+    run = small("algo.advantage=otb", *MANY)
+    trainer, _ = trainer_of(run)
+    after: list[dict[str, Tensor]] = []
+
+    def keep(*_: Any) -> None:
+        after.append(run.weights())
+
+    trainer.learner.optimizer.register_step_post_hook(keep)
+    result = step(trainer)
+    path = tmp_path / "e.jsonl"
+    write_episodes(path, result.trajectories, Signs(), ORIGIN, result.advantages, result.record.by_episode())
+    moved = copy.deepcopy(reference)
+    moved.load_state_dict(after[0], strict=False)
+    seen, clipped = {"first": 0, "second": 0}, 0
+    for record in read_episodes(path):
+        told, episode = record.training, record.trajectory
+        assert set(told) == set(TRAINING) and record.advantages is not None
+        old = logp_of(reference, episode)
+        near(told["old_logp"], old)
+        # A row of the first minibatch met the policy as it was; one of the second met it after one update.
+        ratio = logp_of(moved, episode) - old
+        first = max(map(abs, told["log_ratio"])) < 1e-5
+        seen["first" if first else "second"] += 1
+        near(told["log_ratio"], torch.zeros_like(ratio) if first else ratio)
+        total = torch.tensor(told["log_ratio"]).cumsum(0)
+        near(told["cumulative_log_ratio"], total)
+        near(told["realized_energy"], energy_of(reference, episode).cumsum(0), 1e-3)
+        near([b + a for b, a in zip(told["baseline"], record.advantages, strict=True)], to_go(episode))
+        for t, (shift, cut, credit) in enumerate(zip(total, told["clipped"], record.advantages, strict=True), start=1):
+            low, high, dual = (width * t**0.5 for width in (-0.025, 0.05, 0.05))
+            out = float(shift) > high if credit > 0 else not low <= float(shift) <= dual
+            assert cut == (out and credit != 0) or abs(float(shift) - (low if shift < 0 else high)) < 1e-4
+            clipped += int(cut)
+    assert all(seen.values()) and clipped
+
+
+def to_go(episode: Trajectory) -> Tensor:
+    """The rewards from each sampled token on."""
+    lengths = [len(segment.token_ids) for segment in episode.sampled]
+    return torch.tensor([sum(episode.rewards[turn:]) for turn, length in enumerate(lengths) for _ in range(length)])
+
+
+def test_rows_that_are_not_trained_on_lack_what_updates_tell(small: Make) -> None:
+    rejecting = ('algo.rejection={"token"=[0.0,1e-9]}', "optim.minibatches=1", "algo.advantage=group_mean")
+    told = step(trainer_of(small(*rejecting))[0]).record.by_episode()
+    assert told and all(set(one) == {"old_logp", "entropy"} for one in told)

@@ -1,6 +1,6 @@
 """A run on two environments: no group mixes them, each is measured and evaluated on its own, also when resumed."""
 
-from collections.abc import Callable
+import io
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from agentrl.config import Config, load_config
+from agentrl.config import load_config
 from agentrl.errors import InvariantError, TrajectoryError, UnknownNameError
 from agentrl.eval.command import EvalRequest
 from agentrl.eval.command import run as evaluate
@@ -26,8 +26,7 @@ from agentrl.train.run import resume, train
 from agentrl.types import Group, Task, ToolRun
 
 from ..runs.origins import ORIGIN
-from .conftest import SMALL, Make, python, rows_of, same_weights
-from .test_trainer import step, trainer_of
+from .conftest import SMALL, Make, OnDisk, python, rows_of, same_weights, step, trainer_of
 
 MIX = """
 [env.mix.loud]
@@ -40,7 +39,6 @@ args = { max_turns = 1, dialect = "xml" }
 """
 TEXT = SMALL.replace('[env]\nid = "test/Shout-v0"\nargs = { tooled = false }\n', MIX)
 SETTINGS = ("optim.steps=4", "eval.every=2", "save.every=2", "save.episodes_every=1", "model.path=model")
-OnDisk = Callable[..., Config]
 
 
 class Short(ToolEnv):
@@ -63,14 +61,12 @@ class Short(ToolEnv):
         return ["h"]
 
 
-@pytest.fixture(autouse=True)
-def short(clean_registry: None) -> None:
+@pytest.fixture
+def mixed(on_disk: OnDisk) -> OnDisk:
+    """Makes configs of a run on both."""
     gymnasium.register("test/Short-v0", entry_point=Short)  # pyright: ignore
-
-
-def mixed(*overrides: str) -> Config:
     Path("mix.toml").write_text(TEXT)
-    return load_config(path="mix.toml", overrides=[*SETTINGS, *overrides])
+    return lambda *overrides: load_config(path="mix.toml", overrides=[*SETTINGS, *overrides])
 
 
 def records(run: Path, number: int) -> list[Record]:
@@ -78,8 +74,7 @@ def records(run: Path, number: int) -> list[Record]:
 
 
 @pytest.mark.slow
-def test_two_environments_end_to_end(on_disk: OnDisk) -> None:
-    on_disk()
+def test_two_environments_end_to_end(mixed: OnDisk) -> None:
     run = train(mixed("run.name=whole"), Display())
     rows, evals = read_jsonl(run / "metrics.jsonl"), read_jsonl(run / "evals.jsonl")
     assert sum(row["env/loud/groups"] for row in rows) == 8 and sum(row["env/short/groups"] for row in rows) == 4
@@ -97,9 +92,8 @@ def test_two_environments_end_to_end(on_disk: OnDisk) -> None:
             assert all(one.origin.dialect.startswith("xml" if name == "short" else "fence") for one in mine)
         side_by_side = groupby((one.trajectory.env, one.trajectory.task_id) for one in played)
         assert all(len(list(group)) % 4 == 0 for _, group in side_by_side), "groups of four do not mix"
-    assert [(row["step"], row["env"]) for row in evals] == [
-        (at, name) for at in (0, 2, 4) for name in ("loud", "short")
-    ]
+    order = [(at, name) for at in (0, 2, 4) for name in ("loud", "short")]
+    assert [(row["step"], row["env"]) for row in evals] == order
     # Its evaluation alone is that of the run; the file says of each episode where it is from.
     request = EvalRequest(path=str(run), out=Path("e"))
     found = {one.name: one.whole for one in evaluate(request, Display())}
@@ -120,20 +114,16 @@ def test_two_environments_end_to_end(on_disk: OnDisk) -> None:
 
 def test_one_environment_has_no_names(small: Make) -> None:
     result = step(trainer_of(small())[0])
-    assert not [name for name in result.metrics if name.startswith("env/")] and {
-        one.env for one in result.trajectories
-    } == {""}
+    assert not [name for name in result.metrics if name.startswith("env/")]
+    assert {one.env for one in result.trajectories} == {""}
 
 
-def test_the_warm_start_learns_every_environment(on_disk: OnDisk) -> None:
-    on_disk()
+def test_the_warm_start_learns_every_environment(mixed: OnDisk) -> None:
     settings = ("sft.steps=2", "sft.tasks=9", "sft.episodes=4", "optim.steps=0", "eval.tasks=1")
-    said: list[str] = []
-    display = Display()
-    display.say = lambda text, style="": said.append(text)  # pyright: ignore
-    train(mixed(*settings), display)
+    said = io.StringIO()
+    train(mixed(*settings), Display(said))
     # Six words are all that an environment has to teach: its share would be six and three.
-    assert any("2 updates on 9 oracle episodes" in line for line in said)
+    assert "2 updates on 9 oracle episodes" in said.getvalue()
 
 
 class Caller(Short):
@@ -145,8 +135,7 @@ class Caller(Short):
         return done
 
 
-def test_a_tool_must_be_called_in_one_of_the_environments_that_have_some(on_disk: OnDisk) -> None:
-    on_disk()
+def test_a_tool_must_be_called_in_one_of_the_environments_that_have_some(mixed: OnDisk) -> None:
     settings = ("env.mix.short.args.tooled=true", "eval.tasks=1", "optim.steps=1")
     with pytest.raises(InvariantError, match=r"in the first 4 episodes of 'short': .* \(sft.steps is 0\)"):
         train(mixed(*settings), Display())
@@ -155,8 +144,7 @@ def test_a_tool_must_be_called_in_one_of_the_environments_that_have_some(on_disk
     train(mixed(*settings, *called, "run.name=called"), Display())
 
 
-def test_what_a_mix_refuses(on_disk: OnDisk, small: Make) -> None:
-    on_disk()
+def test_what_a_mix_refuses(mixed: OnDisk, small: Make) -> None:
     with pytest.raises(UnknownNameError, match="no environment is called 'test/Shuot-v0'; did you mean"):
         train(mixed("env.mix.loud.id=test/Shuot-v0"), Display())
     assert not Path("runs").exists()

@@ -1,4 +1,7 @@
-"""The options of a step, off by default, all at once and against loops: T ≠ 1, packs, and an engine ≠ the trainer."""
+"""The options of a step, off by default, all at once and against loops: T ≠ 1, packs, and an engine ≠ the trainer.
+
+A step's rate and settings are those of the config.
+"""
 
 import copy
 from typing import Any
@@ -9,14 +12,14 @@ from torch import Tensor
 
 from agentrl.batch import whole
 from agentrl.config import load_config
+from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.train.credit import with_overlong_penalty
-from agentrl.train.step import learning_rate
-from agentrl.types import Group, Segment, Stop, Trajectory
+from agentrl.train.step import check_training_config, learning_rate
+from agentrl.types import Group, Segment, Stop
 
 from ..algos import reference as slow
-from .conftest import Make
-from .test_trainer import log_probs_of, step, trainer_of
-from .test_whole_step import CONSTANT, TEMPERATURE, Pool, Slow, check_update, loud, watch  # noqa: F401
+from .conftest import Make, Small, log_probs_of, step, trainer_of, trajectory, turn
+from .test_whole_step import CONSTANT, TEMPERATURE, Pool, Slow, check_update, loud, make_watched  # noqa: F401
 
 KL, ENTROPY, BUFFER, TURN, EPISODE = 0.3, 0.05, 12, 20, 90
 BOUNDS = {"token": (0.75, 1.3), "sequence": (0.5, 2.5), "geometric": (0.9, 1.2)}
@@ -56,16 +59,11 @@ class Options(Slow):
         return terms.sum() / (len(x) if self.aggregate == "seq_mean_token_mean" else CONSTANT)
 
 
-@pytest.mark.parametrize(
-    ("max_tokens", "options"),
-    [(195, {}), (5000, {"aggregate": "token_sum_const", "max_tokens": CONSTANT})],
-)
-def test_step_with_every_option_is_that_of_loops(
-    watch: Any,  # noqa: F811
-    reference: Any,
-    max_tokens: int,
-    options: dict[str, Any],
-) -> None:
+CONSTANT_LENGTH = {"aggregate": "token_sum_const", "max_tokens": CONSTANT}
+
+
+@pytest.mark.parametrize(("max_tokens", "options"), [(195, {}), (5000, CONSTANT_LENGTH)])
+def test_step_with_every_option_is_that_of_loops(watch: Any, reference: Any, max_tokens: int, options: Any) -> None:
     how = [f"algo.loss_options.{name}={value}" for name, value in options.items()]
     watched = watch(*ALL, *how, f"optim.max_tokens={max_tokens}", noise=0.15, calling=True)
     frozen = copy.deepcopy(reference)
@@ -95,8 +93,7 @@ def test_step_with_every_option_is_that_of_loops(
     losses: list[float] = []
     for at, update in enumerate(watched.updates):
         beside = lambda row: ours.beside(row, other)
-        loss, _ = check_update(ours, update, old, credit, weights, pool, beside, ours.aggregate)
-        losses.append(loss)
+        losses += check_update(ours, update, old, credit, weights, pool, ours.aggregate, beside)[:1]
         if at % 3 == 2:
             seen = slow.flat([slow.flat(one.packs) for one in watched.updates[at - 2 : at + 1]])
             assert sorted(seen) == rows, "rows without a token to train on are in no minibatch"
@@ -116,16 +113,11 @@ def test_step_with_every_option_is_that_of_loops(
         (26, (9,), Stop.TOKEN_LIMIT, 1.0),
     ],
 )
-def test_overlong_costs_by_whichever_limit_is_nearer(
-    told: int, turns: tuple[int, ...], stop: Stop, cost: float
-) -> None:
-    rollout = load_config(
-        overrides=["rollout.overlong_buffer=10", "rollout.turn_tokens=20", "rollout.episode_tokens=50"]
-    ).rollout
-    said = [Segment("policy", (7,) * n, (-1.0,) * n, 0) for n in turns]
-    segments = (Segment("prompt", (1,) * 5), said[0], Segment("tool", (2,) * told), *said[1:])
-    rewards = (0.25,) * len(turns)
-    episode = Trajectory(task_id="a", seed=0, segments=segments, rewards=rewards, stop=stop)
+def test_overlong_costs_by_the_nearer_limit(told: int, turns: tuple[int, ...], stop: Stop, cost: float) -> None:
+    limits = ("rollout.overlong_buffer=10", "rollout.turn_tokens=20", "rollout.episode_tokens=50")
+    rollout = load_config(overrides=limits).rollout
+    first, *later = (turn((7,) * n) for n in turns)
+    episode = trajectory(Segment("prompt", (1,) * 5), first, Segment("tool", (2,) * told), *later, stop=stop)
     before = whole([Group((episode,))])
     after = with_overlong_penalty(before, [episode], rollout)
     assert (before.rewards - after.rewards).tolist() == pytest.approx([0.0] * (sum(turns) - 1) + [cost])
@@ -148,9 +140,84 @@ def test_a_step_that_masks_everything_updates_nothing(small: Make) -> None:
     ],
 )
 def test_schedules_after_a_warmup(schedule: str, wanted: list[float]) -> None:
-    settings = ("optim.lr=2", "optim.warmup=2", "optim.steps=2", "optim.minibatches=4", f"optim.schedule={schedule}")
-    optim = load_config(overrides=settings).optim
+    settings = ("optim.lr=2", "optim.warmup=2", "optim.steps=2", "optim.minibatches=2", "optim.epochs=2")
+    optim = load_config(overrides=[*settings, f"optim.schedule={schedule}"]).optim
     assert [learning_rate(optim, update) / 2 for update in range(1, 9)] == pytest.approx(wanted)
     if schedule == "cosine":
         assert learning_rate(optim, 3, spent=0.75) / 2 == pytest.approx(0.1464466), "whichever is nearer its end"
         assert learning_rate(optim, 9) == learning_rate(optim, 3, spent=1.0) == 0
+
+
+def test_same_seed_same_step_and_another_seed_another(small: Make) -> None:
+    seen = [step(trainer_of(small(f"run.seed={seed}"))[0]) for seed in (0, 0, 1)]
+    tokens = [[one.token_ids for one in result.trajectories] for result in seen]
+    assert tokens[0] == tokens[1] != tokens[2]
+
+
+# 12 rows: more minibatches than rows leave some of them empty.
+@pytest.mark.parametrize(("minibatches", "updates"), [(1, 1), (50, 12)])
+def test_updates_after_the_first_meet_ratios_other_than_one(small: Make, minibatches: int, updates: int) -> None:
+    trainer, gradients = trainer_of(small(f"optim.minibatches={minibatches}", "optim.lr=1e-3"))
+    metrics = step(trainer).metrics
+    assert len(gradients) == trainer.updates == updates
+    assert (metrics["log_ratio_abs_max"] < 1e-4) is (abs(metrics["ratio_mean"] - 1) < 1e-5) is (updates == 1)
+
+
+def test_learning_rate_falls_with_the_budget_of_tokens(small: Make) -> None:
+    first = step(trainer_of(small())[0]).metrics["sampled_tokens"]
+    budget = int(1.5 * first)
+
+    def limited(steps: int) -> Small:
+        limits = f"optim.steps={steps}", f"optim.max_sampled_tokens={budget}"
+        return small("optim.schedule=linear", "optim.minibatches=3", "optim.lr=1e-3", *limits)
+
+    # What the second step samples beyond the budget does not count, so that its last update learns too.
+    share = first / budget
+    wanted = [1e-3 * (1 - spent) for spent in (0, share / 3, 2 * share / 3)]
+    wanted += [1e-3 * (1 - share) * (3 - update) / 3 for update in range(3)]
+    assert rates_of(limited(1000), steps=2) == pytest.approx(wanted)
+    assert rates_of(limited(1), steps=1) == pytest.approx([1e-3, 2e-3 / 3, 1e-3 / 3]), "whichever limit is nearer"
+
+
+def rates_of(run: Small, steps: int) -> list[float]:
+    """The learning rate of each update."""
+    trainer, _ = trainer_of(run)
+    rates, optimizer = list[float](), trainer.learner.optimizer
+    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    sampled = sum(step(trainer, number).metrics["sampled_tokens"] for number in range(1, steps + 1))
+    assert trainer.sampled_tokens == sampled
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "wanted"),
+    [
+        ("rollout.top_p=0.9", ConfigError, "an episode is sampled from the policy's whole distribution"),
+        ("algo.advantage=otbb", UnknownNameError, "no advantage is called 'otbb'; did you mean 'otb'?"),
+        ("algo.loss=ppo", UnknownNameError, "no loss is called 'ppo'; did you mean 'ppo_clip'?"),
+        ("algo.advantage=rloo rollout.group_size=1", ConfigError, "'rloo' compares the episodes of a task, and roll"),
+        ("algo.loss_options.powr=1", ConfigError, "has no option 'powr'; did you mean 'power'?"),
+        ("algo.loss_options.power=high", ConfigError, "wrong type"),
+        ("algo.loss_options.power=-1", ConfigError, "power"),
+        ("algo.loss_options.aggregate=mean", UnknownNameError, "no aggregation is called 'mean'"),
+        ("algo.loss_options.aggregate=token_sum_const", ConfigError, "needs max_tokens"),
+        ("algo.loss_options.weights=1", ConfigError, "wrong type"),
+        ("algo.advantage_options.tail=carried", UnknownNameError, "no tail is called 'carried'"),
+        ("algo.advantage_options.tale=zero", ConfigError, "has no option 'tale'; did you mean 'tail'?"),
+        ("optim.max_tokens=100", ConfigError, "can't hold an episode of rollout.episode_tokens=2048"),
+        ("algo.energy_ratio=old algo.correction=none", ConfigError, "by algo.correction, which is 'none'"),
+        ("algo.energy_ratio=old algo.advantage=grpo", ConfigError, "advantage 'grpo' can't do"),
+        ("algo.energy_ratio=true algo.advantage=ogb", ConfigError, "advantage 'ogb' can't do"),
+        ("algo.rejection.token=[2,1]", ConfigError, "the bounds of a ratio must rise from 0 up"),
+        ("rollout.overlong_buffer=256", ConfigError, "leaves no length without a penalty"),
+    ],
+)
+def test_settings_that_training_refuses(override: str, kind: type[Exception], wanted: str) -> None:
+    with pytest.raises(kind) as caught:
+        check_training_config(load_config(overrides=override.split()))
+    assert wanted in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_prompts_without_room_are_an_error(small: Make) -> None:
+    with pytest.raises(ConfigError, match=r"no prompt leaves room for a turn within rollout\.episode_tokens=8"):
+        step(trainer_of(small("rollout.episode_tokens=8"))[0])

@@ -1,12 +1,17 @@
-"""Groups that are played while the trainer learns: how early, in which order, under which weights, and to which end."""
+"""Groups that are played while the trainer learns: how early, in which order, under which weights, and to which end.
+
+Those without signal make room for others: how often, which, and the same ones in a run that goes on.
+"""
 
 import asyncio
 import copy
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 
@@ -14,32 +19,21 @@ import agentrl.train.step
 from agentrl.config import load_config
 from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import ConfigError, FaultRateError, InfrastructureError
+from agentrl.rollout.collected import Collected
+from agentrl.rollout.collector import always
+from agentrl.rollout.plan import EpisodeSpec
+from agentrl.toolenv.base import Episode
+from agentrl.toolenv.tasks import TaskList
 from agentrl.train.credit import Scored
-from agentrl.train.groups import Collecting, Played
+from agentrl.train.groups import Collecting, Played, is_silent, play_groups
 from agentrl.train.live import check_run
-from agentrl.train.overlap import Overlapped, make_source
-from agentrl.train.step import StepResult, Trainer, make_learner
-from agentrl.types import Trajectory, flatten
+from agentrl.train.order import TaskOrder
+from agentrl.train.overlap import Overlapped
+from agentrl.train.step import StepResult
+from agentrl.types import Group, Task, Trajectory, flatten
 
 from ..engines.around import Around
-from .conftest import Make, Small
-from .test_trainer import logp_of
-
-
-def trainer_of(run: Small) -> Trainer:
-    source = make_source(run.config, run.mix, run.players, run.parts.engine)
-    return Trainer(run.config, make_learner(run.config, run.parts.model), source)
-
-
-def steps_of(run: Small, count: int) -> list[StepResult]:
-    """The first steps, all in one event loop."""
-    trainer = trainer_of(run)
-
-    async def go() -> list[StepResult]:
-        await trainer.sync(0)
-        return [await trainer.step(number) for number in range(1, count + 1)]
-
-    return asyncio.run(go())
+from .conftest import Make, Shout, Small, logp_of, step, steps_of
 
 
 async def settled(source: Overlapped) -> None:
@@ -52,9 +46,7 @@ def tokens_of(played: Played) -> list[tuple[str, int, tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize(("mode", "bound"), [("lag", 1), ("lag", 3), ("inflight", 1), ("inflight", 3)])
-def test_groups_begin_as_early_as_the_bound_allows_and_in_the_order_of_a_run_without_overlap(
-    small: Make, mode: str, bound: int
-) -> None:
+def test_groups_begin_in_order_and_as_early_as_the_bound_allows(small: Make, mode: str, bound: int) -> None:
     run = small(f"rollout.overlap={mode}", f"rollout.max_staleness={bound}", "optim.steps=6", "rollout.turn_tokens=3")
     mix, begun = run.mix, list[int]()
     pick = mix.pick
@@ -117,9 +109,7 @@ class Midway(Around):
         await super().load_weights(named_tensors, version)
 
 
-def test_each_token_is_of_the_weights_that_its_version_names_and_corrected_for_them(
-    small: Make, reference: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_token_is_of_its_version_and_corrected(small: Make, reference: Any, monkeypatch: Any) -> None:
     run = small("rollout.overlap=inflight", "optim.steps=4", "optim.lr=1e-2", "algo.kl_coef=0")
     engine, seen = Midway(run, reference), list[torch.Tensor]()
     correct = agentrl.train.step.correction_weights
@@ -214,7 +204,7 @@ class Failing(Around):
 @pytest.mark.parametrize("mode", ["lag", "inflight"])
 def test_an_error_of_later_groups_stops_the_run_at_once(small: Make, mode: str) -> None:
     run = small(f"rollout.overlap={mode}", "rollout.max_staleness=2", "optim.steps=6")
-    trainer = trainer_of(run.on(Failing(run.parts.engine)))
+    trainer = run.on(Failing(run.parts.engine)).trainer()
     rows = list[StepResult]()
 
     async def go() -> None:
@@ -246,4 +236,113 @@ def test_an_engine_that_others_disturb_is_refused_in_a_deterministic_run(small: 
     inexact = Around(run.parts.engine)
     inexact.exact = False
     with pytest.raises(ConfigError, match="which transformers is not"):
-        trainer_of(run.on(inexact))
+        run.on(inexact).trainer()
+
+
+COUNT = 24
+
+
+class Mute(Shout):
+    """``Shout`` where only tasks whose number is a multiple of ``every`` tell their episodes apart."""
+
+    def __init__(self, *, split: str = "train", tooled: bool = True, every: int = 2) -> None:
+        super().__init__(split=split, tooled=tooled)
+        self.every = every
+
+    def tasks(self, split: str) -> TaskList:
+        return TaskList([Task(id=str(n), prompt=f"Say {n}.", answer=str(n)) for n in range(COUNT)])
+
+    def reward(self, episode: Episode) -> dict[str, float]:
+        heard = int(episode.task.id) % self.every == 0
+        return {"correct": float(self.np_random.random()) if heard else 0.5}
+
+
+@pytest.fixture
+def muted(small: Make) -> Make:
+    """Make the parts of a run on it."""
+    gymnasium.register("test/Mute-v0", entry_point=Mute)
+    return lambda *overrides: small("env.id=test/Mute-v0", "rollout.turn_tokens=4", *overrides)
+
+
+def play(run: Small, number: int) -> Played:
+    return asyncio.run(Collecting(run.config, run.mix, run.players, run.parts.engine).batch(number))
+
+
+def numbers(groups: Iterable[Group]) -> list[int]:
+    return [int(group.task_id) for group in groups]
+
+
+def test_without_refills_every_group_is_trained_on(muted: Make) -> None:
+    played = play(muted("env.args.every=2"), 2)
+    assert played.trained == list(played.collected.groups) and len(played.trained) == 3
+    assert played.silent == sum(number % 2 for number in numbers(played.trained))
+    assert [is_silent(group) for group in played.trained] == [number % 2 == 1 for number in numbers(played.trained)]
+
+
+def test_silent_groups_are_left_out_for_the_next_tasks(muted: Make) -> None:
+    run, at = muted("rollout.refills=3"), 0
+    source = Collecting(run.config, run.mix, run.players, run.parts.engine)
+    for number in (1, 2):
+        played, begin = asyncio.run(source.batch(number)), at
+        own = [int(task.id) for task in run.source.pick(24, seed=0)]
+        asked, heard = numbers(played.collected.groups), [one for one in own[begin:] if one % 2 == 0]
+        # In loops: each round asks for as many further tasks as are missing.
+        found = 0
+        for _ in range(4):
+            more = own[at : at + 3 - found]
+            at, found = at + len(more), found + sum(one % 2 == 0 for one in more)
+        assert asked == own[begin:at] and numbers(played.trained) == heard[:3], "in their order, and none is left out"
+        seeds = [episode.seed for group in played.collected.groups for episode in group]
+        assert len(set(seeds)) == len(seeds) and played.silent == len(asked) - found > 0
+
+
+def test_refills_end_and_what_is_missing_stays_silent(muted: Make) -> None:
+    played = play(muted("rollout.refills=2", "env.args.every=23"), 1)
+    asked, trained = played.collected.groups, played.trained
+    assert 6 < len(asked) <= 9 and len(trained) == 3 and played.silent > len(asked) - 3
+    silent = [group for group in asked if is_silent(group)]
+    assert [group for group in trained if is_silent(group)] == silent[: 3 - (len(asked) - len(silent))]
+
+
+def test_spare_groups_begin_with_the_others_and_those_that_end_last_are_left_out(muted: Make) -> None:
+    # One group at a time, so that the clock decides nothing.
+    settings = ("rollout.spare=2", "rollout.overlap=inflight", "rollout.refills=1", "rollout.concurrency=4")
+    run, seeds, at = muted(*settings), list[int](), 0
+    source = Collecting(run.config, run.mix, run.players, run.parts.engine)
+    for number in (1, 2):
+        played, own = asyncio.run(source.batch(number)), [int(task.id) for task in run.source.pick(24, seed=0)][at:]
+        missing = sum(one % 2 for one in own[:3])
+        assert missing and numbers(played.collected.groups) == own[: 3 + missing], "what was cancelled comes next"
+        assert played.collected.cancelled == 4 and len(played.trained) == 3
+        seeds += [episode.seed for episode in flatten(played.collected.groups)]
+        at += 3 + missing
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_groups_that_end_in_the_same_moment_as_the_last_one_that_was_missing_ask_for_no_more(muted: Make) -> None:
+    settings = ("rollout.spare=3", "rollout.refills=2", "rollout.overlap=inflight")
+    run, asked = muted("env.args.every=1", *settings), list[int]()
+
+    async def collect(specs: Sequence[Sequence[EpisodeSpec]], enough: int) -> Collected:
+        asked.append(len(specs))
+        # As if all had ended when the first ones were counted.
+        return await run.players.collect(specs, always(run.parts.engine), Sampling(max_tokens=4))
+
+    played = asyncio.run(play_groups(run.config, run.mix, collect, 1, TaskOrder()))
+    assert asked == [6] and len(played.groups) == 6
+
+
+def test_a_step_counts_what_it_left_out_and_goes_on_alike(muted: Make) -> None:
+    first, later = (muted("rollout.refills=3").trainer() for _ in range(2))
+    results = [step(first)]
+    later.rollouts.restore(json.loads(json.dumps(first.rollouts.state())), ())
+    results.append(step(first, 2))
+    again = step(later, 2)
+    assert [one.seed for one in again.trajectories] == [one.seed for one in results[1].trajectories]
+    for result in results:
+        metrics, taught = result.metrics, sum(one.n_sampled for one in result.trajectories)
+        assert metrics["groups_left_out"] > 0 and metrics["episodes"] == 4 * (3 + metrics["groups_left_out"])
+        assert metrics["groups_silent"] == metrics["groups_left_out"] and metrics["sampled_tokens"] > taught
+    assert first.sampled_tokens == sum(one.metrics["sampled_tokens"] for one in results)
+    later.rollouts.restore({"step": 2}, ())  # of an older checkpoint
+    assert later.rollouts.state() == {"order": {"next": 2 * 3 * 4, "returned": [], "dealt": {}}}

@@ -98,7 +98,8 @@ class World:
         return [(name, weights * factor) for name, weights in self.parts.model.named_parameters()]
 
     async def local(self, version: int, factor: float) -> Collected:
-        """The same groups, played by this process."""
+        """The same groups, played by this process, with weights that the fleet is given too."""
+        await self.fleet.load_weights(self.weights(factor), version)
         await self.parts.engine.load_weights(self.weights(factor), version)
         return await self.collect(self.parts.engine)
 
@@ -202,12 +203,8 @@ def on(cluster: Any, actors: int = 2) -> list[str]:
 
 
 def test_actors_play_what_one_process_plays(world: World) -> None:
-    async def both() -> tuple[Collected, Collected]:
-        await world.fleet.load_weights(world.weights(1.0), 3)
-        return await world.local(3, 1.0), await world.collect(world.fleet)
-
     assert (world.fleet.exact, world.fleet.rounding) == (world.parts.engine.exact, world.parts.engine.rounding)
-    here, there = world.runner.run(both())
+    here, there = world.runner.run(world.local(3, 1.0)), world.runner.run(world.collect(world.fleet))
     assert untimed(there) == untimed(here)
     assert there.sandbox["sandbox_ok"] > 5, "tools must run, or nothing is shown"
     assert len(world.seen("node") - {"None"}) == 2, "each plays some"
@@ -216,7 +213,6 @@ def test_actors_play_what_one_process_plays(world: World) -> None:
 def test_an_actor_that_dies_loses_nothing_and_comes_back_with_the_newest_weights(world: World) -> None:
     async def die() -> None:
         here = await world.local(4, 1.1)
-        await world.fleet.load_weights(world.weights(1.1), 4)
         world.order("die")
         before = sandboxes()
         there = await world.collect(world.fleet)
@@ -226,9 +222,8 @@ def test_an_actor_that_dies_loses_nothing_and_comes_back_with_the_newest_weights
         assert all_gone({dead: before[dead]}), "its sandbox's processes end with it"
         # It is not back yet, so it is not among those that are given these.
         assert [place.ready for place in world.fleet._places].count(False) == 1
-        await world.fleet.load_weights(world.weights(1.2), 5)
-        await world.rejoined()
         here = await world.local(5, 1.2)
+        await world.rejoined()
         world.forget()
         assert untimed(await world.collect(world.fleet)) == untimed(here)
         assert len(world.seen("node")) == 2, "it plays again"
@@ -239,7 +234,6 @@ def test_an_actor_that_dies_loses_nothing_and_comes_back_with_the_newest_weights
 def test_a_node_that_dies_loses_nothing_and_its_actor_waits_for_another(world: World) -> None:
     async def die() -> None:
         here = await world.local(6, 1.1)
-        await world.fleet.load_weights(world.weights(1.1), 6)
         waiting, playing = await world.held()
         before = sandboxes()
         world.cluster.remove_node(world.cluster.list_all_nodes()[-1], allow_graceful=False)
@@ -272,11 +266,8 @@ def test_episodes_that_nobody_waits_for_any_more_are_not_played(world: World) ->
 
 
 def test_spare_groups_are_cancelled_once_enough_are_complete(world: World) -> None:
-    async def both() -> tuple[Collected, Collected]:
-        await world.fleet.load_weights(world.weights(1.0), 9)
-        return await world.local(9, 1.0), await world.collect(world.fleet, enough=2)
-
-    here, there = world.runner.run(both())
+    here = world.runner.run(world.local(9, 1.0))
+    there = world.runner.run(world.collect(world.fleet, enough=2))
     # Each of the two actors plays one group at a time.
     assert 2 <= len(there.groups) <= 4 and there.lost == 0
     assert there.cancelled == 6 - len(there.groups)
@@ -339,18 +330,14 @@ def test_what_a_cluster_can_not_give(world: World) -> None:
         return str(caught.value)
 
     said = refused("fleet.options.actors=3")
-    assert said.startswith(
-        "fleet.options.actors=3 of {CPU: 1, player: 1} each do not fit the 3 nodes of the Ray cluster"
-    )
+    assert "fleet.options.actors=3 of {CPU: 1, player: 1} each do not fit the 3 nodes of the Ray cluster" in said
     assert "which have room for 2: set it from 1 to that" in said
     assert "room for 0" in refused("fleet.options.gpus=1")
     assert "can't be made with fleet.options" in refused("fleet.options.actor=3")
     assert ray.is_initialized(), "another user of the connection keeps it"
 
 
-def test_a_run_that_is_killed_then_stopped_then_loses_its_cluster_ends_as_a_local_one(
-    world: World, train: Train, server: Server, tmp_path: Path
-) -> None:
+def test_a_run_that_is_killed_and_stopped_and_alone(world: World, train: Train, server: Server, tmp_path: Path) -> None:
     settings = ["run.deterministic=true", "rollout.concurrency=3", "save.every=1", "rollout.overlap=lag"]
     settings += ["optim.steps=6", *told(tmp_path)]
     (tmp_path / "told.py").write_text(TOLD)
@@ -378,15 +365,14 @@ def test_a_run_that_is_killed_then_stopped_then_loses_its_cluster_ends_as_a_loca
     code, said = stopped_at(3, command, lambda: os.kill(command.pid, signal.SIGINT))
     assert code == 130 and f"go on with: agentrl train --resume {run}" in said
     command = resumed()
-    code, said = stopped_at(
-        4, command, lambda: world.cluster.remove_node(world.cluster.head_node, allow_graceful=False)
-    )
+    cluster = world.cluster
+    code, said = stopped_at(4, command, lambda: cluster.remove_node(cluster.head_node, allow_graceful=False))
     assert code == 1 and ("GCS may have been killed" in said or "node that it is on has died" in said)
     resumed("fleet.name=local").done()
     local.done()
-    assert rows_of(run) == rows_of(tmp_path / "runs" / "local")
-    assert rows_of(run, "evals.jsonl") == rows_of(tmp_path / "runs" / "local", "evals.jsonl")
-    assert same_weights(run, tmp_path / "runs" / "local")
+    wanted = tmp_path / "runs" / "local"
+    assert rows_of(run) == rows_of(wanted) and rows_of(run, "evals.jsonl") == rows_of(wanted, "evals.jsonl")
+    assert same_weights(run, wanted)
 
 
 def test_a_cluster_that_is_not_there(world: World) -> None:

@@ -1,4 +1,7 @@
-"""Updates from saved episodes: those of the run that played them, bit by bit, without engine and environment."""
+"""Updates from saved episodes: those of the run that played them, bit by bit, without engine and environment.
+
+Runs that train adapters or keep an average: they go on exactly, and every reader of checkpoints sees their model.
+"""
 
 import asyncio
 import copy
@@ -13,24 +16,28 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.algos import ADVANTAGES, LOSSES
-from agentrl.config import Config, load_config
-from agentrl.errors import AgentRLError, TrajectoryError, UsageError
+from agentrl.cli import main
+from agentrl.config import Config, load_config, with_overrides
+from agentrl.engines.transformers import TransformersEngine
+from agentrl.errors import AgentRLError, RunFolderError, UsageError
 from agentrl.eval.command import EvalRequest
 from agentrl.eval.command import run as evaluate
-from agentrl.runs.checkpoint import load_state
+from agentrl.models.load import load_model
+from agentrl.models.lora import base_of
+from agentrl.runs.checkpoint import export, load_state, model_at
 from agentrl.runs.folder import checkpoints, read_config, read_jsonl
-from agentrl.runs.progress import Display
 from agentrl.runs.records import read_episodes
+from agentrl.runs.shards import Shards, shard_name
+from agentrl.train.learner import Learner
 from agentrl.train.run import resume, train, train_on
 from agentrl.train.saved import SavedEpisodes
 from agentrl.train.step import Trainer, make_learner
 
-from .conftest import rows_of, same_weights
-from .test_trainer import step
+from .conftest import OnDisk, quiet, rows_of, same_weights, step
 
-OnDisk = Callable[..., Config]
 EVERY = ("optim.steps=3", "optim.schedule=linear", "save.every=1", "save.episodes_every=1", "eval.tasks=1")
 Row = dict[str, Any]
 
@@ -38,7 +45,7 @@ Row = dict[str, Any]
 @pytest.fixture
 def played(on_disk: OnDisk) -> Path:
     """A run whose episodes are all saved."""
-    return train(on_disk("run.name=played", *EVERY), Display())
+    return train(on_disk("run.name=played", *EVERY), quiet())
 
 
 def files_of(run: Path) -> list[Path]:
@@ -48,13 +55,13 @@ def files_of(run: Path) -> list[Path]:
 def again(run: Path, *overrides: str, files: list[Path] | None = None) -> Path:
     first = f"model.path={checkpoints(run)[0]}"
     config = load_config(path="small.toml", overrides=[*EVERY, "run.name=again", first, *overrides])
-    return train_on(files or files_of(run), config, Display())
+    return train_on(files or files_of(run), config, quiet())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), ("algo.kl_coef=0.1", "optim.average=0.5", "optim.epochs=2")])
 def test_updates_are_those_of_the_run_bit_by_bit(on_disk: OnDisk, settings: tuple[str, ...]) -> None:
-    run = train(on_disk("run.name=played", *EVERY, *settings), Display())
+    run = train(on_disk("run.name=played", *EVERY, *settings), quiet())
     gymnasium.registry.pop("test/Shout-v0")  # nothing is to be played
     other = again(run, *settings)
     whole, rows = rows_of(run), rows_of(other)
@@ -69,7 +76,7 @@ def test_updates_are_those_of_the_run_bit_by_bit(on_disk: OnDisk, settings: tupl
     # Stopped after its first step, it goes on with the same files.
     for path in checkpoints(other)[2:]:
         shutil.rmtree(path)
-    resume(other, Display())
+    resume(other, quiet())
     assert rows_of(other) == rows and same_weights(run, other)
     assert load_state(checkpoints(other)[-1])["episodes"] == [str(file.resolve()) for file in files_of(run)]
 
@@ -91,21 +98,16 @@ def test_rollouts_alone_can_be_learned_from(on_disk: OnDisk) -> None:
     config = on_disk()
     settings = ("eval.split=train", "eval.attempts=3", "eval.tasks=5")
     request = EvalRequest(path="model", config=Path("small.toml"), out=Path("rollouts"), overrides=settings)
-    evaluate(request, Display())
+    evaluate(request, quiet())
     gymnasium.registry.pop("test/Shout-v0")
-    run = train_on([Path("rollouts/episodes.jsonl.zst")], config, Display())
-    (row,) = read_jsonl(run / "metrics.jsonl")
+    run = train_on([Path("rollouts/episodes.jsonl.zst")], config, quiet())
+    (row,) = rows_of(run)
     assert row["episodes"] == 15 and row["grad_norm"] > 0 and row["logp_diff_max"] < 1e-4
     assert [path.name for path in checkpoints(run)] == ["step-000000", "step-000001"]
 
 
 def _first(row: Row) -> Row:
     return row["segments"][0]
-
-
-def _longer(row: Row) -> None:
-    _first(row)["token_ids"] *= 2
-    _first(row)["pieces"] *= 2
 
 
 def changed(source: Path, change: Callable[[Row], object], keep: int | None = None) -> Path:
@@ -124,10 +126,7 @@ CHANGES: list[tuple[Callable[[Row], object], str]] = [
     (lambda row: _first(row)["token_ids"].__setitem__(0, 10**30), r"has the token 1000+, and the model of model.path"),
     (lambda row: _first(row)["token_ids"].__setitem__(0, -1), "has the token -1, and the model of model.path only 300"),
     (lambda row: _first(row)["pieces"].__setitem__(0, "?!"), "another tokenizer: token 1 is '\\?!' there"),
-    (
-        lambda row: row["origin"].update(temperature=0.5),
-        "was played with rollout.temperature=0.5, and the config has 1",
-    ),
+    (lambda row: row["origin"].update(temperature=0.5), "was played with rollout.temperature=0.5, and the config has"),
     (lambda row: row["origin"].update(turn_tokens=9), "was played with rollout.turn_tokens=9, and the config has 12"),
     (lambda row: row["origin"].update(env_id="x/Y-v0"), "was played with env.id='x/Y-v0', and the config has 'test/"),
     (lambda row: row["origin"].update(env_args={}), r"was played with env.args=\{\}, and the config has \{'tooled'"),
@@ -140,38 +139,33 @@ CHANGES: list[tuple[Callable[[Row], object], str]] = [
 ]
 
 
-def test_episodes_that_do_not_fit(played: Path) -> None:
-    for change, wanted in CHANGES:
-        with pytest.raises((UsageError, TrajectoryError), match=wanted) as caught:
-            again(played, files=[changed(files_of(played)[0], change)])
+SETTINGS = [
+    (["optim.steps=2"], "names 3 files, a step each, and optim.steps is 2: raise it, or name fewer"),
+    (["rollout.episode_tokens=9", "optim.max_tokens=9"], "trained on: an episode of .* not fit into max_tokens=9"),
+    (["model.path="], r"set model\.path to the one that sampled them"),
+    (["algo.loss=ppo"], "no loss is called 'ppo'"),
+]
+
+
+def test_episodes_and_settings_that_do_not_fit(played: Path) -> None:
+    changes = [((), change, wanted) for change, wanted in CHANGES]
+    for overrides, change, wanted in (*changes, *((overrides, None, wanted) for overrides, wanted in SETTINGS)):
+        files = [changed(files_of(played)[0], change)] if change else None
+        with pytest.raises(AgentRLError, match=wanted) as caught:
+            again(played, *overrides, files=files)
         assert "\n" not in str(caught.value) and not Path("runs/again").exists()
-
-
-@pytest.mark.slow
-def test_settings_that_saved_episodes_refuse(played: Path) -> None:
-    for overrides, wanted in (
-        (["optim.steps=2"], "names 3 files, a step each, and optim.steps is 2: raise it, or name fewer"),
-        (["rollout.episode_tokens=9", "optim.max_tokens=9"], "trained on: an episode of .* not fit into max_tokens=9"),
-        (["model.path="], r"set model\.path to the one that sampled them"),
-        (["algo.loss=ppo"], "no loss is called 'ppo'"),
-    ):
-        with pytest.raises(AgentRLError, match=wanted):
-            again(played, *overrides)
-        assert not Path("runs/again").exists()
 
 
 def test_what_has_nothing_to_compare(played: Path) -> None:
     alone = changed(files_of(played)[0], lambda row: row, keep=1)
     with pytest.raises(UsageError, match=r"has one episode of each task, and algo\.advantage='otb' compares several"):
         again(played, files=[alone])
-    rows = read_jsonl(again(played, "algo.advantage=none", files=[alone]) / "metrics.jsonl")
-    assert rows[0]["episodes"] == 1
-    rows = read_jsonl(
-        again(played, "algo.advantage_options.pool=1", "run.name=pooled", files=[alone]) / "metrics.jsonl"
-    )
-    assert rows[0]["groups_unpooled"] == 1
+    assert rows_of(again(played, "algo.advantage=none", files=[alone]))[0]["episodes"] == 1
+    pooled = again(played, "algo.advantage_options.pool=1", "run.name=pooled", files=[alone])
+    assert rows_of(pooled)[0]["groups_unpooled"] == 1
     # Another prompt is another group, though the task be the same.
-    twice = changed(files_of(played)[0], lambda row: _longer(row) if row["seed"] % 2 else row)
+    longer = lambda row: _first(row).update({name: 2 * _first(row)[name] for name in ("token_ids", "pieces")})
+    twice = changed(files_of(played)[0], lambda row: row["seed"] % 2 and longer(row))
     config = load_config(path="small.toml")
     groups = asyncio.run(SavedEpisodes([twice], config).batch(1)).trained
     prompts = {(one.task_id, one.trajectories[0].segments[0]) for one in groups}
@@ -193,3 +187,128 @@ def test_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert main(["train", *words]) == 2
         assert wanted in capsys.readouterr().err
     assert not any(here.iterdir())
+
+
+LORA = ("lora.rank=2", "lora.alpha=8", "optim.average=0.5", "optim.lr=1e-2", "algo.kl_coef=0.1")
+ONE = shard_name(0, 1)
+TINY = "model.tiny={hidden=32,heads=2,layers=2}"
+OWN = ("model.path=''", TINY, "sft.steps=2", "sft.episodes=4")
+
+
+@pytest.fixture
+def config(on_disk: OnDisk) -> Config:
+    return on_disk("optim.steps=3", "save.every=1", "eval.tasks=2", "run.deterministic=true", *LORA)
+
+
+def tensors(folder: Path) -> dict[str, bytes]:
+    """The files of a checkpoint that hold weights or moments."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.safetensors")}
+
+
+def check_goes_on(whole: Path, after: int, *overrides: str) -> None:
+    """The run, cut back to the checkpoint of step ``after`` and moved, ends as it did."""
+    other = shutil.copytree(whole, whole.with_name(f"cut-{after}"))
+    for path in checkpoints(other)[after + 1 :]:
+        shutil.rmtree(path)
+    resume(other, quiet(), overrides)
+    assert rows_of(other) == rows_of(whole) and len(rows_of(whole)) == 3
+    assert [row["kl_reference"] > 1e-3 for row in rows_of(other)] == [False, True, True]
+    assert rows_of(other, "evals.jsonl") == rows_of(whole, "evals.jsonl")
+    for one, again in zip(checkpoints(whole), checkpoints(other), strict=True):
+        assert tensors(one) == tensors(again), one.name
+    shutil.rmtree(other)
+
+
+def check_readers(run: Path) -> None:
+    """The run's own last evaluation is that of its checkpoint, and of what is exported."""
+    last = read_jsonl(run / "evals.jsonl")[-1]
+    assert main(["export", str(run), "whole"]) == 0
+    settings = ("eval.tasks=2",)
+    for path, config in ((run, None), (checkpoints(run)[-1], None), (Path("whole"), Path("small.toml"))):
+        (found,) = evaluate(EvalRequest(path=str(path), config=config, overrides=settings if config else ()), quiet())
+        row = found.whole.row()
+        assert {name: last[name] for name in row} == row, path
+    exported, own = AutoModelForCausalLM.from_pretrained("whole"), load_model(checkpoints(run)[-1])
+    weights = dict(exported.named_parameters())
+    assert all(torch.equal(weight, weights[name]) for name, weight in own.named_parameters())
+    assert AutoTokenizer.from_pretrained("whole").chat_template
+    with pytest.raises(UsageError, match=r"'whole' can't be made .*: name another one"):
+        export(str(run), Path("whole"), "float32", print)
+    assert main(["export", str(run), "half", "--dtype", "bfloat16"]) == 0
+    assert AutoModelForCausalLM.from_pretrained("half").dtype == torch.bfloat16
+
+
+@pytest.mark.slow
+def test_adapters_beside_a_model_of_ones_own(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Learner, "keep_reference", None)  # which would copy the model
+    run = train(config, quiet())
+    for path in checkpoints(run):
+        held = {file.name for file in path.iterdir()}
+        assert {"adapter_config.json", "adapter_model.safetensors", "optimizer"} < held
+        assert not {"config.json", "model.safetensors"} & held and base_of(path) == str(Path("model").resolve())
+    # Fresh ones first, then others: the average of what was trained, which is saved beside it.
+    names = [" ".join(Shards(path / "optimizer").names) for path in checkpoints(run)]
+    assert [".trained" in held for held in names] == [False, True, True, True]
+    check_goes_on(run, 0)
+    check_goes_on(run, 2, "optim.gradient_checkpointing=true")
+    check_readers(run)
+    # Trained beside other weights they would be another policy: neither resumed nor evaluated.
+    other = AutoModelForCausalLM.from_pretrained("model")
+    other.model.norm.weight.data += 0.01
+    other.save_pretrained("model")
+    shutil.rmtree(checkpoints(run)[-1])
+    for again in (lambda: resume(run, quiet()), lambda: evaluate(EvalRequest(path=str(run)), quiet())):
+        with pytest.raises(UsageError, match="trained beside other weights than"):
+            again()
+
+
+@pytest.mark.slow
+def test_adapters_after_a_warm_start_of_the_whole_model(config: Config) -> None:
+    config = with_overrides(config, [*OWN, "model.dtype=bfloat16"])
+    run = train(config, quiet())
+    first, *later = checkpoints(run)
+    assert "model.safetensors" in tensors(first), "the adapters' base: it is nowhere else"
+    assert all(set(tensors(path)) == {"adapter_model.safetensors", f"optimizer/{ONE}"} for path in later)
+    assert {base_of(path) for path in later} == {str(first.resolve())}
+    check_goes_on(run, 0)
+    check_goes_on(run, 1)
+    # A new run can begin where this one ended; its own adapters belong to the merged model then.
+    config = with_overrides(config, ["run.name=next", f"model.path={run}", "sft.steps=0", "optim.steps=1"])
+    onward = train(config, quiet())
+    merged, begun = (dict(load_model(path).named_parameters()) for path in (later[-1], checkpoints(onward)[0]))
+    assert all(torch.equal(weight, begun[name]) for name, weight in merged.items())
+    assert base_of(checkpoints(onward)[-1]) == str(checkpoints(onward)[0].resolve())
+    # A bit of the base is a bit of all: no checkpoint is whole any more.
+    data = (first / "model.safetensors").read_bytes()
+    (first / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    told = r"step-000003 has the adapters of .*step-000000, which holds another model"
+    with pytest.raises(RunFolderError, match=told):
+        model_at(str(run), print)
+
+
+@pytest.mark.slow
+def test_weights_are_averaged_for_evaluation_alone(config: Config) -> None:
+    config = with_overrides(config, ["lora.rank=0", "eval.every=1", "save.episodes_every=1"])
+    load, seen = TransformersEngine.load_weights, dict[int, set[float]]()
+
+    async def noting(self: Any, named_tensors: Any, version: int) -> None:
+        tensors = list(named_tensors)
+        seen.setdefault(version, set()).add(sum(float(one.detach().double().sum()) for _, one in tensors))
+        await load(self, tensors, version)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransformersEngine, "load_weights", noting)
+        averaged = train(config, quiet())
+    assert min(seen) < -1 and all(len(sums) == 1 for sums in seen.values()), "a version names one set of weights"
+    plain = train(with_overrides(config, ["optim.average=0.0", "run.name=plain"]), quiet())
+    assert rows_of(averaged) == rows_of(plain), "training does not see it"
+    check_goes_on(averaged, 1)
+    one, other = (dict(load_model(checkpoints(run)[-1]).named_parameters()) for run in (averaged, plain))
+    assert not any(torch.equal(weight, other[name]) for name, weight in one.items())
+    check_readers(averaged)
+
+
+def test_layers_that_are_not_there_are_refused_before_anything_is_written(config: Config) -> None:
+    with pytest.raises(UsageError, match=r"lora.targets names no linear layer 'q_prj'; did you mean 'q_proj'"):
+        train(with_overrides(config, [*OWN, 'lora.targets=["q_prj"]']), quiet())
+    assert not Path("runs").exists()

@@ -1,35 +1,40 @@
-"""Scoring: the statistics of sampled tokens in a ragged pack, against full logits row by row."""
+"""Scoring: the statistics of sampled tokens in a ragged pack, against full logits row by row.
+
+What rows share up to where they fork is computed once, and nobody's scores or gradients change by that.
+"""
 
 import copy
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GraniteConfig,
-    GraniteForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, GraniteConfig, Lfm2Config
 
 from agentrl.batch import Batch, whole
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import UsageError
+from agentrl.models import attention
 from agentrl.models.attention import NAME
 from agentrl.models.load import _check_rows, cast_copy, load_model
+from agentrl.train.learner import Learner
 from agentrl.train.score import hidden_states, score
-from agentrl.types import Group, Segment, Stop, Trajectory
+from agentrl.types import Group, Segment, Trajectory
 
 from ..engines.asking import PROMPT, ask, expected_logprobs
+from .conftest import trajectory, turn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+HOW: dict[str, Any] = {
+    **{"betas": (0.9, 0.95), "weight_decay": 0.0, "max_grad_norm": 1e9, "max_tokens": 45},
+    **{"temperature": 0.7, "dtype": "float32"},
+}
+"""How a learner learns."""
 SHAPES = [[3, 4], [1, 1], [7, 2, 3, 5, 1], [2], [2, 30, 8, 1]]
 """For each row the lengths of prompt, turn, tool answer, turn …"""
 
@@ -38,15 +43,11 @@ def batch_of(shapes: list[list[int]]) -> Batch:
     groups: list[Group] = []
     for number, shape in enumerate(shapes):
         segments = [
-            Segment("policy", tokens, (-1.0,) * len(tokens), 0) if i % 2 else Segment("tool" if i else "prompt", tokens)
+            turn(tokens) if i % 2 else Segment("tool" if i else "prompt", tokens)
             for i, length in enumerate(shape)
             for tokens in [tuple((31 * number + 17 * i + 7 * j) % 250 + 3 for j in range(length))]
         ]
-        rewards = (0.0,) * (len(shape) // 2)
-        episode = Trajectory(
-            task_id=str(number), seed=0, segments=tuple(segments), rewards=rewards, stop=Stop.TERMINATED
-        )
-        groups.append(Group((episode,)))
+        groups.append(Group((trajectory(*segments, task_id=str(number)),)))
     return whole(groups)
 
 
@@ -68,19 +69,6 @@ def full_stats(model: Any, batch: Batch, temperature: float) -> tuple[Tensor, Te
 def assert_close(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     for mine, wanted in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
-
-
-def assert_same_gradients(ours: Any, theirs: Any) -> None:
-    for (name, mine), (same, wanted) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
-        assert name == same
-        torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def assert_sampled_alike(ours: Any, theirs: Any, temperature: float = 1.0) -> None:
-    """What an engine samples from ``ours`` has the log-probs that ``theirs`` gives it."""
-    completion = ask(TransformersEngine(ours), seed=1, max_tokens=12, temperature=temperature)
-    wanted = expected_logprobs(theirs, PROMPT, completion, temperature)
-    assert completion.logprobs == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
@@ -169,49 +157,38 @@ def test_weights_that_are_no_numbers_are_called_that(model: Any, tmp_path: Path,
         load_model(tmp_path)
 
 
-def test_a_model_that_caps_its_logits_is_scored_and_sampled_with_the_cap(tmp_path: Path) -> None:
-    config = Gemma3TextConfig(
-        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, layer_types=["full_attention"] * 2, final_logit_softcapping=0.8,
-        initializer_range=0.5, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
-    ours, theirs, batch = load_model(tmp_path), Gemma3ForCausalLM.from_pretrained(tmp_path), batch_of(SHAPES)
-    assert theirs(batch.tokens[None]).logits.abs().max() > 0.7, "the cap would not matter"
+TINY = {
+    **{"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "pad_token_id": 0},
+    **{"num_key_value_heads": 1, "head_dim": 8, "num_hidden_layers": 2},
+}
+CAPPED = Gemma3TextConfig(
+    **TINY, layer_types=["full_attention"] * 2, final_logit_softcapping=0.8, initializer_range=0.5
+)
+SCALED = GraniteConfig(**TINY, logits_scaling=8.0, initializer_range=1.0)
+
+
+@pytest.mark.parametrize("config", [CAPPED, SCALED, None], ids=["capped", "scaled", "a head with a bias"])
+def test_what_a_model_does_to_its_logits_counts(model: Any, reference: Any, tmp_path: Path, config: Any) -> None:
+    if config:
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        ours, theirs = load_model(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
+    else:
+        ours, theirs = copy.deepcopy(model), copy.deepcopy(reference)
+        for one in (ours, theirs):
+            one.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, one.config.vocab_size))
+    batch = batch_of(SHAPES)
+    largest = theirs(batch.tokens[None]).logits.abs().max()
+    assert config is not CAPPED or largest > 0.7, "the cap would not matter"
     got, expected = score(ours, batch, temperature=1.3), full_stats(theirs, batch, 1.3)
     assert_close(got, expected)
     got.logp.sum().backward()
     expected[0].sum().backward()
-    assert_same_gradients(ours, theirs)
-    assert_sampled_alike(ours, theirs, temperature=1.3)
-
-
-def test_a_head_with_a_bias_is_scored_and_sampled_with_it(model: Any, reference: Any) -> None:
-    ours, theirs, batch = copy.deepcopy(model), copy.deepcopy(reference), batch_of(SHAPES)
-    for one in (ours, theirs):
-        one.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, one.config.vocab_size))
-    got, expected = score(ours, batch, temperature=0.7), full_stats(theirs, batch, 0.7)
-    assert_close(got, expected)
-    got.logp.sum().backward()
-    expected[0].sum().backward()
-    torch.testing.assert_close(ours.lm_head.bias.grad, theirs.lm_head.bias.grad, rtol=1e-3, atol=1e-3)
-    assert_sampled_alike(ours, theirs)
-
-
-def granite(scaling: float) -> Any:
-    config = GraniteConfig(
-        vocab_size=300, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, logits_scaling=scaling, pad_token_id=0, initializer_range=1.0,
-    )  # fmt: skip
-    return GraniteForCausalLM(config)
-
-
-def test_a_model_that_scales_its_logits_is_scored_and_sampled_so(tmp_path: Path) -> None:
-    theirs: Any = granite(8.0)
-    theirs.save_pretrained(tmp_path)
-    ours, batch = load_model(tmp_path), batch_of(SHAPES)
-    assert_close(score(ours, batch, temperature=0.7), full_stats(theirs, batch, 0.7))
-    assert_sampled_alike(ours, theirs)
+    for (name, mine), wanted in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+    # What an engine samples has the log-probs that transformers gives it.
+    completion = ask(TransformersEngine(ours), seed=1, max_tokens=12, temperature=1.3)
+    wanted = expected_logprobs(theirs, PROMPT, completion, 1.3)
+    assert completion.logprobs == pytest.approx(wanted, abs=1e-4)
 
 
 def test_a_model_that_changes_its_logits_otherwise_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,10 +208,122 @@ def test_a_model_that_changes_its_logits_otherwise_is_refused(model: Any, monkey
 
 def test_a_model_with_a_state_beside_attention_is_refused(tmp_path: Path) -> None:
     """A row packed behind another would begin with that one's state."""
-    config = Lfm2Config(
-        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, layer_types=["conv", "full_attention"], pad_token_id=0, initializer_range=1.0,
-    )  # fmt: skip
-    Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    config = Lfm2Config(**TINY, layer_types=["conv", "full_attention"], initializer_range=1.0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="carries a state from one token to the next"):
         load_model(tmp_path)
+
+
+ASKED = tuple(range(40, 52))
+
+
+def member(task: str, prompt: Sequence[int], answer: Sequence[int], told: Sequence[int] = ()) -> Trajectory:
+    """An episode of one turn; ``told`` stands between the prompt and the turn."""
+    segments = [Segment("prompt", tuple(prompt)), *([Segment("tool", tuple(told))] if told else [])]
+    return trajectory(*segments, *([turn(answer)] if answer else []), task_id=task)
+
+
+def groups_of_three() -> Batch:
+    """Twelve prompt tokens thrice and turns of 1, 7 and 40 that begin alike; two thrice, and turns that do not."""
+    long = [member("a", ASKED, range(60, 60 + length)) for length in (1, 40, 7)]
+    short = [member("b", (5, 6), range(70 + length, 70 + 2 * length)) for length in (30, 2, 3)]
+    return whole([Group(tuple(long)), Group(tuple(short))])
+
+
+@contextmanager
+def counted(model: Any) -> Iterator[list[int]]:
+    """How many tokens each forward pass computes."""
+    counts: list[int] = []
+    handle = model.get_input_embeddings().register_forward_hook(lambda *parts: counts.append(parts[1][0].numel()))
+    yield counts
+    handle.remove()
+
+
+def assert_alike(model: Any, batch: Batch, shared: int) -> None:
+    """The pack scores as its rows do by themselves, with the same gradients, and computes so many tokens less."""
+    rows = [part.tolist() for part in batch.tokens.split(batch.row_starts.diff().tolist())]
+    computed = len({tuple(row[: place + 1]) for row in rows for place in range(len(row))})
+    assert computed == len(batch.tokens) - shared
+    together, alone = copy.deepcopy(model), copy.deepcopy(model)
+    weight = torch.linspace(-1, 1, len(batch.sampled))
+    with counted(together) as counts:
+        logp = score(together, batch, temperature=1.2).logp
+    assert counts == [computed]
+    rows = torch.cat([score(alone, batch.split(100, [row])[0], temperature=1.2).logp for row in range(len(batch))])
+    torch.testing.assert_close(logp, rows, rtol=1e-4, atol=1e-4)
+    (logp * weight).sum().backward()
+    (rows * weight).sum().backward()
+    for ours, theirs in zip(together.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-3)
+
+
+def forks() -> Batch:
+    """Forks in the prompt, in a tool's answer and in a turn; one row is a whole other one's beginning."""
+    told = [(80, 81), (80, 82), (80, 81), (80, 81)]
+    said = [(60, 61, 62), (60, 61, 62), (60, 61), (60, 63, 64)]
+    return whole([Group(tuple(member("a", ASKED, *turn) for turn in zip(said, told, strict=True)))])
+
+
+def two_groups(prompt: Sequence[int], other: Sequence[int]) -> Batch:
+    return whole([Group((member(task, one, (60, last)),)) for task, one, last in (("a", prompt, 61), ("b", other, 62))])
+
+
+def with_a_silent_row() -> Batch:
+    return whole([Group((member("a", ASKED, (60, 61)), member("a", ASKED, (62,)), member("a", ASKED, ())))])
+
+
+@pytest.mark.parametrize(
+    ("batch", "order", "shared"),
+    [
+        pytest.param(groups_of_three(), range(6), 2 * len(ASKED) + 1 + 7 + 2 * 2, id="each prompt once per pack"),
+        pytest.param(groups_of_three(), [4, 2, 0, 5], len(ASKED) + 1 + 2, id="with whichever of a group comes first"),
+        pytest.param(two_groups(ASKED, ASKED), (0, 1), len(ASKED) + 1, id="groups with equal prompts"),
+        pytest.param(two_groups(ASKED, (*ASKED[:3], 99, *ASKED[4:])), (0, 1), 3, id="nothing after another token"),
+        pytest.param(forks(), range(4), 3 * len(ASKED) + 3 + 2 + 2 + 1, id="what was told and said until they fork"),
+        pytest.param(with_a_silent_row(), (0, 1, 2), 2 * len(ASKED), id="a row that never spoke, the last"),
+        pytest.param(with_a_silent_row(), (2, 1, 0), 2 * len(ASKED), id="a row that never spoke, the first"),
+    ],
+)
+def test_rows_share_what_they_begin_with(model: Any, batch: Batch, order: Sequence[int], shared: int) -> None:
+    (pack,) = batch.split(1000, order)
+    assert_alike(model, pack, shared)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_long_rows_share_in_any_order(model: Any, monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    """Each row attends by itself, four queries at a time, over what others have computed."""
+    monkeypatch.setattr(attention, "_LONG", 14)
+    monkeypatch.setattr(attention, "_QUERIES", 4)
+    own = copy.deepcopy(model)
+    for layer in own.model.layers:
+        layer.self_attn.sliding_window = window
+    turns = [(60, 61, 62), (60, 61, 70, 71, 72, 73), (60, 61, 70, 75), (66,), ()]
+    batch = whole([Group(tuple(member("a", ASKED, turn) for turn in turns))])
+    for order in ((0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 4, 0, 3, 1)):
+        (pack,) = batch.split(1000, order)
+        assert_alike(own, pack, 4 * len(ASKED) + 2 * 2 + 1)
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 5e-6), (torch.float64, 1e-6)])
+def test_an_update_of_packs_is_that_of_rows(model: Any, reference: Any, dtype: torch.dtype, rounding: float) -> None:
+    """Against transformers' own attention and whole logits, a row at a time: nothing shared, nothing packed.
+
+    Its norms are computed in float32 whatever the weights are.
+    """
+    said = tuple(range(60, 100))
+    late = [member("late", ASKED, (*said[:forks], 100, 101 + forks)) for forks in (36, 38, 38, 40)]
+    early = [member("early", ASKED[:9], (120 + place, *said[:20])) for place in range(4)]
+    batch = whole([Group(tuple(late)), Group(tuple(early))])
+    weight = torch.linspace(-1, 2, len(batch.sampled), dtype=dtype)
+    ours, theirs = copy.deepcopy(model).to(dtype), copy.deepcopy(reference).to(dtype)
+    learner = Learner(ours, **{**HOW, "max_tokens": 150, "dtype": str(dtype).removeprefix("torch.")})
+    seen: list[torch.Tensor] = []
+    learner.optimizer.register_step_pre_hook(lambda *_: seen.extend(one.grad.clone() for one in learner.trained))
+    packs = learner.packs(batch, range(len(batch)))
+    with counted(ours) as counts:
+        learner.update(packs, lambda place, stats: (stats.logp * weight[packs[place].index]).sum(), 0.0)
+    assert len(counts) == len(packs) > 1 and sum(counts) < 0.75 * len(batch.tokens)
+    logp, _, _ = full_stats(theirs, batch, 0.7)
+    (logp * weight).sum().backward()
+    for mine, wanted in zip(seen, theirs.parameters(), strict=True):
+        assert (mine - wanted.grad).abs().max() < rounding * wanted.grad.abs().max()

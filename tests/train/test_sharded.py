@@ -8,7 +8,7 @@ import gc
 import math
 import os
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -34,18 +34,12 @@ from agentrl.train.learner import Learner
 from agentrl.train.sharded import dismiss, new_learner
 
 from ..forked import Server
-from .test_score import batch_of
+from .test_score import HOW, batch_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-HOW = {
-    "betas": (0.9, 0.95),
-    "weight_decay": 0.1,
-    "max_grad_norm": 1e9,
-    "max_tokens": 45,
-    "temperature": 0.7,
-    "dtype": "float32",
-}
+DECAY = {**HOW, "weight_decay": 0.1}
 SHAPES = [[3, 4], [7, 2, 3, 5, 1], [2, 30, 8, 1], [5, 9], [4, 3]]
+PACKS = batch_of(SHAPES).split(45)
 
 
 @contextmanager
@@ -57,9 +51,8 @@ def ranks(server: Server, world: int) -> Generator[None]:
             patch.setenv(name, value)
         env = {**os.environ, "AGENTRL_RANKS": store, "WORLD_SIZE": str(world)}
         code = "from agentrl.train.ranks import follow; follow()"
-        followers = [
-            server.begin("-c", code, cwd=Path(folder), env={**env, "RANK": str(rank)}) for rank in range(1, world)
-        ]
+        each = ({**env, "RANK": str(rank)} for rank in range(1, world))
+        followers = [server.begin("-c", code, cwd=Path(folder), env=one) for one in each]
         # A world that could not be joined, in another test, has used up a number that the followers still have.
         dist.distributed_c10d._world.group_count = 0  # pyright: ignore[reportPrivateUsage]
         dist.init_process_group("gloo", init_method=store, rank=0, world_size=world, timeout=patience)
@@ -100,17 +93,17 @@ def make(model: Any, *, lora: int = 0, saved: Path | None = None, sequence_ranks
     if saved:
         own.load_state_dict(torch.load(saved / "model"), strict=False)
     config = parse_config({"run": {"ranks": [2, sequence_ranks]}})
-    learner = new_learner(config, own, **{**HOW, **options})
+    learner = new_learner(config, own, **{**DECAY, **options})
     if saved:
         learner.load(saved / "optimizer")
     return learner
 
 
-def update(learner: Learner, packs: list[Batch]) -> float:
+def update(learner: Learner, packs: Sequence[Batch] = PACKS) -> float:
     def loss_of(place: int, stats: TokenStats) -> Tensor:
         return -(stats.logp * torch.linspace(-1, 2, len(stats.logp))).sum() - 0.1 * (place + 1) * stats.entropy.sum()
 
-    return learner.update(packs, loss_of, 1e-3)
+    return learner.update(list(packs), loss_of, 1e-3)
 
 
 def save(learner: Learner, folder: Path) -> dict[str, Tensor]:
@@ -135,7 +128,7 @@ def gradients(learner: Learner) -> list[Tensor]:
     return [one for name, one in sorted(held_by(learner).items()) if name.endswith(".exp_avg")]
 
 
-def told_by(learner: Learner, packs: list[Batch]) -> dict[str, Any]:
+def told_by(learner: Learner, packs: Sequence[Batch]) -> dict[str, Any]:
     """What a trainer asks of a learner."""
     batch = batch_of(SHAPES)
     if not is_adapted(learner.model):
@@ -152,23 +145,18 @@ def told_by(learner: Learner, packs: list[Batch]) -> dict[str, Any]:
 
 def apart(one: Any, other: Any) -> float:
     """Largest distance of two trees of tensors, in parts of the largest number."""
-    leaves = [
-        [torch.as_tensor(leaf).detach().double() for leaf in tree_leaves(tree) if leaf is not None]
-        for tree in (one, other)
-    ]
-    pairs = list(zip(*leaves, strict=True))
-    return max(float((got - wanted).abs().max()) for got, wanted in pairs) / max(
-        float(one.abs().max()) for one in leaves[1]
-    )
+    trees = ([leaf for leaf in tree_leaves(tree) if leaf is not None] for tree in (one, other))
+    got, wanted = ([torch.as_tensor(leaf).detach().double() for leaf in tree] for tree in trees)
+    off = max(float((a - b).abs().max()) for a, b in zip(got, wanted, strict=True))
+    return off / max(float(leaf.abs().max()) for leaf in wanted)
 
 
 def begin(model: Any, lora: int, folder: Path) -> Any:
     """What a learner holds when it saves after its first update, and what after the second."""
     learner = make(model, average=0.8, lora=lora)
-    packs = batch_of(SHAPES).split(45)
-    update(learner, packs)
+    update(learner)
     saved = save(learner, folder)
-    update(learner, packs)
+    update(learner)
     return saved, held_by(learner)
 
 
@@ -201,29 +189,24 @@ def two(server: Server, three: Any) -> Generator[None]:
         ({"tie_word_embeddings": False}, {"lora": 1, "sequence_ranks": 2, "gradient_checkpointing": True}, 1),
     ],
 )
-def test_two_ranks_learn_what_one_does(
-    tokenizer: Any, two: None, shape: dict[str, Any], options: dict[str, Any], packs: int
-) -> None:
+def test_two_ranks_learn_what_one_does(tokenizer: Any, two: None, shape: Any, options: Any, packs: int) -> None:
     model = tiny(tokenizer, **shape)
-    cut = batch_of(SHAPES).split(45 if packs > 1 else 99)
+    cut = PACKS if packs > 1 else batch_of(SHAPES).split(99)
     assert len(cut) == packs
     both, one = (on(world, lambda: told_by(make(model, average=0.8, **options), cut)) for world in (2, 1))
     assert both.keys() == one.keys()
     # Adam takes the sign of a gradient that is nearly 0, and so makes more of rounding.
     for name, wanted in one.items():
-        assert apart(both[name], wanted) < (1e-6 if name in ("before", "norm", "gradients", "reference") else 1e-4), (
-            name
-        )
+        most = 1e-6 if name in ("before", "norm", "gradients", "reference") else 1e-4
+        assert apart(both[name], wanted) < most, name
 
 
 @pytest.mark.parametrize("lora", [0, 2])
 def test_weights_and_moments_stay_float32(model: Any, two: None, lora: int) -> None:
-    packs = batch_of(SHAPES).split(45)
-
     def work() -> Any:
         learner = make(model, dtype="bfloat16", lora=lora)
         before = copy.deepcopy(dict(learner.weights()))
-        update(learner, packs)
+        update(learner)
         return before, gradients(learner), dict(learner.weights()), held_by(learner)
 
     both, one = work(), on(1, work)
@@ -240,12 +223,10 @@ def test_weights_and_moments_stay_float32(model: Any, two: None, lora: int) -> N
 def test_what_some_ranks_save_others_load(
     model: Any, two: None, three: tuple[Path, Any], tmp_path: Path, before: int, after: int, lora: int
 ) -> None:
-    packs = batch_of(SHAPES).split(45)
-
     def go_on(saved: Path, again: Path) -> Any:
         learner = make(model, average=0.8, lora=lora, saved=saved)
         held = save(learner, again)
-        update(learner, packs)
+        update(learner)
         return held, held_by(learner)
 
     first = three[0] if before == 3 else tmp_path / "saved"
@@ -264,9 +245,8 @@ def test_what_some_ranks_save_others_load(
 def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, two: None, tmp_path: Path) -> None:
     (tmp_path / "taken" / "00002-of-00002.safetensors").mkdir(parents=True)
     (tmp_path / "saved").mkdir()
-    packs = batch_of(SHAPES).split(45)
     learner = make(model)
-    update(learner, packs)
+    update(learner)
     with pytest.raises((OSError, SafetensorError), match="directory"):
         learner.save(tmp_path / "taken")
     with pytest.raises(RunFolderError, match=r"rank 0 can't see .*nowhere: keep runs on a disk that all ranks share"):
@@ -275,23 +255,22 @@ def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, two
     (tmp_path / "saved" / "00002-of-00002.safetensors").write_bytes(b"x")
     with pytest.raises(SafetensorError):
         learner.load(tmp_path / "saved")
-    assert update(learner, packs) > 0
+    assert update(learner) > 0
 
 
 @pytest.mark.slow
 def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any, two: None) -> None:
-    packs = batch_of(SHAPES).split(45)
     own = copy.deepcopy(model)
-    learner = new_learner(parse_config({"run": {"ranks": 2}}), own, **HOW)
+    learner = new_learner(parse_config({"run": {"ranks": 2}}), own, **DECAY)
     assert all(weight.isnan().all() and weight.untyped_storage().nbytes() <= 8 for weight in own.parameters())
-    update(learner, packs)
+    update(learner)
     trained = {name: weight.clone() for name, weight in learner.weights()}
     learner.close()
     assert apart(dict(own.named_parameters()), trained) == 0 < apart(trained, dict(model.named_parameters()))
     # Another one can have it, with weights of other names.
     learner = make(own, lora=2)
     reference = learner.score_reference(batch_of(SHAPES))
-    norm = update(learner, packs)
+    norm = update(learner)
     own.load_state_dict(trained, strict=False)
     wanted = on(1, lambda: make(own).score(batch_of(SHAPES)).logp)
     assert apart(reference, wanted) < 1e-6 < norm
@@ -299,11 +278,9 @@ def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any, two
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: Any, two: None, world: int) -> None:
-    packs = batch_of(SHAPES).split(45)
-
     def work() -> list[Any]:
         learner = make(model, average=0.8)
-        update(learner, packs)
+        update(learner)
         told: list[Any] = [held_by(learner)]
         take = learner._step  # pyright: ignore
 
@@ -313,10 +290,9 @@ def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: A
             return take(rate)
 
         learner._step = poisoned  # pyright: ignore
-        told.append(update(learner, packs))
-        told.append(held_by(learner))
+        told += [update(learner), held_by(learner)]
         learner._step = take  # pyright: ignore
-        update(learner, packs)
+        update(learner)
         return [*told, held_by(learner)]
 
     before, norm, after, later = on(world, work)

@@ -7,6 +7,7 @@ import asyncio
 import copy
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -19,8 +20,7 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import FaultRateError
 from agentrl.train.step import StepResult
 
-from .conftest import Make, Small
-from .test_overlap import trainer_of
+from .conftest import Make, Small, steps_of
 
 INSTANTS = [
     *(("generate", 1), ("pause", 1), ("generate", 2), ("load", 1), ("generate", 3), ("name", 1), ("generate", 2)),
@@ -28,6 +28,9 @@ INSTANTS = [
 ]
 """In each step another: which call the core dies or hangs in, and which of those with the same weights."""
 SETTINGS = ("optim.minibatches=1", "rollout.turn_tokens=4", "rollout.tasks=2", "rollout.group_size=2")
+
+
+OnCore = Callable[[Small], Small]
 
 
 class DeadError(Exception):
@@ -111,7 +114,7 @@ class Core:
 
 
 @pytest.fixture
-def on_core(monkeypatch: pytest.MonkeyPatch) -> Callable[[Small], Small]:
+def on_core(monkeypatch: pytest.MonkeyPatch) -> OnCore:
     """Put a run on vLLM's engine around a core of ours."""
     parts: dict[str, dict[str, Any]] = {
         "vllm": {"AsyncEngineArgs": SimpleNamespace},
@@ -141,24 +144,13 @@ def on_core(monkeypatch: pytest.MonkeyPatch) -> Callable[[Small], Small]:
 
 def played(run: Small) -> list[StepResult]:
     Core.flying = int(run.config.rollout.overlap == "inflight")
-    trainer, steps = trainer_of(run), run.config.optim.steps
-
-    async def go() -> list[StepResult]:
-        async with asyncio.timeout(30):
-            await trainer.sync(0)
-            return [await trainer.step(number) for number in range(1, steps + 1)]
-
-    try:
-        return asyncio.run(go())
-    finally:
-        run.parts.engine.close()
+    with closing(run.parts.engine):
+        return steps_of(run, run.config.optim.steps)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["off", "lag", "inflight"])
-def test_a_core_that_dies_at_any_instant_of_a_step_holds_up_no_run(
-    small: Make, on_core: Callable[[Small], Small], mode: str
-) -> None:
+def test_a_core_that_dies_at_any_instant_holds_up_no_run(small: Make, on_core: OnCore, mode: str) -> None:
     Core.instants = [*INSTANTS]
     steps = len(INSTANTS) * (2 if mode == "inflight" else 1) + 3
     results = played(on_core(small(*SETTINGS, f"rollout.overlap={mode}", f"optim.steps={steps}")))
@@ -168,9 +160,7 @@ def test_a_core_that_dies_at_any_instant_of_a_step_holds_up_no_run(
 
 
 @pytest.mark.parametrize("mode", ["off", "lag", "inflight"])
-def test_a_core_that_dies_again_and_again_ends_the_run_with_a_sentence(
-    small: Make, on_core: Callable[[Small], Small], mode: str
-) -> None:
+def test_a_core_that_dies_again_and_again_ends_the_run(small: Make, on_core: OnCore, mode: str) -> None:
     Core.instants = [("generate", 2)] * 100
     with pytest.raises(FaultRateError, match=r"; the last fault: vLLM (has died twice|failed: the core is dead)"):
         played(on_core(small(*SETTINGS, f"rollout.overlap={mode}")))

@@ -4,7 +4,7 @@ import asyncio
 import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,8 +23,7 @@ from agentrl.types import Trajectory
 
 from ..algos import reference as slow
 from ..engines.around import Around
-from .conftest import Make, Shout, Small, is_time
-from .test_trainer import energy_of, logp_of
+from .conftest import Make, Shout, Small, energy_of, is_time, logp_of
 
 TEMPERATURE, CAP, NORM, LR, BETAS, DECAY = 0.7, 1.5, 0.1, 1e-4, (0.8, 0.9), 3.0
 CONSTANT = 7
@@ -74,21 +73,12 @@ class Skewed(Around):
         if seed % 2 and (self._calling or len(prompt_ids) == self._opening):
             tokens = self._run.parts.renderer.turn("```python\nab\n```", answered_by="tool")
         self._eager.load_state_dict(self._run.parts.model.state_dict())
-        logp = log_probs(self._eager, torch.tensor([*prompt_ids, *tokens]), sampling.temperature)[
-            -len(tokens) :
-        ].detach()
+        row = torch.tensor([*prompt_ids, *tokens])
+        logits = self._eager(row[None]).logits[0, -len(tokens) - 1 : -1].detach() / sampling.temperature
+        logp = torch.log_softmax(logits, dim=-1).gather(1, row[-len(tokens) :, None])[:, 0]
         drawn = torch.randn(len(tokens), generator=torch.Generator().manual_seed(seed))
         said = (logp + self._noise * drawn).clamp(max=0.0)
         return replace(done, token_ids=tuple(tokens), logprobs=tuple(said.tolist()))
-
-
-def log_probs(model: Any, tokens: Tensor, temperature: float = TEMPERATURE) -> Tensor:
-    """Log-prob of each token but the first, given those before it, from a row alone [n - 1]."""
-    logits = model(tokens[None]).logits[0, :-1].float() / temperature
-    return torch.log_softmax(logits, dim=-1).gather(1, tokens[1:, None])[:, 0]
-
-
-Beside = Callable[[int], Tensor]
 
 
 @dataclass
@@ -118,8 +108,8 @@ class Watched:
         return result
 
 
-@pytest.fixture
-def watch(small: Make, monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(name="watch")
+def make_watched(small: Make, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make a trainer whose engine is a ``Skewed`` one, and note the rows, weights and gradient of every update."""
 
     def make(*overrides: str, noise: float = 0.3, calling: bool = False) -> Watched:
@@ -189,10 +179,8 @@ class Slow:
 
 def rewards_of(episode: Trajectory) -> list[float]:
     """Each turn's reward on its last sampled token."""
-    rows = [
-        [0.0] * (len(part.token_ids) - 1) + [paid] for part, paid in zip(episode.sampled, episode.rewards, strict=True)
-    ]
-    return slow.flat(rows)
+    turns = zip(episode.sampled, episode.rewards, strict=True)
+    return slow.flat([[0.0] * (len(part.token_ids) - 1) + [paid] for part, paid in turns])
 
 
 def sums(newer: Sequence[float], older: Sequence[float]) -> list[float]:
@@ -234,14 +222,7 @@ def nothing(_: int) -> Tensor:
 
 
 def check_update(
-    ours: Slow,
-    update: Update,
-    old: Any,
-    credit: Any,
-    weights: Any,
-    pool: Pool,
-    beside: Beside = nothing,
-    aggregate: str = "seq_mean_token_mean",
+    ours: Slow, update: Update, old: Any, credit: Any, weights: Any, pool: Pool, aggregate: str, beside: Any = nothing
 ) -> tuple[float, float]:
     """Compare the gradient of an update; its loss and the norm before it is limited.
 
@@ -318,11 +299,10 @@ def test_step_is_that_of_loops_over_rows_and_tokens(watch: Any, reference: Any, 
         if by_ratio and number == 3:
             ours.take(update.weights)
             credit = ours.credit(by_ratio, kappa)
-        told.append(check_update(ours, update, old, credit, weights, pool, aggregate=aggregate))
+        told.append(check_update(ours, update, old, credit, weights, pool, aggregate))
     assert len(told) == 6
-    assert max_tokens != 120 or any(len(set(map(len, update.packs))) > 1 for update in watched.updates), (
-        "packs are uneven"
-    )
+    uneven = any(len(set(map(len, update.packs))) > 1 for update in watched.updates)
+    assert uneven or max_tokens != 120
     losses, norms = zip(*told, strict=True)
     assert max(norms) > 3 * NORM, "the limit must be met"
     assert result.metrics["loss"] == pytest.approx(sum(losses) / 6, abs=1e-4)
