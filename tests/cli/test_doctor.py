@@ -10,17 +10,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.cli import doctor, main
 from agentrl.cli.doctor import BackendReport, Diagnosis, examine
 from agentrl.runs.progress import Display
-from agentrl.sandboxes import Files, Limits, Result, Sandbox, SandboxError, SandboxUnavailable, Session
+from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, SandboxUnavailable, Session
 from agentrl.sandboxes.base import Counters, Health
 
-ROOT = Path(__file__).parents[2]
+from .conftest import ROOT, python
 
 
 class Naked(Sandbox):
@@ -31,9 +31,7 @@ class Naked(Sandbox):
     def __init__(self) -> None:
         self.closed = False
 
-    def run(
-        self, code: str, *, timeout: float | None = None, stdin: str = "", files: Files | None = None, seed: int = 0
-    ) -> Result:
+    def run(self, code: str, *, stdin: str = "", **_: Any) -> Result:
         if "while True" in code or "fork" in code:
             return Result(status="ok")
         done = subprocess.run([sys.executable, "-c", code], input=stdin, capture_output=True, text=True)
@@ -46,9 +44,7 @@ class Naked(Sandbox):
         return Counters(runs={}, faults=0, reruns=0, queue_s=0.0, latency=())
 
     def health(self) -> Health:
-        return Health(
-            ok=True, backend="naked", sessions=0, ready=0, faults=0, fault_rate=0.0, detail="nothing is isolated"
-        )
+        return Health(ok=True, backend="naked", sessions=0, ready=0, faults=0, fault_rate=0.0, detail="")
 
     def close(self) -> None:
         self.closed = True
@@ -103,25 +99,25 @@ def test_one_back_end_that_passes_is_enough(backends: tuple[BackendReport, ...],
 
 
 def test_show() -> None:
-    out = io.StringIO()
-    doctor.show(Diagnosis(packages={"torch": "not installed"}, backends=(LEAKY, BAD)), Display(out))
-    shown = out.getvalue()
-    for text in ("versions", "torch", "sandbox: local", "kernel", "FAILED: reached", "no daemon answers"):
-        assert text in shown
-    assert "systemctl start docker" in shown and "no sandbox works here" in shown
-    out = io.StringIO()
-    doctor.show(Diagnosis(packages={}, backends=(GOOD,)), Display(out))
-    shown = out.getvalue()
-    assert "works" in shown and "versions" not in shown and "no sandbox" not in shown
+    def shown(found: Diagnosis) -> str:
+        doctor.show(found, Display(out := io.StringIO()))
+        return out.getvalue()
+
+    bad = shown(Diagnosis(packages={"torch": "not installed"}, backends=(LEAKY, BAD)))
+    for text in ("versions", "torch", "sandbox: local", "kernel", "FAILED: reached", "no daemon answers", BAD.remedy):
+        assert text in bad
+    good = shown(Diagnosis(packages={}, backends=(GOOD,)))
+    assert "no sandbox works here" in bad and "no sandbox" not in good
+    assert "works" in good and "versions" not in good
 
 
 def test_versions_import_nothing() -> None:
     code = "import sys\nfrom agentrl.cli.doctor import versions\nv = versions()\nprint(v['python'], v['gymnasium'])\n"
     loaded = "print(sorted({'torch', 'transformers', 'vllm', 'docker', 'rich', 'numpy', 'sympy'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code + loaded], capture_output=True, text=True, cwd=ROOT)
+    done = python("-c", code + loaded)
     assert done.returncode == 0, done.stderr
-    python, modules = done.stdout.splitlines()
-    assert python.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.") and "not installed" not in python
+    version, modules = done.stdout.splitlines()
+    assert version.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.") and "not installed" not in version
     assert modules in ("[]", "['numpy']")  # gymnasium is made of numpy; nothing heavier may come
 
 
@@ -131,10 +127,10 @@ def test_command_tells_what_works(sandbox: Sandbox, capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["ok"] and found["packages"]["agentrl"] and "local" in err
-    by_name = {backend["name"]: backend for backend in found["backends"]}
-    assert by_name["local"]["ok"] and by_name["local"]["facts"]["kernel"].startswith("Linux")
-    assert len(by_name["local"]["checks"]) == len(doctor.CHECKS)
-    docker = by_name["docker"]
+    local, docker = found["backends"]
+    assert (local["name"], docker["name"]) == ("local", "docker")
+    assert local["ok"] and local["facts"]["kernel"].startswith("Linux")
+    assert len(local["checks"]) == len(doctor.CHECKS)
     assert docker["ok"] or docker["obstacle"] or not all(check["passed"] for check in docker["checks"])
 
 
@@ -158,15 +154,12 @@ def test_command_fails_where_nothing_works(sandbox: Sandbox, require: Callable[[
     require(shutil.which("unshare") is not None, "needs the unshare tool")
     code = "import sys\nfrom agentrl.cli import main\nsys.exit(main(['doctor', '--sandbox', '--json']))"
     shell = f'echo 0 > /proc/sys/user/max_user_namespaces && exec "{sys.executable}" -c "$CODE"'
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", shell],
-        env={**os.environ, "CODE": code, "DOCKER_HOST": "unix:///nowhere/docker.sock"},
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", shell]
+    env = {**os.environ, "CODE": code, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert not found["ok"] and not found["packages"]
-    assert found["backends"][0]["remedy"] == "sysctl -w user.max_user_namespaces=10000"
-    assert found["backends"][0]["facts"]["max_user_namespaces"] == "0"
+    local, *_ = found["backends"]
+    assert local["remedy"] == "sysctl -w user.max_user_namespaces=10000"
+    assert local["facts"]["max_user_namespaces"] == "0"

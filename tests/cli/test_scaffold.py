@@ -3,8 +3,6 @@
 import ast
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -13,20 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.cli import main
-from agentrl.cli.scaffold import Package, create
+from agentrl.cli.scaffold import create
 from agentrl.config import load_config
 from agentrl.errors import UsageError
 
-ROOT = Path(__file__).resolve().parents[2]
-
+from .conftest import python
 
 pytestmark = pytest.mark.usefixtures("here")
-
-
-def run(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """What Python does in a folder that nobody installed."""
-    command, env = [sys.executable, "-W", "error", *argv], os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=env)
 
 
 def files(folder: Path) -> list[str]:
@@ -35,13 +26,8 @@ def files(folder: Path) -> list[str]:
 
 def test_what_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", "my_env"]) == 0
-    assert files(here) == [
-        f"my_env/{name}"
-        for name in (
-            ".gitignore", "README.md", "my_env/__init__.py", "my_env/env.py", "pyproject.toml", "tests/test_my_env.py",
-            "train.toml",
-        )
-    ]  # fmt: skip
+    names = (".gitignore", "README.md", "my_env/__init__.py", "my_env/env.py", "pyproject.toml")
+    assert files(here) == [f"my_env/{name}" for name in (*names, "tests/test_my_env.py", "train.toml")]
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "me/MyEnv-v0 is in my_env; go on with:"
     assert [line.split()[0] for line in told[1:]] == ["cd", "pip", "agentrl", "agentrl", "agentrl"]
@@ -51,13 +37,8 @@ def test_what_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert len(Path("my_env/my_env/env.py").read_text().splitlines()) <= 40
     for name in files(here):
         assert "$" not in Path(name).read_text(), name
-    assert Path("my_env").stat().st_mode & 0o777 == 0o777 & ~current_umask()
-
-
-def current_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    os.umask(mask := os.umask(0))
+    assert Path("my_env").stat().st_mode & 0o777 == 0o777 & ~mask
 
 
 @pytest.mark.slow
@@ -66,7 +47,7 @@ def test_every_package_is_tidy_and_keeps_the_contract(here: Path) -> None:
     made = {f"{name}:{create(name, namespace='Some-1').env_id}": name for name in names}
     settings = ["--isolated", "--line-length", "120", "--quiet"]
     for command in (["check", *settings, "--select", "E,F,I,UP,B"], ["format", *settings, "--check"]):
-        done = run(here, "-m", "ruff", *command, *names)
+        done = python("-W", "error", "-m", "ruff", *command, *names)
         assert done.returncode == 0, done.stdout + done.stderr
     code = f"""
 import sys, agentrl
@@ -75,18 +56,26 @@ for env_id, folder in {made}.items():
     report = agentrl.check_env(env_id)
     assert report.ok, (env_id, report)
 """
-    done = run(here, "-c", code)
+    done = python("-W", "error", "-c", code)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_its_own_tests_pass(here: Path) -> None:
-    done = run(create("my_env").folder, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider")
+    done = python(
+        "-W", "error", "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", folder=create("my_env").folder
+    )
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_importing_it_loads_no_environment(here: Path) -> None:
-    done = run(create("my_env").folder, "-c", "import sys, my_env; assert 'my_env.env' not in sys.modules")
+    done = python(
+        "-W",
+        "error",
+        "-c",
+        "import sys, my_env; assert 'my_env.env' not in sys.modules",
+        folder=create("my_env").folder,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -164,10 +153,6 @@ def test_disk_that_fills_up_leaves_nothing(here: Path) -> None:
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))\n"
         "try:\n    create('my_env')\nexcept UsageError as error:\n    print(error)\n"
     )
-    done = run(here, "-B", "-c", code)
+    done = python("-W", "error", "-B", "-c", code)
     assert done.stdout == "the folder 'my_env' can't be written: File too large\n", done.stderr
     assert not list(here.iterdir())
-
-
-def test_next_steps_are_quoted() -> None:
-    assert "cd 'a; rm -rf b'" in Package(folder=Path("a; rm -rf b"), env_id="me/A-v0").next_steps

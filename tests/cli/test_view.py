@@ -22,6 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "runs" / "mine" / "config.toml").write_text("")
     one = Trajectory(task_id="t", seed=0, segments=(Segment("prompt", (1,)),), rewards=(), stop=Stop.TURN_LIMIT)
     (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "notes.txt").write_text("x")
     for file in ("runs/mine/episodes/step-000001.jsonl.zst", "evaluation/episodes.jsonl.zst"):
         write_episodes(tmp_path / file, [one], Signs(), ORIGIN)
     return tmp_path
@@ -49,7 +50,7 @@ def test_the_page_s_path_is_printed(
     [
         (["runs/mime"], 2, "did you mean 'runs/mine'?"),
         (["runs/mine", "--out", "runs"], 2, "give one that ends in .html"),
-        (["runs/mine/config.toml"], 1, "can't be read to its end"),
+        (["evaluation/notes.txt"], 1, "can't be read to its end"),
         (["runs"], 2, "is no run"),
     ],
 )
@@ -57,8 +58,6 @@ def test_the_page_s_path_is_printed(
 def test_what_can_t_be_shown_is_named(
     capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
 ) -> None:
-    if arguments == ["runs/mine/config.toml"]:
-        Path(arguments[0]).write_text("x")
     assert main(["view", *arguments]) == code
     out, err = capsys.readouterr()
     assert out == "" and said in err and err.count("\n") == 1 and not Path("view.html").exists()
