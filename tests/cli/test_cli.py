@@ -13,7 +13,7 @@ from agentrl.cli import main
 from agentrl.config import load_config
 from agentrl.runs.folder import RunFolder
 
-from .conftest import python
+from .conftest import Command, python
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -127,6 +127,7 @@ QUICK = ("--preset", "quickstart")
         (("play", "agentrl/Arithmetic-v0?level=9"), "level is 9: choose from 1 to 5"),
         (("check-env", "agentrl/Arithmetic-v0?level"), "'level' in 'agentrl/Arithmetic-v0?level' sets nothing: write"),
         (("check-env", "agentrl/Arithmetic-v0?level=[9]"), "level is [9]: choose from 1 to 5"),
+        (("check-env", "agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
         (("play", "os:system"), "'os', before the colon of the id 'os:system', is Python's own"),
         (("new", "My-Env"), "'My-Env' can't be a package's name"),
     ],
@@ -275,9 +276,7 @@ def test_a_broken_pipe_elsewhere_is_no_reader_that_left(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_check_env_reports_and_sets_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check-env", "agentrl/Arithmetic-v0"]) == 0
-    assert capsys.readouterr().out == "no findings\n"
-    assert main(["check-env", "agentrl/Arithmetic-v0", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"ok": True, "findings": [], "skipped": []}
-    assert "did you mean 'agentrl/Arithmetic-v0'?" in refused(capsys, "check-env", "agentrl/Arithmetik-v0")
+def test_check_env_reports_and_sets_the_exit_code(command: Command) -> None:
+    assert command("check-env", "agentrl/Arithmetic-v0").out == "no findings\n"
+    told = json.loads(command("check-env", "agentrl/Arithmetic-v0", "--json").out)
+    assert told == {"ok": True, "findings": [], "skipped": []}

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.cli import doctor, main
+from agentrl.cli import doctor
 from agentrl.cli.doctor import BackendReport, Diagnosis, examine
 from agentrl.runs.progress import Display
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, SandboxUnavailable, Session
 from agentrl.sandboxes.base import Counters, Health
 
-from .conftest import ROOT, python
+from .conftest import ROOT, Command, python
 
 
 class Naked(Sandbox):
@@ -122,9 +122,8 @@ def test_versions_import_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_command_tells_what_works(sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json"]) == 0
-    out, err = capsys.readouterr()
+def test_command_tells_what_works(sandbox: Sandbox, command: Command) -> None:
+    out, err = command("doctor", "--json")
     found = json.loads(out)
     assert found["ok"] and found["packages"]["agentrl"] and "local" in err
     local, docker = found["backends"]

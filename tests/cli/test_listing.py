@@ -13,13 +13,13 @@ from typing import ClassVar
 import pytest
 
 import agentrl
-from agentrl.cli import listing, main
+from agentrl.cli import listing
 from agentrl.runs.progress import Display
 from agentrl.toolenv.tools.function import tool
 from agentrl.types import Task
 
 from ..toolenv.offers import offer
-from .conftest import ROOT, python
+from .conftest import ROOT, Command, python
 
 
 @tool
@@ -72,9 +72,8 @@ def registered(clean_registry: None) -> None:
     agentrl.register("Lacking-v0", "no_such_module:Lacking")
 
 
-def test_every_environment_is_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list"]) == 0
-    shown = capsys.readouterr().out.splitlines()
+def test_every_environment_is_in_a_line(command: Command) -> None:
+    shown = command("list").out.splitlines()
     assert [line for line in shown if line.startswith("environments test (from ")]
     lines = {line.split()[0]: line for line in shown}
     # What its constructor prints is not here.
@@ -87,9 +86,8 @@ def test_every_environment_is_in_a_line(capsys: pytest.CaptureFixture[str]) -> N
     assert "  quickstart" in shown and all(line.isprintable() for line in shown)
 
 
-def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_the_same_as_json(command: Command) -> None:
+    found = json.loads(command("list", "--json").out)
     assert set(found) == {"environments", "broken_plugins", "presets"}
     assert (seek := found["environments"]["test/Seek-v0"]).pop("distribution")
     told = {"tools": ["look"], "splits": ["train", "exam"], "reward": {"found": 1.0, "slow": -0.25}, "gold": True}
@@ -97,16 +95,13 @@ def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["environments"]["test/Broken-v0"]["problem"].startswith("broken: ")
 
 
-def test_details_of_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "test/Seek-v0"]) == 0
-    shown = capsys.readouterr().out
-    lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
+def test_details_of_one(command: Command) -> None:
+    lines = dict(line.split(maxsplit=1) for line in command("list", "test/Seek-v0").out.splitlines())
     assert lines["id"] == "test/Seek-v0" and lines["description"] == "Seek, and ye shall find."
     assert lines["arguments"] == "split='train', depth=2" and "depth=3" in lines["set"]
     assert lines["splits"] == "train, exam" and lines["reward"] == "found: 1, slow: -0.25" and lines["gold"] == "yes"
     assert lines["tools"] == r"look(where, how): Look somewhere.\x1b[2J"
-    assert main(["list", "test/Seek-v0", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(command("list", "test/Seek-v0", "--json").out)
     assert found["reward"] == {"found": 1.0, "slow": -0.25} and found["max_turns"] == 8
 
 
@@ -121,9 +116,8 @@ def test_details_of_one(capsys: pytest.CaptureFixture[str]) -> None:
         ("\x1b[2J" * 5000, "no environment is called"),
     ],
 )
-def test_details_of_what_is_not_there(env_id: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", env_id]) == 2
-    out, err = capsys.readouterr()
+def test_details_of_what_is_not_there(env_id: str, told: str, command: Command) -> None:
+    out, err = command("list", env_id, code=2)
     assert out == "" and told in err and err.count("\n") == 1 and err.strip().isprintable()
 
 

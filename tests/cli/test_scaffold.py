@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.cli import main
 from agentrl.cli.scaffold import create
 from agentrl.config import load_config
 from agentrl.errors import UsageError
 
-from .conftest import python
+from .conftest import Command, python
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -24,11 +23,10 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_what_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["new", "my_env"]) == 0
+def test_what_is_written(here: Path, command: Command) -> None:
+    told = command("new", "my_env").out.splitlines()
     names = (".gitignore", "README.md", "my_env/__init__.py", "my_env/env.py", "pyproject.toml")
     assert files(here) == [f"my_env/{name}" for name in (*names, "tests/test_my_env.py", "train.toml")]
-    told = capsys.readouterr().out.splitlines()
     assert told[0] == "me/MyEnv-v0 is in my_env; go on with:"
     assert [line.split()[0] for line in told[1:]] == ["cd", "pip", "agentrl", "agentrl", "agentrl"]
     project = tomllib.loads(Path("my_env/pyproject.toml").read_text())["project"]
@@ -138,9 +136,8 @@ def test_a_folder_that_can_not_be_written(folder: str, here: Path) -> None:
     assert [path.name for path in here.iterdir()] == ["file"]
 
 
-def test_another_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["new", "my_env", "--dir", "some where/deep", "--namespace", "jo"]) == 0
-    told = capsys.readouterr().out
+def test_another_folder(here: Path, command: Command) -> None:
+    told = command("new", "my_env", "--dir", "some where/deep", "--namespace", "jo").out
     assert "jo/MyEnv-v0 is in 'some where/deep'" in told and "cd 'some where/deep'" in told
     assert (here / "some where" / "deep" / "my_env" / "env.py").is_file()
     assert not list(here.rglob("*.tmp"))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli import main
 from agentrl.runs.records import write_episodes
 from agentrl.types import Segment, Stop, Trajectory
 
 from ..runs.origins import ORIGIN, Signs
+from .conftest import Command
 
 
 @pytest.fixture
@@ -38,11 +38,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["evaluation"], "evaluation/view.html"),
     ],
 )
-def test_the_page_s_path_is_printed(
-    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], page: str
-) -> None:
-    assert main(["view", *arguments]) == 0
-    assert capsys.readouterr().out == f"{(here / page).resolve()}\n" and (here / page).is_file()
+def test_the_page_s_path_is_printed(here: Path, command: Command, arguments: list[str], page: str) -> None:
+    assert command("view", *arguments).out == f"{(here / page).resolve()}\n" and (here / page).is_file()
 
 
 @pytest.mark.parametrize(
@@ -55,22 +52,16 @@ def test_the_page_s_path_is_printed(
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_what_can_t_be_shown_is_named(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
-) -> None:
-    assert main(["view", *arguments]) == code
-    out, err = capsys.readouterr()
+def test_what_can_t_be_shown_is_named(command: Command, arguments: list[str], code: int, said: str) -> None:
+    out, err = command("view", *arguments, code=code)
     assert out == "" and said in err and err.count("\n") == 1 and not Path("view.html").exists()
 
 
 @pytest.mark.parametrize("folder", ["runs/mine", "runs/it's mine"])
-def test_command_in_a_report_works_where_the_report_was_made(
-    here: Path, capsys: pytest.CaptureFixture[str], folder: str
-) -> None:
+def test_command_in_a_report_works_where_the_report_was_made(here: Path, command: Command, folder: str) -> None:
     Path("runs/mine").rename(folder)
-    assert main(["report", folder]) == 0
+    command("report", folder)
     page = html.unescape(Path(folder, "report.html").read_text(encoding="utf-8"))
-    (command,) = re.findall(r"All of them: agentrl (view .*)</p>|All of them: agentrl (view [^\n]+)\n", page)[:1]
-    words = shlex.split(next(filter(None, command)).strip())
-    assert main(words) == 0
+    (told,) = re.findall(r"All of them: agentrl (view .*)</p>|All of them: agentrl (view [^\n]+)\n", page)[:1]
+    command(*shlex.split(next(filter(None, told)).strip()))
     assert str(here) not in page, "a page is passed on: it names no folder above"

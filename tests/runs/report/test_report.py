@@ -44,9 +44,6 @@ class Page(HTMLParser):
         if not self.open or self.open[-1] not in ("style", "script"):
             self.texts.append(data)
 
-    def of(self, tag: str, name: str) -> list[dict[str, str | None]]:
-        return [found for at, found in self.tags if at == tag and name in (found.get("class") or "").split()]
-
     @property
     def ids(self) -> set[str]:
         return {str(found["id"]) for _, found in self.tags if "id" in found}
