@@ -26,10 +26,7 @@ from .conftest import ROOT, Command, python
 class Naked(Sandbox):
     """Runs a program in a process of its own that nothing isolates: what the self-test must see through."""
 
-    backend, limits = "naked", Limits()
-
-    def __init__(self) -> None:
-        self.closed = False
+    backend, limits, closed = "naked", Limits(), False
 
     def run(self, code: str, *, stdin: str = "", **_: Any) -> Result:
         if "while True" in code or "fork" in code:
@@ -67,20 +64,19 @@ def test_self_test_sees_through_what_isolates_nothing() -> None:
     assert "no sessions" in failed["state is rolled back"]
 
 
-def test_back_end_that_can_not_be_opened_names_obstacle_and_remedy() -> None:
-    def refuse() -> Sandbox:
-        raise SandboxUnavailable("this kernel forbids it", remedy="sysctl -w it=1")
-
-    report = examine("local", {"kernel": "Linux"}, refuse)
-    assert (report.ok, report.obstacle, report.remedy) == (False, "this kernel forbids it", "sysctl -w it=1")
-    assert report.facts == {"kernel": "Linux"} and not report.checks
-
-
-def test_back_end_that_breaks_when_it_opens_is_an_obstacle_too() -> None:
+@pytest.mark.parametrize(
+    ("error", "obstacle", "remedy"),
+    [
+        (SandboxUnavailable("it is forbidden", remedy="sysctl -w it=1"), "it is forbidden", "sysctl -w it=1"),
+        (SandboxError("no zygote"), "it opens, but fails: no zygote", ""),
+    ],
+)
+def test_back_end_that_can_not_be_opened(error: Exception, obstacle: str, remedy: str) -> None:
     def fail() -> Sandbox:
-        raise SandboxError("the zygote did not start")
+        raise error
 
-    assert examine("local", {}, fail).obstacle == "it opens, but fails: the zygote did not start"
+    found = BackendReport(name="local", facts={"kernel": "Linux"}, obstacle=obstacle, remedy=remedy)
+    assert examine("local", {"kernel": "Linux"}, fail) == found and not found.ok
 
 
 GOOD = BackendReport(name="local", facts={"kernel": "Linux 6"}, checks={"runs a program": ""})

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -40,7 +39,6 @@ class Seek(agentrl.ToolEnv):
     def __init__(self, *, split: str = "train", depth: int = 2) -> None:
         print("hello from a constructor")
         super().__init__(split=split)
-        self.depth = depth
         self.tools = (look,)
 
     def tasks(self, split: str) -> agentrl.TaskList:
@@ -50,25 +48,20 @@ class Seek(agentrl.ToolEnv):
         return []
 
 
-class Broken(agentrl.ToolEnv):
-    """Can't be made."""
+def fails(error: BaseException) -> type[agentrl.ToolEnv]:
+    """An environment that can't be made."""
 
-    def __init__(self) -> None:
-        raise RuntimeError("no \x1b[31mway")
+    def init(self: agentrl.ToolEnv) -> None:
+        raise error
 
-
-class Leaves(agentrl.ToolEnv):
-    """Ends the process."""
-
-    def __init__(self) -> None:
-        sys.exit(3)
+    return type("Fails", (agentrl.ToolEnv,), {"__init__": init})
 
 
 @pytest.fixture(autouse=True)
 def registered(clean_registry: None) -> None:
     agentrl.register("test/Seek-v0", Seek, kwargs={"depth": 3})
-    agentrl.register("test/Broken-v0", Broken)
-    agentrl.register("test/Leaves-v0", Leaves)
+    agentrl.register("test/Broken-v0", fails(RuntimeError("no \x1b[31mway")))
+    agentrl.register("test/Leaves-v0", fails(SystemExit(3)))
     agentrl.register("Lacking-v0", "no_such_module:Lacking")
 
 

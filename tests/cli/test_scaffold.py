@@ -60,9 +60,8 @@ for env_id, folder in {made}.items():
 
 @pytest.mark.slow
 def test_its_own_tests_pass(here: Path) -> None:
-    done = python(
-        "-W", "error", "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", folder=create("my_env").folder
-    )
+    tests = ("-W", "error", "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider")
+    done = python(*tests, folder=create("my_env").folder)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
 
 

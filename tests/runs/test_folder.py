@@ -77,9 +77,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_leaves_its_name_free(confi
 @pytest.mark.parametrize(
     ("begun", "error", "left"), [(False, ConfigError, False), (False, OSError, True), (True, ConfigError, True)]
 )
-def test_a_run_that_is_refused_as_it_begins_leaves_no_folder(
-    config: Config, begun: bool, error: type[Exception], left: bool
-) -> None:
+def test_a_refused_run_leaves_no_folder(config: Config, begun: bool, error: type[Exception], left: bool) -> None:
     with pytest.raises(error), RunFolder.create(config, numbered=False) as folder:
         if begun:
             folder.checkpoint(0).mkdir(parents=True)

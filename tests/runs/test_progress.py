@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from agentrl.runs.progress import Bar, Display, visible
+from agentrl.runs.progress import Display, visible
 
 
 class Screen(io.StringIO):
@@ -111,19 +111,21 @@ def await_bar(out: io.StringIO, *parts: str) -> None:
 
 
 def test_without_a_terminal_there_are_plain_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bar, "_EVERY_S", 0.0)
+    """One every ten seconds; what was done before a resumption took no time and says nothing about what is left."""
+    now = iter([0.0, 9.0, 11.0, 12.0, 23.0, 300.0])
+    monkeypatch.setattr("agentrl.runs.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
     display = Display(out := io.StringIO())
     with display.phase("training", 60_000) as bar:
-        bar.advance()
-        bar.expect(4)
-        bar.advance("reward [0.50]")
+        bar.expect(10)
+        for note in ("", "", "reward 0.25", "reward [0.50]"):
+            bar.advance(note)
         with display.phase("evaluating", 2) as inner:
             inner.advance("held-out :smile: tasks")
-        bar.expect(3)
+        bar.expect(8)
         bar.advance("reward 0.75")
     assert out.getvalue() == (
-        "training 2/4: reward [0.50], about 0 s left\nevaluating 1/2: held-out :smile: tasks, about 0 s left\n"
-        "training 3/3: reward 0.75, about 0 s left\n"
+        "training 4/10: reward [0.50], about 33 s left\nevaluating 1/2: held-out :smile: tasks, about 11 s left\n"
+        "training 5/8: reward 0.75, about 5 min left\n"
     )
 
 
@@ -164,20 +166,3 @@ def test_error_within_a_phase_gives_the_terminal_back() -> None:
     display.say("after")
     assert shown(out)[-1] == "after" and out.getvalue().endswith("after\n")
     assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h")
-
-
-def test_plain_lines_say_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line every ten seconds; what was done before a resumption took no time and says nothing about what is left."""
-    now = iter([0.0, 9.0, 11.0, 20.0, 33.0, 300.0])
-    monkeypatch.setattr("agentrl.runs.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
-    display = Display(out := io.StringIO())
-    with display.phase("training", 10) as bar:
-        bar.advance()
-        bar.advance()
-        for _ in range(5):
-            bar.advance("reward 0.50")
-    assert out.getvalue() == (
-        "training 4/10: reward 0.50, about 33 s left\n"
-        "training 6/10: reward 0.50, about 33 s left\n"
-        "training 7/10: reward 0.50, about 3 min left\n"
-    )

@@ -32,18 +32,16 @@ class Words:
     """A tokenizer of words, spaces and signs; ids are places in the list of what it has seen."""
 
     def __init__(self) -> None:
-        self.pieces: list[str] = []
+        self.places: dict[str, int] = {}
 
     def encode(self, text: str) -> tuple[int, ...]:
         cut = re.findall(r"<\|\w+\|>|\s?\w+|\s|\S", text)
-        for piece in cut:
-            if piece not in self.pieces:
-                self.pieces.append(piece)
-        return tuple(self.pieces.index(piece) for piece in cut)
+        return tuple(self.places.setdefault(piece, len(self.places)) for piece in cut)
 
     def decode(self, token_ids: int | list[int], **_: object) -> str:
         assert isinstance(token_ids, list)
-        return "".join(self.pieces[token] for token in token_ids)
+        pieces = [*self.places]
+        return "".join(pieces[token] for token in token_ids)
 
 
 @pytest.fixture
@@ -74,6 +72,13 @@ def play(words: Words) -> Play:
     return make
 
 
+def numbers(n: int) -> dict[str, list[float]]:
+    """What training made of so many tokens."""
+    same = {"entropy": [0.5] * n, "log_ratio": [0.01] * n, "baseline": [0.5] * n}
+    energy, ratios = [0.25 * t for t in range(1, n + 1)], [0.01 * t for t in range(1, n + 1)]
+    return same | {"clipped": [t % 2 for t in range(n)], "realized_energy": energy, "cumulative_log_ratio": ratios}
+
+
 @pytest.fixture
 def save(words: Words) -> Save:
     """Write episodes of a step into a run folder, with made-up advantages around each return."""
@@ -83,17 +88,7 @@ def save(words: Words) -> Save:
         path = run / "episodes" / f"step-{step:06d}{suffix}"
         noise = random.Random(step)
         credit = [[one.ret - noise.random() * 0.9 for _ in range(one.n_sampled)] for one in episodes]
-        training = [
-            {
-                "entropy": [0.5] * one.n_sampled,
-                "log_ratio": [0.01] * one.n_sampled,
-                "cumulative_log_ratio": [0.01 * t for t in range(1, one.n_sampled + 1)],
-                "clipped": [t % 2 for t in range(one.n_sampled)],
-                "realized_energy": [0.25 * t for t in range(1, one.n_sampled + 1)],
-                "baseline": [0.5] * one.n_sampled,
-            }
-            for one in episodes
-        ]
+        training = [numbers(one.n_sampled) for one in episodes]
         write_episodes(path, episodes, words, ORIGIN, credit, training)
         return path
 
@@ -126,10 +121,8 @@ def run(tmp_path: Path, play: Play, save: Save) -> Path:
     answer = "442788679\n"
     save(folder, 1, play(SYSTEM, GUESS, reward=0.0, seed=1), play(SYSTEM, CALL, answer, ANSWER, reward=1.0, seed=2))
     save(folder, 20, play(SYSTEM, GUESS, reward=0.0, seed=3))
-    broken = play(
-        SYSTEM, CALL.replace("print(", "print"), "SyntaxError: invalid syntax", GUESS, reward=0.0, seed=5,
-        tool_runs=(ToolRun(name="python", ok=False, wall_s=0.0021),),
-    )  # fmt: skip
+    typo, failed = CALL.replace("print(", "print"), (ToolRun(name="python", ok=False, wall_s=0.0021),)
+    broken = play(SYSTEM, typo, "SyntaxError: invalid syntax", GUESS, reward=0.0, seed=5, tool_runs=failed)
     save(folder, 40, play(SYSTEM, CALL, answer, ANSWER, reward=1.0, seed=4), broken)
     return folder
 
@@ -140,18 +133,14 @@ def write_rows(path: Path, rows: Iterable[object]) -> None:
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser | None]:
-    if CHROMIUM is None:
-        yield None
-        return
+def chromium(tmp_path_factory: pytest.TempPathFactory, require: Callable[[bool, str], None]) -> Generator[Browser]:
+    require(CHROMIUM is not None, "needs chromium")
     with Browser(tmp_path_factory.mktemp("browser") / "profile") as browser:
         yield browser
 
 
 @pytest.fixture
-def browser(chromium: Browser | None, require: Callable[[bool, str], None]) -> Generator[Browser]:
-    require(chromium is not None, "needs chromium")
-    assert chromium is not None
+def browser(chromium: Browser) -> Generator[Browser]:
     chromium.complaints.clear()
     yield chromium
     assert chromium.complaints == []

@@ -146,9 +146,7 @@ def test_policy_blocks_a_script_that_is_not_the_page_s_own(run: Path, browser: B
     browser.complaints.clear()
 
 
-def test_a_long_episode_holds_elements_for_what_is_near_the_screen_alone(
-    browser: Browser, play: Play, view: View
-) -> None:
+def test_of_a_long_episode_elements_are_held_near_the_screen_alone(browser: Browser, play: Play, view: View) -> None:
     turns = [text for turn in range(60) for text in (f"say {turn} " + "and so on\n" * 150, f"tool {turn}\n")]
     view(play("prompt", *turns[:-1], reward=1.0), width=1000, height=700)
     browser.select("mode", "logp")

@@ -27,9 +27,7 @@ def test_seeds_and_answers_are_fields_as_they_are(browser: Browser, play: Play, 
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_legends_say_what_more_colour_means_in_either_theme(
-    browser: Browser, play: Play, view: View, dark: bool
-) -> None:
+def test_legends_say_what_more_colour_means(browser: Browser, play: Play, view: View, dark: bool) -> None:
     view(play("q", "a b c", reward=1.0), dark=dark)
     for mode in ("logp", "entropy"):
         browser.select("mode", mode)
@@ -83,13 +81,11 @@ def test_link_opens_the_page_at_its_episode(browser: Browser, play: Play, view: 
     assert browser.ask(f"{ON_SCREEN}(document.querySelector('[aria-selected=true]'))")
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 800)])
-def test_group_s_differences_are_above_the_fold(
-    browser: Browser, play: Play, view: View, width: int, height: int
-) -> None:
+@pytest.mark.parametrize("size", [(1280, 900), (390, 800)])
+def test_differences_are_above_the_fold(browser: Browser, play: Play, view: View, size: tuple[int, int]) -> None:
     told = {"expected": "42", "answer": "41", "tags": ("level:1",)}
     episodes = [play(LONG, "print(1)", LONG, f"I say {at}", reward=0.0, seed=at, attempt=at, **told) for at in range(3)]
-    view(*episodes, width=width, height=height)
+    view(*episodes, width=size[0], height=size[1])
     browser.press("g")
     browser.until("document.querySelectorAll('#columns .episode').length === 3")
     browser.ask("document.querySelector('#columns').scrollIntoView(), 1")
