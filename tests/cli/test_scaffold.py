@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -66,13 +67,8 @@ def test_its_own_tests_pass(here: Path) -> None:
 
 
 def test_importing_it_loads_no_environment(here: Path) -> None:
-    done = python(
-        "-W",
-        "error",
-        "-c",
-        "import sys, my_env; assert 'my_env.env' not in sys.modules",
-        folder=create("my_env").folder,
-    )
+    code = "import sys, my_env; assert 'my_env.env' not in sys.modules"
+    done = python("-W", "error", "-c", code, folder=create("my_env").folder)
     assert done.returncode == 0, done.stderr
 
 
@@ -83,12 +79,24 @@ BAD = (
 )
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_name_that_will_not_do(name: str, here: Path) -> None:
-    with pytest.raises(UsageError) as told:
-        create(name, folder=here / "new")
-    assert str(told.value).isprintable() and len(str(told.value)) < 300
-    assert not list(here.iterdir())
+NAMESPACES = ("", "a/b", "a:b", "../x", "agentrl", "a b", "x" * 51, "me\n", '"', "-x")
+FOLDERS = ("file/in/it", "a\x1bb", "x" * 300, "null\x00")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        *(({"name": name}, "a package's name|choose another name") for name in BAD),
+        *(({"namespace": namespace}, "the namespace") for namespace in NAMESPACES),
+        *(({"folder": Path(folder)}, "can't be (written|printed)") for folder in FOLDERS),
+    ],
+)
+def test_what_will_not_do(wrong: dict[str, Any], said: str, here: Path) -> None:
+    (here / "file").write_text("")
+    with pytest.raises(UsageError, match=said) as told:
+        create(**{"name": "my_env", "folder": here / "new"} | wrong)
+    assert str(told.value).isprintable() and len(str(told.value)) < 400
+    assert [path.name for path in here.iterdir()] == ["file"]
 
 
 @given(st.text(max_size=12) | st.from_regex(r"[a-z_]{1,12}", fullmatch=True))
@@ -106,13 +114,6 @@ def test_any_name_is_written_or_refused(tmp_path_factory: pytest.TempPathFactory
         tomllib.loads(path.read_text())
 
 
-@pytest.mark.parametrize("namespace", ["", "a/b", "a:b", "../x", "agentrl", "a b", "x" * 51, "me\n", '"', "-x"])
-def test_a_namespace_that_will_not_do(namespace: str, here: Path) -> None:
-    with pytest.raises(UsageError, match="the namespace"):
-        create("my_env", namespace=namespace)
-    assert not list(here.iterdir())
-
-
 def test_a_folder_that_is_there(here: Path) -> None:
     (here / "my_env").mkdir()
     assert create("my_env").folder == Path("my_env"), "an empty folder will do"
@@ -125,14 +126,6 @@ def test_a_folder_that_is_there(here: Path) -> None:
         with pytest.raises(UsageError, match="exists already"):
             create("other", folder=Path(taken))
     assert files(here) == sorted([*before, "file"]) and (here / "link").is_symlink()
-
-
-@pytest.mark.parametrize("folder", ["file/in/it", "a\x1bb", "x" * 300, "null\x00"])
-def test_a_folder_that_can_not_be_written(folder: str, here: Path) -> None:
-    (here / "file").write_text("")
-    with pytest.raises(UsageError, match=r"can't be (written|printed)"):
-        create("my_env", folder=Path(folder))
-    assert [path.name for path in here.iterdir()] == ["file"]
 
 
 def test_another_folder(here: Path, command: Command) -> None:

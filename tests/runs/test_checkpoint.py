@@ -73,18 +73,16 @@ def save(model: Any, tokenizer: Any) -> Save:
     return lambda path, step: save_checkpoint(path, model, tokenizer, state=state(step))
 
 
-def test_checkpoint_that_is_there_is_left_as_it_is(save: Save, model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    path = tmp_path / "step-000001"
+def test_rubbish_is_no_obstacle_and_a_checkpoint_is_left(
+    save: Save, model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    path, killed = tmp_path / "step-000001", tmp_path / ".step-000001.tmp"
+    (killed / "deep").mkdir(parents=True)
     save(path, 1)
+    assert not (path / "deep").exists() and not killed.exists()
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     save_checkpoint(path, trained(model)[0], tokenizer, state=state(2))
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
-
-
-def test_rubbish_of_a_killed_save_is_no_obstacle(save: Save, tmp_path: Path) -> None:
-    (tmp_path / ".step-000001.tmp" / "deep").mkdir(parents=True)
-    save(tmp_path / "step-000001", 1)
-    assert not (tmp_path / "step-000001" / "deep").exists() and not (tmp_path / ".step-000001.tmp").exists()
 
 
 def test_other_folders_are_no_checkpoints(tmp_path: Path) -> None:

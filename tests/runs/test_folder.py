@@ -26,12 +26,14 @@ def folder(config: Config) -> Generator[RunFolder]:
         yield made
 
 
-def test_new_folder_holds_config_and_versions(config: Config, folder: RunFolder, tmp_path: Path) -> None:
-    assert folder.path == tmp_path / "runs" / "it"
+def test_new_folder_holds_config_versions_and_dialect(config: Config, tmp_path: Path) -> None:
+    with RunFolder.create(config, numbered=False, dialect='fence "1"') as folder:
+        assert folder.path == tmp_path / "runs" / "it" and read_dialect(folder.path) == 'fence "1"'
     text = (folder.path / "config.toml").read_text()
-    assert "[versions]" in text and f'"{sys.version.split()[0]}"' in text
-    assert read_config(folder.path) == config
+    assert "[versions]" in text and f'"{sys.version.split()[0]}"' in text and read_config(folder.path) == config
     assert not [path.name for path in folder.path.iterdir() if path.name.endswith(".tmp")]
+    with RunFolder.create(config, numbered=True) as folder:
+        assert read_dialect(folder.path) == ""
 
 
 def test_config_of_a_mix_names_no_environment_beside_it(tmp_path: Path) -> None:
@@ -39,14 +41,6 @@ def test_config_of_a_mix_names_no_environment_beside_it(tmp_path: Path) -> None:
     with RunFolder.create(config, numbered=True) as folder:
         assert "Arithmetic" not in (folder.path / "config.toml").read_text()
         assert read_config(folder.path) == config
-
-
-def test_dialect_of_the_training_is_recorded(config: Config) -> None:
-    with RunFolder.create(config, numbered=False, dialect='fence "1"') as folder:
-        assert read_dialect(folder.path) == 'fence "1"'
-        assert read_config(folder.path) == config
-    with RunFolder.create(config, numbered=True) as folder:
-        assert read_dialect(folder.path) == ""
 
 
 def test_taken_name_is_an_error_or_gets_a_number(config: Config, tmp_path: Path) -> None:

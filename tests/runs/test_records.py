@@ -124,19 +124,15 @@ def test_zst_is_a_zstandard_stream_of_the_plain_lines(tmp_path: Path, episode: T
     assert packed.stat().st_size < plain.stat().st_size / 10
 
 
-def test_text_that_utf8_can_t_hold_is_replaced_and_ids_are_kept(tmp_path: Path) -> None:
-    one = bare((0xD800, 0x41))
-    write_episodes(tmp_path / "e.jsonl", [one], Signs(), ORIGIN)
-    (record,) = read_episodes(tmp_path / "e.jsonl")
-    assert record.trajectory == one and record.pieces == (("?", "A"),)
-
-
-def test_line_breaks_of_any_kind_stay_inside_their_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_no_character_breaks_a_line_or_a_file(tmp_path: Path, suffix: str) -> None:
+    """Line breaks of any kind stay in their line, and what UTF-8 can't hold is replaced while its ids are kept."""
     text = "\r\n\x0b\x0c\x1c\x85\u2028\u2029"
-    one = bare(ids(text), task_id=text)
-    for suffix in SUFFIXES:
-        write_episodes(tmp_path / f"e{suffix}", [one, one], Signs(), ORIGIN)
-        assert [record.trajectory for record in read_episodes(tmp_path / f"e{suffix}")] == [one, one]
+    one = bare((0xD800, *ids(text)), task_id=text)
+    write_episodes(tmp_path / f"e{suffix}", [one, one], Signs(), ORIGIN)
+    for record in (read := list(read_episodes(tmp_path / f"e{suffix}"))):
+        assert record.trajectory == one and record.pieces == (("?", *text),)
+    assert len(read) == 2
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -233,17 +229,12 @@ def test_hostile_segments_are_refused(tmp_path: Path, episode: Trajectory, chang
     assert "is no episode" in fails(tmp_path, episode, line(tmp_path, episode, segments=segments))
 
 
-def test_advantages_of_some_tokens_only_are_no_advantages(tmp_path: Path, episode: Trajectory) -> None:
+def test_advantages_of_some_tokens_and_unknown_fields_are_passed_over(tmp_path: Path, episode: Trajectory) -> None:
     segments = row_of(tmp_path, episode)["segments"]
     segments[1]["advantages"] = [0.5]
-    (record,) = read_episodes(pack(tmp_path, [line(tmp_path, episode, segments=segments)]))
+    (record,) = read_episodes(pack(tmp_path, [line(tmp_path, episode, segments=segments, mood="good")]))
     pieces = tuple(tuple(map(chr, one.token_ids)) for one in episode.segments)
     assert record == Record(trajectory=episode, origin=ORIGIN, pieces=pieces)
-
-
-def test_an_unknown_field_is_for_a_later_version(tmp_path: Path, episode: Trajectory) -> None:
-    (record,) = read_episodes(pack(tmp_path, [line(tmp_path, episode, mood="good")]))
-    assert record.trajectory == episode
 
 
 @pytest.mark.parametrize(

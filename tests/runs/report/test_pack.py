@@ -4,6 +4,7 @@ import json
 import math
 import re
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,21 +83,16 @@ def test_progress_is_shown(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert re.fullmatch(r"(packing \d/4: episodes, about \d+ s left\n){4}", capsys.readouterr().err)
 
 
-def test_two_sources_are_paired_by_task_and_place(play: Play, save: Save, tmp_path: Path) -> None:
-    def at(name: str, *episodes: tuple[str, float]) -> Path:
-        return save(tmp_path / name, 1, *(play("q", "a", reward=reward, task=task) for task, reward in episodes))
+def test_two_sources_are_paired_by_task_and_attempt_or_place(play: Play, save: Save, tmp_path: Path) -> None:
+    def at(name: str, tasks: str, attempts: Sequence[int | None] = (None,) * 3) -> Path:
+        played = (play("q", "a", reward=1.0, task=task, attempt=n) for task, n in zip(tasks, attempts, strict=True))
+        return save(tmp_path / name, 1, *played)
 
-    ours, theirs = at("a", ("x", 1), ("x", 0), ("y", 1)), at("b", ("y", 0), ("x", 1), ("z", 1))
+    ours, theirs = at("a", "xxy"), at("b", "yxz")
     assert [row.get("pair") for row in viewed(ours, theirs)["index"]["rows"]] == [4, None, 3, 2, 0, None]
     assert not any("pair" in row for row in viewed(ours, theirs, ours)["index"]["rows"]), "three are not two"
-
-
-def test_attempts_are_paired_in_whatever_order_they_ended(play: Play, save: Save, tmp_path: Path) -> None:
-    sides = [
-        save(tmp_path / name, 1, *(play("q", "a", reward=1, attempt=attempt) for attempt in attempts))
-        for name, attempts in (("a", (0, 2, 1)), ("b", (2, 1, 0)))
-    ]
-    assert [row["pair"] for row in viewed(*sides)["index"]["rows"]] == [5, 3, 4, 1, 2, 0]
+    tried = at("c", "xxx", (0, 2, 1)), at("d", "xxx", (2, 1, 0))
+    assert [row["pair"] for row in viewed(*tried)["index"]["rows"]] == [5, 3, 4, 1, 2, 0]
 
 
 @pytest.mark.parametrize(("every", "steps"), [(False, [1, 1, 40, 40]), (True, [1, 1, 20, 40, 40])])

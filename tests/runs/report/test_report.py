@@ -14,6 +14,7 @@ from agentrl.types import ToolRun
 from .conftest import Play, Save, write_rows
 
 HOSTILE = "</span><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x00\x1b[2J\u200b"
+PLACES = "{{ name }} {% if %} {# script #}"
 VOID = {"meta", "br", "img", "input"}
 
 
@@ -87,7 +88,7 @@ def hostile(run: Path, play: Play, save: Save) -> Path:
     row = {"step": 50, "split": HOSTILE, "tasks": 5, "success": 0.5, "low": 0.1, "high": 0.9}
     with (run / "evals.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-    (run / "config.toml").write_text(f"name = '{HOSTILE}'\n", encoding="utf-8")
+    (run / "config.toml").write_text(f"name = '{HOSTILE}'\nx = '{PLACES}'\n", encoding="utf-8")
     return run.rename(run.with_name("<script>alert(3)<\u2215script>"))
 
 
@@ -96,16 +97,11 @@ def test_hostile_text_is_text_and_nothing_of_it_invisible(hostile: Path) -> None
     assert sum(tag == "script" and found.get("type") != "text/plain" for tag, found in page.tags) == 1
     assert not [tag for tag, _ in page.tags if tag == "img"]
     assert "</span><script>alert(1)</script><img src=x onerror=alert(2)>" in page.text, "of the configuration"
-    assert "<script>alert(3)" in page.text
+    assert "<script>alert(3)" in page.text and f"x = '{PLACES}'" in page.text
     text = (hostile / "report.html").read_text(encoding="utf-8")
     assert {char for char in text if not char.isprintable()} <= {"\n", "\t"}
     for sign in ("U+202E", "U+200B", "U+0000", "U+001B"):
         assert f'<i class="sign">{sign}</i>' in text
-
-
-def test_placeholders_in_data_are_not_filled_in(run: Path) -> None:
-    (run / "config.toml").write_text("x = '{{ name }} {% if %} {# script #}'\n", encoding="utf-8")
-    assert "x = '{{ name }} {% if %} {# script #}'" in read(run).text
 
 
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
