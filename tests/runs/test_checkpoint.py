@@ -73,9 +73,7 @@ def save(model: Any, tokenizer: Any) -> Save:
     return lambda path, step: save_checkpoint(path, model, tokenizer, state=state(step))
 
 
-def test_rubbish_is_no_obstacle_and_a_checkpoint_is_left(
-    save: Save, model: Any, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_a_checkpoint_replaces_rubbish_alone(save: Save, model: Any, tokenizer: Any, tmp_path: Path) -> None:
     path, killed = tmp_path / "step-000001", tmp_path / ".step-000001.tmp"
     (killed / "deep").mkdir(parents=True)
     save(path, 1)
