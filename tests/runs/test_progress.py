@@ -104,12 +104,12 @@ def await_bar(out: io.StringIO, *parts: str) -> None:
 
 def test_without_a_terminal_there_are_plain_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """One every ten seconds; what was done before a resumption took no time and says nothing about what is left."""
-    now = iter([0.0, 9.0, 11.0, 12.0, 23.0, 300.0])
+    now = iter([0.0, 9.0, 11.0, 20.0, 21.0, 32.0, 300.0])
     monkeypatch.setattr("agentrl.runs.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
     display = Display(out := io.StringIO())
     with display.phase("training", 60_000) as bar:
         bar.expect(10)
-        for note in ("", "", "reward 0.25", "reward [0.50]"):
+        for note in ("", "", "reward 0.25", "reward [0.50]", "reward 0.60"):
             bar.advance(note)
         with display.phase("evaluating", 2) as inner:
             inner.advance("held-out :smile: tasks")
@@ -117,7 +117,7 @@ def test_without_a_terminal_there_are_plain_lines_only(monkeypatch: pytest.Monke
         bar.advance("reward 0.75")
     assert out.getvalue() == (
         "training 4/10: reward [0.50], about 33 s left\nevaluating 1/2: held-out :smile: tasks, about 11 s left\n"
-        "training 5/8: reward 0.75, about 5 min left\n"
+        "training 6/8: reward 0.75, about 2 min left\n"
     )
 
 
