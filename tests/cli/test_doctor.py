@@ -10,30 +10,25 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentrl.cli import doctor, main
+from agentrl.cli import doctor
 from agentrl.cli.doctor import BackendReport, Diagnosis, examine
 from agentrl.runs.progress import Display
-from agentrl.sandboxes import Files, Limits, Result, Sandbox, SandboxError, SandboxUnavailable, Session
+from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, SandboxUnavailable, Session
 from agentrl.sandboxes.base import Counters, Health
 
-ROOT = Path(__file__).parents[2]
+from .conftest import ROOT, Command, python
 
 
 class Naked(Sandbox):
     """Runs a program in a process of its own that nothing isolates: what the self-test must see through."""
 
-    backend, limits = "naked", Limits()
+    backend, limits, closed = "naked", Limits(), False
 
-    def __init__(self) -> None:
-        self.closed = False
-
-    def run(
-        self, code: str, *, timeout: float | None = None, stdin: str = "", files: Files | None = None, seed: int = 0
-    ) -> Result:
+    def run(self, code: str, *, stdin: str = "", **_: Any) -> Result:
         if "while True" in code or "fork" in code:
             return Result(status="ok")
         done = subprocess.run([sys.executable, "-c", code], input=stdin, capture_output=True, text=True)
@@ -46,9 +41,7 @@ class Naked(Sandbox):
         return Counters(runs={}, faults=0, reruns=0, queue_s=0.0, latency=())
 
     def health(self) -> Health:
-        return Health(
-            ok=True, backend="naked", sessions=0, ready=0, faults=0, fault_rate=0.0, detail="nothing is isolated"
-        )
+        return Health(ok=True, backend="naked", sessions=0, ready=0, faults=0, fault_rate=0.0, detail="")
 
     def close(self) -> None:
         self.closed = True
@@ -71,20 +64,19 @@ def test_self_test_sees_through_what_isolates_nothing() -> None:
     assert "no sessions" in failed["state is rolled back"]
 
 
-def test_back_end_that_can_not_be_opened_names_obstacle_and_remedy() -> None:
-    def refuse() -> Sandbox:
-        raise SandboxUnavailable("this kernel forbids it", remedy="sysctl -w it=1")
-
-    report = examine("local", {"kernel": "Linux"}, refuse)
-    assert (report.ok, report.obstacle, report.remedy) == (False, "this kernel forbids it", "sysctl -w it=1")
-    assert report.facts == {"kernel": "Linux"} and not report.checks
-
-
-def test_back_end_that_breaks_when_it_opens_is_an_obstacle_too() -> None:
+@pytest.mark.parametrize(
+    ("error", "obstacle", "remedy"),
+    [
+        (SandboxUnavailable("it is forbidden", remedy="sysctl -w it=1"), "it is forbidden", "sysctl -w it=1"),
+        (SandboxError("no zygote"), "it opens, but fails: no zygote", ""),
+    ],
+)
+def test_back_end_that_can_not_be_opened(error: Exception, obstacle: str, remedy: str) -> None:
     def fail() -> Sandbox:
-        raise SandboxError("the zygote did not start")
+        raise error
 
-    assert examine("local", {}, fail).obstacle == "it opens, but fails: the zygote did not start"
+    found = BackendReport(name="local", facts={"kernel": "Linux"}, obstacle=obstacle, remedy=remedy)
+    assert examine("local", {"kernel": "Linux"}, fail) == found and not found.ok
 
 
 GOOD = BackendReport(name="local", facts={"kernel": "Linux 6"}, checks={"runs a program": ""})
@@ -103,38 +95,37 @@ def test_one_back_end_that_passes_is_enough(backends: tuple[BackendReport, ...],
 
 
 def test_show() -> None:
-    out = io.StringIO()
-    doctor.show(Diagnosis(packages={"torch": "not installed"}, backends=(LEAKY, BAD)), Display(out))
-    shown = out.getvalue()
-    for text in ("versions", "torch", "sandbox: local", "kernel", "FAILED: reached", "no daemon answers"):
-        assert text in shown
-    assert "systemctl start docker" in shown and "no sandbox works here" in shown
-    out = io.StringIO()
-    doctor.show(Diagnosis(packages={}, backends=(GOOD,)), Display(out))
-    shown = out.getvalue()
-    assert "works" in shown and "versions" not in shown and "no sandbox" not in shown
+    def shown(found: Diagnosis) -> str:
+        doctor.show(found, Display(out := io.StringIO()))
+        return out.getvalue()
+
+    bad = shown(Diagnosis(packages={"torch": "not installed"}, backends=(LEAKY, BAD)))
+    for text in ("versions", "torch", "sandbox: local", "kernel", "FAILED: reached", "no daemon answers", BAD.remedy):
+        assert text in bad
+    good = shown(Diagnosis(packages={}, backends=(GOOD,)))
+    assert "no sandbox works here" in bad and "no sandbox" not in good
+    assert "works" in good and "versions" not in good
 
 
 def test_versions_import_nothing() -> None:
     code = "import sys\nfrom agentrl.cli.doctor import versions\nv = versions()\nprint(v['python'], v['gymnasium'])\n"
     loaded = "print(sorted({'torch', 'transformers', 'vllm', 'docker', 'rich', 'numpy', 'sympy'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code + loaded], capture_output=True, text=True, cwd=ROOT)
+    done = python("-c", code + loaded)
     assert done.returncode == 0, done.stderr
-    python, modules = done.stdout.splitlines()
-    assert python.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.") and "not installed" not in python
+    version, modules = done.stdout.splitlines()
+    assert version.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.") and "not installed" not in version
     assert modules in ("[]", "['numpy']")  # gymnasium is made of numpy; nothing heavier may come
 
 
 @pytest.mark.slow
-def test_command_tells_what_works(sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json"]) == 0
-    out, err = capsys.readouterr()
+def test_command_tells_what_works(sandbox: Sandbox, command: Command) -> None:
+    out, err = command("doctor", "--json")
     found = json.loads(out)
     assert found["ok"] and found["packages"]["agentrl"] and "local" in err
-    by_name = {backend["name"]: backend for backend in found["backends"]}
-    assert by_name["local"]["ok"] and by_name["local"]["facts"]["kernel"].startswith("Linux")
-    assert len(by_name["local"]["checks"]) == len(doctor.CHECKS)
-    docker = by_name["docker"]
+    local, docker = found["backends"]
+    assert (local["name"], docker["name"]) == ("local", "docker")
+    assert local["ok"] and local["facts"]["kernel"].startswith("Linux")
+    assert len(local["checks"]) == len(doctor.CHECKS)
     assert docker["ok"] or docker["obstacle"] or not all(check["passed"] for check in docker["checks"])
 
 
@@ -158,15 +149,12 @@ def test_command_fails_where_nothing_works(sandbox: Sandbox, require: Callable[[
     require(shutil.which("unshare") is not None, "needs the unshare tool")
     code = "import sys\nfrom agentrl.cli import main\nsys.exit(main(['doctor', '--sandbox', '--json']))"
     shell = f'echo 0 > /proc/sys/user/max_user_namespaces && exec "{sys.executable}" -c "$CODE"'
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", shell],
-        env={**os.environ, "CODE": code, "DOCKER_HOST": "unix:///nowhere/docker.sock"},
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", shell]
+    env = {**os.environ, "CODE": code, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert not found["ok"] and not found["packages"]
-    assert found["backends"][0]["remedy"] == "sysctl -w user.max_user_namespaces=10000"
-    assert found["backends"][0]["facts"]["max_user_namespaces"] == "0"
+    local, *_ = found["backends"]
+    assert local["remedy"] == "sysctl -w user.max_user_namespaces=10000"
+    assert local["facts"]["max_user_namespaces"] == "0"

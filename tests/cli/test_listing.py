@@ -4,22 +4,21 @@ import io
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 import agentrl
-from agentrl.cli import listing, main
+from agentrl.cli import listing
 from agentrl.runs.progress import Display
 from agentrl.toolenv.tools.function import tool
 from agentrl.types import Task
 
 from ..toolenv.offers import offer
-
-ROOT = Path(__file__).resolve().parents[2]
+from .conftest import ROOT, Command, python
 
 
 @tool
@@ -40,7 +39,6 @@ class Seek(agentrl.ToolEnv):
     def __init__(self, *, split: str = "train", depth: int = 2) -> None:
         print("hello from a constructor")
         super().__init__(split=split)
-        self.depth = depth
         self.tools = (look,)
 
     def tasks(self, split: str) -> agentrl.TaskList:
@@ -50,37 +48,29 @@ class Seek(agentrl.ToolEnv):
         return []
 
 
-class Broken(agentrl.ToolEnv):
-    """Can't be made."""
+def fails(error: BaseException) -> type[agentrl.ToolEnv]:
+    """An environment that can't be made."""
 
-    def __init__(self) -> None:
-        raise RuntimeError("no \x1b[31mway")
+    def init(self: agentrl.ToolEnv) -> None:
+        raise error
 
-
-class Leaves(agentrl.ToolEnv):
-    """Ends the process."""
-
-    def __init__(self) -> None:
-        sys.exit(3)
+    return type("Fails", (agentrl.ToolEnv,), {"__init__": init})
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def registered(clean_registry: None) -> None:
     agentrl.register("test/Seek-v0", Seek, kwargs={"depth": 3})
-    agentrl.register("test/Broken-v0", Broken)
-    agentrl.register("test/Leaves-v0", Leaves)
+    agentrl.register("test/Broken-v0", fails(RuntimeError("no \x1b[31mway")))
+    agentrl.register("test/Leaves-v0", fails(SystemExit(3)))
     agentrl.register("Lacking-v0", "no_such_module:Lacking")
 
 
-@pytest.mark.usefixtures("registered")
-def test_every_environment_is_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list"]) == 0
-    shown = capsys.readouterr().out.splitlines()
+def test_every_environment_is_in_a_line(command: Command) -> None:
+    shown = command("list").out.splitlines()
     assert [line for line in shown if line.startswith("environments test (from ")]
     lines = {line.split()[0]: line for line in shown}
-    assert lines["test/Seek-v0"].endswith(
-        "tools look; splits train, exam; reward found: 1, slow: -0.25; gold"
-    )  # what its constructor prints is not here
+    # What its constructor prints is not here.
+    assert lines["test/Seek-v0"].endswith("tools look; splits train, exam; reward found: 1, slow: -0.25; gold")
     assert r"broken: RuntimeError('no \x1b[31mway')" in lines["test/Broken-v0"]
     assert "broken: SystemExit(3)" in lines["test/Leaves-v0"]
     assert "not available: environment 'Lacking-v0' needs a module" in lines["Lacking-v0"]
@@ -89,39 +79,25 @@ def test_every_environment_is_in_a_line(capsys: pytest.CaptureFixture[str]) -> N
     assert "  quickstart" in shown and all(line.isprintable() for line in shown)
 
 
-@pytest.mark.usefixtures("registered")
-def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_the_same_as_json(command: Command) -> None:
+    found = json.loads(command("list", "--json").out)
     assert set(found) == {"environments", "broken_plugins", "presets"}
-    seek = found["environments"]["test/Seek-v0"]
-    assert seek == {
-        "id": "test/Seek-v0",
-        "distribution": seek["distribution"],
-        "tools": ["look"],
-        "splits": ["train", "exam"],
-        "reward": {"found": 1.0, "slow": -0.25},
-        "gold": True,
-        "problem": "",
-    }
+    assert (seek := found["environments"]["test/Seek-v0"]).pop("distribution")
+    told = {"tools": ["look"], "splits": ["train", "exam"], "reward": {"found": 1.0, "slow": -0.25}, "gold": True}
+    assert seek == {"id": "test/Seek-v0", "problem": "", **told}
     assert found["environments"]["test/Broken-v0"]["problem"].startswith("broken: ")
 
 
-@pytest.mark.usefixtures("registered")
-def test_details_of_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "test/Seek-v0"]) == 0
-    shown = capsys.readouterr().out
-    lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
+def test_details_of_one(command: Command) -> None:
+    lines = dict(line.split(maxsplit=1) for line in command("list", "test/Seek-v0").out.splitlines())
     assert lines["id"] == "test/Seek-v0" and lines["description"] == "Seek, and ye shall find."
     assert lines["arguments"] == "split='train', depth=2" and "depth=3" in lines["set"]
     assert lines["splits"] == "train, exam" and lines["reward"] == "found: 1, slow: -0.25" and lines["gold"] == "yes"
     assert lines["tools"] == r"look(where, how): Look somewhere.\x1b[2J"
-    assert main(["list", "test/Seek-v0", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(command("list", "test/Seek-v0", "--json").out)
     assert found["reward"] == {"found": 1.0, "slow": -0.25} and found["max_turns"] == 8
 
 
-@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(
     ("env_id", "told"),
     [
@@ -133,13 +109,11 @@ def test_details_of_one(capsys: pytest.CaptureFixture[str]) -> None:
         ("\x1b[2J" * 5000, "no environment is called"),
     ],
 )
-def test_details_of_what_is_not_there(env_id: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", env_id]) == 2
-    out, err = capsys.readouterr()
+def test_details_of_what_is_not_there(env_id: str, told: str, command: Command) -> None:
+    out, err = command("list", env_id, code=2)
     assert out == "" and told in err and err.count("\n") == 1 and err.strip().isprintable()
 
 
-@pytest.mark.usefixtures("registered")
 def test_hundreds_are_a_line_each() -> None:
     for number in range(300):
         agentrl.register(f"many/Seek{number}-v0", Seek, kwargs={"depth": number})
@@ -157,7 +131,7 @@ def test_nothing_is_started() -> None:
         "from agentrl.toolenv.tools.python import sandbox_counters\nassert sandbox_counters() is None\n"
         "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules), 'a heavy library was imported'\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -171,22 +145,15 @@ PLUGINS = {
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> dict[str, str]:
-    """Environment variables of a process that finds the plugins installed."""
+def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command that finds the plugins installed."""
     for number, (point, (module, code)) in enumerate(PLUGINS.items()):
         offer(tmp_path, f"plugin_{number}", module, point, code=code)
-    return os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    return partial(python, "-m", "agentrl", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
 
 
-def run(installed: Mapping[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentrl", *argv]
-    return subprocess.run(
-        command, env=installed, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )  # fmt: skip
-
-
-def test_plugins_are_listed_with_their_faults(installed: dict[str, str]) -> None:
-    done = run(installed, "list")
+def test_plugins_are_listed_with_their_faults(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run("list")
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and all(line.isprintable() for line in lines)
     assert "environments good (from plugin_0 1.0)" in lines and "environments odd (from plugin_3 1.0)" in lines
@@ -197,17 +164,14 @@ def test_plugins_are_listed_with_their_faults(installed: dict[str, str]) -> None
         "  'thief' of plugin_2 1.0: 'thief_plugin' wants ids that are taken, and does not get them: "
         "'agentrl/Arithmetic-v0'",
     ]
-    assert (done.stderr.strip()) == "loud"
-
-
-def test_broken_plugins_are_in_the_json(installed: dict[str, str]) -> None:
-    found = json.loads(run(installed, "list", "--json").stdout)
+    assert done.stderr.strip() == "loud"
+    found = json.loads(run("list", "--json").stdout)
     assert [plugin["name"] for plugin in found["broken_plugins"]] == ["raises", "thief"]
     assert {"good/Seek-v0", "odd/Seek-v0"} <= set(found["environments"])
 
 
-def test_broken_plugins_stop_nobody_from_playing(installed: dict[str, str]) -> None:
-    done = run(installed, "play", "agentrl/Arithmetic-v0", "--seed", "1")
+def test_broken_plugins_stop_nobody_from_playing(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run("play", "agentrl/Arithmetic-v0", "--seed", "1")
     assert done.returncode == 0 and "left after 0 turns" in done.stdout
     assert done.stderr.count("UserWarning: plugin 'raises'") == done.stderr.count("UserWarning: plugin 'thief'") == 1
     assert "\x1b" not in done.stdout + done.stderr

@@ -4,14 +4,17 @@ import copy
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl.cli import main
 from agentrl.config import load_config, presets
 from agentrl.runs.assemble import task_source
+from agentrl.train.step import check_training_config
+
+from .conftest import Command
 
 pytestmark = pytest.mark.usefixtures("here", "one_thread")
 
@@ -40,16 +43,13 @@ def folder(tmp_path: Path, tokenizer: Any) -> Path:
 
 
 @pytest.mark.slow
-def test_plan_of_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--preset", "quickstart", *settings()]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_plan_of_the_tiny_model(command: Command) -> None:
+    lines = command("plan", "--preset", "quickstart", *settings()).out.splitlines()
     assert [line.split()[0] for line in lines] == ["memory"] * 11 + ["in", "a"]
-    span = r"[^,]*[1-9][^,]* (s|min)"
-    assert re.fullmatch(
-        rf"a step    24576 tokens at most, {span} to generate, {span} to score, {span} to update", lines[-1]
-    )
-    assert main(["plan", "--preset", "quickstart", "--memory", "0.01", "--json", *settings()]) == 1
-    row = json.loads(capsys.readouterr().out)
+    spans = ", ".join(rf"[^,]*[1-9][^,]* (s|min) to {verb}" for verb in ("generate", "score", "update"))
+    assert re.fullmatch(f"a step    24576 tokens at most, {spans}", lines[-1])
+    said = command("plan", "--preset", "quickstart", "--memory", "0.01", "--json", *settings(), code=1)
+    row = json.loads(said.out)
     assert row["fits"] is False and row["limit"] == int(0.01 * 2**30) and row["total"] == sum(row["memory"].values())
     assert row["remedy"].startswith("process is the first that does not fit, and all does not even with ")
     assert not list(Path().iterdir()), "a plan writes nothing"
@@ -58,7 +58,7 @@ def test_plan_of_the_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "rows"), [("qwen3-4b-tir", 512 * 8), ("qwen3-8b-tir", 128 * 4)])
 def test_dry_run_needs_a_config_and_a_tokenizer_but_no_weights_and_no_vllm(
-    name: str, rows: int, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, rows: int, folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     assert load_config(preset=name).engine.name == "vllm"
@@ -66,32 +66,26 @@ def test_dry_run_needs_a_config_and_a_tokenizer_but_no_weights_and_no_vllm(
     data = 'env.args.data={train = "mine.jsonl", test = "mine.jsonl"}'
     words = [f"model.path={folder}", "model.device=cpu", "env.args.skip_bad_rows=false"]
     chosen = [word for one in (*words, data) for word in ("--set", one)]
-    assert main(["sft", "--dry-run"]) == 2
-    capsys.readouterr()
+    command("sft", "--dry-run", code=2)
     Path("other.jsonl").write_text('{"problem": "3 + 1?", "answer": "4"}\n')
     chosen[-1] = data.replace('test = "mine', 'test = "other')
-    assert main(["train", "--preset", name, "--dry-run", *chosen]) == 2
-    assert "on a CPU vLLM computes heads of 32, 64, 80, " in capsys.readouterr().err
+    dry_run = partial(command, "train", "--preset", name, "--dry-run", *chosen)
+    assert "on a CPU vLLM computes heads of 32, 64, 80, " in dry_run(code=2).err
     shape = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**shape, "head_dim": 32}))
-    assert main(["train", "--preset", name, "--dry-run", *chosen]) == 1
-    *lines, lacking = capsys.readouterr().out.splitlines()
+    *lines, lacking = dry_run(code=1).out.splitlines()
     assert lacking == "missing   engine 'vllm' needs vllm: pip install 'agentrl[vllm]'"
     assert lines[0] == "tasks     2 train and 1 test of agentrl/MathPython-v0, in the dialect fence"
-    assert lines[1].startswith("prompt    ") and lines[1].endswith(
-        f" tokens, the first; an episode has at most {load_config(preset=name).rollout.episode_tokens}"
-    )
-    assert (
-        lines[2].startswith("memory ")
-        and f"a step    {rows * load_config(preset=name).rollout.episode_tokens} tokens at most" in lines[-1]
-    )
+    most = load_config(preset=name).rollout.episode_tokens
+    assert re.fullmatch(rf"prompt    .* tokens, the first; an episode has at most {most}", lines[1])
+    assert lines[2].startswith("memory ") and f"a step    {rows * most} tokens at most" in lines[-1]
     assert not Path("runs").exists()
 
 
-def test_a_folder_without_a_config_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_config_is_named(folder: Path, command: Command) -> None:
     (folder / "config.json").unlink()
-    assert main(["plan", "--preset", "quickstart", *settings(f"model.path={folder}")]) == 2
-    assert "no model's config can be read from" in capsys.readouterr().err
+    said = command("plan", "--preset", "quickstart", *settings(f"model.path={folder}"), code=2)
+    assert "no model's config can be read from" in said.err
 
 
 @pytest.mark.parametrize(
@@ -105,16 +99,13 @@ def test_a_folder_without_a_config_is_named(folder: Path, capsys: pytest.Capture
         ("engine.options.slots=0", "engine.options.slots is 0: give a number above 0"),
     ],
 )
-def test_what_no_run_can_follow_has_no_plan(override: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--dry-run", *settings(override), "--preset", "quickstart"]) == 2
-    assert why in capsys.readouterr().err
+def test_what_no_run_can_follow_has_no_plan(override: str, why: str, command: Command) -> None:
+    assert why in command("train", "--dry-run", *settings(override), "--preset", "quickstart", code=2).err
 
 
 @pytest.mark.parametrize("name", TIR)
 def test_presets_keep_what_the_papers_say(name: str) -> None:
     config = load_config(preset=name)
-    from agentrl.train.step import check_training_config
-
     check_training_config(config)
     args = config.env.args
     assert (args["max_turns"], args["max_chars"], config.model.dtype) == (5, 256, "bfloat16")

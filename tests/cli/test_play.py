@@ -102,13 +102,9 @@ def test_a_whole_episode(play: Play) -> None:
 
 def test_gold_plays_turn_by_turn(play: Play) -> None:
     shown = play(":gold\n:gold\n", env="test/Parrot-v0?split=test&max_turns=2")
-    assert "at most 2 turns" in shown
-    assert shown.count("[assistant]") == 2 and "return 1.5" in shown and "split test" in shown
-
-
-def test_gold_that_has_nothing_left_to_say(play: Play) -> None:
-    shown = play(":gold\n```echo\n1\n```\n.\n:gold\n", "--task", "train-3")
-    assert "return 1.5" in shown
+    assert shown.count("[assistant]") == 2 and "return 1.5" in shown
+    assert "split test" in shown and "at most 2 turns" in shown
+    assert "return 1.5" in play(":gold\n```echo\n1\n```\n.\n:gold\n", "--task", "train-3")
     shown = play(":gold\n", env="test/Plain-v0")
     assert "this environment has no perfect player" in shown and "left after 0 turns" in shown
 

@@ -3,46 +3,31 @@
 import ast
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.cli import main
-from agentrl.cli.scaffold import Package, create
+from agentrl.cli.scaffold import create
 from agentrl.config import load_config
 from agentrl.errors import UsageError
 
-ROOT = Path(__file__).resolve().parents[2]
-
+from .conftest import Command, python
 
 pytestmark = pytest.mark.usefixtures("here")
-
-
-def run(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """What Python does in a folder that nobody installed."""
-    command, env = [sys.executable, "-W", "error", *argv], os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=env)
 
 
 def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_what_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["new", "my_env"]) == 0
-    assert files(here) == [
-        f"my_env/{name}"
-        for name in (
-            ".gitignore", "README.md", "my_env/__init__.py", "my_env/env.py", "pyproject.toml", "tests/test_my_env.py",
-            "train.toml",
-        )
-    ]  # fmt: skip
-    told = capsys.readouterr().out.splitlines()
+def test_what_is_written(here: Path, command: Command) -> None:
+    told = command("new", "my_env").out.splitlines()
+    names = (".gitignore", "README.md", "my_env/__init__.py", "my_env/env.py", "pyproject.toml")
+    assert files(here) == [f"my_env/{name}" for name in (*names, "tests/test_my_env.py", "train.toml")]
     assert told[0] == "me/MyEnv-v0 is in my_env; go on with:"
     assert [line.split()[0] for line in told[1:]] == ["cd", "pip", "agentrl", "agentrl", "agentrl"]
     project = tomllib.loads(Path("my_env/pyproject.toml").read_text())["project"]
@@ -51,13 +36,8 @@ def test_what_is_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert len(Path("my_env/my_env/env.py").read_text().splitlines()) <= 40
     for name in files(here):
         assert "$" not in Path(name).read_text(), name
-    assert Path("my_env").stat().st_mode & 0o777 == 0o777 & ~current_umask()
-
-
-def current_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    os.umask(mask := os.umask(0))
+    assert Path("my_env").stat().st_mode & 0o777 == 0o777 & ~mask
 
 
 @pytest.mark.slow
@@ -66,7 +46,7 @@ def test_every_package_is_tidy_and_keeps_the_contract(here: Path) -> None:
     made = {f"{name}:{create(name, namespace='Some-1').env_id}": name for name in names}
     settings = ["--isolated", "--line-length", "120", "--quiet"]
     for command in (["check", *settings, "--select", "E,F,I,UP,B"], ["format", *settings, "--check"]):
-        done = run(here, "-m", "ruff", *command, *names)
+        done = python("-W", "error", "-m", "ruff", *command, *names)
         assert done.returncode == 0, done.stdout + done.stderr
     code = f"""
 import sys, agentrl
@@ -75,18 +55,20 @@ for env_id, folder in {made}.items():
     report = agentrl.check_env(env_id)
     assert report.ok, (env_id, report)
 """
-    done = run(here, "-c", code)
+    done = python("-W", "error", "-c", code)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_its_own_tests_pass(here: Path) -> None:
-    done = run(create("my_env").folder, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider")
+    tests = ("-W", "error", "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider")
+    done = python(*tests, folder=create("my_env").folder)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_importing_it_loads_no_environment(here: Path) -> None:
-    done = run(create("my_env").folder, "-c", "import sys, my_env; assert 'my_env.env' not in sys.modules")
+    code = "import sys, my_env; assert 'my_env.env' not in sys.modules"
+    done = python("-W", "error", "-c", code, folder=create("my_env").folder)
     assert done.returncode == 0, done.stderr
 
 
@@ -97,12 +79,24 @@ BAD = (
 )
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_name_that_will_not_do(name: str, here: Path) -> None:
-    with pytest.raises(UsageError) as told:
-        create(name, folder=here / "new")
-    assert str(told.value).isprintable() and len(str(told.value)) < 300
-    assert not list(here.iterdir())
+NAMESPACES = ("", "a/b", "a:b", "../x", "agentrl", "a b", "x" * 51, "me\n", '"', "-x")
+FOLDERS = ("file/in/it", "a\x1bb", "x" * 300, "null\x00")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        *(({"name": name}, "a package's name|choose another name") for name in BAD),
+        *(({"namespace": namespace}, "the namespace") for namespace in NAMESPACES),
+        *(({"folder": Path(folder)}, "can't be (written|printed)") for folder in FOLDERS),
+    ],
+)
+def test_what_will_not_do(wrong: dict[str, Any], said: str, here: Path) -> None:
+    (here / "file").write_text("")
+    with pytest.raises(UsageError, match=said) as told:
+        create(**{"name": "my_env", "folder": here / "new"} | wrong)
+    assert str(told.value).isprintable() and len(str(told.value)) < 400
+    assert [path.name for path in here.iterdir()] == ["file"]
 
 
 @given(st.text(max_size=12) | st.from_regex(r"[a-z_]{1,12}", fullmatch=True))
@@ -120,13 +114,6 @@ def test_any_name_is_written_or_refused(tmp_path_factory: pytest.TempPathFactory
         tomllib.loads(path.read_text())
 
 
-@pytest.mark.parametrize("namespace", ["", "a/b", "a:b", "../x", "agentrl", "a b", "x" * 51, "me\n", '"', "-x"])
-def test_a_namespace_that_will_not_do(namespace: str, here: Path) -> None:
-    with pytest.raises(UsageError, match="the namespace"):
-        create("my_env", namespace=namespace)
-    assert not list(here.iterdir())
-
-
 def test_a_folder_that_is_there(here: Path) -> None:
     (here / "my_env").mkdir()
     assert create("my_env").folder == Path("my_env"), "an empty folder will do"
@@ -141,17 +128,8 @@ def test_a_folder_that_is_there(here: Path) -> None:
     assert files(here) == sorted([*before, "file"]) and (here / "link").is_symlink()
 
 
-@pytest.mark.parametrize("folder", ["file/in/it", "a\x1bb", "x" * 300, "null\x00"])
-def test_a_folder_that_can_not_be_written(folder: str, here: Path) -> None:
-    (here / "file").write_text("")
-    with pytest.raises(UsageError, match=r"can't be (written|printed)"):
-        create("my_env", folder=Path(folder))
-    assert [path.name for path in here.iterdir()] == ["file"]
-
-
-def test_another_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["new", "my_env", "--dir", "some where/deep", "--namespace", "jo"]) == 0
-    told = capsys.readouterr().out
+def test_another_folder(here: Path, command: Command) -> None:
+    told = command("new", "my_env", "--dir", "some where/deep", "--namespace", "jo").out
     assert "jo/MyEnv-v0 is in 'some where/deep'" in told and "cd 'some where/deep'" in told
     assert (here / "some where" / "deep" / "my_env" / "env.py").is_file()
     assert not list(here.rglob("*.tmp"))
@@ -164,10 +142,6 @@ def test_disk_that_fills_up_leaves_nothing(here: Path) -> None:
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))\n"
         "try:\n    create('my_env')\nexcept UsageError as error:\n    print(error)\n"
     )
-    done = run(here, "-B", "-c", code)
+    done = python("-W", "error", "-B", "-c", code)
     assert done.stdout == "the folder 'my_env' can't be written: File too large\n", done.stderr
     assert not list(here.iterdir())
-
-
-def test_next_steps_are_quoted() -> None:
-    assert "cd 'a; rm -rf b'" in Package(folder=Path("a; rm -rf b"), env_id="me/A-v0").next_steps

@@ -9,21 +9,16 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from .conftest import ROOT
+
 # As the installed program does it; the line says that Python itself is up, and its Ctrl-C is ours.
 PROGRAM = "import sys; from agentrl_start import main; print('up', flush=True); sys.exit(main())"
 
 
-def start(tmp_path: Path, code: str = PROGRAM, **options: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(  # type: ignore[call-overload]
-        [sys.executable, "-c", code, "list"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+def start(tmp_path: Path, code: str = PROGRAM) -> subprocess.Popen[str]:
+    command, env = [sys.executable, "-c", code, "list"], os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=tmp_path, env=env, text=True, **pipes)
 
 
 @pytest.mark.parametrize("pause_s", [0.01, 0.05, 0.1, 0.2, 0.3])

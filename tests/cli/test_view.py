@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cli import main
 from agentrl.runs.records import write_episodes
 from agentrl.types import Segment, Stop, Trajectory
 
 from ..runs.origins import ORIGIN, Signs
+from .conftest import Command
 
 
 @pytest.fixture
@@ -22,6 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "runs" / "mine" / "config.toml").write_text("")
     one = Trajectory(task_id="t", seed=0, segments=(Segment("prompt", (1,)),), rewards=(), stop=Stop.TURN_LIMIT)
     (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / "notes.txt").write_text("x")
     for file in ("runs/mine/episodes/step-000001.jsonl.zst", "evaluation/episodes.jsonl.zst"):
         write_episodes(tmp_path / file, [one], Signs(), ORIGIN)
     return tmp_path
@@ -37,11 +38,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["evaluation"], "evaluation/view.html"),
     ],
 )
-def test_the_page_s_path_is_printed(
-    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], page: str
-) -> None:
-    assert main(["view", *arguments]) == 0
-    assert capsys.readouterr().out == f"{(here / page).resolve()}\n" and (here / page).is_file()
+def test_the_page_s_path_is_printed(here: Path, command: Command, arguments: list[str], page: str) -> None:
+    assert command("view", *arguments).out == f"{(here / page).resolve()}\n" and (here / page).is_file()
 
 
 @pytest.mark.parametrize(
@@ -49,29 +47,21 @@ def test_the_page_s_path_is_printed(
     [
         (["runs/mime"], 2, "did you mean 'runs/mine'?"),
         (["runs/mine", "--out", "runs"], 2, "give one that ends in .html"),
-        (["runs/mine/config.toml"], 1, "can't be read to its end"),
+        (["evaluation/notes.txt"], 1, "can't be read to its end"),
         (["runs"], 2, "is no run"),
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_what_can_t_be_shown_is_named(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str
-) -> None:
-    if arguments == ["runs/mine/config.toml"]:
-        Path(arguments[0]).write_text("x")
-    assert main(["view", *arguments]) == code
-    out, err = capsys.readouterr()
+def test_what_can_t_be_shown_is_named(command: Command, arguments: list[str], code: int, said: str) -> None:
+    out, err = command("view", *arguments, code=code)
     assert out == "" and said in err and err.count("\n") == 1 and not Path("view.html").exists()
 
 
 @pytest.mark.parametrize("folder", ["runs/mine", "runs/it's mine"])
-def test_command_in_a_report_works_where_the_report_was_made(
-    here: Path, capsys: pytest.CaptureFixture[str], folder: str
-) -> None:
+def test_command_in_a_report_works_where_the_report_was_made(here: Path, command: Command, folder: str) -> None:
     Path("runs/mine").rename(folder)
-    assert main(["report", folder]) == 0
+    command("report", folder)
     page = html.unescape(Path(folder, "report.html").read_text(encoding="utf-8"))
-    (command,) = re.findall(r"All of them: agentrl (view .*)</p>|All of them: agentrl (view [^\n]+)\n", page)[:1]
-    words = shlex.split(next(filter(None, command)).strip())
-    assert main(words) == 0
+    (told,) = re.findall(r"All of them: agentrl (view .*)</p>|All of them: agentrl (view [^\n]+)\n", page)[:1]
+    command(*shlex.split(next(filter(None, told)).strip()))
     assert str(here) not in page, "a page is passed on: it names no folder above"

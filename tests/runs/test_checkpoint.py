@@ -26,6 +26,8 @@ from agentrl.runs.checkpoint import damage, load_optimizer, load_state, model_at
 from agentrl.runs.folder import checkpoints, numbered
 from agentrl.runs.shards import Shards, shard_name, write_shards
 
+Save = Callable[[Path, int], None]
+
 
 def state(step: int) -> dict[str, object]:
     return {"step": step, "updates": 2 * step, "records": {}}
@@ -42,9 +44,7 @@ def trained(model: Any) -> tuple[Any, torch.optim.Optimizer]:
 
 def written(optimizer: torch.optim.Optimizer) -> Callable[[Path], None]:
     """What writes an optimizer's state into a folder."""
-    held = {
-        f"{place}.{kind}": one for place, state in enumerate(optimizer.state.values()) for kind, one in state.items()
-    }
+    held = {f"{place}.{kind}": one for place, own in enumerate(optimizer.state.values()) for kind, one in own.items()}
     return lambda folder: write_shards(folder, held)
 
 
@@ -68,18 +68,19 @@ def test_transformers_loads_it(model: Any, tokenizer: Any, tmp_path: Path) -> No
     assert checkpoints(tmp_path / "run") == [path] and [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
-def test_checkpoint_that_is_there_is_left_as_it_is(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    path = tmp_path / "step-000001"
-    save_checkpoint(path, model, tokenizer, state=state(1))
+@pytest.fixture
+def save(model: Any, tokenizer: Any) -> Save:
+    return lambda path, step: save_checkpoint(path, model, tokenizer, state=state(step))
+
+
+def test_a_checkpoint_replaces_rubbish_alone(save: Save, model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    path, killed = tmp_path / "step-000001", tmp_path / ".step-000001.tmp"
+    (killed / "deep").mkdir(parents=True)
+    save(path, 1)
+    assert not (path / "deep").exists() and not killed.exists()
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     save_checkpoint(path, trained(model)[0], tokenizer, state=state(2))
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
-
-
-def test_rubbish_of_a_killed_save_is_no_obstacle(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    (tmp_path / ".step-000001.tmp" / "deep").mkdir(parents=True)
-    save_checkpoint(tmp_path / "step-000001", model, tokenizer, state=state(1))
-    assert not (tmp_path / "step-000001" / "deep").exists() and not (tmp_path / ".step-000001.tmp").exists()
 
 
 def test_other_folders_are_no_checkpoints(tmp_path: Path) -> None:
@@ -118,9 +119,8 @@ def save_for_ever(folder: Path, model: Any, tokenizer: Any, optimizer: torch.opt
     # The child must not run into pytest, whatever happens here.
     with contextlib.suppress(BaseException):
         for step in range(1, 10_000):
-            save_checkpoint(
-                folder / f"step-{step:06d}", model, tokenizer, optimizer=written(optimizer), state=state(step)
-            )
+            path = folder / f"step-{step:06d}"
+            save_checkpoint(path, model, tokenizer, optimizer=written(optimizer), state=state(step))
     os._exit(1)
 
 
@@ -152,8 +152,9 @@ def check_damage_is_found(run: Path) -> None:
     assert newest(run, lambda _: None) == (last, [])
 
 
+Spoil = Callable[[Path, Path], object]
 NINTH = "step-000009"
-SPOILED: list[tuple[Callable[[Path, Path], object], str]] = [
+SPOILED: list[tuple[Spoil, str]] = [
     (lambda one, two: shutil.copy(one / "trainer.json", two), "another trainer.json"),
     (lambda one, two: (two / "adapter_config.json").write_text("{}"), "another adapter_config.json"),
     (lambda one, two: shutil.copytree(one, two.with_name(NINTH)), f"{NINTH} is of step-000001"),
@@ -164,12 +165,10 @@ SPOILED: list[tuple[Callable[[Path, Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "words"), SPOILED)
-def test_what_was_not_saved_there_is_passed_over(
-    model: Any, tokenizer: Any, tmp_path: Path, spoil: Callable[[Path, Path], object], words: str
-) -> None:
+def test_what_was_not_saved_there_is_passed_over(save: Save, tmp_path: Path, spoil: Spoil, words: str) -> None:
     saved = [tmp_path / "checkpoints" / f"step-{step:06d}" for step in (1, 2)]
     for step, path in enumerate(saved, start=1):
-        save_checkpoint(path, model, tokenizer, state=state(step))
+        save(path, step)
     spoil(*saved)
     check_passed_over(tmp_path, words)
 

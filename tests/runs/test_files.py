@@ -44,9 +44,8 @@ def run(tmp_path: Path) -> Path:
 
 
 @hostile
-def test_only_regular_files_are_read_and_appended_to(tmp_path: Path, lay: Lay) -> None:
-    (folder := tmp_path / "run").mkdir()
-    lay(path := folder / "metrics.jsonl")
+def test_only_regular_files_are_read_and_appended_to(run: Path, tmp_path: Path, lay: Lay) -> None:
+    lay(path := run / "metrics.jsonl")
     for use in (read, open_to_append):
         with pytest.raises(OSError):
             use(path)
@@ -56,11 +55,10 @@ def test_only_regular_files_are_read_and_appended_to(tmp_path: Path, lay: Lay) -
 
 
 @pytest.mark.parametrize("name", ["view.html", ".view.html.tmp"])
-def test_a_new_file_takes_the_place_of_a_link_and_leaves_its_target(tmp_path: Path, name: str) -> None:
-    (folder := tmp_path / "run").mkdir()
-    link_to_file(folder / name)
-    replace(folder / "view.html", b"page")
-    assert (folder / "view.html").read_bytes() == b"page" and not (folder / "view.html").is_symlink()
+def test_a_new_file_takes_the_place_of_a_link_and_leaves_its_target(run: Path, tmp_path: Path, name: str) -> None:
+    link_to_file(run / name)
+    replace(page := run / "view.html", b"page")
+    assert page.read_bytes() == b"page" and not page.is_symlink()
     assert (tmp_path / "outside").read_text() == SECRET
 
 
@@ -100,9 +98,8 @@ def test_no_more_is_read_than_is_needed(tmp_path: Path) -> None:
 def test_a_small_file_can_not_be_unpacked_without_end(tmp_path: Path) -> None:
     packer = zstandard.ZstdCompressor().compressobj()
     piece = b"\n" * (1 << 20)
-    (path := tmp_path / "bomb.jsonl.zst").write_bytes(
-        b"".join(packer.compress(piece) for _ in range(300)) + packer.flush()
-    )
+    path, packed = tmp_path / "bomb.jsonl.zst", [packer.compress(piece) for _ in range(300)]
+    path.write_bytes(b"".join(packed) + packer.flush())
     assert path.stat().st_size < 1 << 16
     assert count_episodes(path) < 200 << 20
     with pytest.raises(TrajectoryError, match="packed 1000 times"):
@@ -142,11 +139,10 @@ def test_episodes_are_read_from_files_alone(run: Path, tmp_path: Path, lay: Lay)
     assert "be read" in (page := (run / "view.html").read_text()) and SECRET.strip() not in page
 
 
-def test_an_evaluation_begins_its_file_beside_a_link(tmp_path: Path, tokenizer: Any) -> None:
-    (folder := tmp_path / "run").mkdir()
-    link_to_file(folder / ".episodes.jsonl.tmp")
-    EpisodeWriter(folder / "episodes.jsonl", tokenizer, b"", {}, {}).close()
-    assert (folder / "episodes.jsonl").read_bytes() == b"" and (tmp_path / "outside").read_text() == SECRET
+def test_an_evaluation_begins_its_file_beside_a_link(run: Path, tmp_path: Path, tokenizer: Any) -> None:
+    link_to_file(run / ".episodes.jsonl.tmp")
+    EpisodeWriter(run / "episodes.jsonl", tokenizer, b"", {}, {}).close()
+    assert (run / "episodes.jsonl").read_bytes() == b"" and (tmp_path / "outside").read_text() == SECRET
 
 
 @pytest.mark.parametrize("name", ["episodes", "checkpoints"])

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,20 @@ def config(tmp_path: Path) -> Config:
     return load_config(overrides=[f"run.dir={tmp_path / 'runs'}", "run.name=it", 'env.args.word="a \\"b\\""'])
 
 
-def test_new_folder_holds_config_and_versions(config: Config, tmp_path: Path) -> None:
-    with RunFolder.create(config, numbered=False) as folder:
-        assert folder.path == tmp_path / "runs" / "it"
-        text = (folder.path / "config.toml").read_text()
-    assert "[versions]" in text and f'"{sys.version.split()[0]}"' in text
-    assert read_config(folder.path) == config
+@pytest.fixture
+def folder(config: Config) -> Generator[RunFolder]:
+    with RunFolder.create(config, numbered=False) as made:
+        yield made
+
+
+def test_new_folder_holds_config_versions_and_dialect(config: Config, tmp_path: Path) -> None:
+    with RunFolder.create(config, numbered=False, dialect='fence "1"') as folder:
+        assert folder.path == tmp_path / "runs" / "it" and read_dialect(folder.path) == 'fence "1"'
+    text = (folder.path / "config.toml").read_text()
+    assert "[versions]" in text and f'"{sys.version.split()[0]}"' in text and read_config(folder.path) == config
     assert not [path.name for path in folder.path.iterdir() if path.name.endswith(".tmp")]
+    with RunFolder.create(config, numbered=True) as folder:
+        assert read_dialect(folder.path) == ""
 
 
 def test_config_of_a_mix_names_no_environment_beside_it(tmp_path: Path) -> None:
@@ -33,14 +41,6 @@ def test_config_of_a_mix_names_no_environment_beside_it(tmp_path: Path) -> None:
     with RunFolder.create(config, numbered=True) as folder:
         assert "Arithmetic" not in (folder.path / "config.toml").read_text()
         assert read_config(folder.path) == config
-
-
-def test_dialect_of_the_training_is_recorded(config: Config) -> None:
-    with RunFolder.create(config, numbered=False, dialect='fence "1"') as folder:
-        assert read_dialect(folder.path) == 'fence "1"'
-        assert read_config(folder.path) == config
-    with RunFolder.create(config, numbered=True) as folder:
-        assert read_dialect(folder.path) == ""
 
 
 def test_taken_name_is_an_error_or_gets_a_number(config: Config, tmp_path: Path) -> None:
@@ -71,9 +71,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_leaves_its_name_free(confi
 @pytest.mark.parametrize(
     ("begun", "error", "left"), [(False, ConfigError, False), (False, OSError, True), (True, ConfigError, True)]
 )
-def test_a_run_that_is_refused_as_it_begins_leaves_no_folder(
-    config: Config, begun: bool, error: type[Exception], left: bool
-) -> None:
+def test_a_refused_run_leaves_no_folder(config: Config, begun: bool, error: type[Exception], left: bool) -> None:
     with pytest.raises(error), RunFolder.create(config, numbered=False) as folder:
         if begun:
             folder.checkpoint(0).mkdir(parents=True)
@@ -94,20 +92,16 @@ def test_folder_that_holds_other_things_is_left_alone(config: Config, tmp_path: 
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-@pytest.mark.parametrize("place", ["file", "file/deeper"])
-def test_parent_that_is_a_file(tmp_path: Path, place: str, numbered: bool) -> None:
+@pytest.mark.parametrize(
+    ("place", "name", "why"),
+    [("file", "it", "Not a directory"), ("file/in", "it", "Not a directory"), (".", "a" * 300, "File name too long")],
+)
+def test_a_folder_that_can_not_be_made(tmp_path: Path, place: str, name: str, why: str, numbered: bool) -> None:
     (tmp_path / "file").write_text("")
-    config = load_config(overrides=[f"run.dir={tmp_path / place}"])
-    with pytest.raises(RunFolderError, match="can't be made: Not a directory"):
+    config = load_config(overrides=[f"run.dir={tmp_path / place}", f"run.name={name}"])
+    with pytest.raises(RunFolderError, match=f"can't be made: {why}"):
         RunFolder.create(config, numbered=numbered)
-
-
-@pytest.mark.parametrize("numbered", [False, True])
-def test_name_that_is_too_long(tmp_path: Path, numbered: bool) -> None:
-    config = load_config(overrides=[f"run.dir={tmp_path}", f"run.name={'a' * 300}"])
-    with pytest.raises(RunFolderError, match="can't be made: File name too long"):
-        RunFolder.create(config, numbered=numbered)
-    assert not list(tmp_path.iterdir())
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
 
 
 HOLD = """
@@ -146,56 +140,53 @@ def test_folder_in_use_names_the_process(config: Config) -> None:
             RunFolder.resume(path)
 
 
-def test_partial_last_line_is_dropped(config: Config) -> None:
-    with RunFolder.create(config, numbered=False) as folder:
-        assert read_jsonl(folder.path / "metrics.jsonl") == []
-        for step in range(4):
-            folder.append("metrics.jsonl", {"step": step, "loss": 0.1 * step})
-        rows = read_jsonl(folder.path / "metrics.jsonl")
-        with (folder.path / "metrics.jsonl").open("a") as stream:
-            stream.write('{"step": 4, "lo')
-        assert read_jsonl(folder.path / "metrics.jsonl") == rows
-        kept = folder.kept(2, {})
-        assert kept["evals.jsonl"] == b"" and not (folder.path / "evals.jsonl").exists()
-        replace(folder.path / "metrics.jsonl", kept["metrics.jsonl"])
-        folder.append("metrics.jsonl", {"step": 3})
-        assert read_jsonl(folder.path / "metrics.jsonl") == [*rows[:3], {"step": 3}]
-        with pytest.raises(RunFolderError, match=r"metrics.jsonl has rows, and the run no checkpoint"):
-            folder.kept(-1, {})
+def test_partial_last_line_is_dropped(folder: RunFolder) -> None:
+    assert read_jsonl(folder.path / "metrics.jsonl") == []
+    for step in range(4):
+        folder.append("metrics.jsonl", {"step": step, "loss": 0.1 * step})
+    rows = read_jsonl(folder.path / "metrics.jsonl")
+    with (folder.path / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 4, "lo')
+    assert read_jsonl(folder.path / "metrics.jsonl") == rows
+    kept = folder.kept(2, {})
+    assert kept["evals.jsonl"] == b"" and not (folder.path / "evals.jsonl").exists()
+    replace(folder.path / "metrics.jsonl", kept["metrics.jsonl"])
+    folder.append("metrics.jsonl", {"step": 3})
+    assert read_jsonl(folder.path / "metrics.jsonl") == [*rows[:3], {"step": 3}]
+    with pytest.raises(RunFolderError, match=r"metrics.jsonl has rows, and the run no checkpoint"):
+        folder.kept(-1, {})
 
 
-def test_a_write_that_fails_half_way_leaves_nothing(config: Config) -> None:
-    with RunFolder.create(config, numbered=False) as folder:
-        path = folder.path / "metrics.jsonl"
-        folder.append(path.name, {"step": 1})
-        data, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) + 5, hard))
-        try:
-            for write in (lambda: folder.append(path.name, {"step": 2}), lambda: replace(path, b"x" * 99)):
-                with pytest.raises(OSError, match="File too large"):
-                    write()
-                assert path.read_bytes() == data and not list(folder.path.glob(".*.tmp"))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        folder.append(path.name, {"step": 2})
-        assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
+def test_a_write_that_fails_half_way_leaves_nothing(folder: RunFolder) -> None:
+    path = folder.path / "metrics.jsonl"
+    folder.append(path.name, {"step": 1})
+    data, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) + 5, hard))
+    try:
+        for write in (lambda: folder.append(path.name, {"step": 2}), lambda: replace(path, b"x" * 99)):
+            with pytest.raises(OSError, match="File too large"):
+                write()
+            assert path.read_bytes() == data and not list(folder.path.glob(".*.tmp"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    folder.append(path.name, {"step": 2})
+    assert read_jsonl(path) == [{"step": 1}, {"step": 2}]
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"{}", b'{"step": "1"}', b"\0\0", b"\xff", b"[" * 100_000])
-def test_damaged_line_is_named_unless_it_is_cut_anyway(config: Config, line: bytes) -> None:
-    with RunFolder.create(config, numbered=False) as folder:
-        path = folder.path / "metrics.jsonl"
-        folder.append("metrics.jsonl", {"step": 1})
-        sealed, data = folder.seal(), path.read_bytes()
-        path.write_bytes(data + line + b"\n")
-        assert folder.kept(1, sealed)["metrics.jsonl"] == data, "what came after the checkpoint is written again"
-        for read in (lambda: folder.kept(1, {}), lambda: read_jsonl(path)):
-            with pytest.raises(RunFolderError, match=r"line 2 of .*metrics.jsonl is no JSON object with a step: put a"):
-                read()
-        for other in (data.replace(b"1", b"2"), data[:-1], b""):
-            path.write_bytes(other)
-            with pytest.raises(RunFolderError, match=r"metrics.jsonl is damaged or gone: .* step-000001 was saved"):
-                folder.kept(1, sealed)
+def test_damaged_line_is_named_unless_it_is_cut_anyway(folder: RunFolder, line: bytes) -> None:
+    path = folder.path / "metrics.jsonl"
+    folder.append("metrics.jsonl", {"step": 1})
+    sealed, data = folder.seal(), path.read_bytes()
+    path.write_bytes(data + line + b"\n")
+    assert folder.kept(1, sealed)["metrics.jsonl"] == data, "what came after the checkpoint is written again"
+    for read in (lambda: folder.kept(1, {}), lambda: read_jsonl(path)):
+        with pytest.raises(RunFolderError, match=r"line 2 of .*metrics.jsonl is no JSON object with a step: put a"):
+            read()
+    for other in (data.replace(b"1", b"2"), data[:-1], b""):
+        path.write_bytes(other)
+        with pytest.raises(RunFolderError, match=r"metrics.jsonl is damaged or gone: .* step-000001 was saved"):
+            folder.kept(1, sealed)
 
 
 def test_config_that_was_cut_off_anywhere_is_no_config(config: Config) -> None:
@@ -219,14 +210,13 @@ def test_no_run_names_the_nearest(config: Config, tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "it").exists()
 
 
-def test_a_run_names_its_last_checkpoint_as_a_model(config: Config, tmp_path: Path) -> None:
-    with RunFolder.create(config, numbered=False) as folder:
-        with pytest.raises(RunFolderError, match="has no checkpoint yet"):
-            model_at(str(folder.path), print)
-        for step in (3, 20):
-            folder.checkpoint(step).mkdir(parents=True)
-            (folder.checkpoint(step) / "trainer.json").write_text(f'{{"step": {step}, "updates": 0}}')
-        assert model_at(str(folder.path), print) == str(folder.checkpoint(20))
+def test_a_run_names_its_last_checkpoint_as_a_model(folder: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="has no checkpoint yet"):
+        model_at(str(folder.path), print)
+    for step in (3, 20):
+        folder.checkpoint(step).mkdir(parents=True)
+        (folder.checkpoint(step) / "trainer.json").write_text(f'{{"step": {step}, "updates": 0}}')
+    assert model_at(str(folder.path), print) == str(folder.checkpoint(20))
     for other in ("", "Qwen/Qwen3-0.6B", str(tmp_path), str(folder.checkpoint(3))):
         assert model_at(other, print) == other
 
@@ -243,13 +233,12 @@ def test_what_may_change_while_a_run_goes_on(config: Config) -> None:
         changed(config, ["optim.stepz=3"], Path("runs/it"))
 
 
-def test_checkpoints_are_in_order_of_their_steps(config: Config) -> None:
-    with RunFolder.create(config, numbered=False) as folder:
-        assert checkpoints(folder.path) == []
-        for step in (20, 3, 1000001, 999999):
-            folder.checkpoint(step).mkdir(parents=True)
-        (folder.path / "checkpoints" / ".step-000030.tmp").mkdir()
-        (folder.path / "checkpoints" / "notes").mkdir()
-        (folder.path / "checkpoints" / "step-000099").write_text("a stray file")
-        assert checkpoints(folder.path) == [folder.checkpoint(step) for step in (3, 20, 999999, 1000001)]
-        assert folder.episodes(7).name == "step-000007.jsonl.zst"
+def test_checkpoints_are_in_order_of_their_steps(folder: RunFolder) -> None:
+    assert checkpoints(folder.path) == []
+    for step in (20, 3, 1000001, 999999):
+        folder.checkpoint(step).mkdir(parents=True)
+    (folder.path / "checkpoints" / ".step-000030.tmp").mkdir()
+    (folder.path / "checkpoints" / "notes").mkdir()
+    (folder.path / "checkpoints" / "step-000099").write_text("a stray file")
+    assert checkpoints(folder.path) == [folder.checkpoint(step) for step in (3, 20, 999999, 1000001)]
+    assert folder.episodes(7).name == "step-000007.jsonl.zst"

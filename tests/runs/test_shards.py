@@ -46,9 +46,8 @@ def test_the_same_tensors_are_the_same_bytes(tmp_path: Path) -> None:
         (tmp_path / str(number)).mkdir()
         write_shards(tmp_path / str(number), WHOLE)
         files.append((tmp_path / str(number) / shard_name(0, 1)).read_bytes())
-    assert len(set(files)) == 1 and all(
-        torch.equal(one, WHOLE[name]) for name, one in read(tmp_path / "0", SHAPES).items()
-    )
+    assert len(set(files)) == 1
+    assert all(torch.equal(one, WHOLE[name]) for name, one in read(tmp_path / "0", SHAPES).items())
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 PATIENCE_S = 60.0
+FILLED = "[...document.querySelectorAll('#columns .chunk')].some(one => one.textContent)"
 
 
 class Browser(AbstractContextManager["Browser"]):
@@ -102,11 +103,32 @@ class Browser(AbstractContextManager["Browser"]):
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def press(self, key: str) -> None:
-        """Press and release a key, by its name or the character it types."""
-        text = {"text": key} if len(key) == 1 else {}
-        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
-        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+    def press(self, *keys: str) -> None:
+        """Press and release keys one after another, each by its name or the character it types."""
+        for key in keys:
+            text = {"text": key} if len(key) == 1 else {}
+            self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+            self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def select(self, name: str, value: str, count: str = "") -> None:
+        """Choose in a field, as its own events tell it, and wait until the page counts so many episodes."""
+        field = f"document.querySelector('form [name={name}]')"
+        events = (f"{field}.dispatchEvent(new Event('{event}', {{bubbles: true}}))" for event in ("input", "change"))
+        self.ask(f"{field}.value = {json.dumps(value)}, {', '.join(events)}, 1")
+        if count:
+            self.counts(count)
+
+    def counts(self, count: str) -> None:
+        """Wait until the page says how many episodes it lists."""
+        self.until(f"document.getElementById('count').textContent === '{count} episodes'")
+
+    def show(self, page: Path, **options: int) -> None:
+        """Open a page at its episodes."""
+        self.open(page, **options)
+        self.until("document.readyState === 'complete' && !document.querySelector('nav').hidden")
+        if self.ask("document.body.className") != "episodes":
+            self.click("#to-episodes")
+        self.until(FILLED)
 
     def shot(self, path: Path) -> bytes:
         """Paint the page into a PNG file."""

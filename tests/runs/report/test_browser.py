@@ -1,43 +1,22 @@
 """The page in a real browser: what is clicked and pressed does what it says, and its policy holds."""
 
 import base64
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agentrl.runs.report import write_report, write_view
-from agentrl.types import Segment, Stop, ToolRun, Trajectory
+from agentrl.types import Stop, ToolRun, Trajectory
 
-from .browser import Browser
-from .conftest import ANSWER, CALL, GUESS, SYSTEM
+from .browser import FILLED, Browser
+from .conftest import ANSWER, CALL, GUESS, SYSTEM, Play, Save, View
 from .test_report import HOSTILE
 
 pytestmark = pytest.mark.slow
 PNG = b"\x89PNG\r\n\x1a\n"
-Play = Callable[..., Trajectory]
-Save = Callable[..., Path]
-FILLED = "[...document.querySelectorAll('#columns .chunk')].some(one => one.textContent)"
 TOKENS = "[...document.querySelectorAll('#columns .policy bdi')]"
 OPTIONS = "[...document.querySelectorAll('[role=option]')].map(one => one.textContent)"
-
-
-def show(browser: Browser, page: Path, **options: int) -> None:
-    """Open a page at its episodes."""
-    browser.open(page, **options)
-    browser.until("document.readyState === 'complete' && !document.querySelector('nav').hidden")
-    if browser.ask("document.body.className") != "episodes":
-        browser.click("#to-episodes")
-    browser.until(FILLED)
-
-
-def select(browser: Browser, form: str, name: str, value: str) -> None:
-    """Choose in a form, as its own events tell it."""
-    field = f"document.querySelector('{form} [name={name}]')"
-    browser.ask(f"{field}.value = {json.dumps(value)}, {field}.dispatchEvent(new Event('input', {{bubbles: true}})), "
-                f"{field}.dispatchEvent(new Event('change', {{bubbles: true}})), 1")  # fmt: skip
 
 
 def test_overview_and_episodes_are_parts_that_are_clicked(run: Path, browser: Browser, tmp_path: Path) -> None:
@@ -53,46 +32,38 @@ def test_overview_and_episodes_are_parts_that_are_clicked(run: Path, browser: Br
 
 def test_list_is_filtered_searched_and_walked_by_keys(run: Path, browser: Browser) -> None:
     write_view([run], run / "v.html", every=True)
-    show(browser, run / "v.html")
-    select(browser, "#filters", "outcome", "won")
-    browser.until("document.getElementById('count').textContent === '2 of 5 episodes'")
-    select(browser, "#filters", "outcome", "")
+    browser.show(run / "v.html")
+    browser.select("outcome", "won", "2 of 5")
+    browser.select("outcome", "")
     browser.ask("document.querySelector('[name=errors]').click()")
-    browser.until("document.getElementById('count').textContent === '1 of 5 episodes'")
+    browser.counts("1 of 5")
     assert "1 tool error" in browser.ask(OPTIONS)[0]
     browser.ask("document.querySelector('[name=errors]').click()")
-    browser.press("/")
-    for key in "syntaxerror":
-        browser.press(key)
-    browser.until("document.getElementById('count').textContent === '1 of 5 episodes'")
-    select(browser, "#filters", "text", "")
-    browser.until("document.getElementById('count').textContent === '5 of 5 episodes'")
+    browser.press("/", *"syntaxerror")
+    browser.counts("1 of 5")
+    browser.select("text", "", "5 of 5")
     browser.press("Escape")
     browser.ask("document.getElementById('list').focus()")
-    browser.press("End")
-    browser.press("k")
+    browser.press("End", "k")
     browser.until("document.querySelector('[aria-selected=true]').getAttribute('aria-posinset') === '4'")
     browser.until("document.querySelector('#columns header p').textContent.includes('seed 4')")
     browser.press("Enter")
     assert browser.ask("document.activeElement.localName") == "h2"
 
 
-def test_tokens_show_each_number_and_are_walked_by_keys(
-    tmp_path: Path, browser: Browser, play: Play, save: Save
-) -> None:
+def test_tokens_show_each_number_and_are_walked_by_keys(browser: Browser, play: Play, view: View) -> None:
     episode = play(SYSTEM, CALL, "442788679\n", ANSWER, reward=1.0)
-    write_view([save(tmp_path, 1, episode)], tmp_path / "v.html")
-    show(browser, tmp_path / "v.html")
+    view(episode)
     said = browser.ask("document.querySelector('#columns .segment.policy .tokens').textContent")
     assert said == CALL and browser.ask(f"{TOKENS}.length") == 0
     modes = browser.ask("[...document.querySelectorAll('[name=mode] option')].map(one => one.value)")
     for mode in modes[1:]:
-        select(browser, "#tools", "mode", mode)
+        browser.select("mode", mode)
         assert browser.ask(f"{TOKENS}.length") == episode.n_sampled, mode
-    select(browser, "#tools", "mode", "cumulative")
+    browser.select("mode", "cumulative")
     clipped = browser.ask(f"{TOKENS}.map(one => one.classList.contains('clipped'))")
     assert clipped == [bool(t % 2) for t in range(episode.n_sampled)]
-    select(browser, "#tools", "mode", "advantage")
+    browser.select("mode", "advantage")
     assert browser.ask(f"{TOKENS}.every(one => /even( up| down)?$/.test(one.className))")
     browser.press("ArrowRight")
     assert browser.ask("document.querySelectorAll('.policy bdi.chosen').length") == 1, "keys alone reach a token"
@@ -105,7 +76,7 @@ def test_tokens_show_each_number_and_are_walked_by_keys(
 
 
 def test_group_stands_side_by_side_with_its_baseline(run: Path, browser: Browser) -> None:
-    show(browser, write_report(run))
+    browser.show(write_report(run))
     browser.press("g")
     browser.until("document.querySelectorAll('#columns .episode').length === 2")
     assert browser.ask("document.querySelectorAll('#baseline path.line').length") == 2
@@ -115,54 +86,46 @@ def test_group_stands_side_by_side_with_its_baseline(run: Path, browser: Browser
     assert browser.ask("document.getElementById('baseline').hidden")
 
 
-def test_what_tools_were_asked_attempts_and_tags_are_shown_and_found(
-    tmp_path: Path, browser: Browser, play: Play, save: Save
-) -> None:
+def test_what_tools_were_asked_attempts_and_tags_are_shown_and_found(browser: Browser, play: Play, view: View) -> None:
     asked = (ToolRun(name="python", ok=False, wall_s=0.002, arguments={"code": "a\n  b", "most": 5}),)
     episodes = [play("q", CALL, "?", GUESS, reward=0.0, attempt=at, tags=(f"level:{at}",), tool_runs=asked, seed=at)
                 for at in range(9)]  # fmt: skip
-    write_view([save(tmp_path, 1, *episodes)], tmp_path / "v.html")
-    show(browser, tmp_path / "v.html", width=390, height=800)
-    select(browser, "#filters", "text", "LEVEL:7")
-    browser.until("document.getElementById('count').textContent === '1 of 9 episodes'")
+    view(*episodes, width=390, height=800)
+    browser.select("text", "LEVEL:7", "1 of 9")
     assert "attempt 7 · 2 turns · 1 tool error · level:7" in browser.ask(OPTIONS)[0]
     browser.until("document.querySelector('#columns header p').textContent.includes('attempt 7, seed 7')")
     browser.click("#columns summary")
     asked_for = "[...document.querySelectorAll('#columns .calls pre')].map(one => one.innerText)"
     assert browser.ask(asked_for) == ["a\n  b", "5"]
     assert browser.ask("document.body.scrollWidth") <= 390, "nothing sticks out of a narrow screen"
-    select(browser, "#filters", "text", "")
-    browser.until("document.getElementById('count').textContent === '9 of 9 episodes'")
+    browser.select("text", "", "9 of 9")
     browser.press("g")
     browser.until("document.querySelectorAll('#columns .episode').length === 9")
     place = "document.querySelectorAll('#columns .episode')[7].getBoundingClientRect().x"
     assert 0 <= browser.ask(place) < 390, "of a group the chosen one is on the screen"
 
 
-def test_two_sources_show_flips_first(tmp_path: Path, browser: Browser, play: Play, save: Save) -> None:
+def test_two_sources_show_flips_first(browser: Browser, tmp_path: Path, play: Play, save: Save, view: View) -> None:
     def file(name: str, *rewards: float) -> Path:
         many = (play(SYSTEM, GUESS, reward=reward, task=f"t{at}") for at, reward in enumerate(rewards))
         return save(tmp_path / name, 1, *many)
 
-    write_view([file("a", 1, 0, 1, 0), file("b", 1, 0, 0, 1)], tmp_path / "v.html")
-    show(browser, tmp_path / "v.html")
+    view(file("a", 1, 0, 1, 0), file("b", 1, 0, 0, 1))
     assert [re.findall(r"t\d", one)[0] for one in browser.ask(OPTIONS)] == ["t2", "t3", "t0", "t1"]
-    assert browser.ask("[...document.querySelectorAll('#columns .outcome')].map(o => o.className.slice(8))") == [
-        "good",
-        "bad",
-    ]
-    select(browser, "#filters", "outcome", "flip")
+    outcomes = browser.ask("[...document.querySelectorAll('#columns .outcome')].map(o => o.className.slice(8))")
+    assert outcomes == ["good", "bad"]
+    browser.ask("location.hash = '#episode-5', 1")
+    browser.until("document.querySelector('#columns h2').textContent === 't1'")
+    browser.select("outcome", "flip")
     browser.until("document.getElementById('count').textContent.startsWith('2 of ')")
 
 
-def test_hostile_text_is_text_in_the_browser(tmp_path: Path, browser: Browser, play: Play, save: Save) -> None:
+def test_hostile_text_is_text_in_the_browser(browser: Browser, play: Play, view: View) -> None:
     asked = ToolRun(name=HOSTILE, ok=True, wall_s=0.1, arguments={HOSTILE: HOSTILE})
     options = {"tool_runs": (asked,), "parts": {HOSTILE[:60]: 1.0}, "tags": (HOSTILE,)}
-    path = save(tmp_path, 1, play(HOSTILE, HOSTILE, HOSTILE, HOSTILE, reward=1.0, task=HOSTILE, **options))
-    write_view([path], tmp_path / "v.html")
-    show(browser, tmp_path / "v.html")
+    view(play(HOSTILE, HOSTILE, HOSTILE, HOSTILE, reward=1.0, task=HOSTILE, **options))
     for mode in ("text", "source"):
-        select(browser, "#tools", "mode", mode)
+        browser.select("mode", mode)
         text = browser.ask("document.querySelector('#episodes').innerText")
         assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in text
         assert not [char for char in text if not char.isprintable() and char not in "\n\t"]
@@ -172,7 +135,7 @@ def test_hostile_text_is_text_in_the_browser(tmp_path: Path, browser: Browser, p
     assert browser.ask("[...document.querySelectorAll('#columns bdi')].length") > 4
 
 
-def test_policy_blocks_a_script_that_is_not_the_page_s_own(run: Path, chromium: Browser, browser: Browser) -> None:
+def test_policy_blocks_a_script_that_is_not_the_page_s_own(run: Path, browser: Browser) -> None:
     page = write_report(run)
     text = page.read_text(encoding="utf-8")
     page.write_text(text.replace("<h1>", "<script>document.title = 'taken'</script><h1>"), encoding="utf-8")
@@ -183,23 +146,19 @@ def test_policy_blocks_a_script_that_is_not_the_page_s_own(run: Path, chromium: 
     browser.complaints.clear()
 
 
-def test_a_long_episode_holds_elements_for_what_is_near_the_screen_alone(
-    tmp_path: Path, browser: Browser, play: Play, save: Save
-) -> None:
+def test_of_a_long_episode_elements_are_held_near_the_screen_alone(browser: Browser, play: Play, view: View) -> None:
     turns = [text for turn in range(60) for text in (f"say {turn} " + "and so on\n" * 150, f"tool {turn}\n")]
-    write_view([save(tmp_path, 1, play("prompt", *turns[:-1], reward=1.0))], tmp_path / "v.html")
-    show(browser, tmp_path / "v.html", width=1000, height=700)
-    select(browser, "#tools", "mode", "logp")
+    view(play("prompt", *turns[:-1], reward=1.0), width=1000, height=700)
+    browser.select("mode", "logp")
     assert 0 < browser.ask(f"{TOKENS}.length") < 9000
-    select(browser, "#tools", "turn", "40")
+    browser.select("turn", "40")
     browser.until(f"{TOKENS}.some(one => one.textContent.trim() === '39')")
     browser.until(f"{TOKENS}.length < 9000")
     assert browser.ask("document.querySelectorAll('#columns .segment.policy').length") == 60
 
 
-def test_what_is_printed_is_whole(tmp_path: Path, browser: Browser, play: Play, save: Save) -> None:
-    write_view([save(tmp_path, 1, play("begin", "so " * 3000 + "END", reward=1.0))], tmp_path / "v.html")
-    show(browser, tmp_path / "v.html")
+def test_what_is_printed_is_whole(browser: Browser, play: Play, view: View) -> None:
+    view(play("begin", "so " * 3000 + "END", reward=1.0))
     assert "END" not in browser.ask("document.querySelector('#columns').textContent")
     browser.ask("window.dispatchEvent(new Event('beforeprint')), 1")
     assert "END" in browser.ask("document.querySelector('#columns').textContent")
@@ -208,10 +167,7 @@ def test_what_is_printed_is_whole(tmp_path: Path, browser: Browser, play: Play, 
 
 
 def test_every_control_has_a_name_and_dark_is_dark(run: Path, browser: Browser) -> None:
-    browser.open(write_report(run), dark=True)
-    browser.until("document.body?.className === 'overview'")
-    browser.click("#to-episodes")
-    browser.until(FILLED)
+    browser.show(write_report(run), dark=True)
     browser.call("Accessibility.enable")
     nodes = [one for one in browser.call("Accessibility.getFullAXTree")["nodes"] if not one["ignored"]]
     controls = {"button", "searchbox", "textbox", "combobox", "spinbutton", "checkbox", "radio", "listbox", "option"}
@@ -226,19 +182,13 @@ def test_every_control_has_a_name_and_dark_is_dark(run: Path, browser: Browser) 
     assert levels[:3] == [1, 2, 3] and max(levels) == 3, "no level is left out"
     # What changes is told, and a region that tells is there before it does.
     assert sum(node["role"]["value"] == "status" for node in nodes) == 4
-    assert (
-        browser.ask("document.getElementById('place').textContent")
-        == "Episode 1 of 4: Episode of task train-2/17, failed"
-    )
+    place = browser.ask("document.getElementById('place').textContent")
+    assert place == "Episode 1 of 4: Episode of task train-2/17, failed"
     red, green, blue = map(int, re.findall(r"\d+", browser.ask("getComputedStyle(document.body).backgroundColor"))[:3])
     assert max(red, green, blue) < 60
 
 
-def test_an_episode_without_a_turn_can_be_opened(tmp_path: Path, browser: Browser, play: Play, save: Save) -> None:
-    empty = Trajectory(
-        task_id="t", seed=0, segments=(Segment("prompt", play("q", "a", reward=1.0).segments[0].token_ids),),
-        rewards=(), stop=Stop.TOKEN_LIMIT,
-    )  # fmt: skip
-    write_view([save(tmp_path, 1, empty)], tmp_path / "v.html")
-    show(browser, tmp_path / "v.html")
+def test_an_episode_without_a_turn_can_be_opened(browser: Browser, play: Play, view: View) -> None:
+    prompt, _ = play("q", "a", reward=1.0).segments
+    view(Trajectory(task_id="t", seed=0, segments=(prompt,), rewards=(), stop=Stop.TOKEN_LIMIT))
     assert "token_limit" in browser.ask("document.querySelector('#columns').innerText")

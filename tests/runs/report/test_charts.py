@@ -55,13 +55,8 @@ def test_curve_has_line_band_legend_and_tooltips() -> None:
 
 
 def test_curve_tells_attempts() -> None:
-    row = {"step": 0, "split": "test", "success": 0.5, "tasks": 20, "attempts": 4}
-    drawn = curve([row], [])
+    drawn = curve([{"step": 0, "split": "test", "success": 0.5, "tasks": 20, "attempts": 4}], [])
     assert "20 problems, 4 attempts each" in drawn and 'class="band"' not in drawn
-
-
-def test_curve_of_nothing_is_left_out() -> None:
-    assert curve([], []) == "" and curve([{"step": 0, "split": "x"}], [{"step": 1, "loss": 0.1}]) == ""
 
 
 def test_reward_of_another_scale_gets_its_own_chart() -> None:
@@ -71,6 +66,7 @@ def test_reward_of_another_scale_gets_its_own_chart() -> None:
 
 
 def test_charts_of_absent_keys_are_left_out() -> None:
+    assert curve([], []) == "" and curve([{"step": 0, "split": "x"}], [{"step": 1, "loss": 0.1}]) == ""
     found = diagnostics([{"step": 1, "grad_norm": 0.5}, {"step": 2}])
     assert [re.findall('id="([^"]+)"', chart) for chart in found] == [["chart-grad_norm"]]
     assert diagnostics([{"step": 1, "reward_mean": 0.5}]) == [] and seconds_by_phase([{"step": 1}]) == ""

@@ -24,30 +24,21 @@ def test_runs_that_differ_in_name_and_seed_alone_are_a_family() -> None:
 @pytest.mark.parametrize("config", ["", "not = [toml", "x = " + "[" * 100_000, "run = 3"])
 def test_runs_without_settings_are_alone(config: str) -> None:
     runs = [dataclasses.replace(run(name, 0), config=config) for name in ("a", "b")]
-    assert [family.title.endswith(name) or name in family.title for family, name in zip(
-        families(runs), "ab", strict=True)] == [True, True]  # fmt: skip
-
-
-def points(path: str) -> list[float]:
-    """The heights of a path."""
-    return [float(y) for y in re.findall(r"[\d.]+ ([\d.]+)", path)]
+    assert all(name in family.title for family, name in zip(families(runs), "ab", strict=True))
 
 
 def test_a_band_reaches_from_the_smallest_to_the_largest_of_the_seeds() -> None:
     noise = random.Random(0)
     seeds = [[noise.random() for _ in range(5 + seed)] for seed in range(3)]
     (chart,) = compared([run(str(seed), seed, values=values) for seed, values in enumerate(seeds)])
-    (band,) = re.findall(r'class="range run0" d="([^"]+)"', chart)
-    (line,) = re.findall(r'class="line run0" d="([^"]+)"', chart)
-    both, mean = points(band), points(line)
+    (band,), (line,) = (re.findall(rf'class="{kind} run0" d="([^"]+)"', chart) for kind in ("range", "line"))
+    both, mean = ([float(y) for y in re.findall(r"[\d.]+ ([\d.]+)", path)] for path in (band, line))
     assert len(mean) == 5, "only steps that all seeds have"
 
+    ticks = re.findall(r'class="tick" x="[\d.]+" y="([\d.]+)" dy="[^"]*">([\d.]+)<', chart)
+    (low, at_low), *_, (high, at_high) = sorted((float(text), float(y)) for y, text in ticks)
+
     def y(value: float) -> float:
-        ticks = {
-            float(text): float(y)
-            for y, text in re.findall(r'class="tick" x="[\d.]+" y="([\d.]+)" dy="[^"]*">([\d.]+)<', chart)
-        }
-        (low, at_low), (high, at_high) = min(ticks.items()), max(ticks.items())
         return at_low + (value - low) / (high - low) * (at_high - at_low)
 
     for step in range(5):

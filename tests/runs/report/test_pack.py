@@ -4,7 +4,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,9 @@ import zstandard
 from agentrl.errors import RunFolderError, TrajectoryError
 from agentrl.runs.records import read_episodes
 from agentrl.runs.report import write_report, write_view
-from agentrl.types import Stop, ToolRun, Trajectory
+from agentrl.types import Stop, ToolRun
 
-from .conftest import ANSWER, CALL, SYSTEM
-
-Play = Callable[..., Trajectory]
-Save = Callable[..., Path]
+from .conftest import ANSWER, CALL, SYSTEM, Play, Save
 
 
 def blocks(page: Path) -> dict[str, Any]:
@@ -28,7 +25,14 @@ def blocks(page: Path) -> dict[str, Any]:
     return {name: json.loads(zlib.decompress(base64.b64decode(text))) for name, text in found}
 
 
-def test_blocks_hold_every_token_and_number_of_the_file(tmp_path: Path, play: Play, save: Save) -> None:
+def viewed(*paths: Path, every: bool = False) -> dict[str, Any]:
+    """The blocks of the page that shows these files and folders."""
+    page = paths[0].parent / "v.html"
+    write_view(paths, page, every=every)
+    return blocks(page)
+
+
+def test_blocks_hold_every_token_and_number_of_the_file(play: Play, save: Save, tmp_path: Path) -> None:
     hostile = "</script><b>\u202e\x00\U0001f600 x\ud800"[:-1]
     path = save(tmp_path, 1, play(SYSTEM, CALL, hostile, ANSWER, reward=1.0, stop=Stop.TURN_LIMIT))
     assert write_view([path], tmp_path / "v.html") == 1
@@ -47,79 +51,53 @@ def test_blocks_hold_every_token_and_number_of_the_file(tmp_path: Path, play: Pl
     for name, values in {**record.training, "advantage": record.advantages, "logp": logp}.items():
         assert numbers[name] == pytest.approx(values, rel=1e-3, abs=1e-5), name
     (row,) = held["index"]["rows"]
-    told = {
-        "task": one.task_id,
-        "seed": str(one.seed),
-        "won": True,
-        "turns": 2,
-        "errors": 0,
-        "cut": True,
-        "return": 1.0,
-    }
-    assert told.items() <= row.items() and row["sampled"] == one.n_sampled and row["tokens"] == len(one.token_ids)
+    told = {"task": one.task_id, "seed": str(one.seed), "won": True, "turns": 2, "errors": 0, "cut": True, "return": 1}
+    assert (told | {"sampled": one.n_sampled, "tokens": len(one.token_ids)}).items() <= row.items()
 
 
-def test_attempt_tags_and_what_tools_were_asked_are_held(tmp_path: Path, play: Play, save: Save) -> None:
+def test_attempt_tags_and_what_tools_were_asked_are_held(play: Play, save: Save, tmp_path: Path) -> None:
     asked = (ToolRun(name="python", ok=True, wall_s=0.1, arguments={"code": "1 + 1", "most": math.nan, "of": ["a"]}),)
-    path = save(tmp_path, 1, play("q", "a", reward=1.0, attempt=2, tags=("level:3",), tool_runs=asked))
-    write_view([path], tmp_path / "v.html")
-    held = blocks(tmp_path / "v.html")
+    held = viewed(save(tmp_path, 1, play("q", "a", reward=1.0, attempt=2, tags=("level:3",), tool_runs=asked)))
     assert {"attempt": 2, "tags": ["level:3"]}.items() <= held["index"]["rows"][0].items()
     given = {"code": "1 + 1", "most": "NaN", "of": '["a"]'}
     assert held["text-0"]["tools"] == [["python", True, 0.1, given]]
 
 
-def test_sources_of_one_name_are_told_apart(tmp_path: Path, play: Play, save: Save) -> None:
+def test_sources_of_one_name_are_told_apart(play: Play, save: Save, tmp_path: Path) -> None:
     paths = [save(tmp_path / name, 1, play("q", "a", reward=1.0)) for name in "ab"]
-    write_view(paths, tmp_path / "v.html")
     names = [f"{name}/episodes/step-000001.jsonl.zst" for name in "ab"]
-    assert blocks(tmp_path / "v.html")["index"]["sources"] == names
-    write_view(paths[:1] * 2, tmp_path / "v.html")
-    assert blocks(tmp_path / "v.html")["index"]["sources"] == ["step-000001.jsonl.zst"] * 2
+    assert viewed(*paths)["index"]["sources"] == names
+    assert viewed(*paths[:1] * 2)["index"]["sources"] == ["step-000001.jsonl.zst"] * 2
 
 
-def test_a_folder_of_files_stands_for_them(tmp_path: Path, play: Play, save: Save) -> None:
+def test_a_folder_of_files_stands_for_them(play: Play, save: Save, tmp_path: Path) -> None:
     for step in (1, 2):
         save(tmp_path, step, play("q", "a", reward=1.0))
     (tmp_path / "episodes").rename(tmp_path / "files")
     assert write_view([tmp_path / "files"], tmp_path / "v.html") == 2
 
 
-def test_progress_is_shown_while_a_page_is_written(
-    tmp_path: Path, play: Play, save: Save, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_shown(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("agentrl.runs.progress.Bar._EVERY_S", -1.0)
-    write_view([save(tmp_path, 1, *(play("q", "a", reward=1.0) for _ in range(3)))], tmp_path / "v.html")
-    assert re.fullmatch(r"(packing \d/3: episodes, about \d+ s left\n){3}", capsys.readouterr().err)
+    write_view([run], run / "v.html")
+    assert re.fullmatch(r"(packing \d/4: episodes, about \d+ s left\n){4}", capsys.readouterr().err)
 
 
-def test_two_sources_are_paired_by_task_and_place(tmp_path: Path, play: Play, save: Save) -> None:
-    def at(name: str, *episodes: tuple[str, float]) -> Path:
-        return save(tmp_path / name, 1, *(play("q", "a", reward=reward, task=task) for task, reward in episodes))
+def test_two_sources_are_paired_by_task_and_attempt_or_place(play: Play, save: Save, tmp_path: Path) -> None:
+    def at(name: str, tasks: str, attempts: Sequence[int | None] = (None,) * 3) -> Path:
+        played = (play("q", "a", reward=1.0, task=task, attempt=n) for task, n in zip(tasks, attempts, strict=True))
+        return save(tmp_path / name, 1, *played)
 
-    ours, theirs = at("a", ("x", 1), ("x", 0), ("y", 1)), at("b", ("y", 0), ("x", 1), ("z", 1))
-    write_view([ours, theirs], tmp_path / "v.html")
-    assert [row.get("pair") for row in blocks(tmp_path / "v.html")["index"]["rows"]] == [4, None, 3, 2, 0, None]
-    write_view([ours, theirs, ours], tmp_path / "v.html")
-    assert not any("pair" in row for row in blocks(tmp_path / "v.html")["index"]["rows"]), "three are not two"
-
-
-def test_attempts_are_paired_in_whatever_order_they_ended(tmp_path: Path, play: Play, save: Save) -> None:
-    sides = [
-        save(tmp_path / name, 1, *(play("q", "a", reward=1, attempt=attempt) for attempt in attempts))
-        for name, attempts in (("a", (0, 2, 1)), ("b", (2, 1, 0)))
-    ]
-    write_view(sides, tmp_path / "v.html")
-    assert [row["pair"] for row in blocks(tmp_path / "v.html")["index"]["rows"]] == [5, 3, 4, 1, 2, 0]
+    ours, theirs = at("a", "xxy"), at("b", "yxz")
+    assert [row.get("pair") for row in viewed(ours, theirs)["index"]["rows"]] == [4, None, 3, 2, 0, None]
+    assert not any("pair" in row for row in viewed(ours, theirs, ours)["index"]["rows"]), "three are not two"
+    tried = at("c", "xxx", (0, 2, 1)), at("d", "xxx", (2, 1, 0))
+    assert [row["pair"] for row in viewed(*tried)["index"]["rows"]] == [5, 3, 4, 1, 2, 0]
 
 
-def test_a_run_shows_its_first_and_last_step_or_all(run: Path) -> None:
-    def steps(every: bool) -> list[str]:
-        write_view([run], run / "view.html", every=every)
-        return [row["step"] for row in blocks(run / "view.html")["index"]["rows"]]
-
-    assert steps(False) == ["step 1"] * 2 + ["step 40"] * 2
-    assert steps(True) == ["step 1"] * 2 + ["step 20"] + ["step 40"] * 2
+@pytest.mark.parametrize(("every", "steps"), [(False, [1, 1, 40, 40]), (True, [1, 1, 20, 40, 40])])
+def test_a_run_shows_its_first_and_last_step_or_all(run: Path, every: bool, steps: list[int]) -> None:
+    assert [row["step"] for row in viewed(run, every=every)["index"]["rows"]] == [f"step {step}" for step in steps]
 
 
 def test_a_report_stays_small(run: Path, play: Play, save: Save) -> None:
@@ -136,9 +114,7 @@ def test_a_report_stays_small(run: Path, play: Play, save: Save) -> None:
         *(('"schema": 3', f'"schema": {"[" * 100_000}'), ('"schema": 3', '"schema": 99'), ("{", "\x00")),
     ],
 )
-def test_a_hostile_file_is_a_note_in_a_run_and_else_an_error(
-    tmp_path: Path, play: Play, save: Save, was: str, becomes: str
-) -> None:
+def test_a_hostile_file_is_a_note_or_an_error(tmp_path: Path, play: Play, save: Save, was: str, becomes: str) -> None:
     path = save(tmp_path, 1, *(play("q", "a", reward=1.0, seed=seed) for seed in (1, 0)))
     whole, broken = zstandard.decompress(path.read_bytes()).decode().splitlines()
     assert was in broken
@@ -150,11 +126,10 @@ def test_a_hostile_file_is_a_note_in_a_run_and_else_an_error(
     assert not (tmp_path / "w.html").exists()
 
 
-def test_numbers_that_are_none_are_no_numbers(tmp_path: Path, play: Play, save: Save) -> None:
+def test_numbers_that_are_none_are_no_numbers(play: Play, save: Save, tmp_path: Path) -> None:
     path = save(tmp_path, 1, play("q", "a", reward=1.0), suffix=".jsonl")
     path.write_text(re.sub(r'"advantages": \[[^]]*\]', '"advantages": [NaN]', path.read_text()))
-    write_view([path], tmp_path / "v.html")
-    assert blocks(tmp_path / "v.html")["numbers-0"]["advantage"] == [None]
+    assert viewed(path)["numbers-0"]["advantage"] == [None]
 
 
 def test_a_page_that_can_t_be_written(run: Path, tmp_path: Path) -> None:

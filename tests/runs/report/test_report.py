@@ -1,7 +1,5 @@
-import importlib.resources
 import json
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,10 +9,12 @@ from hypothesis import strategies as st
 
 from agentrl.errors import RunFolderError
 from agentrl.runs.report import write_report
-from agentrl.types import ToolRun, Trajectory
+from agentrl.types import ToolRun
+
+from .conftest import Play, Save, write_rows
 
 HOSTILE = "</span><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x00\x1b[2J\u200b"
-MINUS = "\N{MINUS SIGN}"
+PLACES = "{{ name }} {% if %} {# script #}"
 VOID = {"meta", "br", "img", "input"}
 
 
@@ -29,14 +29,13 @@ class Page(HTMLParser):
         self.feed(text)
         self.close()
         assert self.open == []
+        self.ids = {str(found["id"]) for _, found in self.tags if "id" in found}
+        self.text = "".join(self.texts)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -44,17 +43,6 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if not self.open or self.open[-1] not in ("style", "script"):
             self.texts.append(data)
-
-    def of(self, tag: str, name: str) -> list[dict[str, str | None]]:
-        return [found for at, found in self.tags if at == tag and name in (found.get("class") or "").split()]
-
-    @property
-    def ids(self) -> set[str]:
-        return {str(found["id"]) for _, found in self.tags if "id" in found}
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
 
 
 def read(run: Path) -> Page:
@@ -76,10 +64,8 @@ def test_report_lies_in_the_run_s_folder_and_replaces_an_older_one(run: Path) ->
     path = write_report(run)
     assert path == run / "report.html" and path.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert {path.name for path in run.iterdir()} == before | {"report.html"}
-
-
-def test_two_reports_of_one_run_are_the_same_bytes(run: Path) -> None:
-    assert write_report(run).read_bytes() == write_report(run).read_bytes()
+    first = path.read_bytes()
+    assert write_report(run).read_bytes() == first
 
 
 def test_page_needs_nothing_else(run: Path) -> None:
@@ -95,45 +81,34 @@ def test_page_needs_nothing_else(run: Path) -> None:
 
 
 @pytest.fixture
-def hostile(run: Path, play: Callable[..., Trajectory], save: Callable[..., Path]) -> Path:
+def hostile(run: Path, play: Play, save: Save) -> Path:
     """A run in which everything that comes from outside attacks the page."""
     options = {"tool_runs": (ToolRun(name=HOSTILE, ok=True, wall_s=0.1),), "parts": {HOSTILE[:60]: 1.0}}
     save(run, 50, play(HOSTILE, HOSTILE, HOSTILE, HOSTILE, reward=1.0, task=HOSTILE, **options))
     row = {"step": 50, "split": HOSTILE, "tasks": 5, "success": 0.5, "low": 0.1, "high": 0.9}
     with (run / "evals.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-    (run / "config.toml").write_text(f"name = '{HOSTILE}'\n", encoding="utf-8")
+    (run / "config.toml").write_text(f"name = '{HOSTILE}'\nx = '{PLACES}'\n", encoding="utf-8")
     return run.rename(run.with_name("<script>alert(3)<\u2215script>"))
 
 
-def test_hostile_text_is_text(hostile: Path) -> None:
+def test_hostile_text_is_text_and_nothing_of_it_invisible(hostile: Path) -> None:
     page = read(hostile)
     assert sum(tag == "script" and found.get("type") != "text/plain" for tag, found in page.tags) == 1
     assert not [tag for tag, _ in page.tags if tag == "img"]
     assert "</span><script>alert(1)</script><img src=x onerror=alert(2)>" in page.text, "of the configuration"
-    assert "<script>alert(3)" in page.text
-
-
-def test_no_character_of_the_page_is_invisible(hostile: Path) -> None:
-    text = write_report(hostile).read_text(encoding="utf-8")
+    assert "<script>alert(3)" in page.text and f"x = '{PLACES}'" in page.text
+    text = (hostile / "report.html").read_text(encoding="utf-8")
     assert {char for char in text if not char.isprintable()} <= {"\n", "\t"}
     for sign in ("U+202E", "U+200B", "U+0000", "U+001B"):
         assert f'<i class="sign">{sign}</i>' in text
 
 
-def test_placeholders_in_data_are_not_filled_in(run: Path) -> None:
-    (run / "config.toml").write_text("x = '{{ name }} {% if %} {# script #}'\n", encoding="utf-8")
-    assert "x = '{{ name }} {% if %} {# script #}'" in read(run).text
-
-
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("seed = 1\n", encoding="utf-8")
     page = read(tmp_path)
-    assert (
-        "config" in page.ids
-        and not {"curve", "training", "evals", "text-0"} & page.ids
-        and "no evaluation on held-out problems yet" in page.text
-    )
+    assert "config" in page.ids and not {"curve", "training", "evals", "text-0"} & page.ids
+    assert "no evaluation on held-out problems yet" in page.text
 
 
 @pytest.mark.parametrize("missing", ["config.toml", "metrics.jsonl", "evals.jsonl", "episodes"])
@@ -179,14 +154,13 @@ def test_only_the_first_split_is_compared(run: Path) -> None:
     ("clock", "told"), [([10, 20, 30], "30.0 s"), ([10, 20, 5, 9], "29.0 s"), ([10, 20, 5, 3], "28.0 s")]
 )
 def test_wall_time_goes_on_where_a_run_was_resumed(tmp_path: Path, clock: list[float], told: str) -> None:
-    rows = [json.dumps({"step": step, "seconds_run": at}) for step, at in enumerate(clock)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    write_rows(tmp_path / "metrics.jsonl", ({"step": step, "seconds_run": at} for step, at in enumerate(clock)))
     assert re.search(rf"Wall time\s*{re.escape(told)}", read(tmp_path).text)
 
 
 def test_a_step_trained_twice_counts_once(tmp_path: Path) -> None:
-    rows = [{"step": step, "sampled_tokens": tokens} for step, tokens in ((1, 100), (2, 900), (2, 50))]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    rows = ({"step": step, "sampled_tokens": tokens} for step, tokens in ((1, 100), (2, 900), (2, 50)))
+    write_rows(tmp_path / "metrics.jsonl", rows)
     assert re.search(r"Training steps\s*2\s*Sampled tokens\s*150", read(tmp_path).text)
 
 
@@ -208,16 +182,12 @@ def lines(keys: tuple[str, ...]) -> st.SearchStrategy[list[str]]:
 
 @settings(max_examples=60)
 @given(lines(KEYS), lines(("split", "tasks", "success", "low", "high", "seconds_run", "truncated")))
-def test_no_damage_keeps_a_report_from_being_written(
-    tmp_path_factory: pytest.TempPathFactory, metrics: list[str], evals: list[str]
-) -> None:
+def test_no_damage_is_an_error(tmp_path_factory: pytest.TempPathFactory, metrics: list[str], evals: list[str]) -> None:
     folder = tmp_path_factory.mktemp("run")
     (folder / "metrics.jsonl").write_text("\n".join(metrics), encoding="utf-8")
     (folder / "evals.jsonl").write_text("\n".join(evals), encoding="utf-8")
-    page = read(folder)
-    assert not re.search(
-        r"\b(nan|inf)\b", str([found for tag, found in page.tags if tag in ("path", "rect", "circle")])
-    )
+    drawn = [found for tag, found in read(folder).tags if tag in ("path", "rect", "circle")]
+    assert not re.search(r"\b(nan|inf)\b", str(drawn))
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
@@ -232,9 +202,3 @@ def test_a_report_that_can_t_be_written(run: Path) -> None:
     (run / "report.html").mkdir()
     with pytest.raises(RunFolderError, match="no report can be written"):
         write_report(run)
-
-
-def test_the_page_s_parts_are_in_the_package() -> None:
-    folder = importlib.resources.files("agentrl.runs.report")
-    for name in ("page.html", "page.css", "episodes.css", "data.js", "episode.js", "list.js"):
-        assert folder.joinpath(name).is_file()
