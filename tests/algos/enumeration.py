@@ -14,7 +14,7 @@ Shapes: Y episodes, S tokens of all episodes end to end, P parameters, G groups.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -246,6 +246,42 @@ class Groups:
     def exact(self, estimator: str) -> Exact:
         """Mean and variance of the estimated gradient."""
         return Exact.of(self.probability, self.estimates(self.advantages(estimator)), self.world.gradient)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One group of each of several worlds, as rows laid end to end."""
+
+    probability: float
+    """Of these groups together."""
+    tokens: Sequence[Tensor]
+    """For each world, its token behind each token of its group."""
+    rewards: Tensor
+    """Of each token of all groups."""
+    energy: Tensor
+    """The same."""
+    starts: Tensor
+    """Offset of each row, and the end of the last."""
+    group: Tensor
+    """The group of each row."""
+
+
+def steps(worlds: Sequence[World], size: int) -> Iterator[Step]:
+    """List every step that has one group of N rows of each world."""
+    crowds = [Groups.of(world, size) for world in worlds]
+    group = torch.arange(len(worlds)).repeat_interleave(size)
+    for numbers in itertools.product(*(range(len(crowd.probability)) for crowd in crowds)):
+        chosen = list(zip(crowds, numbers, strict=True))
+        tokens, lengths = zip(*(crowd.rows_of(number) for crowd, number in chosen), strict=True)
+        pairs = list(zip(worlds, tokens, strict=True))
+        yield Step(
+            probability=math.prod(float(crowd.probability[number]) for crowd, number in chosen),
+            tokens=tokens,
+            rewards=torch.cat([world.rewards[token] for world, token in pairs]),
+            energy=torch.cat([world.energy[token] for world, token in pairs]),
+            starts=torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0)),
+            group=group,
+        )
 
 
 def by_position(policy_logits: Sequence[Sequence[float]], reward: Reward) -> Policy:

@@ -1,6 +1,5 @@
 """The baseline from the step's other groups: by hand, by what must hold, and exactly, over all steps that can occur."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from agentrl.algos.advantages import ogb, otb
 from agentrl.errors import ConfigError
 
 from . import reference
-from .enumeration import Groups, World, by_prefix
+from .enumeration import World, by_prefix, steps
 from .test_advantages import RAGGED, batches, random_batch, tensors
 from .test_enumeration import close, random_logits
 
@@ -125,22 +124,13 @@ def expected(tasks: Sequence[World], size: int, name: str, ratios: Sequence[Tens
     is multiplied by its ratio.
     """
     total = torch.zeros(len(tasks), tasks[0].score.shape[1], dtype=torch.float64)
-    crowds, group = [Groups.of(task, size) for task in tasks], torch.arange(len(tasks)).repeat_interleave(size)
     ratios = ratios or [torch.ones_like(task.probability) for task in tasks]
     of_token = [torch.repeat_interleave(r, task.starts.diff()) for r, task in zip(ratios, tasks, strict=True)]
-    for numbers in itertools.product(*(range(len(crowd.probability)) for crowd in crowds)):
-        chosen = list(zip(crowds, numbers, strict=True))
-        tokens, lengths = zip(*(crowd.rows_of(number) for crowd, number in chosen), strict=True)
-        picked = list(zip(tasks, of_token, tokens, strict=True))
-        rewards = torch.cat([task.rewards[token] for task, _, token in picked])
-        energy = torch.cat([task.energy[token] for task, _, token in picked])
-        starts = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
-        credit = algos.advantage(name, rewards, energy, starts, group, **options).split(list(map(len, tokens)))
-        gradients = [
-            (r[token] * part) @ task.score[token] for part, (task, r, token) in zip(credit, picked, strict=True)
-        ]
-        probability = math.prod(float(crowd.probability[number]) for crowd, number in chosen)
-        total += probability / size * torch.stack(gradients)
+    for step in steps(tasks, size):
+        ratio = torch.cat([r[token] for r, token in zip(of_token, step.tokens, strict=True)])
+        credit = ratio * algos.advantage(name, step.rewards, step.energy, step.starts, step.group, **options)
+        parts = zip(credit.split([len(token) for token in step.tokens]), tasks, step.tokens, strict=True)
+        total += step.probability / size * torch.stack([part @ task.score[token] for part, task, token in parts])
     return total
 
 

@@ -238,9 +238,8 @@ def steps_of(run: Small, count: int) -> list[StepResult]:
     trainer = run.trainer()
 
     async def go() -> list[StepResult]:
-        async with asyncio.timeout(60):
-            await trainer.sync(0)
-            return [await trainer.step(number) for number in range(1, count + 1)]
+        await trainer.sync(0)
+        return [await trainer.step(number) for number in range(1, count + 1)]
 
     return asyncio.run(go())
 
