@@ -142,6 +142,10 @@ def test_a_head_that_stays_as_it_was_stops_the_step_that_changed_it(small: Make)
         step(run.on(TransformersEngine(model, slots=12, max_length=256)).trainer())
 
 
+def test_new_weights_are_probed_at_the_temperature_of_the_rollouts(small: Make) -> None:
+    assert step(small("rollout.temperature=0.7").trainer()).metrics["logp_diff_max"] < 1e-4
+
+
 @pytest.mark.parametrize("lost", ["model.embed_tokens.weight", "model.layers.1.self_attn.k_proj.weight"])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_any_one_tensor_that_an_engine_does_not_load_stops_the_step(small: Make, lost: str, temperature: float) -> None:
