@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.algos.advantages import ogb
 from agentrl.algos.rows import Rows
 from agentrl.batch import Batch, whole
-from agentrl.runs.folder import read_config
+from agentrl.runs.settings import read_config
 
 sys.path.insert(0, str(ROOT / "scripts"))
 from estimator_report import ESTIMATORS, Projection, Recorded, drawn, gradients_of, groups_of, without_each

@@ -29,10 +29,11 @@ from agentrl.errors import TrajectoryError, UsageError
 from agentrl.eval.episodes import load
 from agentrl.eval.pages import table as markdown_table
 from agentrl.models.load import load_model
-from agentrl.runs.folder import checkpoints, read_config
+from agentrl.runs.folder import checkpoints
 from agentrl.runs.progress import Display
 from agentrl.runs.records import step_files
 from agentrl.runs.report.text import brief
+from agentrl.runs.settings import read_config
 from agentrl.train.diagnostics import effective_sample_size
 from agentrl.train.score import score
 from agentrl.types import Group, Trajectory

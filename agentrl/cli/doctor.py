@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
-from agentrl.runs.folder import versions_of
 from agentrl.runs.progress import Display
+from agentrl.runs.settings import versions_of
 from agentrl.sandboxes import Limits, Sandbox, SandboxError, SandboxUnavailable, open_sandbox
 from agentrl.sandboxes.conformance import cases
 from agentrl.sandboxes.docker import engine as docker_engine

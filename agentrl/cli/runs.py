@@ -66,7 +66,8 @@ def _train(arguments: argparse.Namespace) -> int:
     others = (arguments.config, arguments.preset, arguments.name, arguments.dry_run, arguments.episodes)
     if any(others) or arguments.seed is not None:
         raise ConfigError("--resume goes on with the run's own settings: leave all options out but --set")
-    from agentrl.runs.folder import changed, read_config
+    from agentrl.runs.folder import changed
+    from agentrl.runs.settings import read_config
 
     check_parts(changed(read_config(arguments.resume), arguments.overrides, arguments.resume))
     return _work(lambda run, display: run.resume(arguments.resume, display, arguments.overrides))
@@ -138,8 +139,8 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from agentrl.runs.folder import read_config
     from agentrl.runs.report import write_report
+    from agentrl.runs.settings import read_config
 
     if not arguments.path.is_dir():
         read_config(arguments.path)  # raises, and suggests the nearest run

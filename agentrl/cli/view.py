@@ -34,8 +34,8 @@ def add_commands(commands: Any) -> None:
 
 
 def _view(arguments: argparse.Namespace) -> int:
-    from agentrl.runs.folder import read_config
     from agentrl.runs.report import write_view
+    from agentrl.runs.settings import read_config
 
     for path in arguments.paths:
         if not path.exists():

@@ -19,9 +19,9 @@ from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.runs.assemble import make_collector, with_dialect
 from agentrl.runs.files import lock_folder
-from agentrl.runs.folder import settings_of, versions_of
 from agentrl.runs.progress import Bar, Display
 from agentrl.runs.records import EPISODES, EpisodeWriter, Record, read_begun
+from agentrl.runs.settings import settings_of, versions_of
 from agentrl.types import Origin, Trajectory, won
 
 _DECIDES = ("model.template_args", "model.dtype", "rollout.cut_turns", "rollout.episode_tokens")

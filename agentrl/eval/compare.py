@@ -11,8 +11,8 @@ from agentrl.errors import UsageError
 from agentrl.eval.episodes import config_of, load
 from agentrl.eval.pages import shared_length
 from agentrl.eval.paired import Contrast, contrast
-from agentrl.runs.folder import settings_of
 from agentrl.runs.records import EPISODES, Record
+from agentrl.runs.settings import settings_of
 from agentrl.toolenv.versions import PARTS
 
 _AROUND = 60

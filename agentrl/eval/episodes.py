@@ -10,8 +10,8 @@ from typing import cast
 
 from agentrl.config import Config
 from agentrl.errors import UsageError
-from agentrl.runs.folder import read_config
 from agentrl.runs.records import Record, episode_files, read_episodes
+from agentrl.runs.settings import read_config
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.registry import make
 from agentrl.types import Origin

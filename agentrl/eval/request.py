@@ -6,7 +6,8 @@ from pathlib import Path
 
 from agentrl.config import Config, load_config, parse_config, with_overrides
 from agentrl.errors import RunFolderError, UsageError, nearest
-from agentrl.runs.folder import checkpoints, read_config
+from agentrl.runs.folder import checkpoints
+from agentrl.runs.settings import read_config
 
 SERVER = "openai"
 """The engine whose model is elsewhere."""

@@ -16,8 +16,8 @@ from agentrl.render.transcript import Transcript, Writer
 from agentrl.rollout.mix import TaskMix
 from agentrl.runs.assemble import assemble, make_renderer, replace_dialects
 from agentrl.runs.checkpoint import model_at
-from agentrl.runs.folder import read_dialect
 from agentrl.runs.records import Pieces
+from agentrl.runs.settings import read_versions
 from agentrl.toolenv.dialects.native import FORMS, NATIVE, NativeHermes
 
 _ENDLESS = 2**31 - 1
@@ -96,7 +96,7 @@ def check_dialect(request: EvalRequest, label: str) -> None:
         UsageError: it is another one, and ``force`` is not set.
     """
     run_path = run_of(request.path)
-    trained = "" if run_path is None else read_dialect(run_path)
+    trained = "" if run_path is None else read_versions(run_path).get("dialect", "")
     if request.force or not trained:
         return
     names = [{part.split()[0] for part in text.split(", ")} for text in (label, trained)]

@@ -3,33 +3,22 @@
 import asyncio
 import errno
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import re
 import shutil
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
-import tomli_w
+from agentrl.config import Config, with_overrides
+from agentrl.errors import ConfigError, InfrastructureError, RunFolderError, UsageError
+from agentrl.runs.files import MAX_ROWS, delete_unfinished, is_folder, lock_folder, open_to_append, read
+from agentrl.runs.settings import MAY_CHANGE, kept_settings, read_config, write_config
 
-from agentrl.config import Config, RunSettings, parse_config, parse_toml, with_overrides
-from agentrl.errors import ConfigError, InfrastructureError, RunFolderError, UsageError, nearest
-from agentrl.runs.files import MAX_ROWS, delete_unfinished, is_folder, lock_folder, open_to_append, read, replace
-
-_MAY_CHANGE = (
-    *("run.threads", "run.ranks", "model.device", "rollout.concurrency"),
-    "rollout.max_fault_rate",
-    *("optim.steps", "optim.max_sampled_tokens", "optim.max_tokens", "optim.gradient_checkpointing"),
-    *("fleet.*", "eval.*", "save.*", "log.*"),
-)
-"""Settings that may change when a run is resumed: its length, hardware, speed and evaluation. The others decide what is
-learned."""
 _RECORDS = ("metrics.jsonl", "evals.jsonl")
-_PACKAGES = ("agentrl", "torch", "transformers", "tokenizers", "gymnasium", "numpy", "sympy")
 _FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 _PATIENCE_S = 60.0
 """Seconds between two attempts to write to a full disk, at most: one may be as large as a checkpoint."""
@@ -46,7 +35,9 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self._lock, self._new = lock, new
 
     @classmethod
-    def create(cls, config: Config, *, numbered: bool, dialect: str = "") -> "RunFolder":
+    def create(
+        cls, config: Config, *, numbered: bool, made_by: Mapping[str, str] = MappingProxyType({})
+    ) -> "RunFolder":
         """Create the folder of a new run and write its config.
 
         A run that ended before its first checkpoint has nothing to go on with: its folder is taken over.
@@ -54,7 +45,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         Args:
             config: names the run.
             numbered: if the name is taken, use the next free ``name-2``, ``name-3`` …
-            dialect: name and hash of the dialect that the run is trained in.
+            made_by: as of :func:`agentrl.runs.settings.write_config`.
 
         Raises:
             RunFolderError: the folder exists or can't be written.
@@ -69,7 +60,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             path.mkdir(parents=True, exist_ok=_holds_nothing(path))
             lock = lock_folder(path)
             (path / "episodes").mkdir(exist_ok=True)
-            write_config(path, config, dialect)
+            write_config(path, config, made_by)
         except FileExistsError as error:
             raise _taken(path) from error
         except OSError as error:
@@ -247,35 +238,6 @@ def _holds_nothing(path: Path) -> bool:
     return whole and not any(map(os.path.lexists, made))
 
 
-def write_config(path: Path, config: Config, dialect: str) -> None:
-    """Write every setting, the versions of what runs it, and the dialect into the folder at ``path``."""
-    # Python's version comes last: without it ``read_config`` knows that the file was cut off.
-    versions = versions_of(_PACKAGES) | {"python": platform.python_version()}
-    versions = {"dialect": dialect, **versions} if dialect else versions
-    # Who reads it before resuming is to find there what is played, and nothing else.
-    unused = {"env": {"id", "args"}} if config.env.mix else {}
-    text = tomli_w.dumps({**config.model_dump(mode="json", exclude=unused), "versions": versions})
-    replace(path / "config.toml", text.encode())
-
-
-def read_config(path: Path) -> Config:
-    """Read the config of the run at ``path``.
-
-    Raises:
-        RunFolderError: there is no run, and the message names the nearest folder that holds one; or the file was cut
-            off.
-    """
-    file = path / "config.toml"
-    if not file.is_file():
-        folders = {folder for folder in (path.parent, Path(RunSettings().dir)) if folder.is_dir()}
-        runs = {str(other) for folder in folders for other in folder.iterdir() if (other / "config.toml").is_file()}
-        raise RunFolderError(f"there is no run in {str(path)!r}; {nearest(str(path), runs)}")
-    data = _read_toml(file)
-    if "python" not in data.pop("versions", {}):
-        raise RunFolderError(f"{file} was cut off: a run's ends with the versions that ran it; put a whole copy back")
-    return parse_config(data)
-
-
 def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
     """Override settings, ``section.key=value`` each, of a run at ``path`` that is resumed.
 
@@ -293,31 +255,10 @@ def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
         setting = ".".join(name.split(".")[:2])
         if before.get(setting) != after.get(setting):
             raise ConfigError(
-                f"{name} can't change in a run that goes on, only {', '.join(_MAY_CHANGE)}; a new run can begin with "
+                f"{name} can't change in a run that goes on, only {', '.join(MAY_CHANGE)}; a new run can begin with "
                 f"this one's model: --set model.path={path}"
             )
     return new
-
-
-def kept_settings(config: Config) -> dict[str, Any]:
-    """Select the settings that can't change when a run is resumed, as plain data by ``section.key``."""
-    changing = set(_MAY_CHANGE)
-    return {
-        name: value
-        for name, value in settings_of(config).items()
-        if not {name, f"{name.partition('.')[0]}.*"} & changing
-    }
-
-
-def settings_of(config: Config) -> dict[str, Any]:
-    """Flatten all settings to plain data by ``section.key``."""
-    sections: dict[str, dict[str, Any]] = config.model_dump(mode="json")
-    return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
-
-
-def read_dialect(path: Path) -> str:
-    """Read name and hash of the dialect that the run at ``path`` was trained in; empty where it is not recorded."""
-    return str(_read_toml(path / "config.toml").get("versions", {}).get("dialect", ""))
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -373,13 +314,6 @@ def _sealed(data: bytes) -> tuple[int, str]:
     return len(data), hashlib.sha256(data).hexdigest()
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return parse_toml(read(path), str(path))
-    except OSError as error:
-        raise RunFolderError(f"{path} can't be read: {error.strerror}") from error
-
-
 def _bytes(path: Path) -> bytes:
     try:
         return read(path, MAX_ROWS)
@@ -387,14 +321,3 @@ def _bytes(path: Path) -> bytes:
         return b""
     except OSError as error:
         raise RunFolderError(f"{path} can't be read: {error.strerror}: put a copy of the file back") from error
-
-
-def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """Look up the installed versions of ``packages``, without importing them."""
-    found: dict[str, str] = {}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found

@@ -23,13 +23,16 @@ class Means:
     """Gives the groups of each step."""
     live: Live | None = None
     """The environments; None where all episodes were played before."""
+    decode_step: str = ""
+    """What computes the engine's steps, where it is the embedded one; its bits follow from that."""
 
 
 def live(config: Config, sources: Sources, path: Path | None = None) -> Means:
     """Assemble the means of a run that plays; the model is ``model.path``, or the checkpoint at ``path``."""
     parts = assemble(config, sources.train, path, fleet=True)
     played = Live(config, parts, sources)
-    return Means(policy=parts, rollouts=played.rollouts, live=played)
+    step = getattr(parts.engine, "step", "")
+    return Means(policy=parts, rollouts=played.rollouts, live=played, decode_step=step)
 
 
 def saved(files: Sequence[Path], config: Config, path: Path | None = None) -> Means:

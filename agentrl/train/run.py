@@ -25,21 +25,13 @@ from agentrl.runs.checkpoint import (
     prune,
     save_checkpoint,
 )
-from agentrl.runs.folder import (
-    RunFolder,
-    changed,
-    checkpoints,
-    kept_settings,
-    read_dialect,
-    read_jsonl,
-    replace,
-    settings_of,
-    write_config,
-)
+from agentrl.runs.files import replace
+from agentrl.runs.folder import RunFolder, changed, checkpoints, read_jsonl
 from agentrl.runs.loggers import Loggers
 from agentrl.runs.progress import Display
 from agentrl.runs.records import write_episodes
 from agentrl.runs.report import write_report
+from agentrl.runs.settings import kept_settings, read_versions, settings_of, write_config
 from agentrl.train.interrupts import Interrupts
 from agentrl.train.live import Live, check_run
 from agentrl.train.means import Means, live, saved
@@ -79,7 +71,8 @@ def train(config: Config, display: Display, *, numbered: bool = False, sft_only:
         raise ConfigError("sft.steps is 0, so there is no warm start: set it, for example sft.steps=200")
     means = live(config, sources)
     # The folder comes last, so that whatever fails above leaves none behind.
-    with RunFolder.create(config, numbered=numbered, dialect=sources.train.label) as folder:
+    made_by = {"dialect": sources.train.label, "decode_step": means.decode_step}
+    with RunFolder.create(config, numbered=numbered, made_by=made_by) as folder:
         display.say(f"run folder: {folder.path}")
         return _finish(config, display, folder, means, lambda run: run.go(sft_only=sft_only))
 
@@ -107,7 +100,7 @@ def train_on(files: Sequence[Path], config: Config, display: Display, *, numbere
     config = with_dialect(with_overrides(config, [f"model.path={json.dumps(begun_with)}", "sft.steps=0"]))
     means = saved(files, config)
     label = ", ".join(origin.dialect for origin in means.rollouts.origins.values())
-    with RunFolder.create(config, numbered=numbered, dialect=label) as folder:
+    with RunFolder.create(config, numbered=numbered, made_by={"dialect": label}) as folder:
         display.say(f"run folder: {folder.path}")
         return _finish(config, display, folder, means, lambda run: run.go())
 
@@ -142,6 +135,7 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
         begun_with = last and Path(base_of(last) or last)
         files = [Path(file) for file in state.get("episodes", ())]
         means = saved(files, config, begun_with) if files else live(config, check_run(config), begun_with)
+        versions = read_versions(path)
         told = f"going on with {path} after step {state['step']}"
         display.say(told if last else f"beginning {path} again: no checkpoint yet")
         if config.optim != before.optim and config.optim.schedule != "constant" and last:
@@ -155,8 +149,9 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
             for place in [one for one in broken if one.exists() or one.is_symlink()]:
                 place.rename(place.with_name(f"damaged-{place.name}-{time.time_ns()}"))
             prune(path, config.save.keep)
-            if config != before:
-                write_config(path, config, read_dialect(path))
+            made_by = versions | ({"decode_step": means.decode_step} if means.decode_step else {})
+            if config != before or made_by != versions:
+                write_config(path, config, made_by)
             for file, data in kept.items():
                 replace(path / file, data)
 
@@ -164,6 +159,8 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
 
 
 def _finish(config: Config, display: Display, folder: RunFolder, means: Means, work: _Work) -> Path:
+    if means.decode_step.startswith("PyTorch, since"):
+        display.say(f"tokens are sampled by {means.decode_step}")
     with Interrupts() as interrupts, ranks(config), ExitStack() as stack:
         run = _Run(config, display, folder, means, stack)
         try:

@@ -168,7 +168,7 @@ def test_evaluation_in_another_dialect_is_refused_unless_forced(here: Path, caps
 
     config = load_config(preset="quickstart", overrides=["run.name=mine"])
     label = task_source(config, "train").dialect.label
-    RunFolder.create(config, numbered=False, dialect=label).close()
+    RunFolder.create(config, numbered=False, made_by={"dialect": label}).close()
     checkpoint(here / "runs" / "mine")
     for path in ("runs/mine", "runs/mine/checkpoints/step-000020"):
         words = refused(capsys, "eval", path, "--set", "env.args.dialect=hermes")

@@ -67,7 +67,7 @@ def test_dtype_and_threads() -> None:
     parts = assemble(tiny("model.dtype=bfloat16", "run.threads=1"))
     assert torch.get_num_threads() == 1
     torch.set_num_threads(before)
-    sampled = parts.engine._model
+    sampled = parts.engine._compute._model
     assert {weights.dtype for weights in sampled.parameters()} == {sampled.dtype} == {torch.bfloat16}
     assert {weights.dtype for weights in parts.model.parameters()} == {torch.float32}
     assert {buffer.dtype for buffer in sampled.buffers()} == {torch.float32}

@@ -11,9 +11,10 @@ import zstandard
 from agentrl.config import Config
 from agentrl.errors import RunFolderError, TrajectoryError
 from agentrl.runs.files import NewFile, delete_unfinished, lock_folder, new_file, open_to_append, read, replace
-from agentrl.runs.folder import RunFolder, read_config, read_jsonl, write_config
+from agentrl.runs.folder import RunFolder, read_jsonl
 from agentrl.runs.records import EpisodeWriter, count_episodes, read_begun, read_episodes
 from agentrl.runs.report import write_report, write_view
+from agentrl.runs.settings import read_config, write_config
 
 Lay = Callable[[Path], None]
 SECRET = "nobody else's\n"
@@ -39,7 +40,7 @@ hostile = pytest.mark.parametrize("lay", HOSTILE.values(), ids=HOSTILE.keys())
 def run(tmp_path: Path) -> Path:
     """A run's folder."""
     (path := tmp_path / "run").mkdir()
-    write_config(path, Config(), "")
+    write_config(path, Config(), {})
     return path
 
 

@@ -12,7 +12,9 @@ import pytest
 from agentrl.config import Config, load_config, with_overrides
 from agentrl.errors import ConfigError, RunFolderError
 from agentrl.runs.checkpoint import model_at
-from agentrl.runs.folder import RunFolder, changed, checkpoints, read_config, read_dialect, read_jsonl, replace
+from agentrl.runs.files import replace
+from agentrl.runs.folder import RunFolder, changed, checkpoints, read_jsonl
+from agentrl.runs.settings import read_config, read_versions
 
 
 @pytest.fixture
@@ -27,13 +29,13 @@ def folder(config: Config) -> Generator[RunFolder]:
 
 
 def test_new_folder_holds_config_versions_and_dialect(config: Config, tmp_path: Path) -> None:
-    with RunFolder.create(config, numbered=False, dialect='fence "1"') as folder:
-        assert folder.path == tmp_path / "runs" / "it" and read_dialect(folder.path) == 'fence "1"'
+    with RunFolder.create(config, numbered=False, made_by={"dialect": 'fence "1"', "decode_step": ""}) as folder:
+        assert folder.path == tmp_path / "runs" / "it" and read_versions(folder.path)["dialect"] == 'fence "1"'
     text = (folder.path / "config.toml").read_text()
     assert "[versions]" in text and f'"{sys.version.split()[0]}"' in text and read_config(folder.path) == config
     assert not [path.name for path in folder.path.iterdir() if path.name.endswith(".tmp")]
     with RunFolder.create(config, numbered=True) as folder:
-        assert read_dialect(folder.path) == ""
+        assert not {"dialect", "decode_step"} & read_versions(folder.path).keys()
 
 
 def test_config_of_a_mix_names_no_environment_beside_it(tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ def test_damaged_line_is_named_unless_it_is_cut_anyway(folder: RunFolder, line: 
 
 
 def test_config_that_was_cut_off_anywhere_is_no_config(config: Config) -> None:
-    RunFolder.create(config, numbered=False, dialect="fence 1").close()
+    RunFolder.create(config, numbered=False, made_by={"dialect": "fence 1"}).close()
     file = Path(config.run.dir) / "it" / "config.toml"
     data = file.read_bytes()
     for size in range(0, len(data) - 1, 7):

@@ -28,8 +28,9 @@ from agentrl.eval.command import run as evaluate
 from agentrl.models.load import load_model
 from agentrl.models.lora import base_of
 from agentrl.runs.checkpoint import export, load_state, model_at
-from agentrl.runs.folder import checkpoints, read_config, read_jsonl
+from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.records import read_episodes
+from agentrl.runs.settings import read_config
 from agentrl.runs.shards import Shards, shard_name
 from agentrl.train.learner import Learner
 from agentrl.train.run import resume, train, train_on

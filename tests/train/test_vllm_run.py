@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.runs.folder import read_config, read_jsonl
+from agentrl.runs.folder import read_jsonl
 from agentrl.runs.records import read_episodes
+from agentrl.runs.settings import read_config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 Require = Callable[[bool, str], None]

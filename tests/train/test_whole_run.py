@@ -20,8 +20,9 @@ from agentrl.config import parse_config
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.load import load_model
 from agentrl.models.lora import base_of
-from agentrl.runs.folder import checkpoints, read_config, read_jsonl
+from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.records import read_episodes
+from agentrl.runs.settings import read_config
 from agentrl.sandboxes.base import Status
 from agentrl.train.ranks import check_ranks, is_follower, ranks
 

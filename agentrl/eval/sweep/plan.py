@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl.config import Config, load_config
 from agentrl.errors import ConfigError, UsageError
-from agentrl.runs.folder import read_config, settings_of
+from agentrl.runs.settings import read_config, settings_of
 
 _OWN = {
     "run.name": "each run is named after its settings",
