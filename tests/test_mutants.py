@@ -19,12 +19,14 @@ SURVIVED_ONCE = {f"T{number:02}" for number in (1, 2, 4, 5, 6, 10, 11, 12, 13, 1
 """What no test noticed when each was tried for the first time."""
 
 
-def test_every_mutant_fits_the_code_and_is_python() -> None:
+def test_every_mutant_fits_the_code() -> None:
     for mutant in script.load():
         (patch,) = mutant.patches
         text = (script.ROOT / patch.file).read_text(encoding="utf-8")
         assert text.count(patch.old) == 1, f"{mutant.name}: {patch.file} does not hold {patch.old!r} once"
-        assert ast.parse(text.replace(patch.old, patch.new)) and patch.old != patch.new, mutant.name
+        assert patch.old != patch.new, mutant.name
+        if patch.file.endswith(".py"):
+            ast.parse(text.replace(patch.old, patch.new))
 
 
 def test_every_mutant_is_watched_by_tests_that_exist() -> None:

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
+from agentrl.engines.native import Unavailable
+from agentrl.engines.native.build import library
 from agentrl.runs.progress import Display
 from agentrl.runs.settings import versions_of
 from agentrl.sandboxes import Limits, Sandbox, SandboxError, SandboxUnavailable, open_sandbox
@@ -67,6 +69,8 @@ class Diagnosis:
     """One report for each sandbox back end."""
     plugins: Mapping[str, str] = field(default_factory=dict[str, str])
     """The environments' ids of each plugin, or its problem."""
+    decode_step: str = ""
+    """What computes the embedded engine's steps here; empty where nobody asked."""
 
     @property
     def ok(self) -> bool:
@@ -81,7 +85,8 @@ class Diagnosis:
             | {"ok": one.ok}
             for one in self.backends
         ]
-        return {"ok": self.ok, "packages": dict(self.packages), "plugins": dict(self.plugins), "backends": backends}
+        versions = {"packages": dict(self.packages), "plugins": dict(self.plugins), "decode_step": self.decode_step}
+        return {"ok": self.ok, **versions, "backends": backends}
 
 
 def versions() -> dict[str, str]:
@@ -107,7 +112,15 @@ def diagnose(*, sandbox_only: bool, say: Callable[[str], None]) -> Diagnosis:
         reports.append(examine(name, facts, opened))
     if sandbox_only:
         return Diagnosis(packages={}, backends=tuple(reports))
-    return Diagnosis(packages=versions(), backends=tuple(reports), plugins=offers())
+    return Diagnosis(packages=versions(), backends=tuple(reports), plugins=offers(), decode_step=decode_step())
+
+
+def decode_step() -> str:
+    """Compile the embedded engine's step, or say why PyTorch has to compute it."""
+    try:
+        return f"in C, {library().digest}"
+    except Unavailable as why:
+        return f"by PyTorch, several times as slow: {why}"
 
 
 def offers() -> dict[str, str]:
@@ -159,6 +172,7 @@ def examine(name: str, facts: Mapping[str, str], opened: Callable[[], Sandbox]) 
 def show(diagnosis: Diagnosis, display: Display) -> None:
     """Print the diagnosis, a line for each fact."""
     tables = {"versions": [(name, found) for name, found in diagnosis.packages.items()]} if diagnosis.packages else {}
+    tables |= {"engine": [("decode step", diagnosis.decode_step)]} if diagnosis.decode_step else {}
     tables |= {"plugins": [*diagnosis.plugins.items()]} if diagnosis.plugins else {}
     tables |= {f"sandbox: {report.name}": _rows(report) for report in diagnosis.backends}
     for title, rows in tables.items():

@@ -5,7 +5,7 @@ episode's next turn is recognised by its tokens, which begin with the parked one
 step runs new tokens of all active slots through the model at once: one token for slots that generate, and up to
 ``CHUNK`` of a prompt or tool answer for slots that join, so that a long one takes several steps and holds up nobody.
 
-Legend: B active slots, T new tokens of them end to end, d hidden size.
+Legend: B active slots, d hidden size.
 """
 
 import asyncio
@@ -14,19 +14,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from agentrl.engines.base import Completion, Sampling, check_request
-from agentrl.engines.rng import uniforms
+from agentrl.engines.eager import EagerStep
+from agentrl.engines.native import Unavailable
+from agentrl.engines.native.step import NativeStep
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.attention import NAME
-from agentrl.models.cache import CachedRows, RowCache
-from agentrl.models.linear import LANES
 from agentrl.models.load import ROUNDING
-from agentrl.models.logits import logits_of
 
 CHUNK = 512
 """Most new tokens of a slot that a step runs."""
@@ -59,9 +56,10 @@ class TransformersEngine:
     """Samples from ``model`` with continuous batching.
 
     Args:
-        model: a causal language model loaded with ``attn_implementation="agentrl"``; the engine owns its weights.
+        model: a causal language model loaded with ``attn_implementation="agentrl"``; the engine owns it.
         slots: most requests that generate at the same time; further ones wait.
         max_length: most tokens of prompt and completion together.
+        native: compute in C where that can be (``agentrl.engines.native``), and by PyTorch elsewhere.
 
     Raises:
         ConfigError: the model was loaded with another attention implementation, or ``slots`` is below 1.
@@ -72,7 +70,9 @@ class TransformersEngine:
     cache = None
     """Rows grow, and a request waits for one that is free."""
 
-    def __init__(self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096, native: bool = False
+    ) -> None:
         config: Any = model.config
         if config._attn_implementation != NAME:
             raise ConfigError(f"load the engine's model with attn_implementation={NAME!r}")
@@ -80,12 +80,12 @@ class TransformersEngine:
             raise ConfigError(f"slots is {slots}: an engine needs at least one to generate anything")
         if max_length < 1:
             raise ConfigError(f"max_length is {max_length}: an engine needs room for at least one token")
-        self._model = model.eval()
+        self._shapes = {name: weight.shape for name, weight in model.named_parameters()}
         self.rounding = ROUNDING[model.dtype]
         self._max_length = max_length
         self._vocab: int = config.vocab_size
-        self._cache = RowCache(slots)
         self._slots = [_Slot() for _ in range(slots)]
+        self._compute, self.step = _step(model.eval(), slots, max_length, native)
         self._waiting: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
         self._version = 0
@@ -118,14 +118,12 @@ class TransformersEngine:
         Raises:
             InfrastructureError: a tensor is unknown to the model or of another shape.
         """
-        own = dict(self._model.named_parameters())
         # Dropped first: a load that fails half-way must not leave keys and values of other weights.
         self._forget()
-        with torch.no_grad():
-            for name, tensor in named_tensors:
-                if name not in own or own[name].shape != tensor.shape:
-                    raise InfrastructureError(f"the engine's model has no parameter {name!r} {list(tensor.shape)}")
-                own[name].copy_(tensor)
+        for name, tensor in named_tensors:
+            if self._shapes.get(name) != tensor.shape:
+                raise InfrastructureError(f"the engine's model has no parameter {name!r} {list(tensor.shape)}")
+            self._compute.take(name, tensor)
         self._version = version
 
     def close(self) -> None:
@@ -147,7 +145,7 @@ class TransformersEngine:
         """Drop all cached keys and values, and their memory; those of requests under way are to be computed again."""
         for slot in self._slots:
             slot.cached, slot.new = [], slot.cached + slot.new
-        self._cache = RowCache(len(self._slots))
+        self._compute.forget()
 
     def _fail(self, error: Exception) -> None:
         requests = [*self._waiting, *(slot.request for slot in self._slots if slot.request)]
@@ -167,14 +165,16 @@ class TransformersEngine:
             if slot.request and slot.request.done.done():
                 slot.request = None
 
-    @torch.inference_mode()
     def _admit(self) -> None:
         """Give waiting requests a slot: the one with the longest cached prefix, else the least recently used one."""
+        if not self._waiting:
+            return
         idle = [index for index, slot in enumerate(self._slots) if slot.request is None]
         for request in list(self._waiting):
             if not idle:
                 return
-            own = [index for index in idle if _begins_with(request.prompt, self._slots[index].cached)]
+            prompt = list(request.prompt)
+            own = [index for index in idle if self._goes_on(index, prompt)]
             if own:
                 best = max(own, key=lambda index: len(self._slots[index].cached))
             # The rest of a group waits until the prompt, which is computed once, can be copied.
@@ -188,6 +188,12 @@ class TransformersEngine:
             slot.request, slot.new = request, list(request.prompt[len(slot.cached) :])
             self._waiting.remove(request)
 
+    def _goes_on(self, index: int, prompt: list[int]) -> bool:
+        """Return True if a prompt begins with all that a slot has cached."""
+        cached = self._slots[index].cached
+        # An empty slot begins nothing, and at least one token of a prompt must be run to sample the next.
+        return 0 < len(cached) < len(prompt) and _begins_with(prompt, cached)
+
     def _prompt_under_way(self, prompt: tuple[int, ...]) -> bool:
         """Return True if this very prompt is being computed for another request."""
         # A slot with one token to run has copied the rest, or samples already.
@@ -197,30 +203,29 @@ class TransformersEngine:
         """Copy a prompt's keys and values from a slot that has computed them; give the copied tokens."""
         # Without the last token, which must go through the model again: its hidden state gives the first sample.
         wanted = list(prompt[:-1])
-        holders = (index for index, slot in enumerate(self._slots) if slot.cached[: len(wanted)] == wanted)
+        holders = (index for index, slot in enumerate(self._slots) if _begins_with(slot.cached, wanted))
         if (source := next(holders, None)) is None:
             wanted, source = [], target
-        self._cache.copy_prefix(source, target, len(wanted))
+        self._compute.copy_prefix(source, target, len(wanted))
         return wanted
 
-    @torch.inference_mode()
     def _step(self) -> None:
         """Run every active slot's new tokens through the model and sample one token for each slot."""
         active = [index for index, slot in enumerate(self._slots) if slot.request]
         if not active:
             return
-        # Attention runs over all rows up to the last active one: when half of them are idle, moving the others pays.
-        if 2 * len(active) <= active[-1]:
-            active = self._compact(active)
-        hidden = self._forward(active)
+        slots = [self._slots[index] for index in active]
+        new = [slot.new[:CHUNK] for slot in slots]
+        self.computed_tokens += sum(map(len, new))
+        hidden = self._compute.forward(active, [len(slot.cached) for slot in slots], new)
         self._steps += 1
-        for slot in (self._slots[index] for index in active):
+        for slot in slots:
             slot.cached += slot.new[:CHUNK]
             slot.new, slot.used_at = slot.new[CHUNK:], self._steps
         # Slots whose prompt has been run to its end.
-        ready = [place for place, index in enumerate(active) if not self._slots[index].new]
+        ready = [index for index, slot in enumerate(slots) if not slot.new]
         if ready:
-            self._sample(hidden[ready], [self._slots[active[place]] for place in ready])
+            self._sample(hidden if len(ready) == len(slots) else hidden[ready], [slots[index] for index in ready])
 
     def _finish_if_done(self, slot: _Slot, request: _Request) -> None:
         stopped = request.sampled[-1] in request.sampling.stop_ids
@@ -240,59 +245,16 @@ class TransformersEngine:
                 )
             )
 
-    def _compact(self, active: list[int]) -> list[int]:
-        """Move the active slots to the front of the cache, so that the rows behind them cost nothing."""
-        front = range(len(active))
-        late = [index for index in active if index not in front]
-        idle = [index for index in front if self._slots[index].request is None]
-        # Each late one changes places with an idle one: all others stay, and are not copied.
-        self._cache.move(late + idle, idle + late)
-        for one, other in zip(late, idle, strict=True):
-            self._slots[one], self._slots[other] = self._slots[other], self._slots[one]
-        return list(front)
-
-    def _forward(self, active: list[int]) -> Tensor:
-        """Run the next new tokens through the model; give the last hidden state of each active slot [B, d]."""
-        slots = [self._slots[index] for index in active]
-        new = [slot.new[:CHUNK] for slot in slots]
-        plan = CachedRows(
-            self._cache, active, [len(slot.cached) for slot in slots], [len(part) for part in new],
-            torch.zeros((), dtype=self._model.dtype, device=self._model.device),
-        )  # fmt: skip
-        tokens = torch.tensor([token for part in new for token in part], device=self._model.device)
-        self.computed_tokens += len(tokens)
-        # Tokens that fill no vector of the processor are summed in another order: with padding, a token's bits do not
-        # depend on how many others there are.
-        padding = (0, -len(tokens) % LANES)
-        out = self._model.base_model(
-            input_ids=pad(tokens, padding)[None],
-            position_ids=pad(plan.positions, padding)[None],
-            use_cache=False,
-            agentrl_plan=plan,
-        )
-        return out.last_hidden_state[0][plan.last]
-
     def _sample(self, hidden: Tensor, slots: list[_Slot]) -> None:
         """Sample a token for each slot from its last hidden state [B, d]."""
         requests = [request for slot in slots if (request := slot.request)]
-        logits = logits_of(self._model, hidden)
-        device = logits.device
-        temperature = torch.tensor([request.sampling.temperature for request in requests], device=device)
-        greedy = temperature == 0.0
-        # Greedy rows divide by 1: a division by 0 would put NaN into results that are not even used.
-        logp = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
-        seeds = torch.tensor([request.seed for request in requests], device=device)
-        counters = torch.tensor([len(request.sampled) for request in requests], device=device)
-        cdf = logp.exp().double().cumsum(-1)
-        # Inverse transform sampling. The uniform is scaled by the cdf's end, which rounding keeps from being 1.
-        # right=True skips tokens of probability 0, and the clamp is for a point that rounding puts on the very end.
-        points = uniforms(seeds, counters)[:, None] * cdf[:, -1:]
-        chosen = torch.searchsorted(cdf, points, right=True)[:, 0].clamp_(max=logp.shape[1] - 1)
-        tokens = torch.where(greedy, logits.argmax(-1), chosen)
-        logprobs = torch.where(greedy, 0.0, logp.gather(1, tokens[:, None])[:, 0])
-        # Rounding may give a log-prob slightly above 0, which the trainer would refuse.
-        sampled = zip(slots, requests, tokens.tolist(), logprobs.clamp_(max=0.0).tolist(), strict=True)
-        for slot, request, token, logprob in sampled:
+        tokens, logprobs = self._compute.sample(
+            hidden,
+            [request.sampling.temperature for request in requests],
+            [request.seed for request in requests],
+            [len(request.sampled) for request in requests],
+        )
+        for slot, request, token, logprob in zip(slots, requests, tokens, logprobs, strict=True):
             # It has no keys and values yet: it gets them when the next step, or turn, runs it.
             slot.new = [token]
             request.sampled.append(token)
@@ -301,6 +263,19 @@ class TransformersEngine:
             self._finish_if_done(slot, request)
 
 
-def _begins_with(prompt: tuple[int, ...], cached: list[int]) -> bool:
-    # An empty slot has no prefix of anything, and of a whole prompt at least one token must be run to sample the next.
-    return 0 < len(cached) < len(prompt) and list(prompt[: len(cached)]) == cached
+def _step(model: PreTrainedModel, slots: int, max_length: int, native: bool) -> tuple[NativeStep | EagerStep, str]:
+    """Return what computes the steps, and the words for it."""
+    eager = EagerStep(model, slots)
+    if not native:
+        return eager, eager.name
+    try:
+        step = NativeStep(model, slots, max_length)
+    except Unavailable as why:
+        return eager, f"PyTorch, since {why}"
+    return step, step.name
+
+
+def _begins_with(tokens: list[int], beginning: list[int]) -> bool:
+    length = len(beginning)
+    # The last token tells most of them apart, and spares the copy that comparing all of them makes.
+    return tokens[length - 1 : length] == beginning[-1:] and tokens[:length] == beginning

@@ -89,13 +89,6 @@ class RowCache:
             store = self._long[layer, row] = _grown(store, max(length, have + have // 2))
         return store
 
-    def move(self, source: list[int], target: list[int]) -> None:
-        """Move row ``source[i]`` to ``target[i]``, all at once; both lists name the same rows in other orders."""
-        for store in self._short.values():
-            store[target] = store[source]
-        to = dict(zip(source, target, strict=True))
-        self._long = {(layer, to.get(row, row)): store for (layer, row), store in self._long.items()}
-
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Replace all of one row by the first ``length`` cached tokens of another, or of its own."""
         for layer, short in self._short.items():

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Protocol
 
@@ -271,6 +271,11 @@ def _of(origin: Origin | Mapping[str, Origin], trajectory: Trajectory) -> Origin
     return origin if isinstance(origin, Origin) else origin[trajectory.env]
 
 
+@lru_cache(maxsize=1 << 16)
+def _piece(tokenizer: Pieces, token: int) -> str:
+    return tokenizer.decode([token])
+
+
 def _to_json(
     trajectory: Trajectory,
     tokenizer: Pieces,
@@ -282,7 +287,7 @@ def _to_json(
     segments: list[dict[str, object]] = []
     for segment in trajectory.segments:
         row: dict[str, object] = {"source": segment.source, "token_ids": segment.token_ids}
-        row["pieces"] = [tokenizer.decode([token]) for token in segment.token_ids]
+        row["pieces"] = [_piece(tokenizer, token) for token in segment.token_ids]
         if segment.trained:
             row |= {"logprobs": segment.logprobs, "version": segment.version} | ({"cut": True} if segment.cut else {})
             row |= {"swaps": segment.swaps} if segment.swaps else {}

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from agentrl.engines.base import Completion, Sampling
-from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import InfrastructureError
 from agentrl.types import Segment
 
@@ -66,18 +65,18 @@ def test_an_engine_outlives_an_event_loop_that_was_left_in_the_middle(make_engin
     assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids
 
 
-def new_weights(engine: TransformersEngine) -> list[tuple[str, Tensor]]:
+def new_weights(model: Any) -> list[tuple[str, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     return [
         (name, weights + 0.1 * weights.std().nan_to_num() * torch.randn(weights.shape, generator=generator))
-        for name, weights in engine._model.named_parameters()
+        for name, weights in model.named_parameters()
     ]
 
 
 def test_new_weights_are_sampled_from_and_nothing_old_is_kept(make_engine: MakeEngine, reference: Any) -> None:
     engine = make_engine()
     first = ask(engine, seed=1)
-    weights = new_weights(engine)
+    weights = new_weights(reference)
     asyncio.run(engine.load_weights(((name, tensor) for name, tensor in weights), 7))
     changed = copy.deepcopy(reference)
     assert not changed.load_state_dict(dict(weights), strict=False).unexpected_keys
@@ -93,7 +92,7 @@ def test_requests_under_way_go_on_with_new_weights_and_no_old_keys(make_engine: 
     engine, models = make_engine(slots=4), [reference]
     for _ in range(2):
         models.append(copy.deepcopy(models[-1]))
-        assert not models[-1].load_state_dict(dict(new_weights(engine)), strict=False).unexpected_keys
+        assert not models[-1].load_state_dict(dict(new_weights(reference)), strict=False).unexpected_keys
         asyncio.run(engine.load_weights(models[-1].named_parameters(), 0))
     asyncio.run(engine.load_weights(reference.named_parameters(), 0))
     # Two groups that share a prompt, more requests than slots, and one that ends before the first swap.
@@ -137,9 +136,11 @@ def test_a_closed_engine_leaves_nobody_waiting(make_engine: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("shape", [None, (1,), (3, 3)])
-def test_weights_that_do_not_fit_are_refused(make_engine: MakeEngine, shape: tuple[int, ...] | None) -> None:
+def test_weights_that_do_not_fit_are_refused(
+    make_engine: MakeEngine, model: Any, shape: tuple[int, ...] | None
+) -> None:
     engine = make_engine()
-    name, right = next(engine._model.named_parameters())
+    name, right = next(model.named_parameters())
     wrong = ("no.such", right) if shape is None else (name, torch.ones(shape))
     first = ask(engine, seed=1)
     with pytest.raises(InfrastructureError, match="no parameter"):
@@ -150,22 +151,25 @@ def test_weights_that_do_not_fit_are_refused(make_engine: MakeEngine, shape: tup
 
 
 @pytest.mark.parametrize("when", ["at the first step", "in the middle"])
-def test_a_model_that_breaks_fails_every_request_and_the_next_ones_work(make_engine: MakeEngine, when: str) -> None:
+def test_a_model_that_breaks_fails_every_request_and_the_next_ones_work(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     engine = make_engine(slots=2)
-    steps = 0
+    steps, forward = 0, engine._compute.forward
 
-    def out_of_memory(*_: object) -> None:
+    def out_of_memory(*given: Any) -> Any:
         nonlocal steps
         steps += 1
         if when == "at the first step" or steps == 4:
             raise MemoryError("no room")
+        return forward(*given)
 
     ask(engine, seed=3)
-    hook = engine._model.base_model.register_forward_pre_hook(out_of_memory)
+    monkeypatch.setattr(engine._compute, "forward", out_of_memory)
     failures = outcomes(*(engine.generate((*PROMPT, n), Sampling(max_tokens=9), seed=n) for n in range(5)))
     assert [type(failure) for failure in failures] == [InfrastructureError] * 5
     assert all("MemoryError('no room')" in str(failure) for failure in failures)
-    hook.remove()
+    monkeypatch.undo()
     asyncio.run(engine.load_weights([], 2))
     assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids
 

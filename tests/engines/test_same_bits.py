@@ -29,9 +29,11 @@ CONFIGS = {
 }
 
 
-def talk(model: Any, slots: int, seed: int) -> list[list[Completion]]:
+def talk(model: Any, slots: int, seed: int, native: bool) -> list[list[Completion]]:
     """Conversations of three turns, in any order and company that ``seed`` and few ``slots`` make."""
-    engine, order = TransformersEngine(copy.deepcopy(model), slots=slots, max_length=2048), random.Random(seed)
+    engine = TransformersEngine(copy.deepcopy(model), slots=slots, max_length=2048, native=native)
+    assert engine.step.startswith("native ") is native
+    order = random.Random(seed)
 
     async def conversation(number: int) -> list[Completion]:
         words, said = random.Random(number), list[Completion]()
@@ -51,8 +53,21 @@ def talk(model: Any, slots: int, seed: int) -> list[list[Completion]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_log_probs_have_the_same_bits_in_any_company(name: str) -> None:
+    check_company(name, native=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.ci) for name in CONFIGS if name != "deep"), "deep"]
+)
+def test_so_have_those_that_pytorch_computes(name: str) -> None:
+    check_company(name, native=False)
+
+
+def check_company(name: str, native: bool) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = AutoModelForCausalLM.from_config(CONFIGS[name])
@@ -61,7 +76,7 @@ def test_log_probs_have_the_same_bits_in_any_company(name: str) -> None:
             weights.mul_(4 if weights.ndim > 1 else 1)  # so that tokens differ in probability, and rounding shows
     model.set_attn_implementation(NAME)
     use_fast_linear(model)
-    first = talk(model, slots=64, seed=0)
+    first = talk(model, slots=64, seed=0, native=native)
     assert sum(len(turn.token_ids) for said in first for turn in said) > 100
     for slots, seed in ((3, 1), (1, 2)):
-        assert talk(model, slots, seed) == first
+        assert talk(model, slots, seed, native) == first

@@ -1,6 +1,7 @@
 """The embedded engine: the right distribution, the same tokens whatever runs beside, and no work done twice."""
 
 import asyncio
+import copy
 from typing import Any
 
 import pytest
@@ -13,6 +14,14 @@ from agentrl.errors import ConfigError
 from .asking import PROMPT, MakeEngine, ask, expected_logprobs, full_logp, outcomes, ragged, together
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(params=[True, False], ids=["native", "eager"])
+def make_engine(request: pytest.FixtureRequest, model: Any) -> MakeEngine:
+    """Engines that compute in C, and by PyTorch."""
+    if request.param:
+        request.getfixturevalue("compiler")
+    return lambda **options: TransformersEngine(copy.deepcopy(model), **{"native": request.param, **options})
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
@@ -116,14 +125,22 @@ def test_a_shared_prompt_of_one_token_is_nothing_to_share(make_engine: MakeEngin
     assert turns == [ask(make_engine(), (5,), seed=seed, max_tokens=2) for seed in range(5)]
 
 
-def test_a_long_prompt_is_computed_in_parts_and_holds_up_nobody(make_engine: MakeEngine, reference: Any) -> None:
+def test_a_long_prompt_is_computed_in_parts_and_holds_up_nobody(
+    make_engine: MakeEngine, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """1,100 tokens take three of the nine steps that another request needs; a second member waits, and copies."""
     engine, prompt = make_engine(slots=4), tuple(i * i % 250 + 3 for i in range(1100))
     widths: list[int] = []
-    engine._model.base_model.embed_tokens.register_forward_hook(lambda _m, given, _o: widths.append(given[0].numel()))
+    forward = engine._compute.forward
+
+    def counted(rows: Any, cached: Any, new: Any) -> Any:
+        widths.append(sum(map(len, new)))
+        return forward(rows, cached, new)
+
+    monkeypatch.setattr(engine._compute, "forward", counted)
     short = engine.generate(PROMPT, Sampling(max_tokens=9), seed=0)
     first, *members = together(short, *(engine.generate(prompt, Sampling(max_tokens=5), seed=i) for i in range(2)))
-    assert max(widths) <= 512 + 16 and len(widths) == 9
+    assert max(widths) == 512 + len(PROMPT) and len(widths) == 9
     assert engine.computed_tokens == len(PROMPT) + 8 + len(prompt) + 1 + 2 * 4
     later = ask(engine, (*prompt, *members[1].token_ids, *prompt[:700]), seed=5)
     assert engine.computed_tokens == len(PROMPT) + 8 + len(prompt) + 1 + 2 * 4 + 1 + 700 + 7
@@ -135,8 +152,8 @@ def test_a_long_prompt_is_computed_in_parts_and_holds_up_nobody(make_engine: Mak
     assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids
 
 
-def test_rows_that_finished_are_left_behind(make_engine: MakeEngine, reference: Any) -> None:
-    """Only the last of eight goes on for long, so it is moved to the front; all of them stay parked."""
+def test_rows_that_finished_stay_parked(make_engine: MakeEngine, reference: Any) -> None:
+    """Only the last of eight goes on for long; all of them stay parked."""
     engine, prompts = make_engine(slots=8), ragged(8)
     lengths = [2, 2, 3, 2, 4, 2, 2, 30]
     asked = zip(prompts, lengths, strict=True)

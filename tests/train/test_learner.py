@@ -186,7 +186,7 @@ def test_small_steps_change_nearly_every_weight(small: Make, dtype: str) -> None
     assert moved > 0.99 * total > 0.9 * 0.99 * sum(weights.numel() for weights in before.values())
     assert coarse < 0.2 * total, "bfloat16 alone would show these steps: they are no test of it"
     # The engine samples from what was trained.
-    sampled = dict(engine._model.named_parameters())
+    sampled = dict(engine._compute._model.named_parameters())
     assert all(torch.equal(sampled[name], w.to(sampled[name].dtype)) for name, w in made.parts.model.named_parameters())
 
 

@@ -100,7 +100,7 @@ def test_counts_are_those_of_the_real_parts(dtype: str, lora: list[str]) -> None
     assert found["average"] == sum(part.nbytes for part in learner._average)
     reference = learner._reference.parameters() if learner._reference else ()
     assert found["reference"] == sum(one.nbytes for one in reference)
-    assert found["engine's weights"] == sum(weight.nbytes for weight in parts.engine._model.parameters())
+    assert found["engine's weights"] == sum(weight.nbytes for weight in parts.engine._compute._model.parameters())
     # 4 rows of padded keys, 3 layers, keys and values, 2 heads of 8 numbers.
     assert found["engine's cache"] == 4 * key_sizes()[0] * 3 * 2 * 2 * 8 * (4 if dtype == "float32" else 2)
     rest = {"process", "engine's cache", "head", "activations", "allocator"}
