@@ -75,6 +75,18 @@ def test_engines_and_overlap_are_measured(run: Run, name: str, rows: list[str]) 
     assert [line.split(" | ")[0] for line in shown.splitlines()[2:]] == rows
 
 
+@pytest.mark.slow
+def test_the_whole_loop_is_measured(run: Run) -> None:
+    root = FOLDER.parents[1]
+    shown = run("end_to_end.py", "--quick", "--without-trl", "--steps", "2", "--beside", root)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines()[2:]]
+    assert [row[:2] for row in rows] == [
+        [load, side] for load in ("ragged", "fixed") for side in ("agentrl", str(root))
+    ]
+    assert all(float(row[2]) > 0 for row in rows) and [row[4] for row in rows[2:]] == ["20, 20-20"] * 2
+    assert rows[0][4] == rows[1][4] and rows[0][3].startswith("1.00 ")
+
+
 @pytest.mark.ray
 def test_larger_fleets_are_simulated(run: Run, require: Callable[[bool, str], None]) -> None:
     require(find_spec("ray") is not None, "needs ray: pip install 'agentrl[ray]'")
