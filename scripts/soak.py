@@ -148,7 +148,7 @@ async def soak(trainer: Trainer, steps: int, held: Held) -> list[dict[str, int]]
 def failing(config: Config, mix: TaskMix) -> tuple[Parts, Engine]:
     """Make the parts of a run whose engine fails."""
     parts = assemble(config, mix)
-    return parts, Failing(parts.engine._model, slots=16, max_length=4096)  # pyright: ignore
+    return parts, Failing(parts.engine._compute._model, slots=16, max_length=4096)  # pyright: ignore
 
 
 def train(
