@@ -213,6 +213,7 @@ def test_actors_play_what_one_process_plays(world: World) -> None:
 def test_an_actor_that_dies_loses_nothing_and_comes_back_with_the_newest_weights(world: World) -> None:
     async def die() -> None:
         here = await world.local(4, 1.1)
+        await world.collect(world.fleet)  # each actor has a sandbox now, whatever test was before
         world.order("die")
         before = sandboxes()
         there = await world.collect(world.fleet)
