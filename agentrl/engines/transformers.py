@@ -265,14 +265,15 @@ class TransformersEngine:
 
 def _step(model: PreTrainedModel, slots: int, max_length: int, native: bool) -> tuple[NativeStep | EagerStep, str]:
     """Return what computes the steps, and the words for it."""
-    eager = EagerStep(model, slots)
-    if not native:
-        return eager, eager.name
-    try:
-        step = NativeStep(model, slots, max_length)
-    except Unavailable as why:
-        return eager, f"PyTorch, since {why}"
-    return step, step.name
+    why = ""
+    if native:
+        try:
+            step = NativeStep(model, slots, max_length)
+        except Unavailable as reason:
+            why = f", since {reason}"
+        else:
+            return step, step.name
+    return EagerStep(model, slots), EagerStep.name + why
 
 
 def _begins_with(tokens: list[int], beginning: list[int]) -> bool:

@@ -89,13 +89,7 @@ class NativeStep:
     def sample(
         self, hidden: Tensor, temperatures: Sequence[float], seeds: Sequence[int], counters: Sequence[int]
     ) -> tuple[list[int], list[float]]:
-        """Sample a token for each hidden state [B, d]; the tokens, and their log-probs.
-
-        Args:
-            hidden: last hidden states.
-            temperatures: 0 takes the likeliest token, whose log-prob is 0 then.
-            seeds: of each row's noise.
-            counters: tokens that each row has sampled before.
+        """Sample a token for each hidden state; see :meth:`agentrl.engines.eager.EagerStep.sample`.
 
         Raises:
             MemoryError: there is no memory for it.
