@@ -257,6 +257,9 @@ def test_episodes_that_nobody_waits_for_any_more_are_not_played(world: World) ->
         waiting, playing = await world.held()
         playing.cancel()
         await asyncio.wait({playing})
+        # An actor that answers has heard of what was cancelled before.
+        for _ in range(2):
+            await asyncio.gather(*(place.handle.greet.remote() for place in world.fleet._places))
         waiting.unlink()
         # Those of before would come first.
         _, last = world.mix.pick(7, seed=0)[-1]
