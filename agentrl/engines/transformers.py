@@ -59,7 +59,7 @@ class TransformersEngine:
         model: a causal language model loaded with ``attn_implementation="agentrl"``; the engine owns it.
         slots: most requests that generate at the same time; further ones wait.
         max_length: most tokens of prompt and completion together.
-        native: compute in C where that can be (``agentrl.engines.native``), and by PyTorch elsewhere.
+        native: on a CPU compute in C where that can be (``agentrl.engines.native``), and by PyTorch elsewhere.
 
     Raises:
         ConfigError: the model was loaded with another attention implementation, or ``slots`` is below 1.
@@ -70,9 +70,7 @@ class TransformersEngine:
     cache = None
     """Rows grow, and a request waits for one that is free."""
 
-    def __init__(
-        self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096, native: bool = False
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096, native: bool = True) -> None:
         config: Any = model.config
         if config._attn_implementation != NAME:
             raise ConfigError(f"load the engine's model with attn_implementation={NAME!r}")
@@ -266,7 +264,7 @@ class TransformersEngine:
 def _step(model: PreTrainedModel, slots: int, max_length: int, native: bool) -> tuple[NativeStep | EagerStep, str]:
     """Return what computes the steps, and the words for it."""
     why = ""
-    if native:
+    if native and model.device.type == "cpu":
         try:
             step = NativeStep(model, slots, max_length)
         except Unavailable as reason:

@@ -74,8 +74,13 @@ def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:
     """
     if config.engine.name != SERVER:
         parts = assemble(config, mix, path)
+        step = getattr(parts.engine, "step", "")
         return Agent(
-            engine=parts.engine, renderer=parts.renderer, pieces=parts.tokenizer, weights=fingerprint(parts.model)
+            engine=parts.engine,
+            renderer=parts.renderer,
+            pieces=parts.tokenizer,
+            weights=fingerprint(parts.model),
+            notes=[f"tokens are sampled by {step}"] if "since" in step else [],
         )
     options = config.engine.options
     engine: Any = make_engine(SERVER, None, options)

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from agentrl.config import Config, with_overrides
+from agentrl.engines.native.step import FEWEST
 from agentrl.errors import ConfigError
 from agentrl.models.cache import SHORT, padded_keys
 from agentrl.models.lora import target_names
@@ -188,6 +189,9 @@ def _cached_tokens(config: Config) -> int:
     longest = padded_keys(config.rollout.episode_tokens)
     if config.engine.name != "transformers":
         return rows * longest
+    native = config.engine.options.get("native", True) and config.model.device == "cpu"
+    if native and config.model.dtype == "float32":
+        return rows * max(FEWEST, config.rollout.episode_tokens)
     # A row that outgrows those that lie together has a store of its own, which grows by half at least.
     room = SHORT
     while room < longest:

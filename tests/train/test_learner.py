@@ -170,7 +170,8 @@ def test_reference_of_adapters_is_their_base(learner: MakeLearner, model: Any, d
 def test_small_steps_change_nearly_every_weight(small: Make, dtype: str) -> None:
     """In bfloat16 an update of 1e-6 moves one weight in fifty: the others are too large to feel it."""
     made = small(f"model.dtype={dtype}", "optim.lr=1e-6", "optim.warmup=0", "rollout.temperature=1.0")
-    engine = TransformersEngine(cast_copy(made.parts.model, getattr(torch, dtype)), slots=12, max_length=256)
+    own = cast_copy(made.parts.model, getattr(torch, dtype))
+    engine = TransformersEngine(own, slots=12, max_length=256, native=False)
     trainer = made.on(engine).trainer()
     before = copy.deepcopy(dict(made.parts.model.named_parameters()))
     for number in (1, 2):

@@ -81,7 +81,9 @@ def test_activations_of_another_model_and_a_longer_pack_are_foretold(more: list[
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [[], [LORA], [LORA, 'lora.targets=["q_proj", "down_proj"]']])
 def test_counts_are_those_of_the_real_parts(dtype: str, lora: list[str]) -> None:
-    config = small(f"model.dtype={dtype}", "optim.average=0.9", "algo.kl_coef=0.1", *lora)
+    config = small(
+        f"model.dtype={dtype}", "optim.average=0.9", "algo.kl_coef=0.1", "engine.options.native=false", *lora
+    )
     source = task_source(config, "train")
     parts = assemble(config, source)
     if lora:

@@ -20,7 +20,7 @@ _TOLERANCE = 1e-4
 """Largest difference of a hidden state from the model's own, in standard deviations of theirs."""
 _CHECKED = (53, 37)
 """Lengths of the rows that are compared; no multiple of any vector."""
-_ROOM = 64
+FEWEST = 64
 """Fewest tokens that a row has memory for."""
 
 
@@ -46,7 +46,7 @@ class NativeStep:
         """What a run's record says of it: the bits follow from the digest."""
         self._weights, self._width = _checked_weights(found, model, max_length), model.config.hidden_size
         self._model = ctypes.byref(self._weights.c)
-        self._rows = rows
+        self._rows, self._max_length = rows, max_length
         self.forget()
 
     def take(self, name: str, weight: Tensor) -> None:
@@ -107,8 +107,9 @@ class NativeStep:
 
     def _reserve(self, row: int, length: int, keep: int) -> None:
         """Make room for ``length`` tokens of a row, and keep its first ones."""
-        # Growing by half at least keeps all copying together in proportion to the final size.
-        capacity = _padded(max(length, self._capacity[row] * 3 // 2, _ROOM))
+        # Growing by half keeps all copying together in proportion to the final size.
+        more = min(self._capacity[row] * 3 // 2, self._max_length)
+        capacity = _padded(max(length, more, FEWEST))
         memory = self._weights.room(capacity)
         if keep:
             self._copy(row, memory, capacity, keep)
