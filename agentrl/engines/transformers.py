@@ -65,8 +65,6 @@ class TransformersEngine:
         ConfigError: the model was loaded with another attention implementation, or ``slots`` is below 1.
     """
 
-    exact = True
-    """Noise comes from seed and position, and a row's sums do not depend on the other rows."""
     cache = None
     """Rows grow, and a request waits for one that is free."""
 
@@ -79,6 +77,9 @@ class TransformersEngine:
         if max_length < 1:
             raise ConfigError(f"max_length is {max_length}: an engine needs room for at least one token")
         self._shapes = {name: weight.shape for name, weight in model.named_parameters()}
+        # Noise comes from seed and position. On a CPU a row's sums do not depend on the other rows either; a GPU's
+        # products are summed in an order that follows their number.
+        self.exact = model.device.type == "cpu"
         self.rounding = ROUNDING[model.dtype]
         self._max_length = max_length
         self._vocab: int = config.vocab_size

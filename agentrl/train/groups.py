@@ -126,7 +126,7 @@ class Collecting:
         if config.run.deterministic and not engine.exact:
             raise ConfigError(
                 f"run.deterministic needs an engine whose tokens no other request changes, which {config.engine.name} "
-                "is not: set it to false, or engine.name to 'transformers'"
+                f"is not on {config.model.device}: set it to false, or sample with engine.name='transformers' on a CPU"
             )
         rollout = config.rollout
         self._sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)

@@ -53,6 +53,11 @@ def test_requests_of_other_temperatures_share_a_step(make_engine: MakeEngine) ->
     assert len({c.token_ids for c in mixed}) == 4
 
 
+def test_company_changes_no_bit_on_a_cpu_alone(model: Any) -> None:
+    exact = [TransformersEngine(copy.deepcopy(model).to(device), slots=2).exact for device in ("cpu", "meta")]
+    assert exact == [True, False]
+
+
 def test_other_seeds_give_other_tokens(make_engine: MakeEngine) -> None:
     engine = make_engine()
     turns = together(*(engine.generate(PROMPT, Sampling(max_tokens=8), seed=seed) for seed in range(20)))
