@@ -114,8 +114,8 @@ class PackedRows:
         if window is not None and window >= length:
             window = None
         plain = count == length and window is None and how.softcap is None
-        # enable_gqa has no fast kernel on a CPU, nor with a mask.
-        grouped = plain and query.device.type != "cpu"
+        # enable_gqa has no fast kernel on a CPU, nor with a mask, nor in float32.
+        grouped = plain and query.device.type != "cpu" and query.dtype != torch.float32
         q, k, v = (query, key, value) if grouped else same_heads(query, key, value)
         if plain:
             out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scale, enable_gqa=grouped)
