@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from agentrl.engines.native import Unavailable, build
+from agentrl.native import Unavailable, build
 
 from .servers import KEY, Fake
 

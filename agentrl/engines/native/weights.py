@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.engines.native import Unavailable
-from agentrl.engines.native.build import Library
 from agentrl.models.attention import How, PackedRows
 from agentrl.models.logits import logit_divisor, softcap_of
+from agentrl.native import Unavailable
+from agentrl.native.build import Library
 
 LANES = 16
 """Floats of the widest processor's vectors: a multiple of every processor's."""
