@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError, first_line
-from agentrl.models.attention import NAME, PackedRows
+from agentrl.models.attention import NAME, BucketedRows
 from agentrl.models.linear import use_fast_linear
 from agentrl.models.logits import logits_of
 from agentrl.models.lora import base_of, load_adapters, merge
@@ -76,7 +76,8 @@ def _check_rows(model: Any) -> None:
     logits in a way of its own would be scored under another distribution.
     """
     tokens = torch.arange(2, device=model.device).repeat(2)
-    plan = PackedRows(torch.tensor([0, 2, 4], device=model.device))
+    # Nothing is compiled for a model that is only loaded.
+    plan = BucketedRows(torch.tensor([0, 2, 4], device=model.device), torch.arange(4, device=model.device))
     options = {"input_ids": tokens[None], "position_ids": tokens[None], "use_cache": False, "agentrl_plan": plan}
     name = type(model).__name__
     hidden = model.base_model(**options).last_hidden_state
