@@ -14,6 +14,7 @@ from agentrl.models.attention import NAME, BucketedRows
 from agentrl.models.linear import use_fast_linear
 from agentrl.models.logits import logits_of
 from agentrl.models.lora import base_of, load_adapters, merge
+from agentrl.models.norm import use_fast_norms
 
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 """Largest error of a log-prob that rounding explains, by the type of computation, in nats.
@@ -64,6 +65,7 @@ def load_model(path: str | Path, *, device: str = "cpu") -> PreTrainedModel:
         if weights.data_ptr() % _ALIGNED:
             weights.data = weights.data.clone()
     use_fast_linear(model)
+    use_fast_norms(model)
     _check_rows(model)
     return model
 

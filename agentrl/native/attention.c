@@ -12,7 +12,7 @@
 #else
 #define R 4
 #endif
-#define LINES 32         /* lines of a block, or the heads of one token where they are more */
+#define LINES 64         /* lines of a block, or the heads of one token where they are more */
 #define KEYS 128         /* keys of a block */
 #define SPAN (KEYS + 16) /* from a line's scores to the next; with a power of two they would share few sets of a cache */
 #define HIDDEN -1e30f    /* score of a key that a line does not see; LEAST is above it and below all others */

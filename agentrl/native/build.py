@@ -22,7 +22,7 @@ from pathlib import Path
 
 from agentrl.native import Unavailable
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("step.c", "attention.c"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("step.c", "attention.c", "norm.c"))
 _READ = (*SOURCES, Path(__file__).with_name("vectors.h"))
 # Never -ffast-math: it would sum in another order in each place.
 _FLAGS = ("-O3", "-fno-math-errno", "-std=gnu11", "-shared", "-fPIC", "-Wno-unknown-pragmas")
