@@ -38,14 +38,15 @@ def compiled() -> Library | None:
         return None
 
 
-def digest() -> str:
-    """Return the digest of the compiled code, from which its bits follow; empty where PyTorch computes."""
-    return "" if (code := compiled()) is None else code.digest
-
-
 def computes(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether attention of such tensors is computed in C: float32 on a CPU, where there is a compiler."""
     return device.type == "cpu" and dtype == torch.float32 and compiled() is not None
+
+
+def name_of(device: torch.device, dtype: torch.dtype) -> str:
+    """Name what computes attention of such tensors; its bits follow from that."""
+    code = compiled() if computes(device, dtype) else None
+    return "PyTorch" if code is None else f"native {code.digest}"
 
 
 class NativeRows:
