@@ -199,7 +199,7 @@ static void row_forward(const Pack *p, Block o, int64_t size, int64_t most, floa
       }
     }
     for (int64_t i = 0; i < o.lines; i++) {
-      float whole = total(sum[i]);
+      float whole = halved(sum[i]);
       give_line(p, out + i * o.W, 1 / whole, p->out + cell(p, &o, i) * p->D);
       p->sums[cell(p, &o, i)] = top[i] + logf(whole);
     }
@@ -235,7 +235,7 @@ static void row_backward(const Pack *p, Block o, int64_t size, int64_t most, flo
     for (int64_t i = 0; i < padded; i++) {
       vec sum = {};
       for (int64_t j = 0; j < o.W; j += L) sum += load(dq + i * o.W + j) * load(g + i * o.W + j);
-      mean[i] = total(sum);
+      mean[i] = halved(sum);
     }
     memset(dq, 0, 4 * padded * o.W);
     for (int64_t b = first_key(p, &o); b < o.t + o.count; b += KEYS) {

@@ -11,7 +11,7 @@ void norm_forward(int64_t rows, int64_t d, int64_t threads, float eps, const flo
     const float *row = x + t * d;
     vec sum = {};
     for (int64_t i = 0; i < d; i += L) sum += load(row + i) * load(row + i);
-    r[t] = 1 / sqrtf(total(sum) / d + eps);
+    r[t] = 1 / sqrtf(halved(sum) / d + eps);
     for (int64_t i = 0; i < d; i += L) store(y + t * d + i, load(row + i) * r[t] * load(w + i));
   }
 }
@@ -26,13 +26,13 @@ void norm_backward(int64_t rows, int64_t d, int64_t threads, const float *x, con
       float *own = dw + b / ROWS * d;
       vec sum = {};
       for (int64_t i = 0; i < d; i += L) {
-        vec part = load(row + i) * load(grad + i);
+        vec part = load(row + i) * r[t] * load(grad + i);
         sum += part * load(w + i);
-        store(own + i, load(own + i) + part * r[t]);
+        store(own + i, load(own + i) + part);
       }
-      float mean = total(sum) / d * r[t] * r[t] * r[t];
+      float mean = halved(sum) / d;
       for (int64_t i = 0; i < d; i += L)
-        store(dx + t * d + i, load(grad + i) * load(w + i) * r[t] - load(row + i) * mean);
+        store(dx + t * d + i, (load(grad + i) * load(w + i) - load(row + i) * r[t] * mean) * r[t]);
     }
   for (int64_t b = ROWS; b < rows; b += ROWS)
     for (int64_t i = 0; i < d; i++) dw[i] += dw[b / ROWS * d + i];

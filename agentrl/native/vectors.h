@@ -34,6 +34,13 @@ static inline float total(vec v) {
   for (int i = 0; i < L; i++) s += v[i];
   return s;
 }
+static inline float halved(vec v) { /* the same by halves: other bits, closer and sooner */
+  float x[L];
+  memcpy(x, &v, sizeof x);
+  for (int w = L / 2; w; w /= 2)
+    for (int i = 0; i < w; i++) x[i] += x[i + w];
+  return x[0];
+}
 static inline vec vmax(vec a, vec b) { return (vec)(((ivec)a & (a > b)) | ((ivec)b & ~(a > b))); }
 static inline float highest(vec v) {
   float x[L];

@@ -201,12 +201,13 @@ def test_without_a_compiler_pytorch_computes(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.ci
 @pytest.mark.parametrize("flags", ["-march=x86-64-v2", "-march=x86-64-v3", SANITIZERS])
 def test_other_processors_and_sanitizers_find_the_same(flags: str, tmp_path: Path) -> None:
-    """The tests above, with code compiled for other vectors, or with every access checked."""
+    """The tests of any number of threads, with code compiled for other vectors, or with every access checked."""
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CFLAGS": flags, "OMP_NUM_THREADS": "1"}
     if flags == SANITIZERS:
         runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
         env |= {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__, "-m", "not slow"]
-    done = subprocess.run([*command, "-k", "softmax or threads"], capture_output=True, text=True, env=env)
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not slow", "-k", "threads"]
+    files = __file__, str(Path(__file__).with_name("test_norm.py"))
+    done = subprocess.run([*command, *files], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert [*(tmp_path / "agentrl" / "native").iterdir()]
