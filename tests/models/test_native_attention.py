@@ -3,11 +3,9 @@
 import itertools
 import os
 import random
-import resource
 import subprocess
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agentrl.models import native
 from agentrl.models.attention import BucketedRows, How, PackedRows
+from agentrl.models.native import NativeRows
 from agentrl.native import build
 
 pytestmark = pytest.mark.usefixtures("compiler", "own_threads")
@@ -149,24 +148,18 @@ def memory(name: str) -> int:
 
 
 def test_where_memory_is_short_it_says_so() -> None:
-    count = 1_000_000
-    plan, inputs = PackedRows(torch.tensor([0, count])), [torch.zeros(count, 1, 1).requires_grad_() for _ in "qkv"]
-    out = plan.attend(0, *inputs, How(scale=1.0, window=2)).sum()
-    with no_more_memory(), pytest.raises(MemoryError, match="no memory for attention"):
-        plan.attend(0, *inputs, How(scale=1.0, window=2))
-    with no_more_memory(), pytest.raises(MemoryError, match="no memory for attention"):
-        out.backward()
+    rows = NativeRows(torch.tensor([0, 4]), torch.arange(4))
+    inputs = [part.detach().float().requires_grad_() for part in tensors(4, 2, 1, 16)]
 
+    def attend() -> Tensor:
+        return rows.attend(*inputs[:3], scale=0.3, window=None, softcap=None)
 
-@contextmanager
-def no_more_memory() -> Generator[None]:
-    """Less than the scratch memory of all those tokens, which no heap has left over, and more than their results."""
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (memory("VmSize") + (32 << 20), limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+    out = attend()
+    _, _, end, shared, _ = rows._places
+    end[0], shared[0] = 2**41, 2**41 - 1  # a row for whose scratch memory there are not enough addresses
+    for work in (attend, out.sum().backward):
+        with pytest.raises(MemoryError, match="no memory for attention"):
+            work()
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])
