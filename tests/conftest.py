@@ -185,6 +185,17 @@ def tokenizer() -> Any:
     return tiny_tokenizer()
 
 
+@pytest.fixture
+def compiler(require: Callable[[bool, str], None]) -> None:
+    """Skip where there is no C compiler: PyTorch computes there."""
+    from agentrl.native import Unavailable, build
+
+    try:
+        build.find_compiler()
+    except Unavailable as missing:
+        require(False, str(missing))
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Generator[None]:
     """PyTorch on one thread: for a tiny model more of them cost more than they do."""

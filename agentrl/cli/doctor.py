@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
-from agentrl.engines.native import Unavailable
-from agentrl.engines.native.build import library
+from agentrl.native import Unavailable
+from agentrl.native.build import library
 from agentrl.runs.progress import Display
 from agentrl.runs.settings import versions_of
 from agentrl.sandboxes import Limits, Sandbox, SandboxError, SandboxUnavailable, open_sandbox

@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 
 from agentrl.engines.base import Completion, Sampling, check_request
 from agentrl.engines.eager import EagerStep
-from agentrl.engines.native import Unavailable
 from agentrl.engines.native.step import NativeStep
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.attention import NAME
 from agentrl.models.load import ROUNDING
+from agentrl.native import Unavailable
 
 CHUNK = 512
 """Most new tokens of a slot that a step runs."""

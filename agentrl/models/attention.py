@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from agentrl.errors import ConfigError
+from agentrl.models.native import NativeRows, computes
 
 NAME = "agentrl"
 _SIMILAR, _SLACK = 0.75, 16
@@ -52,10 +53,7 @@ class Plan(Protocol):
 
 
 class PackedRows:
-    """Rows laid end to end, each attending causally to itself only.
-
-    Short rows attend in padded batches of similar length, a long row by itself: then nothing is padded or copied, and
-    tokens that an earlier row has computed are keys only.
+    """Rows laid end to end, each attending causally to itself only: in C where that can be, and elsewhere by PyTorch.
 
     Args:
         row_starts: int64 [R+1], offsets of the rows in the pack.
@@ -65,9 +63,34 @@ class PackedRows:
     """
 
     def __init__(self, row_starts: Tensor, source: Tensor | None = None) -> None:
-        device = row_starts.device
         if source is None:
-            source = torch.arange(int(row_starts[-1]), device=device)
+            source = torch.arange(int(row_starts[-1]), device=row_starts.device)
+        self._rows = row_starts, source
+        self._native: NativeRows | None = None
+        self._bucketed: BucketedRows | None = None
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+        """Attend; results of the two ways differ by rounding."""
+        if computes(query.device, query.dtype):
+            self._native = self._native or NativeRows(*self._rows)
+            return self._native.attend(query, key, value, scale=how.scale, window=how.window, softcap=how.softcap)
+        self._bucketed = self._bucketed or BucketedRows(*self._rows)
+        return self._bucketed.attend(layer, query, key, value, how)
+
+
+class BucketedRows:
+    """What :class:`PackedRows` are, by PyTorch.
+
+    Short rows attend in padded batches of similar length, a long row by itself: then nothing is padded or copied, and
+    tokens that an earlier row has computed are keys only.
+
+    Args:
+        row_starts: as of ``PackedRows``.
+        source: as of ``PackedRows``.
+    """
+
+    def __init__(self, row_starts: Tensor, source: Tensor) -> None:
+        device = row_starts.device
         starts = row_starts.tolist()
         lengths = [end - begin for begin, end in pairwise(starts)]
         # For each bucket the tokens that attend [N, m], the last of those that are attended to [N, n].
@@ -234,7 +257,8 @@ def _attention(
     # DeepSeek's values are shorter than its keys: zeros behind them change no product.
     wanted = value.shape[-1]
     size = -(-max(key.shape[-1], wanted) // _HEAD) * _HEAD
-    q, k, v = (_widened(tensor[0].transpose(0, 1), size) for tensor in (query, key, value))
+    # Not tensor[0], whose gradient is copied into zeros.
+    q, k, v = (_widened(tensor.squeeze(0).transpose(0, 1), size) for tensor in (query, key, value))
     return plan.attend(module.layer_idx, q, k, v, how)[None, ..., :wanted], None
 
 

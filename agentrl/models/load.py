@@ -10,10 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError, first_line
-from agentrl.models.attention import NAME, PackedRows
+from agentrl.models.attention import NAME, BucketedRows
 from agentrl.models.linear import use_fast_linear
 from agentrl.models.logits import logits_of
 from agentrl.models.lora import base_of, load_adapters, merge
+from agentrl.models.norm import use_fast_norms
 
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 """Largest error of a log-prob that rounding explains, by the type of computation, in nats.
@@ -64,6 +65,7 @@ def load_model(path: str | Path, *, device: str = "cpu") -> PreTrainedModel:
         if weights.data_ptr() % _ALIGNED:
             weights.data = weights.data.clone()
     use_fast_linear(model)
+    use_fast_norms(model)
     _check_rows(model)
     return model
 
@@ -76,7 +78,8 @@ def _check_rows(model: Any) -> None:
     logits in a way of its own would be scored under another distribution.
     """
     tokens = torch.arange(2, device=model.device).repeat(2)
-    plan = PackedRows(torch.tensor([0, 2, 4], device=model.device))
+    # Nothing is compiled for a model that is only loaded.
+    plan = BucketedRows(torch.tensor([0, 2, 4], device=model.device), torch.arange(4, device=model.device))
     options = {"input_ids": tokens[None], "position_ids": tokens[None], "use_cache": False, "agentrl_plan": plan}
     name = type(model).__name__
     hidden = model.base_model(**options).last_hidden_state

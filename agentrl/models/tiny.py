@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, 
 from agentrl.errors import ConfigError
 from agentrl.models.attention import NAME
 from agentrl.models.linear import use_fast_linear
+from agentrl.models.norm import use_fast_norms
 
 # Of published models it is 10,000 and more, and most of a head's angles hardly turn within an episode as short as ours.
 _ROPE_BASE = 10.0
@@ -106,4 +107,5 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, **sizes: int) -
         model = Qwen3ForCausalLM(config)
     model.set_attn_implementation(NAME)
     use_fast_linear(model)
+    use_fast_norms(model)
     return model

@@ -29,7 +29,8 @@ def write_config(path: Path, config: Config, made_by: Mapping[str, str]) -> None
     Args:
         path: the run's folder.
         config: the settings.
-        made_by: ``dialect``, its name and hash, and ``decode_step``, what samples the tokens, where they are known.
+        made_by: ``dialect``, its name and hash, ``decode_step``, what samples the tokens, and ``update``, what learns
+            from them, where they are known.
     """
     # Python's version comes last: without it ``read_config`` knows that the file was cut off.
     versions = {name: value for name, value in made_by.items() if value and name != "python"}
@@ -75,7 +76,7 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def read_versions(path: Path) -> dict[str, str]:
-    """Read what the run at ``path`` was made by: versions of packages, ``dialect`` and ``decode_step`` where known."""
+    """Read what the run at ``path`` was made by: versions of packages, and the rest where it is known."""
     return {name: str(value) for name, value in _read_toml(path / "config.toml").get("versions", {}).items()}
 
 

@@ -62,7 +62,9 @@ class Learner:
         named: dict[str, Tensor] = {name: one for name, one in model.named_parameters() if one.requires_grad}
         self._names, self.trained = list(named), list(named.values())
         """The weights that the optimizer moves, in order."""
-        self.optimizer = torch.optim.AdamW(self.trained, betas=betas, weight_decay=weight_decay)
+        # On a CPU one pass over the weights instead of one for each operation: three times as fast for large ones.
+        fused = model.device.type == "cpu" or None
+        self.optimizer = torch.optim.AdamW(self.trained, betas=betas, weight_decay=weight_decay, fused=fused)
         self._max_grad_norm, self._max_tokens, self._temperature = max_grad_norm, max_tokens, temperature
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._reference: PreTrainedModel | None = None

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from agentrl.config import Config
+from agentrl.models.native import name_of
 from agentrl.runs.assemble import Policy, assemble, load_policy
 from agentrl.runs.loggers import find_loggers
 from agentrl.train.groups import RolloutSource
@@ -25,6 +28,13 @@ class Means:
     """The environments; None where all episodes were played before."""
     decode_step: str = ""
     """What computes the engine's steps, where it is the embedded one; its bits follow from that."""
+    update: str
+    """What computes attention in updates and scores; their bits follow from that."""
+
+    @property
+    def made_by(self) -> dict[str, str]:
+        """What the run's record says of it."""
+        return {name: value for name, value in (("decode_step", self.decode_step), ("update", self.update)) if value}
 
 
 def live(config: Config, sources: Sources, path: Path | None = None) -> Means:
@@ -32,7 +42,7 @@ def live(config: Config, sources: Sources, path: Path | None = None) -> Means:
     parts = assemble(config, sources.train, path, fleet=True)
     played = Live(config, parts, sources)
     step = getattr(parts.engine, "step", "")
-    return Means(policy=parts, rollouts=played.rollouts, live=played, decode_step=step)
+    return Means(policy=parts, rollouts=played.rollouts, live=played, decode_step=step, update=_update(config, parts))
 
 
 def saved(files: Sequence[Path], config: Config, path: Path | None = None) -> Means:
@@ -47,4 +57,8 @@ def saved(files: Sequence[Path], config: Config, path: Path | None = None) -> Me
     rollouts = SavedEpisodes(files, config)
     policy = load_policy(config, path=path)
     rollouts.check_fit(policy)
-    return Means(policy=policy, rollouts=rollouts)
+    return Means(policy=policy, rollouts=rollouts, update=_update(config, policy))
+
+
+def _update(config: Config, policy: Policy) -> str:
+    return name_of(policy.model.device, getattr(torch, config.model.dtype))

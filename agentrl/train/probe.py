@@ -29,6 +29,7 @@ from agentrl.models.attention import NAME
 from agentrl.models.linear import use_fast_linear
 from agentrl.models.load import cast_copy
 from agentrl.models.lora import add_adapters, merge
+from agentrl.models.norm import use_fast_norms
 from agentrl.train.step import make_learner
 from agentrl.types import Group, Segment, Stop, Trajectory
 
@@ -223,6 +224,7 @@ def _small(shape: PreTrainedConfig, layers: int, device: str) -> PreTrainedModel
         text.layer_types = (text.layer_types * layers)[:layers]  # of a model of one layer too
     model: Any = AutoModelForCausalLM.from_config(cut, dtype=torch.float32, attn_implementation=NAME)
     use_fast_linear(model)
+    use_fast_norms(model)
     return model.to(device)
 
 

@@ -71,7 +71,7 @@ def train(config: Config, display: Display, *, numbered: bool = False, sft_only:
         raise ConfigError("sft.steps is 0, so there is no warm start: set it, for example sft.steps=200")
     means = live(config, sources)
     # The folder comes last, so that whatever fails above leaves none behind.
-    made_by = {"dialect": sources.train.label, "decode_step": means.decode_step}
+    made_by = {"dialect": sources.train.label, **means.made_by}
     with RunFolder.create(config, numbered=numbered, made_by=made_by) as folder:
         display.say(f"run folder: {folder.path}")
         return _finish(config, display, folder, means, lambda run: run.go(sft_only=sft_only))
@@ -100,7 +100,7 @@ def train_on(files: Sequence[Path], config: Config, display: Display, *, numbere
     config = with_dialect(with_overrides(config, [f"model.path={json.dumps(begun_with)}", "sft.steps=0"]))
     means = saved(files, config)
     label = ", ".join(origin.dialect for origin in means.rollouts.origins.values())
-    with RunFolder.create(config, numbered=numbered, made_by={"dialect": label}) as folder:
+    with RunFolder.create(config, numbered=numbered, made_by={"dialect": label, **means.made_by}) as folder:
         display.say(f"run folder: {folder.path}")
         return _finish(config, display, folder, means, lambda run: run.go())
 
@@ -149,7 +149,7 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
             for place in [one for one in broken if one.exists() or one.is_symlink()]:
                 place.rename(place.with_name(f"damaged-{place.name}-{time.time_ns()}"))
             prune(path, config.save.keep)
-            made_by = versions | ({"decode_step": means.decode_step} if means.decode_step else {})
+            made_by = versions | means.made_by
             if config != before or made_by != versions:
                 write_config(path, config, made_by)
             for file, data in kept.items():

@@ -4,8 +4,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from agentrl.engines.native import Unavailable, build
-
 from .servers import KEY, Fake
 
 
@@ -17,12 +15,3 @@ def fake(monkeypatch: pytest.MonkeyPatch, require: Callable[[bool, str], None]) 
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
-
-
-@pytest.fixture
-def compiler(require: Callable[[bool, str], None]) -> None:
-    """Skip where there is no C compiler: PyTorch computes there."""
-    try:
-        build.find_compiler()
-    except Unavailable as missing:
-        require(False, str(missing))

@@ -17,11 +17,11 @@ import torch
 import transformers as hf
 
 from agentrl.engines.base import Sampling
-from agentrl.engines.native import Unavailable, build
 from agentrl.engines.native.step import NativeStep
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.models.attention import NAME
 from agentrl.models.linear import use_fast_linear
+from agentrl.native import Unavailable, build
 
 from .asking import PROMPT, ask, expected_logprobs, ragged, together
 
@@ -209,7 +209,7 @@ def test_a_compiler_that_fails_says_why(own_cache: Path, tmp_path: Path, monkeyp
     broken.write_text("#!/bin/sh\necho 'step.c:9: fatal error: math.h: No such file' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CC", str(broken))
-    with pytest.raises(Unavailable, match=r"cc can't compile the step in C: step\.c:9: fatal error: math\.h"):
+    with pytest.raises(Unavailable, match=r"cc can't compile the C code: step\.c:9: fatal error: math\.h"):
         build.library()
     assert not [*own_cache.iterdir()], "nothing half-made is left"
 

@@ -11,7 +11,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, Mistral
 
 from agentrl.errors import ConfigError
 from agentrl.models import attention
-from agentrl.models.attention import NAME, How, PackedRows, _attention
+from agentrl.models.attention import NAME, BucketedRows, How, PackedRows, _attention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RAGGED = [(5, 3, 1, 7), (4, 4, 4), (1,), (1, 1, 1), (2, 9), (9,), (4, 9, 3, 8, 8)]
@@ -126,7 +126,7 @@ def test_a_pack_and_its_gradients_are_those_of_its_rows(
 
 def test_tokens_that_a_long_row_shares_do_not_attend_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_LONG", 8)
-    plan = PackedRows(starts_of((9, 12)), forked((9, 12), True))
+    plan = BucketedRows(starts_of((9, 12)), forked((9, 12), True))
     assert [(queries.shape, keys.shape) for queries, keys in plan._buckets] == [((1, 9), (1, 9)), ((1, 7), (1, 12))]
 
 

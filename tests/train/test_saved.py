@@ -27,10 +27,11 @@ from agentrl.eval.command import EvalRequest
 from agentrl.eval.command import run as evaluate
 from agentrl.models.load import load_model
 from agentrl.models.lora import base_of
+from agentrl.models.native import name_of
 from agentrl.runs.checkpoint import export, load_state, model_at
 from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.records import read_episodes
-from agentrl.runs.settings import read_config
+from agentrl.runs.settings import read_config, read_versions
 from agentrl.runs.shards import Shards, shard_name
 from agentrl.train.learner import Learner
 from agentrl.train.run import resume, train, train_on
@@ -72,6 +73,7 @@ def test_updates_are_those_of_the_run_bit_by_bit(on_disk: OnDisk, settings: tupl
     assert rows == [{key: value for key, value in row.items() if key in rows[0]} for row in whole]
     assert same_weights(run, other) and not (other / "evals.jsonl").exists()
     assert (other / "report.html").exists() and read_config(other).sft.steps == 0
+    assert read_versions(run)["update"] == read_versions(other)["update"] == name_of(torch.device("cpu"), torch.float32)
     for one, file in zip(files_of(run), files_of(other), strict=True):
         assert list(read_episodes(one)) == list(read_episodes(file)), "with the same advantages"
     # Stopped after its first step, it goes on with the same files.

@@ -170,7 +170,10 @@ SCALED = GraniteConfig(**TINY, logits_scaling=8.0, initializer_range=1.0)
 @pytest.mark.parametrize("config", [CAPPED, SCALED, None], ids=["capped", "scaled", "a head with a bias"])
 def test_what_a_model_does_to_its_logits_counts(model: Any, reference: Any, tmp_path: Path, config: Any) -> None:
     if config:
-        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        # One in fifteen of such models makes more of rounding than the gradients below may differ.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
         ours, theirs = load_model(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
     else:
         ours, theirs = copy.deepcopy(model), copy.deepcopy(reference)

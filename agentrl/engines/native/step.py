@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.engines.native import Unavailable
-from agentrl.engines.native.build import Library, library
 from agentrl.engines.native.weights import LANES, Asking, Weights
+from agentrl.native import Unavailable
+from agentrl.native.build import Library, library
 
 _TOLERANCE = 1e-4
 """Largest difference of a hidden state from the model's own, in standard deviations of theirs."""

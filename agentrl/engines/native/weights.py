@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.engines.native import Unavailable
-from agentrl.engines.native.build import Library
-from agentrl.models.attention import How, PackedRows
+from agentrl.models.attention import BucketedRows, How
 from agentrl.models.logits import logit_divisor, softcap_of
+from agentrl.native import Unavailable
+from agentrl.native.build import Library
 
 LANES = 16
 """Floats of the widest processor's vectors: a multiple of every processor's."""
@@ -52,11 +52,11 @@ class CModel(ctypes.Structure):
     )
 
 
-class Asking(PackedRows):
-    """A plan that notes how each layer attends."""
+class Asking(BucketedRows):
+    """A plan that notes how each layer attends, by PyTorch: what the step in C is compared with is not in C itself."""
 
     def __init__(self, row_starts: Tensor) -> None:
-        super().__init__(row_starts)
+        super().__init__(row_starts, torch.arange(int(row_starts[-1])))
         self.seen: dict[int, tuple[int, int, How]] = {}
         """Query heads, key heads and the rest, by layer."""
 

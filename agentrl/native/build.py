@@ -1,8 +1,8 @@
-"""Compile the step in C, once for each source, compiler and processor.
+"""Compile the C code beside this, once for each source, compiler and processor.
 
 The result is code that this process runs, so it is kept where nobody else may write: in ``agentrl/native`` below
-``$XDG_CACHE_HOME`` or ``~/.cache``, which must be the user's own. Where it is not, the step is compiled for this
-process alone. ``$CC`` and ``$CFLAGS`` are honoured.
+``$XDG_CACHE_HOME`` or ``~/.cache``, which must be the user's own. Where it is not, it is compiled for this process
+alone. ``$CC`` and ``$CFLAGS`` are honoured.
 """
 
 import ctypes
@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from agentrl.engines.native import Unavailable
+from agentrl.native import Unavailable
 
-SOURCE = Path(__file__).with_name("step.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("step.c", "attention.c", "norm.c"))
+_READ = (*SOURCES, Path(__file__).with_name("vectors.h"))
 # Never -ffast-math: it would sum in another order in each place.
 _FLAGS = ("-O3", "-fno-math-errno", "-std=gnu11", "-shared", "-fPIC", "-Wno-unknown-pragmas")
 # The first that the compiler takes; without OpenMP there is one thread.
@@ -33,7 +34,7 @@ _PATIENCE_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """The compiled step, loaded into this process."""
+    """The compiled code, loaded into this process."""
 
     calls: ctypes.CDLL
     """Its functions, which return int64 unless told otherwise."""
@@ -43,10 +44,10 @@ class Library:
 
 @cache
 def library() -> Library:
-    """Return the compiled step; compile it where no earlier process has.
+    """Return the compiled code; compile it where no earlier process has.
 
     Raises:
-        Unavailable: there is no compiler, or it can't compile the step.
+        Unavailable: there is no compiler, or it can't compile the code.
     """
     compiler = find_compiler()
     digest = _digest(compiler)
@@ -88,7 +89,7 @@ def _digest(compiler: Sequence[str]) -> str:
         named = (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features")))
         processor += repr(sorted(next(named, [])))
     options = repr((_FLAGS, _TARGETS, _own_flags()))
-    parts = (SOURCE.read_bytes(), version, options.encode(), processor.encode())
+    parts = (*(source.read_bytes() for source in _READ), version, options.encode(), processor.encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
@@ -97,14 +98,14 @@ def _own_flags() -> list[str]:
 
 
 def _compile(compiler: Sequence[str], target: Path) -> None:
-    """Compile the step into a file.
+    """Compile the code into a file.
 
     Raises:
         Unavailable: the compiler fails.
     """
     why = ""
     for options in _TARGETS:
-        command = [*compiler, *_FLAGS, *options, *_own_flags(), str(SOURCE), "-o", str(target), "-lm"]
+        command = [*compiler, *_FLAGS, *options, *_own_flags(), *map(str, SOURCES), "-o", str(target), "-lm"]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", check=False, timeout=_PATIENCE_S
@@ -115,7 +116,7 @@ def _compile(compiler: Sequence[str], target: Path) -> None:
             return
         # The last attempt asks for least, so what it says is the reason.
         why = next((line for line in done.stderr.splitlines() if "error" in line), f"it ends with {done.returncode}")
-    raise Unavailable(f"{compiler[0]} can't compile the step in C: {why.strip()}")
+    raise Unavailable(f"{compiler[0]} can't compile the C code: {why.strip()}")
 
 
 def _load(path: Path, digest: str) -> Library:
@@ -125,7 +126,7 @@ def _load(path: Path, digest: str) -> Library:
 
 
 def _own_folder() -> Path | None:
-    """Return the folder that keeps compiled steps, made if need be; None where it would not be this user's alone."""
+    """Return the folder that keeps compiled code, made if need be; None where it would not be this user's alone."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     with suppress(OSError, RuntimeError):  # a read-only or missing home
         above = Path(base) if os.path.isabs(base) else Path.home() / ".cache"

@@ -7,28 +7,11 @@
 
    Weights lie in panels of N outputs, [outputs/N][inputs][N]. A row has one piece of memory, [layer][2][head][cap * D]:
    keys in blocks of lanes, [cap/L][D][L], and values, [cap][D], with L floats behind the last. */
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "vectors.h"
 
-#if defined(__AVX512F__) /* a vector wider than the processor's goes through memory, 15 times slower */
-#define L 16
-#elif defined(__AVX__)
-#define L 8
-#else
-#define L 4
-#endif
-#define N (2 * L)      /* outputs of a panel */
 #define BLOCK 64       /* tokens that go through all layers at a time */
 #define TOGETHER 4     /* tokens of a row that attend at a time, at most */
 #define CHUNK 1024     /* vocabulary entries that are summed in single precision before they join the double sum */
-#define WORTH (1 << 22) /* multiplications from which more than one thread pays */
-typedef float vec __attribute__((vector_size(4 * L), aligned(4)));
-typedef int32_t ivec __attribute__((vector_size(4 * L), aligned(4)));
 
 typedef struct {
   const float *before_attn, *after_attn, *before_mlp, *after_mlp; /* norms; after_* may be NULL */
@@ -47,50 +30,6 @@ typedef struct {
 static int threads = 1;
 void use_threads(int64_t count) { threads = (int)count; }
 int64_t panel(void) { return N; }
-
-static inline vec load(const float *p) { return *(const vec *)p; }
-static inline void store(float *p, vec v) { *(vec *)p = v; }
-static inline vec all(float x) { return x - (vec){}; }
-static inline vec load_part(const float *p, int64_t count) { /* zeros behind the first count */
-  vec v = {};
-  memcpy(&v, p, 4 * count);
-  return v;
-}
-static inline int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
-static float *room(int64_t floats) { return aligned_alloc(64, up_to(4 * floats, 64)); }
-static inline float total(vec v) {
-  float s = 0;
-  for (int i = 0; i < L; i++) s += v[i];
-  return s;
-}
-static inline vec vmax(vec a, vec b) { return (vec)(((ivec)a & (a > b)) | ((ivec)b & ~(a > b))); }
-static inline float highest(vec v) {
-  float top = v[0];
-  for (int i = 1; i < L; i++) top = v[i] > top ? v[i] : top;
-  return top;
-}
-
-static inline vec vexp(vec x) { /* e^x for x <= 88 to about one unit in the last place; 0 below -87 */
-  ivec alive = x > all(-87.0f);
-  x = vmax(x, all(-87.0f));
-  vec magic = all(12582912.0f), n = (x * 1.44269504f + magic) - magic;
-  vec r = x - n * 0.693145752f;
-  r = r - n * 1.42860677e-6f;
-  vec p = all(1.9875691e-4f);
-  p = p * r + 1.3981999e-3f;
-  p = p * r + 8.3334519e-3f;
-  p = p * r + 4.1665795e-2f;
-  p = p * r + 1.6666665e-1f;
-  p = p * r + 0.5f;
-  p = p * r * r + r + 1.0f;
-  ivec e = __builtin_convertvector(n, ivec);
-  return (vec)(((ivec)p + (e << 23)) & alive);
-}
-static inline vec vtanh(vec x) {
-  vec a = vmax(x, -x);
-  vec t = 1.0f - 2.0f / (vexp(2.0f * vmax(-vmax(-a, all(-20.0f)), all(0))) + 1.0f);
-  return (vec)((ivec)t | ((ivec)x & (ivec)all(-0.0f)));
-}
 
 /* y[r][n] = bias[n] + sum over i of x[r][i] w[n][i], for R rows, so that a panel is read once for all of them. */
 #define KERNEL(R)                                                                                                  \
@@ -255,14 +194,6 @@ static int64_t groups_of(int64_t count, const int64_t *pos, float *const *kv, Gr
     else groups[found++] = (Group){t, 1};
   }
   return found;
-}
-
-static int thread(void) {
-#ifdef _OPENMP
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
 }
 
 static void embed(const Model *m, int64_t token, float *x) {
