@@ -7,6 +7,7 @@ a process, descriptor, thread, or file that is left behind, and memory that grow
 
 import argparse
 import asyncio
+import copy
 import json
 import os
 import random
@@ -148,7 +149,7 @@ async def soak(trainer: Trainer, steps: int, held: Held) -> list[dict[str, int]]
 def failing(config: Config, mix: TaskMix) -> tuple[Parts, Engine]:
     """Make the parts of a run whose engine fails."""
     parts = assemble(config, mix)
-    return parts, Failing(parts.engine._compute._model, slots=16, max_length=4096)  # pyright: ignore
+    return parts, Failing(copy.deepcopy(parts.model), slots=16, max_length=4096)
 
 
 def train(
