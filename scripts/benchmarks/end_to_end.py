@@ -92,6 +92,10 @@ def parts_of(load: Load) -> tuple[Any, Any, Any]:
     class Stopping(Renderer):
         stop_ids = tuple(load["stop_ids"])
 
+        def describing(self, *_: Any) -> Renderer:
+            """Return itself, which no environment may replace by one that stops elsewhere."""
+            return self
+
     class Patient(TransformersEngine):
         """Samples the first tokens whatever they are, then goes on until a stop token."""
 
