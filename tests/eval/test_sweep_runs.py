@@ -136,9 +136,11 @@ reward = Toy.reward
 
 def held_reward(self, episode):
     for rows in Path("out").glob("*/metrics.jsonl"):
-        held = Path(f"{rows.parent.name}.held")
-        if rows.read_text().count("\\n") >= 2 and not held.exists():
-            held.touch()
+        if rows.read_text().count("\\n") >= 2:
+            try:
+                Path(f"{rows.parent.name}.held").touch(exist_ok=False)
+            except FileExistsError:
+                continue  # another thread's reward was first, and the process stops once only
             os.kill(os.getpid(), signal.SIGSTOP)
     return reward(self, episode)
 
