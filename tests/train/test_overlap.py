@@ -93,7 +93,7 @@ class Midway(Around):
         if len(prompt_ids) > 1:
             step, self.asked = self.asked // 12 + 1, self.asked + 1
             while step > self.loading + 1:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)  # or it would keep the learner's thread waiting
         return await super().generate(prompt_ids, sampling, seed=seed)
 
     async def load_weights(self, named_tensors: Any, version: int) -> None:
@@ -101,7 +101,7 @@ class Midway(Around):
         self.models[-1].load_state_dict(self.run.parts.model.state_dict())
         steps = self.run.config.optim.steps
         while self.asked < 12 * min(version + 1, steps) and version:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         self.loading = version
         slots = self.run.parts.engine._slots  # pyright: ignore
         while 0 < version < steps and not any(slot.request and len(slot.request.sampled) > 2 for slot in slots):
