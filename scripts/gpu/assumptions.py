@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.algos.head import token_stats
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch
 from agentrl.engines import make_engine
 from agentrl.engines.eager import EagerStep
 from agentrl.engines.rng import uniforms
@@ -28,9 +28,8 @@ from agentrl.models.lora import add_adapters, merged
 from agentrl.models.tiny import make_model, make_tokenizer
 from agentrl.train.learner import Learner
 from agentrl.train.metrics import peak_flops
-from agentrl.types import Group, Segment, Stop, Trajectory
 
-from .bench import Bench, Row, learner_of, texts
+from .bench import Bench, Row, halved, learner_of, texts
 
 Answer = tuple[object, bool | None]
 """What was seen, and whether it is as expected; None for a question without an expected answer."""
@@ -62,13 +61,7 @@ def mixed_rows(bench: Bench) -> Batch:
     """Draw rows of all kinds: short and long ones, ones that begin alike, and a long one that forks from another."""
     length = 130 if bench.quick else 1300
     (long,), short = texts(1, length, 200), texts(4, 60, 200, 1)
-    rows = [long, long[: length * 4 // 5] + short[0], *short, short[0][:30] + short[1][:20], short[2][:7]]
-    groups: list[Group] = []
-    for row in rows:
-        half = len(row) // 2
-        segments = Segment("prompt", row[:half]), Segment("policy", row[half:], (-1.0,) * (len(row) - half), 0)
-        groups.append(Group((Trajectory(task_id="", seed=0, segments=segments, rewards=(0.0,), stop=Stop.TERMINATED),)))
-    return whole(groups)
+    return halved([long, long[: length * 4 // 5] + short[0], *short, short[0][:30] + short[1][:20], short[2][:7]])
 
 
 def updated(bench: Bench, learner: Learner, times: int = 2) -> float:

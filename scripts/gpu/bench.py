@@ -200,11 +200,17 @@ def texts(count: int, length: int, vocabulary: int, seed: int = SEED) -> list[tu
 
 def random_batch(count: int, length: int, vocabulary: int) -> Batch:
     """Draw rows of random tokens whose second half counts as sampled."""
-    rows, half = texts(count, length, vocabulary), length // 2
+    return halved(texts(count, length, vocabulary))
+
+
+def halved(rows: Sequence[tuple[int, ...]]) -> Batch:
+    """Put rows of tokens into one batch; the second half of each counts as sampled."""
+    prompts = [row[: len(row) // 2] for row in rows]
+    sampled_halves = [row[len(row) // 2 :] for row in rows]
     turns = [
-        Completion(token_ids=row[half:], logprobs=(-1.0,) * (length - half), finish="length", version=0) for row in rows
+        Completion(token_ids=half, logprobs=(-1.0,) * len(half), finish="length", version=0) for half in sampled_halves
     ]
-    return batch_of([row[:half] for row in rows], turns)
+    return batch_of(prompts, turns)
 
 
 def sampled(engine: Any, prompts: Sequence[tuple[int, ...]], tokens: int) -> list[Completion]:
