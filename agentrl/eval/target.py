@@ -80,7 +80,7 @@ def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:
             renderer=parts.renderer,
             pieces=parts.tokenizer,
             weights=fingerprint(parts.model),
-            notes=[f"tokens are sampled by {step}"] if "since" in step else [],
+            notes=[f"tokens are sampled by {step}"] if step.startswith("PyTorch, since") else [],
         )
     options = config.engine.options
     engine: Any = make_engine(SERVER, None, options)
