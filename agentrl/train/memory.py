@@ -22,6 +22,7 @@ from agentrl.engines.native.step import FEWEST
 from agentrl.errors import ConfigError
 from agentrl.models.cache import SHORT, padded_keys
 from agentrl.models.lora import target_names
+from agentrl.models.native import computes
 from agentrl.train.probe import Costs, measure, trains_adapters, vocabulary
 
 _CONTEXT = 512 << 20
@@ -189,8 +190,8 @@ def _cached_tokens(config: Config) -> int:
     longest = padded_keys(config.rollout.episode_tokens)
     if config.engine.name != "transformers":
         return rows * longest
-    native = config.engine.options.get("native", True) and config.model.device == "cpu"
-    if native and config.model.dtype == "float32":
+    device, dtype = torch.device(config.model.device), getattr(torch, config.model.dtype)
+    if config.engine.options.get("native", True) and computes(device, dtype):
         return rows * max(FEWEST, config.rollout.episode_tokens)
     # A row that outgrows those that lie together has a store of its own, which grows by half at least.
     room = SHORT
