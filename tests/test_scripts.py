@@ -65,7 +65,7 @@ def install(clone: Path, tmp_path: Path) -> Shell:
     return run
 
 
-@pytest.mark.parametrize("name", ["quickstart.sh", "test.sh", "install_vllm_cpu.sh"])
+@pytest.mark.parametrize("name", ["quickstart.sh", "test.sh", "install_vllm_cpu.sh", "get_smollm2.sh"])
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_says_what_the_script_does_and_does_nothing(clone: Path, name: str, flag: str) -> None:
     shown = subprocess.run([clone / "scripts" / name, flag], cwd="/", capture_output=True, text=True)

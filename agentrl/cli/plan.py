@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl.cli.command import add_command, add_config_arguments, check_config, load_torch, missing_parts
@@ -60,15 +62,18 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
     import torch
     from transformers.utils import logging
 
+    from agentrl.config import with_overrides
     from agentrl.engines import check_cpu_heads
     from agentrl.runs.assemble import model_config, run_tokenizer, task_mix, with_dialect
+    from agentrl.runs.checkpoint import model_at
     from agentrl.train.live import check_playing
     from agentrl.train.memory import needs
 
     logging.set_verbosity_error()
     # What no run can follow has no costs. The engine itself is not made: its package may be elsewhere.
     check_playing(config)
-    config = with_dialect(config)
+    path = model_at(config.model.path, partial(print, file=sys.stderr))
+    config = with_dialect(with_overrides(config, [f"model.path={json.dumps(path)}"]))
     tokenizer = run_tokenizer(config, task_mix(config, "train"))
     if whole:
         _show_tasks(config, tokenizer)
@@ -76,15 +81,15 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
     shape = model_config(config, tokenizer)
     if config.engine.name == "vllm" and config.model.device == "cpu" and not torch.cuda.is_available():
         check_cpu_heads(shape.get_text_config())
-    found = needs(config, shape, limit)
+    needed = needs(config, shape, limit)
     if as_json:
-        print(json.dumps({**asdict(found), "total": found.total, "fits": not found.remedy}))
+        print(json.dumps({**asdict(needed), "total": needed.total, "fits": not needed.remedy}))
     else:
-        _show(found)
+        _show(needed)
     lacking = missing_parts(config) if whole else []
     for sentence in lacking:
         print(f"missing   {sentence}")
-    return int(bool(found.remedy or lacking))
+    return int(bool(needed.remedy or lacking))
 
 
 def _show_tasks(config: "Config", tokenizer: Any) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.errors import RunFolderError, UsageError
+from agentrl.models.gguf import from_gguf
 from agentrl.models.load import cast_copy, load_model, quiet
 from agentrl.models.lora import base_of, is_adapted, save_adapters
 from agentrl.render.renderer import load_tokenizer
@@ -151,10 +152,11 @@ def newest(run: Path, say: Callable[[str], None]) -> tuple[Path | None, list[Pat
 
 
 def model_at(path: str, say: Callable[[str], None]) -> str:
-    """Locate the model that ``path`` names: a run's last whole checkpoint, else ``path`` itself.
+    """Locate the model that ``path`` names: a run's last whole checkpoint, a converted GGUF file, else ``path`` itself.
 
     Raises:
         RunFolderError: the run has no checkpoint yet, or only damaged ones; or the checkpoint is damaged.
+        UsageError: a GGUF file can't be converted.
     """
     place = Path(path)
     if path and is_run(place):
@@ -164,7 +166,7 @@ def model_at(path: str, say: Callable[[str], None]) -> str:
         if fault := damage(place):
             raise RunFolderError(f"the checkpoint {path!r} {fault}: name another one, or put a whole copy back")
         _tell_of_no_sums(place, say)
-    return path
+    return from_gguf(path, say)
 
 
 def load_state(path: Path) -> dict[str, Any]:
