@@ -33,8 +33,11 @@ EXAMPLES = """examples:
   engines.py                          64 episodes of 6 turns
   engines.py --prompt 2000            with a long history
   engines.py --engines vllm           another engine than the embedded one, if it is installed
+  engines.py --engines transformers pytorch   with the native step, and without it
+  engines.py --model models/smollm2-135m --episodes 16 --turns 2 --turn 64
   engines.py --quick                  does it still run? seconds
 """
+_EAGER = "pytorch"
 Episodes = list[list[int]]
 Side = Callable[[argparse.Namespace, int], int]
 """Plays one round of episodes with a seed; returns the sampled tokens."""
@@ -134,13 +137,14 @@ def by_generate_batch(model: Any, stop_ids: tuple[int, ...]) -> Side:
 
 def sides(args: argparse.Namespace, folder: Path) -> dict[str, Side]:
     """Load a model for each side."""
-    stop_ids = save_model(folder)
+    folder, stop_ids = (Path(args.model), ()) if args.model else (folder, save_model(folder))
     model = load_model(folder)
     options = {"slots": args.episodes, "max_length": args.prompt + args.turns * (args.turn + 2 * args.tool)}
     made: dict[str, Side] = {}
     for name in args.engines:
         try:
-            made[name] = by_engine(make_engine(name, copy.deepcopy(model), options), stop_ids)
+            engine, own = (name, options) if name != _EAGER else ("transformers", {**options, "native": False})
+            made[name] = by_engine(make_engine(engine, copy.deepcopy(model), own), stop_ids)
         except ConfigError as error:
             say(f"left out: {error}")
     theirs = {"generate": by_generate, "generate_batch": by_generate_batch}
@@ -168,10 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turn", type=int, default=128, help="most tokens of a turn; a stop token ends most before")
     parser.add_argument("--tool", type=int, default=40, help="mean tokens of a tool's answer (default 40)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each side, after one that is not")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=["transformers"])
+    parser.add_argument("--engines", nargs="+", choices=[*ENGINES, _EAGER], default=["transformers"])
     parser.add_argument(
         "--against", nargs="*", choices=["generate", "generate_batch"], default=["generate", "generate_batch"]
     )
+    parser.add_argument("--model", help="its folder; all turns are --turn long (default: a tiny one)")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
     parser.add_argument("--quick", action="store_true", help="few and short episodes: a test that all runs, no timing")
     args = parser.parse_args(arguments)
