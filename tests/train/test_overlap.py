@@ -86,14 +86,14 @@ class Midway(Around):
 
     def __init__(self, run: Small, reference: Any) -> None:
         super().__init__(run.parts.engine)
-        self.run, self.reference, self.models, self.asked, self.loading = run, reference, list[Any](), 0, 0
+        self.run, self.reference, self.models, self.asked = run, reference, list[Any](), 0
+        self.may_begin = [asyncio.Event() for _ in range(run.config.optim.steps + 1)]
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
         # Episodes have one turn and come in order, so their number says of which step they are.
         if len(prompt_ids) > 1:
             step, self.asked = self.asked // 12 + 1, self.asked + 1
-            while step > self.loading + 1:
-                await asyncio.sleep(0.001)  # or it would keep the learner's thread waiting
+            await self.may_begin[step - 1].wait()  # all of a step begin in one turn of the loop, before the first token
         return await super().generate(prompt_ids, sampling, seed=seed)
 
     async def load_weights(self, named_tensors: Any, version: int) -> None:
@@ -102,7 +102,7 @@ class Midway(Around):
         steps = self.run.config.optim.steps
         while self.asked < 12 * min(version + 1, steps) and version:
             await asyncio.sleep(0.001)
-        self.loading = version
+        self.may_begin[version].set()
         slots = self.run.parts.engine._slots  # pyright: ignore
         while 0 < version < steps and not any(slot.request and len(slot.request.sampled) > 2 for slot in slots):
             await asyncio.sleep(0)
