@@ -104,11 +104,3 @@ def test_the_viewer_is_measured(run: Run, require: Callable[[bool, str], None]) 
     assert [line.split(" | ")[0] for line in shown.splitlines() if "< 3 s" in line] == [
         "| 20 x 60 tokens in 3 turns: first episode shown", "| 1 x 400 tokens in 50 turns: first episode shown"
     ]  # fmt: skip
-
-
-def test_the_seeds_of_a_quickstart_are_a_table(run: Run, tmp_path: Path) -> None:
-    rows = [{"step": 0, "success": 0.3, "seconds_run": 20.4}, {"step": 8, "success": 0.955, "seconds_run": 99.6}]
-    (tmp_path / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "config.toml").write_text("[run]\nseed = 7\n")
-    shown = run("quickstart_seeds.py", tmp_path)
-    assert shown.splitlines()[2:] == ["| 7 | 30.0% (0), 95.5% (8) | 100 |"]

@@ -3,10 +3,10 @@ r"""Load mathematical problems from data sets: recognise the columns, check the 
 Known layouts, by their columns: ``problem`` or ``question`` or ``prompt`` (text, or chat messages), after a ``body``,
 ``context`` or ``passage`` and before ``choices`` or ``options`` where there are such; and ``answer``, ``ground_truth``,
 ``reward_model.ground_truth`` or ``final_answer``, or else a ``solution`` with a box. The letter of the right choice
-beside the answer, as ``choice_answer``, is right as well. These cover DeepScaleR, DAPO-Math, MATH, AIME, AMC,
-OlympiadBench, Minerva, SVAMP, ASDiv, MMLU and GSM8K (``#### 42``). Where another column may belong to the problem,
-nothing is loaded until ``columns`` names those that do. Duplicates within a file are dropped, and no problem is in both
-splits, whatever its spacing.
+beside the answer, as ``choice_answer``, is right as well; an ``equation`` of numbers is what the gold player has Python
+work out. These cover DeepScaleR, DAPO-Math, MATH, AIME, AMC, OlympiadBench, Minerva, SVAMP, ASDiv, MMLU and GSM8K
+(``#### 42``). Where another column may belong to the problem, nothing is loaded until ``columns`` names those that do.
+Duplicates within a file are dropped, and no problem is in both splits, whatever its spacing.
 """
 
 import functools
@@ -39,9 +39,13 @@ _CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "choices": ("choices", "options"),
     "answer": ("answer", "reward_model.ground_truth", "ground_truth", "expected_answer", "final_answer", "solution"),
     "letter": ("choice_answer", "answer_idx", "answer_index"),
+    "equation": ("equation",),
     "id": ("id", "unique_id", "extra_info.index"),
 }
 """The parts of a row, and the column names that are known to hold each, in order of preference."""
+_ARITHMETIC = re.compile(r"[\d.()+\-*/ ]{1,200}")
+_WHOLE = re.compile(r"(?<=\d)\.0+(?!\d)")
+"""The zeros of ``76.0``."""
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LETTER = re.compile(r"(?<!\S)\(?([A-Z])[).:]")
 _COUNTED = re.compile(r"(\S+) +\(([A-Za-z][A-Za-z. ]*)\)")
@@ -59,8 +63,8 @@ class Source:
     split: str | tuple[tuple[str, str], ...] | None = None
     """The hub data set's split to read, for all or as (split, its split); None reads the one of the same name."""
     columns: tuple[tuple[str, str], ...] = ()
-    """The columns of the prompt, its passage, its choices, the answer, its letter and the id; those left out are
-    recognised, but for the passage and the choices of a prompt that is named."""
+    """The columns of the prompt, its passage, its choices, the answer, its letter, its equation and the id; those left
+    out are recognised, but for the passage and the choices of a prompt that is named."""
     skip_bad_rows: bool = False
     """True to skip bad rows with a warning instead of refusing them."""
 
@@ -234,6 +238,9 @@ def _task(data: Mapping[str, object], columns: Mapping[str, str]) -> Task | str:
     if beside is not None and not (_encodable(beside) and readable(beside)):
         return f"has no letter in {columns['letter']!r} that can be read"
     more = {} if beside is None else {"letter": beside}
+    equation = found.get("equation")
+    if isinstance(equation, str) and _ARITHMETIC.fullmatch(equation):
+        more["equation"] = _WHOLE.sub("", equation.strip())
     task = Task(id=f"{stable_hash(_bare(prompt)):016x}", prompt=prompt, answer=answer, data=more, tags=tags_of(data))
     name = found.get("id")
     return replace(task, id=str(name)) if isinstance(name, str | int) and str(name).strip() else task

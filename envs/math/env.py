@@ -32,9 +32,9 @@ class Math(ToolEnv):
             each split: ``{"train": …, "test": …}``. None plays the sample.
         data_config: the configuration of a Hugging Face data set.
         data_split: its split to read, or which one to read for ``train`` and for ``test``.
-        columns: which columns hold ``prompt``, ``passage``, ``choices``, ``answer``, ``letter`` and ``id``, where that
-            can't be recognised. Of a prompt that is named, a passage and choices are read only where they are named
-            too.
+        columns: which columns hold ``prompt``, ``passage``, ``choices``, ``answer``, ``letter``, ``equation`` and
+            ``id``, where that can't be recognised. Of a prompt that is named, a passage and choices are read only where
+            they are named too.
         skip_bad_rows: leave bad rows out with a warning; without it they are refused.
 
     Raises:
@@ -104,6 +104,7 @@ class Math(ToolEnv):
         return None if self.dialect.parse(episode.final) else final_box(episode.final)
 
     def gold(self, task: Task) -> Sequence[str]:
-        """Give the answer in a box, after a call that prints it where there is the tool."""
-        calls = [self.dialect.render("python", {"code": f"print({task.answer!r})"})] if self.tools else []
+        """Give the answer in a box, after a call that calculates it (by the row's equation) where there is the tool."""
+        code = f"print({task.data.get('equation', repr(task.answer))})"
+        calls = [self.dialect.render("python", {"code": code})] if self.tools else []
         return [*calls, rf"\boxed{{{task.answer}}}"]

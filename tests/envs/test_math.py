@@ -182,6 +182,20 @@ def test_gold_is_perfect(env_id: str) -> None:
         env.close()
 
 
+def test_gold_lets_python_work_out_the_equation_of_a_row(tmp_path: Path) -> None:
+    rows = [("( 76.0 - 25.5 )", "print(( 76 - 25.5 ))", "50.5"), ("__import__('os')", "print('50.5')", "50.5")]
+    for number, (equation, code, printed) in enumerate(rows):
+        path = tmp_path / f"{number}.json"
+        row = {"Body": "A dvd costs 76 dollars, 25.5 less now.", "Question": "How much?"}
+        path.write_text(json.dumps([{**row, "Equation": equation, "Answer": 50.5}]))
+        env = Math(tool=True, split="test", data={"test": str(path)})
+        env.reset(seed=0)
+        call, answer = env.gold(env.episode.task)
+        assert code in call and env.step(call)[0][-1]["content"] == printed
+        assert env.step(answer)[1] == 1.0
+        env.close()
+
+
 def test_arguments_reach_the_data(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text('{"text": "What is 1+1?", "value": 2}\n{"text": ""}\n')

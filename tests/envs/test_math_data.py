@@ -136,7 +136,7 @@ def test_unknown_columns_are_named(write: Write, columns: tuple[tuple[str, str],
 
 
 def test_wrong_arguments() -> None:
-    allowed = "'question': it maps prompt, passage, choices, answer, letter, id to columns"
+    allowed = "'question': it maps prompt, passage, choices, answer, letter, equation, id to columns"
     refused("", allowed, ConfigError, columns=(("question", "q"),))
     refused((("train", "a.jsonl"),), "needs a data set for test", ConfigError)
 

@@ -1,5 +1,6 @@
 """Tables and figures: those that are committed are those of the rows, and every part has some."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from .conftest import load
 
-figures, schedule, gradients, plot = map(load, ("figures", "schedule", "gradients", "plot"))
+figures, schedule, gradients, plot, curves = map(load, ("figures", "schedule", "gradients", "plot", "curves"))
 show_gradients, show_learning = load("show_gradients"), load("show_learning")
 
 
@@ -116,3 +117,17 @@ def test_axes_have_round_ticks() -> None:
     chart = plot.Chart("A < B", plot.Axis(title="x", low=0, high=1), plot.Axis(title="y", low=0, high=1))
     chart.line([(0, 0), (1, 2)], 0, "up")
     assert "A &lt; B" in chart.svg() and chart.svg().count("<path") == 2
+
+
+def test_curves_of_runs_are_a_table_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "first"
+    run.mkdir()
+    evals = [{"step": 0, "success": 0.3, "seconds_run": 21.0}, {"step": 8, "success": 0.955, "seconds_run": 99.0}]
+    rows = [{"step": step, "reward/correct": step / 8} for step in range(1, 9)]
+    for name, of_it in (("evals.jsonl", evals), ("metrics.jsonl", rows)):
+        (run / name).write_text("".join(json.dumps(row) + "\n" for row in of_it))
+    (run / "config.toml").write_text("[run]\nseed = 7\n")
+    curves.main([str(run), "--svg", str(tmp_path / "made.svg")])
+    assert capsys.readouterr().out.splitlines()[2:] == ["| 7 | 30.0% (0), 95.5% (8) | 1.6 |"]
+    drawn = ElementTree.fromstring((tmp_path / "made.svg").read_text())
+    assert len(drawn.findall("{*}circle")) == 2 and "first, held out" in "".join(drawn.itertext())
