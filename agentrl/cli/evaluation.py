@@ -54,8 +54,9 @@ def add_commands(commands: Any) -> None:
 
 def _eval(arguments: argparse.Namespace) -> int:
     from agentrl.engines import missing_package
-    from agentrl.eval.request import EvalRequest, read_settings
+    from agentrl.eval.request import EvalRequest, check_dialect, read_settings
     from agentrl.eval.sets import make_sets
+    from agentrl.toolenv.dialects import DIALECTS
 
     names = ("path", "config", "preset", "seed", "out", "force", "engine")
     chosen: dict[str, Any] = {name: getattr(arguments, name) for name in names}
@@ -63,7 +64,13 @@ def _eval(arguments: argparse.Namespace) -> int:
     overrides = tuple(_overrides(arguments))
     request = EvalRequest(**chosen, envs=tuple(arguments.envs), engine_options=options, overrides=overrides)
     config, _ = read_settings(request)
-    make_sets(config, request.envs)
+    sets = make_sets(config, request.envs)
+    asked = {
+        str(env.args["dialect"]) for one in sets.values() for env in one.env.played.values() if "dialect" in env.args
+    }
+    # The form that a model's template writes is known only when its tokenizer is loaded.
+    if known := asked & DIALECTS.keys():
+        check_dialect(request, ", ".join(sorted(known)), names_only=True)
     if lacking := missing_package("engine", config.engine.name):
         raise ConfigError(lacking)
     load_torch()

@@ -11,10 +11,11 @@ from pathlib import Path
 from agentrl.config import Config
 from agentrl.engines.base import Sampling
 from agentrl.errors import UsageError
+from agentrl.eval.request import EvalRequest, check_dialect
 from agentrl.eval.results import SetResult, write_results
 from agentrl.eval.sets import make_sets
 from agentrl.eval.table import plan, play
-from agentrl.eval.target import Agent, EvalRequest, check_dialect, for_messages, make_agent, resolve, tokenizer_of
+from agentrl.eval.target import Agent, for_messages, make_agent, resolve, tokenizer_of
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.runs.assemble import make_collector, with_dialect

@@ -7,7 +7,7 @@ from pathlib import Path
 from agentrl.config import Config, load_config, parse_config, with_overrides
 from agentrl.errors import RunFolderError, UsageError, nearest
 from agentrl.runs.folder import checkpoints
-from agentrl.runs.settings import read_config
+from agentrl.runs.settings import read_config, read_versions
 
 SERVER = "openai"
 """The engine whose model is elsewhere."""
@@ -87,3 +87,26 @@ def run_of(path: str) -> Path | None:
     whole = Path(path).resolve()
     folder = whole.parent.parent if whole.parent.name == "checkpoints" else Path(path)
     return folder if path and (folder / "config.toml").is_file() else None
+
+
+def check_dialect(request: EvalRequest, label: str, *, names_only: bool = False) -> None:
+    """Refuse another dialect than a run was trained in; of other environments its name alone counts, not their tools.
+
+    Args:
+        request: what is evaluated.
+        label: names the dialects that would be played, with hashes of what they and the tools say, or without any.
+        names_only: the hashes are not known yet.
+
+    Raises:
+        UsageError: it is another one, and ``force`` is not set.
+    """
+    run_path = run_of(request.path)
+    trained = "" if run_path is None else read_versions(run_path).get("dialect", "")
+    if request.force or not trained:
+        return
+    names = [{part.split()[0] for part in text.split(", ")} for text in (label, trained)]
+    if not (names[0] <= names[1] if names_only or request.envs else label == trained):
+        raise UsageError(
+            f"the run {str(run_path)!r} was trained in dialect {trained!r} and would be evaluated in {label!r}, which "
+            "is another game: evaluate it with the dialect, tools and instructions of its training, or add --force"
+        )

@@ -8,8 +8,7 @@ from typing import Any
 from agentrl.config import Config, with_overrides
 from agentrl.engines import make_engine
 from agentrl.engines.base import Engine
-from agentrl.errors import UsageError
-from agentrl.eval.request import SERVER, EvalRequest, read_settings, run_of
+from agentrl.eval.request import SERVER, EvalRequest, read_settings
 from agentrl.models.lora import fingerprint
 from agentrl.render.renderer import load_tokenizer
 from agentrl.render.transcript import Transcript, Writer
@@ -17,7 +16,6 @@ from agentrl.rollout.mix import TaskMix
 from agentrl.runs.assemble import assemble, make_renderer, replace_dialects
 from agentrl.runs.checkpoint import model_at
 from agentrl.runs.records import Pieces
-from agentrl.runs.settings import read_versions
 from agentrl.toolenv.dialects.native import FORMS, NATIVE, NativeHermes
 
 _ENDLESS = 2**31 - 1
@@ -92,21 +90,3 @@ def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:
     tokenizer = load_tokenizer(name)
     renderer = make_renderer(config, tokenizer, mix)
     return Agent(engine=engine, renderer=renderer, pieces=tokenizer, weights=weights, notes=engine.notes)
-
-
-def check_dialect(request: EvalRequest, label: str) -> None:
-    """Refuse another dialect than a run was trained in; of other environments its name alone counts, not their tools.
-
-    Raises:
-        UsageError: it is another one, and ``force`` is not set.
-    """
-    run_path = run_of(request.path)
-    trained = "" if run_path is None else read_versions(run_path).get("dialect", "")
-    if request.force or not trained:
-        return
-    names = [{part.split()[0] for part in text.split(", ")} for text in (label, trained)]
-    if not (names[0] <= names[1] if request.envs else label == trained):
-        raise UsageError(
-            f"the run {str(run_path)!r} was trained in dialect {trained!r} and would be evaluated in {label!r}, which "
-            "is another game: evaluate it with the dialect, tools and instructions of its training, or add --force"
-        )
