@@ -53,9 +53,9 @@ def save_model(folder: Path) -> tuple[int, ...]:
     return tuple(range(len(tokenizer) - 4, len(tokenizer)))
 
 
-def prompts(args: argparse.Namespace) -> Episodes:
-    """The tokens that the episodes begin with."""
-    draw = random.Random(0)
+def prompts(args: argparse.Namespace, seed: int) -> Episodes:
+    """The tokens that a round's episodes begin with: others than the last one's, which an engine may still have."""
+    draw = random.Random(seed)
     return [[draw.randrange(3, 250) for _ in range(args.prompt)] for _ in range(args.episodes)]
 
 
@@ -77,9 +77,7 @@ def by_engine(engine: Engine, stop_ids: tuple[int, ...]) -> Side:
         return sampled
 
     async def play(args: argparse.Namespace, seed: int) -> int:
-        # New weights, if the same, forget the round before: its prompts are the same.
-        await engine.load_weights([], seed)
-        return sum(await asyncio.gather(*(episode(args, seed, *one) for one in enumerate(prompts(args)))))
+        return sum(await asyncio.gather(*(episode(args, seed, *one) for one in enumerate(prompts(args, seed)))))
 
     runner = asyncio.Runner()
     return lambda args, seed: runner.run(play(args, seed))
@@ -90,7 +88,7 @@ def in_rounds(turn_of: Callable[[Episodes, int], Episodes]) -> Side:
 
     def play(args: argparse.Namespace, seed: int) -> int:
         torch.manual_seed(seed)
-        episodes, sampled = prompts(args), 0
+        episodes, sampled = prompts(args, seed), 0
         for turn in range(args.turns):
             answers = turn_of(episodes, args.turn)
             sampled += sum(map(len, answers))
