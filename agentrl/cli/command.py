@@ -72,15 +72,32 @@ def check_parts(config: "Config") -> None:
     """Check that what a run chooses by name is installed, before PyTorch is loaded.
 
     Raises:
-        UsageError: an engine, a fleet or a logger is not there.
+        UsageError: an environment, an engine, a fleet or a logger is not there.
+        ConfigError: an environment does not take its arguments.
     """
     from agentrl.engines import check_trains
     from agentrl.runs.loggers import check_loggers
 
+    check_envs(config)
     check_trains(config.engine.name)
     check_loggers(config.log.to)
     for sentence in missing_parts(config):
         raise ConfigError(sentence)
+
+
+def check_envs(config: "Config") -> None:
+    """Make each environment once, which reads no data, to check that it is there and takes its arguments.
+
+    Raises:
+        UsageError: an environment can't be imported, or there is none of its name.
+        ConfigError: it does not take its arguments.
+    """
+    from agentrl.toolenv.dialects import NATIVE
+    from agentrl.toolenv.registry import make
+
+    for env in config.env.played.values():
+        # Which form is the model's native one, only its tokenizer tells.
+        make(env.id, **{key: value for key, value in env.args.items() if (key, value) != ("dialect", NATIVE)}).close()
 
 
 def missing_parts(config: "Config") -> list[str]:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentrl.cli.command import add_command, add_set_argument, load_torch
+from agentrl.cli.command import add_command, add_set_argument, check_envs, load_torch
 from agentrl.errors import ConfigError
 
 _EVAL = """examples:
@@ -56,7 +56,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     from agentrl.engines import missing_package
     from agentrl.eval.request import EvalRequest, check_dialect, read_settings
     from agentrl.eval.sets import make_sets
-    from agentrl.toolenv.dialects import DIALECTS
+    from agentrl.toolenv.dialects import NATIVE
 
     names = ("path", "config", "preset", "seed", "out", "force", "engine")
     chosen: dict[str, Any] = {name: getattr(arguments, name) for name in names}
@@ -65,12 +65,14 @@ def _eval(arguments: argparse.Namespace) -> int:
     request = EvalRequest(**chosen, envs=tuple(arguments.envs), engine_options=options, overrides=overrides)
     config, _ = read_settings(request)
     sets = make_sets(config, request.envs)
+    for one in sets.values():
+        check_envs(one)
     asked = {
         str(env.args["dialect"]) for one in sets.values() for env in one.env.played.values() if "dialect" in env.args
     }
     # The form that a model's template writes is known only when its tokenizer is loaded.
-    if known := asked & DIALECTS.keys():
-        check_dialect(request, ", ".join(sorted(known)), names_only=True)
+    if named := asked - {NATIVE}:
+        check_dialect(request, ", ".join(sorted(named)), names_only=True)
     if lacking := missing_package("engine", config.engine.name):
         raise ConfigError(lacking)
     load_torch()

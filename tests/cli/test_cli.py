@@ -186,13 +186,15 @@ def test_what_needs_no_model_is_said_before_pytorch_is_loaded(run: Path, monkeyp
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["export", "runs/mine", "model"]) == 2
     checkpoint(run)
-    settings = ("algo.loss=ppo", "algo.advantage=grpo2", "engine.name=vlm", "engine.name=vllm", "fleet.name=ray")
+    settings = ["algo.loss=ppo", "algo.advantage=grpo2", "engine.name=vlm", "engine.name=vllm", "fleet.name=ray"]
+    settings += ["env.id=agentrl/Arithmetik-v0", "env.args.levle=3", "env.args.dialect=hermse"]
     for setting in (*settings, 'log.to=["nowhere:write"]'):
         assert main(["train", *QUICK, "--set", setting]) == 2
     assert main(["train", *QUICK, "--name", "mine"]) == 2
     for setting in ("optim.steps=5", "algo.loss=cppo"):
         assert main(["train", "--resume", "runs/mine", "--set", setting]) == 2
-    for words in (("a/b", *QUICK, "--engine", "vllm"), ("runs/mime",), ("a/b", *QUICK, "--env", "x="), ("a/b",)):
+    wrong = ("a/b", *QUICK, "--env", "agentrl/Arithmetik-v0")
+    for words in (("a/b", *QUICK, "--engine", "vllm"), ("runs/mime",), ("a/b", *QUICK, "--env", "x="), ("a/b",), wrong):
         assert main(["eval", *words]) == 2
 
 
