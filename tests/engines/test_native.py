@@ -195,6 +195,7 @@ def test_what_is_not_finite_is_passed_on_and_ends(own_cache: Path) -> None:
 
 def test_without_a_compiler_pytorch_computes_and_says_why(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(own_cache))
+    monkeypatch.delenv("CC", raising=False)
     engine = TransformersEngine(made(hf.LlamaConfig(**SIZES)), slots=2, max_length=128, native=True)
     assert engine.step == (
         "PyTorch, since there is no C compiler: install one, for example with apt-get install gcc libc6-dev"
