@@ -1,7 +1,6 @@
 """Draw the curves of runs, and tabulate their evaluations: of the real model's page, ``docs/real_model.md``."""
 
 import argparse
-import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +21,8 @@ def table(runs: Sequence[Path]) -> str:
     for run in runs:
         seed = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["run"]["seed"]
         evals = read_jsonl(run / "evals.jsonl")
-        found = ", ".join(f"{one['success']:.1%} ({one['step']})" for one in evals)
-        rows.append(f"| {seed} | {found} | {evals[-1]['seconds_run'] / 60:.1f} |")
+        curve = ", ".join(f"{row['success']:.1%} ({row['step']})" for row in evals)
+        rows.append(f"| {seed} | {curve} | {evals[-1]['seconds_run'] / 60:.1f} |")
     return "\n".join(rows)
 
 
@@ -35,7 +34,7 @@ def figure(runs: Sequence[Path], title: str) -> str:
     for number, (run, of_run) in enumerate(zip(runs, rows, strict=True)):
         chart.line([(row["step"], row["reward/correct"]) for row in of_run], number, f"{run.name}, training")
         evals = read_jsonl(run / "evals.jsonl")
-        points = [(one["step"], one["success"], f"{run.name}: {one['success']:.1%}") for one in evals]
+        points = [(row["step"], row["success"], f"{run.name}: {row['success']:.1%}") for row in evals]
         chart.dots(points, number, f"{run.name}, held out")
     return chart.svg()
 
@@ -55,4 +54,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

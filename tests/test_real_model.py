@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.cli import main
 from agentrl.engines import make_engine
-from agentrl.engines.base import Completion, Sampling
+from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.models.load import load_model
 from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.records import read_episodes
@@ -43,17 +44,13 @@ def test_greedy_turns_are_those_of_generate(folder: str, name: str, require: Cal
     asked = [f"Tom has {7 * n + 3} {what}. {'Why? ' * (n % 7)}" for n in range(25) for what in ("apples", "Vögel")]
     chats = [[{"role": "user", "content": one}] for one in asked]
     prompts = [tuple(tokenizer.apply_chat_template(one, add_generation_prompt=True)["input_ids"]) for one in chats]
-    engine = make_engine(name, load_model(folder), {"slots": 16, "max_length": 256})
-    stops = frozenset({tokenizer.eos_token_id})
+    greedy = Sampling(temperature=0.0, max_tokens=8, stop_ids=frozenset({tokenizer.eos_token_id}))
 
-    async def played() -> list[Completion]:
-        greedy = Sampling(temperature=0.0, max_tokens=8, stop_ids=stops)
-        return await asyncio.gather(*(engine.generate(one, greedy, seed=0) for one in prompts))
+    async def sample(engine: Engine) -> list[Completion]:
+        return await asyncio.gather(*(engine.generate(prompt, greedy, seed=0) for prompt in prompts))
 
-    try:
-        ours = asyncio.run(played())
-    finally:
-        engine.close()
+    with closing(make_engine(name, load_model(folder), {"slots": 16, "max_length": 256})) as engine:
+        ours = asyncio.run(sample(engine))
     for prompt, done in zip(prompts, ours, strict=True):
         with torch.no_grad():
             row = theirs.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, len(prompt) :]
@@ -61,12 +58,12 @@ def test_greedy_turns_are_those_of_generate(folder: str, name: str, require: Cal
 
 
 def test_it_trains_and_a_resumed_run_ends_as_a_whole_one(folder: str, here: Path) -> None:
-    words = [word for one in (f"model.path={folder}", *RUN) for word in ("--set", one)]
-    assert main(["train", "--preset", "smollm2-135m", "--name", "whole", *words]) == 0
+    settings = [f"--set={setting}" for setting in (f"model.path={folder}", *RUN)]
+    assert main(["train", "--preset", "smollm2-135m", "--name", "whole", *settings]) == 0
     whole, killed = here / "runs" / "whole", here / "runs" / "killed"
     rows = read_jsonl(whole / "metrics.jsonl")
     assert len(rows) == 5 and max(row["logp_diff_max"] for row in rows) < 1e-3
-    # As a kill leaves it that came after the last row, and before its checkpoint.
+    # A kill between the last row and its checkpoint leaves this folder.
     shutil.copytree(whole, killed)
     shutil.rmtree(checkpoints(killed)[-1])
     assert main(["train", "--resume", "runs/killed"]) == 0

@@ -65,14 +65,12 @@ def _eval(arguments: argparse.Namespace) -> int:
     request = EvalRequest(**chosen, envs=tuple(arguments.envs), engine_options=options, overrides=overrides)
     config, _ = read_settings(request)
     sets = make_sets(config, request.envs)
-    for one in sets.values():
-        check_envs(one)
-    asked = {
-        str(env.args["dialect"]) for one in sets.values() for env in one.env.played.values() if "dialect" in env.args
-    }
+    for settings in sets.values():
+        check_envs(settings)
+    envs = [env for settings in sets.values() for env in settings.env.played.values()]
     # The form that a model's template writes is known only when its tokenizer is loaded.
-    if named := asked - {NATIVE}:
-        check_dialect(request, ", ".join(sorted(named)), names_only=True)
+    if dialects := {str(env.args["dialect"]) for env in envs if "dialect" in env.args} - {NATIVE}:
+        check_dialect(request, ", ".join(sorted(dialects)), names_only=True)
     if lacking := missing_package("engine", config.engine.name):
         raise ConfigError(lacking)
     load_torch()

@@ -177,6 +177,10 @@ def test_evaluation_in_another_dialect_is_refused_unless_forced(here: Path, caps
         other = ("--set", "env.args.dialect=hermes", "--force")
         assert "no tokenizer can be loaded" in refused(capsys, "eval", path, *other), "it goes on to the model"
         assert "no tokenizer can be loaded" in refused(capsys, "eval", path)
+    config = load_config(preset="quickstart", overrides=["run.name=other"])
+    RunFolder.create(config, numbered=False, made_by={"dialect": "fence 0"}).close()
+    checkpoint(here / "runs" / "other")
+    assert f"in dialect 'fence 0' and would be evaluated in '{label}'" in refused(capsys, "eval", "runs/other")
 
 
 def test_what_needs_no_model_is_said_before_pytorch_is_loaded(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,8 +186,7 @@ def test_gold_lets_python_work_out_the_equation_of_a_row(tmp_path: Path) -> None
     rows = [("( 76.0 - 25.5 )", "print(( 76 - 25.5 ))", "50.5"), ("__import__('os')", "print('50.5')", "50.5")]
     for number, (equation, code, printed) in enumerate(rows):
         path = tmp_path / f"{number}.json"
-        row = {"Body": "A dvd costs 76 dollars, 25.5 less now.", "Question": "How much?"}
-        path.write_text(json.dumps([{**row, "Equation": equation, "Answer": 50.5}]))
+        path.write_text(json.dumps([{"Question": "How much is 76 less 25.5?", "Equation": equation, "Answer": 50.5}]))
         env = Math(tool=True, split="test", data={"test": str(path)})
         env.reset(seed=0)
         call, answer = env.gold(env.episode.task)

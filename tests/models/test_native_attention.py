@@ -128,7 +128,7 @@ def test_activations_are_computed_again_to_the_same_bits_and_kept_only_for_a_gra
 
 
 def test_memory_grows_as_the_tokens_do() -> None:
-    """The peak of forward and backward pass beyond what was there: a number for each pair would take 4 GiB."""
+    """The peak of forward and backward pass beyond what was there: a square would have another sixteenfold."""
 
     def peak(count: int) -> int:
         plan, inputs = PackedRows(torch.tensor([0, count])), [torch.zeros(count, 1, 8).requires_grad_()] * 3
@@ -138,7 +138,8 @@ def test_memory_grows_as_the_tokens_do() -> None:
         return memory("VmHWM") - before
 
     peak(64)
-    assert peak(32768) < 50 << 20
+    # Memory that the smaller pass finds freed does not count towards its peak.
+    assert peak(32768) < 20 * max(peak(2048), 1 << 20) < 50 << 20
 
 
 def memory(name: str) -> int:
