@@ -27,6 +27,7 @@ EXAMPLES = """examples:
   end_to_end.py                            both workloads against TRL (the first time TRL is installed: minutes)
   end_to_end.py --workload ragged          one of them
   end_to_end.py --beside ../before         against another checkout as well
+  end_to_end.py --model models/smollm2-135m --threads 2      a real model: 32 episodes of 64 tokens, one update
   end_to_end.py --quick --without-trl      does it still run? seconds
 """
 SHORTEST = 16
@@ -168,15 +169,28 @@ def trl(load: Load, turns: Turns) -> None:
 
         lengths: list[int]
         began = 0.0
+        # As our phases: milliseconds of the clock, sampling and scoring together.
+        phases: dict[str, float]
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = not turns.wait()
-            self.began = time.process_time()
+            self.began, self.clock, self.phases = time.process_time(), time.perf_counter(), {"generate": 0.0}
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step % load["updates"] == 0:
-                turns.report(self.began, self.lengths, {})
+                update = time.perf_counter() - self.clock - self.phases["generate"]
+                turns.report(self.began, self.lengths, {**self.phases, "update": update})
                 self.on_train_begin(args, state, control)
+
+    class Timed(GRPOTrainer):
+        """Measures the time before each update: TRL samples and scores in it."""
+
+        def _prepare_inputs(self, generation_batch: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return super()._prepare_inputs(generation_batch)
+            finally:
+                watch.phases["generate"] += time.perf_counter() - began
 
     def reward(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
         watch.lengths = [len(ids) for ids in completion_ids]
@@ -204,7 +218,7 @@ def trl(load: Load, turns: Turns) -> None:
             **options,
         )
         rows = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in prompts(load)]
-        GRPOTrainer(
+        Timed(
             model=model,
             reward_funcs=reward,
             args=settings,
@@ -245,10 +259,13 @@ class Side:
 
 
 def workloads(args: argparse.Namespace, folder: Path) -> dict[str, Load]:
-    """Save a model of 4 layers and width 128 with random weights, and give what is trained on.
+    """Return what is trained on; without ``--model`` save a model of 4 layers and width 128 with random weights.
 
-    Each token is about equally likely: with six that stop, the length of an episode is about geometric.
+    Each of its tokens is about equally likely: with six that stop, the length of an episode is about geometric.
     """
+    if args.model:
+        real = {"model": str(args.model.resolve()), "tasks": 8, "group_size": 4, "updates": 1}
+        return {"fixed": {**real, "longest": 8 if args.quick else 64, "stop_ids": []}}
     from agentrl.models.tiny import make_model, make_tokenizer
 
     texts = (f"system\nuser\nassistant\ntool Write what comes to mind: {number * 7919}" for number in range(500))
@@ -328,6 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workload", choices=["ragged", "fixed", "both"], default="both")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a real model, with a workload of its own")
     parser.add_argument("--steps", type=int, default=5, help="measured batches of each side (default 5)")
     parser.add_argument("--threads", type=int, default=1, help="of each side (default 1)")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], metavar="FOLDER", help="other checkouts")
