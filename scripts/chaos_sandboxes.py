@@ -25,7 +25,9 @@ from typing import Literal
 import psutil
 
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, open_sandbox
-from agentrl.sandboxes.conformance import programs
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "sandboxes"))
+from conformance import programs
 
 EXAMPLES = """examples:
   chaos_sandboxes.py                                20,000 runs from four threads: several minutes

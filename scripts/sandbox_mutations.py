@@ -21,7 +21,9 @@ from pathlib import Path
 
 from mutating import Mutation, Patch, apply, command_line, run
 
-PACKAGE = Path(__file__).resolve().parents[1] / "agentrl" / "sandboxes"
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "agentrl" / "sandboxes"
+TESTS = ROOT / "tests" / "sandboxes"
 TABLE = Path(__file__).with_suffix(".toml")
 PATIENCE_S = 180.0
 EXAMPLES = """\
@@ -39,8 +41,9 @@ import json, sys, types
 package = types.ModuleType("agentrl")
 package.__path__ = [sys.argv[1]]
 sys.modules["agentrl"] = package
+sys.path.append(sys.argv[2])
 from agentrl.sandboxes import SandboxError, open_sandbox
-from agentrl.sandboxes.conformance import cases
+from conformance import cases
 def tell(**what): print(json.dumps(what), flush=True)
 try:
     sandbox = open_sandbox("local")
@@ -50,7 +53,7 @@ except SandboxError as error:
     tell(broken=f"{type(error).__name__}: {error}")
     sys.exit()
 with sandbox:
-    watched = json.loads(sys.argv[2])
+    watched = json.loads(sys.argv[3])
     for case in cases(watched):
         if watched is None and case.unbounded:
             continue
@@ -92,10 +95,11 @@ def play(watch: Sequence[str] | None, mutation: Mutation | None = None) -> Seen:
         shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
         if mutation is not None:
             apply(mutation, package)
-        return _listen([sys.executable, "-B", "-c", WORKER, str(package.parent), json.dumps(watch)], watch is None)
+        command = [sys.executable, "-B", "-c", WORKER, package.parent, TESTS, json.dumps(watch)]
+        return _listen(command, watch is None)
 
 
-def _listen(command: list[str], everything: bool) -> Seen:
+def _listen(command: Sequence[str | Path], everything: bool) -> Seen:
     noticed: dict[str, str] = {}
     held: list[str] = []
     patience = PATIENCE_S * (10 if everything else 1)

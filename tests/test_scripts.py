@@ -79,13 +79,14 @@ def test_bash_can_read_the_script_and_it_may_be_run(path: Path) -> None:
     assert os.access(path, os.X_OK) == (path.name not in {"lib.sh", "engine.sh"}), "what is only sourced is not run"
 
 
-BENCHMARKS = [f"benchmarks/{name}.py" for name in ("head", "sandboxes", "viewer")]
+SHOWING = ["chaos_sandboxes", "estimator_report", "soak", "real_templates"]
+SHOWING += [f"benchmarks/{name}" for name in ("head", "sandboxes", "viewer")]
 
 
-@pytest.mark.parametrize("name", ["estimator_report.py", "soak.py", "real_templates.py", *BENCHMARKS])
+@pytest.mark.parametrize("name", SHOWING)
 def test_help_shows_examples(server: Server, name: str) -> None:
-    shown = server.run(SCRIPTS / name, "--help", cwd=Path("/"))
-    assert shown.returncode == 0 and re.search(rf"examples:\n  (python scripts/)?{Path(name).name}", shown.stdout)
+    shown = server.run(SCRIPTS / f"{name}.py", "--help", cwd=Path("/"))
+    assert shown.returncode == 0 and re.search(rf"examples:\n  (python scripts/)?{Path(name).name}\.py", shown.stdout)
 
 
 def test_root_does_not_depend_on_the_working_directory(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
+from agentrl.cli.selftest import self_test
 from agentrl.native import Unavailable
 from agentrl.native.build import library
 from agentrl.runs.progress import Display
 from agentrl.runs.settings import versions_of
 from agentrl.sandboxes import Limits, Sandbox, SandboxError, SandboxUnavailable, open_sandbox
-from agentrl.sandboxes.conformance import cases
 from agentrl.sandboxes.docker import engine as docker_engine
 from agentrl.sandboxes.docker.image import IMAGE
 from agentrl.sandboxes.host import requirements
@@ -26,16 +26,6 @@ PACKAGES: Final = ("agentrl", "gymnasium", "torch", "transformers", "docker", "r
 """Distributions whose versions are reported; none of them is imported."""
 _LIMITS: Final = Limits(cpu_s=2.0, memory_bytes=256 << 20)
 _GVISOR: Final = "runsc"
-CHECKS: Final[Mapping[str, str]] = {
-    "runs a program": "input_lines",
-    "host's ports are out of reach": "host_port_is_out_of_reach",
-    "no way into a network": "network_routes",
-    "host files are hidden": "read_host_canary",
-    "endless loop is a timeout": "infinite_loop",
-    "memory is limited": "children_share_the_memory_limit",
-    "state is rolled back": "a_timeout_is_rolled_back",
-}
-"""The self-test: names of conformance cases, by what they show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +150,7 @@ def examine(name: str, facts: Mapping[str, str], opened: Callable[[], Sandbox]) 
     """
     try:
         with opened() as sandbox:
-            checks = {what: cases([name])[0].run(sandbox).seen for what, name in CHECKS.items()}
+            checks = self_test(sandbox)
             facts = {**facts, "state": sandbox.health().detail}
     except SandboxUnavailable as error:
         return BackendReport(name=name, facts=facts, obstacle=str(error), remedy=error.remedy)

@@ -6,22 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from agentrl.sandboxes import Result, Sandbox, SandboxError
 
+from ..conftest import load_script
+
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture
-def chaos(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    import chaos_sandboxes
-
-    return chaos_sandboxes
+chaos = load_script("chaos_sandboxes")
 
 
 @pytest.mark.slow
@@ -34,11 +27,6 @@ def test_runs_under_fire(sandbox: Sandbox, runs: int, kill_every: float) -> None
     assert found["counts"]["ok"] > runs / 2 and found["counts"]["killed session"] > 0
 
 
-def test_help_shows_examples() -> None:
-    shown = subprocess.run([sys.executable, SCRIPTS / "chaos_sandboxes.py", "--help"], capture_output=True, text=True)
-    assert shown.returncode == 0 and "examples:\n  chaos_sandboxes.py" in shown.stdout
-
-
 @pytest.mark.parametrize(
     ("found", "kill", "wrong"),
     [
@@ -49,7 +37,7 @@ def test_help_shows_examples() -> None:
         *((SandboxError("gone"), 1.0, False), (SandboxError("gone"), math.inf, False)),
     ],
 )
-def test_judge(chaos: ModuleType, found: Result | SandboxError, kill: float, wrong: bool) -> None:
+def test_judge(found: Result | SandboxError, kill: float, wrong: bool) -> None:
     """The last kill had its effect so many seconds after the program began."""
     record, began = chaos.Record(), time.monotonic()
     record.last_kill = began + kill
@@ -61,11 +49,11 @@ def test_judge(chaos: ModuleType, found: Result | SandboxError, kill: float, wro
 @pytest.mark.parametrize(
     ("name", "blamed"), [("sigkill_self", True), ("kill_minus1", True), ("forge_frame_then_fail", False)]
 )
-def test_only_who_kills_itself_may_be_blamed_after_one_kill(chaos: ModuleType, name: str, blamed: bool) -> None:
+def test_only_who_kills_itself_may_be_blamed_after_one_kill(name: str, blamed: bool) -> None:
     assert ("crash" in chaos.hostile(chaos.random.Random(0), [name])[1].statuses) is blamed
 
 
-def test_no_program_meets_two_kills(chaos: ModuleType) -> None:
+def test_no_program_meets_two_kills() -> None:
     record = chaos.Record()
     with record.run():
         assert record.may_kill()
@@ -76,7 +64,7 @@ def test_no_program_meets_two_kills(chaos: ModuleType) -> None:
         assert record.may_kill()
 
 
-def test_a_session_whose_pid_1_is_killed_runs_again(chaos: ModuleType, sandbox: Sandbox) -> None:
+def test_a_session_whose_pid_1_is_killed_runs_again(sandbox: Sandbox) -> None:
     with sandbox.session() as session:
         session.run("x = 1")
         before = chaos.first_processes()
@@ -89,7 +77,7 @@ def test_a_session_whose_pid_1_is_killed_runs_again(chaos: ModuleType, sandbox: 
 
 
 @pytest.mark.slow
-def test_a_session_that_can_not_be_had_again_is_a_fault(chaos: ModuleType, sandbox: Sandbox) -> None:
+def test_a_session_that_can_not_be_had_again_is_a_fault(sandbox: Sandbox) -> None:
     for seconds in (1, 8, 64):  # on a busy machine even the first run may come late
         until = time.time() + seconds
         with sandbox.session() as session:
@@ -104,7 +92,7 @@ def test_a_session_that_can_not_be_had_again_is_a_fault(chaos: ModuleType, sandb
     raise AssertionError("the first run always came too late")
 
 
-def test_what_is_left_behind_is_told(chaos: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_behind_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "_SETTLE_S", 0.2)
     monkeypatch.setattr(chaos.tempfile, "tempdir", str(tmp_path))  # others leave files in the machine's folder
     told: list[list[str]] = []
@@ -121,7 +109,7 @@ def test_what_is_left_behind_is_told(chaos: ModuleType, tmp_path: Path, monkeypa
     raise AssertionError(told)
 
 
-def test_what_escapes_from_a_thread_is_a_violation(chaos: ModuleType) -> None:
+def test_what_escapes_from_a_thread_is_a_violation() -> None:
     record = chaos.Record()
 
     def fail() -> None:

@@ -22,16 +22,6 @@ def pair(session: Session) -> Iterator[tuple[Session, Session]]:
         yield session, fork
 
 
-def test_both_go_their_own_way(pair: tuple[Session, Session]) -> None:
-    session, fork = pair
-    fork.run("x.append('fork')\nopen('/tmp/f', 'a').write(' fork')\nopen('/tmp/new', 'w').close()")
-    session.run("x.append('session')\nimport os\nos.remove('/tmp/f')\nos.remove('/dev/shm/s')")
-    assert session.run("(x, os.listdir('/tmp'), os.listdir('/dev/shm'))").value == "([1, 'session'], [], [])"
-    look = "import os\n(x, open('/tmp/f').read(), sorted(os.listdir('/tmp')), open('/dev/shm/s').read())"
-    assert fork.run(look).value == "([1, 'fork'], 'one fork', ['f', 'new'], 'shm')"
-    assert (fork.read_file("f"), fork.read_file("new")) == (b"one fork", b"")
-
-
 def test_output_goes_to_whoever_printed_it(pair: tuple[Session, Session]) -> None:
     session, fork = pair
     printing = (

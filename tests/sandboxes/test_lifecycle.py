@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from agentrl.sandboxes import Sandbox, SandboxError, open_sandbox
-from agentrl.sandboxes.base import SandboxClosed
 
 from .conftest import alive, below, pid_ones
 
@@ -79,23 +78,13 @@ def test_a_session_that_nobody_holds_is_closed(own: Sandbox) -> None:
     assert own.health().sessions == 0
 
 
-def test_asyncio_uses_threads_and_cancelling_closes(own: Sandbox) -> None:
+def test_asyncio_uses_threads(own: Sandbox) -> None:
     async def episode(number: int) -> str | None:
         with own.session(seed=number) as session:
             await asyncio.to_thread(session.run, f"x = {number}")
             return (await asyncio.to_thread(session.run, "x + 1")).value
 
-    async def cancelled() -> None:
-        session = own.session()
-        await asyncio.to_thread(session.run, "1")
-        call = asyncio.create_task(asyncio.to_thread(session.run, "import time\ntime.sleep(3600)", 3600))
-        await asyncio.sleep(0.2)
-        session.close()
-        with pytest.raises(SandboxClosed):
-            await call
-
     async def everything() -> list[str | None]:
-        await cancelled()
         return list(await asyncio.gather(*(episode(number) for number in range(8))))
 
     assert asyncio.run(everything()) == [str(number + 1) for number in range(8)]

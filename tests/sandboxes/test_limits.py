@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from agentrl.sandboxes import Limits, Sandbox, open_sandbox
-from agentrl.sandboxes.conformance import cases
+
+from .conformance import cases
 
 SMALL = Limits(
     cpu_s=0.3, wall_factor=2.0, memory_bytes=96 << 20, processes=6, open_files=16, file_bytes=1 << 20,

@@ -4,23 +4,16 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from agentrl.sandboxes import Sandbox
-from agentrl.sandboxes.conformance import cases
+
+from ..conftest import load_script
+from .conformance import cases
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module; a sandbox must be possible here."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    import sandbox_mutations
-
-    return sandbox_mutations
+script = load_script("sandbox_mutations")
 
 
 FAST = {
@@ -33,40 +26,40 @@ FAST = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAST)
-def test_a_removed_defence_is_missed(script: ModuleType, sandbox: Sandbox, name: str) -> None:
+def test_a_removed_defence_is_missed(sandbox: Sandbox, name: str) -> None:
     (mutation,) = [mutation for mutation in script.load() if mutation.name == name]
     assert FAST[name] in script.play(mutation.watch, mutation).noticed
 
 
-def test_without_a_mutation_nothing_is_missed(script: ModuleType, sandbox: Sandbox) -> None:
+def test_without_a_mutation_nothing_is_missed(sandbox: Sandbox) -> None:
     seen = script.play(sorted(FAST.values()))
     assert seen.noticed == {} and sorted(seen.held) == sorted(FAST.values())
 
 
-def mutate(script: ModuleType, file: str, old: str, new: str, **more: object) -> object:
+def mutate(file: str, old: str, new: str, **more: object) -> object:
     patch = script.Patch(file=file, old=old, new=new)
     return script.Mutation(**{"name": "m", "defence": "d", "watch": ("works_hello",), "patches": (patch,), **more})
 
 
-def test_a_set_up_that_fails_is_a_fault_and_never_an_exit_of_the_program(script: ModuleType, sandbox: Sandbox) -> None:
-    broken = mutate(script, "inside/program.py", "    os.chdir(program_files.HOME)\n", "    os.chdir('/nowhere')\n")
+def test_a_set_up_that_fails_is_a_fault_and_never_an_exit_of_the_program(sandbox: Sandbox) -> None:
+    broken = mutate("inside/program.py", "    os.chdir(program_files.HOME)\n", "    os.chdir('/nowhere')\n")
     seen = script.play(["works_hello"], broken)
     assert "SandboxError" in seen.noticed["(does not start)"] and seen.held == ()
 
 
-def test_a_copy_that_does_not_even_import_is_noticed(script: ModuleType) -> None:
-    seen = script.play(["works_hello"], mutate(script, "inside/limits.py", "MIB = 1 << 20", "MIB = = 1"))
+def test_a_copy_that_does_not_even_import_is_noticed() -> None:
+    seen = script.play(["works_hello"], mutate("inside/limits.py", "MIB = 1 << 20", "MIB = = 1"))
     assert "SyntaxError" in seen.noticed["(died)"]
 
 
-def test_a_copy_that_hangs_is_noticed(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "PATIENCE_S", 0.5)
     endless = "while True: __import__('time').sleep(9)"
-    seen = script.play(["works_hello"], mutate(script, "inside/limits.py", "MIB = 1 << 20", endless))
+    seen = script.play(["works_hello"], mutate("inside/limits.py", "MIB = 1 << 20", endless))
     assert "no end after" in seen.noticed["(hung)"]
 
 
-def test_every_mutation_fits_the_code(script: ModuleType, tmp_path: Path) -> None:
+def test_every_mutation_fits_the_code(tmp_path: Path) -> None:
     for mutation in script.load():
         for patch in mutation.patches:
             text = (script.PACKAGE / patch.file).read_text(encoding="utf-8")
@@ -74,7 +67,7 @@ def test_every_mutation_fits_the_code(script: ModuleType, tmp_path: Path) -> Non
             assert patch.old != patch.new
 
 
-def test_every_mutation_is_watched_by_cases_that_exist_and_end(script: ModuleType) -> None:
+def test_every_mutation_is_watched_by_cases_that_exist_and_end() -> None:
     names = Counter(mutation.name for mutation in script.load())
     assert len(names) >= 80 and set(names.values()) == {1}
     for mutation in script.load():
@@ -83,8 +76,8 @@ def test_every_mutation_is_watched_by_cases_that_exist_and_end(script: ModuleTyp
         assert not [case.name for case in watching if case.unbounded], mutation.name
 
 
-def test_verdicts_of_the_table(script: ModuleType) -> None:
-    plain, covered = mutate(script, "a", "b", "c"), mutate(script, "a", "b", "c", covered_by="the wall")
+def test_verdicts_of_the_table() -> None:
+    plain, covered = mutate("a", "b", "c"), mutate("a", "b", "c", covered_by="the wall")
     seen, blind = script.Seen(noticed={"b": "x", "a": "y"}, held=()), script.Seen(noticed={}, held=("c",))
     assert script.judge(plain, seen) == (True, "a, b")
     assert script.judge(covered, blind) == (True, "none; covered by the wall")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.sandboxes import Sandbox
-from agentrl.sandboxes.conformance import Case, cases
+
+from ..conformance import Case, cases
 
 _BUSY = "gVisor counts waiting for a core as CPU time, so on a busy machine the time limit comes first"
 GVISOR: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("gvisor.toml").read_text())

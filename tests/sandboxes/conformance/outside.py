@@ -1,5 +1,6 @@
 """The cases that also act on the host: listeners, threads, markers and counts."""
 
+import errno
 import os
 import socket
 import tempfile
@@ -9,12 +10,14 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from agentrl.sandboxes.base import Result, Sandbox, SandboxError
-from agentrl.sandboxes.conformance.model import Case, Violation, must, shown
-from agentrl.sandboxes.conformance.programs import SECRET
+from agentrl.sandboxes.base import Result, Sandbox, SandboxClosed
 
+from .model import Case, Violation, must, shown
+from .programs import SECRET
+
+_Error = TypeVar("_Error", bound=Exception)
 _GONE_S: Final = 5.0
 # What a sandbox may set as it likes; everything else that equals the host's value came from the host.
 _OWN_VARIABLES: Final = (
@@ -43,11 +46,11 @@ def _ok(result: Result) -> Result:
     return result
 
 
-def _raises(kind: type[Exception], call: Callable[[], object], what: str) -> None:
+def _raises(kind: type[_Error], call: Callable[[], object], what: str) -> _Error:
     try:
         seen = call()
-    except kind:
-        return
+    except kind as error:
+        return error
     raise Violation(f"{what} was accepted and gave {seen!r}")
 
 
@@ -78,8 +81,8 @@ def host_abstract_socket_is_out_of_reach(sandbox: Sandbox) -> None:
 def abstract_socket_of_another_session(sandbox: Sandbox) -> None:
     """An abstract unix socket of another session can't be reached."""
     serve = "import socket\ns = socket.socket(socket.AF_UNIX)\ns.bind('\\0beside')\ns.listen()"
-    with sandbox.session() as one:
-        _ok(one.run(serve, transaction=False))
+    with sandbox.session() as server:
+        _ok(server.run(serve, transaction=False))
         result = _ok(sandbox.run(_CONNECT.format(family="AF_UNIX", address="\0beside")))
     must("CONNECTED" not in result.stdout, shown(result))
 
@@ -98,38 +101,45 @@ def host_name_is_unknown(sandbox: Sandbox) -> None:
     must(result.value != repr(os.uname().nodename), shown(result))
 
 
-def read_file_follows_no_link_out(sandbox: Sandbox) -> None:
-    """``read_file`` reads as the program, wherever a link of the program points."""
+def read_file_follows_no_link(sandbox: Sandbox) -> None:
+    """``read_file`` reads as the program, and follows no link of the program's, wherever it points."""
     with tempfile.TemporaryDirectory(prefix="canary-") as folder, sandbox.session() as session:
         canary = Path(folder) / "secret"
         canary.write_text(SECRET)
-        _ok(session.run(f"import os\nos.symlink({str(canary)!r}, 'a')\nos.symlink('/proc/1/environ', 'b')"))
-        for path in ("a", "b", str(canary), f"/proc/{os.getpid()}/environ"):
+        links = (str(canary), "/proc/1/environ", "/etc/shadow", "/tmp/f")
+        _ok(session.run(f"import os\nfor n, to in enumerate({links!r}): os.symlink(to, str(n))"))
+        _ok(session.run("os.mkdir('d')\nos.symlink('d', 'e')\nfor name in ('f', 'd/f'): open(name, 'w').write('x')"))
+        must((content := session.read_file("d/f")) == b"x", f"{content!r}")
+        for path in (str(canary), f"/proc/{os.getpid()}/environ"):
             _raises(OSError, lambda path=path: session.read_file(path), f"reading {path}")
+        for path in ("0", "1", "2", "/tmp/3", "e/f", "/tmp/e/f"):
+            number = _raises(OSError, lambda path=path: session.read_file(path), f"reading {path}").errno
+            must(number == errno.ELOOP, f"error {number} for {path}")
 
 
-def read_file_gives_what_was_written(sandbox: Sandbox) -> None:
-    """``read_file`` gives bytes, from an offset of zero up to the bound."""
+def read_file_returns_what_was_written(sandbox: Sandbox) -> None:
+    """``read_file`` returns bytes, from an offset of zero up to the bound."""
     with sandbox.session() as session:
-        _ok(session.run("open('f', 'wb').write(bytes(range(256)) * 8000)"))
-        whole, part = session.read_file("/tmp/f", 1 << 22), session.read_file("f", 10)
-    must(whole == bytes(range(256)) * 8000, f"{len(whole)} other bytes")
-    must(part == bytes(range(10)), f"{part!r}")
+        _ok(session.run("open('f', 'wb').write(bytes(range(256)) * 8000)\nopen('big', 'wb').truncate(20 << 20)"))
+        content, part = session.read_file("/tmp/f", 1 << 22), session.read_file("f", 10)
+        must(content == bytes(range(256)) * 8000, f"{len(content)} other bytes")
+        must((part, session.read_file("f", 0)) == (bytes(range(10)), b""), f"{part!r}")
+        must(session.read_file("big", 700_000) == bytes(700_000), "other bytes of a large file")
 
 
 def _survivors(marker: str) -> list[str]:
-    found: list[str] = []
+    pids: list[str] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if marker.encode() in (folder / "cmdline").read_bytes():
-                found.append(folder.name)
-    return found
+                pids.append(folder.name)
+    return pids
 
 
 def _must_vanish(marker: str) -> None:
     until = time.monotonic() + _GONE_S
-    while found := _survivors(marker):
-        must(time.monotonic() < until, f"processes {found} outlived their session")
+    while pids := _survivors(marker):
+        must(time.monotonic() < until, f"processes {pids} outlived their session")
         time.sleep(0.05)
 
 
@@ -234,42 +244,59 @@ def close_ends_a_running_cell(sandbox: Sandbox) -> None:
     timer = threading.Timer(0.3, session.close)
     timer.start()
     began = time.monotonic()
-    _raises(SandboxError, lambda: session.run("import time; time.sleep(60)", timeout=20), "a call during close()")
+    _raises(SandboxClosed, lambda: session.run("import time; time.sleep(60)", timeout=20), "a call during close()")
     timer.join()
     must(time.monotonic() - began < 10, "the call went on after close()")
 
 
 def closed_session_says_so(sandbox: Sandbox) -> None:
-    """A closed session raises, and closing it twice is allowed."""
-    session = sandbox.session()
+    """A closed session raises, which is no fault, and closing it twice is allowed."""
+    session, before = sandbox.session(), sandbox.counters().faults
     session.close()
     session.close()
-    _raises(SandboxError, lambda: session.run("1"), "a cell of a closed session")
+    _raises(SandboxClosed, lambda: session.run("1"), "a cell of a closed session")
+    must(sandbox.counters().faults == before, "the owner's close() was counted as a fault")
 
 
 def nonsense_is_refused(sandbox: Sandbox) -> None:
-    """Code beyond the limit and timeouts that are not positive are mistakes of the caller."""
+    """Code beyond the limit, and timeouts that are not positive and finite, are mistakes of the caller."""
     _raises(ValueError, lambda: sandbox.run("#" * (sandbox.limits.code_bytes + 1)), "code beyond the limit")
-    for wrong in (0.0, -1.0, float("nan")):
-        _raises(ValueError, lambda wrong=wrong: sandbox.run("1", timeout=wrong), f"a timeout of {wrong}")
+    with sandbox.session() as session:
+        for wrong in (0.0, -1.0, float("nan"), float("inf")):
+            for run in (sandbox.run, session.run):
+                _raises(ValueError, lambda run=run, wrong=wrong: run("1", timeout=wrong), f"a timeout of {wrong}")
+        must((result := session.run("1 + 1", timeout=1e9)).value == "2", shown(result))
 
 
-def replay_gives_the_same(sandbox: Sandbox) -> None:
-    """A replay in a fresh session gives the same numbers and has the same variables."""
-    with sandbox.session(seed=5) as first:
-        first.run("import random\na = random.random()")
-        first.run("a = 0\nimport os; os._exit(1)")
-        value = first.run("(a, random.random(), hash('x'))").value
-        with first.replay() as second:
-            must((result := second.run("(a, random.random() < 1, hash('x'))")).status == "ok", shown(result))
-            must((result.value or "").split(",")[0] == (value or "").split(",")[0], f"{value} and then {result.value}")
+def replay_repeats_the_session(sandbox: Sandbox) -> None:
+    """A replay in a fresh session, and a replay of that, have the same variables and random numbers."""
+    with sandbox.session(seed=11) as session:
+        session.run("import random, numpy as np\na = random.random(), np.random.rand()")
+        session.run("a = 0\nimport os; os._exit(1)")
+        session.run("random.random(); np.random.rand()\nwhile True: pass", timeout=0.2)
+        session.run("b = random.random(), np.random.rand()\n1 / 0")
+        with session.replay() as again, again.replay() as thrice:
+            look = "(a, b, random.random(), np.random.rand(), hash('x'))"
+            values = [_ok(played.run(look)).value for played in (session, again, thrice)]
+    must(values[0] == values[1] == values[2], f"{values}")
+
+
+def replay_does_not_bring_back_what_was_lost(sandbox: Sandbox) -> None:
+    """Variables that an end without a rollback lost are lost in a replay too; files are there."""
+    with sandbox.session() as session:
+        session.run("x = 1\nopen('kept', 'w').close()", transaction=False)
+        must((result := session.run("import os; os._exit(1)", transaction=False)).state == "lost", shown(result))
+        session.run("y = 2")
+        with session.replay() as again, again.replay() as thrice:
+            result = thrice.run("import os\n('x' in globals(), y, os.path.exists('kept'))")
+    must(result.value == "(False, 2, True)", shown(result))
 
 
 def seeds_differ(sandbox: Sandbox) -> None:
     """The same seed gives the same numbers, another seed others."""
     code = "import random, numpy\n(random.random(), float(numpy.random.rand()))"
-    one, two, again = (sandbox.run(code, seed=seed).value for seed in (1, 2, 1))
-    must(one == again and one != two, f"seed 1: {one} and {again}; seed 2: {two}")
+    value, other, again = (sandbox.run(code, seed=seed).value for seed in (1, 2, 1))
+    must(value == again and value != other, f"seed 1: {value} and {again}; seed 2: {other}")
 
 
 def failures_are_no_faults(sandbox: Sandbox) -> None:
@@ -282,16 +309,17 @@ def failures_are_no_faults(sandbox: Sandbox) -> None:
     must(health.ok and health.backend == sandbox.backend, f"{health}")
 
 
-def fork_copies_and_parts(sandbox: Sandbox) -> None:
-    """A fork has the variables and files of its origin; from then on each goes its own way."""
+def fork_copies_and_separates(sandbox: Sandbox) -> None:
+    """A fork has the variables and files of its origin; from then on neither sees what the other does."""
+    look = "import os\n(x, {name: open('/tmp/' + name).read() for name in os.listdir('/tmp')}, os.listdir('/dev/shm'))"
     with sandbox.session() as origin:
-        _ok(origin.run("x = [1]\nopen('/tmp/f', 'w').write('a')"))
+        _ok(origin.run("x = [1]\nopen('/tmp/f', 'w').write('a')\nopen('/dev/shm/s', 'w').write('shm')"))
         with origin.fork() as copy:
-            _ok(copy.run("x.append(2)\nopen('/tmp/f', 'w').write('b')"))
-            _ok(origin.run("x.append(3)"))
-            look = "(x, open('/tmp/f').read())"
-            must((result := origin.run(look)).value == "([1, 3], 'a')", f"origin: {shown(result)}")
-            must((result := copy.run(look)).value == "([1, 2], 'b')", f"copy: {shown(result)}")
+            _ok(copy.run("x.append(2)\nopen('/tmp/f', 'a').write('b')"))
+            _ok(origin.run("x.append(3)\nimport os\nos.remove('/tmp/f')\nos.remove('/dev/shm/s')"))
+            must((result := origin.run(look)).value == "([1, 3], {}, [])", f"origin: {shown(result)}")
+            must((result := copy.run(look)).value == "([1, 2], {'f': 'ab'}, ['s'])", f"copy: {shown(result)}")
+            must((content := copy.read_file("f")) == b"ab", f"copy: {content!r}")
         must((result := origin.run("x")).value == "[1, 3]", f"origin after the copy's end: {shown(result)}")
 
 
@@ -301,8 +329,8 @@ _CASES: Final[tuple[tuple[str, Callable[[Sandbox], None], str], ...]] = (
     ("net", abstract_socket_of_another_session, "Two programs that meet can pass answers on."),
     ("leak", host_environment_is_unknown, "Environments hold keys and tokens."),
     ("leak", host_name_is_unknown, "A program that knows where it runs can behave otherwise there."),
-    ("fs", read_file_follows_no_link_out, "A trusted reader that follows links hands out the host's files."),
-    ("works", read_file_gives_what_was_written, "Files are results too."),
+    ("fs", read_file_follows_no_link, "A trusted reader that follows links hands out the host's files."),
+    ("works", read_file_returns_what_was_written, "Files are results too."),
     ("process", daemon_dies_with_a_one_shot, "Survivors use cores and memory for as long as the training lasts."),
     ("process", daemon_dies_with_its_session, "Survivors use cores and memory for as long as the training lasts."),
     ("process", daemon_dies_with_a_failed_cell, "A rollback that leaves processes is none."),
@@ -313,10 +341,15 @@ _CASES: Final[tuple[tuple[str, Callable[[Sandbox], None], str], ...]] = (
     ("concurrency", close_ends_a_running_cell, "Cancelling a rollout must not wait for its program."),
     ("concurrency", closed_session_says_so, "A result from a session that is gone would be invented."),
     ("input", nonsense_is_refused, "A caller's mistake must not be scored as the program's."),
-    ("determinism", replay_gives_the_same, "A finding that can't be replayed can't be examined."),
+    ("determinism", replay_repeats_the_session, "A finding that can't be replayed can't be examined."),
+    (
+        "determinism",
+        replay_does_not_bring_back_what_was_lost,
+        "Else the replay knows more than its original.",
+    ),
     ("determinism", seeds_differ, "The same numbers in every episode are no samples."),
     ("trap", failures_are_no_faults, "Elsewhere 61.7% of runs ended as UnknownError, and nobody noticed."),
-    ("state", fork_copies_and_parts, "Branches of a rollout must not see each other."),
+    ("state", fork_copies_and_separates, "Branches of a rollout must not see each other."),
 )
 
 

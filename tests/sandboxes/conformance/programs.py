@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from agentrl.sandboxes.base import Limits, Result, Sandbox
-from agentrl.sandboxes.conformance.expectations import broken, describe
-from agentrl.sandboxes.conformance.model import Case, Violation, must, shown
+
+from .expectations import broken, describe
+from .model import Case, Violation, must, shown
 
 Entry = Mapping[str, Any]
 """One entry of a data file."""
@@ -125,7 +126,7 @@ def _beside(sandbox: Sandbox, canary: Path, entry: Entry) -> Result:
     """Run one program and, from a moment later on, those that belong beside it."""
     if "during" not in entry:
         return _run(sandbox, canary, entry)
-    found: list[Exception] = []
+    errors: list[Exception] = []
 
     def others() -> None:
         time.sleep(_BESIDE_AFTER_S)
@@ -133,7 +134,7 @@ def _beside(sandbox: Sandbox, canary: Path, entry: Entry) -> Result:
             try:
                 _run(sandbox, canary, other)
             except Exception as error:  # it belongs to the case, which another thread runs
-                found.append(error)
+                errors.append(error)
 
     thread = threading.Thread(target=others)
     thread.start()
@@ -141,8 +142,8 @@ def _beside(sandbox: Sandbox, canary: Path, entry: Entry) -> Result:
         return _run(sandbox, canary, entry)
     finally:
         thread.join()
-        if found:
-            raise Violation(f"beside it: {found[0]}") from found[0]
+        if errors:
+            raise Violation(f"beside it: {errors[0]}") from errors[0]
 
 
 def _play_session(entry: Entry, sandbox: Sandbox) -> None:
