@@ -19,6 +19,8 @@ from agentrl.sandboxes.host.profiles import PRELOADED
 from agentrl.sandboxes.inside import boot, launcher, mux, wire
 from agentrl.sandboxes.inside.limits import MIB, QUEUED_SIGNALS
 
+MAX_USES: Final = 200
+"""Sessions after which a container is replaced, however clean it reports to be."""
 READY_S: Final = 120.0
 """Timeout for the start of a container [seconds]."""
 # The interpreter with its imports, the runner's own, and the page tables of a full /tmp.
@@ -125,8 +127,7 @@ class Container:
         self._began = time.time()
         self.made = time.monotonic()
         """When it was made, by the monotonic clock [seconds]."""
-        self.uses = 0
-        """Sessions that it has served."""
+        self._uses = 0
         # The boot code travels as an argument, so that the image need not hold it.
         command = [spec.image.python, "-s", "-S", "-P", "-c", Path(boot.__file__).read_text()]
         hard = hardening(spec)
@@ -178,7 +179,7 @@ class Container:
             if not self.alive:
                 endpoint.close()
                 raise SandboxError(f"the container is gone: {self._why()}")
-            self.uses += 1
+            self._uses += 1
             self._session = endpoint
         try:
             self._stream.send(mux.frame(mux.CONTROL, wire.pack({"t": "open"})))
@@ -198,7 +199,7 @@ class Container:
         # One that does not answer may be busy with what the program left: it serves nobody any more.
         if not endpoint.closed.wait(_WIPE_S):
             with suppress(SandboxError):
-                self.close()
+                self.dispose()
 
     def _listen(self) -> None:
         """Carry the container's bytes to the session, until the container ends."""
@@ -235,7 +236,7 @@ class Container:
                 # Only after the host's close: else a program could pass the container on while it still runs.
                 raise wire.WireError("it says that a session has ended which has not")
             endpoint.close()
-            self._ended(self, bool(message["usable"]))
+            self._ended(self, bool(message["usable"]) and self._uses < MAX_USES)
 
     def _stream_ended(self) -> None:
         with self._lock:
@@ -250,7 +251,7 @@ class Container:
         """Return whether the kernel ended the whole container at its memory limit."""
         return self._engine.was_out_of_memory(self.id, self._began)
 
-    def close(self) -> None:
+    def dispose(self) -> None:
         """End every process in it and remove it.
 
         Raises:

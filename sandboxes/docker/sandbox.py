@@ -1,21 +1,48 @@
 """The ``docker`` back end: every session in a hardened container that was started in advance."""
 
 import os
+import threading
 import weakref
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from agentrl.sandboxes.base import Health, Limits, SandboxError, SandboxUnavailable
 from agentrl.sandboxes.docker.container import Container, ContainerSpec
 from agentrl.sandboxes.docker.engine import DockerEngine, connect, is_gone
 from agentrl.sandboxes.docker.image import IMAGE
-from agentrl.sandboxes.docker.pool import ContainerPool
 from agentrl.sandboxes.docker.session import ContainerWorker, DockerSession
+from agentrl.sandboxes.host.pool import ReadyPool
 from agentrl.sandboxes.host.profiles import Profile
 from agentrl.sandboxes.host.sessions import WorkerSandbox
 
 _CORES: Final = 2
+
+
+class ContainerPool(ReadyPool[Container]):
+    """Keeps containers warm, so that a session need not wait for one to start."""
+
+    def __init__(self, engine: DockerEngine, spec: ContainerSpec, size: int, slots: threading.Semaphore) -> None:
+        """Start nothing; see :class:`ReadyPool`."""
+        super().__init__(size, slots)
+        self._engine, self._spec = engine, spec
+
+    def start(self) -> None:
+        """Start them all in the background and wait until one is ready.
+
+        Raises:
+            SandboxError: None can be started.
+        """
+        self.give_back(self.take(), True)
+
+    def _make(self) -> Container:
+        container = Container(self._engine, self._spec, self.give_back)
+        try:
+            container.await_ready()
+        except SandboxError:
+            with suppress(SandboxError):
+                container.dispose()
+            raise
+        return container
 
 
 class DockerSandbox(WorkerSandbox):
@@ -50,7 +77,7 @@ class DockerSandbox(WorkerSandbox):
         except BaseException:
             engine.close()
             raise
-        self._pool = ContainerPool(partial(Container, engine, spec), self._size, self.slots)
+        self._pool = ContainerPool(engine, spec, self._size, self.slots)
         self._end = weakref.finalize(self, _end, self._pool, engine, os.getpid())
         try:
             self._pool.start()
@@ -70,13 +97,12 @@ class DockerSandbox(WorkerSandbox):
     def health(self) -> Health:
         """Return whether containers can be started; see :meth:`Sandbox.health`."""
         fault = self._pool.fault
-        detail = "closed" if self._closed else fault or f"{self._pool.total} containers"
+        detail = "closed" if self.closed else fault or f"{self._pool.total} containers"
         return self._health(ok=not fault, ready=self._pool.ready, detail=detail)
 
     def close(self) -> None:
         """End every session and wait until every container is gone."""
-        with self._lock:
-            self._closed = True
+        super().close()
         self._end()
 
 

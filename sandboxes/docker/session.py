@@ -7,7 +7,6 @@ from typing import Final
 from agentrl.sandboxes.base import Cell, ForkRefused, Limits, Result
 from agentrl.sandboxes.docker.container import Container
 from agentrl.sandboxes.host.capture import Capture
-from agentrl.sandboxes.host.profiles import Profile
 from agentrl.sandboxes.host.sessions import WorkerSandbox, WorkerSession
 from agentrl.sandboxes.host.worker import Worker, WorkerDied
 from agentrl.sandboxes.inside import wire
@@ -26,16 +25,8 @@ class ContainerWorker(Worker):
         Raises:
             SandboxError: The container is gone.
         """
-        super().__init__(limits)
+        super().__init__(limits, container.serve)
         self._container = container
-        self.spent = False
-        """The container is gone, and its session's variables and files with it."""
-        try:
-            container.serve(self.remote)
-        except BaseException:
-            self.dispose()
-            raise
-        self.close_remote()
 
     def ask(
         self, order: wire.Message, descriptors: tuple[int, ...] = ()
@@ -73,16 +64,10 @@ class DockerSession(WorkerSession):
         """Note the seed; a container is taken with the first cell."""
         super().__init__(sandbox, seed, fresh=fresh)
         self._results: list[Result] = []
-        self._unrepeatable = False
 
-    def execute(self, cell: Cell) -> Result:
-        """Run one cell with all its settings; see :meth:`WorkerSession.execute`."""
-        result = super().execute(cell)
-        if result.state == "kept":
-            self._results.append(result)
-        else:
-            self._unrepeatable = True
-        return result
+    def _record(self, cell: Cell, result: Result) -> None:
+        super()._record(cell, result)
+        self._results.append(result)
 
     def fork(self) -> WorkerSession:
         """Run the cells again in a second container, and refuse where they come out differently.
@@ -91,7 +76,7 @@ class DockerSession(WorkerSession):
             ForkRefused: They did, or a cell of this session was rolled back or lost: its files can't be made again.
             SandboxError: The sandbox failed.
         """
-        if self._unrepeatable:
+        if any(result.state != "kept" for result in self._results):
             raise ForkRefused(f"{_FORGOTTEN}a cell that did not end by itself can't be run to the same point")
         expected = [_comparable(result) for result in self._results]
         forked = self.replay()
@@ -100,14 +85,8 @@ class DockerSession(WorkerSession):
             raise ForkRefused(f"{_FORGOTTEN}they came out differently: they depend on time or chance")
         return forked
 
-    def _start_worker(self, profile: Profile) -> Worker:
-        if isinstance(self._worker, ContainerWorker) and self._worker.spent:
-            self._worker.dispose()
-            self._worker = None
-        return super()._start_worker(profile)
-
 
 def _comparable(result: Result) -> tuple[str | None, ...]:
     """Return the parts of a result that a rerun of its cell must repeat: all but times and addresses."""
-    texts = (result.status, result.stdout, result.stderr, result.value, result.exc_type)
+    texts = (result.status, result.state, result.stdout, result.stderr, result.value, result.exc_type)
     return tuple(None if text is None else _ADDRESS.sub("0x", text) for text in texts)

@@ -3,12 +3,102 @@
 import importlib.util
 from collections.abc import Sequence
 
-from agentrl.sandboxes.base import Health, Limits
+from agentrl.sandboxes.base import Health, Limits, SandboxClosed, SandboxError
 from agentrl.sandboxes.host import requirements
-from agentrl.sandboxes.host.pool import ZygotePool
+from agentrl.sandboxes.host.pool import ReadyPool
 from agentrl.sandboxes.host.profiles import PRELOADED, Profile
 from agentrl.sandboxes.host.sessions import WorkerSandbox
 from agentrl.sandboxes.host.worker import Worker
+from agentrl.sandboxes.host.zygote import Zygote
+
+
+class ZygoteWorker(Worker):
+    """A session's processes, forked from a zygote; it has no seed yet, which comes with the first order."""
+
+    def __init__(self, limits: Limits, zygote: Zygote) -> None:
+        """Have the zygote fork them, without waiting until they are ready.
+
+        Raises:
+            SandboxError: The zygote is gone, or there are too many descriptors.
+        """
+        super().__init__(limits, zygote.open)
+        self._zygote = zygote
+
+    @property
+    def alive(self) -> bool:
+        """The zygote and the other end live; for a session that nobody uses."""
+        # The sessions of a zygote that has died look alive until the kernel has killed them.
+        return self._zygote.alive() and super().alive
+
+
+class ZygotePool(ReadyPool[ZygoteWorker]):
+    """An import profile's zygote, which starts when it is first needed and after its death, and its ready sessions."""
+
+    def __init__(self, limits: Limits, preload: tuple[str, ...], size: int, packages: Sequence[str] = ()) -> None:
+        """Prepare, start nothing.
+
+        Args:
+            limits: What each session may use.
+            preload: Modules that the zygote imports.
+            size: Sessions to keep ready; 0 makes each when it is asked for.
+            packages: Packages that programs may import beside the usual ones.
+        """
+        super().__init__(size)
+        self._limits, self._preload, self._packages = limits, preload, packages
+        self._zygote: Zygote | None = None
+
+    def start(self) -> None:
+        """Start the zygote, unless it runs, and fill the pool.
+
+        Raises:
+            SandboxUnavailable: This machine forbids it; the message names the way out.
+            SandboxClosed: It was closed.
+        """
+        with self._changed:
+            self._running()
+            self.fill()
+
+    @property
+    def state(self) -> str:
+        """``waiting`` for its first use, ``running``, ``dead`` until the next session is taken, or ``closed``."""
+        if self._closed:
+            return "closed"
+        zygote = self._zygote
+        return "waiting" if zygote is None else "running" if zygote.alive() else "dead"
+
+    @property
+    def separates_users(self) -> bool:
+        """Each session has a user id of its own; false as well before the first one."""
+        zygote = self._zygote
+        return zygote is not None and zygote.separates_users
+
+    def close(self) -> None:
+        """End the zygote with every session that it made, and wait for that. Closing twice is allowed."""
+        super().close()
+        with self._changed:
+            zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()
+
+    def _make(self) -> ZygoteWorker:
+        zygote = self._running()
+        try:
+            return ZygoteWorker(self._limits, zygote)
+        except SandboxError:
+            # A zygote that lives has sessions: a new one would end them.
+            if zygote.alive():
+                raise
+            return ZygoteWorker(self._limits, self._running())
+
+    def _running(self) -> Zygote:
+        """Return the zygote; start one where none lives."""
+        if self._closed:
+            raise SandboxClosed("this sandbox is closed")
+        if self._zygote is not None and not self._zygote.alive():
+            self._zygote.close()
+            self._zygote = None
+        self._zygote = self._zygote or Zygote(self._limits, self._preload, self._packages)
+        return self._zygote
 
 
 class LocalSandbox(WorkerSandbox):
@@ -38,7 +128,7 @@ class LocalSandbox(WorkerSandbox):
     def health(self) -> Health:
         """Return whether the zygotes live; see :meth:`Sandbox.health`."""
         states = {profile: pool.state for profile, pool in self._pools.items()}
-        ids = "a user id for each session" if self._pools["plain"].parted else "one user id for all sessions"
+        ids = "a user id for each session" if self._pools["plain"].separates_users else "one user id for all sessions"
         detail = ", ".join([*(f"{profile} zygote {state}" for profile, state in states.items()), ids])
         ready = sum(pool.ready for pool in set(self._pools.values()))
         return self._health(ok="dead" not in states.values(), ready=ready, detail=detail)
@@ -49,8 +139,7 @@ class LocalSandbox(WorkerSandbox):
 
     def close(self) -> None:
         """End every session and wait until no process is left."""
-        with self._lock:
-            self._closed = True
+        super().close()
         for pool in self._pools.values():
             pool.close()
 

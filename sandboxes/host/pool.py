@@ -1,158 +1,219 @@
-"""Keeps sessions ready: one pool for each import profile, with its zygote and a few sessions made in advance.
+"""Keeps what sessions run in ready: workers of a zygote, or containers."""
 
-To ask a zygote for a session does not block, so the pool needs no thread of its own: the call that takes a session asks
-for the next one. A ready session has no seed yet and has run nothing; the seed comes with the first order.
-"""
-
+import os
 import threading
-from collections import deque
-from collections.abc import Sequence
+import time
+from abc import ABC, abstractmethod
 from contextlib import suppress
+from typing import Final, Generic, Protocol, TypeVar
 
-from agentrl.sandboxes.base import Limits, SandboxClosed, SandboxError
-from agentrl.sandboxes.host.worker import Worker
-from agentrl.sandboxes.host.zygote import Zygote
+from agentrl.sandboxes.base import SandboxClosed, SandboxError
+
+_SPARE: Final = 1
+_AHEAD: Final = max(1, len(os.sched_getaffinity(0)) - 1)
+"""Members that start at a time while nobody waits for them: the imports of each keep a core busy."""
 
 
-class ZygotePool:
-    """A zygote, started when it is first needed, and its ready sessions; safe from any thread."""
+class Member(Protocol):
+    """What a pool holds."""
 
-    def __init__(self, limits: Limits, preload: tuple[str, ...], size: int, packages: Sequence[str] = ()) -> None:
-        """Prepare, start nothing.
+    made: float
+    """When it was made, by the monotonic clock [seconds]."""
+
+    @property
+    def alive(self) -> bool:
+        """It can serve a session."""
+        ...
+
+    def dispose(self) -> None:
+        """End it."""
+        ...
+
+
+M = TypeVar("M", bound=Member)
+
+
+class ReadyPool(ABC, Generic[M]):
+    """Members: some ready, some serving, some starting; safe from any thread.
+
+    Each call that takes a member makes what is missing. Without ``slots`` to make one takes no time: the call does it,
+    and a member serves one session. With ``slots`` it takes seconds: threads do it, and members come back by
+    :meth:`give_back`. Then there is one for each caller that waits, the pool's size in all, and one ready. Those that
+    nobody waits for leave a core free.
+    """
+
+    def __init__(self, size: int, slots: threading.Semaphore | None = None) -> None:
+        """Make nothing.
 
         Args:
-            limits: What each session may use.
-            preload: Modules that the zygote imports.
-            size: Sessions to keep ready; 0 makes each when it is asked for.
-            packages: Packages that programs may import beside the usual ones.
+            size: Members to keep; 0 makes each when it is asked for.
+            slots: One is held while a member is made: imports would make the clocks of running cells run out.
         """
-        self._limits, self._preload, self._size, self._packages = limits, preload, size, packages
-        self._starting = threading.Lock()
-        self._lock = threading.Lock()
-        self._zygote: Zygote | None = None
-        self._ready: deque[Worker] = deque()
+        self._size, self._slots = size, slots
+        self._changed = threading.Condition()
+        self._ready: list[M] = []
+        self._serving: set[M] = set()
+        self._starting = self._removing = self._waiting = 0
+        self._fault: SandboxError | None = None
         self._closed = False
-
-    def start(self) -> None:
-        """Start the zygote, unless it runs, and fill the pool.
-
-        Raises:
-            SandboxUnavailable: This machine forbids it; the message names the way out.
-            SandboxClosed: It was closed.
-        """
-        self._running(None)
-        self._refill()
-
-    def take(self, *, fresh: bool = False) -> Worker:
-        """Take a ready session, or have the zygote fork one.
-
-        Args:
-            fresh: Take none that is ready, since it may have died with a zygote of before.
-
-        Raises:
-            SandboxError: The pool is closed, or the zygote can't be started.
-        """
-        worker = None if fresh else self._pop()
-        if worker is None:
-            worker = self._make()
-        self._refill()
-        return worker
 
     @property
     def ready(self) -> int:
-        """Number of ready sessions."""
+        """Number of those that wait for a session."""
         return len(self._ready)
 
     @property
-    def state(self) -> str:
-        """``waiting`` for its first use, ``running``, ``dead`` until the next session is taken, or ``closed``."""
-        if self._closed:
-            return "closed"
-        zygote = self._zygote
-        return "waiting" if zygote is None else "running" if zygote.alive() else "dead"
+    def total(self) -> int:
+        """Number of all, with those that are starting."""
+        return len(self._ready) + len(self._serving) + self._starting
 
     @property
-    def parted(self) -> bool:
-        """Each session has a user id of its own; false as well before the first one."""
-        zygote = self._zygote
-        return zygote is not None and zygote.parted
+    def fault(self) -> str:
+        """Reason why the last member could not be started; empty where it could."""
+        return str(self._fault or "")
+
+    def fill(self) -> None:
+        """Start what is missing."""
+        with self._changed:
+            while self._missing() > 0:
+                self._launch()
+
+    def take(self, *, fresh: bool = False) -> M:
+        """Take a ready member, or wait until one is.
+
+        Args:
+            fresh: Take none that was made before this call.
+
+        Raises:
+            SandboxClosed: The pool was closed.
+            SandboxError: None can be started.
+        """
+        since = time.monotonic() if fresh else 0.0
+        with self._changed:
+            self._waiting += 1
+            # A fault of before does not count: this caller has one more member tried.
+            self._fault = None
+            try:
+                while (member := self._pick(since)) is None:
+                    # The pool may be full of members that are too old for this caller.
+                    if fresh and not self._starting:
+                        self._launch()
+                    self.fill()
+                    if self._starting:
+                        self._changed.wait()
+                if self._slots is not None:
+                    self._serving.add(member)
+                return member
+            finally:
+                self._waiting -= 1
+                self.fill()
+
+    def give_back(self, member: M, usable: bool) -> None:
+        """Take a member back after a session, or replace it; called by its own thread."""
+        with self._changed:
+            # One that ends while it starts is removed by the thread that starts it.
+            ours = member in self._serving or member in self._ready
+            self._serving.discard(member)
+            self._ready = [other for other in self._ready if other is not member]
+            # A burst of sessions leaves more than are to be kept.
+            room = len(self._ready) < max(self._size, self._waiting)
+            keep = ours and usable and member.alive and room
+            if keep:
+                self._ready.append(member)
+            self._removing += ours and not keep
+            self._changed.notify_all()
+            self.fill()
+        if ours and not keep:
+            self._remove(member)
 
     def close(self) -> None:
-        """End the zygote with every session that it made, and wait for that. Closing twice is allowed."""
-        # A zygote that is starting must be waited for: nobody else would end it.
-        with self._starting:
-            with self._lock:
-                self._closed = True
-                zygote, self._zygote = self._zygote, None
-                left = list(self._ready)
-                self._ready.clear()
-            for worker in left:
-                worker.dispose()
-            if zygote is not None:
-                zygote.close()
+        """End every member and wait until they are gone. Closing twice is allowed."""
+        with self._changed:
+            self._closed = True
+            members = [*self._ready, *self._serving]
+            self._ready.clear()
+            self._serving.clear()
+            self._removing += len(members)
+            self._changed.notify_all()
+        for member in members:
+            self._remove(member)
+        with self._changed:
+            while self._starting or self._removing:
+                self._changed.wait()
 
-    def _pop(self) -> Worker | None:
-        while True:
-            with self._lock:
-                if not self._ready:
-                    return None
-                worker, zygote = self._ready.popleft(), self._zygote
-            # The sessions of a zygote that has died look alive until the kernel has killed them.
-            if worker.alive() and zygote is not None and zygote.alive():
-                return worker
-            worker.dispose()
+    @abstractmethod
+    def _make(self) -> M:
+        """Make a member.
 
-    def _make(self) -> Worker:
-        zygote = self._running(None)
+        Raises:
+            SandboxError: It can't be made.
+        """
+
+    def _pick(self, since: float) -> M | None:
+        if self._closed:
+            raise SandboxClosed("this sandbox is closed")
+        for member in list(self._ready):
+            if not member.alive:
+                self._ready.remove(member)
+                self._removing += 1
+                # In a thread, since this one has the lock, and to remove a container is a call of the engine.
+                threading.Thread(target=self._remove, args=(member,), daemon=True).start()
+            elif member.made >= since:
+                self._ready.remove(member)
+                return member
+        if self._fault is not None:
+            raise self._fault
+        return None
+
+    def _missing(self) -> int:
+        # After a fault the pool starts none until a caller needs one: the engine may be gone.
+        if self._closed or self._fault is not None:
+            return 0
+        soon = len(self._ready) + self._starting
+        wanted = max(self._size - self.total, min(_SPARE, self._size) - soon)
+        ahead = wanted if self._slots is None else min(wanted, _AHEAD - self._starting)
+        # What callers wait for starts at once, whatever the cores are busy with.
+        return max(ahead, self._waiting - soon)
+
+    def _launch(self) -> None:
+        self._starting += 1
+        if self._slots is None:
+            self._start()
+        else:
+            threading.Thread(target=self._start_in_thread, args=(self._slots,), daemon=True).start()
+
+    def _start_in_thread(self, slots: threading.Semaphore) -> None:
+        with slots:
+            self._start()
+        self.fill()
+
+    def _start(self) -> None:
+        # Where the start is interrupted, by Ctrl-C for instance, this fault is left.
+        member, fault = None, SandboxError("the start was interrupted")
         try:
-            return self._ask(zygote)
-        except SandboxError:
-            # A zygote that lives has sessions: a new one would end them.
-            if zygote.alive():
-                raise
-            return self._ask(self._running(zygote))
+            member, fault = None if self._closed else self._make(), None
+        except SandboxError as error:
+            fault = error
+        except Exception as error:  # a caller that waits for this member must see it, whatever it is
+            fault = SandboxError(f"a session could not be started: {type(error).__name__}: {error}")
+        finally:
+            with self._changed:
+                self._starting -= 1
+                self._fault = fault
+                # Closed meanwhile: close() waits until this member is removed as well.
+                late = member if self._closed else None
+                self._removing += late is not None
+                if member is not None and late is None:
+                    self._ready.append(member)
+                self._changed.notify_all()
+        if late is not None:
+            self._remove(late)
 
-    def _ask(self, zygote: Zygote) -> Worker:
-        try:
-            worker = Worker(self._limits)
-        except OSError as error:
-            raise SandboxError(f"no descriptors are left for a session: raise `ulimit -n` ({error})") from error
-        try:
-            zygote.open(worker.remote)
-        except BaseException:
-            worker.dispose()
-            raise
-        worker.close_remote()
-        return worker
-
-    def _running(self, dead: Zygote | None) -> Zygote:
-        """Return the zygote; start one where there is none, or only the one known to be ``dead``."""
-        # A lock of its own, held for seconds: callers that find a ready session don't wait for it.
-        with self._starting:
-            if self._closed:
-                raise SandboxClosed("this sandbox is closed")
-            if self._zygote is not None and self._zygote is not dead:
-                return self._zygote
-            if self._zygote is not None:
-                self._zygote.close()
-            self._zygote = None
-            self._zygote = Zygote(self._limits, self._preload, self._packages)
-            return self._zygote
-
-    def _refill(self) -> None:
-        # This caller has its session: a zygote that has died concerns the next one who needs it.
+    def _remove(self, member: M) -> None:
+        """Remove a member that has been counted in ``_removing``."""
+        # Where the engine is gone, the container ends with its stream, and the engine removes it later.
         with suppress(SandboxError):
-            while self._missing():
-                zygote = self._zygote
-                if zygote is None:
-                    return
-                worker = self._ask(zygote)
-                # Another thread may have filled or closed the pool meanwhile.
-                with self._lock:
-                    if keep := self._missing():
-                        self._ready.append(worker)
-                if not keep:
-                    worker.dispose()
-
-    def _missing(self) -> bool:
-        return not self._closed and len(self._ready) < self._size
+            member.dispose()
+        with self._changed:
+            self._removing -= 1
+            self._changed.notify_all()

@@ -216,6 +216,9 @@ class WorkerSession(Session):
 
     def _start_worker(self, profile: Profile) -> Worker:
         """Return the session's worker, once its processes are ready."""
+        if self._worker is not None and self._worker.spent:
+            self._worker.dispose()
+            self._worker = None
         # A session that was made in advance may have died: no code of the program has run, so another serves as well.
         for last in (False, True):
             if self._worker is None:
@@ -299,7 +302,8 @@ class WorkerSandbox(Sandbox):
         self.meter = Meter()
         """Every call of the sandbox and its sessions is counted here."""
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
+        """Its owner has closed it."""
         self._sessions = 0
         # More running cells than cores only make each other's clocks run out.
         self.slots = threading.Semaphore(max(2, cores))
@@ -345,7 +349,7 @@ class WorkerSandbox(Sandbox):
     def _health(self, *, ok: bool, ready: int, detail: str) -> Health:
         counted = self.counters()
         return Health(
-            ok=ok and not self._closed,
+            ok=ok and not self.closed,
             backend=self.backend,
             sessions=self._sessions,
             ready=ready,
@@ -354,10 +358,10 @@ class WorkerSandbox(Sandbox):
             detail=detail,
         )
 
-    @property
-    def closed(self) -> bool:
-        """Its owner has closed it."""
-        return self._closed
+    def close(self) -> None:
+        """Open no more sessions; each back end ends those that are open."""
+        with self._lock:
+            self.closed = True
 
     def count_opened(self) -> None:
         """Count a session that was opened.
@@ -366,7 +370,7 @@ class WorkerSandbox(Sandbox):
             SandboxClosed: The sandbox is closed.
         """
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise SandboxClosed("this sandbox is closed")
             self._sessions += 1
 

@@ -4,6 +4,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -27,13 +28,26 @@ class WorkerDied(SandboxError):
 class Worker:
     """The host's descriptors of one session; used by one thread at a time, but for :meth:`shut`."""
 
-    def __init__(self, limits: Limits) -> None:
-        """Make both ends; those in ``remote`` are to be sent to the process that serves the session."""
+    def __init__(self, limits: Limits, send: Callable[[tuple[int, int, int]], None] | None = None) -> None:
+        """Make both ends; those in ``remote`` are for the process that serves the session.
+
+        Args:
+            limits: What the session may use.
+            send: Sends them there; ``None`` leaves that, and :meth:`close_remote`, to the caller.
+
+        Raises:
+            SandboxError: There are too many descriptors, or they can't be sent.
+        """
         self._limits = limits
+        self.made = time.monotonic()
+        """When it was made, by the monotonic clock [seconds]."""
         self._decoder = wire.Decoder(wire.MAX_ORDER)
-        self._channel, remote = socket.socketpair()
-        self._out, out = os.pipe()
-        self._err, err = os.pipe()
+        try:
+            self._channel, remote = socket.socketpair()
+            self._out, out = os.pipe()
+            self._err, err = os.pipe()
+        except OSError as error:
+            raise SandboxError(f"no descriptors are left for a session: raise `ulimit -n` ({error})") from error
         for reader, writer in ((self._out, out), (self._err, err)):
             os.set_blocking(reader, False)
             # The program is another user, who may open /dev/stdout for writing.
@@ -41,7 +55,15 @@ class Worker:
         self.remote = (remote.detach(), out, err)
         """The other ends: channel, standard output, standard error."""
         self._open = self._remote_open = True
-        self._started = False
+        self._started = self.spent = False
+        """``spent``: its processes are gone, with the session's variables and files, and another worker takes over."""
+        if send is not None:
+            try:
+                send(self.remote)
+            except BaseException:
+                self.dispose()
+                raise
+            self.close_remote()
 
     def close_remote(self, *, started: bool = False) -> None:
         """Close this process's copies of the other ends, which have been sent.
@@ -56,8 +78,9 @@ class Worker:
                 os.close(descriptor)
         self._started = self._started or started
 
+    @property
     def alive(self) -> bool:
-        """Return whether the other end is open; for a session that nobody uses."""
+        """The other end is open; for a session that nobody uses."""
         poll = select.poll()
         poll.register(self._channel, select.POLLRDHUP)
         return not poll.poll(0)

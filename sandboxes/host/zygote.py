@@ -62,7 +62,7 @@ class Zygote:
             errors.seek(0)
             why = str(answer["why"]) if answer else errors.read().decode("utf-8", "replace").strip()[-2000:]
             raise requirements.explain(why)
-        self.parted = bool(answer["users"])
+        self.separates_users = bool(answer["users"])
         """Each session has a user id of its own."""
 
     def open(self, descriptors: tuple[int, int, int]) -> None:

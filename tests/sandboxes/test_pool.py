@@ -15,8 +15,8 @@ import pytest
 from agentrl.sandboxes import Limits, Result, SandboxError
 from agentrl.sandboxes.base import SandboxClosed
 from agentrl.sandboxes.host import zygote
-from agentrl.sandboxes.host.local import LocalSandbox
-from agentrl.sandboxes.host.pool import ZygotePool
+from agentrl.sandboxes.host.local import LocalSandbox, ZygotePool
+from agentrl.sandboxes.host.pool import ReadyPool
 
 from .conftest import await_ready, below, pid_ones
 
@@ -150,3 +150,42 @@ def test_a_pool_that_was_closed_says_so() -> None:
     for call in (pool.take, pool.start):
         with pytest.raises(SandboxClosed):
             call()
+
+
+class Slow:
+    """A member that takes a moment to make, as a container does."""
+
+    alive, made = True, 0.0
+
+    def dispose(self) -> None:
+        self.alive = False
+
+
+class SlowPool(ReadyPool[Slow]):
+    made, fails = 0, False
+
+    def _make(self) -> Slow:
+        time.sleep(0.02)
+        if self.fails:
+            raise SandboxError("no engine")
+        self.made += 1
+        return Slow()
+
+
+def test_members_that_take_time_to_make_come_back() -> None:
+    pool = SlowPool(2, threading.Semaphore(2))
+    with ThreadPoolExecutor(5) as threads:
+        members = list(threads.map(lambda _: pool.take(), range(5)))
+    assert len(set(members)) == pool.made == 5, "one for each caller that waits"
+    for member, usable in zip(members, (True, False, True, True, True), strict=True):
+        pool.give_back(member, usable)
+    assert [member.alive for member in members] == [True, False, True, False, False], "two are kept"
+    members[0].alive = False
+    assert pool.take() is members[2]
+    pool.fails = True
+    with pytest.raises(SandboxError, match="no engine"):
+        while True:
+            pool.take()
+    assert pool.fault == "no engine"
+    pool.close()
+    assert not members[2].alive and pool.total == 0

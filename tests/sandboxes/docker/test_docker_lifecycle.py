@@ -117,7 +117,7 @@ def test_a_container_is_replaced_after_a_violation(own: Callable[..., Sandbox], 
 
 
 def test_a_container_is_replaced_after_many_uses(own: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.sandboxes.docker.pool.MAX_USES", 6)
+    monkeypatch.setattr("agentrl.sandboxes.docker.container.MAX_USES", 6)
     assert len(ids(own(), 12)) == 2
 
 
