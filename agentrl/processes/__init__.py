@@ -1,1 +1,1 @@
-"""Singletons of a process."""
+"""Singletons of a process, and a pool of worker processes."""

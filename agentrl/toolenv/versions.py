@@ -16,7 +16,7 @@ PARTS = {
     "dialects": ("toolenv/dialects",),
     "renderer": ("render",),
     "player": ("rollout",),
-    "grader": ("grading", "grading/latex"),
+    "grader": ("grading", "grading/latex", "processes"),
     "sandbox": ("sandboxes", "sandboxes/host", "sandboxes/inside", "sandboxes/docker", "sandboxes/image"),
 }
 """What each version is a hash of, beside ``environment``: folders of this package, without those inside of them."""

@@ -3,7 +3,7 @@ r"""``reasoning-gym/<task>-v0``: the tasks of the library reasoning-gym, scored 
 import importlib.util
 from collections.abc import Mapping, Sequence
 
-from agentrl.envs.reasoning_gym.library import shared_library
+from agentrl.envs.reasoning_gym import library
 from agentrl.envs.reasoning_gym.names import TASKS
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -62,14 +62,14 @@ class ReasoningGym(ToolEnv):
         self.config = config
         self.tools = (PythonTool(),) if tool else ()
         if config:  # wrong settings are an error now; without any there is no need to start the library yet
-            shared_library().question(name, config, split, 0)
+            library.question(name, config, split, 0)
 
     def tasks(self, split: str) -> GeneratedTasks:
         """Return the questions of ``split``, without end."""
 
         def make(index: int) -> Task:
-            found = shared_library().question(self.name, self.config, split, index)
-            return Task(id="", prompt=found.question, answer=found.answer, data={"place": found.place})
+            made = library.question(self.name, self.config, split, index)
+            return Task(id="", prompt=made.question, answer=made.answer, data={"position": made.position})
 
         return GeneratedTasks(f"{split}", make)
 
@@ -99,9 +99,9 @@ class ReasoningGym(ToolEnv):
         return [text]
 
     def _score(self, task: Task, answer: str) -> float:
-        place = task.data["place"]
-        assert isinstance(place, int)
-        return shared_library().score(self.name, self.config, place, answer)
+        position = task.data["position"]
+        assert isinstance(position, int)
+        return library.score(self.name, self.config, position, answer)
 
 
 def widest_box(text: str) -> str | None:

@@ -1,9 +1,8 @@
-"""The process that the library reasoning-gym runs in: it makes questions and scores answers, a line of JSON each.
+"""What the process does that the library reasoning-gym runs in: it makes questions and scores answers.
 
-Started as ``python -m agentrl.envs.reasoning_gym.worker`` by :mod:`agentrl.envs.reasoning_gym.library`. An answer was
-written by the agent under training: it is scored in a fork that the kernel kills when it takes too much time or memory,
-so that nothing of it remains. A fork is no sandbox: only :func:`admitted` keeps scorers that evaluate the answer from
-doing harm.
+``agentrl.processes.pool`` forks it and limits its memory. An answer was written by the agent under training: it is
+scored in another fork, which the kernel kills when it takes too much time or memory, so that nothing of the answer
+remains. A fork is no sandbox: only :func:`admitted` keeps scorers that evaluate the answer from doing harm.
 """
 
 import functools
@@ -12,21 +11,21 @@ import math
 import os
 import random
 import re
-import resource
 import signal
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import Any
 
 from agentrl.envs.generated.countdown import solves
 from agentrl.grading.formulas import FUNCTIONS, Unreadable, parse, write
 from agentrl.grading.numbers import plain_number
 from agentrl.toolenv.tasks import split_of, stable_hash
 
-CPU_SECONDS, MEMORY = 5, 4 << 30
-"""Limits of scoring an answer: CPU time, and address space in bytes."""
-QUESTION_SECONDS = 120
-"""CPU time in which a question must be found."""
+MAX_BYTES = 4 << 30
+"""Address space of the process, and of a fork that scores."""
+CONTROL = {"do": "question", "name": "chain_sum", "config": "{}", "split": "train", "index": 0}
+"""A question that a working process makes in no time."""
+CPU_SECONDS = 5
+"""CPU time for scoring an answer."""
 TRIES = 200
 """Most questions that are made to find one of the wanted split."""
 TEST_SHARE = 2
@@ -39,7 +38,7 @@ _LITERALS = re.compile(r"[\[\]\s,0-9'\"A-Z_.-]*")
 
 
 def question(name: str, config: str, split: str, index: int) -> Mapping[str, object]:
-    """Make question number ``index`` of a split: its place in the library, its text, and the library's answer.
+    """Make question number ``index`` of a split: its position in the library, its text, and the library's answer.
 
     Args:
         name: the task.
@@ -50,14 +49,14 @@ def question(name: str, config: str, split: str, index: int) -> Mapping[str, obj
     _dataset(name, config, 0)  # settings that it does not take are an error at once
     problem = f"only questions of the other split in {TRIES} tries"
     for attempt in range(TRIES):
-        place = stable_hash(f"{split} {index} {attempt}") % 2**31
+        position = stable_hash(f"{split} {index} {attempt}") % 2**31
         try:
-            entry = _made(name, config, place)[1]
-        except Exception as error:  # the library gives up on some places, in various ways
+            entry = _made(name, config, position)[1]
+        except Exception as error:  # the library gives up on some positions, in various ways
             problem = repr(error)
             continue
         if split_of(f"reasoning-gym {entry['question']}", TEST_SHARE) == split:
-            return {"place": place, "question": entry["question"], "answer": _answer(entry)}
+            return {"position": position, "question": entry["question"], "answer": _answer(entry)}
     return {"config": f"{name} with {config} has no question for split {split!r}: {problem}"}
 
 
@@ -65,19 +64,20 @@ def _answer(entry: Mapping[str, Any]) -> str:
     """Return the library's answer, or one that it gives as an example; empty where there is neither."""
     metadata: Mapping[str, Any] = entry["metadata"]
     examples = ("possible_answer", "example_answer", "example_correct_answer")
-    found = [entry["answer"], *(metadata[key] for key in examples if key in metadata)]
-    answer = next((answer for answer in found if answer is not None), "")
+    answers = [entry["answer"], *(metadata[key] for key in examples if key in metadata)]
+    answer = next((answer for answer in answers if answer is not None), "")
     return answer if isinstance(answer, str) else json.dumps(answer) if isinstance(answer, dict) else str(answer)
 
 
-def score(name: str, config: str, place: int, answer: str) -> Mapping[str, object]:
+def score(name: str, config: str, position: int, answer: str) -> Mapping[str, object]:
     """Score ``answer`` by the library, from 0 to 1; 0 where the fork ends without a score."""
-    dataset, entry = _made(name, config, place)
+    dataset, entry = _made(name, config, position)
     read, write_ = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            _limit_fork()
+            # A fork has no timer yet. No handler: the kernel ends the process, even inside a library's C code.
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
             os.write(write_, repr(_scored(dataset, name, entry, answer)).encode())
         finally:
             os._exit(0)  # whatever was raised: a second process must not answer requests
@@ -96,8 +96,8 @@ def admitted(name: str, entry: Mapping[str, Any], answer: str) -> str | None:
     """
     match name:
         case "coin_flip":  # the library's scorer gives full marks to the beginning of the right digits, such as 0
-            given, right = plain_number(answer), plain_number(entry["answer"])
-            return answer if given is not None and right is not None and abs(given - right) <= 1e-4 else None
+            number, right = plain_number(answer), plain_number(entry["answer"])
+            return answer if number is not None and right is not None and abs(number - right) <= 1e-4 else None
         case "complex_arithmetic":  # nan has full marks there: Python's min(1.0, nan) is 1.0
             return None if "n" in answer.lower() else answer
         case "n_queens" | "string_insertion" | "spiral_matrix" | "binary_matrix":
@@ -135,17 +135,10 @@ def _scored(dataset: Any, name: str, entry: dict[str, Any], answer: str) -> floa
         return float(answer == expected)
     try:
         text = admitted(name, entry, answer)
-        found = 0.0 if text is None else float(dataset.score_answer(text, entry))
+        scored = 0.0 if text is None else float(dataset.score_answer(text, entry))
     except Exception:  # the library's scorers raise all sorts of things on a text that is no answer
         return 0.0
-    return min(max(found, 0.0), 1.0) if math.isfinite(found) else 0.0
-
-
-def _limit_fork() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # No handler: the kernel ends the process, even inside a library's C code.
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    return min(max(scored, 0.0), 1.0) if math.isfinite(scored) else 0.0
 
 
 @functools.lru_cache(maxsize=64)
@@ -156,40 +149,28 @@ def _dataset(name: str, config: str, seed: int) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _made(name: str, config: str, place: int) -> tuple[Any, dict[str, Any]]:
-    """Make the data set and the entry at ``place``."""
+def _made(name: str, config: str, position: int) -> tuple[Any, dict[str, Any]]:
+    """Make the data set and the entry at ``position``."""
     import numpy
 
-    dataset = _dataset(name, config, place if name in _MADE_AT_ONCE else 0)
+    dataset = _dataset(name, config, position if name in _MADE_AT_ONCE else 0)
     # Some of the code that codeio runs draws from the generators that everybody shares.
-    random.seed(place)
-    numpy.random.seed(place)
-    return dataset, dict(dataset[place % SIZE if name in _MADE_AT_ONCE else place])
+    random.seed(position)
+    numpy.random.seed(position)
+    return dataset, dict(dataset[position % SIZE if name in _MADE_AT_ONCE else position])
+
+
+def warm() -> None:
+    """Import the library."""
+    _dataset("chain_sum", "{}", 0)
 
 
 _REQUESTS: Mapping[str, Callable[..., Mapping[str, object]]] = {"question": question, "score": score}
 
 
-def answered(line: str) -> str:
-    """Answer one request with the function's result, or with its error."""
-    request: dict[str, Any] = json.loads(line)
-    do = request.pop("do")
-    signal.setitimer(signal.ITIMER_PROF, QUESTION_SECONDS)
+def reply(*, do: str, **request: Any) -> Mapping[str, object]:
+    """Answer a request with the function's result, or with its error."""
     try:
-        return json.dumps(_REQUESTS[do](**request))
+        return _REQUESTS[do](**request)
     except (TypeError, ValueError, AssertionError, KeyError) as error:
-        return json.dumps({"config": f"{request['name']} can't be made with {request['config']}: {error}"})
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def main(replies: TextIO) -> None:
-    """Answer requests from standard input until it ends."""
-    for line in sys.stdin:
-        print(answered(line), file=replies, flush=True)
-
-
-if __name__ == "__main__":
-    with os.fdopen(os.dup(1), "w") as pipe:
-        os.dup2(2, 1)  # the library prints; what it prints is no reply
-        main(pipe)
+        return {"config": f"{request['name']} can't be made with {request['config']}: {error}"}

@@ -7,11 +7,11 @@ of CPU time and memory, and never evaluated as Python. Needs math-verify: ``pip 
 import importlib.util
 import os
 
-from agentrl.errors import UsageError
-from agentrl.grading.latex.pool import GraderPool
+from agentrl.errors import InfrastructureError, UsageError
 from agentrl.grading.latex.shape import blankless
 from agentrl.grading.numbers import last_boxed, plain_number
 from agentrl.processes.per_process import PerProcess
+from agentrl.processes.pool import WorkerPool
 
 MAX_CHARS = 1000
 """A longer answer is wrong, whatever it says."""
@@ -64,15 +64,15 @@ def same_answer(answer: str | None, expected: str, *, problem: str = "", seconds
     """
     if answer is None or len(answer) > MAX_CHARS or not answer.strip():
         return False
-    if (wanted := plain_number(expected)) is not None and (given := plain_number(answer)) is not None:
+    if (wanted := plain_number(expected)) is not None and (number := plain_number(answer)) is not None:
         # Most answers are numbers, which need no round trip to a process. Fractions do: only the graders know
         # whether one may be unreduced, or a decimal.
         fractions = ["/" in text or "frac" in text for text in (answer, expected)]
-        if given != wanted or not any(fractions if problem else fractions[:1]):
-            return given == wanted
+        if number != wanted or not any(fractions if problem else fractions[:1]):
+            return number == wanted
     elif blankless(answer) == blankless(expected):
         return True
-    return _graders.get().same(_sendable(answer), expected, problem=_sendable(problem), seconds=seconds)
+    return _ask(answer, expected, problem, seconds=seconds)
 
 
 def verified(answer: str, expected: str, *, seconds: float = SECONDS) -> bool:
@@ -82,19 +82,23 @@ def verified(answer: str, expected: str, *, seconds: float = SECONDS) -> bool:
         UsageError: math-verify is not installed.
         InfrastructureError: the grading processes do not work.
     """
-    return len(answer) <= MAX_CHARS and _graders.get().same(_sendable(answer), expected, seconds=seconds, second=True)
+    return len(answer) <= MAX_CHARS and _ask(answer, expected, seconds=seconds, second=True)
 
 
-def _sendable(text: str) -> str:
-    # A lone surrogate is part of no answer and can't be sent.
-    return text.encode(errors="replace").decode()
+def _ask(answer: str, expected: str, problem: str = "", *, seconds: float, second: bool = False) -> bool:
+    # A lone surrogate is part of no answer, and no parser takes it.
+    answer, problem = (text.encode(errors="replace").decode() for text in (answer, problem))
+    request = {"answer": answer, "expected": expected, "problem": problem, "second": second}
+    # An answer that no grader survives, or that takes too long, is wrong.
+    return bool(_graders.get().ask(request, seconds=seconds))
 
 
-def _make_pool() -> GraderPool:
+def _make_pool() -> WorkerPool:
     require_math()
-    return GraderPool(max(1, min(8, len(os.sched_getaffinity(0)))))
+    size = min(8, len(os.sched_getaffinity(0)))
+    return WorkerPool("agentrl.grading.latex.worker", size, name="grading", failure=InfrastructureError)
 
 
-_graders = PerProcess(_make_pool, close=GraderPool.close, forget=GraderPool.forget)
+_graders = PerProcess(_make_pool, close=WorkerPool.close, forget=WorkerPool.forget)
 close_graders = _graders.close
 """End the grading processes; the next answer starts new ones."""

@@ -1,0 +1,97 @@
+"""Grading processes: a hostile answer costs its time alone, and no process is left behind."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from agentrl.grading.latex import same_answer
+
+ENDLESS = r"\binom{100000000}{50000000}+x"
+"""An answer that takes all the CPU time there is; what is expected has a binomial coefficient too."""
+EXPECTED = r"\binom{5}{2}+x"
+
+
+def run(script: str, code: int = 0) -> str:
+    """What a program of its own prints; it must end in silence, and with this code."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (code, "")
+    return done.stdout
+
+
+def test_time_is_up_and_the_next_one_is_graded() -> None:
+    began = time.process_time()
+    assert same_answer(ENDLESS, EXPECTED, seconds=0.3) is False
+    assert time.process_time() - began < 0.2  # it is not this process that computes
+    assert same_answer(r"x+\frac{1}{2}", "x+0.5") and not same_answer("3x", "x+x")
+
+
+@pytest.mark.slow
+def test_closing_leaves_no_process_and_can_be_repeated() -> None:
+    printed = run("""
+        import psutil
+        from agentrl.grading.latex import close_graders, same_answer
+        for _ in range(2):
+            assert same_answer("2x", "x+x")
+            everyone = psutil.Process().children(recursive=True)
+            close_graders()
+            close_graders()
+            print(len(everyone), psutil.wait_procs(everyone)[1])
+    """)
+    assert printed == "2 []\n" * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "code"), [("pass", 0), ("os.kill(os.getpid(), 9)", -9)])
+def test_a_program_that_ends_leaves_no_process(end: str, code: int) -> None:
+    script = f"""
+        import os, psutil
+        from agentrl.grading.latex import same_answer
+        assert same_answer("2x", "x+x")
+        print(*[process.pid for process in psutil.Process().children(recursive=True)], flush=True)
+        {end}
+    """
+    printed = run(script, code)
+    pids = [int(pid) for pid in printed.split()]
+    assert len(pids) == 2
+    assert not psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])[1]
+
+
+@pytest.mark.slow
+def test_a_forked_child_has_graders_of_its_own() -> None:
+    printed = run("""
+        import os, psutil
+        from agentrl.grading.latex import close_graders, same_answer
+        assert same_answer("2x", "x+x")
+        child = os.fork()
+        if not child:
+            assert same_answer("3x", "x+x+x") and not same_answer("3x", "x+x")
+            print(len(psutil.Process().children(recursive=True)), flush=True)
+            close_graders()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert same_answer("4x", "x+3x")
+    """)
+    assert printed == "2\n"
+
+
+def test_missing_package_is_named() -> None:
+    printed = run("""
+        import sys
+        sys.modules["math_verify"] = None
+        import agentrl
+        from agentrl.errors import UsageError
+        for name in ("agentrl/Math-v0", "agentrl/MathPython-v0"):
+            try:
+                agentrl.make(name)
+            except UsageError as error:
+                print(error)
+    """)
+    assert printed == "grading mathematics needs math-verify: pip install 'agentrl[math]'\n" * 2
