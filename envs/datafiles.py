@@ -1,4 +1,4 @@
-"""Read the rows of a data set: JSON, Parquet, or what the ``datasets`` library loads, each with its place.
+"""Read the rows of a data set: JSON, Parquet, or what the ``datasets`` library loads, each with its location.
 
 A data set is read once, from front to back. A row that can't be read is passed on with the reason.
 """
@@ -7,6 +7,7 @@ import codecs
 import gzip
 import io
 import json
+import tomllib
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,36 +21,28 @@ PARQUET = ".parquet"
 _BATCH = 1024
 _MOST_TAG = 40
 """Characters of a tag; a longer text names no kind of task."""
-_ABOUT = """
-ability answer answer_idx answer_index answer_type category choice_answer cot_content cot_type data_source data_topic
-dataset date difficulty domain equation estimated_date expected_answer expected_auxiliary_space
-expected_time_complexity extra_info field final_answer formula generations ground_truth id idx is_multiple_answer lang
-language level license memory_limit messages meta metadata modality name part picture_num problem_number problem_type
-question_id question_number question_type rationale raw_tags reward_model skill_types solution solution_type solutions
-source source_file source_type sourcename split subfield subject tags task_id time_limit topic type unique_id unit url
-uuid year
-"""
-"""Columns of metadata, such as a problem's source or solution, that are no part of its text."""
-_KNOWN = frozenset(_ABOUT.split())
+LAYOUTS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8"))
+"""The columns of published data sets, by kind of problem."""
+_METADATA = frozenset(LAYOUTS["metadata"].split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRow:
     """One row."""
 
-    place: str
-    """Its place, for messages: ``train.jsonl line 7``."""
+    location: str
+    """Where it stands, for messages: ``train.jsonl line 7``."""
     data: Mapping[str, object]
     """Its columns; empty where it can't be read."""
     fault: str = ""
     """Why it can't be read; empty for a good row."""
 
 
-def table(name: str, value: Mapping[str, str], wanted: str) -> tuple[tuple[str, str], ...]:
+def table(name: str, value: Mapping[str, str], wanted: str = "a table of texts") -> tuple[tuple[str, str], ...]:
     """Return the table of texts ``value`` as sorted pairs.
 
     Raises:
-        ConfigError: the argument ``name`` is none; the message asks for ``wanted``.
+        ConfigError: the argument ``name`` is no such table; the message asks for ``wanted``.
     """
     # A caller in Python may give a list or a Path.
     texts = cast(list[object], [*value, *value.values()]) if isinstance(cast(object, value), Mapping) else [None]
@@ -96,14 +89,14 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
         UsageError: there is no such file or data set, it can't be read, or a library that reads it is missing.
     """
     path = Path(source).expanduser()
-    # This function is no generator itself, so a missing file is an error now and not at the first row.
+    # This function is no generator itself, so that a missing file is an error now and not at the first row.
     if source.lower().endswith(JSON):
         return _json_rows(_existing(path))
     if source.lower().endswith(PARQUET):
         return _parquet(_existing(path))
     if path.is_file():
-        known = ", ".join((*JSON, PARQUET))
-        raise UsageError(f"{source!r} is no data file that can be read here: convert it to one of {known}")
+        suffixes = ", ".join((*JSON, PARQUET))
+        raise UsageError(f"{source!r} is no data file that can be read here: convert it to one of {suffixes}")
     return _hub(str(path) if path.is_dir() else source, config, split)
 
 
@@ -114,12 +107,12 @@ def left_over(data: Mapping[str, object], read: Collection[str]) -> list[str]:
         data: a row.
         read: the columns that were read; a copy of one of them is not left over.
     """
-    known = [data[name] for name in read if name in data]
+    values = [data[name] for name in read if name in data]
     return [
         name
         for name, value in data.items()
-        if name not in read and name.lower().replace(" ", "_") not in _KNOWN
-        if value and isinstance(value, str | list | Mapping) and value not in known
+        if name not in read and name.lower().replace(" ", "_") not in _METADATA
+        if value and isinstance(value, str | list | Mapping) and value not in values
     ]
 
 
@@ -158,17 +151,17 @@ def _json_rows(path: Path) -> Iterator[SourceRow]:
                 yield _json_row(f"{path.name} line {count}", line)
 
 
-def _json_row(place: str, line: bytes) -> SourceRow:
+def _json_row(location: str, line: bytes) -> SourceRow:
     try:
-        return _row(place, json.loads(line))
+        return _row(location, json.loads(line))
     except (ValueError, RecursionError) as error:
-        return SourceRow(place=place, data={}, fault=f"is no JSON ({error})")
+        return SourceRow(location=location, data={}, fault=f"is no JSON ({error})")
 
 
-def _row(place: str, data: object) -> SourceRow:
+def _row(location: str, data: object) -> SourceRow:
     if not isinstance(data, dict):
-        return SourceRow(place=place, data={}, fault="is no JSON object")
-    return SourceRow(place=place, data=cast(dict[str, object], data))
+        return SourceRow(location=location, data={}, fault="is no JSON object")
+    return SourceRow(location=location, data=cast(dict[str, object], data))
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -186,11 +179,8 @@ def _parquet(path: Path) -> Iterator[SourceRow]:
     except ModuleNotFoundError as error:
         raise UsageError("reading Parquet needs pyarrow: pip install 'agentrl[math]'") from error
     with _complaining(path), pyarrow.parquet.ParquetFile(path) as file:
-        count = 0
-        for batch in file.iter_batches(batch_size=_BATCH):
-            for data in batch.to_pylist():
-                count += 1
-                yield SourceRow(place=f"{path.name} row {count}", data=data)
+        rows = (row for batch in file.iter_batches(batch_size=_BATCH) for row in batch.to_pylist())
+        yield from (_row(f"{path.name} row {count}", row) for count, row in enumerate(rows, start=1))
 
 
 @contextmanager
@@ -213,8 +203,8 @@ def _hub(source: str, config: str | None, split: str) -> Iterator[SourceRow]:
     try:
         rows = load(source, config, split=split)
     except Exception as error:  # the library raises many kinds, from the network's to its readers'
-        first = (str(error) or type(error).__name__).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(
-            f"the data set {source!r} (config {config!r}, split {split!r}) can't be loaded: {first}"
+            f"the data set {source!r} (config {config!r}, split {split!r}) can't be loaded: {reason}"
         ) from error
-    return (SourceRow(place=f"{source} [{split}] row {count}", data=data) for count, data in enumerate(rows, start=1))
+    return (_row(f"{source} [{split}] row {count}", row) for count, row in enumerate(rows, start=1))

@@ -29,7 +29,7 @@ import pydantic
 from agentrl.envs.code.asserts import UnreadableTest, call_name, call_of, imported, read_asserts
 from agentrl.envs.code.grading import MAX_CODE_CHARS, Case, Problem, Stream
 from agentrl.envs.code.values import MAX_OUTPUT_BYTES
-from agentrl.envs.datafiles import left_over, read_rows, tags_of
+from agentrl.envs.datafiles import LAYOUTS, left_over, read_rows, tags_of
 from agentrl.errors import ConfigError
 from agentrl.sandboxes.inside.rootfs import PACKAGES
 from agentrl.toolenv.tasks import split_of
@@ -110,18 +110,18 @@ def load(path: str | Path, packages: Sequence[str] = (), split: str = "") -> Map
     splits: dict[str, list[Task]] = {"train": [], "test": []}
     left_out = Counter[str]()
     seen: set[str] = set()
-    for number, found in enumerate(read_rows(str(path)), start=1):
-        row = found.data
+    for number, source_row in enumerate(read_rows(str(path)), start=1):
+        row, location = source_row.data, source_row.location
         name = str(next((row[key] for key in ("id", "task_id", "problem_id") if key in row), number))
-        if found.fault or name in seen:
-            raise ConfigError(f"{found.place} {found.fault or f'has the id {name!r} of an earlier one'}")
+        if source_row.fault or name in seen:
+            raise ConfigError(f"{location} {source_row.fault or f'has the id {name!r} of an earlier one'}")
         seen.add(name)
         try:
             task = task_of(row, name, packages)
         except UnreadableTest as error:
             # In our own layout a wrong row is its author's mistake; published data sets are taken as they are.
             if "tests" in row:
-                raise ConfigError(f"{found.place}: {error}") from error
+                raise ConfigError(f"{location}: {error}") from error
             left_out[str(error)] += 1
         else:
             own = str(row.get("split"))  # what other data sets call a split is not ours
@@ -140,15 +140,13 @@ def task_of(row: Row, name: str, packages: Sequence[str] = ()) -> Task:
     Raises:
         UnreadableTest: it has no known layout, a test that can't be graded, or an import that ``packages`` lacks.
     """
-    for keys, more, read in _LAYOUTS:
-        # An unknown column may hold half of the problem, and nobody would notice that it is missing.
-        if keys <= set(row):
-            if rest := left_over(row, keys | more):
-                raise UnreadableTest(f"the layout is known, but not with {', '.join(rest)}")
-            prompt, problem = read(row)
-            break
-    else:
+    layout = next((layout for layout in LAYOUTS["code"] if set(layout["required"]) <= set(row)), None)
+    if layout is None:
         raise UnreadableTest("the layout is not known")
+    # An unknown column may hold half of the problem, and nobody would notice that it is missing.
+    if rest := left_over(row, {*layout["required"], *layout["optional"]}):
+        raise UnreadableTest(f"the layout is known, but not with {', '.join(rest)}")
+    prompt, problem = _READERS[layout["name"]](row)
     needed = imported(problem.setup) | imported(problem.solution)
     if foreign := needed - {*packages, *PACKAGES, *sys.stdlib_module_names}:
         raise UnreadableTest(f"{', '.join(sorted(foreign))} is imported and not named in packages")
@@ -240,24 +238,21 @@ def _apps(row: Row) -> tuple[str, Problem]:
     if name:
         # LeetCode's problems define their function as a method of this class.
         entry_point = f"Solution().{name}" if "class Solution" in starter + solution else name
-        cases: tuple[Case, ...] = tuple(call_of(_list(given), {}, *_wrapped(wanted)) for given, wanted in pairs)
+        cases: tuple[Case, ...] = tuple(call_of(_list(args), {}, *_wrapped(wanted)) for args, wanted in pairs)
     else:
-        entry_point, cases = "", tuple(_stream(_joined(given), _joined(wanted)) for given, wanted in pairs)
+        entry_point, cases = "", tuple(_stream(_joined(lines), _joined(wanted)) for lines, wanted in pairs)
     prompt = f"{_text(row, 'question')}\n\n```\n{starter}\n```" if starter else _text(row, "question")
     return prompt, Problem(cases=cases, entry_point=entry_point, solution=solution)
 
 
-_LEETCODE = {"prompt", "test", "entry_point", "completion"}
-_TOLD = {"query", "response", "input_output", "problem_description", "starter_code"}
-_LAYOUTS: tuple[tuple[set[str], set[str], Callable[[Row], tuple[str, Problem]]], ...] = (
-    ({"prompt", "tests"}, set(_OwnRow.model_fields), _own),
-    (_LEETCODE | {"problem_description", "starter_code"}, _TOLD, _leetcode),
-    (_LEETCODE | {"query"}, _TOLD, _leetcode),
-    ({"prompt", "test", "entry_point"}, {"canonical_solution"}, _human_eval),
-    ({"code", "test_list"}, {"text", "prompt", "test_imports", "test_setup_code", "challenge_test_list"}, _mbpp),
-    ({"question", "input_output"}, {"starter_code"}, _apps),
-)
-"""Required columns, optional columns, and the parser of each layout; the first that fits is taken."""
+_READERS: Mapping[str, Callable[[Row], tuple[str, Problem]]] = {
+    "own": _own,
+    "LeetCodeDataset": _leetcode,
+    "HumanEval": _human_eval,
+    "MBPP": _mbpp,
+    "APPS": _apps,
+}
+"""For each layout of ``layouts.toml`` the function that returns a row's prompt and problem."""
 
 
 def _stream(stdin: str, stdout: str) -> Stream:

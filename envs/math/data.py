@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from agentrl.envs.datafiles import SourceRow, by_split, left_over, read_rows, stamp, tags_of
+from agentrl.envs.datafiles import LAYOUTS, SourceRow, by_split, left_over, read_rows, stamp, tags_of
 from agentrl.errors import ConfigError, UsageError
 from agentrl.grading.latex import readable
 from agentrl.grading.numbers import last_boxed, plain_number
@@ -33,16 +33,8 @@ MAX_PROMPT = 20_000
 SAMPLE = Path(__file__).with_name("sample.jsonl")
 """Sixty problems of our own, for trying things out."""
 _SHOWN = 5
-_CANDIDATES: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("problem", "question", "prompt"),
-    "passage": ("body", "context", "passage"),
-    "choices": ("choices", "options"),
-    "answer": ("answer", "reward_model.ground_truth", "ground_truth", "expected_answer", "final_answer", "solution"),
-    "letter": ("choice_answer", "answer_idx", "answer_index"),
-    "equation": ("equation",),
-    "id": ("id", "unique_id", "extra_info.index"),
-}
-"""The parts of a row, and the column names that are known to hold each, in order of preference."""
+_PARTS: Mapping[str, list[str]] = LAYOUTS["math"]
+"""The parts of a problem, and the columns that may hold each, in order of preference."""
 _ARITHMETIC = re.compile(r"[\d.()+\-*/ ]{1,200}")
 _WHOLE = re.compile(r"(?<=\d)\.0+(?!\d)")
 """The zeros of ``76.0``."""
@@ -69,8 +61,8 @@ class Source:
     """True to skip bad rows with a warning instead of refusing them."""
 
     def __post_init__(self) -> None:
-        if unknown := {name for name, _ in self.columns} - set(_CANDIDATES):
-            raise ConfigError(f"columns names {sorted(unknown)[0]!r}: it maps {', '.join(_CANDIDATES)} to columns")
+        if unknown := {name for name, _ in self.columns} - set(_PARTS):
+            raise ConfigError(f"columns names {sorted(unknown)[0]!r}: it maps {', '.join(_PARTS)} to columns")
         if self.data is not None:
             by_split(self.data)
 
@@ -102,25 +94,23 @@ def load_problems(source: Source) -> Mapping[str, TaskList]:
 def _load(source: Source, stamps: tuple[object, ...]) -> Mapping[str, TaskList]:
     tasks: dict[str, list[Task]] = {"train": [], "test": []}
     seen, faults, repeats = _Seen(), list[str](), Counter[str]()
-    for given, name in source.files:
-        for row, task in _tasks(source, name, source.hub_split(given)):
-            fault = task if isinstance(task, str) else seen.fault(task, row.place, given)
+    for origin, name in source.files:
+        for row, task in _tasks(source, name, source.hub_split(origin)):
+            fault = task if isinstance(task, str) else seen.fault(task, row.location, origin)
             if fault is None:
                 repeats[name] += 1
                 continue
             if fault or isinstance(task, str):
-                faults.append(f"{row.place} {fault}")
+                faults.append(f"{row.location} {fault}")
                 continue
             # The sample's rows name their own split.
-            split = given or (
-                str(row.data["split"]) if source.data is None else split_of(_bare(task.prompt), TEST_SHARE)
-            )
-            tasks[split].append(task)
+            own = str(row.data["split"]) if source.data is None else split_of(_bare(task.prompt), TEST_SHARE)
+            tasks[origin or own].append(task)
     if faults:
         _complain(faults, source.skip_bad_rows)
     for name, count in repeats.items():
         warnings.warn(f"{name}: {count} rows that repeat an earlier one are left out", stacklevel=2)
-    return {split: TaskList(found) for split, found in tasks.items() if found}
+    return {split: TaskList(of_split) for split, of_split in tasks.items() if of_split}
 
 
 def _bare(problem: str) -> str:
@@ -135,19 +125,19 @@ class _Seen:
         self._problems: dict[int, tuple[str, str, int]] = {}
         self._ids: set[tuple[str, str]] = set()
 
-    def fault(self, task: Task, place: str, source: str) -> str | None:
+    def fault(self, task: Task, location: str, origin: str) -> str | None:
         """Return why ``task`` is refused; empty where it is accepted and remembered; None for a duplicate to drop."""
         key = stable_hash(_bare(task.prompt))
         if key in self._problems:
-            first, origin, answer = self._problems[key]
+            earlier, earlier_origin, answer = self._problems[key]
             if answer != hash(task.answer):
-                return f"repeats the problem of {first}, with another answer"
-            return None if origin == source else f"repeats the problem of {first}"
+                return f"repeats the problem of {earlier}, with another answer"
+            return None if earlier_origin == origin else f"repeats the problem of {earlier}"
         # Ids need to differ within a split; data sets that number their rows give train and test the same ones.
-        if (source, task.id) in self._ids:
+        if (origin, task.id) in self._ids:
             return f"has the id {task.id!r} of an earlier one"
-        self._problems[key] = (place, source, hash(task.answer))
-        self._ids.add((source, task.id))
+        self._problems[key] = (location, origin, hash(task.answer))
+        self._ids.add((origin, task.id))
         return ""
 
 
@@ -161,28 +151,27 @@ def _complain(faults: list[str], skip: bool) -> None:
 
 def _tasks(source: Source, name: str, split: str) -> Iterator[tuple[SourceRow, Task | str]]:
     """Yield every row with its task, or with its fault."""
-    columns: Mapping[str, str] = {}
+    named, columns = dict(source.columns), dict[str, str]()
     for row in read_rows(name, config=source.config, split=split):
         if row.fault:
             yield row, row.fault
             continue
-        given = dict(source.columns)
-        columns = columns or _columns(name, row.data, given)
-        rest = _left_over(row.data, columns, given)
+        columns = columns or _columns(name, row.data, named)
+        rest = _left_over(row.data, columns, named)
         yield row, f"has {rest[0]!r}, which may belong to the problem" if rest else _task(row.data, columns)
 
 
-def _columns(name: str, data: Mapping[str, object], given: Mapping[str, str]) -> Mapping[str, str]:
-    """Recognise the columns by the first good row."""
-    found = dict(given)
-    lower = {path.lower(): path for path in _paths(data)}
-    for what, candidates in _CANDIDATES.items():
-        known = next((lower[candidate] for candidate in candidates if candidate in lower), None)
-        if what not in found and known is not None and not ("prompt" in given and what in ("passage", "choices")):
-            found[what] = known
-    missing = [what for what in ("prompt", "answer") if what not in found]
-    wrong = [path for path in given.values() if path not in lower.values()]
-    rest = _left_over(data, found, given)
+def _columns(name: str, data: Mapping[str, object], named: Mapping[str, str]) -> dict[str, str]:
+    """Return the column of each part of a problem: those ``named``, and those recognised by the first good row."""
+    columns = dict(named)
+    lower = {path.lower(): path for path in _flat(data)}
+    for part, candidates in _PARTS.items():
+        paths = [lower[candidate] for candidate in candidates if candidate in lower]
+        if part not in named and paths and not ("prompt" in named and part in ("passage", "choices")):
+            columns[part] = paths[0]
+    missing = [part for part in ("prompt", "answer") if part not in columns]
+    wrong = [path for path in named.values() if path not in lower.values()]
+    rest = _left_over(data, columns, named)
     if missing or wrong or rest:
         problem = f"no column {wrong[0]!r}" if wrong else f"columns that may belong to the problem, {', '.join(rest)}"
         problem = f"no column known to hold the {missing[0]}" if missing and not wrong else problem
@@ -190,33 +179,30 @@ def _columns(name: str, data: Mapping[str, object], given: Mapping[str, str]) ->
             f'{name!r} has {problem}: say columns={{"prompt": …, "answer": …}}, and passage or choices where it has '
             f"such, with the names of its columns: {', '.join(lower.values()) or 'none'}"
         )
-    return found
+    return columns
 
 
-def _left_over(data: Mapping[str, object], columns: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
+def _left_over(data: Mapping[str, object], columns: Mapping[str, str], named: Mapping[str, str]) -> list[str]:
     # A caller who names the prompt's column has decided what belongs to it.
     read = {part for path in columns.values() for part in (path, path.partition(".")[0])}
-    return [] if "prompt" in given else left_over(data, read)
+    return [] if "prompt" in named else left_over(data, read)
 
 
-def _paths(data: Mapping[str, object]) -> Iterator[str]:
+def _flat(data: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a row's columns by name, and those of its tables as ``outer.inner``."""
+    flat: dict[str, object] = {}
     for name, value in data.items():
-        yield name
+        flat[name] = value
         if isinstance(value, Mapping):
-            yield from (f"{name}.{inner}" for inner in cast(Mapping[str, object], value))
-
-
-def _at(data: Mapping[str, object], path: str) -> object:
-    if path in data:
-        return data[path]
-    outer, _, inner = path.partition(".")
-    value = data.get(outer)
-    return cast(Mapping[str, object], value).get(inner) if isinstance(value, Mapping) else None
+            flat |= {f"{name}.{inner}": part for inner, part in cast(Mapping[str, object], value).items()}
+    return {**flat, **data}
 
 
 def _task(data: Mapping[str, object], columns: Mapping[str, str]) -> Task | str:
-    found = {what: _at(data, column) for what, column in columns.items()}
-    prompt, passage, choices = _prompt(found["prompt"]), found.get("passage") or "", _choices(found.get("choices"))
+    """Make a row's task; a text says what is wrong with the row."""
+    flat = _flat(data)
+    parts = {part: flat.get(column) for part, column in columns.items()}
+    prompt, passage, choices = _prompt(parts["prompt"]), parts.get("passage") or "", _choices(parts.get("choices"))
     if prompt is None or not prompt.strip():
         return f"has no problem in {columns['prompt']!r}"
     if not isinstance(passage, str) or choices is None:
@@ -225,24 +211,24 @@ def _task(data: Mapping[str, object], columns: Mapping[str, str]) -> Task | str:
     prompt = "\n".join(filter(None, (passage.strip(), prompt.strip(), listed)))
     if len(prompt) > MAX_PROMPT or not _encodable(prompt):
         return f"has a problem in {columns['prompt']!r} that is too long or no valid text"
-    solution = columns["answer"].lower().endswith("solution")
-    letter = found.get("letter")
+    letter = parts.get("letter")
     if letters:
-        answer = _letter(found["answer"], letters) or _letter(letter, letters)
+        answer = _letter(parts["answer"], letters) or _letter(letter, letters)
     else:
-        answer = _answer(found["answer"], solution=solution)
-    if answer is None or not _encodable(answer) or not readable(answer):
+        answer = _answer(parts["answer"], solution=columns["answer"].lower().endswith("solution"))
+    if answer is None or not _usable(answer):
         return f"has no answer in {columns['answer']!r} that can be read"
+    more: dict[str, str] = {}
     # The letter of a choice in the problem's text is right as well; a number, which may count from 0 or 1, is not.
-    beside = letter.strip("(). ") if isinstance(letter, str) and letter.strip() and not letters else None
-    if beside is not None and not (_encodable(beside) and readable(beside)):
-        return f"has no letter in {columns['letter']!r} that can be read"
-    more = {} if beside is None else {"letter": beside}
-    equation = found.get("equation")
+    if isinstance(letter, str) and letter.strip() and not letters:
+        more["letter"] = letter.strip("(). ")
+        if not _usable(more["letter"]):
+            return f"has no letter in {columns['letter']!r} that can be read"
+    equation = parts.get("equation")
     if isinstance(equation, str) and _ARITHMETIC.fullmatch(equation):
         more["equation"] = _WHOLE.sub("", equation.strip())
     task = Task(id=f"{stable_hash(_bare(prompt)):016x}", prompt=prompt, answer=answer, data=more, tags=tags_of(data))
-    name = found.get("id")
+    name = parts.get("id")
     return replace(task, id=str(name)) if isinstance(name, str | int) and str(name).strip() else task
 
 
@@ -259,7 +245,7 @@ def _choices(value: object) -> tuple[str, str] | None:
         pairs = value.items() if isinstance(value, Mapping) else zip(_LETTERS, value, strict=False)
         texts = {letter: str(text).strip() for letter, text in pairs if isinstance(text, str | int | float)}
         letters = "".join(texts) if len(texts) == len(value) else ""
-        own = "".join(found[1] for text in texts.values() if (found := _LETTER.match(text)))
+        own = "".join(match[1] for text in texts.values() if (match := _LETTER.match(text)))
         lines = [text if own == letters else f"({letter}) {text}" for letter, text in texts.items()]
     else:
         return None
@@ -274,6 +260,10 @@ def _letter(answer: object, letters: str) -> str | None:
     if not isinstance(answer, str) and text.isdecimal() and int(text) < len(letters):
         return letters[int(text)]
     return text if len(text) == 1 and text in letters else None
+
+
+def _usable(answer: str) -> bool:
+    return _encodable(answer) and readable(answer)
 
 
 def _encodable(text: str) -> bool:
@@ -320,7 +310,7 @@ def _answer(value: object, *, solution: bool) -> str | None:
     text = str(value)
     if "####" in text:
         return text.rpartition("####")[2].strip()
-    if (found := _COUNTED.fullmatch(text.strip())) and plain_number(found[1]) is not None:
-        return rf"{found[1]} \text{{ {found[2]}}}"
+    if (match := _COUNTED.fullmatch(text.strip())) and plain_number(match[1]) is not None:
+        return rf"{match[1]} \text{{ {match[2]}}}"
     boxed = last_boxed(text)
     return boxed if boxed is not None or solution else text.strip()

@@ -71,7 +71,7 @@ class Math(ToolEnv):
             data=text_or_table("data", data),
             config=data_config,
             split=text_or_table("data_split", data_split),
-            columns=table("columns", columns or {}, "a table of texts"),
+            columns=table("columns", columns or {}),
             skip_bad_rows=skip_bad_rows,
         )
 
@@ -81,14 +81,14 @@ class Math(ToolEnv):
         Raises:
             UsageError: the data can't be read, has bad rows, or none for ``split``.
         """
-        found = load_problems(self._source)
-        if split not in found:
-            given = dict(self._source.files)
-            if split in given:
-                raise UsageError(f"{given[split]} has no problem, and the split {split!r} is to come from it")
-            names = " and ".join(given.values())
+        problems = load_problems(self._source)
+        if split not in problems:
+            files = dict(self._source.files)
+            if split in files:
+                raise UsageError(f"{files[split]} has no problem, and the split {split!r} is to come from it")
+            names = " and ".join(files.values())
             raise UsageError(f'no problem of {names} is in the split {split!r}: give data={{"train": …, "test": …}}')
-        return found[split]
+        return problems[split]
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
         """1 for the right answer in the last box of the final turn, or for the letter of the right choice, else 0."""
@@ -104,7 +104,7 @@ class Math(ToolEnv):
         return None if self.dialect.parse(episode.final) else final_box(episode.final)
 
     def gold(self, task: Task) -> Sequence[str]:
-        """Give the answer in a box, after a call that calculates it (by the row's equation) where there is the tool."""
+        """Return the answer in a box, after a call that works it out by the row's equation where there is the tool."""
         code = f"print({task.data.get('equation', repr(task.answer))})"
         calls = [self.dialect.render("python", {"code": code})] if self.tools else []
         return [*calls, rf"\boxed{{{task.answer}}}"]

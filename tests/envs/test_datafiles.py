@@ -34,7 +34,7 @@ def test_json_lines(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     assert [row.data for row in read_rows(str(path))] == DATA
-    assert next(read_rows(str(path))) == SourceRow(place=f"{name} line 1", data=DATA[0])
+    assert next(read_rows(str(path))) == SourceRow(location=f"{name} line 1", data=DATA[0])
 
 
 @pytest.mark.parametrize("start", [b"\n ", codecs.BOM_UTF8])
@@ -50,7 +50,7 @@ def test_a_json_document(
     rows = list(read_rows(str(path)))
     assert [row.data for row in rows] == [*DATA, {}]
     assert [row.fault for row in rows] == ["", "", "is no JSON object"]
-    assert rows[1].place == f"{name} item 2"
+    assert rows[1].location == f"{name} item 2"
 
 
 def test_what_is_left_over() -> None:
@@ -66,7 +66,7 @@ def test_bad_lines_are_handed_on(tmp_path: Path) -> None:
     path.write_bytes(b"\n".join([b"{", b"[1]", b"\xff\xfe", deep, large, b"", b'{"a": 1}']))
     rows = list(read_rows(str(path)))
     assert [bool(row.fault) for row in rows] == [True, True, True, True, True, False]
-    assert [row.place.rpartition(" ")[2] for row in rows] == ["1", "2", "3", "4", "5", "7"]
+    assert [row.location.rpartition(" ")[2] for row in rows] == ["1", "2", "3", "4", "5", "7"]
     assert rows[1].fault == "is no JSON object"
     assert rows[0].fault.startswith("is no JSON (")
 
@@ -80,7 +80,7 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     read = list(read_rows(str(tmp_path / "a.parquet")))
     assert [row.data for row in read] == rows
-    assert read[1700].place == "a.parquet row 1701"
+    assert read[1700].location == "a.parquet row 1701"
 
 
 def test_a_folder_through_the_datasets_library(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_folder_through_the_datasets_library(tmp_path: Path) -> None:
         (folder / f"{split}.jsonl").write_bytes(as_lines([{"problem": split, "answer": "1"}]))
     rows = list(read_rows(str(folder), split="test"))
     assert [row.data for row in rows] == [{"problem": "test", "answer": "1"}]
-    assert rows[0].place.endswith("[test] row 1")
+    assert rows[0].location.endswith("[test] row 1")
     with pytest.raises(UsageError, match="split 'dev'"):
         list(read_rows(str(folder), split="dev"))
 
