@@ -106,10 +106,10 @@ def _tokens(text: str, names: Collection[str], functions: Collection[str]) -> It
             yield plain
             continue
         # Letters run together are a product: xe is x·e.
-        found: list[str] = word.findall(plain)
-        if "".join(found) != plain:
+        factors: list[str] = word.findall(plain)
+        if "".join(factors) != plain:
             raise Unreadable
-        yield from (_SPELLING.get(name, name) for name in found)
+        yield from (_SPELLING.get(name, name) for name in factors)
 
 
 class _Reader:

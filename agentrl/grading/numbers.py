@@ -50,11 +50,11 @@ def undressed(text: str) -> str:
         >>> undressed(r"\mathbf{\text{38}}"), undressed(r"\text{no solution}"), undressed(r"\text{3}8")
         ('38', '\\text{no solution}', '\\text{3}8')
     """
-    while (found := _DRESSED.fullmatch(text)) and _FORMULA.fullmatch(_COMMAND.sub(r"\\", found[1])):
+    while (match := _DRESSED.fullmatch(text)) and _FORMULA.fullmatch(_COMMAND.sub(r"\\", match[1])):
         # In \text{1}+\text{2} the first brace does not match the last.
-        if last_boxed(rf"\boxed{{{found[1]}}}") != found[1].strip():
+        if last_boxed(rf"\boxed{{{match[1]}}}") != match[1].strip():
             break
-        text = found[1].strip()
+        text = match[1].strip()
     return text
 
 
@@ -103,8 +103,8 @@ def plain_number(text: str) -> Fraction | None:
     if len(text) > MAX_CHARS:
         return None
     bare = _bare(text)
-    if found := _PLAIN_FRACTION.fullmatch(bare):
-        bare = "{}{}/{}".format(*found.groups())
+    if match := _PLAIN_FRACTION.fullmatch(bare):
+        bare = "{}{}/{}".format(*match.groups())
     if not _PLAIN.fullmatch(bare):
         return None
     numerator, _, denominator = bare.partition("/")
@@ -115,7 +115,7 @@ def plain_number(text: str) -> Fraction | None:
 
 def without_thousands(text: str) -> str:
     """Remove the commas that group the digits of a number; one that separates list items has a blank after it."""
-    return _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
+    return _THOUSANDS.sub(lambda match: match.group().replace(",", ""), text)
 
 
 def _value(text: str) -> Number:

@@ -97,11 +97,11 @@ class _Arithmetic:
             case str():
                 return point[formula] if formula in point else {"e": self.real.e, "pi": self.real.pi}[formula] * 1
             case (name, argument):
-                given = (self.value(argument, point),)
+                operands = (self.value(argument, point),)
             case (name, left, right):
-                given = (self.value(left, point), self.value(right, point))
+                operands = (self.value(left, point), self.value(right, point))
         try:
-            return self._checked(self._worked(name, *given))
+            return self._checked(self._worked(name, *operands))
         except (ZeroDivisionError, OverflowError, ValueError) as error:
             raise Unreadable from error
 

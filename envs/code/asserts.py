@@ -55,9 +55,9 @@ def read_asserts(source: str, name: str) -> tuple[Call, ...]:
 
 def call_name(source: str, defined: str) -> str:
     """Find the first function that assert statements call and ``defined`` defines; empty where there is none."""
-    known = {node.name for node in _nodes(defined) if isinstance(node, ast.FunctionDef)}
+    functions = {node.name for node in _nodes(defined) if isinstance(node, ast.FunctionDef)}
     calls = [node.func for node in _nodes(source) if isinstance(node, ast.Call)]
-    names = [call.id for call in calls if isinstance(call, ast.Name) and call.id in known]
+    names = [call.id for call in calls if isinstance(call, ast.Name) and call.id in functions]
     return names[0] if names else ""
 
 

@@ -129,16 +129,16 @@ def submission(text: str) -> str | None:
         >>> submission("First\n```solution\na\n```\nno, rather\n```solution\nb\n```\n")
         'b\n'
     """
-    found: str | None = None
+    content: str | None = None
     position = 0
     # Blocks are paired from the front: a fence that closes one block must not open another.
     while (opening := _OPEN.search(text, position)) is not None:
         closing = _CLOSE.search(text, opening.end())
         if closing is None:
             break
-        found = text[opening.end() + 1 : closing.start()]
+        content = text[opening.end() + 1 : closing.start()]
         position = closing.end()
-    return found
+    return content
 
 
 def problem_of(task: Task) -> Problem:

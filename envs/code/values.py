@@ -45,11 +45,11 @@ def described(value: object) -> object:
     text = json.dumps(describe(value))
     if len(text) > MAX_VALUE_CHARS:
         raise ValueError(f"an expected value takes more than {MAX_VALUE_CHARS} characters")
-    found = json.loads(text)
+    description = json.loads(text)
     # An object, a function or NaN: no submission could ever pass.
-    if not same_value(found, found):
+    if not same_value(description, description):
         raise ValueError("an expected value is of a kind that nothing is equal to")
-    return found
+    return description
 
 
 def read_claim(text: str | None) -> object:
@@ -134,10 +134,10 @@ def _by_key(pairs: object) -> Mapping[str, object] | None:
     """Turn pairs into a mapping by the keys' JSON; None where they are no pairs or two keys are one."""
     if not isinstance(pairs, list):
         return None
-    found: dict[str, object] = {}
+    by_key: dict[str, object] = {}
     for pair in cast(list[object], pairs):
         if not isinstance(pair, list) or len(cast(list[object], pair)) != 2:
             return None
         key, value = cast(list[object], pair)
-        found[key if isinstance(key, str) else json.dumps(key)] = value
-    return found if len(found) == len(cast(list[object], pairs)) else None
+        by_key[key if isinstance(key, str) else json.dumps(key)] = value
+    return by_key if len(by_key) == len(cast(list[object], pairs)) else None

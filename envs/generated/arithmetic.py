@@ -17,7 +17,7 @@ class Arithmetic(GeneratedEnv):
     1. One product or sum of two numbers.
     2. An expression of three numbers.
     3. A word problem with one operation or two.
-    4. Two steps; the second is told when the tool has answered the first.
+    4. Two steps; the second is revealed when the tool has answered the first.
     5. Three steps of that kind.
 
     The reward is 1 where the final answer's last ``\boxed{}`` holds the right number, written out: a calculation in
@@ -31,7 +31,7 @@ class Arithmetic(GeneratedEnv):
     instructions = r"Answer in \boxed{}."
 
     def make_task(self, split: str, level: int, index: int) -> Task:
-        """A problem of the level, its first step told."""
+        """Make a problem of the level, whose first step is the prompt."""
         problem = make_problem(split, level, index)
         return Task(id="", prompt=problem.prompts[0], answer=str(problem.values[-1]), data={"problem": problem})
 
@@ -40,18 +40,18 @@ class Arithmetic(GeneratedEnv):
         return equal(answer, task.answer, plain=True)
 
     def respond(self, episode: Episode) -> tuple[Message, ...]:
-        """Tell the next step once the tool has found the value of the step told last."""
+        """Return the next step as a message, once the tool has printed the value of the latest one."""
         problem = problem_of(episode.task)
         # The user also speaks where a turn was cut off.
         spoken = [message["content"] for message in episode.messages if message["role"] == "user"]
         # Counted from the messages, so that the environment keeps no state of its own.
-        told = sum(text in problem.prompts for text in spoken)
-        if told == len(problem.prompts) or not _found(problem.values[told - 1], episode):
+        revealed = sum(text in problem.prompts for text in spoken)
+        if revealed == len(problem.prompts) or not _was_printed(problem.values[revealed - 1], episode):
             return ()
-        return (Message(role="user", content=problem.prompts[told]),)
+        return (Message(role="user", content=problem.prompts[revealed]),)
 
     def working(self, task: Task) -> Sequence[str]:
-        """One program per step, each on the number that the one before gave."""
+        """Return one program for each step, which starts from the previous step's value."""
         return [f"print({calculation})" for calculation in problem_of(task).sums]
 
 
@@ -62,7 +62,7 @@ def problem_of(task: Task) -> ArithmeticProblem:
     return problem
 
 
-def _found(value: int, episode: Episode) -> bool:
+def _was_printed(value: int, episode: Episode) -> bool:
     """Return True if the tool has printed ``value``, as a number of its own, since the user's last message."""
     number = re.compile(rf"(?<![\w.,-]){value}(?!\w|[.,]\d)")
     runs = list(episode.tool_runs)

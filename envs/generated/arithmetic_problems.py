@@ -22,7 +22,7 @@ class ArithmeticProblem:
     """A problem of one step or several; all but the first stay hidden until the one before is solved."""
 
     expression: Expression
-    """The whole calculation, which decides the split."""
+    """The complete calculation, which decides the split."""
     prompts: tuple[str, ...]
     """The user's message at each step [n]."""
     sums: tuple[str, ...]
@@ -65,8 +65,7 @@ def write(expression: Expression, gap: str = "") -> str:
         return str(expression)
     sign, left, right = expression
     # a - (b - c) needs its parentheses, (a - b) - c does not.
-    first = _operand(left, "*" if sign == "*" else "", gap)
-    return f"{first}{gap}{sign}{gap}{_operand(right, sign, gap)}"
+    return f"{_operand(left, '*' if sign == '*' else '', gap)}{gap}{sign}{gap}{_operand(right, sign, gap)}"
 
 
 def _operand(expression: Expression, outer: str, gap: str) -> str:

@@ -85,11 +85,11 @@ class GeneratedEnv(ToolEnv):
         """Return True if the text in the box answers ``task``. Never raises, whatever the text."""
 
     def working(self, task: Task) -> Sequence[str]:
-        """Programs that a perfect player runs before it answers; none by default."""
+        """Return the programs that a perfect player runs before it answers; none by default."""
         return ()
 
     def gold(self, task: Task) -> Sequence[str]:
-        """The answer in the box, after a call for each program of ``working`` where there is the tool."""
+        """Return the answer in the box, after a call for each program of ``working`` where there is the tool."""
         codes = self.working(task) if self.tools else ()
         return [*(self.dialect.render("python", {"code": code}) for code in codes), rf"\boxed{{{task.answer}}}"]
 
@@ -97,19 +97,19 @@ class GeneratedEnv(ToolEnv):
         """Return the problems of ``split``, without end; with several levels, each has every n-th index."""
 
         def make(index: int) -> Task:
-            turn, place = divmod(index, len(self.chosen))
-            level = self.chosen[place]
-            return replace(self.make_task(split, level, turn), tags=(f"level:{level}",))
+            index_of_level, turn = divmod(index, len(self.chosen))
+            level = self.chosen[turn]
+            return replace(self.make_task(split, level, index_of_level), tags=(f"level:{level}",))
 
         return GeneratedTasks(f"{split}-{'-'.join(map(str, self.chosen))}", make)
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
-        """1 for the right answer in the last box of the final text, else 0; a box beside a tool call is no answer."""
+        """Return 1 for the right answer in the final text's last box, else 0; a box beside a tool call is no answer."""
         box = self._box(episode)
         return {"correct": float(box is not None and self.is_right(episode.task, box))}
 
     def answer_of(self, episode: Episode) -> str:
-        """What is in that box."""
+        """Return the content of that box."""
         return spelled(self._box(episode))
 
     def _box(self, episode: Episode) -> str | None:

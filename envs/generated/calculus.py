@@ -44,7 +44,7 @@ class Calculus(GeneratedEnv):
     instructions = r"Answer exactly, without decimals, in \boxed{}."
 
     def make_task(self, split: str, level: int, index: int) -> Task:
-        """A problem of the level."""
+        """Make a problem of the level."""
         problem = make_problem(split, level, index)
         return Task(id="", prompt=problem.prompt, answer=problem.answer, data={"kind": problem.kind})
 
@@ -81,8 +81,8 @@ def _numbers(text: str) -> list[Formula]:
     return [_read(piece) for piece in pieces]
 
 
-def _same_points(given: list[Formula], expected: list[Formula]) -> bool:
-    return len(given) == len(expected) and all(any(agree(one, point) for one in given) for point in expected)
+def _same_points(answers: list[Formula], expected: list[Formula]) -> bool:
+    return len(answers) == len(expected) and all(any(agree(answer, point) for answer in answers) for point in expected)
 
 
 def _same_function(left: Formula, right: Formula, seed: int) -> bool:

@@ -172,13 +172,13 @@ def _limit(rng: random.Random) -> Sketch:
         lambda: (sympy.sqrt(x**2 + sign * a * x + b) - x, oo, ratio(sign * a, 2)),
         lambda: ((sign * a * x**2 + b * x + c) / (c * x**2 + a), oo, ratio(sign * a, c)),
     )
-    function, place, value = rng.choice(rules)()
+    function, target, value = rng.choice(rules)()
 
     def finish() -> CalculusProblem:
-        prompt = rf"Compute $\lim_{{x \to {_latex(place)}}} \left({_latex(function)}\right)$."
+        prompt = rf"Compute $\lim_{{x \to {_latex(target)}}} \left({_latex(function)}\right)$."
         return CalculusProblem(prompt=prompt, answer=_latex(value), kind="number")
 
-    return Sketch(key=f"limit {function} at {place}", finish=finish)
+    return Sketch(key=f"limit {function} at {target}", finish=finish)
 
 
 def _cancelled(a: int, b: int, c: int, sign: int) -> Any:
@@ -216,7 +216,8 @@ def _with_critical_points(roots: list[int], factor: int) -> Any:
     degree = len(derivative)
     # Integration divides by each power: the common multiple keeps the coefficients whole.
     scale = math.lcm(*range(1, degree + 1)) * (1 if factor > 0 else -1)
-    return sum(scale * number // (degree - place) * _x() ** (degree - place) for place, number in enumerate(derivative))
+    powers = range(degree, 0, -1)
+    return sum(scale * number // power * _x() ** power for power, number in zip(powers, derivative, strict=True))
 
 
 def _quadratic(a: int, b: int, c: int) -> list[Any]:

@@ -101,12 +101,12 @@ def key_of(puzzle: Puzzle) -> str:
 def _puzzle(rng: random.Random, count: int) -> Puzzle:
     while True:
         numbers = tuple(rng.randrange(1, _LARGEST_NUMBER + 1) for _ in range(count))
-        found: list[tuple[int, Formula]] = [(number, Fraction(number)) for number in numbers]
-        while len(found) > 1:
-            left = found.pop(rng.randrange(len(found)))
-            right = found.pop(rng.randrange(len(found)))
-            found.append(_combined(rng, left, right))
-        ((target, solution),) = found
+        terms: list[tuple[int, Formula]] = [(number, Fraction(number)) for number in numbers]
+        while len(terms) > 1:
+            left = terms.pop(rng.randrange(len(terms)))
+            right = terms.pop(rng.randrange(len(terms)))
+            terms.append(_combined(rng, left, right))
+        ((target, solution),) = terms
         # A target that is one of the numbers would look solved before the others are used.
         if target in _TARGETS and target not in numbers:
             return Puzzle(numbers=numbers, target=target, solution=solution)
@@ -114,13 +114,13 @@ def _puzzle(rng: random.Random, count: int) -> Puzzle:
 
 def _combined(rng: random.Random, left: tuple[int, Formula], right: tuple[int, Formula]) -> tuple[int, Formula]:
     """Combine two values by an operation whose result is a positive integer and not too large."""
-    (a, first), (b, second) = (left, right) if left[0] >= right[0] else (right, left)
-    ways: list[tuple[int, Formula]] = [(a + b, ("+", first, second))]
+    (a, larger), (b, smaller) = (left, right) if left[0] >= right[0] else (right, left)
+    results: list[tuple[int, Formula]] = [(a + b, ("+", larger, smaller))]
     if a > b:
-        ways.append((a - b, ("-", first, second)))
+        results.append((a - b, ("-", larger, smaller)))
     # A product with 1, or a quotient by it, would leave one number without effect.
     if b > 1 and a * b <= _LARGEST_STEP:
-        ways.append((a * b, ("*", first, second)))
+        results.append((a * b, ("*", larger, smaller)))
     if b > 1 and a % b == 0:
-        ways.append((a // b, ("/", first, second)))
-    return ways[rng.randrange(len(ways))]
+        results.append((a // b, ("/", larger, smaller)))
+    return results[rng.randrange(len(results))]

@@ -123,14 +123,14 @@ def _values(answer: str, unknowns: str) -> list[Fraction] | None:
     pieces = _SEPARATOR.split(_unwrapped(answer))
     if len(pieces) != len(unknowns):
         return None
-    given: dict[str, Fraction] = {}
+    values: dict[str, Fraction] = {}
     for unknown, piece in zip(unknowns, pieces, strict=True):
         name, equals, text = piece.partition("=")
         number = _number(text if equals else name)
         if number is None:
             return None
-        given[name.strip() if equals else unknown] = number
-    return [given[name] for name in unknowns] if set(given) == set(unknowns) else None
+        values[name.strip() if equals else unknown] = number
+    return [values[name] for name in unknowns] if set(values) == set(unknowns) else None
 
 
 def _unwrapped(answer: str) -> str:
@@ -244,5 +244,5 @@ def _singular(rng: random.Random, count: int) -> System:
     # In a fixed place the dependent equation would give the answer away.
     order = rng.sample(range(count), count)
     return System(
-        rows=tuple(rows[place] for place in order), right=tuple(right[place] for place in order), kind=kind, solution=()
+        rows=tuple(rows[index] for index in order), right=tuple(right[index] for index in order), kind=kind, solution=()
     )

@@ -6,7 +6,7 @@ Shapes are compared first, then values, from the outside in:
 - ``x = 5`` is as good as ``5`` where only one of the two has the name; two different names are two equations;
 - ``(1, 2)``, ``[1, 2]`` and their mixtures keep brackets and order; ``\{1, 2\}``, ``2, 1``, ``1 or 2`` and ``\pm 1``
   are sets; neither is ever the other;
-- two units must be the same one, one alone may be left out; likewise the base of ``1011_2``; ``50\%`` equals ``50``
+- two units must be the same; a unit on one side only is ignored, as is the base of ``1011_2``; ``50\%`` equals ``50``
   and ``0.5``, since a question may ask for either;
 - words are compared as words: ``\text{(C)}`` with ``C``;
 - where a literal number is expected, only the same number, literal and evaluated, will do: ``2/4`` for ``1/2``, but not
@@ -85,8 +85,7 @@ def verified(answer: str, expected: str) -> bool:
 
     # The process has a timer of its own.
     options: dict[str, Any] = {"extraction_config": [LatexExtractionConfig()], "parsing_timeout": None}
-    given, wanted = (parse(rf"\boxed{{{text}}}", **options) for text in (answer, expected))
-    return _verified(given, wanted)
+    return _verified(*(parse(rf"\boxed{{{text}}}", **options) for text in (answer, expected)))
 
 
 def _same(answer: str, expected: str, problem: str, depth: int) -> bool:
@@ -148,22 +147,22 @@ def _single(answer: str, expected: str, problem: str) -> bool:
     left, right = quantity(answer), quantity(expected)
     if left.contradicts(right) or not left.value or not right.value:
         return False
-    wanted, given = number(right.value), number(left.value)
+    literal, wanted = number(left.value), number(right.value)
     if wanted is not None:
-        right_worth = given is not None and given.finished and _worth(given, left, wanted, right)
-        return right_worth and number_fits(left.value, right.value, problem)
+        same_worth = literal is not None and literal.finished and _same_worth(literal, left, wanted, right)
+        return same_worth and number_fits(left.value, right.value, problem)
     if _CLOCK.fullmatch(right.value):
         return False
     return _formulas(left.value, right.value, problem)
 
 
-def _worth(given: "Number", left: Quantity, wanted: "Number", right: Quantity) -> bool:
+def _same_worth(literal: "Number", left: Quantity, wanted: "Number", right: Quantity) -> bool:
     if left.percent == right.percent:
-        return given.value == wanted.value
+        return literal.value == wanted.value
     # The per cent sign is on one side only: 50% may be written 50 or 0.5.
-    hundredth = given.value / 100 if left.percent else given.value * 100
+    rescaled = literal.value / 100 if left.percent else literal.value * 100
     # 12/80 for 15% is a division that is left to do.
-    return wanted.value == given.value or (wanted.value == hundredth and not unreduced(left.value))
+    return wanted.value == literal.value or (wanted.value == rescaled and not unreduced(left.value))
 
 
 def _formulas(answer: str, expected: str, problem: str) -> bool:
@@ -197,12 +196,12 @@ def _same_values(left: sympy.Expr, right: sympy.Expr) -> bool | None:
     """Return True if two expressions have the same value wherever both are real; None where no value can be found."""
     symbols = sorted(left.free_symbols | right.free_symbols, key=str)
     pairs = [(_value(left, point), _value(right, point)) for point in _points(symbols)]
-    known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    if len(known) < min(3, len(pairs)):
+    defined = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if len(defined) < min(3, len(pairs)):
         return None
     # At a negative point a root may take another complex branch: real values decide where there are enough of them.
-    real = [(a, b) for a, b in known if a.is_real and b.is_real]
-    close = all(_close(a, b) for a, b in (real if len(real) >= 3 else known))
+    real = [(a, b) for a, b in defined if a.is_real and b.is_real]
+    close = all(_close(a, b) for a, b in (real if len(real) >= 3 else defined))
     return close and _exactly(left, right, next(_points(symbols)))
 
 
@@ -212,31 +211,31 @@ def _exactly(left: sympy.Expr, right: sympy.Expr, point: Point) -> bool:
     Within 900 digits a decimal of an irrational number differs, and so does a difference quotient unless its step is
     minute; such a step is found among the parts of ``left``.
     """
-    one, other = _value(left, point, _MANY_DIGITS), _value(right, point, _MANY_DIGITS)
-    if one is None or other is None or abs(one - other) > _MANY_AGREE * max(abs(one), abs(other)):
+    a, b = _value(left, point, _MANY_DIGITS), _value(right, point, _MANY_DIGITS)
+    if a is None or b is None or abs(a - b) > _MANY_AGREE * max(abs(a), abs(b)):
         return False
     return _smallest(left, point) >= _NEAR_ZERO * _smallest(right, point) ** 2
 
 
 def _smallest(tree: sympy.Expr, point: Point) -> float:
-    """Return the least absolute value of any part of ``tree``, zeros left out, and at most 1."""
+    """Return the least absolute value of any part of ``tree`` but zeros, and at most 1."""
     sizes = [abs(part.evalf(15, subs=point)) for part in sympy.preorder_traversal(tree) if isinstance(part, sympy.Expr)]
     return min((float(size) for size in sizes if size.is_Float and size), default=1.0)
 
 
 def _same_equations(left: sympy.Eq, right: sympy.Eq) -> bool:
     """Return True if one is a multiple of the other, or both have the same solutions and at least one."""
-    one, other = _difference(left), _difference(right)
-    if one is None or other is None:
+    answer, expected = _difference(left), _difference(right)
+    if answer is None or expected is None:
         return _verified(left, right)
-    symbols = sorted(one.free_symbols | other.free_symbols, key=str)
-    values = [(_value(one, point), _value(other, point)) for point in _points(symbols)]
+    symbols = sorted(answer.free_symbols | expected.free_symbols, key=str)
+    values = [(_value(answer, point), _value(expected, point)) for point in _points(symbols)]
     # A multiple has the same factor at every point.
     factors = [a / b for a, b in values if a is not None and b is not None and not a.is_zero and not b.is_zero]
     if len(factors) > 2 and all(_close(factor, factors[0]) for factor in factors):
         return True
     # Equations without a solution would all have the same (empty) set of solutions.
-    return one.free_symbols == other.free_symbols and bool(sympy.solve(right)) and _verified(left, right)
+    return answer.free_symbols == expected.free_symbols and bool(sympy.solve(right)) and _verified(left, right)
 
 
 def _difference(equation: sympy.Eq) -> sympy.Expr | None:

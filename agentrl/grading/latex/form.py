@@ -109,7 +109,7 @@ def _isolated(tree: Tree) -> set[Any]:
     """Return the letters that the equation ``tree`` is solved for."""
     sides: tuple[Any, ...] = tree.args if isinstance(tree, sympy.Eq) else ()
     pairs = zip(sides, sides[::-1], strict=True)
-    return {one for one, other in pairs if one.is_Symbol and one not in other.free_symbols}
+    return {side for side, other in pairs if side.is_Symbol and side not in other.free_symbols}
 
 
 def _restates(text: str, answer: Tree, expected: Tree, problem: str) -> bool:

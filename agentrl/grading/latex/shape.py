@@ -83,10 +83,10 @@ def named(text: str) -> tuple[str, str]:
         >>> named("f(x) = x^2"), named("5")
         (('f(x)', 'x^2'), ('', '5'))
     """
-    found = _NAME.match(text)
-    if not found:
+    match = _NAME.match(text)
+    if not match:
         return "", text
-    return "".join(found.group(1).split()), text[found.end() :]
+    return "".join(match.group(1).split()), text[match.end() :]
 
 
 def collection(text: str) -> tuple[Kind, tuple[str, ...]]:
@@ -132,11 +132,11 @@ def _closes_last(text: str) -> bool:
 
 def _split(text: str) -> list[str]:
     depths, parts, start = _depths(text), list[str](), 0
-    for found in _SEPARATOR.finditer(text):
+    for match in _SEPARATOR.finditer(text):
         # \text{and} opens a brace of its own, which is closed again after its last character.
-        if depths[found.end() - 1] == 0:
-            parts.append(text[start : found.start()])
-            start = found.end()
+        if depths[match.end() - 1] == 0:
+            parts.append(text[start : match.start()])
+            start = match.end()
     # "1, 2, and 3" has nothing between its last two separators.
     return [part.strip() for part in [*parts, text[start:]] if part.strip()] or [""]
 
@@ -160,19 +160,19 @@ def number(text: str) -> Number | None:
     if len(text) > _MAX_DIGITS:
         return None
     for pattern, read in _READERS:
-        if found := pattern.fullmatch(text):
-            return read(found)
+        if match := pattern.fullmatch(text):
+            return read(match)
     value = plain_number(text)
     return None if value is None else Number(value=value, finished=True)
 
 
-def _scientific(found: re.Match[str]) -> Number | None:
-    return Number(value=Fraction(found.group(1)) * Fraction(10) ** int(found.group(2)), finished=True)
+def _scientific(match: re.Match[str]) -> Number | None:
+    return Number(value=Fraction(match.group(1)) * Fraction(10) ** int(match.group(2)), finished=True)
 
 
-def _mixed(found: re.Match[str]) -> Number | None:
-    sign, whole = found.group(1, 2)
-    part = _quotient(*(found.group(3, 4) if found.group(3) else found.group(5, 6)))
+def _mixed(match: re.Match[str]) -> Number | None:
+    sign, whole = match.group(1, 2)
+    part = _quotient(*(match.group(3, 4) if match.group(3) else match.group(5, 6)))
     if part is None:
         return None
     value = int(whole) + part.value
@@ -180,10 +180,10 @@ def _mixed(found: re.Match[str]) -> Number | None:
     return Number(value=-value if sign == "-" else value, finished=part.finished and part.value < 1)
 
 
-def _fraction(found: re.Match[str]) -> Number | None:
-    above, below = found.group(3, 4) if found.group(3) else found.group(5, 6)
+def _fraction(match: re.Match[str]) -> Number | None:
+    above, below = match.group(3, 4) if match.group(3) else match.group(5, 6)
     part = _quotient(above, below)
-    negative = (found.group(1) == "-") != (found.group(2) == "-")
+    negative = (match.group(1) == "-") != (match.group(2) == "-")
     return part and Number(value=-part.value if negative else part.value, finished=part.finished)
 
 
@@ -195,8 +195,8 @@ def _quotient(above: str, below: str) -> Number | None:
     return Number(value=value, finished=value.denominator > 1)
 
 
-def _repeating(found: re.Match[str]) -> Number | None:
-    whole, digits, period = found.groups()
+def _repeating(match: re.Match[str]) -> Number | None:
+    whole, digits, period = match.groups()
     scale = 10 ** len(digits)
     tail = Fraction(int(digits or 0), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))
     size = abs(int(whole)) + tail if whole.strip("+-") else tail
@@ -214,8 +214,8 @@ def words(text: str) -> str | None:
     or two bare letters may be a formula.
     """
     inner = text
-    if found := re.fullmatch(r"\\text *\{([^{}]*)\}", text):
-        inner = found.group(1).strip()
+    if match := re.fullmatch(r"\\text *\{([^{}]*)\}", text):
+        inner = match.group(1).strip()
     if choice := re.fullmatch(r"\(([A-Za-z])\)", inner):
         return choice.group(1).lower()
     if inner is text and re.fullmatch(r"[A-Za-z]{1,2}", text):

@@ -79,9 +79,9 @@ def imaginary(tree: Any) -> Any:
     return tree.xreplace({LETTER_I: sympy.I})
 
 
-def _as_fraction(found: re.Match[str]) -> str:
+def _as_fraction(match: re.Match[str]) -> str:
     # A decimal is exact: 0.1 is a tenth, not the nearest binary float.
-    return rf"(\frac{{{int(found.group(1) + found.group(2))}}}{{{10 ** len(found.group(2))}}})"
+    return rf"(\frac{{{int(match.group(1) + match.group(2))}}}{{{10 ** len(match.group(2))}}})"
 
 
 def _tame(tree: Tree) -> None:

@@ -41,20 +41,20 @@ def quantity(text: str) -> Quantity:
     for sign, unit in _CURRENCY:
         if text.startswith(sign):
             return Quantity(value=text[len(sign) :].strip(), unit=unit)
-    if found := _PERCENT.search(text):
-        return Quantity(value=text[: found.start()].strip(), percent=True)
+    if match := _PERCENT.search(text):
+        return Quantity(value=text[: match.start()].strip(), percent=True)
     # A unit with nothing before it is a text of its own.
-    if (found := _DEGREES.search(text)) and found.start():
-        return Quantity(value=text[: found.start()].strip(), unit="degree")
-    if found := _BASE.fullmatch(text):
-        return Quantity(value=found.group(1), unit=f"base {found.group(2) or found.group(3)}")
-    if (found := _TEXT.search(text)) and found.start():
-        return Quantity(value=text[: found.start()].strip(), unit=_usual(found.group(1), found.group(2)))
-    if found := _PLAIN.search(text):
-        value = text[: found.end(1)]
+    if (match := _DEGREES.search(text)) and match.start():
+        return Quantity(value=text[: match.start()].strip(), unit="degree")
+    if match := _BASE.fullmatch(text):
+        return Quantity(value=match.group(1), unit=f"base {match.group(2) or match.group(3)}")
+    if (match := _TEXT.search(text)) and match.start():
+        return Quantity(value=text[: match.start()].strip(), unit=_usual(match.group(1), match.group(2)))
+    if match := _PLAIN.search(text):
+        value = text[: match.end(1)]
         # Letters after anything but a literal number may be variables.
         if number(value) is not None:
-            return Quantity(value=value, unit=_usual(found.group(2), found.group(3)))
+            return Quantity(value=value, unit=_usual(match.group(2), match.group(3)))
     return Quantity(value=text)
 
 
