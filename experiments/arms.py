@@ -115,11 +115,11 @@ def _stale(arm: Arm, loss: str, staleness: int) -> Arm:
 
 
 STALE: Mapping[str, tuple[Arm, str, str]] = {
-    one.name: (one, arm.name, _passes(loss, 1).name)
+    stale.name: (stale, arm.name, _passes(loss, 1).name)
     for staleness in (0, 2, 8)
     for arm in (GRPO, POOLED)
     for loss in ("ppo_clip", "ctpo")
-    for one in [_stale(arm, loss, staleness)]
+    for stale in [_stale(arm, loss, staleness)]
 }
 """The twelve arms of part F, each with the arms of C and of E that it has its rate from."""
 

@@ -35,11 +35,11 @@ class Reached:
 def levels(row: Row) -> list[tuple[int, float]]:
     """List tokens sampled so far, and the mean success of the last three steps, from the third step on."""
     tokens = list(accumulate(row["tokens"]))
-    found: list[tuple[int, float]] = []
+    levels_so_far: list[tuple[int, float]] = []
     for end in range(WINDOW, len(tokens) + 1):
         won, played = (sum(row[key][end - WINDOW : end]) for key in ("successes", "episodes"))
-        found.append((tokens[end - 1], won / played))
-    return found
+        levels_so_far.append((tokens[end - 1], won / played))
+    return levels_so_far
 
 
 def reached(row: Row, target: float) -> Reached:
@@ -52,12 +52,12 @@ def reached(row: Row, target: float) -> Reached:
 
 def by_arm(rows: Iterable[Row], purpose: str) -> dict[Key, dict[int, Row]]:
     """Sort runs by arm and rewards, and by seed."""
-    found: dict[Key, dict[int, Row]] = defaultdict(dict)
+    runs: dict[Key, dict[int, Row]] = defaultdict(dict)
     for row in rows:
         unit = row["unit"]
         if unit["purpose"] == purpose:
-            found[unit["arm"], unit["rewards"]][unit["seed"]] = row
-    return dict(found)
+            runs[unit["arm"], unit["rewards"]][unit["seed"]] = row
+    return dict(runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Contrast:
         return mcnemar(self.fewer, self.more)
 
     def p(self, ratio: float = 1.0) -> float:
-        """Give the share of resampled means above a ratio, doubled: small where B needs fewer tokens than that."""
+        """Return the share of resampled means above a ratio, doubled: small where B needs fewer tokens than that."""
         if len(self.logs) < 2:
             return 1.0
         drawn = np.random.default_rng(1).integers(len(self.logs), size=(_RESAMPLES, len(self.logs)))
@@ -91,7 +91,7 @@ class Contrast:
         return min(1.0, 2 * max(above, 1 / _RESAMPLES))
 
     def words(self) -> str:
-        """Say it."""
+        """Return the comparison in words."""
         pairs = self.fewer + self.more
         if not self.logs:
             return f"no pair got there; fewer tokens in {self.fewer} of {pairs} pairs"
@@ -113,7 +113,7 @@ def contrast(a: Mapping[int, Row], b: Mapping[int, Row], target: float) -> Contr
     if other := [seed for seed in seeds if a[seed]["warm"] != b[seed]["warm"]]:
         raise ValueError(f"the runs of seed {other[0]} began with different weights")
     pairs = [(reached(a[seed], target), reached(b[seed], target)) for seed in seeds]
-    logs = [math.log(one.tokens / other.tokens) for other, one in pairs if not (one.censored or other.censored)]
+    logs = [math.log(of_b.tokens / of_a.tokens) for of_a, of_b in pairs if not (of_a.censored or of_b.censored)]
     fewer, more = _ranks(pairs)
     low, high = bootstrap(logs) if logs else (-math.inf, math.inf)
     middle = math.fsum(logs) / len(logs) if logs else 0.0
@@ -133,9 +133,9 @@ def _ranks(pairs: Sequence[tuple[Reached, Reached]]) -> tuple[int, int]:
 
 def holm(values: Mapping[str, float]) -> dict[str, float]:
     """Correct p values for their number (Holm 1979)."""
-    found: dict[str, float] = {}
+    corrected: dict[str, float] = {}
     highest = 0.0
-    for rank, (name, value) in enumerate(sorted(values.items(), key=lambda one: one[1])):
+    for rank, (name, value) in enumerate(sorted(values.items(), key=lambda pair: pair[1])):
         highest = max(highest, min(1.0, (len(values) - rank) * value))
-        found[name] = highest
-    return found
+        corrected[name] = highest
+    return corrected

@@ -158,7 +158,9 @@ def ratios(old: Policy, new: Policy) -> dict[str, dict[str, dict[str, float]]]:
     The old policy plays; the truth is the new policy's gradient. There is no baseline and no window.
     """
     before, after = old.world(), new.world()
-    logp, old_logp = (torch.cat([one.logp(one.logits, episode) for episode in one.episodes()]) for one in (new, old))
+    logp, old_logp = (
+        torch.cat([policy.logp(policy.logits, episode) for episode in policy.episodes()]) for policy in (new, old)
+    )
     lengths = before.starts.diff()
     total = cumulative_log_ratio(logp, old_logp, before.starts)
     whole = torch.repeat_interleave(total[before.starts[1:] - 1], lengths)

@@ -36,15 +36,15 @@ def _of(part: str, make: Maker) -> Maker:
 
     def made(rows: Rows) -> str:
         text = make(rows)
-        told = "" if text == NOT_RUN else so_far(part, rows)
-        return f"{text}\n\n{told}" if told else text
+        progress = "" if text == NOT_RUN else so_far(part, rows)
+        return f"{text}\n\n{progress}" if progress else text
 
     return made
 
 
 TABLES: Mapping[str, Maker] = {
     "statements": lambda rows: written(
-        [one for module in _MODULES for one in module.verdicts(rows)]
+        [verdict for module in _MODULES for verdict in module.verdicts(rows)]
     ),
     "table 1": show_exact.estimators,
     "table 1a": show_exact.pools,
@@ -116,9 +116,9 @@ def read_all(folder: Path = FOLDER) -> Rows:
 
 def differing(docs: Path, files: Mapping[str, str]) -> list[str]:
     """List files that are not as they would be made, and figures that would not be made."""
-    there = {f"results/{path.name}" for path in (docs / "results").glob("*.svg")}
+    drawn = {f"results/{path.name}" for path in (docs / "results").glob("*.svg")}
     wrong = [name for name, text in files.items() if _text(docs / name) != text]
-    return sorted({*wrong, *(there - files.keys())})
+    return sorted({*wrong, *(drawn - files.keys())})
 
 
 def _text(path: Path) -> str:

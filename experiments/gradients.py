@@ -51,7 +51,7 @@ def token_gradients(model: Any, tokens: Tensor, sampled: Tensor, projection: Pro
     Args:
         model: a causal language model with attention of its own, every parameter of which is trained.
         tokens: of the row [T].
-        sampled: places of its sampled tokens [n], none the first.
+        sampled: indices of its sampled tokens [n], none of them the first token.
         projection: of gradients.
         temperature: that they were sampled at.
 
@@ -73,7 +73,7 @@ def _side_by_side(
     with ExitStack() as stack:
         for module in model.modules():
             if list(module.parameters(recurse=False)):
-                hook = module.register_forward_hook(lambda one, given, out: seen.append((one, given[0], out)))
+                hook = module.register_forward_hook(lambda layer, inputs, out: seen.append((layer, inputs[0], out)))
                 stack.callback(hook.remove)
         # What comes after the last of them is not read.
         hidden = model.base_model(tokens[:length].expand(count, length), use_cache=False).last_hidden_state
@@ -81,33 +81,33 @@ def _side_by_side(
         logits = model.get_output_embeddings()(hidden[copies, sampled - 1, None])[:, 0]
     logp = torch.log_softmax(logits.float() / temperature, -1)[copies, tokens[sampled]]
     deltas = torch.autograd.grad(logp.sum(), [out for _, _, out in seen])
-    found = torch.zeros(count, projection.width)
-    for (module, given, _), delta in zip(seen, deltas, strict=True):
-        for weight, gradient in _by_parameter(module, given.detach(), delta):
-            _project(found, gradient.flatten(1), projection, offsets[id(weight)])
-    return found
+    projected = torch.zeros(count, projection.width)
+    for (module, inputs, _), delta in zip(seen, deltas, strict=True):
+        for weight, gradient in _by_parameter(module, inputs.detach(), delta):
+            _project(projected, gradient.flatten(1), projection, offsets[id(weight)])
+    return projected
 
 
-def _by_parameter(module: nn.Module, given: Tensor, delta: Tensor) -> Sequence[tuple[nn.Parameter, Tensor]]:
+def _by_parameter(module: nn.Module, inputs: Tensor, delta: Tensor) -> Sequence[tuple[nn.Parameter, Tensor]]:
     """Each of a module's parameters, and its gradient in each copy [n, …], from that by the module's output."""
     if isinstance(module, nn.Linear):
         bias = [] if module.bias is None else [(module.bias, delta.sum(1))]
-        return [(module.weight, delta.transpose(1, 2) @ given), *bias]
+        return [(module.weight, delta.transpose(1, 2) @ inputs), *bias]
     (weight,) = module.parameters(recurse=False)
     if isinstance(module, nn.Embedding):
-        zeros = torch.zeros(len(given), *weight.shape)
-        return [(weight, zeros.scatter_add(1, given[..., None].expand_as(delta), delta))]
+        zeros = torch.zeros(len(inputs), *weight.shape)
+        return [(weight, zeros.scatter_add(1, inputs[..., None].expand_as(delta), delta))]
     # A norm multiplies what it has normalised with its weight.
-    plain = functional_call(module, {"weight": torch.ones_like(weight)}, (given,))
+    plain = functional_call(module, {"weight": torch.ones_like(weight)}, (inputs,))
     return [(weight, (delta * plain).flatten(1, -2).sum(1))]
 
 
-def _project(found: Tensor, gradient: Tensor, projection: Projection, offset: int) -> None:
+def _project(total: Tensor, gradient: Tensor, projection: Projection, offset: int) -> None:
     here = slice(offset, offset + gradient.shape[1])
     if projection.exact:
-        found[:, here] += gradient
+        total[:, here] += gradient
     else:
-        found.index_add_(1, projection.place[here], gradient * projection.sign[here])
+        total.index_add_(1, projection.column[here], gradient * projection.sign[here])
 
 
 def _offsets(parameters: Sequence[Tensor]) -> list[int]:
@@ -121,8 +121,8 @@ def record(model: Any, batch: Batch, temperature: float, width: int) -> Recorded
     logp, sum_sq, gradients = [], [], []
     for row in range(len(batch)):
         begin, end = batch.row_starts[row : row + 2].tolist()
-        first, last = batch.starts[row : row + 2].tolist()
-        tokens, sampled = batch.tokens[begin:end], batch.sampled[first:last] - begin
+        start, last = batch.starts[row : row + 2].tolist()
+        tokens, sampled = batch.tokens[begin:end], batch.sampled[start:last] - begin
         with torch.no_grad():
             log_p = torch.log_softmax(model(tokens[None]).logits[0, sampled - 1].float() / temperature, -1)
         logp.append(log_p.gather(1, tokens[sampled][:, None])[:, 0])
@@ -151,9 +151,9 @@ def shares(recorded: Recorded) -> dict[str, float]:
     layout = Rows.of(recorded.batch.starts, recorded.batch.rewards)
     ret, energy = layout.sum(recorded.batch.rewards), layout.sum(recorded.energy)
     squared = scores(recorded).double().square().sum(1)
-    told = {"p": ret.mean(), "beta_W": (energy * ret).sum() / energy.sum()}
-    told |= {"beta_S": (squared * ret).sum() / squared.sum(), "e": squared.mean()}
-    return {name: digits(float(value), 5) for name, value in told.items()}
+    measured = {"p": ret.mean(), "beta_W": (energy * ret).sum() / energy.sum()}
+    measured |= {"beta_S": (squared * ret).sum() / squared.sum(), "e": squared.mean()}
+    return {name: digits(float(value), 5) for name, value in measured.items()}
 
 
 def compare(recorded: Recorded, size: int, draws: int) -> dict[str, dict[str, list[float]]]:
@@ -165,18 +165,18 @@ def compare(recorded: Recorded, size: int, draws: int) -> dict[str, dict[str, li
     """
     generator = torch.Generator().manual_seed(size)
     whole_rows = scores(recorded)
-    found: list[Tensor] = []
+    drawn_pairs: list[Tensor] = []
     for _ in range(draws):
-        first, second, rest = drawn(recorded.batch.group, size, generator)
-        pair = [gradients_of(recorded, rows, ARMS, "seq_mean_token_sum") for rows in (first, second)]
-        towards = [_unbiased(recorded, whole_rows, torch.cat([rows, rest])) for rows in (second, first)]
+        a_rows, b_rows, rest = drawn(recorded.batch.group, size, generator)
+        pair = [gradients_of(recorded, rows, ARMS, "seq_mean_token_sum") for rows in (a_rows, b_rows)]
+        towards = [_unbiased(recorded, whole_rows, torch.cat([rows, rest])) for rows in (b_rows, a_rows)]
         f, s, by_f, by_s = map(without_each, (*pair, *towards))
         along = ((f * by_f).sum(-1) + (s * by_s).sum(-1)) / 2
-        found.append(torch.stack([(f - s).square().sum(-1) / 2, (f * s).sum(-1), along]))
-    mean = torch.stack(found).mean(0)
+        drawn_pairs.append(torch.stack([(f - s).square().sum(-1) / 2, (f * s).sum(-1), along]))
+    mean = torch.stack(drawn_pairs).mean(0)
     names = ("noise", "signal", "along")
     return {
-        arm: {name: [digits(value, 5) for value in mean[place, number].tolist()] for place, name in enumerate(names)}
+        arm: {name: [digits(value, 5) for value in mean[index, number].tolist()] for index, name in enumerate(names)}
         for number, arm in enumerate(ARMS)
     }
 
@@ -188,9 +188,9 @@ def _unbiased(recorded: Recorded, whole_rows: Tensor, rows: Tensor) -> Tensor:
     energy = recorded.energy[batch.index]
     credit = ogb(batch.rewards, energy, batch.starts, batch.group, pool=math.inf) * recorded.weights[batch.index]
     counts = batch.group.bincount()
-    found = torch.zeros(len(counts), whole_rows.shape[1], dtype=torch.float64)
+    sums = torch.zeros(len(counts), whole_rows.shape[1], dtype=torch.float64)
     each = (credit[batch.starts[:-1], None] * whole_rows[rows]).double()
-    return found.index_add(0, batch.group, each) / counts[:, None]
+    return sums.index_add(0, batch.group, each) / counts[:, None]
 
 
 def units(name: str, sizes: Sequence[int], draws: int) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from arms import PRESET, WARM, Unit, overrides, settings_of
 from rows import FOLDER, RowFile, commit_of, digits
-from schedule import known, left_of, seconds
+from schedule import left_of, ready_units, seconds
 from work import PLACE, Limits, claimed, tidy
 
 from agentrl.config import load_config
@@ -64,12 +64,12 @@ class Books(dict[str, list[dict[str, Any]]]):
             self[part] = file.rows
 
     def has(self, unit: Unit) -> bool:
-        """Tell whether a unit has a row."""
+        """Return True if a unit has a row."""
         return self._files[unit["part"]].has(unit)
 
-    def add(self, unit: Unit, **found: Any) -> None:
+    def add(self, unit: Unit, **results: Any) -> None:
         """Add the row of a unit."""
-        self._files[unit["part"]].add(unit, **found)
+        self._files[unit["part"]].add(unit, **results)
 
 
 class _PausingBar:
@@ -101,29 +101,29 @@ class _PausingDisplay(Display):
 
 def name_of(unit: Unit) -> str:
     """Name the folder of a unit at work."""
-    told = hashlib.sha256(repr(sorted(unit.items())).encode()).hexdigest()[:10]
-    return "-".join(str(word) for word in (unit["part"], unit["seed"], told))
+    digest = hashlib.sha256(repr(sorted(unit.items())).encode()).hexdigest()[:10]
+    return "-".join(str(word) for word in (unit["part"], unit["seed"], digest))
 
 
-def start_warm(seed: int, folder: Path, place: Path, display: Display) -> float:
+def start_warm(seed: int, folder: Path, root: Path, display: Display) -> float:
     """Make the warm start of a seed in ``folder``; return its success on training tasks."""
     tidy(folder / "run")
     own = {"run.dir": str(folder), "run.name": "run", "run.seed": seed}
     run = train(load_config(preset=PRESET, overrides=overrides({**WARM, **own})), display, sft_only=True)
-    kept = weights_of(seed, place)
-    tidy(kept)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(run / "checkpoints" / "step-000000", kept)
+    weights = weights_of(seed, root)
+    tidy(weights)
+    weights.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(run / "checkpoints" / "step-000000", weights)
     return float(read_jsonl(run / "evals.jsonl")[-1]["success"])
 
 
-def weights_of(seed: int, place: Path) -> Path:
+def weights_of(seed: int, root: Path) -> Path:
     """Name the folder that keeps a seed's warm start."""
-    return place / "warm" / f"seed-{seed}"
+    return root / "warm" / f"seed-{seed}"
 
 
 def fingerprint(weights: Path) -> str:
-    """Tell weights apart: all arms of a seed are to begin with the same."""
+    """Compute a hash of weights: all arms of a seed are to begin with the same."""
     return hashlib.sha256((weights / "model.safetensors").read_bytes()).hexdigest()[:12]
 
 
@@ -145,10 +145,10 @@ def learn(unit: Unit, folder: Path, weights: Path, commit: str, display: Display
         if "was finite" not in str(error):
             raise
         failed = {"failed": str(error)}
-    return {**told(run), **failed, "warm": fingerprint(weights)}
+    return {**results_of(run), **failed, "warm": fingerprint(weights)}
 
 
-def told(run: Path) -> dict[str, Any]:
+def results_of(run: Path) -> dict[str, Any]:
     """Gather from a run's folder what its row holds."""
     steps, evals = read_jsonl(run / "metrics.jsonl"), read_jsonl(run / "evals.jsonl")
     return {
@@ -161,42 +161,42 @@ def told(run: Path) -> dict[str, Any]:
     }
 
 
-def do(unit: Unit, folder: Path, books: Books, place: Path, display: Display) -> None:
+def do(unit: Unit, folder: Path, books: Books, root: Path, display: Display) -> None:
     """Do a unit and write its row."""
-    seed, weights = unit["seed"], weights_of(unit["seed"], place)
+    seed, weights = unit["seed"], weights_of(unit["seed"], root)
     if unit["part"] == "W":
-        success = start_warm(seed, folder, place, display)
+        success = start_warm(seed, folder, root, display)
         books.add(unit, success=success, tasks=WARM["eval.tasks"], warm=fingerprint(weights))
         return
     # Another machine, or whoever emptied the folder, makes it anew.
     while not weights.is_dir():
-        with claimed(f"W-{seed}-again", place) as mine:
+        with claimed(f"W-{seed}-again", root) as mine:
             if mine is not None and not weights.is_dir():
-                start_warm(seed, mine, place, display)
+                start_warm(seed, mine, root, display)
                 tidy(mine)
         time.sleep(0 if weights.is_dir() else _POLL_S)
     books.add(unit, **learn(unit, folder, weights, books.commit, display))
 
 
-def work(part: str, books: Books, limits: Limits, place: Path = PLACE) -> str:
+def work(part: str, books: Books, limits: Limits, root: Path = PLACE) -> str:
     """Do the units of a part that nobody else does, and return why no further one is begun."""
     display = _PausingDisplay(limits)
     while not limits.reached:
         limits.wait()
         books.refresh()
         begun, elsewhere = False, 0
-        units, reason = known(part, books)
+        units, reason = ready_units(part, books)
         for unit in units:
             if books.has(unit):
                 continue
-            with claimed(name_of(unit), place) as folder:
+            with claimed(name_of(unit), root) as folder:
                 books.refresh()
                 if folder is None:
                     elsewhere += 1
                     continue
                 if not books.has(unit):
                     display.say(f"{name_of(unit)}: {words(unit)}")
-                    do(unit, folder, books, place, display)
+                    do(unit, folder, books, root, display)
                     limits.done, begun = limits.done + 1, True
                 tidy(folder)
             if begun:

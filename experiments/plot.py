@@ -32,9 +32,9 @@ class Axis:
     """Whether values are drawn by their logarithm."""
 
     def at(self, value: float) -> float:
-        """Give the coordinate of a value, which is kept within the range."""
-        kept = min(max(value, self.low), self.high)
-        return math.log10(kept) if self.log else kept
+        """Return the coordinate of a value, which is clamped to the range."""
+        clamped = min(max(value, self.low), self.high)
+        return math.log10(clamped) if self.log else clamped
 
     @property
     def range(self) -> tuple[float, float]:
@@ -47,8 +47,8 @@ class Axis:
             return ticks(self.low, self.high, 5)
         exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         few = len(exponents) > 3
-        found = [digit * 10.0**power for power in exponents for digit in ((1,) if few else (1, 3))]
-        return [one for one in found if self.low * 0.999 <= one <= self.high * 1.001]
+        candidates = [digit * 10.0**power for power in exponents for digit in ((1,) if few else (1, 3))]
+        return [tick for tick in candidates if self.low * 0.999 <= tick <= self.high * 1.001]
 
 
 class Chart:
@@ -82,8 +82,8 @@ class Chart:
     def dots(self, points: Iterable[tuple[float, float, str]], number: int, name: str = "") -> None:
         """Draw points, each with a text that shows when it is pointed at."""
         for x, y, about in points:
-            place = {"cx": self._frame.x(self._x.at(x)), "cy": self._frame.y(self._y.at(y))}
-            self._body.append(tag("circle", tag("title", about), r=4, fill=hue(number), stroke="#fff", **place))
+            centre = {"cx": self._frame.x(self._x.at(x)), "cy": self._frame.y(self._y.at(y))}
+            self._body.append(tag("circle", tag("title", about), r=4, fill=hue(number), stroke="#fff", **centre))
         if name:
             self._key(name, tag("circle", cx=9, cy=0, r=4, fill=hue(number)))
 
@@ -93,15 +93,15 @@ class Chart:
             left, bottom = self._frame.x(self._x.at(x)), self._frame.y(self._y.at(y))
             size = {"width": self._frame.x(self._x.at(right)) - left, "height": bottom - self._frame.y(self._y.at(top))}
             size["height"] += 0.2  # coordinates are rounded, which would leave a seam
-            place = {"x": left, "y": self._frame.y(self._y.at(top))}
-            self._body.append(tag("rect", fill=fill, shape_rendering="crispEdges", **place, **size))
+            corner = {"x": left, "y": self._frame.y(self._y.at(top))}
+            self._body.append(tag("rect", fill=fill, shape_rendering="crispEdges", **corner, **size))
         if name:
             self._key(name, tag("rect", x=2, y=-6, width=14, height=12, fill=fill))
 
     def text(self, x: float, y: float, words: str) -> None:
         """Write beside a point."""
-        place = {"x": self._frame.x(self._x.at(x)) + 7, "y": self._frame.y(self._y.at(y)) + 4}
-        self._body.append(tag("text", words, class_="soft", **place))
+        corner = {"x": self._frame.x(self._x.at(x)) + 7, "y": self._frame.y(self._y.at(y)) + 4}
+        self._body.append(tag("text", words, class_="soft", **corner))
 
     def svg(self) -> str:
         """Write the whole file."""
@@ -136,7 +136,7 @@ class Chart:
 
 
 def hue(number: int) -> str:
-    """Give the colour of a line's number."""
+    """Return the colour of a line's number."""
     return HUES[number % len(HUES)]
 
 

@@ -29,7 +29,7 @@ class RowFile:
         self.refresh()
 
     def has(self, unit: Mapping[str, Any]) -> bool:
-        """Tell whether a unit, named by its settings, has a row."""
+        """Return True if a unit, named by its settings, has a row."""
         return any(row["unit"] == unit for row in self.rows)
 
     def refresh(self) -> None:
@@ -38,9 +38,9 @@ class RowFile:
             with self._locked() as file:
                 self._read(file)
 
-    def add(self, unit: Mapping[str, Any], **found: Any) -> None:
+    def add(self, unit: Mapping[str, Any], **results: Any) -> None:
         """Append the row of a unit."""
-        row = {"unit": dict(unit), "commit": self._commit, "date": datetime.now(UTC).date().isoformat(), **found}
+        row = {"unit": dict(unit), "commit": self._commit, "date": datetime.now(UTC).date().isoformat(), **results}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._locked() as file:
             self._read(file)

@@ -56,14 +56,14 @@ def units(part: str, book: Book) -> Iterator[Unit]:
                 yield arm.unit(part, "results", lr=rate, seed=seed, steps=STEPS[part])
 
 
-def known(part: str, book: Book) -> tuple[list[Unit], str]:
-    """List the units of a part that are known, and say what the others wait for; empty where there are none."""
-    found: list[Unit] = []
+def ready_units(part: str, book: Book) -> tuple[list[Unit], str]:
+    """Return the units of a part that are known, and what the others wait for; an empty text where all are known."""
+    ready: list[Unit] = []
     try:
-        found.extend(units(part, book))
+        ready.extend(units(part, book))
     except NotYet as error:
-        return found, str(error)
-    return found, ""
+        return ready, str(error)
+    return ready, ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Left:
 
 def left_of(part: str, book: Book) -> Left:
     """Compare a part's units with its rows."""
-    units_known, reason = known(part, book)
+    units_known, reason = ready_units(part, book)
     done = _keys((*book[part], *book["W"]))
     waiting = [unit for unit in units_known if key_of(unit) not in done]
     left = [unit for unit in waiting if unit["part"] == part]
@@ -118,12 +118,12 @@ def success(row: Row) -> float:
 
 def by_rate(rows: Iterable[Row], arm: str, rewards: str) -> dict[float, list[Row]]:
     """Sort the tuning runs of an arm by their rate, lowest first."""
-    found: dict[float, list[Row]] = defaultdict(list)
+    runs: dict[float, list[Row]] = defaultdict(list)
     for row in rows:
         unit = row["unit"]
         if (unit["purpose"], unit["arm"], unit["rewards"]) == ("rates", arm, rewards):
-            found[unit["lr"]].append(row)
-    return dict(sorted(found.items()))
+            runs[unit["lr"]].append(row)
+    return dict(sorted(runs.items()))
 
 
 def best_rate(tried: Mapping[float, Sequence[Row]]) -> float:
@@ -133,13 +133,13 @@ def best_rate(tried: Mapping[float, Sequence[Row]]) -> float:
 
 
 def counts(row: Row) -> bool:
-    """Tell whether a warm start's seed counts."""
+    """Return True if a warm start's seed counts."""
     return COUNTS[0] <= row["success"] <= COUNTS[1]
 
 
-def chosen_seeds(first: int, wanted: int, book: Book) -> list[int]:
+def chosen_seeds(first_seed: int, wanted: int, book: Book) -> list[int]:
     """List the seeds that count, so far as they are known; none after one that was not tried."""
-    return [seed for seed in _seeds(first, wanted, book) if isinstance(seed, int)]
+    return [seed for seed in _seeds(first_seed, wanted, book) if isinstance(seed, int)]
 
 
 def seconds(unit: Unit) -> float:
@@ -150,12 +150,12 @@ def seconds(unit: Unit) -> float:
     return unit["steps"] * (_STEP_S + _PASS_S * passes)
 
 
-def _seeds(first: int, wanted: int, book: Book) -> Iterator[int | Unit]:
+def _seeds(first_seed: int, wanted: int, book: Book) -> Iterator[int | Unit]:
     """List the first seeds that count, and in the place of one that was not tried the unit that tries it."""
     tried = {row["unit"]["seed"]: row for row in book["W"]}
-    found = 0
-    for seed in count(first):
-        if found == wanted:
+    chosen = 0
+    for seed in count(first_seed):
+        if chosen == wanted:
             return
         if seed not in tried:
             yield {"part": "W", "purpose": "warm start", "seed": seed, "steps": WARM["sft.steps"]}
@@ -164,7 +164,7 @@ def _seeds(first: int, wanted: int, book: Book) -> Iterator[int | Unit]:
         else:
             continue
         # One that was not tried yet may count: whether others are needed shows later.
-        found += 1
+        chosen += 1
 
 
 def _tuning(part: str, book: Book) -> Iterator[Unit]:
@@ -187,22 +187,22 @@ def _further(part: str, arms: Sequence[Arm], seeds: Sequence[int], book: Book) -
     left = FURTHER[part] + len(arms) * len(RATES[part]) * len(seeds) - len(done)
     for arm in arms:
         tried = by_rate(book[part], arm.name, arm.rewards)
-        known = [*RATES[part]]
-        while set(known) <= {rate for rate, rows in tried.items() if len(rows) >= len(seeds)}:
-            best = best_rate({rate: tried[rate] for rate in known})
-            place = LADDER.index(best)
-            if min(known) < best < max(known):
+        rates = [*RATES[part]]
+        while set(rates) <= {rate for rate, rows in tried.items() if len(rows) >= len(seeds)}:
+            best = best_rate({rate: tried[rate] for rate in rates})
+            index = LADDER.index(best)
+            if min(rates) < best < max(rates):
                 break
-            place += 1 if best == max(known) else -1
-            if place not in range(len(LADDER)):
+            index += 1 if best == max(rates) else -1
+            if index not in range(len(LADDER)):
                 break
-            rate = LADDER[place]
+            rate = LADDER[index]
             further = [arm.unit(part, "rates", lr=rate, seed=seed, steps=TUNING_STEPS[part]) for seed in seeds]
             left -= sum(key_of(unit) not in done for unit in further)
             if left < 0:
                 return
             yield from further
-            known = sorted([*known, rate])
+            rates = sorted([*rates, rate])
             if part == "E":
                 break
 
@@ -221,15 +221,17 @@ def _rates(part: str, book: Book) -> dict[tuple[str, str], float]:
     def chosen(source: str, arm: Arm) -> float:
         return best_rate(by_rate(book[source], arm.name, arm.rewards))
 
-    found = {(arm.name, arm.rewards): chosen("C", arm) for arm in (LEARNING if part in "DF" else ())}
-    found |= {(arm.name, arm.rewards): chosen("E", arm) for arm in (UPDATING if part in "EF" else ())}
+    rates = {(arm.name, arm.rewards): chosen("C", arm) for arm in (LEARNING if part in "DF" else ())}
+    rates |= {(arm.name, arm.rewards): chosen("E", arm) for arm in (UPDATING if part in "EF" else ())}
     if part == "F":
-        found |= {(arm.name, "0/1"): min(found[one, "0/1"], found[two, "0/1"]) for arm, one, two in STALE.values()}
-    return found
+        rates |= {
+            (arm.name, "0/1"): min(rates[c_arm, "0/1"], rates[e_arm, "0/1"]) for arm, c_arm, e_arm in STALE.values()
+        }
+    return rates
 
 
 def _arms(part: str, seed: int, book: Book) -> Sequence[Arm]:
     if part == "D":
-        first = chosen_seeds(RESULTS, 2, book)
-        return (*LEARNING, *(SAME_SIGNED if seed in first else ()))
+        checked = chosen_seeds(RESULTS, 2, book)
+        return (*LEARNING, *(SAME_SIGNED if seed in checked else ()))
     return UPDATING if part == "E" else [arm for arm, _, _ in STALE.values()]

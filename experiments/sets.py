@@ -71,38 +71,38 @@ def sets() -> Iterator[Set]:
             yield Set(aim=80, seed=seed, mixed=True)
 
 
-def done(one: Set, rows: RowFile) -> bool:
-    """Tell whether a set has all its rows."""
-    return all(rows.has(unit) for unit in gradients.units(one.name, SIZES, DRAWS))
+def done(wanted: Set, rows: RowFile) -> bool:
+    """Return True if a set has all its rows."""
+    return all(rows.has(unit) for unit in gradients.units(wanted.name, SIZES, DRAWS))
 
 
-def play(one: Set, folder: Path, display: Display, attempts: int = 64) -> tuple[Path, Batch]:
+def play(wanted: Set, folder: Path, display: Display, attempts: int = 64) -> tuple[Path, Batch]:
     """Train and play a set in a folder; return its weights and its episodes, tasks side by side."""
-    base = ["run.threads=1", f"run.dir={str(folder)!r}", 'run.name="warm"', f"run.seed={one.seed}", "eval.tasks=1"]
+    base = ["run.threads=1", f"run.dir={str(folder)!r}", 'run.name="warm"', f"run.seed={wanted.seed}", "eval.tasks=1"]
     run = train(
-        load_config(preset="quickstart", overrides=[*base, f"sft.steps={UPDATES[one.aim]}"]), display, sft_only=True
+        load_config(preset="quickstart", overrides=[*base, f"sft.steps={UPDATES[wanted.aim]}"]), display, sft_only=True
     )
     weights = run / "checkpoints" / "step-000000"
     request = EvalRequest(
         path=str(weights),
-        overrides=("eval.split='train'", f"eval.tasks={one.tasks}", f"eval.attempts={attempts}"),
-        envs=LEVELS if one.mixed else (),
-        seed=one.seed,
+        overrides=("eval.split='train'", f"eval.tasks={wanted.tasks}", f"eval.attempts={attempts}"),
+        envs=LEVELS if wanted.mixed else (),
+        seed=wanted.seed,
         out=folder / "played",
     )
     evaluate(request, display)
     return weights, whole(gradients.groups_of(folder / "played", attempts))
 
 
-def measure(one: Set, rows: RowFile, folder: Path, display: Display) -> None:
+def measure(wanted: Set, rows: RowFile, folder: Path, display: Display) -> None:
     """Do the units of a set that have no row."""
     tidy(folder / "warm")
     tidy(folder / "played")
-    weights, batch = play(one, folder, display)
+    weights, batch = play(wanted, folder, display)
     model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
-    display.say(f"{one.name}: {len(batch)} episodes, {len(batch.sampled)} sampled tokens")
+    display.say(f"{wanted.name}: {len(batch)} episodes, {len(batch.sampled)} sampled tokens")
     recorded = gradients.record(model.eval(), batch, temperature=1.0, width=4096)
-    gradients.run(recorded, one.name, SIZES, DRAWS, rows)
+    gradients.run(recorded, wanted.name, SIZES, DRAWS, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,18 +120,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     rows = RowFile(arguments.out, "" if arguments.list else commit_of())
     if arguments.list:
-        print("\n".join(f"{one.name:18} {'done' if done(one, rows) else 'to do'}" for one in sets()))
+        print("\n".join(f"{wanted.name:18} {'done' if done(wanted, rows) else 'to do'}" for wanted in sets()))
         return 0
     limits, display = Limits(arguments.units, arguments.hours, arguments.pause_file), Display()
-    for one in sets():
-        if arguments.only not in ("", one.name) or limits.reached:
+    for wanted in sets():
+        if arguments.only not in ("", wanted.name) or limits.reached:
             continue
         limits.wait()
-        with claimed(f"B-{one.name}", PLACE) as folder:
+        with claimed(f"B-{wanted.name}", PLACE) as folder:
             rows.refresh()
-            if folder is None or done(one, rows):
+            if folder is None or done(wanted, rows):
                 continue
-            measure(one, rows, folder, display)
+            measure(wanted, rows, folder, display)
             limits.done += 1
             tidy(folder)
     return 0

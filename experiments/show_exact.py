@@ -20,12 +20,12 @@ def _asked(rows: Rows, question: str) -> list[dict[str, Any]]:
 
 def estimators(rows: Rows) -> str:
     """Table 1: bias and variance of each estimator on each policy at N = 4."""
-    found = {row["unit"]["policy"]: row["arms"] for row in _asked(rows, "estimators") if _size(row) == SIZE}
-    if not found:
+    arms_by_policy = {row["unit"]["policy"]: row["arms"] for row in _asked(rows, "estimators") if _size(row) == SIZE}
+    if not arms_by_policy:
         return NOT_RUN
-    arms = list(next(iter(found.values())))
-    lines = [[arm, *(_cell(arms_of[arm]) for arms_of in found.values())] for arm in arms]
-    return table(["N = 4: bias, variance, cosine", *(f"`{policy}`" for policy in found)], lines)
+    arms = list(next(iter(arms_by_policy.values())))
+    lines = [[arm, *(_cell(arms_of[arm]) for arms_of in arms_by_policy.values())] for arm in arms]
+    return table(["N = 4: bias, variance, cosine", *(f"`{policy}`" for policy in arms_by_policy)], lines)
 
 
 def pools(rows: Rows) -> str:
@@ -49,8 +49,8 @@ def ratios(rows: Rows) -> str:
     drifts = sorted({row["unit"]["drift"] for row in asked})
 
     def cell(credit: str, ratio: str, drift: float) -> str:
-        found = [row["arms"][credit][ratio] for row in asked if row["unit"]["drift"] == drift]
-        return ", ".join(_number(mean(one[key] for one in found)) for key in ("bias", "variance"))
+        errors = [row["arms"][credit][ratio] for row in asked if row["unit"]["drift"] == drift]
+        return ", ".join(_number(mean(error[key] for error in errors)) for key in ("bias", "variance"))
 
     lines = [
         [ratio, "sampled return" if credit == "return" else "Q", *(cell(credit, ratio, drift) for drift in drifts)]
@@ -79,7 +79,7 @@ def _a2(rows: Rows) -> Verdict:
     claim = "the second moment with a constant baseline b is e·[(b - β)² + β(1 - β)]"
     if not asked:
         return Verdict("A2", claim)
-    worst = max(abs(found - formula) for row in asked for _, found, formula in row["moments"])
+    worst = max(abs(measured - formula) for row in asked for _, measured, formula in row["moments"])
     return Verdict("A2", claim, worst <= NEARLY, f"largest error {worst:.1e} on {len(asked)} policies")
 
 
@@ -91,16 +91,16 @@ def _a3(rows: Rows) -> Verdict:
     exact = max(max(arms["return"]["full"]["bias"], arms["Q"]["prefix"]["bias"]) for arms in asked)
     others: Sequence[tuple[str, str]] = (("return", "prefix"), ("return", "token"), ("return", "gspo"), ("Q", "gspo"))
     least = min(arms[credit][ratio]["bias"] for arms in asked for credit, ratio in others)
-    told = f"error of the unbiased ones at most {exact:.1e}, bias of the others at least {least:.3f}"
-    return Verdict("A3", claim, exact <= EXACT < least, told)
+    words = f"error of the unbiased ones at most {exact:.1e}, bias of the others at least {least:.3f}"
+    return Verdict("A3", claim, exact <= EXACT < least, words)
 
 
 def _size(row: Mapping[str, Any]) -> int:
     return int(row["unit"]["group_size"])
 
 
-def _cell(told: Mapping[str, float]) -> str:
-    return ", ".join(_number(told[key]) for key in ("bias", "variance", "cosine"))
+def _cell(arm: Mapping[str, float]) -> str:
+    return ", ".join(_number(arm[key]) for key in ("bias", "variance", "cosine"))
 
 
 def _number(value: float) -> str:

@@ -54,15 +54,15 @@ class WeightSet:
 
         The inverse is the number of episodes at which the signal that an arm keeps is as large as its noise.
         """
-        told = self.rows[rewards, size]["arms"][arm]
+        arm_row = self.rows[rewards, size]["arms"][arm]
         truth = self.rows[rewards, LARGEST]["arms"][TRUTH]["along"][without]
-        along, noise = told["along"][without], told["noise"][without]
-        tasks = len(told["noise"]) - 1 - bool(without)
+        along, noise = arm_row["along"][without], arm_row["noise"][without]
+        tasks = len(arm_row["noise"]) - 1 - bool(without)
         return max(along, 0.0) ** 2 / (truth * noise * size * tasks)
 
     def excess(self, arm: str, size: int, rewards: str = "0/1", without: int = 0) -> float:
         """Compute the logarithm of the episodes of an arm over those of ``otb_pooled``, on the same draws."""
-        pooled, mine = (self.worth(one, size, rewards, without) for one in (TRUTH, arm))
+        pooled, mine = (self.worth(name, size, rewards, without) for name in (TRUTH, arm))
         return math.log(max(pooled, _TINY) / max(mine, _TINY))
 
     def error(self, arm: str, size: int, rewards: str = "0/1") -> float:
@@ -74,11 +74,11 @@ class WeightSet:
 
 def sets_of(rows: Rows) -> list[WeightSet]:
     """Gather the sets that have all their rows, the mixed one last."""
-    found: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = defaultdict(dict)
+    rows_of: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = defaultdict(dict)
     for row in rows["B"]:
-        found[row["unit"]["weights"]][row["unit"]["rewards"], row["unit"]["group_size"]] = row
-    whole = [WeightSet(name, of) for name, of in found.items() if len(of) == 12]
-    return sorted(whole, key=lambda one: ([*AIMS, "mixed"].index(one.aim), one.name))
+        rows_of[row["unit"]["weights"]][row["unit"]["rewards"], row["unit"]["group_size"]] = row
+    whole = [WeightSet(name, of) for name, of in rows_of.items() if len(of) == 12]
+    return sorted(whole, key=lambda weight_set: ([*AIMS, "mixed"].index(weight_set.aim), weight_set.name))
 
 
 def factors(p: float, beta: float) -> dict[str, float]:
@@ -94,29 +94,34 @@ def factors(p: float, beta: float) -> dict[str, float]:
 
 def weights(rows: Rows) -> str:
     """Table 2a: the sets of weights."""
-    found = sets_of(rows)
+    sets = sets_of(rows)
     lines = [
-        [one.name, *(f"{one.shares[key]:.3g}" for key in ("p", "beta_W", "beta_S")), *_predicted(one)] for one in found
+        [
+            weight_set.name,
+            *(f"{weight_set.shares[key]:.3g}" for key in ("p", "beta_W", "beta_S")),
+            *_predicted(weight_set),
+        ]
+        for weight_set in sets
     ]
     head = ["weights", "p", "β by W", "β by ‖S‖²", "predicted: none", "none ±1", "group_mean"]
     return table(head, lines) if lines else NOT_RUN
 
 
-def _predicted(one: WeightSet) -> list[str]:
-    told = factors(one.shares["p"], one.shares["beta_S"])
-    return [f"{told[arm]:.3g}" for arm in ("none", "none ±1", "group_mean")]
+def _predicted(weight_set: WeightSet) -> list[str]:
+    predicted = factors(weight_set.shares["p"], weight_set.shares["beta_S"])
+    return [f"{predicted[arm]:.3g}" for arm in ("none", "none ±1", "group_mean")]
 
 
 def worths(rewards: str) -> Callable[[Rows], str]:
     """Table 2: episodes until signal and noise are equal, at N = 4, of all weights of an aim."""
 
     def made(rows: Rows) -> str:
-        found = _by_aim(sets_of(rows))
-        if not found:
+        by_aim = _by_aim(sets_of(rows))
+        if not by_aim:
             return NOT_RUN
-        arms = list(next(iter(found.values()))[0].rows[rewards, FEW]["arms"])
-        lines = [[arm, *(_episodes(some, arm, FEW, rewards) for some in found.values())] for arm in arms]
-        return table([f"rewards {rewards}, N = {FEW}", *(_about(*one) for one in found.items())], lines)
+        arms = list(next(iter(by_aim.values()))[0].rows[rewards, FEW]["arms"])
+        lines = [[arm, *(_episodes(some, arm, FEW, rewards) for some in by_aim.values())] for arm in arms]
+        return table([f"rewards {rewards}, N = {FEW}", *(_about(*column) for column in by_aim.items())], lines)
 
     return made
 
@@ -132,15 +137,15 @@ def by_size(rows: Rows) -> str:
     return table([_about("20", some), *(f"N = {size}" for size in sizes)], lines)
 
 
-def _by_aim(found: Sequence[WeightSet]) -> dict[str, list[WeightSet]]:
+def _by_aim(sets: Sequence[WeightSet]) -> dict[str, list[WeightSet]]:
     sorted_by: dict[str, list[WeightSet]] = defaultdict(list)
-    for one in found:
-        sorted_by[one.aim].append(one)
+    for weight_set in sets:
+        sorted_by[weight_set.aim].append(weight_set)
     return dict(sorted_by)
 
 
 def _about(aim: str, some: Sequence[WeightSet]) -> str:
-    p = mean(one.shares["p"] for one in some)
+    p = mean(weight_set.shares["p"] for weight_set in some)
     return (
         f"{'levels 1 to 5' if aim == 'mixed' else f'about {aim}%'}: p {p:.2f}, {len(some)} set{'s' * (len(some) > 1)}"
     )
@@ -148,35 +153,35 @@ def _about(aim: str, some: Sequence[WeightSet]) -> str:
 
 def _episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> str:
     """Write the geometric mean over sets, and behind it the ratio to ``otb_pooled`` with its standard error."""
-    each = mean(-math.log(max(one.worth(arm, size, rewards), _TINY)) for one in some)
-    excess = [one.excess(arm, size, rewards) for one in some]
+    each = mean(-math.log(max(weight_set.worth(arm, size, rewards), _TINY)) for weight_set in some)
+    excess = [weight_set.excess(arm, size, rewards) for weight_set in some]
     # Of one set over its tasks, of several over sets.
     error = some[0].error(arm, size, rewards)
     if len(some) > 1:
         error = stdev(excess) / math.sqrt(len(some))
-    told = "" if arm == TRUTH else f" ({brief(math.exp(mean(excess)))} ± {100 * math.expm1(error):.0f}%)"
-    return f"{brief(math.exp(each))}{told}"
+    interval = "" if arm == TRUTH else f" ({brief(math.exp(mean(excess)))} ± {100 * math.expm1(error):.0f}%)"
+    return f"{brief(math.exp(each))}{interval}"
 
 
 def cells(rows: Rows) -> Iterator[tuple[str, str, float, float]]:
     """List set, arm, predicted and measured noise at N = 32, each relative to the best of the four."""
-    for one in sets_of(rows):
-        predicted = factors(one.shares["p"], one.shares["beta_S"])
-        plain, signed = (one.rows[rewards, LARGEST]["arms"] for rewards in ("0/1", "-1/1"))
+    for weight_set in sets_of(rows):
+        predicted = factors(weight_set.shares["p"], weight_set.shares["beta_S"])
+        plain, signed = (weight_set.rows[rewards, LARGEST]["arms"] for rewards in ("0/1", "-1/1"))
         measured = {arm: plain[arm]["noise"][0] for arm in ("none", "group_mean", "otb")}
         # Rewards of ±1 are twice as far apart.
         measured["none ±1"] = signed["none"]["noise"][0] / 4
         least, best = min(predicted.values()), min(measured.values())
         for arm, value in predicted.items():
-            yield one.name, arm, value / least, measured[arm] / best
+            yield weight_set.name, arm, value / least, measured[arm] / best
 
 
 def prediction(rows: Rows) -> str:
     """Figure 1: measured against predicted noise."""
-    found = list(cells(rows))
-    if not found:
+    predictions = list(cells(rows))
+    if not predictions:
         return ""
-    top = 2 * max(max(predicted, measured) for _, _, predicted, measured in found)
+    top = 2 * max(max(predicted, measured) for _, _, predicted, measured in predictions)
     axes = [
         Axis(title=f"{what} noise over the best", low=0.5, high=top, log=True) for what in ("predicted", "measured")
     ]
@@ -185,15 +190,15 @@ def prediction(rows: Rows) -> str:
     for shift in (0.5, 2.0):
         chart.line([(max(0.5, 0.5 / shift), max(0.5, 0.5 * shift)), (min(top, top / shift), min(top, top * shift))], 15)
     for number, arm in enumerate(("none", "none ±1", "group_mean", "otb")):
-        points = [(x, y, f"{name}: {x:.3g}, {y:.3g}") for name, other, x, y in found if other == arm]
+        points = [(x, y, f"{name}: {x:.3g}, {y:.3g}") for name, other, x, y in predictions if other == arm]
         chart.dots(points, number, arm)
     return chart.svg()
 
 
 def wins(rows: Rows) -> str:
     """Figure 2: which baseline wins where, by the formula, with the measured weights as points."""
-    found = sets_of(rows)
-    if not found:
+    sets = sets_of(rows)
+    if not sets:
         return ""
     axes = [Axis(title=title, low=0, high=1) for title in ("success p", "β, the share of energy that successes carry")]
     chart = Chart("Which baseline is within 1.5 times the least noise", *axes)
@@ -207,7 +212,7 @@ def wins(rows: Rows) -> str:
     step = 1 / _CELLS
     for column in range(_CELLS):
         near = [factors((column + 0.5) * step, (line + 0.5) * step) for line in range(_CELLS)]
-        keys = [(told["none"] <= _NEAR, told["group_mean"] <= _NEAR) for told in near]
+        keys = [(factors_of["none"] <= _NEAR, factors_of["group_mean"] <= _NEAR) for factors_of in near]
         # Cells of one kind that lie on each other are one rectangle, without a seam.
         low = 0
         for key, same in itertools.groupby(keys):
@@ -216,51 +221,54 @@ def wins(rows: Rows) -> str:
             low = top
     for key, (fill, name) in fills.items():
         chart.cells(sorted_by[key], fill, name)
-    points = [(one.shares["p"], one.shares["beta_S"], f"{one.name}: β {one.shares['beta_S']:.3g}") for one in found]
+    points = [
+        (weight_set.shares["p"], weight_set.shares["beta_S"], f"{weight_set.name}: β {weight_set.shares['beta_S']:.3g}")
+        for weight_set in sets
+    ]
     chart.dots(points, 6, "measured weights")
     return chart.svg()
 
 
 def verdicts(rows: Rows) -> list[Verdict]:
     """Judge B1 to B5."""
-    found = [one for one in sets_of(rows) if one.aim != "mixed"]
-    told = list(cells(rows))
-    right = sum(0.5 <= measured / predicted <= 2 for _, _, predicted, measured in told)
+    sets = [weight_set for weight_set in sets_of(rows) if weight_set.aim != "mixed"]
+    predictions = list(cells(rows))
+    right = sum(0.5 <= measured / predicted <= 2 for _, _, predicted, measured in predictions)
     formula = "the formula predicts the noise of none, mean and OTB within a factor of 2 in 80% of the cells"
     return [
-        Verdict("B1", formula, *_so_far(found, right >= 0.8 * len(told), f"{right} of {len(told)} cells")),
-        _count("B2", "per episode at N = 4 pooled ≥ `otb` carry ≥ `otb` zero", found, _ordered),
-        _count("B3", "`otb` at N = 4 is worth `group_mean` at N = 32 per episode", found, _four_is_many),
-        _count("B4", "β by W and by ‖S‖² choose the same baseline", found, _same_choice, wanted=10),
+        Verdict("B1", formula, *_so_far(sets, right >= 0.8 * len(predictions), f"{right} of {len(predictions)} cells")),
+        _count("B2", "per episode at N = 4 pooled ≥ `otb` carry ≥ `otb` zero", sets, _ordered),
+        _count("B3", "`otb` at N = 4 is worth `group_mean` at N = 32 per episode", sets, _four_is_many),
+        _count("B4", "β by W and by ‖S‖² choose the same baseline", sets, _same_choice, wanted=10),
         Verdict("B5", "the pool loses where tasks differ and failures are quiet, and shrinkage helps there"),
     ]
 
 
-def _ordered(one: WeightSet) -> bool:
-    pooled, carry, zero = (one.worth(arm, FEW) for arm in ("otb_pooled", "otb carry", "otb"))
+def _ordered(weight_set: WeightSet) -> bool:
+    pooled, carry, zero = (weight_set.worth(arm, FEW) for arm in ("otb_pooled", "otb carry", "otb"))
     return pooled >= carry >= zero
 
 
-def _four_is_many(one: WeightSet) -> bool:
-    return one.worth("otb", FEW) >= one.worth("group_mean", LARGEST)
+def _four_is_many(weight_set: WeightSet) -> bool:
+    return weight_set.worth("otb", FEW) >= weight_set.worth("group_mean", LARGEST)
 
 
-def _same_choice(one: WeightSet) -> bool:
+def _same_choice(weight_set: WeightSet) -> bool:
     best = [
-        min(("none", "none ±1", "group_mean"), key=factors(one.shares["p"], one.shares[key]).__getitem__)
+        min(("none", "none ±1", "group_mean"), key=factors(weight_set.shares["p"], weight_set.shares[key]).__getitem__)
         for key in ("beta_W", "beta_S")
     ]
     return best[0] == best[1]
 
 
 def _count(
-    name: str, claim: str, found: Sequence[WeightSet], holds: Callable[[WeightSet], bool], wanted: int = WANTED
+    name: str, claim: str, sets: Sequence[WeightSet], holds: Callable[[WeightSet], bool], wanted: int = WANTED
 ) -> Verdict:
-    right = sum(map(holds, found))
-    return Verdict(name, claim, *_so_far(found, right >= wanted, f"in {right} of {len(found)} sets"))
+    right = sum(map(holds, sets))
+    return Verdict(name, claim, *_so_far(sets, right >= wanted, f"in {right} of {len(sets)} sets"))
 
 
-def _so_far(found: Sequence[WeightSet], holds: bool, words: str) -> tuple[bool | None, str]:
-    if not found:
+def _so_far(sets: Sequence[WeightSet], holds: bool, words: str) -> tuple[bool | None, str]:
+    if not sets:
         return None, ""
-    return (holds, words) if len(found) == SETS else (None, f"{words}; {SETS - len(found)} sets are to come")
+    return (holds, words) if len(sets) == SETS else (None, f"{words}; {SETS - len(sets)} sets are to come")

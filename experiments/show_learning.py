@@ -91,7 +91,7 @@ def tokens(part: str, rows: Rows) -> str:
 def tokens_to(runs: Mapping[int, Row], target: float) -> tuple[float, int]:
     """Average the tokens until a success, in thousands and geometrically, and count the runs that never got there."""
     needed = [reached(row, target) for row in runs.values()]
-    return geometric_mean(one.tokens for one in needed) / 1000, sum(one.censored for one in needed)
+    return geometric_mean(run.tokens for run in needed) / 1000, sum(run.censored for run in needed)
 
 
 def curves(rows: Rows) -> str:
@@ -105,7 +105,7 @@ def curves(rows: Rows) -> str:
     for number, (key, runs) in enumerate(arms.items()):
         lines, bands = [], []
         for of_step in zip(*(levels(row) for row in runs.values()), strict=False):
-            at = mean(one for one, _ in of_step) / 1000
+            at = mean(tokens for tokens, _ in of_step) / 1000
             shares = [share for _, share in of_step]
             lines.append((at, mean(shares)))
             bands.append((at, *bootstrap(shares)))
@@ -119,15 +119,15 @@ def norms(rows: Rows) -> str:
     arms = by_arm(rows["D"], "results")
     if not arms:
         return ""
-    found: dict[Key, list[float]] = {}
+    norms_by_arm: dict[Key, list[float]] = {}
     for key, runs in arms.items():
         norms_of = [row["grad_norm"] for row in runs.values()]
-        found[key] = [geometric_mean(max(norm, 1e-6) for norm in step) for step in zip(*norms_of, strict=False)]
-    every = [value for of in found.values() for value in of]
-    steps = Axis(title="step", low=1, high=max(map(len, found.values())))
+        norms_by_arm[key] = [geometric_mean(max(norm, 1e-6) for norm in step) for step in zip(*norms_of, strict=False)]
+    every = [value for of in norms_by_arm.values() for value in of]
+    steps = Axis(title="step", low=1, high=max(map(len, norms_by_arm.values())))
     height = Axis(title="norm of the gradient", low=min(every) / 1.2, high=max(every) * 1.2, log=True)
     chart = Chart("Norm of the gradient", steps, height)
-    for number, (key, of) in enumerate(found.items()):
+    for number, (key, of) in enumerate(norms_by_arm.items()):
         chart.line(list(enumerate(of, start=1)), number, name(key))
     return chart.svg()
 
@@ -137,13 +137,20 @@ def contrasts(rows: Rows) -> str:
     asked = _asked(rows)
     if not asked:
         return NOT_RUN
-    values = {label: one.p(_QUESTIONS[label][2]) for label, one in asked.items() if label != "D4"}
+    values = {label: effect.p(_QUESTIONS[label][2]) for label, effect in asked.items() if label != "D4"}
     if "D4" in asked:
         values["D4"] = _equivalence_p(asked["D4"])
     corrected = holm(values)
     lines = [
-        [label, _CLAIMS[label], one.words(), f"{one.rank_p:.3g}", f"{values[label]:.3g}", f"{corrected[label]:.3g}"]
-        for label, one in asked.items()
+        [
+            label,
+            _CLAIMS[label],
+            effect.words(),
+            f"{effect.rank_p:.3g}",
+            f"{values[label]:.3g}",
+            f"{corrected[label]:.3g}",
+        ]
+        for label, effect in asked.items()
     ]
     return table(["", "statement", "found", "sign test p", "bootstrap p", "after Holm"], lines)
 
@@ -168,35 +175,37 @@ _CLAIMS = {
 
 def _asked(rows: Rows) -> dict[str, Contrast]:
     arms = by_arm(rows["D"], "results")
-    found = {label: contrast(arms.get(a, {}), arms.get(b, {}), PRIMARY) for label, (a, b, _) in _QUESTIONS.items()}
-    return {label: one for label, one in found.items() if one is not None}
+    effects = {label: contrast(arms.get(a, {}), arms.get(b, {}), PRIMARY) for label, (a, b, _) in _QUESTIONS.items()}
+    return {label: effect for label, effect in effects.items() if effect is not None}
 
 
-def _equivalence_p(one: Contrast) -> float:
-    inverse = Contrast(1 / one.ratio, 1 / one.high, 1 / one.low, tuple(-log for log in one.logs), one.more, one.fewer)
-    return max(one.p(1.25), inverse.p(1.25))
+def _equivalence_p(effect: Contrast) -> float:
+    inverse = Contrast(
+        1 / effect.ratio, 1 / effect.high, 1 / effect.low, tuple(-log for log in effect.logs), effect.more, effect.fewer
+    )
+    return max(effect.p(1.25), inverse.p(1.25))
 
 
 def verdicts(rows: Rows) -> list[Verdict]:
     """Judge C1 and D0 to D5."""
     asked = _asked(rows)
-    found = [_c1(rows), _d0(rows)]
+    results = [_c1(rows), _d0(rows)]
     for label, claim in _CLAIMS.items():
-        one, limit = asked.get(label), _QUESTIONS[label][2]
-        if one is None:
-            found.append(Verdict(label, claim))
+        effect, limit = asked.get(label), _QUESTIONS[label][2]
+        if effect is None:
+            results.append(Verdict(label, claim))
             continue
-        holds = decided(one, limit)
+        holds = decided(effect, limit)
         if label == "D4":
-            inside, outside = one.low >= 0.8 and one.high <= 1.25, one.low > 1.25 or one.high < 0.8
+            inside, outside = effect.low >= 0.8 and effect.high <= 1.25, effect.low > 1.25 or effect.high < 0.8
             holds = True if inside else False if outside else None
-        found.append(Verdict(label, claim, holds, one.words()))
-    return found
+        results.append(Verdict(label, claim, holds, effect.words()))
+    return results
 
 
-def decided(one: Contrast, limit: float) -> bool | None:
+def decided(effect: Contrast, limit: float) -> bool | None:
     """Decide on which side of a ratio the interval lies; None where it is on both."""
-    return True if one.high < limit else False if one.low >= limit else None
+    return True if effect.high < limit else False if effect.low >= limit else None
 
 
 def _c1(rows: Rows) -> Verdict:
@@ -218,7 +227,7 @@ def _d0(rows: Rows) -> Verdict:
                 if seed in arms.get((arm, "0/1"), {}):
                     other = arms[arm, "0/1"][seed]
                     off = zip(row["successes"], other["successes"], row["episodes"], strict=True)
-                    apart[arm].append(max(abs(one - two) / played for one, two, played in off))
+                    apart[arm].append(max(abs(a - b) / played for a, b, played in off))
     if not apart:
         return Verdict("D0", claim)
     worst = {arm: max(of) for arm, of in apart.items()}
@@ -230,10 +239,10 @@ def spread(rows: Rows) -> str:
     """Table 3c: the spread of paired differences of log tokens to 70%, in C, which the power of D depends on."""
     chosen = {key: {row["unit"]["seed"]: row for row in of[best_rate(of)]} for key, of in _tried("C", rows).items()}
     base = chosen.get(_OTB, {})
-    found = {key: contrast(base, runs, PRIMARY) for key, runs in chosen.items() if key != _OTB}
+    effects = {key: contrast(base, runs, PRIMARY) for key, runs in chosen.items() if key != _OTB}
     lines = [
-        [name(key), one.words(), f"{stdev(one.logs):.2f}" if len(one.logs) > 1 else ""]
-        for key, one in found.items()
-        if one is not None
+        [name(key), effect.words(), f"{stdev(effect.logs):.2f}" if len(effect.logs) > 1 else ""]
+        for key, effect in effects.items()
+        if effect is not None
     ]
     return table(["arm against `otb`, two seeds", "tokens to 70%", "spread s"], lines) if lines else NOT_RUN

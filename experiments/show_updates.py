@@ -23,7 +23,7 @@ _CORNERS = {
 
 def _against(rows: Rows, passes: int, loss: str, other: str) -> Contrast | None:
     arms = by_arm(rows["E"], "results")
-    a, b = (arms.get((f"{one}, {PASSES[passes]}", "0/1"), {}) for one in (other, loss))
+    a, b = (arms.get((f"{name}, {PASSES[passes]}", "0/1"), {}) for name in (other, loss))
     return contrast(a, b, PRIMARY)
 
 
@@ -51,14 +51,14 @@ def tokens_by_loss(rows: Rows) -> str:
         y,
     )
     for number, loss in enumerate(LOSSES):
-        for side, told in zip((0.3, 0.7), PASSES.values(), strict=True):
-            runs = arms.get((f"{loss}, {told}", "0/1"), {})
-            found = {seed: reached(row, PRIMARY) for seed, row in runs.items()}
+        for side, passes in zip((0.3, 0.7), PASSES.values(), strict=True):
+            runs = arms.get((f"{loss}, {passes}", "0/1"), {})
+            run_by_seed = {seed: reached(row, PRIMARY) for seed, row in runs.items()}
             points = [
-                (number + side, one.tokens / 1000, f"{loss}, {told}, seed {seed}{', never' * one.censored}")
-                for seed, one in found.items()
+                (number + side, run.tokens / 1000, f"{loss}, {passes}, seed {seed}{', never' * run.censored}")
+                for seed, run in run_by_seed.items()
             ]
-            chart.dots(points, number, loss if told == PASSES[1] else "")
+            chart.dots(points, number, loss if passes == PASSES[1] else "")
     return chart.svg()
 
 
@@ -93,9 +93,11 @@ def _sum_of_gains(rows: Rows, staleness: int) -> str:
 
 def verdicts(rows: Rows) -> list[Verdict]:
     """Judge E1 and E2."""
-    found = []
+    results = []
     for label, other in (("E1", "ppo_clip"), ("E1", "gspo"), ("E2", "ctpo power 0")):
         claim = f"with 4 passes `ctpo` needs fewer tokens to 70% than `{name((other, '0/1'))}`"
-        one = _against(rows, 4, "ctpo", other)
-        found.append(Verdict(label, claim) if one is None else Verdict(label, claim, decided(one, 1.0), one.words()))
-    return found
+        effect = _against(rows, 4, "ctpo", other)
+        results.append(
+            Verdict(label, claim) if effect is None else Verdict(label, claim, decided(effect, 1.0), effect.words())
+        )
+    return results

@@ -21,7 +21,7 @@ class Verdict:
     """In a few words."""
     holds: bool | None = None
     """None where the rows do not decide it."""
-    found: str = ""
+    figures: str = ""
     """The figures; empty where nothing was run."""
 
 
@@ -29,6 +29,7 @@ def written(verdicts: Iterable[Verdict]) -> str:
     """Tabulate verdicts."""
     words = {True: "holds", False: "**refuted**", None: "open"}
     lines = [
-        [one.name, one.claim, *((words[one.holds], one.found) if one.found else ("", NOT_RUN))] for one in verdicts
+        [verdict.name, verdict.claim, *((words[verdict.holds], verdict.figures) if verdict.figures else ("", NOT_RUN))]
+        for verdict in verdicts
     ]
     return table(["", "statement", "verdict", "found"], lines)

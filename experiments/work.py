@@ -19,17 +19,17 @@ _SAY = partial(print, flush=True)
 
 
 @contextmanager
-def claimed(name: str, place: Path = PLACE) -> Generator[Path | None]:
+def claimed(name: str, root: Path = PLACE) -> Generator[Path | None]:
     """Claim a unit for this process; the file ``.lock`` in its folder names the process.
 
     Args:
         name: of the unit.
-        place: where units have their folders.
+        root: the folder in which units have theirs.
 
     Yields:
         The unit's folder, or None where another process has it.
     """
-    folder = place / name
+    folder = root / name
     try:
         lock = lock_folder(folder, "unit", "unit")
     except RunFolderError:
@@ -69,10 +69,10 @@ class Limits:
 
     def wait(self, check: Callable[[], object] = lambda: None) -> None:
         """Wait while the file for a pause is there; ``check`` is called again and again, and may raise."""
-        told = False
+        announced = False
         while self._pause_file is not None and self._pause_file.exists():
-            if not told:
+            if not announced:
                 self._say(f"waiting until {self._pause_file} is gone")
-                told = True
+                announced = True
             check()
             time.sleep(_POLL_S)

@@ -90,13 +90,13 @@ class Projection:
         generator = torch.Generator().manual_seed(seed)
         self.exact = total <= width
         self.width = min(total, width)
-        self.place = torch.randint(0, width, (total,), generator=generator)
+        self.column = torch.randint(0, width, (total,), generator=generator)
         self.sign = torch.randint(0, 2, (total,), generator=generator) * 2.0 - 1.0
 
     def __call__(self, gradients: Sequence[Tensor]) -> Tensor:
         """Project one gradient, given by parameter [D]."""
         flat = torch.cat([gradient.flatten().float().cpu() for gradient in gradients])
-        return flat if self.exact else flat.new_zeros(self.width).index_add_(0, self.place, flat * self.sign)
+        return flat if self.exact else flat.new_zeros(self.width).index_add_(0, self.column, flat * self.sign)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,8 +130,8 @@ def measure(
     with display.phase("gradients", len(batch)) as bar:
         for row in range(len(batch)):
             stats = score(model, batch.split(len(batch.tokens), [row])[0], temperature=config.rollout.temperature)
-            for place, one in zip(range(int(batch.starts[row]), len(gradients)), stats.logp, strict=False):
-                gradients[place] = projection(torch.autograd.grad(one, parameters, retain_graph=True))
+            for index, logp_of_token in zip(range(int(batch.starts[row]), len(gradients)), stats.logp, strict=False):
+                gradients[index] = projection(torch.autograd.grad(logp_of_token, parameters, retain_graph=True))
             logp.append(stats.logp.detach())
             sum_sq.append(stats.sum_sq)
             bar.advance(f"{int(batch.starts[row + 1])} of {len(gradients)} tokens")
@@ -141,18 +141,18 @@ def measure(
 def compare(recorded: Recorded, arguments: argparse.Namespace, display: Display) -> Measures:
     """Draw groups, and compare their gradients."""
     generator = torch.Generator().manual_seed(arguments.seed)
-    found: list[Tensor] = []
+    of_draws: list[Tensor] = []
     with display.phase("draws", arguments.draws) as bar:
         for number in range(arguments.draws):
-            first, second, rest = drawn(recorded.batch.group, arguments.group_size, generator)
-            left = (torch.cat([second, rest]), torch.cat([first, rest]))
+            a_rows, b_rows, rest = drawn(recorded.batch.group, arguments.group_size, generator)
+            left = (torch.cat([b_rows, rest]), torch.cat([a_rows, rest]))
             pair, towards = (
                 torch.stack([gradients_of(recorded, rows, estimators, arguments.aggregate) for rows in some])
-                for some, estimators in (((first, second), ESTIMATORS), (left, {REFERENCE: ESTIMATORS[REFERENCE]}))
+                for some, estimators in (((a_rows, b_rows), ESTIMATORS), (left, {REFERENCE: ESTIMATORS[REFERENCE]}))
             )
-            found.append(products(pair, towards))
+            of_draws.append(products(pair, towards))
             bar.advance(f"{number + 1} of {arguments.draws}")
-    return measures(torch.stack(found).mean(0))
+    return measures(torch.stack(of_draws).mean(0))
 
 
 def products(pair: Tensor, towards: Tensor) -> Tensor:
@@ -173,16 +173,16 @@ def products(pair: Tensor, towards: Tensor) -> Tensor:
     return torch.stack([own, (mine[0] * mine[1]).sum(-1), (mine * reference).sum(-1).mean(0), shared, noise])
 
 
-def measures(found: Tensor) -> Measures:
+def measures(products_mean: Tensor) -> Measures:
     """Compute value and standard error of each measure of an estimator; the batch's gradient is the mean over K tasks.
 
     ``variance`` E‖g − Eg‖² between groups; ``norm`` of a group's gradient; ``halves`` the cosine between the two
     groups' gradients, which is signal / (signal + variance); ``reference`` the cosine to the leave-one-out one.
 
     Args:
-        found: as ``products`` gives it, averaged over draws [5, E, 1 + K].
+        products_mean: what ``products`` returns, averaged over draws [5, E, 1 + K].
     """
-    own, other, reference, shared, noise = found
+    own, other, reference, shared, noise = products_mean
     count = own.shape[-1] - 1
     tasks = torch.tensor([count] + [count - 1] * count)
     values = {"variance": noise / tasks / count, "norm": own.sqrt() / tasks, "halves": other / own}
@@ -199,17 +199,17 @@ def gradients_of(recorded: Recorded, rows: Tensor, estimators: Estimators, aggre
     # coefficients divides by the rows of the batch; each task's mean divides by the rows of the task.
     share = coefficients(aggregate, layout, None) * len(batch) / batch.group.bincount()[group]
     share *= recorded.weights[batch.index]
-    credit = torch.stack([_advantages(recorded, batch, *one) * share for one in estimators.values()])
-    found = torch.zeros(len(estimators), tasks, recorded.gradients.shape[1], dtype=torch.float64)
+    credit = torch.stack([_advantages(recorded, batch, *estimator) * share for estimator in estimators.values()])
+    sums = torch.zeros(len(estimators), tasks, recorded.gradients.shape[1], dtype=torch.float64)
     for task in range(tasks):
         here = torch.nonzero(group == task)[:, 0]
-        found[:, task] = credit[:, here] @ recorded.gradients[batch.index[here]].double()
-    return found
+        sums[:, task] = credit[:, here] @ recorded.gradients[batch.index[here]].double()
+    return sums
 
 
-def table(found: Measures) -> str:
+def table(measured: Measures) -> str:
     """Tabulate the estimators in Markdown, the one whose gradients repeat best first."""
-    columns = (zip(values.tolist(), errors.tolist(), strict=True) for values, errors in found.values())
+    columns = (zip(values.tolist(), errors.tolist(), strict=True) for values, errors in measured.values())
     ranked = sorted(zip(ESTIMATORS, *columns, strict=True), key=lambda row: -row[3][0])
     head = ["estimator", "variance", "norm", "cosine of two groups", "cosine to leave-one-out"]
     return markdown_table(
@@ -256,8 +256,8 @@ def _episodes_file(run: Path, step: int | None) -> Path:
     if not steps:
         raise UsageError(f"the run {str(run)!r} has recorded no episodes yet: train at least one step")
     if step is None:
-        kept = {_step_of(path) + 1 for path in checkpoints(run)}
-        step = min(kept & steps.keys(), default=min(steps))
+        kept_steps = {_step_of(path) + 1 for path in checkpoints(run)}
+        step = min(kept_steps & steps.keys(), default=min(steps))
     if step not in steps:
         raise UsageError(f"the run {str(run)!r} has no episodes of step {step}; it has those of {sorted(steps)}")
     return steps[step]
@@ -275,18 +275,18 @@ def groups_of(file: Path, least: int) -> list[Group]:
 def _groups(file: Path, arguments: argparse.Namespace) -> list[Group]:
     """Group the episodes by task; tasks with too few for two groups are left out."""
     size = arguments.group_size
-    kept = groups_of(file, 2 * size)[: arguments.tasks]
-    if len(kept) < 2:
+    groups = groups_of(file, 2 * size)[: arguments.tasks]
+    if len(groups) < 2:
         raise UsageError(
-            f"{str(file)!r} has {len(kept)} tasks with {2 * size} episodes, and at least 2 are needed: lower "
+            f"{str(file)!r} has {len(groups)} tasks with {2 * size} episodes, and at least 2 are needed: lower "
             f"--group-size, or play more with: agentrl eval {arguments.run} --attempts {2 * size} --out FOLDER"
         )
-    return kept
+    return groups
 
 
 def _checkpoint(run: Path, groups: Sequence[Group]) -> Path:
     """Find the weights that played the episodes, or the nearest before them."""
-    turns = [part for group in groups for one in group for part in one.sampled]
+    turns = [part for group in groups for episode in group for part in episode.sampled]
     played = max(version for part in turns for version in part.versions)
     before = [path for path in checkpoints(run) if _step_of(path) <= played]
     if not before:

@@ -53,7 +53,7 @@ def whole_book() -> dict[str, list[dict[str, Any]]]:
     book["W"] = [{"unit": {"seed": s}, "success": 0.2} for first in (1000, 2000) for s in range(first, first + 20)]
     for part in "CDEF":
         done: set[str] = set()
-        while new := [unit for unit in schedule.known(part, book)[0] if schedule.key_of(unit) not in done]:
+        while new := [unit for unit in schedule.ready_units(part, book)[0] if schedule.key_of(unit) not in done]:
             done |= {schedule.key_of(unit) for unit in new}
             book[part] += [curve(unit, 0.05 if "pooled" in unit["arm"] else 0.04) for unit in new]
     arms = {

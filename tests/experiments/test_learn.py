@@ -150,7 +150,7 @@ def test_a_stopped_run_goes_on(
         for key, value in small.items():
             monkeypatch.setitem(known, key, value)
     unit = arms.OTB.unit("C", "rates", lr=1e-3, seed=7, steps=2)
-    monkeypatch.setattr(learn, "known", lambda part, book: ([unit], ""))
+    monkeypatch.setattr(learn, "ready_units", lambda part, book: ([unit], ""))
     asked = itertools.count()
 
     class Stopped(work.Limits):
