@@ -67,8 +67,8 @@ def play(tests: Sequence[str], mutant: Mutation | None = None) -> str:
             return f"(no end after {PATIENCE_S:.0f} s)"
     if done.returncode not in (0, 1):
         raise Misfit(f"pytest can't run {' '.join(tests)}: {(done.stdout + done.stderr).strip()[-2000:]}")
-    said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return said[0].split(" - ")[0].split(" ", 1)[1] if said else "(no test is named)" * done.returncode
+    failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return failures[0].split(" - ")[0].split(" ", 1)[1] if failures else "(no test is named)" * done.returncode
 
 
 def _not_copied(folder: str, names: list[str]) -> set[str]:

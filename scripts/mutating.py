@@ -51,8 +51,8 @@ def apply(mutation: Mutation, tree: Path) -> None:
     for patch in mutation.patches:
         path = tree / patch.file
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        if (found := text.count(patch.old)) != 1:
-            raise Misfit(f"{mutation.name}: {patch.file} holds {found} times, not once: {patch.old.strip()!r}")
+        if (count := text.count(patch.old)) != 1:
+            raise Misfit(f"{mutation.name}: {patch.file} holds {count} times, not once: {patch.old.strip()!r}")
         path.write_text(text.replace(patch.old, patch.new), encoding="utf-8")
 
 
@@ -85,20 +85,27 @@ def run(
     Returns:
         0 all are accounted for; 1 one is not; 2 the runs mean nothing.
     """
-    chosen = [one for one in mutations if not arguments.only or any(fnmatchcase(one.name, p) for p in arguments.only)]
-    width = max((len(one.name) for one in chosen), default=0)
+    chosen = [
+        mutation
+        for mutation in mutations
+        if not arguments.only or any(fnmatchcase(mutation.name, p) for p in arguments.only)
+    ]
+    width = max((len(mutation.name) for mutation in chosen), default=0)
     if arguments.list or not chosen:
-        print("\n".join(f"{one.name:{width}}  {one.defence}" for one in chosen) or "no mutation has such a name")
+        print(
+            "\n".join(f"{mutation.name:{width}}  {mutation.defence}" for mutation in chosen)
+            or "no mutation has such a name"
+        )
         return 0 if chosen else 2
     missing = 0
     try:
         if broken := baseline(chosen):
             print("\n".join(f"fails without a mutation: {name}: {seen}" for name, seen in broken.items()))
             return 2
-        for number, one in enumerate(chosen, start=1):
+        for number, mutation in enumerate(chosen, start=1):
             began = time.monotonic()
-            print(f"[{number}/{len(chosen)}] {one.name:{width}} {one.defence} -> ", end="", flush=True)
-            good, who = attempt(one)
+            print(f"[{number}/{len(chosen)}] {mutation.name:{width}} {mutation.defence} -> ", end="", flush=True)
+            good, who = attempt(mutation)
             missing += not good
             print(f"{who} ({time.monotonic() - began:.0f} s)", flush=True)
     except Misfit as misfit:

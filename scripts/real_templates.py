@@ -153,14 +153,14 @@ class Seen:
             reasons = sorted({verdict.refused for verdict in alike if verdict.refused})
             differing = {pair for verdict in alike for pair in verdict.pairs}
             pairs = sorted(differing, key=lambda pair: (len("".join(pair)), pair))
-            told = [
+            listed = [
                 *(f"of the whole the template says {_code(reason, 160)}" for reason in reasons),
                 *map(_arrow, pairs[:SHOWN]),
             ]
             if len(pairs) > SHOWN:
-                told.append(f"{len(pairs) - SHOWN} longer ones")
-            if told:
-                yield f"{kind}: {', '.join(told)}"
+                listed.append(f"{len(pairs) - SHOWN} longer ones")
+            if listed:
+                yield f"{kind}: {', '.join(listed)}"
 
 
 SHOWN = 3
@@ -200,9 +200,9 @@ def look(name: str, row: TemplateRow, shelf: Shelf, loaded: Any) -> Seen:
         played = [c for c in CONVERSATIONS if dialect == "fence" or any(r.calls for r in c.rounds)]
         verdicts[dialect] = [player.judge(conversation) for conversation in played]
     # The last form is the model's own, where it has one.
-    checked = [check_env(Library(dialect=one), tasks=1, tokenizer=tokenizer) for one in list(verdicts)[-1:]]
-    found = [finding for report in checked for finding in report.findings]
-    for finding in found:
+    checked = [check_env(Library(dialect=form), tasks=1, tokenizer=tokenizer) for form in list(verdicts)[-1:]]
+    findings = [finding for report in checked for finding in report.findings]
+    for finding in findings:
         _say(f"{name}: {finding.code} {finding.message}")
     return Seen(
         name=name,
@@ -211,7 +211,7 @@ def look(name: str, row: TemplateRow, shelf: Shelf, loaded: Any) -> Seen:
         native="".join(dialects[1:]),
         verdicts=verdicts,
         refused=refused,
-        findings=", ".join(sorted({finding.code for finding in found})) or "no finding" * len(checked),
+        findings=", ".join(sorted({finding.code for finding in findings})) or "no finding" * len(checked),
     )
 
 
@@ -222,7 +222,7 @@ def look_at_all(rows: Mapping[str, TemplateRow], shelf: Shelf) -> Iterator[Seen]
     """
     context = multiprocessing.get_context("fork")
     for vocabulary in dict.fromkeys(row.vocabulary for row in rows.values()):
-        _LOADED[vocabulary] = load_tokenizer(shelf.found[vocabulary])
+        _LOADED[vocabulary] = load_tokenizer(shelf.paths[vocabulary])
         names = [name for name, row in rows.items() if row.vocabulary == vocabulary]
         with context.Pool(maxtasksperchild=1) as pool:
             yield from pool.imap(partial(_look_in_a_process, rows=rows, shelf=shelf), names, chunksize=1)
@@ -243,8 +243,8 @@ def page(seen: Sequence[Seen], packages: Mapping[str, str]) -> str:
     head = HEAD.format(
         npm=packages["npm"], llama=packages["llama-cpp-python"], count=len(CONVERSATIONS), native=native, line=LINE
     )
-    notes = [f"- **{one.name}**: {'; '.join(told)}.\n" for one in seen if (told := list(one.notes()))]
-    return head + "".join(one.row() for one in seen) + NOTES + "".join(notes)
+    notes = [f"- **{look.name}**: {'; '.join(sentences)}.\n" for look in seen if (sentences := list(look.notes()))]
+    return head + "".join(look.row() for look in seen) + NOTES + "".join(notes)
 
 
 def load() -> tuple[dict[str, TemplateRow], Mapping[str, Any]]:
@@ -281,9 +281,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process's threads do not exist in its forks
     reasons = {name: reason["why"] for reason in table["reasons"] for name in reason["templates"]}
     seen: dict[str, Seen] = {}
-    for one in look_at_all(rows, shelf):
-        seen[one.name] = replace(one, why=reasons.get(one.name, ""))
-        _say(one.row().strip())
+    for look in look_at_all(rows, shelf):
+        seen[look.name] = replace(look, why=reasons.get(look.name, ""))
+        _say(look.row().strip())
     text = page([seen[name] for name in rows], table["packages"])
     if arguments.only:  # a part of the page, to be looked at
         print(text.partition(f"{LINE}\n")[2])
@@ -293,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def settle(text: str, seen: Sequence[Seen], *, write: bool) -> int:
     """Write the page, or compare it; return the exit status."""
-    lost = [one.name for one in seen if one.unexplained]
+    lost = [look.name for look in seen if look.unexplained]
     for name in lost:
         _say(
             f"{name}: a conversation is not the template's own, and no reason of {TABLE.name} says why, or one too many"
@@ -301,8 +301,8 @@ def settle(text: str, seen: Sequence[Seen], *, write: bool) -> int:
     if write:
         PAGE.parent.mkdir(exist_ok=True)
         PAGE.write_text(text, encoding="utf-8")
-    known = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    texts = (known.splitlines(), text.splitlines())
+    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    texts = (page.splitlines(), text.splitlines())
     changed = list(difflib.unified_diff(*texts, "docs/templates.md", "seen", lineterm="", n=0))
     print("\n".join(changed) or f"docs/templates.md says what was seen of {len(seen)} templates")
     if changed:

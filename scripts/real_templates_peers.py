@@ -86,16 +86,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         peer: Any = import_module("renderers")
         shelf.fill([rows[name] for name in (*peers, GPT_OSS)], say=print)
-        tokenizer, _ = shelf.dressed(load_tokenizer(shelf.found[rows[GPT_OSS].vocabulary]), rows[GPT_OSS])
+        tokenizer, _ = shelf.dressed(load_tokenizer(shelf.paths[rows[GPT_OSS].vocabulary]), rows[GPT_OSS])
         with tempfile.TemporaryDirectory() as folder:
-            write_vocabulary(Path(folder), shelf.found[rows[GPT_OSS].vocabulary] / "tokenizer.json")
+            write_vocabulary(Path(folder), shelf.paths[rows[GPT_OSS].vocabulary] / "tokenizer.json")
             harmony = Harmony()
     except (Unreachable, ModuleNotFoundError) as error:
         print(f"{error}: no template was compared")
         return 2 if os.environ.get("AGENTRL_CI") == "1" else 0
     wrong = list(harmony_differences(tokenizer, harmony))
     for name, settings in peers.items():
-        tokenizer, _ = shelf.dressed(load_tokenizer(shelf.found[rows[name].vocabulary]), rows[name])
+        tokenizer, _ = shelf.dressed(load_tokenizer(shelf.paths[rows[name].vocabulary]), rows[name])
         tokenizer.name_or_path = settings["model"]
         config = getattr(peer, settings["config"])
         theirs = peer.create_renderer(tokenizer, config(**settings.get("args", {})))

@@ -76,23 +76,29 @@ class Player:
     def judge(self, conversation: Conversation) -> Verdict:
         """Compare the renderer's tokens with those of the template's whole rendering."""
         refused = next(self._wholes(conversation)).refused
-        there = next((whole for whole in self._wholes(conversation) if not whole.refused), None)
+        accepted = next((whole for whole in self._wholes(conversation) if not whole.refused), None)
         try:
             written = [(False, self._stages(conversation, self.turns(conversation)))]
-            if there and _joined(written[0][1]) != there.tokens and (turns := self._spoken(conversation, there)):
+            if (
+                accepted
+                and _joined(written[0][1]) != accepted.tokens
+                and (turns := self._spoken(conversation, accepted))
+            ):
                 written.append((True, self._stages(conversation, turns)))
         except RenderError as error:
             return Verdict(kind="refused", refused=str(error))
         for number, whole in enumerate(self._wholes(conversation)):
             for spoken, stages in written:
                 if _joined(stages) == whole.tokens:
-                    pairs = () if not number or refused or not there else self.differing(whole.tokens, there.tokens)
+                    pairs = (
+                        () if not number or refused or not accepted else self.differing(whole.tokens, accepted.tokens)
+                    )
                     kind = "folded" if number else "exact"
                     return Verdict(kind=kind, spoken=spoken, refused=refused, pairs=pairs)
         kinds: list[Kind] = [self._by_stage(conversation, stages, refused=bool(refused)) for _, stages in written]
-        kind, (spoken, stages) = min(zip(kinds, written, strict=True), key=lambda one: one[0] == "differs")
-        shown = there is not None and not (refused and kind == "apart")
-        pairs = self.differing(_joined(stages), there.tokens) if there and shown else ()
+        kind, (spoken, stages) = min(zip(kinds, written, strict=True), key=lambda pair: pair[0] == "differs")
+        shown = accepted is not None and not (refused and kind == "apart")
+        pairs = self.differing(_joined(stages), accepted.tokens) if accepted and shown else ()
         return Verdict(kind=kind, spoken=spoken, refused=refused, pairs=pairs)
 
     def _by_stage(self, conversation: Conversation, stages: Sequence[Sequence[int]], *, refused: bool) -> Kind:
@@ -107,35 +113,35 @@ class Player:
         apart = self._appends(conversation)
         for number, played in enumerate(conversation.rounds, start=1):
             added = stages[2 * number]
-            place = self._place(replace(conversation, rounds=conversation.rounds[:number]), added)
-            if place is None:
+            index = self._place(replace(conversation, rounds=conversation.rounds[:number]), added)
+            if index is None:
                 # What follows a turn does not depend on its words, which some templates want.
-                alone = replace(conversation, rounds=[replace(played, said=played.said or "x")])
-                apart, place = True, self._place(alone, added)
-            if place is None:
+                alone = replace(conversation, rounds=[replace(played, text=played.text or "x")])
+                apart, index = True, self._place(alone, added)
+            if index is None:
                 return "differs"
             # A tool's answer that was written as it is, in a conversation that is refused as it is.
-            apart = apart or (refused and place == 0 and played.answered_by == "tool")
+            apart = apart or (refused and index == 0 and played.answered_by == "tool")
         return "apart" if apart else "kept"
 
     def _place(self, conversation: Conversation, end: Sequence[int]) -> int | None:
         """Return the index of the first of the template's renderings that ends with ``end``."""
         control = self._tokenizer.added_tokens_decoder
-        for place, whole in enumerate(self._wholes(conversation)):
+        for index, whole in enumerate(self._wholes(conversation)):
             last = list(whole.tokens[-len(end) :])
             if last[1:] == list(end[1:]) and last[:1] and (last[0] == end[0] or last[0] in control):
-                return place
+                return index
         return None
 
     def _appends(self, conversation: Conversation) -> bool:
         """Return True if the template's rendering of each prefix begins with that of the one before."""
         rows = next((whole.rows for whole in self._wholes(conversation) if not whole.refused), [])
-        known: list[Sequence[int]] = []
-        for place, row in enumerate(rows):
+        prefixes: list[Sequence[int]] = []
+        for index, row in enumerate(rows):
             if row["role"] == "assistant":
-                known += [self._whole(rows[:place]).tokens, self._whole(rows[: place + 1], opened=False).tokens]
-        grown = itertools.pairwise([*known, self._whole(rows).tokens])
-        return all(list(later[: len(first)]) == list(first) for first, later in grown)
+                prefixes += [self._whole(rows[:index]).tokens, self._whole(rows[: index + 1], opened=False).tokens]
+        grown = itertools.pairwise([*prefixes, self._whole(rows).tokens])
+        return all(list(later[: len(earlier)]) == list(earlier) for earlier, later in grown)
 
     def turns(self, conversation: Conversation) -> list[list[int]]:
         """Write the turns with the renderer."""
@@ -148,16 +154,16 @@ class Player:
     def _spoken(self, conversation: Conversation, whole: Whole) -> list[list[int]]:
         """Write the turns as the template does after its own prompts; none where it changes the prompts then."""
         turns: list[list[int]] = []
-        places = [place for place, row in enumerate(whole.rows) if row["role"] == "assistant"]
-        for place, played in zip(places, conversation.rounds, strict=True):
-            asked = self._whole(whole.rows[:place]).tokens
-            said = self._whole(whole.rows[: place + 1], opened=False).tokens
-            if not said or list(said[: len(asked)]) != list(asked):
+        places = [index for index, row in enumerate(whole.rows) if row["role"] == "assistant"]
+        for index, played in zip(places, conversation.rounds, strict=True):
+            asked = self._whole(whole.rows[:index]).tokens
+            spoken = self._whole(whole.rows[: index + 1], opened=False).tokens
+            if not spoken or list(spoken[: len(asked)]) != list(asked):
                 return []
-            said = list(said[len(asked) :])
-            ends = [at for at, token in enumerate(said) if token in self.renderer.stop_ids]
+            spoken = list(spoken[len(asked) :])
+            ends = [at for at, token in enumerate(spoken) if token in self.renderer.stop_ids]
             end = self.renderer.turn("", answered_by=played.answered_by)[-1:]
-            turns.append(said[: ends[0] + 1] if ends else [*said, *end])
+            turns.append(spoken[: ends[0] + 1] if ends else [*spoken, *end])
         return turns
 
     def _stages(self, conversation: Conversation, turns: Sequence[list[int]]) -> list[Sequence[int]]:
@@ -174,7 +180,7 @@ class Player:
         for played in conversation.rounds:
             thought = f"<think>\n{played.thought}\n</think>\n\n" if played.thought else ""
             calls = [self._dialect.render(name, arguments) for name, arguments in played.calls]
-            yield thought.removeprefix("<think>\n" * opened) + "\n".join(filter(None, (played.said, *calls)))
+            yield thought.removeprefix("<think>\n" * opened) + "\n".join(filter(None, (played.text, *calls)))
 
     def _rows(self, conversation: Conversation, *, structured: bool) -> Rows:
         rows: Rows = [dict(message) for message in conversation.opening]
@@ -184,7 +190,7 @@ class Player:
                 ids = [answer.get("tool_call_id") for answer in played.answers]
                 functions = [{"name": name, "arguments": dict(arguments)} for name, arguments in played.calls]
                 calls = [{"type": "function", "id": i, "function": f} for i, f in zip(ids, functions, strict=False)]
-                row |= {"content": played.said, "tool_calls": calls}
+                row |= {"content": played.text, "tool_calls": calls}
             rows += [row, *map(dict, played.answers)]
         return rows
 
@@ -193,11 +199,11 @@ class Player:
         opening = len(conversation.opening)
         for structured in (True, False) if self._dialect.native else (False,):
             rows = self._rows(conversation, structured=structured)
-            first, rest = rows[:opening], rows[opening:]
+            head, rest = rows[:opening], rows[opening:]
             yield self._whole(rows)
-            yield self._whole([*first, *_folded(rest)])
-            yield self._whole([*_folded(first), *rest])
-            yield self._whole([*_folded(first), *_folded(rest)])
+            yield self._whole([*head, *_folded(rest)])
+            yield self._whole([*_folded(head), *rest])
+            yield self._whole([*_folded(head), *_folded(rest)])
 
     def _whole(self, rows: Rows, *, opened: bool = True) -> Whole:
         key = repr((rows, opened))
@@ -214,12 +220,12 @@ class Player:
         at = 0
         for row in rows:
             # Enough of a content to recognise it, whatever the template does to quotes and white space.
-            known = re.match(r"\s*([\w ]*)", row["content"] if row["role"] != "assistant" else "")
-            assert known is not None
-            at = text.find(known[1], at)
+            words = re.match(r"\s*([\w ]*)", row["content"] if row["role"] != "assistant" else "")
+            assert words is not None
+            at = text.find(words[1], at)
             if at < 0:
                 return Whole(rows=rows, refused=_LEFT_OUT)
-            at += len(known[1])
+            at += len(words[1])
         return Whole(rows=rows, tokens=self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def differing(self, ours: Sequence[int], theirs: Sequence[int]) -> tuple[tuple[str, str], ...]:

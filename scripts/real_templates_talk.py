@@ -51,7 +51,7 @@ class Library(ToolEnv):
 class Round:
     """A turn of the assistant's, and the messages that answer it."""
 
-    said: str = ""
+    text: str = ""
     """The turn's text."""
     thought: str = ""
     """The thoughts before it."""
@@ -85,11 +85,11 @@ def _user(content: str) -> Message:
     return Message(role="user", content=content)
 
 
-def _results(*contents: str, first: int = 1) -> tuple[Message, ...]:
+def _results(*contents: str, first_number: int = 1) -> tuple[Message, ...]:
     return tuple(
         # Nine letters and digits are what the strictest templates ask for.
         Message(role="tool", content=content, name="search", tool_call_id=f"abcde{number:04d}")
-        for number, content in enumerate(contents, start=first)
+        for number, content in enumerate(contents, start=first_number)
     )
 
 
@@ -98,8 +98,8 @@ def _asked(*queries: str) -> Sequence[Call]:
 
 
 _HELP, _BEES = _system("Be helpful."), _user("Which book is about bees?")
-_FIRST = Round(said="That is 'The Hive'.", answers=[_user("And about ants?")])
-_SECOND = Round(said="Try 'The Hill'.", answers=[_user("Thanks. Wasps?")])
+_FIRST = Round(text="That is 'The Hive'.", answers=[_user("And about ants?")])
+_SECOND = Round(text="Try 'The Hill'.", answers=[_user("Thanks. Wasps?")])
 _ODD = 'd\u00e9j\u00e0 vu, "\u4f60\u597d" \U0001f642\n\n  {"a": 1}\t\u00bd \u200bcaf\u0065\u0301 <td><b>'
 CONVERSATIONS = (
     Conversation(name="talk", opening=[_BEES], rounds=[_FIRST, _SECOND]),
@@ -108,8 +108,8 @@ CONVERSATIONS = (
         name="thinking",
         opening=[_HELP, _BEES],
         rounds=[
-            Round(thought="Bees live in hives.", said=_FIRST.said, answers=_FIRST.answers),
-            Round(thought="Ants, now.", said=_SECOND.said, answers=_SECOND.answers),
+            Round(thought="Bees live in hives.", text=_FIRST.text, answers=_FIRST.answers),
+            Round(thought="Ants, now.", text=_SECOND.text, answers=_SECOND.answers),
         ],
     ),
     Conversation(
@@ -120,7 +120,7 @@ CONVERSATIONS = (
     Conversation(
         name="words and a call",
         opening=[_BEES],
-        rounds=[Round(said="Let me look.", calls=_asked("bees"), answers=_results("Maeterlinck"))],
+        rounds=[Round(text="Let me look.", calls=_asked("bees"), answers=_results("Maeterlinck"))],
     ),
     Conversation(
         name="parallel calls",
@@ -132,10 +132,10 @@ CONVERSATIONS = (
         opening=[_BEES],
         rounds=[
             Round(calls=_asked("bees"), answers=_results("Nothing.")),
-            Round(calls=_asked("bee"), answers=_results("Maeterlinck", first=2)),
-            Round(calls=_asked("apiary"), answers=_results("Langstroth", first=3)),
+            Round(calls=_asked("bee"), answers=_results("Maeterlinck", first_number=2)),
+            Round(calls=_asked("apiary"), answers=_results("Langstroth", first_number=3)),
             _FIRST,
-            Round(calls=_asked("ants"), answers=_results("Wilson", first=4)),
+            Round(calls=_asked("ants"), answers=_results("Wilson", first_number=4)),
         ],
     ),
     Conversation(
@@ -143,7 +143,7 @@ CONVERSATIONS = (
         opening=[_HELP, _BEES],
         rounds=[
             Round(calls=_asked("bees"), answers=_results("Traceback:\n  ValueError: 'bees'\n")),
-            Round(calls=_asked("bee"), answers=_results("", first=2)),
+            Round(calls=_asked("bee"), answers=_results("", first_number=2)),
             _FIRST,
         ],
     ),
@@ -157,12 +157,12 @@ CONVERSATIONS = (
         opening=[_system(_ODD), _user(f" {_ODD}\n")],
         rounds=[
             Round(calls=_asked("\u4f60\u597d \U0001f642"), answers=_results(_ODD)),
-            Round(said="\u4f60\u597d!", answers=[_user(f"\n{_ODD} ")]),
+            Round(text="\u4f60\u597d!", answers=[_user(f"\n{_ODD} ")]),
         ],
     ),
     Conversation(
         name="empty contents",
         opening=[_system(""), _BEES],
-        rounds=[Round(said="", answers=[_user("")]), _SECOND],
+        rounds=[Round(text="", answers=[_user("")]), _SECOND],
     ),
 )

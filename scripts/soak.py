@@ -82,7 +82,7 @@ class Soak(ToolEnv):
         self.tools = (PythonTool(), hang)
 
     def tasks(self, split: str) -> TaskList:
-        """Give 64 sums."""
+        """Return 64 sums."""
         return TaskList([Task(id=f"{split}:{n}", prompt=f"{n}?", answer=str(n * 10**6 + 1)) for n in range(64)])
 
     def step(self, action: str) -> Any:
@@ -99,16 +99,16 @@ class Soak(ToolEnv):
         if rng.random() < GRADER_FAULTS:
             count("grader faults")
             raise InfrastructureError("the grader is down")
-        said = [message["content"] for message in episode.messages if message["role"] == "tool"]
+        answers = [message["content"] for message in episode.messages if message["role"] == "tool"]
         hung = [run.name for run in episode.tool_runs] == ["hang"]
         count("hung" if hung else "ran")
-        if not hung and episode.task.answer not in "".join(said):
+        if not hung and episode.task.answer not in "".join(answers):
             with record.lock:
-                record.violate(f"expected {episode.task.answer}, not {said}")
+                record.violate(f"expected {episode.task.answer}, not {answers}")
         return {"correct": sum(map(ord, episode.final)) % 5 / 4}
 
     def gold(self, task: Task) -> list[str]:
-        """Say the number: the tiny model's vocabulary comes from here."""
+        """Answer with the number: the tiny model's vocabulary comes from here."""
         return [str(task.answer)]
 
 
@@ -170,15 +170,15 @@ def train(
         trainer = Trainer(config, make_learner(config, parts.model), make_source(config, mix, collector, engine))
         killer.start()
         try:
-            first, last = asyncio.run(soak(trainer, steps, held)) * (1 if steps > 1 else 2)
+            start, end = asyncio.run(soak(trainer, steps, held)) * (1 if steps > 1 else 2)
         finally:
             stop.set()
             killer.join()
             engine.close()
     close_shared_sandbox()
-    if last["MiB"] - first["MiB"] > GROWTH_BYTES >> 20:
-        record.violations.append(f"memory grew from {first['MiB']} to {last['MiB']} MiB")
-    return {name: (first[name], last[name]) for name in first}
+    if end["MiB"] - start["MiB"] > GROWTH_BYTES >> 20:
+        record.violations.append(f"memory grew from {start['MiB']} to {end['MiB']} MiB")
+    return {name: (start[name], end[name]) for name in start}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -199,8 +199,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures = train(args)
         record.violations += leftovers(before, "local")
     seconds = round(time.monotonic() - began, 1)
-    told = {"seconds": seconds, "counts": dict(record.counts), "first, last": figures, "violations": record.violations}
-    print(json.dumps(told, indent=1))
+    report = {
+        "seconds": seconds,
+        "counts": dict(record.counts),
+        "first, last": figures,
+        "violations": record.violations,
+    }
+    print(json.dumps(report, indent=1))
     return 1 if record.violations else 0
 
 

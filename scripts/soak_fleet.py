@@ -46,16 +46,16 @@ class SoakActor(ray_fleet.Actor):
     async def start(self, config: Any, model: Any, options: Any) -> tuple[bool, float]:
         """Make them, in the actor's process."""
         gymnasium.register("soak/Soak-v0", entry_point=lambda **arguments: soak.Soak(**arguments))
-        told = await super().start(config, model, options)
+        started = await super().start(config, model, options)
         self._engine = soak.Failing(model, **options)
         args = argparse.Namespace(backend="local", seed=os.getpid(), kill_every=2.0)
         killer = threading.Thread(target=kill_at_random, args=(soak.record, args, threading.Event()), daemon=True)
         killer.start()
-        return told
+        return started
 
-    async def play(self, collector: Any, group: Any, sampling: Any, known: Any) -> Any:
+    async def play(self, collector: Any, group: Any, sampling: Any, version: Any) -> Any:
         """Play a group, and stop the run where something went wrong."""
-        played = await super().play(collector, group, sampling, known)
+        played = await super().play(collector, group, sampling, version)
         if soak.record.violations:
             raise InvariantError(soak.record.violations[0])
         return played
@@ -65,18 +65,22 @@ def both(*, playing: bool) -> list[psutil.Process]:
     """Find the two actors, or none unless both are there, and have a sandbox if they are to be ``playing``."""
     try:
         every = psutil.Process().children(recursive=True)
-        found = [one for one in every if one.name().startswith("ray::SoakActor") and (one.children() or not playing)]
+        actors = [
+            process
+            for process in every
+            if process.name().startswith("ray::SoakActor") and (process.children() or not playing)
+        ]
     except psutil.NoSuchProcess:  # meanwhile
         return []
-    return found if len(found) == 2 else []
+    return actors if len(actors) == 2 else []
 
 
 def kill_actors(record: Record, args: argparse.Namespace, stop: threading.Event) -> None:
     """Kill one of the two actors now and then, while both are there."""
     rng = random.Random(args.seed)
     while not stop.wait(rng.expovariate(1 / args.kill_every)):
-        if found := both(playing=True):
-            rng.choice(found).kill()
+        if actors := both(playing=True):
+            rng.choice(actors).kill()
             record.counts["killed actors"] += 1
 
 
@@ -84,9 +88,9 @@ def held() -> dict[str, int]:
     """Count what the driver and the two actors hold, once both are there."""
     while True:
         with suppress(psutil.NoSuchProcess):
-            if found := both(playing=False):
-                sizes = {f"MiB of actor {place}": one.memory_info().rss >> 20 for place, one in enumerate(found)}
-                return soak.held() | sizes | {"descriptors of actors": sum(one.num_fds() for one in found)}
+            if actors := both(playing=False):
+                sizes = {f"MiB of actor {number}": actor.memory_info().rss >> 20 for number, actor in enumerate(actors)}
+                return soak.held() | sizes | {"descriptors of actors": sum(actor.num_fds() for actor in actors)}
         time.sleep(0.1)
 
 
@@ -109,17 +113,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gymnasium.register("soak/Soak-v0", entry_point=lambda **options: soak.Soak(**options))
     began, cluster, before = time.monotonic(), Cluster(), psutil.Process().children(recursive=True)
     try:
-        for place in range(3):
-            cluster.add_node(num_cpus=min(place, 1), object_store_memory=100 << 20, include_dashboard=False)
+        for node in range(3):
+            cluster.add_node(num_cpus=min(node, 1), object_store_memory=100 << 20, include_dashboard=False)
         settings = ["fleet.name=ray", f"fleet.options={{actors = 2, address = '{cluster.address}'}}"]
         figures = soak.train(args, [*soak.SETTINGS, *settings], on_ray, kill_actors, held)
     finally:
         cluster.shutdown()
     left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - set(before), timeout=60)[1]
-    violations = [*soak.record.violations, *(f"{one} was left behind" for one in left)]
+    violations = [*soak.record.violations, *(f"{process} was left behind" for process in left)]
     seconds = round(time.monotonic() - began, 1)
-    told = {"seconds": seconds, "counts": dict(soak.record.counts), "first, last": figures, "violations": violations}
-    print(json.dumps(told, indent=1))
+    report = {"seconds": seconds, "counts": dict(soak.record.counts), "first, last": figures, "violations": violations}
+    print(json.dumps(report, indent=1))
     return 1 if violations else 0
 
 

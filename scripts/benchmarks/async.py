@@ -40,7 +40,7 @@ MODES: Mapping[str, Sequence[str]] = {
 
 
 class Slow(ToolEnv):
-    """Says nothing of interest, slowly.
+    """An environment whose answers come slowly and have nothing of interest.
 
     Args:
         split: any.
@@ -53,7 +53,7 @@ class Slow(ToolEnv):
         self.seconds = seconds
 
     def tasks(self, split: str) -> TaskList:
-        """Give 64 tasks."""
+        """Return 64 tasks."""
         return TaskList([Task(id=f"{split}:{n}", prompt=f"Write about {n}.") for n in range(64)])
 
     def reward(self, episode: Episode) -> dict[str, float]:
@@ -61,7 +61,7 @@ class Slow(ToolEnv):
         return {"correct": sum(map(ord, episode.final)) % 5 / 4}
 
     def gold(self, task: Task) -> list[str]:
-        """Say the task's number: the tiny model's vocabulary comes from here."""
+        """Answer with the task's number: the tiny model's vocabulary comes from here."""
         return [task.id]
 
     def step(self, action: str) -> Any:
@@ -155,8 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         stale = [row["staleness_mean"] for row in rows[mode]]
         most = max(row["staleness_max"] for row in rows[mode])
         waited = fmean(row.get("seconds_waited", row["seconds_generate"]) for row in rows[mode])
-        told, busy = (" / ".join(f"{one:.1f}" for one in some) for some in (seconds, spent[mode]))
-        lines.append((mode, told, busy, f"{ratio:.2f}", f"{fmean(stale):.2f}, {most}", f"{waited:.2f}"))
+        wall, busy = (" / ".join(f"{each:.1f}" for each in some) for some in (seconds, spent[mode]))
+        lines.append((mode, wall, busy, f"{ratio:.2f}", f"{fmean(stale):.2f}, {most}", f"{waited:.2f}"))
     head = ("overlap", "wall s (each round)", "CPU s", "as fast as off", "staleness mean, max", "s waited a step")
     print(table(head, lines))
 

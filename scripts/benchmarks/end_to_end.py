@@ -39,12 +39,12 @@ Step = dict[str, Any]
 
 
 def reward_of(text: str) -> float:
-    """Give a number in [0, 1) that depends on the text alone, so that no two episodes of a group are alike."""
+    """Return a number in [0, 1) that depends on the text alone, so that no two episodes of a group are alike."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=4).digest(), "big") / 2**32
 
 
 def prompts(load: Load) -> list[str]:
-    """Give the user's messages."""
+    """Return the user's messages."""
     return [f"Write what comes to mind about the number {number}." for number in range(1000, 1000 + 8 * load["tasks"])]
 
 
@@ -57,7 +57,7 @@ class Turns:
         os.dup2(2, 1)
 
     def wait(self) -> bool:
-        """Say that the last batch is done, and wait; False where there is to be no other."""
+        """Report that the last batch is done, and wait; False where there is to be no other."""
         print(file=self._reports, flush=True)
         return sys.stdin.readline() == "step\n"
 
@@ -68,7 +68,7 @@ class Turns:
 
 
 def parts_of(load: Load) -> tuple[Any, Any, Any]:
-    """Give environment, renderer and engine of our side: TRL's has no agentrl to import."""
+    """Return environment, renderer and engine of our side: TRL's has no agentrl to import."""
     from dataclasses import replace
 
     from agentrl.engines.rng import derive_seed
@@ -104,10 +104,10 @@ def parts_of(load: Load) -> tuple[Any, Any, Any]:
             if not sampling.stop_ids:
                 return await super().generate(prompt_ids, sampling, seed=seed)
             opening = replace(sampling, max_tokens=SHORTEST, stop_ids=())
-            one = await super().generate(prompt_ids, opening, seed=seed)
+            head = await super().generate(prompt_ids, opening, seed=seed)
             rest = replace(sampling, max_tokens=sampling.max_tokens - SHORTEST)
-            two = await super().generate(prompt_ids + one.token_ids, rest, seed=derive_seed(seed, "rest"))
-            return replace(two, token_ids=one.token_ids + two.token_ids, logprobs=one.logprobs + two.logprobs)
+            tail = await super().generate(prompt_ids + head.token_ids, rest, seed=derive_seed(seed, "rest"))
+            return replace(tail, token_ids=head.token_ids + tail.token_ids, logprobs=head.logprobs + tail.logprobs)
 
     return Talk, Stopping, Patient
 
@@ -274,15 +274,15 @@ def workloads(args: argparse.Namespace, folder: Path) -> dict[str, Load]:
     tokenizer.save_pretrained(folder)
     load = {"model": str(folder), "tasks": 2 if args.quick else 8, "group_size": 4 if args.quick else 8, "updates": 2}
     stops = [*range(len(tokenizer) - 6, len(tokenizer))]
-    found = {
+    loads = {
         "ragged": {**load, "longest": 24 if args.quick else 256, "stop_ids": stops},
         "fixed": {**load, "longest": 20 if args.quick else 128, "stop_ids": []},
     }
-    return found if args.workload == "both" else {args.workload: found[args.workload]}
+    return loads if args.workload == "both" else {args.workload: loads[args.workload]}
 
 
 def trl_python(folder: Path) -> Path:
-    """Give the Python of the environment that holds TRL, made where it is missing."""
+    """Return the Python of the environment that holds TRL; make it where it is missing."""
     python = folder / "bin" / "python"
     if not python.exists() or subprocess.run([python, "-c", "import trl"], capture_output=True).returncode:
         say(f"installing TRL into {folder}")

@@ -59,7 +59,7 @@ def prompts(args: argparse.Namespace, seed: int) -> Episodes:
     return [[draw.randrange(3, 250) for _ in range(args.prompt)] for _ in range(args.episodes)]
 
 
-def told(args: argparse.Namespace, seed: int, episode: int, turn: int) -> list[int]:
+def tool_answer(args: argparse.Namespace, seed: int, episode: int, turn: int) -> list[int]:
     """What a tool says after a turn: up to twice ``--tool`` tokens."""
     draw = random.Random(derive_seed(seed, episode, turn))
     return [draw.randrange(3, 250) for _ in range(draw.randrange(1, 2 * args.tool))]
@@ -73,11 +73,11 @@ def by_engine(engine: Engine, stop_ids: tuple[int, ...]) -> Side:
         for turn in range(args.turns):
             completion = await engine.generate(tuple(tokens), sampling, seed=derive_seed(seed, number, turn))
             sampled += len(completion.token_ids)
-            tokens += [*completion.token_ids, *told(args, seed, number, turn)]
+            tokens += [*completion.token_ids, *tool_answer(args, seed, number, turn)]
         return sampled
 
     async def play(args: argparse.Namespace, seed: int) -> int:
-        return sum(await asyncio.gather(*(episode(args, seed, *one) for one in enumerate(prompts(args, seed)))))
+        return sum(await asyncio.gather(*(episode(args, seed, *pair) for pair in enumerate(prompts(args, seed)))))
 
     runner = asyncio.Runner()
     return lambda args, seed: runner.run(play(args, seed))
@@ -93,7 +93,7 @@ def in_rounds(turn_of: Callable[[Episodes, int], Episodes]) -> Side:
             answers = turn_of(episodes, args.turn)
             sampled += sum(map(len, answers))
             for number, (tokens, answer) in enumerate(zip(episodes, answers, strict=True)):
-                tokens += [*answer, *told(args, seed, number, turn)]
+                tokens += [*answer, *tool_answer(args, seed, number, turn)]
         return sampled
 
     return play
@@ -110,9 +110,9 @@ def by_generate(model: Any, stop_ids: tuple[int, ...]) -> Side:
     def turn_of(episodes: Episodes, most: int) -> Episodes:
         longest = max(map(len, episodes))
         padded = torch.tensor([[0] * (longest - len(tokens)) + tokens for tokens in episodes])
-        there = torch.tensor([[0] * (longest - len(tokens)) + [1] * len(tokens) for tokens in episodes])
+        mask = torch.tensor([[0] * (longest - len(tokens)) + [1] * len(tokens) for tokens in episodes])
         config = sampled(most, stop_ids)
-        out = model.generate(padded, attention_mask=there, generation_config=config)[:, longest:].tolist()
+        out = model.generate(padded, attention_mask=mask, generation_config=config)[:, longest:].tolist()
         return [answer[: next((i + 1 for i, token in enumerate(answer) if token in stop_ids), most)] for answer in out]
 
     return in_rounds(turn_of)
@@ -153,12 +153,12 @@ def sides(args: argparse.Namespace, folder: Path) -> dict[str, Side]:
 
 def speeds(rates: dict[str, list[float]]) -> str:
     """Tabulate tokens per second, and how much faster the first side is: by the median of the rounds' ratios."""
-    (first, ours), *_ = rates.items()
+    (engine, ours), *_ = rates.items()
     rows: list[tuple[str, ...]] = []
     for name, row in rates.items():
         ratio = median(mine / other for mine, other in zip(ours, row, strict=True))
         rows.append((name, *(f"{rate:.0f}" for rate in (median(row), min(row), max(row))), f"{ratio:.2f}"))
-    return table(("side", "tokens/s (median)", "lowest", "highest", f"{first} is as fast, times"), rows)
+    return table(("side", "tokens/s (median)", "lowest", "highest", f"{engine} is as fast, times"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -103,13 +103,13 @@ class NoModel:
     dtype = torch.float32
 
     def cpu(self) -> "NoModel":
-        """Give itself."""
+        """Return itself."""
         return self
 
 
 async def played(fleet: ray_fleet.RayFleet, collector: Collector, args: argparse.Namespace, groups: int) -> None:
     """Play groups of four."""
-    specs = [[EpisodeSpec(task_id="0", seed=4 * place + member) for member in range(4)] for place in range(groups)]
+    specs = [[EpisodeSpec(task_id="0", seed=4 * group + member) for member in range(4)] for group in range(groups)]
     collected = await collector.collect(specs, always(fleet), Sampling(max_tokens=args.tokens // 4))
     assert len(collected.groups) == groups
 
@@ -129,7 +129,7 @@ async def measured(fleet: ray_fleet.RayFleet, actors: int, args: argparse.Namesp
     row["seconds"] = time.perf_counter() - began
     row["driver ms/episode"] = (time.process_time() - cpu) / args.groups / 4 * 1000
     if actors == 2:
-        weights = [(f"layer{place}", torch.randn(args.megabytes * 250_000 // 10)) for place in range(10)]
+        weights = [(f"layer{layer}", torch.randn(args.megabytes * 250_000 // 10)) for layer in range(10)]
         began = time.perf_counter()
         for version in (1, 2):
             await fleet.load_weights(weights, version)
@@ -143,8 +143,8 @@ def measure(args: argparse.Namespace) -> dict[int, dict[str, float]]:
     ray_fleet.Actor = SleepingActor
     cluster, rows = Cluster(), dict[int, dict[str, float]]()
     store = (3 * args.megabytes + 100) << 20
-    for place in range(1 + max(args.actors)):
-        cluster.add_node(num_cpus=min(place, 1), object_store_memory=store, include_dashboard=False)
+    for node in range(1 + max(args.actors)):
+        cluster.add_node(num_cpus=min(node, 1), object_store_memory=store, include_dashboard=False)
     try:
         for actors in args.actors:
             config = load_config(overrides=["rollout.concurrency=8"])
@@ -236,8 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("|---|---|---|---|---|")
         for actors, row in rows.items():
             faster, weights = rows[args.actors[0]]["seconds"] / row["seconds"], row.get("weights s")
-            told = "" if weights is None else f"{weights:.2f}"
-            print(f"| {actors} | {row['seconds']:.1f} | {faster:.2f} | {row['driver ms/episode']:.2f} | {told} |")
+            publishing = "" if weights is None else f"{weights:.2f}"
+            print(f"| {actors} | {row['seconds']:.1f} | {faster:.2f} | {row['driver ms/episode']:.2f} | {publishing} |")
         driver = rows[args.actors[-1]]["driver ms/episode"] / 1000  # of a longer time more is Ray's own, at rest
     simulate(args, driver)
 

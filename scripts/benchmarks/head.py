@@ -114,14 +114,14 @@ def times(inputs: Inputs, rounds: int, samples: Samples) -> list[Measure]:
         ways[f"{LIGER}: forward + backward"] = backward(inputs, liger(inputs))
     ways |= {f"one walk with{'' if squares else 'out'} Σπ²": walk(inputs, squares) for squares in (True, False)}
     play(ways, rounds, samples)
-    found: list[Measure] = []
+    measured: list[Measure] = []
     for part, most in (("forward", 1.05), ("forward + backward", 1.45)):
         for other in (EAGER, ALL_THREE, LIGER):
             if f"{other}: {part}" in samples:
                 taken = ratio(samples, f"{OURS}: {part}", f"{other}: {part}")
                 target = most if other == EAGER else None
-                found.append(times_of(f"{part}, beside {other}", taken, target))
-    return [*found, times_of("Σπ², beside a walk without", ratio(samples, *list(ways)[-2:]), 1.05)]
+                measured.append(times_of(f"{part}, beside {other}", taken, target))
+    return [*measured, times_of("Σπ², beside a walk without", ratio(samples, *list(ways)[-2:]), 1.05)]
 
 
 def times_of(name: str, taken: float, most: float | None) -> Measure:
@@ -201,9 +201,9 @@ def peak_on_gpu(call: Call) -> int:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    kept = call()
+    result = call()
     torch.cuda.synchronize()
-    del kept
+    del result
     return torch.cuda.max_memory_allocated() - before
 
 
@@ -211,8 +211,8 @@ def peak_on_cpu(call: Call) -> int:
     """Measure the peak bytes of a call, its result included, by Linux's high-water mark, which can be reset."""
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
-    kept = call()
-    del kept
+    result = call()
+    del result
     return status("VmHWM") - before
 
 
@@ -231,12 +231,12 @@ def rates(inputs: Inputs, args: argparse.Namespace, samples: Samples) -> list[Me
     plain = 2 * size**3 / median(samples[name]) / 1e12
     reached = PRODUCTS * inputs.operations / median(samples[f"{OURS}: forward + backward"]) / 1e12
     alone = inputs.operations / median(samples[f"{OURS}: forward"]) / 1e12
-    found = [
+    measured = [
         Measure(name="matrix rate of a plain product", value=f"{plain:,.0f} TFLOP/s"),
         Measure(name="matrix rate of the forward pass", value=f"{alone:,.0f} TFLOP/s, {alone / plain:.0%} of plain"),
         share("matrix rate of forward + backward", reached, plain, "of plain"),
     ]
-    return [*found, *([share("the same", reached, args.peak, "of the GPU's own figure")] if args.peak else [])]
+    return [*measured, *([share("the same", reached, args.peak, "of the GPU's own figure")] if args.peak else [])]
 
 
 def share(name: str, reached: float, whole: float, of: str) -> Measure:

@@ -38,15 +38,15 @@ def command_line(doc: str | None, examples: str) -> argparse.ArgumentParser:
 def measure_table(measures: Sequence[Measure]) -> str:
     """Tabulate every measure beside its target."""
     words = {True: "yes", False: "NO", None: ""}
-    rows = [(one.name, one.value, one.target, words[one.met]) for one in measures]
+    rows = [(measure.name, measure.value, measure.target, words[measure.met]) for measure in measures]
     return table(("what", "measured", "target", "met"), rows)
 
 
 def write(path: Path, machine: str, samples: Mapping[str, Sequence[float]], measures: Sequence[Measure]) -> None:
     """Write every sample [seconds] and every measure."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = {"machine": machine, "seconds": samples, "measures": [asdict(one) for one in measures]}
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    document = {"machine": machine, "seconds": samples, "measures": [asdict(measure) for measure in measures]}
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def timed(call: Callable[[], object]) -> float:

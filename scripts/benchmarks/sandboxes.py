@@ -95,14 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def opened(stack: ExitStack, only: str | None) -> dict[str, Sandbox]:
     """Open the back ends that this machine has."""
-    found: dict[str, Sandbox] = {}
+    sandboxes: dict[str, Sandbox] = {}
     for name in ("local", "docker"):
         if only in (None, name):
             try:
-                found[name] = stack.enter_context(open_sandbox(name))
+                sandboxes[name] = stack.enter_context(open_sandbox(name))
             except SandboxUnavailable as error:
                 say(f"{name}: {error}")
-    return found
+    return sandboxes
 
 
 def sandbox_rows(stack: ExitStack, sandboxes: dict[str, Sandbox]) -> Iterator[BenchmarkRow]:
@@ -123,8 +123,8 @@ def sandbox_rows(stack: ExitStack, sandboxes: dict[str, Sandbox]) -> Iterator[Be
             yield BenchmarkRow(name=row, sample=late, targets=(target, target), rare=10)
     if "local" in sandboxes:
         unpooled = stack.enter_context(LocalSandbox(Limits(), ready=0))
-        one = partial(fresh, unpooled)
-        yield BenchmarkRow(name="local: fresh session, no pool, numpy and sympy", sample=one, targets=(20, 30))
+        sample = partial(fresh, unpooled)
+        yield BenchmarkRow(name="local: fresh session, no pool, numpy and sympy", sample=sample, targets=(20, 30))
 
 
 def play(rows: list[BenchmarkRow], rounds: int, samples: Samples) -> dict[str, str]:

@@ -38,9 +38,9 @@ class Words:
         self.pieces[10] = "\n"
 
     def decode(self, token_ids: int | list[int], **_: object) -> str:
-        """Give the text of tokens."""
+        """Return the text of tokens."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        return "".join(self.pieces[one] for one in ids)
+        return "".join(self.pieces[token_id] for token_id in ids)
 
 
 def episode(noise: random.Random, number: int, tokens: int, turns: int) -> Trajectory:
@@ -68,14 +68,14 @@ def make_run(folder: Path, episodes: int, tokens: int, turns: int) -> None:
     noise = random.Random(0)
     files = min(FILES, episodes)
     many = [episode(noise, number, tokens, turns) for number in range(episodes // files)]
-    advantages = [[noise.gauss(0, 0.5) for _ in range(one.n_sampled)] for one in many]
+    advantages = [[noise.gauss(0, 0.5) for _ in range(trajectory.n_sampled)] for trajectory in many]
     names = ("old_logp", "entropy", "log_ratio", "cumulative_log_ratio", "realized_energy", "baseline")
     training = [{name: [noise.gauss(0, 0.5) for _ in row] for name in names} for row in advantages]
     (folder / "episodes").mkdir(parents=True)
-    first = folder / "episodes" / "step-000001.jsonl.zst"
-    write_episodes(first, many, Words(noise), ORIGIN, advantages, training)
+    path = folder / "episodes" / "step-000001.jsonl.zst"
+    write_episodes(path, many, Words(noise), ORIGIN, advantages, training)
     for step in range(2, files + 1):
-        shutil.copy(first, first.with_name(f"step-{step:06d}.jsonl.zst"))
+        shutil.copy(path, path.with_name(f"step-{step:06d}.jsonl.zst"))
 
 
 def measured(browser: Browser, folder: Path, episodes: int, tokens: int, turns: int) -> list[Measure]:
@@ -91,8 +91,8 @@ def measured(browser: Browser, folder: Path, episodes: int, tokens: int, turns: 
         return timed(lambda: (browser.ask(f"{script}, 1"), browser.until(until)))
 
     def search(text: str) -> float:
-        found = f"setMode(mode), filters.text.value = '{text}', filter().then(() => window.found = '{text}')"
-        return act(found, f"window.found === '{text}'")
+        script = f"setMode(mode), filters.text.value = '{text}', filter().then(() => window.found = '{text}')"
+        return act(script, f"window.found === '{text}'")
 
     def opening() -> None:
         browser.open(page)
@@ -107,14 +107,14 @@ def measured(browser: Browser, folder: Path, episodes: int, tokens: int, turns: 
     shaded = act("setMode('advantage')", "document.querySelectorAll('#columns .policy bdi').length")
     searched, again = search("no such text"), search("nor such")
     size = page.stat().st_size
-    told = {
+    figures = {
         "page": f"{size / 1e6:.0f} MB, {size / episodes / tokens:.1f} bytes a token",
         **{"written in": f"{writing:.0f} s", "read to its end after": f"{loaded:.1f} s"},
         **{"next episode": f"{walked:.2f} s", "last turn": f"{jumped:.2f} s", "tokens shaded": f"{shaded:.2f} s"},
         **{"first search of texts": f"{searched:.1f} s", "second search": f"{again:.1f} s"},
     }
-    first = Measure(name=f"{name}: first episode shown", value=f"{opened:.1f} s", target="< 3 s", met=opened < OPEN_S)
-    return [first, *(Measure(name=f"{name}: {what}", value=value) for what, value in told.items())]
+    shown = Measure(name=f"{name}: first episode shown", value=f"{opened:.1f} s", target="< 3 s", met=opened < OPEN_S)
+    return [shown, *(Measure(name=f"{name}: {what}", value=value) for what, value in figures.items())]
 
 
 def main() -> None:
@@ -123,9 +123,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a test that all runs, no timing")
     quick = parser.parse_args().quick
     sizes = ((20, 60, 3), (1, 400, 50)) if quick else ((2000, 4000, 8), (1, 128_000, 500))
-    with tempfile.TemporaryDirectory() as place, Browser(Path(place) / "profile") as browser:
-        found = [measured(browser, Path(place) / f"run-{size[1]}", *size) for size in sizes]
-    print(measure_table([one for rows in found for one in rows]))
+    with tempfile.TemporaryDirectory() as folder, Browser(Path(folder) / "profile") as browser:
+        tables = [measured(browser, Path(folder) / f"run-{size[1]}", *size) for size in sizes]
+    print(measure_table([measure for rows in tables for measure in rows]))
 
 
 if __name__ == "__main__":

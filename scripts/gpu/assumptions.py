@@ -39,7 +39,7 @@ BACKENDS = (
 
 
 def assumptions(bench: Bench) -> None:
-    """Ask one thing a row."""
+    """Check one assumption a row."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as a run with run.deterministic has it
     bench.card()
     for name, (expected, ask) in QUESTIONS.items():
@@ -76,17 +76,17 @@ def weights_of(learner: Learner) -> Tensor:
 
 def scores(bench: Bench) -> Answer:
     """Score the same rows on the device and on the CPU, in float32."""
-    here, there = (
+    on_gpu, on_cpu = (
         learner_of(tiny(device), 9999, "float32").score(mixed_rows(bench)) for device in (bench.device, "cpu")
     )
-    far = [float((one - other).abs().max()) for one, other in zip(here, there, strict=True)]
+    far = [float((a - b).abs().max()) for a, b in zip(on_gpu, on_cpu, strict=True)]
     return {"logp, entropy, sum_sq: largest difference": far}, max(far) < 1e-4
 
 
 def norms(bench: Bench) -> Answer:
     """Compare the gradient's norm with the CPU's."""
-    here, there = (updated(bench, learner_of(tiny(device), 9999, "float32"), 1) for device in (bench.device, "cpu"))
-    return [here, there], abs(here / there - 1) < 1e-3
+    on_gpu, on_cpu = (updated(bench, learner_of(tiny(device), 9999, "float32"), 1) for device in (bench.device, "cpu"))
+    return [on_gpu, on_cpu], abs(on_gpu / on_cpu - 1) < 1e-3
 
 
 def loaded(bench: Bench) -> Answer:
@@ -106,8 +106,8 @@ def restored(bench: Bench) -> Answer:
             learner.save(Path(folder))
         other = learner_of(copy.deepcopy(learner.model), 9999, "float32")
         other.load(Path(folder))
-    for one in (learner, other):
-        updated(bench, one, 1)
+    for each in (learner, other):
+        updated(bench, each, 1)
     far = float((weights_of(learner) - weights_of(other)).abs().max())
     return {"largest difference": far}, far < 1e-5
 
@@ -118,14 +118,14 @@ def repeatable(bench: Bench, deterministic: bool) -> Answer:
     try:
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            first, second = (learner_of(tiny(bench.device), 9999) for _ in range(2))
-            for one in (first, second):
-                updated(bench, one)
+            before, again = (learner_of(tiny(bench.device), 9999) for _ in range(2))
+            for learner in (before, again):
+                updated(bench, learner)
     finally:
         make_repeatable(False)
-    same = torch.equal(weights_of(first), weights_of(second))
-    said = sorted({str(one.message)[:90] for one in heard if "determinis" in str(one.message)})
-    return {"same bits": same, "warnings": said}, same if deterministic else None
+    same = torch.equal(weights_of(before), weights_of(again))
+    messages = sorted({str(warning.message)[:90] for warning in heard if "determinis" in str(warning.message)})
+    return {"same bits": same, "warnings": messages}, same if deterministic else None
 
 
 def sampler(bench: Bench) -> Answer:
@@ -138,7 +138,7 @@ def sampler(bench: Bench) -> Answer:
         model.get_output_embeddings = partial(copy.deepcopy, head.to(device))  # a vocabulary larger than its own
         step = EagerStep(model, 1)
         drawn.append(step.sample(hidden.to(device), [1.0] * 64, list(range(64)), [5] * 64)[0])
-    same = sum(one == other for one, other in zip(*drawn, strict=True))
+    same = sum(a == b for a, b in zip(*drawn, strict=True))
     return f"{same} of 64 tokens", same >= 62
 
 
@@ -148,8 +148,8 @@ def forms(bench: Bench) -> Answer:
     hidden, weight = hidden.bfloat16(), weight.bfloat16()
     targets = torch.randint(0, 1000, (96,), device=bench.device)
     true = (hidden.double() @ weight.double().T).log_softmax(1).gather(1, targets[:, None])[:, 0]
-    found = {form: token_stats(hidden, weight, targets, form=form).logp for form in ("torch", "auto")}
-    far = {form: float((logp - true).abs().max()) for form, logp in found.items()}
+    logp_by_form = {form: token_stats(hidden, weight, targets, form=form).logp for form in ("torch", "auto")}
+    far = {form: float((logp - true).abs().max()) for form, logp in logp_by_form.items()}
     return far, max(far.values()) < 1e-3
 
 
@@ -160,7 +160,7 @@ def triton_chosen(bench: Bench) -> Answer:
     hidden, weight = torch.randn(50, 64, device=bench.device), torch.randn(300, 64, device=bench.device)
     targets = torch.randint(0, 300, (50,), device=bench.device)
     auto, triton = (token_stats(hidden, weight, targets, form=form) for form in ("auto", "triton"))
-    same = all(torch.equal(one, other) for one, other in zip(auto, triton, strict=True))
+    same = all(torch.equal(a, b) for a, b in zip(auto, triton, strict=True))
     return same, same
 
 
@@ -180,14 +180,14 @@ def backends(bench: Bench) -> Answer:
         "one token with a mask": partial(over, shape=(4, 8, 4), keys=512, mask=(4, 1, 1, 512)),
         "a chunk with a mask": partial(over, shape=(1, 8, 256), keys=603, mask=(256, 603)),
     }
-    found = {
-        f"{kind}, {str(dtype)[6:]}": [one.name for one in BACKENDS if runs(one, partial(call, dtype))]
+    kernels = {
+        f"{kind}, {str(dtype)[6:]}": [backend.name for backend in BACKENDS if runs(backend, partial(call, dtype))]
         for kind, call in kinds.items()
         for dtype in (torch.bfloat16, torch.float32)
     }
     # The one that no code takes has none.
-    used = (names for kind, names in found.items() if kind != "causal, grouped, float32")
-    return found, all(names[:1] not in ([], ["MATH"]) for names in used)
+    used = (names for kind, names in kernels.items() if kind != "causal, grouped, float32")
+    return kernels, all(names[:1] not in ([], ["MATH"]) for names in used)
 
 
 def causal(bench: Bench, rows: int, dtype: torch.dtype, *, grouped: bool) -> object:
@@ -244,7 +244,7 @@ def buffers(bench: Bench) -> Answer:
 
 
 def native(bench: Bench) -> Answer:
-    """Ask for the steps in C, which a GPU has none of."""
+    """Request the steps in C, which a GPU has none of."""
     engine: Any = make_engine("transformers", cast_copy(tiny(bench.device), torch.bfloat16), {"native": True})
     return engine.step, engine.step.startswith("PyTorch")
 
@@ -279,10 +279,11 @@ def sheet(bench: Bench) -> Answer:
     """Look the card up."""
     if not bench.cuda:
         return "no GPU", None
-    told = torch.cuda.get_device_properties(bench.device)
-    known = peak_flops(torch.device(bench.device), "bfloat16")
-    memory, free = told.total_memory / 2**30, torch.cuda.mem_get_info()[0] / 2**30
-    return {"name": told.name, "gib": memory, "free_gib": free, "processors": told.multi_processor_count}, bool(known)
+    device = torch.cuda.get_device_properties(bench.device)
+    flops = peak_flops(torch.device(bench.device), "bfloat16")
+    memory, free = device.total_memory / 2**30, torch.cuda.mem_get_info()[0] / 2**30
+    card = {"name": device.name, "gib": memory, "free_gib": free, "processors": device.multi_processor_count}
+    return card, bool(flops)
 
 
 QUESTIONS: dict[str, tuple[str, Callable[[Bench], Answer]]] = {

@@ -45,10 +45,10 @@ def follow(bench: Bench, folder: Path, runs: dict[str, dict[str, str]]) -> None:
             ended = not process.is_alive()
             rows = lines(folder / slug(name) / "metrics.jsonl"), lines(folder / slug(name) / "evals.jsonl")
             for kind, row in [("step", row) for row in rows[0]] + [("held out after", row) for row in rows[1]]:
-                kept = ("reward_mean", "success", "seconds_generate", "seconds_update", "weight_ess", "logp_diff_max")
+                keys = ("reward_mean", "success", "seconds_generate", "seconds_update", "weight_ess", "logp_diff_max")
                 what = f"{name}: {kind} {row['step']:.0f}"
                 if what not in bench.content["rows"]:
-                    bench.add(what, {key: row[key] for key in kept if key in row})
+                    bench.add(what, {key: row[key] for key in keys if key in row})
             if ended:
                 code, log = process.exitcode, (folder / f"{slug(name)}.log").read_text(errors="replace")
                 seconds = time.monotonic() - began

@@ -58,7 +58,7 @@ def apart(bench: Bench, model: Any, dtype: str, rows: int, tokens: int) -> Row:
     scored = learner.score(batch).logp
     diff = (scored - batch.sampler_logp).double()
     pairs = list(zip(alone.token_ids, turns[0].token_ids, strict=False))
-    same = next((place for place, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
+    same = next((index for index, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
     # Up to the first other token both rows have the same tokens behind them.
     nats = [abs(mine - other) for mine, other in zip(alone.logprobs[:same], turns[0].logprobs, strict=False)]
     lonely = learner.score(batch.split(rows * tokens, [0])[0]).logp
@@ -137,9 +137,9 @@ def steps(bench: Bench, model: Any, rows: int, prompt: int, new: int) -> Row:
     engine = make_engine("transformers", model, {"slots": rows, "max_length": prompt + new})
     draws = [texts(rows, prompt, model.config.vocab_size, seed) for seed in range(3)]
     sampled(engine, draws[0], 2)
-    first = bench.seconds(lambda: sampled(engine, draws[1], 1), turns=1, warm=False)
+    prefill = bench.seconds(lambda: sampled(engine, draws[1], 1), turns=1, warm=False)
     whole_turn = bench.seconds(lambda: sampled(engine, draws[2], new), turns=1, warm=False)
-    step = (whole_turn - first) / (new - 1)
+    step = (whole_turn - prefill) / (new - 1)
     text = model.config
     weights = sum(weight.numel() for weight in model.parameters())
     cached = rows * (prompt + new / 2) * text.num_hidden_layers * 2 * text.num_key_value_heads * text.head_dim
@@ -147,7 +147,7 @@ def steps(bench: Bench, model: Any, rows: int, prompt: int, new: int) -> Row:
     roof = size / (bench.card()["copy_gb_per_s"] * 1e9)
     return {
         "tokens_per_s": rows * new / whole_turn,
-        "prompt_seconds": first,
+        "prompt_seconds": prefill,
         "step_ms": 1e3 * step,
         "step_tokens_per_s": rows / step,
         "step_gb": size / 1e9,
@@ -253,14 +253,14 @@ def memory(bench: Bench) -> None:
 
 
 def forecast(bench: Bench, rows: int, length: int, again: bool) -> Row:
-    """Ask for the forecast of one update on such rows, then measure the second of two."""
+    """Compute the forecast of one update on such rows, then measure the second of two."""
     settings = {
         **{"model.device": bench.device, "model.dtype": "bfloat16", "rollout.tasks": rows, "rollout.group_size": 1},
         **{"rollout.episode_tokens": length, "rollout.turn_tokens": length // 2, "optim.max_tokens": rows * length},
         **{"optim.minibatches": 1, "optim.gradient_checkpointing": str(again).lower()},
     }
     shape = shape_of(bench, "0.6B")
-    said = needs(load_config(overrides=[f"{name}={value}" for name, value in settings.items()]), shape)
+    estimate = needs(load_config(overrides=[f"{name}={value}" for name, value in settings.items()]), shape)
     bench.clear()
     model = policy(bench, "0.6B")
     learner = learner_of(model, rows * length)
@@ -269,14 +269,14 @@ def forecast(bench: Bench, rows: int, length: int, again: bool) -> Row:
     batch = random_batch(rows, length, shape.vocab_size)
     took = bench.seconds(lambda: learner.update([batch], lambda _, stats: -stats.logp.mean(), 1e-6), turns=1)
     # The engine is not here, and the process's own share is no tensor.
-    parts = {name: size / GIB for name, size in said.memory.items() if not name.startswith(("engine", "process"))}
+    parts = {name: size / GIB for name, size in estimate.memory.items() if not name.startswith(("engine", "process"))}
     peak, total = bench.peak() / GIB, sum(parts.values())
     return {
         "forecast_gib": total,
         "peak_gib": peak,
         "peak_over_forecast": peak / total,
         "reserved_gib": torch.cuda.max_memory_reserved() / GIB if bench.cuda else 0.0,
-        "forecast_seconds": said.seconds["update"],
+        "forecast_seconds": estimate.seconds["update"],
         "seconds": took,
         "parts": {name: round(size, 3) for name, size in parts.items() if size},
     }
