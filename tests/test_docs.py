@@ -3,32 +3,54 @@
 import ast
 import os
 import re
+import subprocess
+import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-import agentrl
+from agentrl import algos
 from agentrl.config import load_config, parse_config
 from agentrl.eval.sets import make_sets
+from agentrl.sandboxes import SandboxUnavailable
 from agentrl.toolenv.checker import check_env
+from agentrl.toolenv.tools.mcp import close_sessions
+from agentrl.toolenv.tools.python import shared_sandbox
+from agentrl.train.diagnostics import Drift
 from agentrl.train.live import check_run
 
 from .forked import Server
 
 DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [*(DOCS.parent / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md")), *sorted(DOCS.glob("*.md"))]
 
 
-def blocks(page: str) -> list[str]:
+def blocks(page: str, language: str = "python") -> list[str]:
     text = (DOCS / page).read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^):#]+)\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\(([^):#]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8")):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
+
+
+def test_the_index_links_every_page() -> None:
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    assert not [page.name for page in DOCS.glob("*.md") if page.name != "README.md" and f"({page.name})" not in index]
 
 
 def test_the_loop_is_short_and_of_public_names() -> None:
@@ -42,13 +64,81 @@ def test_the_loop_is_short_and_of_public_names() -> None:
     assert not [name for name in imported if name not in table], "the table says what each of them is"
 
 
-def test_the_environment_keeps_its_contract(clean_registry: None) -> None:
-    names: dict[str, Any] = {"__name__": "shop"}
-    (text,) = blocks("environment.md")
-    exec(compile(text, "environment.md", "exec"), names)
-    agentrl.register("me/Shop-v0", names["Shop"])
-    report = check_env("me/Shop-v0", arguments={"size": 3}, tasks=1)
-    assert report.ok and len(report.skipped) == 1 and "entry point" in report.skipped[0], str(report)
+@pytest.fixture
+def page_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_registry: None) -> Iterator[Path]:
+    """A folder with the files of the page on environments, which is the working folder and on the path."""
+    for block in blocks("environments.md"):
+        name = re.match(r"# (\w+\.py)\n", block)
+        assert name is not None, block
+        (tmp_path / name[1]).write_text(block, encoding="utf-8")
+    (data,) = (block for block in blocks("environments.md", "bash") if "<<" in block)
+    subprocess.run(["bash", "-ec", data], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    close_sessions()
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def offered() -> list[str]:
+    """The environments of that page, by id."""
+    registrations = re.findall(r'^agentrl\.register\("(.*)", "(.*):.*"\)$', "\n".join(blocks("environments.md")), re.M)
+    return [f"{module}:{env_id}" for env_id, module in registrations]
+
+
+SLOW = ("functions", "library")
+"""Modules that play in a sandbox and with a server."""
+
+
+@pytest.mark.parametrize(
+    "env_id", [pytest.param(i, marks=[pytest.mark.slow] if i.startswith(SLOW) else []) for i in offered()]
+)
+def test_an_environment_of_the_page_keeps_its_contract(
+    env_id: str, page_files: Path, require: Callable[[bool, str], None]
+) -> None:
+    if env_id.startswith("functions"):
+        try:
+            shared_sandbox()
+        except SandboxUnavailable as error:
+            require(False, str(error))
+    report = check_env(env_id, tasks=1 if env_id.startswith(SLOW) else 2)
+    assert report.ok, str(report)
+    assert len(offered()) == len(blocks("environments.md")) - 1, "all blocks but the MCP server's"
+
+
+@pytest.mark.slow
+def test_the_commands_of_that_page_run(page_files: Path) -> None:
+    script = "\n".join(blocks("environments.md", "bash"))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=page_files, env=os.environ | {"PATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "return 1: correct 1" in done.stdout and "return 1.1: correct 1" in done.stdout, "both episodes were won"
+    assert done.stdout.count("no findings") == script.count(" check-env ")
+
+
+def test_a_loss_of_your_own_keeps_the_contract_of_the_others() -> None:
+    names: dict[str, Any] = {"__name__": "losses"}
+    (text,) = blocks("training.md")
+    exec(compile(text, "training.md", "exec"), names)
+    algorithm = algos.Algorithm(function=names["proximal"])
+    assert algorithm.inputs == algos.LOSSES["reinforce"].inputs
+    assert set(algos.LOSSES["reinforce"].known_options) - {"cap"} <= set(algorithm.known_options)
+    starts, advantages, weights = torch.tensor([0, 2, 3]), torch.tensor([1.0, -1.0, 0.5]), torch.tensor([1.0, 2.0, 1.0])
+    gradients: list[torch.Tensor | None] = []
+    for function in (names["proximal"], algos.LOSSES["ppo_clip"].function):
+        logp = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+        out = function(logp, logp.detach(), advantages, starts, weights=weights)
+        out.loss.backward()
+        gradients.append(logp.grad)
+        drift = Drift()
+        drift.add(out, logp, logp.detach(), advantages, starts)  # reads the metrics that each loss has
+        assert drift.metrics()["ratio_mean"] == 1.0
+    # At θ = old the penalty is 0, and all policy gradients are one.
+    assert gradients[0] is not None and gradients[1] is not None and torch.equal(gradients[0], gradients[1])
 
 
 def test_the_mix_is_a_config() -> None:

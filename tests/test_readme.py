@@ -1,4 +1,4 @@
-"""Every command and every example of the README, run as written, on a run made small."""
+"""Every command and example of the README, and the commands of the page on training, run on a run made small."""
 
 import json
 import os
@@ -15,11 +15,12 @@ from .forked import Server
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 # No step of reinforcement learning: a model this small and untaught would be refused for never calling the tool.
 SMALL = ["model.tiny.hidden=32", "model.tiny.layers=2", "sft.steps=2", "sft.tasks=8", "optim.steps=0", "eval.tasks=4"]
 
 
-FIRST = re.search(r"^## Your first environment\n.*?(?=^## )", README, flags=re.DOTALL | re.MULTILINE)
+FIRST = re.search(r"^## Register an environment\n.*?(?=^## )", README, flags=re.DOTALL | re.MULTILINE)
 assert FIRST is not None
 
 
@@ -28,7 +29,9 @@ def blocks(language: str, text: str = README.replace(FIRST[0], "")) -> list[str]
 
 
 def commands() -> list[list[str]]:
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    text = "".join([*blocks("bash"), *blocks("bash", TRAINING)])
+    assert "optim.steps=60" in text
+    lines = text.replace("optim.steps=60", "optim.steps=0").splitlines()
     return [shlex.split(line, comments=True) for line in lines if line.strip()]
 
 
@@ -36,12 +39,13 @@ def test_the_first_forty_lines_say_what_it_is_and_how_to_begin() -> None:
     top = "\n".join(README.splitlines()[:40])
     assert "./scripts/quickstart.sh" in top and "./scripts/test.sh" in top
     assert "```python" in top and "env.close()\n```" in top
+    assert len(README.splitlines()) < 120
 
 
 def test_the_table_names_every_algorithm() -> None:
     from agentrl.algos import ADVANTAGES, LOSSES
 
-    row = next(line for line in README.splitlines() if line.startswith("| `otb`"))
+    row = next(line for line in TRAINING.splitlines() if line.startswith("| `otb`"))
     assert re.findall(r"`(\w+)`", row) == [*ADVANTAGES, *LOSSES]
 
 
@@ -74,10 +78,14 @@ def test_commands_run_in_their_order(server: Server, tmp_path: Path) -> None:
             done = subprocess.run([ROOT / program, "--help"], cwd=tmp_path, capture_output=True, text=True)
         else:
             assert program == "agentrl"
-            small = [word for setting in SMALL for word in ("--set", setting)] if "--preset" in words else []
+            words, target = (words[: words.index(">")], words[-1]) if ">" in words else (words, "")
+            is_begun = words[0] == "train" and "--resume" not in words
+            small = [word for setting in SMALL for word in ("--set", setting)] if is_begun else []
             done = server.run("-m", program, *words, *small, cwd=tmp_path)
+            if target:
+                (tmp_path / target).write_text(done.stdout, encoding="utf-8")
         assert done.returncode == 0, f"{program} {words}: {done.stderr}"
-    assert len(commands()) >= 9
+    assert len(commands()) >= 20
     assert (tmp_path / "runs" / "first" / "report.html").exists()
     assert {"summary.json", "episodes.jsonl.zst", "report.html"} <= {
         path.name for path in (tmp_path / "evals" / "first").iterdir()
