@@ -1,1 +1,1 @@
-"""Singletons of a process, and a pool of worker processes."""
+"""Singletons of a process, a pool of worker processes, and processes that end with their parent."""

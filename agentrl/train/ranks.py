@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from agentrl.config import Config
 from agentrl.errors import ConfigError, InfrastructureError
-from agentrl.eval.sweep.work import follow as die_with
+from agentrl.processes.parent import end_with_parent
 from agentrl.train.sharded import dismiss, serve
 
 _STORE = "AGENTRL_RANKS"
@@ -162,7 +162,7 @@ def _start(config: Config, folder: Path, rank: int) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,  # a terminal's Ctrl-C is for rank 0
-            preexec_fn=partial(die_with, os.getpid(), signal.SIGKILL),
+            preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGKILL),
         )
 
 
