@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.engines.base import Engine, Sampling
+from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector, EpisodeLimits
@@ -42,13 +42,13 @@ def test_hostile_episodes_are_all_played(tokenizer: Any, count: int) -> None:
 
     dialect = TaskSource(*env, "train").dialect
 
-    def hostile(_task_id: str) -> Engine:
+    def hostile() -> tuple[tuple[int, ...], ...]:
         calls = [dialect.render("python", {"code": code}) for code in (next(programs), "print(6 * 7)")]
-        return ScriptedEngine([renderer.turn(turn) for turn in (*calls, r"\boxed{0}")])
+        return tuple(tuple(renderer.turn(turn)) for turn in (*calls, r"\boxed{0}"))
 
     with contextlib.closing(collector):
-        specs = [[EpisodeSpec(task_id=f"train-1:{place}", seed=place)] for place in range(count)]
-        collected = asyncio.run(collector.collect(specs, hostile, Sampling(max_tokens=2000)))
+        specs = [[EpisodeSpec(task_id=f"train-1:{number}", seed=number, script=hostile())] for number in range(count)]
+        collected = asyncio.run(collector.collect(specs, ScriptedEngine(()), Sampling(max_tokens=2000)))
     assert (len(collected.groups), collected.faults, collected.lost) == (count, 0, 0)
     for (trajectory,) in collected.groups:
         told = [tokenizer.decode(segment.token_ids) for segment in trajectory.segments if segment.source == "tool"]

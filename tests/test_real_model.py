@@ -21,7 +21,7 @@ from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.engines.rng import derive_seed
 from agentrl.models.load import load_model
 from agentrl.render.renderer import Renderer, load_tokenizer
-from agentrl.rollout.collector import Collector, EpisodeLimits, always
+from agentrl.rollout.collector import Collector, EpisodeLimits
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.records import read_episodes
@@ -132,7 +132,7 @@ def test_200_episodes_hold_the_very_tokens_that_were_sampled_and_shown(folder: s
     collector = Collector(envs, Renderer(tokenizer), limits=limits)
     engine = Overheard(make_engine("transformers", load_model(folder), {"slots": 64, "max_length": 400}))
     with closing(collector), closing(engine):
-        played = asyncio.run(collector.collect(specs, always(engine), Sampling(max_tokens=16)))
+        played = asyncio.run(collector.collect(specs, engine, Sampling(max_tokens=16)))
     episodes = [episode for group in played.groups for episode in group]
     heard = {seed: (prompt, completion) for prompt, _, seed, completion in engine.heard}
     assert len(episodes) == 200 and len(engine.heard) == len(heard) == sum(len(e.sampled) for e in episodes) > 300

@@ -15,7 +15,8 @@ from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import FaultRateError, UsageError
 from agentrl.eval.intervals import interval
-from agentrl.rollout.collector import Collector, always
+from agentrl.rollout.collector import Collector
+from agentrl.rollout.metrics import episode_means
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.types import Group, Trajectory, flatten, won
 
@@ -49,7 +50,7 @@ class Evaluation:
     cut_turns: int
     """Turns cut off by a limit of tokens."""
     lost: int
-    """Tasks left out because of infrastructure faults."""
+    """Tasks skipped because of infrastructure faults."""
     tokens_mean: float = 0.0
     """Mean number of tokens that the agent wrote."""
     pass_interval: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
@@ -69,8 +70,8 @@ class Evaluation:
         )
 
     def row(self) -> dict[str, Any]:
-        """Give plain data, for one line of JSON."""
-        # As JSON gives it back: keys are texts, and there are no tuples.
+        """Return plain data, for one line of JSON."""
+        # As JSON reads it back: keys are texts, and there are no tuples.
         return json.loads(json.dumps(asdict(self)))
 
 
@@ -98,16 +99,16 @@ def plan(source: TaskSource, settings: EvalSettings, seed: int) -> list[list[Epi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What was played of a plan."""
+    """The episodes of a plan that were played."""
 
     groups: list[Group]
     """The tasks with all of their attempts."""
     lost: int
-    """Tasks left out because of infrastructure faults, or because a server refuses them."""
+    """Tasks skipped because of infrastructure faults, or because a server refuses them."""
     faults: int
     """Attempts at an episode that such a fault ended."""
     refused: Sequence[str] = ()
-    """Episodes that a server refuses to play on, a sentence each."""
+    """Episodes that a server refuses to continue, a sentence each."""
     silent: int = 0
     """Episodes whose prompt left no room for a turn."""
 
@@ -133,7 +134,7 @@ async def play(
 
     Raises:
         FaultRateError: too many tasks were lost to infrastructure faults, or none was played to its end.
-        UsageError: no episode had room for a turn, so the agent was asked nothing.
+        UsageError: no episode had room for a turn, so nothing was sampled.
     """
     played = {(episode.task_id, episode.seed): episode for episode in done}
 
@@ -141,12 +142,12 @@ async def play(
         played[episode.task_id, episode.seed] = episode
         on_episode(episode)
 
-    # By task and seed, which name an episode; whatever else ``done`` holds is not looked up, and so is not counted.
+    # Task and seed name an episode. Other episodes in ``done`` are not looked up, and so are not counted.
     missing = [[spec for spec in group if (spec.task_id, spec.seed) not in played] for group in specs]
-    new = await collector.collect([group for group in missing if group], always(engine), sampling, on_episode=ended)
-    # A task counts only with all of its attempts: pass@k and the interval want the same number of each.
-    found = [[played.get((spec.task_id, spec.seed)) for spec in group] for group in specs]
-    groups = [Group(tuple(episode for episode in group if episode)) for group in found if all(group)]
+    new = await collector.collect([group for group in missing if group], engine, sampling, on_episode=ended)
+    # A task counts only with all of its attempts: pass@k and the interval need the same number of each.
+    attempts = [[played.get((spec.task_id, spec.seed)) for spec in group] for group in specs]
+    groups = [Group(tuple(episode for episode in group if episode)) for group in attempts if all(group)]
     refused = [f"task {spec.task_id!r}, attempt {spec.attempt}: {error}" for spec, error in new.refused.items()]
     if not groups:
         raise FaultRateError(f"no task was played to its end; {refused[0] if refused else new.last_fault}")
@@ -166,7 +167,7 @@ def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> 
     wins = [sum(won(trajectory, best_return) for trajectory in group) for group in groups]
     success = sum(wins) / count
     low, high = interval([won / attempts for won in wins], attempts)
-    runs = [run for trajectory in episodes for run in trajectory.tool_runs]
+    means = episode_means(episodes)
     # Powers of two show how pass@k grows, and the number of attempts is the largest k that can be estimated.
     ks = [2**power for power in range(attempts.bit_length()) if 2**power <= attempts]
     passes = {k: [pass_at_k(attempts, won, k) for won in wins] for k in sorted({*ks, attempts})}
@@ -184,11 +185,11 @@ def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> 
         majority=sum(votes) / len(groups) if votes else None,
         # A tie of two says as much as two trials that end in two ways.
         majority_interval=interval([*votes, *[0.0] * (len(groups) - len(votes))], 1 + tied) if votes else None,
-        reward_mean=sum(trajectory.ret for trajectory in episodes) / count,
+        reward_mean=means["reward_mean"],
         tokens_mean=sum(trajectory.written for trajectory in episodes) / count,
-        turns_mean=sum(len(trajectory.sampled) for trajectory in episodes) / count,
-        tool_calls_mean=len(runs) / count,
-        tool_errors_mean=sum(not run.ok for run in runs) / count,
+        turns_mean=means["turns_mean"],
+        tool_calls_mean=means["tool_calls_mean"],
+        tool_errors_mean=means["tool_errors_mean"],
         truncated=sum(trajectory.stop.truncated for trajectory in episodes),
         cut_turns=sum(trajectory.cut_turns for trajectory in episodes),
         lost=lost,
@@ -206,7 +207,7 @@ def pass_at_k(attempts: int, wins: int, k: int) -> float:
 
 
 def majority(group: Group, best_return: float) -> float | None:
-    """Give the chance that the most frequent answer to a task is right; a tie is broken at random.
+    """Return the chance that the most frequent answer to a task is right; a tie is broken at random.
 
     None where no attempt has an answer that can be compared. An attempt without an answer has no vote.
     """
@@ -215,8 +216,8 @@ def majority(group: Group, best_return: float) -> float | None:
         return None
     counts = Counter(episode.answer for episode in episodes if episode.answer)
     most = [answer for answer, count in counts.items() if count == max(counts.values())]
-    # Answers spelled alike are graded alike, but for graders that look at more than the answer.
-    graded = [[won(one, best_return) for one in episodes if one.answer == answer] for answer in most]
+    # Equal answers are graded alike, except by graders that look at more than the answer.
+    graded = [[won(episode, best_return) for episode in episodes if episode.answer == answer] for answer in most]
     return sum(sum(wins) / len(wins) for wins in graded) / len(graded) if graded else 0.0
 
 

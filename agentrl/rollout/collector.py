@@ -15,10 +15,11 @@ from typing import Any
 
 from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.engines.rng import derive_seed
+from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import FaultRateError, InfrastructureError, RefusedError
 from agentrl.render.transcript import Writer
 from agentrl.rollout.collected import Clock, Collected
-from agentrl.rollout.gate import Gate, first
+from agentrl.rollout.gate import Gate, wait_for_enough
 from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.toolenv.author import ask
@@ -26,21 +27,6 @@ from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.registry import make
 from agentrl.toolenv.tools.python import sandbox_counters
 from agentrl.types import CutTurn, CutTurns, Group, Segment, Stop, Trajectory
-
-EngineFor = Callable[[str], Engine]
-"""Maps a task's id to the engine that plays it: the same one for all tasks, except where a script is played."""
-
-
-@dataclass(frozen=True, slots=True)
-class always:  # a function for all but those who ask which engine it is
-    """Uses the same engine for every task."""
-
-    engine: Engine
-    """Which one."""
-
-    def __call__(self, _task_id: str) -> Engine:
-        """Give it."""
-        return self.engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +252,7 @@ class Collector:
     async def collect(
         self,
         specs: Sequence[Sequence[EpisodeSpec]],
-        engine_for: EngineFor,
+        engine: Engine,
         sampling: Sampling,
         *,
         on_episode: Callable[[Trajectory], None] = lambda _: None,
@@ -277,7 +263,7 @@ class Collector:
 
         Args:
             specs: one sequence per group, its members' task and seeds.
-            engine_for: gives the engine of an episode.
+            engine: samples the turns of the episodes that have no script.
             sampling: temperature; ``max_tokens`` limits a turn.
             on_episode: called with each finished episode.
             known: episodes that were played before, by their seed; they are taken as they are.
@@ -286,7 +272,7 @@ class Collector:
         Raises:
             FaultRateError: more groups were lost than ``max_fault_rate`` allows, or no engine answers any more.
         """
-        engine, known = engine_for.engine if isinstance(engine_for, always) else None, known or {}
+        known = known or {}
         ready = [group for group in specs if all(spec.seed in known for spec in group)]
         # A resumed run does not begin what it had cancelled.
         specs = ready if enough is not None and len(ready) >= enough else specs
@@ -294,7 +280,7 @@ class Collector:
         if specs and isinstance(engine, Fleet):
             collected = await engine.play(self, specs, sampling, **options)
         else:
-            collected = await self.play(specs, engine_for, sampling, **options)
+            collected = await self.play(specs, engine, sampling, **options)
         if collected.lost > self._max_fault_rate * len(specs):
             raise FaultRateError(
                 f"{collected.lost} of {len(specs)} groups were lost to infrastructure faults, more than "
@@ -305,7 +291,7 @@ class Collector:
     async def play(
         self,
         specs: Sequence[Sequence[EpisodeSpec]],
-        engine_for: EngineFor,
+        engine: Engine,
         sampling: Sampling,
         *,
         on_episode: Callable[[Trajectory], None],
@@ -319,8 +305,7 @@ class Collector:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="agentrl-env")
         player = Player(limits=self._limits, threads=self._threads, gate=self._gate)
         faults, refused = list[InfrastructureError](), dict[EpisodeSpec, RefusedError]()
-        if isinstance(engine_for, always):
-            self._gate.feel(engine_for.engine.cache)
+        self._gate.feel(engine.cache)
 
         async def member(spec: EpisodeSpec) -> Trajectory | None:
             trajectory, attempts = known.get(spec.seed), 0
@@ -328,7 +313,7 @@ class Collector:
                 attempts += 1
                 async with self._gate:
                     try:
-                        trajectory = await self._episode(spec, engine_for, sampling, player)
+                        trajectory = await self._episode(spec, engine, sampling, player)
                     except FaultRateError:
                         raise
                     except RefusedError as error:
@@ -347,7 +332,7 @@ class Collector:
             return Group(tuple(episodes)) if len(episodes) == len(group) else None
 
         playing = [asyncio.create_task(whole(group)) for group in specs]
-        ended, cancelled = await first(enough, playing, self._leaving, lambda group: group is not None)
+        ended, cancelled = await wait_for_enough(enough, playing, self._leaving, lambda group: group is not None)
         groups = tuple(group for group in ended if group)
         return Collected(
             groups=groups,
@@ -361,14 +346,12 @@ class Collector:
             sandbox=sandbox_metrics(before, sandbox_counters()),
         )
 
-    async def _episode(
-        self, spec: EpisodeSpec, engine_for: EngineFor, sampling: Sampling, player: Player
-    ) -> Trajectory:
+    async def _episode(self, spec: EpisodeSpec, engine: Engine, sampling: Sampling, player: Player) -> Trajectory:
         # Making an environment may load data sets: one that has ended an episode well is used again.
         env_id, env_args = self._envs[spec.env]
         env = self._idle[spec.env].pop() if self._idle[spec.env] else make(env_id, **env_args)
         try:
-            engine = engine_for(spec.task_id)
+            engine = engine if spec.script is None else ScriptedEngine(spec.script)
             # A template may describe the tools, and each environment has its own.
             if spec.env not in self._renderers:
                 dialect = env.dialect

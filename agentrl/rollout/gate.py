@@ -81,7 +81,7 @@ class Gate:
                 self._inside += 1
 
 
-async def first(
+async def wait_for_enough(
     enough: int | None, playing: Sequence[asyncio.Task[T]], leaving: set[asyncio.Task[T]], complete: Callable[[T], bool]
 ) -> tuple[Sequence[T], int]:
     """Wait until ``enough`` groups are complete, and cancel the others.
@@ -112,8 +112,8 @@ async def first(
         # each of the others to the terminal if nobody had asked for it.
         for task in playing:
             _ = task.cancelled() or task.exception()
-        said = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-        raise said from said.__cause__
+        cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        raise cause from cause.__cause__
     for task in late:
         task.cancel()
         leaving.add(task)

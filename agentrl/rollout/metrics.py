@@ -1,12 +1,28 @@
-"""Metrics of the sandbox behind the ``python`` tool during a step."""
+"""Metrics of episodes, and of the sandbox behind the ``python`` tool during a step."""
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, get_args
 
 from agentrl.sandboxes import Counters
 from agentrl.sandboxes.base import LATENCY_BOUNDS_S, Status
+from agentrl.types import Trajectory
 
 _UNUSED: Final = Counters(runs={}, faults=0, reruns=0, queue_s=0.0, latency=(0,) * (len(LATENCY_BOUNDS_S) + 1))
+
+
+def episode_means(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """Compute the means over ``episodes``, at least one, that training and evaluation both report."""
+    runs = [run for episode in episodes for run in episode.tool_runs]
+    sums = {
+        "reward_mean": sum(episode.ret for episode in episodes),
+        "turns_mean": sum(len(episode.sampled) for episode in episodes),
+        "tool_calls_mean": len(runs),
+        "tool_errors_mean": sum(not run.ok for run in runs),
+        "truncated_mean": sum(episode.stop.truncated for episode in episodes),
+        "sampled_tokens_mean": sum(episode.n_sampled for episode in episodes),
+    }
+    return {name: total / len(episodes) for name, total in sums.items()}
 
 
 def sandbox_metrics(before: Counters | None, after: Counters | None) -> dict[str, float]:

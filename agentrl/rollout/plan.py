@@ -30,6 +30,8 @@ class EpisodeSpec:
     """Name of the environment in a run that mixes several."""
     attempt: int | None = None
     """Which attempt at its task it is in an evaluation, from 0."""
+    script: tuple[tuple[int, ...], ...] | None = None
+    """Token ids of each turn, where a script such as the gold player's is played; None where an engine samples."""
 
 
 class TaskSource:

@@ -27,8 +27,8 @@ from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import InfrastructureError, UsageError
 from agentrl.models.load import make_repeatable
 from agentrl.rollout.collected import Collected, joined
-from agentrl.rollout.collector import Collector, Fleet, always
-from agentrl.rollout.gate import first
+from agentrl.rollout.collector import Collector, Fleet
+from agentrl.rollout.gate import wait_for_enough
 from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.ray_cluster import cause, check_room, connect, errors, gist, ray
@@ -84,7 +84,7 @@ class Actor:
             self._collectors.setdefault(place, fetched)
         try:
             played = await self._collectors[place].play(
-                [group], always(self._engine), sampling, on_episode=lambda _: None, known=known
+                [group], self._engine, sampling, on_episode=lambda _: None, known=known
             )
         except UsageError as error:  # where the run was begun all was there
             raise UsageError(f"on {socket.gethostname()}, where an actor of the fleet plays: {error}") from error
@@ -248,7 +248,7 @@ class RayFleet(Fleet):
             return replace(part, faults=part.faults + deaths * (len(group) - len(there)))
 
         playing = [asyncio.create_task(played(group)) for group in specs]
-        parts, cancelled = await first(enough, playing, self._leaving, lambda part: bool(part.groups))
+        parts, cancelled = await wait_for_enough(enough, playing, self._leaving, lambda part: bool(part.groups))
         collected = replace(joined(parts), cancelled=cancelled)
         sandbox = sandbox_metrics(before, self._counted())
         return replace(collected, seconds=time.perf_counter() - began, sandbox=sandbox)

@@ -19,7 +19,8 @@ from agentrl.engines.rng import derive_seed
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.load import ROUNDING
 from agentrl.rollout.collected import Collected, joined
-from agentrl.rollout.collector import Collector, always
+from agentrl.rollout.collector import Collector
+from agentrl.rollout.metrics import episode_means
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.train.interrupts import computing
@@ -146,10 +147,9 @@ class Collecting:
 
     async def _play(self, number: int, **options: Any) -> Collected:
         """Play the groups of step ``number``; ``options`` are those of ``Collector.collect``."""
-        engine_for = always(self._engine)
 
         def collect(specs: Sequence[Sequence[EpisodeSpec]], enough: int) -> Awaitable[Collected]:
-            return self._collector.collect(specs, engine_for, self._sampling, enough=enough, **options)
+            return self._collector.collect(specs, self._engine, self._sampling, enough=enough, **options)
 
         return await play_groups(self._config, self._mix, collect, number, self._order)
 
@@ -220,20 +220,12 @@ def env_metrics(groups: Sequence[Group], origins: Mapping[str, Origin]) -> dict[
     for name in filter(None, origins):
         mine = [group for group in groups if group.env == name]
         episodes, best = flatten(mine), origins[name].best_return
-        runs = [run for episode in episodes for run in episode.tool_runs]
         metrics |= {f"env/{name}/groups": len(mine), f"env/{name}/groups_silent": sum(map(is_silent, mine))}
         # In a step in which it has no episode, there is nothing to take the mean of.
         if episodes:
-            sums = {
-                "reward_mean": sum(episode.ret for episode in episodes),
-                "success": sum(won(episode, best) for episode in episodes),
-                "turns_mean": sum(len(episode.sampled) for episode in episodes),
-                "tool_calls_mean": len(runs),
-                "tool_errors_mean": sum(not run.ok for run in runs),
-                "truncated_mean": sum(episode.stop.truncated for episode in episodes),
-                "sampled_tokens_mean": sum(episode.n_sampled for episode in episodes),
-            }
-            metrics |= {f"env/{name}/{key}": total / len(episodes) for key, total in sums.items()}
+            success = sum(won(episode, best) for episode in episodes) / len(episodes)
+            means = {"success": success, **episode_means(episodes)}
+            metrics |= {f"env/{name}/{key}": mean for key, mean in means.items()}
     return metrics
 
 

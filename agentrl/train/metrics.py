@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from agentrl.algos.regularizers import k3
 from agentrl.batch import Batch
+from agentrl.rollout.metrics import episode_means
 from agentrl.train.credit import Scored
 from agentrl.train.diagnostics import position_means, position_moments
 from agentrl.train.groups import Played
@@ -35,17 +36,17 @@ def summary(number: int, played: Played, scored: Scored) -> dict[str, float]:
     # Groups left out for others were played like these: what episodes did is told of all, what is learned of the rest.
     collected = played.collected
     episodes = flatten(collected.groups)
-    count = len(episodes)
+    means = episode_means(episodes)
     runs = [run for trajectory in episodes for run in trajectory.tool_runs]
     clock = collected.clock
     credit, starts = scored.advantages.abs(), scored.batch.starts
     old, sampler, reference = scored.old_logp, scored.batch.sampler_logp, scored.reference_logp
     return {
         "step": number,
-        "episodes": count,
-        "reward_mean": sum(trajectory.ret for trajectory in episodes) / count,
+        "episodes": len(episodes),
+        "reward_mean": means["reward_mean"],
         **_reward_parts(episodes),
-        "turns_mean": sum(len(trajectory.sampled) for trajectory in episodes) / count,
+        "turns_mean": means["turns_mean"],
         **_lengths([len(trajectory.token_ids) for trajectory in episodes]),
         "sampled_tokens": played.sampled_tokens,
         "tokens": len(scored.batch.tokens),

@@ -26,7 +26,7 @@ from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.train.learner import Learner
 from agentrl.train.sharded import new_learner
-from agentrl.types import Group, Stop, Trajectory, won
+from agentrl.types import Group, Stop, Task, Trajectory, won
 
 _FIRST_TASK = 10**9
 """Offset of the oracle tasks in an endless set: reinforcement learning begins at 0, and so meets new ones."""
@@ -79,32 +79,36 @@ async def _gold_episodes(
     """Play ``count`` tasks of one environment, or all that it has."""
     renderer = renderer.describing(source.dialect.template_tools, source.dialect.marks)
 
-    def script(task_id: str) -> ScriptedEngine:
-        turns = source.gold(source.tasks.find(task_id), "the warm start learns", "set sft.steps=0")
+    def script(task: Task) -> tuple[tuple[int, ...], ...]:
+        turns = source.gold(task, "the warm start learns", "set sft.steps=0")
         say = functools.partial(renderer.turn, marks=source.dialect.marks)
         # All turns but the last are answered by a tool, and some templates end a turn by who answers it.
         calls = [say(turn, answered_by="tool") for turn in turns[:-1]]
-        return ScriptedEngine([*calls, *(say(turn) for turn in turns[-1:])])
+        return tuple(map(tuple, [*calls, *(say(turn) for turn in turns[-1:])]))
 
     size = source.tasks.size
     count = count if size is None else min(size, count)
     # A finite set has no tasks to spare: its oracle tasks come from a pass of their own, shuffled otherwise than
     # training's first, so that training does not begin with exactly the tasks just taught.
     tasks = source.pick(count, first=_FIRST_TASK if size is None else -size, seed=config.run.seed)
-    specs = [[EpisodeSpec(task_id=task.id, seed=place, env=source.name)] for place, task in enumerate(tasks)]
+    specs = [
+        [EpisodeSpec(task_id=task.id, seed=index, env=source.name, script=script(task))]
+        for index, task in enumerate(tasks)
+    ]
     sampling = Sampling(max_tokens=config.rollout.turn_tokens)
-    collected = await collector.collect(specs, script, sampling, on_episode=on_episode)
+    collected = await collector.collect(specs, ScriptedEngine(()), sampling, on_episode=on_episode)
     # Gold that fails means a bug in the environment or too tight a limit, and imitation would teach it silently.
     worst = min(collected.groups, key=lambda group: group.trajectories[0].ret)
     if not won(worst.trajectories[0], source.best_return):
+        turns = specs[worst.trajectories[0].seed][0].script or ()
         score = f"{worst.trajectories[0].ret:g} of {source.best_return:g} on task {worst.task_id!r}"
-        raise InvariantError(f"the gold player scores {score}: {_why_lost(config, worst.trajectories[0], script)}")
+        raise InvariantError(f"the gold player scores {score}: {_why_lost(config, worst.trajectories[0], turns)}")
     return collected.groups
 
 
-def _why_lost(config: Config, episode: Trajectory, script: Callable[[str], ScriptedEngine]) -> str:
-    """Return why the gold player lost an episode, and what to do."""
-    rollout, turns = config.rollout, script(episode.task_id).turns
+def _why_lost(config: Config, episode: Trajectory, turns: Sequence[Sequence[int]]) -> str:
+    """Return why the gold player lost an episode with these turns, and what to do."""
+    rollout = config.rollout
     longest = max(map(len, turns), default=0)
     if longest > rollout.turn_tokens:
         return f"rollout.turn_tokens={rollout.turn_tokens} cuts off a turn of {longest} tokens: raise it to {longest}"

@@ -33,7 +33,7 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.models.tiny import make_tokenizer
 from agentrl.render.renderer import Renderer
 from agentrl.rollout import ray_fleet
-from agentrl.rollout.collector import Collector, EpisodeLimits, always
+from agentrl.rollout.collector import Collector, EpisodeLimits
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
@@ -110,7 +110,7 @@ class NoModel:
 async def played(fleet: ray_fleet.RayFleet, collector: Collector, args: argparse.Namespace, groups: int) -> None:
     """Play groups of four."""
     specs = [[EpisodeSpec(task_id="0", seed=4 * group + member) for member in range(4)] for group in range(groups)]
-    collected = await collector.collect(specs, always(fleet), Sampling(max_tokens=args.tokens // 4))
+    collected = await collector.collect(specs, fleet, Sampling(max_tokens=args.tokens // 4))
     assert len(collected.groups) == groups
 
 

@@ -44,16 +44,19 @@ class Noise(ScriptedEngine):
 
 def played(source: TaskSource, turns: Callable[[str], Sequence[str] | None]) -> Evaluation:
     """Two attempts at each of four tasks; None plays noise."""
-    specs = [[EpisodeSpec(task_id=task.id, seed=seed) for seed in range(2)] for task in source.pick(4)]
 
-    def engine_for(task_id: str) -> ScriptedEngine:
-        script = turns(task_id)
-        return Noise([]) if script is None else ScriptedEngine([WRITER.turn(text, whole=True) for text in script])
+    def script(task_id: str) -> tuple[tuple[int, ...], ...] | None:
+        texts = turns(task_id)
+        return None if texts is None else tuple(tuple(WRITER.turn(text, whole=True)) for text in texts)
 
+    specs = [
+        [EpisodeSpec(task_id=task.id, seed=seed, script=script(task.id)) for seed in range(2)]
+        for task in source.pick(4)
+    ]
     envs = {"": (source.env_id, {**source.env_args, "split": "test"})}
     sampling, limits = Sampling(max_tokens=100_000), EpisodeLimits(episode_tokens=1_000_000)
     with closing(Collector(envs, WRITER, limits=limits)) as collector:
-        found = asyncio.run(collector.collect(specs, engine_for, sampling))
+        found = asyncio.run(collector.collect(specs, Noise(()), sampling))
     return summarise(found.groups, best_return=source.best_return)
 
 

@@ -8,13 +8,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
 import pytest
 
-from agentrl.engines.base import Engine, Sampling
+from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import InfrastructureError
 from agentrl.render.renderer import Renderer
@@ -189,11 +189,15 @@ def only(collected: Collected) -> Trajectory:
     return trajectory
 
 
+def scripted(collector: Collector, asked: list[list[EpisodeSpec]], *turns: str) -> list[list[EpisodeSpec]]:
+    """Have every episode say ``turns``."""
+    script = tuple(tuple(collector._renderer.turn(turn)) for turn in turns)
+    return [[replace(spec, script=script) for spec in group] for group in asked]
+
+
 def collect(collector: Collector, asked: list[list[EpisodeSpec]], *turns: str, **options: Any) -> Collected:
-    """Every episode says ``turns``."""
-
-    def script(_task_id: str) -> Engine:
-        return ScriptedEngine([collector._renderer.turn(turn) for turn in turns])
-
+    """Every episode says ``turns``, or what ``engine`` samples."""
+    if "engine" not in options:
+        asked = scripted(collector, asked, *turns)
     sampling = Sampling(max_tokens=options.pop("max_tokens", 60))
-    return asyncio.run(collector.collect(asked, options.pop("engine_for", script), sampling, **options))
+    return asyncio.run(collector.collect(asked, options.pop("engine", ScriptedEngine(())), sampling, **options))

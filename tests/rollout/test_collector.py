@@ -15,11 +15,11 @@ from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.rng import derive_seed, uniforms
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import EnvContractError, FaultRateError, InfrastructureError, TrajectoryError
-from agentrl.rollout.collector import Collected, always
+from agentrl.rollout.collector import Collected
 from agentrl.types import Stop, Trajectory
 
 from ..engines.around import Overheard
-from .conftest import ANSWER, CALL, Make, Sums, collect, journal, only, specs
+from .conftest import ANSWER, CALL, Make, Sums, collect, journal, only, scripted, specs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "registered")
 
@@ -31,7 +31,7 @@ def sources(trajectory: Trajectory) -> str:
 def test_an_episode_is_recorded_as_it_was_played(make_collector: Make) -> None:
     collector = make_collector()
     engine = Overheard(ScriptedEngine([collector._renderer.turn(turn) for turn in (CALL, CALL, ANSWER)]))
-    trajectory = only(collect(collector, specs("chatty"), engine_for=always(engine)))
+    trajectory = only(collect(collector, specs("chatty"), engine=engine))
     turn = "policy template tool template prompt template"
     assert sources(trajectory) == f"prompt {turn} {turn} policy"
     assert trajectory.rewards == (0.25, 0.25, 1.25) and trajectory.parts == {"correct": 1.0}
@@ -93,7 +93,7 @@ def test_a_group_that_lost_one_member_is_left_out_whole(make_collector: Make) ->
 
     collector = make_collector(max_fault_rate=0.5)
     turn = collector._renderer.turn(ANSWER)
-    collected = collect(collector, specs("calm", "calm2", members=3), engine_for=lambda *_: Mortal([turn]))
+    collected = collect(collector, specs("calm", "calm2", members=3), engine=Mortal([turn] * 5))
     assert [(group.task_id, len(group)) for group in collected.groups] == [("calm2", 3)]
     assert (collected.faults, collected.lost) == (2, 1)
 
@@ -127,10 +127,8 @@ def test_environments_are_closed_only_after_their_last_step(make_collector: Make
     collector = make_collector()
 
     async def give_up() -> None:
-        turns = [collector._renderer.turn(turn) for turn in (CALL, CALL, ANSWER)]
-        playing = asyncio.create_task(
-            collector.collect(specs(*["slow"] * 5), lambda *_: ScriptedEngine(turns), Sampling())
-        )
+        asked = scripted(collector, specs(*["slow"] * 5), CALL, CALL, ANSWER)
+        playing = asyncio.create_task(collector.collect(asked, ScriptedEngine(()), Sampling()))
         while not journal.at_once:
             await asyncio.sleep(0.001)
         # Twice, as the end of an event loop does.
@@ -198,8 +196,8 @@ def segments_of(collected: Collected) -> list[Any]:
 def test_seeds_alone_decide_what_a_real_engine_plays(make_collector: Make, make_engine: Callable[..., Any]) -> None:
     """One after the other on few slots, or all at once: the same episodes."""
     asked = specs("calm", "slow", "calm2", members=3)
-    few = collect(make_collector(concurrency=2), asked, engine_for=always(make_engine(slots=1)), max_tokens=12)
-    many = collect(make_collector(concurrency=64), asked, engine_for=always(make_engine(slots=16)), max_tokens=12)
+    few = collect(make_collector(concurrency=2), asked, engine=make_engine(slots=1), max_tokens=12)
+    many = collect(make_collector(concurrency=64), asked, engine=make_engine(slots=16), max_tokens=12)
     assert segments_of(few) == segments_of(many)
     assert len({t.token_ids for group in few.groups for t in group}) == 9
 
@@ -209,7 +207,7 @@ def test_turns_and_episodes_do_not_share_their_noise(make_collector: Make) -> No
     seeds: list[int] = []
     for group in specs(*["calm"] * 8):
         engine = Overheard(ScriptedEngine([collector._renderer.turn(CALL)] * 6))
-        collect(collector, [group], engine_for=always(engine))
+        collect(collector, [group], engine=engine)
         seeds += [seed for _, _, seed, _ in engine.heard]
     assert len(seeds) == 48 and len({seed % 2**62 for seed in seeds}) == 48
     noise = [uniforms(torch.tensor([seed] * 50), torch.arange(50)).tolist() for seed in seeds]

@@ -16,7 +16,7 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import InvariantError, TrajectoryError
 from agentrl.eval.table import summarise
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.collector import Collector, EpisodeLimits, always
+from agentrl.rollout.collector import Collector, EpisodeLimits
 from agentrl.runs.records import read_episodes, write_episodes
 from agentrl.runs.report.pack import why
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -83,7 +83,7 @@ def play(renderer: Renderer) -> Play:
         prompt = renderer.prompt(Sum().reset(options={"task": "sum"})[0]).token_ids
         limits = EpisodeLimits(episode_tokens=len(prompt) + room, cut_turns=then)
         with closing(Collector({"": ("tests/Sum-v0", {"max_turns": max_turns})}, renderer, limits=limits)) as collector:
-            collected = collect(collector, specs("sum"), engine_for=always(ScriptedEngine(said)), max_tokens=most)
+            collected = collect(collector, specs("sum"), engine=ScriptedEngine(said), max_tokens=most)
         return only(collected)
 
     return played

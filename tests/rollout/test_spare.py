@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from agentrl.engines.base import Cache, Completion, Engine, Sampling
+from agentrl.engines.base import Cache, Completion, Sampling
+from agentrl.engines.rng import derive_seed
 from agentrl.engines.scripted import ScriptedEngine
-from agentrl.rollout.collector import Collected, always
+from agentrl.rollout.collector import Collected
 from agentrl.types import Trajectory
 
-from .conftest import ANSWER, CALL, Make, collect, journal, specs
+from .conftest import ANSWER, CALL, Make, collect, journal, scripted, specs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "registered")
 
@@ -20,18 +21,21 @@ def test_groups_that_come_too_late_are_cancelled_and_nobody_waits_for_them(make_
     turns = [collector._renderer.turn(turn) for turn in (CALL, ANSWER)]
     names = ("calm", "late", "calm2", "late", "chatty")
     asked, heard = specs(*names, members=2), list[Trajectory]()
+    said = {
+        derive_seed(spec.seed, number): turn for group in asked for spec in group for number, turn in enumerate(turns)
+    }
+    late = scripted(collector, asked, CALL, ANSWER)
+    asked = [slow if slow[0].task_id == "late" else group for slow, group in zip(late, asked, strict=True)]
 
     class Patient(ScriptedEngine):
         async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
             while len(journal.open_tools) < 4 and not journal.hold.is_set():
                 await asyncio.sleep(0.001)
+            self.turns = [tuple(said[seed])]
             return await super().generate(prompt_ids, sampling, seed=seed)
 
     async def play(known: Mapping[int, Trajectory]) -> Collected:
-        def script(name: str) -> Engine:
-            return (ScriptedEngine if name == "late" else Patient)(turns)
-
-        return await collector.collect(asked, script, Sampling(), enough=3, known=known, on_episode=heard.append)
+        return await collector.collect(asked, Patient(()), Sampling(), enough=3, known=known, on_episode=heard.append)
 
     async def go() -> tuple[Collected, Collected]:
         collected = await play({})
@@ -90,7 +94,7 @@ def test_as_many_episodes_are_at_play_as_the_engines_cache_holds(make_collector:
     def played(tells: bool) -> tuple[Cramped, list[tuple[int, ...]]]:
         collector = make_collector(concurrency=5 * Cramped.ROOM, max_turns=3)
         engine = Cramped(collector._renderer.turn(CALL), tells=tells)
-        found = collect(collector, specs(*["calm"] * 160), engine_for=always(engine))
+        found = collect(collector, specs(*["calm"] * 160), engine=engine)
         return engine, [episode.token_ids for (episode,) in found.groups]
 
     (bounded, one), (unbounded, other) = played(True), played(False)

@@ -121,7 +121,7 @@ def test_collector_plays_the_split_it_is_asked_for(tokenizer: Any) -> None:
     assert task.id == "test-2:3" and (source.split, source.best_return, source.has_tools) == ("test", 1.0, True)
     collector = make_collector(config, Renderer(tokenizer), split="test")
     specs = [[EpisodeSpec(task_id=task.id, seed=0)]]
-    collected = asyncio.run(collector.collect(specs, lambda _: ScriptedEngine([[5]]), Sampling()))
+    collected = asyncio.run(collector.collect(specs, ScriptedEngine([[5]]), Sampling()))
     assert collected.groups[0].task_id == task.id
     collector.close()
     with pytest.raises(UnknownNameError, match="no split is called 'exam'"):

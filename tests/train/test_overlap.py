@@ -20,7 +20,6 @@ from agentrl.config import load_config
 from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import ConfigError, FaultRateError, InfrastructureError
 from agentrl.rollout.collected import Collected
-from agentrl.rollout.collector import always
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.toolenv.base import Episode
 from agentrl.toolenv.tasks import TaskList
@@ -326,7 +325,7 @@ def test_groups_that_end_in_the_same_moment_as_the_last_one_that_was_missing_ask
     async def collect(specs: Sequence[Sequence[EpisodeSpec]], enough: int) -> Collected:
         asked.append(len(specs))
         # As if all had ended when the first ones were counted.
-        return await run.players.collect(specs, always(run.parts.engine), Sampling(max_tokens=4))
+        return await run.players.collect(specs, run.parts.engine, Sampling(max_tokens=4))
 
     played = asyncio.run(play_groups(run.config, run.mix, collect, 1, TaskOrder()))
     assert asked == [6] and len(played.groups) == 6

@@ -20,7 +20,6 @@ from agentrl.config import Config, load_config, with_overrides
 from agentrl.engines.base import Engine, Sampling
 from agentrl.errors import ConfigError, FaultRateError, InfrastructureError, UsageError
 from agentrl.rollout.collected import Collected
-from agentrl.rollout.collector import always
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.runs.assemble import Parts, assemble, make_collector, task_mix
@@ -91,7 +90,7 @@ class World:
         collector = make_collector(self.config, self.parts.renderer, split="train")
         tasks = enumerate(self.mix.pick(6, seed=0))
         plan = [[EpisodeSpec(task_id=task.id, seed=10 * n + m) for m in range(4)] for n, (_, task) in tasks]
-        return collector.collect(specs or plan, always(engine), Sampling(max_tokens=24), enough=enough)
+        return collector.collect(specs or plan, engine, Sampling(max_tokens=24), enough=enough)
 
     def weights(self, factor: float) -> list[tuple[str, torch.Tensor]]:
         """Weights that sample other tokens for each factor."""
@@ -290,7 +289,7 @@ def test_what_an_actor_raises_comes_as_itself(world: World, clean_registry: None
     collector = make_collector(here, world.parts.renderer, split="train")
     specs = [[EpisodeSpec(task_id="nothing", seed=0)]]
     where = rf"^on {socket.gethostname()}, where an actor of the fleet plays: "
-    play = partial(collector.collect, specs, always(world.fleet), Sampling(max_tokens=24))
+    play = partial(collector.collect, specs, world.fleet, Sampling(max_tokens=24))
     raised(UsageError, where + "no environment is called 'test/Here-v0'; ", play())
     raised(UsageError, where + "no task is called 'nothing'", world.collect(world.fleet, specs))
     raised(ConfigError, "the seed -1 is not in ", world.fleet.generate((1,), Sampling(), seed=-1))
