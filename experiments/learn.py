@@ -109,7 +109,7 @@ def start_warm(seed: int, folder: Path, root: Path, display: Display) -> float:
     """Make the warm start of a seed in ``folder``; return its success on training tasks."""
     tidy(folder / "run")
     own = {"run.dir": str(folder), "run.name": "run", "run.seed": seed}
-    run = train(load_config(preset=PRESET, overrides=overrides({**WARM, **own})), display, sft_only=True)
+    run = train(load_config(preset=PRESET, overrides=overrides({**WARM, **own, "optim.steps": 0})), display)
     weights = weights_of(seed, root)
     tidy(weights)
     weights.parent.mkdir(parents=True, exist_ok=True)

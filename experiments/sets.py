@@ -79,9 +79,8 @@ def done(wanted: Set, rows: RowFile) -> bool:
 def play(wanted: Set, folder: Path, display: Display, attempts: int = 64) -> tuple[Path, Batch]:
     """Train and play a set in a folder; return its weights and its episodes, tasks side by side."""
     base = ["run.threads=1", f"run.dir={str(folder)!r}", 'run.name="warm"', f"run.seed={wanted.seed}", "eval.tasks=1"]
-    run = train(
-        load_config(preset="quickstart", overrides=[*base, f"sft.steps={UPDATES[wanted.aim]}"]), display, sft_only=True
-    )
+    base += [f"sft.steps={UPDATES[wanted.aim]}", "optim.steps=0"]
+    run = train(load_config(preset="quickstart", overrides=base), display)
     weights = run / "checkpoints" / "step-000000"
     request = EvalRequest(
         path=str(weights),

@@ -1,4 +1,4 @@
-"""``agentrl train | sft | export | config | report``: configure, start, resume and report runs."""
+"""``agentrl train | config | export``: configure, start and resume runs, and export their models."""
 
 import argparse
 import json
@@ -13,12 +13,9 @@ _TRAIN = """examples:
   agentrl train --preset quickstart
   agentrl train my.toml --name second-try --set optim.lr=1e-4 --set algo.advantage=group_mean
   agentrl train --resume runs/second-try
+  agentrl train --preset quickstart --name warm --set optim.steps=0    # the warm start alone
   agentrl train --preset qwen3-4b-tir --dry-run
   agentrl train --preset quickstart --set model.path=runs/quickstart --episodes rollouts.jsonl
-"""
-_SFT = """examples:
-  agentrl sft --preset quickstart --name warm
-  agentrl sft my.toml --set sft.steps=200
 """
 _CONFIG = """examples:
   agentrl config
@@ -29,40 +26,29 @@ _EXPORT = """examples:
   agentrl export runs/quickstart model
   agentrl export runs/mine/checkpoints/step-000100 model --dtype bfloat16
 """
-_REPORT = """examples:
-  agentrl report runs/quickstart
-"""
 
 
 def add_commands(commands: Any) -> None:
     """Add the commands of this family to argparse's subparsers."""
     train = add_command(commands, "train", _train, "train an agent; makes a run folder", _TRAIN)
-    _run_arguments(train)
+    add_config_arguments(train)
+    train.add_argument("--name", help="name of the run; one that is taken is an error")
+    train.add_argument("--seed", type=int, help="seeds weights, tasks and sampling")
     train.add_argument("--resume", metavar="RUN", type=Path, help="go on with a run folder from its last checkpoint")
     why = "learn from saved episodes, each file a step, and play none"
     train.add_argument("--episodes", metavar="FILE", type=Path, nargs="+", help=why)
     train.add_argument("--dry-run", action="store_true", help="check everything but the weights, and say what it needs")
-    sft = add_command(commands, "sft", _sft, "the warm start alone: learn oracle episodes", _SFT)
-    _run_arguments(sft)
     config = add_command(commands, "config", _config, "print every setting with its meaning, as a TOML file", _CONFIG)
     config.add_argument("what", metavar="SECTION|PRESET", nargs="?", help="these alone, or with a preset's values")
     export = add_command(commands, "export", _export, "write a run's model, adapters merged, as one folder", _EXPORT)
     export.add_argument("path", help="a run folder, a checkpoint in one, or a folder of adapters")
     export.add_argument("out", metavar="OUT", type=Path, help="the folder to make")
     export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights")
-    report = add_command(commands, "report", _report, "write a run's report.html anew", _REPORT)
-    report.add_argument("path", metavar="RUN", type=Path, help="a run folder")
-
-
-def _run_arguments(command: argparse.ArgumentParser) -> None:
-    add_config_arguments(command)
-    command.add_argument("--name", help="name of the run; one that is taken is an error")
-    command.add_argument("--seed", type=int, help="seeds weights, tasks and sampling")
 
 
 def _train(arguments: argparse.Namespace) -> int:
     if arguments.resume is None:
-        return _new_run(arguments, sft_only=False)
+        return _new_run(arguments)
     others = (arguments.config, arguments.preset, arguments.name, arguments.dry_run, arguments.episodes)
     if any(others) or arguments.seed is not None:
         raise ConfigError("--resume goes on with the run's own settings: leave all options out but --set")
@@ -73,12 +59,7 @@ def _train(arguments: argparse.Namespace) -> int:
     return _work(lambda run, display: run.resume(arguments.resume, display, arguments.overrides))
 
 
-def _sft(arguments: argparse.Namespace) -> int:
-    arguments.dry_run, arguments.episodes = False, None
-    return _new_run(arguments, sft_only=True)
-
-
-def _new_run(arguments: argparse.Namespace, *, sft_only: bool) -> int:
+def _new_run(arguments: argparse.Namespace) -> int:
     from agentrl.config import load_config
     from agentrl.runs.folder import check_free
 
@@ -101,7 +82,7 @@ def _new_run(arguments: argparse.Namespace, *, sft_only: bool) -> int:
         check_free(Path(config.run.dir) / config.run.name)
     if arguments.episodes:
         return _work(lambda run, display: run.train_on(arguments.episodes, config, display, numbered=numbered))
-    return _work(lambda run, display: run.train(config, display, numbered=numbered, sft_only=sft_only))
+    return _work(lambda run, display: run.train(config, display, numbered=numbered))
 
 
 def _work(play: Callable[[Any, Any], object]) -> int:
@@ -135,14 +116,4 @@ def _export(arguments: argparse.Namespace) -> int:
 
     export(arguments.path, arguments.out, arguments.dtype, Display().say)
     print(arguments.out)
-    return 0
-
-
-def _report(arguments: argparse.Namespace) -> int:
-    from agentrl.runs.report import write_report
-    from agentrl.runs.settings import read_config
-
-    if not arguments.path.is_dir():
-        read_config(arguments.path)  # raises, and suggests the nearest run
-    print(write_report(arguments.path).resolve())
     return 0

@@ -47,7 +47,7 @@ def told(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 COMMANDS = (
-    *("new", "list", "play", "check-env", "train", "sft", "eval", "config", "report", "view", "sweep", "plan"),
+    *("new", "list", "play", "check-env", "train", "eval", "config", "view", "sweep", "plan"),
     *("doctor", "sandbox", "compare", "replay", "probe"),
 )
 
@@ -105,7 +105,6 @@ QUICK = ("--preset", "quickstart")
         (("train", "--resume", "runs/none", "--seed", "3"), "leave all options out but --set"),
         (("plan",), "give a TOML file, or --preset quickstart"),
         (("plan", *QUICK, "--memory", "0"), "--memory is 0: give the GiB"),
-        (("sft", *QUICK, "--set", "sft.steps=0"), "sft.steps is 0, so there is no warm start"),
         (("eval", "none"), "there is no run in 'none'"),
         (("eval", "nobody/nothing"), "say with --config or --preset how to evaluate it"),
         (("eval", "nobody/nothing", *QUICK), "no tokenizer can be loaded from 'nobody/nothing'"),
@@ -118,7 +117,7 @@ QUICK = ("--preset", "quickstart")
         (("train", *QUICK, "--set", "engine.name=openai"), "engine 'openai' only evaluates"),
         (("eval", "nobody/nothing", *QUICK, "--tasks", "0"), "setting 'eval.tasks' is 0"),
         (("eval", "nobody/nothing", *QUICK, "--temperature", "-1"), "setting 'eval.temperature' is -1"),
-        (("report", "runs/none"), "there is no run in 'runs/none'"),
+        (("view", "runs/none"), "there is no run in 'runs/none'"),
         (("play", "agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
         (("list", "agentrl/Arithmetic-v0?levl=3"), "it has no argument 'levl'; did you mean 'level'?"),
         (("play", "agentrl/Arithmetic-v0?level=9"), "level is 9: choose from 1 to 5"),
@@ -150,7 +149,7 @@ def checkpoint(run: Path) -> None:
 
 def test_run_that_is_there(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the run 'runs/mine' has no checkpoint yet" in refused(capsys, "eval", "runs/mine")
-    for command in (("eval",), ("train", "--resume"), ("report",)):
+    for command in (("eval",), ("train", "--resume"), ("view",)):
         assert "did you mean 'runs/mine'?" in refused(capsys, *command, "runs/mime")
     assert "use --set instead" in refused(capsys, "eval", "runs/mine", "--preset", "quickstart")
     checkpoint(run)
@@ -219,7 +218,7 @@ def test_name_that_is_taken_and_folder_that_can_not_be_made(run: Path, capsys: p
     assert "exists already" in refused(capsys, "train", *QUICK, *SMALL, "--name", "mine")
     Path("file").write_text("")
     assert "can't be made: Not a directory" in refused(capsys, "train", *QUICK, *SMALL, "--set", "run.dir=file")
-    assert "can't be made: Not a directory" in refused(capsys, "sft", *QUICK, *SMALL, "--set", "run.dir=file/in")
+    assert "can't be made: Not a directory" in refused(capsys, "train", *QUICK, *SMALL, "--set", "run.dir=file/in")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +228,7 @@ def test_name_that_is_taken_and_folder_that_can_not_be_made(run: Path, capsys: p
         pytest.param("transformers", ("eval", "a/b", *QUICK), marks=pytest.mark.slow),
         pytest.param("torch", ("eval", "a/b", *QUICK), marks=pytest.mark.ci),
         pytest.param("transformers", ("train", *QUICK), marks=pytest.mark.ci),
-        ("jinja2", ("report", ".")),
+        ("jinja2", ("view", ".")),
     ],
 )
 def test_missing_extra_is_named_with_its_remedy(here: Path, extra: str, argv: tuple[str, ...]) -> None:

@@ -66,7 +66,6 @@ def test_dry_run_needs_a_config_and_a_tokenizer_but_no_weights_and_no_vllm(
     data = 'env.args.data={train = "mine.jsonl", test = "mine.jsonl"}'
     words = [f"model.path={folder}", "model.device=cpu", "env.args.skip_bad_rows=false"]
     chosen = [word for one in (*words, data) for word in ("--set", one)]
-    command("sft", "--dry-run", code=2)
     Path("other.jsonl").write_text('{"problem": "3 + 1?", "answer": "4"}\n')
     chosen[-1] = data.replace('test = "mine', 'test = "other')
     dry_run = partial(command, "train", "--preset", name, "--dry-run", *chosen)

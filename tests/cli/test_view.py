@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.runs.records import write_episodes
+from agentrl.runs.report import write_report
 from agentrl.types import Segment, Stop, Trajectory
 
 from ..runs.origins import ORIGIN, Signs
@@ -60,7 +61,7 @@ def test_what_can_t_be_shown_is_named(command: Command, arguments: list[str], co
 @pytest.mark.parametrize("folder", ["runs/mine", "runs/it's mine"])
 def test_command_in_a_report_works_where_the_report_was_made(here: Path, command: Command, folder: str) -> None:
     Path("runs/mine").rename(folder)
-    command("report", folder)
+    write_report(Path(folder))
     page = html.unescape(Path(folder, "report.html").read_text(encoding="utf-8"))
     (told,) = re.findall(r"All of them: agentrl (view .*)</p>|All of them: agentrl (view [^\n]+)\n", page)[:1]
     command(*shlex.split(next(filter(None, told)).strip()))

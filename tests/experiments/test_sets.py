@@ -29,7 +29,7 @@ def test_sets_are_those_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_set_is_played_from_its_own_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, object] = {}
 
-    def train(config: object, display: object, *, sft_only: bool) -> Path:
+    def train(config: object, display: object) -> Path:
         asked["train"] = config
         return tmp_path / "warm"
 

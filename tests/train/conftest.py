@@ -307,7 +307,8 @@ def warm(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has learned to call the tool, more or less: other runs begin with it."""
     folder = tmp_path_factory.mktemp("warm")
     (folder / "warm.toml").write_text(ARITHMETIC)
-    server.start(folder, "sft", "warm.toml", "--name", "warm", *setting("eval.tasks=1", "optim.max_tokens=1024")).done()
+    settings = setting("eval.tasks=1", "optim.max_tokens=1024", "optim.steps=0")
+    server.start(folder, "train", "warm.toml", "--name", "warm", *settings).done()
     return folder / "runs" / "warm" / "checkpoints" / "step-000000"
 
 

@@ -121,8 +121,15 @@ def test_steps_that_teach_nothing_are_told_once(train: Train, tmp_path: Path, re
 @pytest.mark.parametrize("stop_at", [0.9, 1e-300, 1.0])
 def test_warm_start_that_ends_too_early_is_told(server: Server, tmp_path: Path, stop_at: float) -> None:
     (tmp_path / "warm.toml").write_text(ARITHMETIC)
-    settings = [f"sft.stop_at={stop_at}", "sft.steps=2", "sft.tasks=4", "eval.tasks=1", "rollout.turn_tokens=32"]
-    told = server.start(tmp_path, "sft", "warm.toml", *setting(*settings)).done().err
+    settings = [
+        f"sft.stop_at={stop_at}",
+        "sft.steps=2",
+        "sft.tasks=4",
+        "eval.tasks=1",
+        "rollout.turn_tokens=32",
+        "optim.steps=0",
+    ]
+    told = server.start(tmp_path, "train", "warm.toml", *setting(*settings)).done().err
     assert ("not the 90% of sft.stop_at" in told) is ("warning" in told) is (stop_at == 0.9)
 
 
