@@ -233,9 +233,16 @@ def _taken(path: Path) -> RunFolderError:
 
 def _holds_nothing(path: Path) -> bool:
     """Return True if the run at ``path`` ended before it had a checkpoint, an episode or a row."""
-    episodes, made = path / "episodes", [path / name for name in ("checkpoints", *_RECORDS)]
-    whole = (path / "config.toml").is_file() and is_folder(episodes) and not any(episodes.iterdir())
-    return whole and not any(map(os.path.lexists, made))
+    episodes, results = path / "episodes", [path / name for name in ("checkpoints", *_RECORDS)]
+    if not path.is_dir() or any(map(os.path.lexists, results)):
+        return False
+    if os.path.lexists(episodes) and (not is_folder(episodes) or any(episodes.iterdir())):
+        return False
+    names = {entry.name for entry in path.iterdir()}
+    if (path / "config.toml").is_file():
+        return "episodes" in names
+    # A run that was killed while it made its folder has no config yet.
+    return all(name in (".lock", "episodes") or name.startswith(".config.toml.") for name in names)
 
 
 def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
@@ -317,7 +324,7 @@ def _sealed(data: bytes) -> tuple[int, str]:
 def _bytes(path: Path) -> bytes:
     try:
         return read(path, MAX_ROWS)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return b""
     except OSError as error:
         raise RunFolderError(f"{path} can't be read: {error.strerror}: put a copy of the file back") from error

@@ -163,15 +163,15 @@ def test_sweep_that_was_stopped_goes_on(whole: Done, server: Server, tmp_path: P
         if sig != signal.SIGKILL:
             finish(command, tmp_path, 128 + sig)
             assert not is_alive(child)
-            assert command.out == "" and command.err.endswith("agentrl: stopped; the same command goes on\n")
+            assert command.out == "" and command.err.endswith("agentrl: stopped; the same command resumes the sweep\n")
         if number:
             assert (
-                f"{number} of 5 runs are done already" in command.err and f"{NAMES[number - 1]}: goes on" in command.err
+                f"{number} of 5 runs are done already" in command.err and f"{NAMES[number - 1]}: resumes" in command.err
             )
     (tmp_path / f"{NAMES[3]}.held").touch()
     first = (tmp_path / "out" / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns
     done = finish(begin(server, tmp_path, *PAIRS, toy=HELD), tmp_path)
-    assert "3 of 5 runs are done already" in done.told and f"{name}: goes on" in done.told
+    assert "3 of 5 runs are done already" in done.told and f"{name}: resumes" in done.told
     assert (tmp_path / "out" / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns == first
     assert without_minutes(done.table) == without_minutes(whole.table)
     assert done.data() == whole.data()
@@ -193,7 +193,7 @@ def test_run_that_fails_is_told_and_the_rest_go_on(server: Server, tmp_path: Pat
     assert f"\n- 8-seed0 failed: {short['error']}\n" in done.table
     assert "| 8 | failed |  |  |  |" in done.table and short["result"] is None
     again = finish(begin(server, tmp_path, *vary), tmp_path, 1)
-    assert "8-seed0: goes on" in again.told and "2 of 3 runs are done already" in again.told
+    assert "8-seed0: resumes" in again.told and "2 of 3 runs are done already" in again.told
     assert without_minutes(again.table) == without_minutes(done.table)
 
 

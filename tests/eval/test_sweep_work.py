@@ -75,9 +75,9 @@ def play(plan: SweepPlan, *ends: tuple[int, int]) -> tuple[Sweep, list[str]]:
 
 def test_a_failed_run_is_not_taken_for_trained_when_time_is_estimated(plan: SweepPlan, clock: Clock) -> None:
     _, told = play(plan, (25, 1), (100, 0), (100, 0))
-    # A minute for a quarter of a run: two whole ones take eight. Then two minutes for one and a quarter, and one to do.
+    # Two minutes for a quarter of a run: two of them take sixteen. Then four for one and a quarter, and one to do.
     ended = [line.rpartition(", ")[2] for line in told if "failed" in line or "success" in line]
-    assert ended == ["about 8 min left", "about 2 min left", "about 0 s left"]
+    assert ended == ["about 16 min left", "about 3 min left", "about 0 s left"]
 
 
 @pytest.mark.parametrize(

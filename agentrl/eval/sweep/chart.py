@@ -12,15 +12,15 @@ from agentrl.runs.report.text import brief, percent, tag
 
 
 def pages(plan: SweepPlan, ends: Mapping[str, End]) -> list[Section]:
-    """Give the sweep's sections with the chart before them, for a page."""
-    figure = chart(plan, ends)
-    first = [Section(title="Learning curves", figure=figure)] if figure else []
-    return [*first, *sections(plan, ends)]
+    """Return the sections of the sweep's page: the chart, then what the terminal shows."""
+    figure = chart(plan)
+    curves = [Section(title="Learning curves", figure=figure)] if figure else []
+    return [*curves, *sections(plan, ends)]
 
 
-def chart(plan: SweepPlan, ends: Mapping[str, End]) -> Markup:
+def chart(plan: SweepPlan) -> Markup:
     """Draw the runs that are done; empty where there are none."""
-    rows = [row for row in rows_of(plan, ends) if row.values is not None and row.done]
+    rows = [row for row in rows_of(plan) if row.values is not None and row.done]
     reach = max((tokens for row in rows for run in row.done for tokens, _ in run.curve), default=0.0)
     if reach <= 0:
         return Markup()

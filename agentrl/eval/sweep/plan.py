@@ -165,7 +165,7 @@ def _varied(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
         values = tuple(value.strip() for value in re.split(r",(?![^\[{]*[\]}])", listed))
         if not equals or not all(values):
             raise ConfigError(f"--vary {text!r} varies nothing: write section.key=value,value")
-        taken = [one for keys in varied for one in keys.split("+")]
+        taken = [name for keys in varied for name in keys.split("+")]
         names = key.split("+")
         if len({*taken, *names}) < len(taken) + len(names) or len(set(values)) < len(values):
             raise ConfigError(f"--vary {text!r} names a setting or a value for the second time: leave it out")
@@ -223,11 +223,11 @@ def _refuse_shared(keys: Iterable[str]) -> None:
 def _check(run: Run) -> None:
     if not (run.folder / "config.toml").is_file():
         return
-    here, there = settings_of(run.config), settings_of(read_config(run.folder))
-    different = [key for key in {**there, **here} if here.get(key) != there.get(key)]
+    planned, saved = settings_of(run.config), settings_of(read_config(run.folder))
+    different = [key for key in {**saved, **planned} if planned.get(key) != saved.get(key)]
     if different:
         key = different[0]
         raise UsageError(
-            f"{str(run.folder)!r} holds a run with other settings ({key} is {there.get(key)!r} there and "
-            f"{here.get(key)!r} here): choose another --out"
+            f"{str(run.folder)!r} holds a run with other settings ({key} is {saved.get(key)!r} there and "
+            f"{planned.get(key)!r} here): choose another --out"
         )

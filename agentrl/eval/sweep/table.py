@@ -1,4 +1,4 @@
-"""What came of a sweep's runs: a Markdown table, and the same as JSON."""
+"""The results of a sweep's runs: a Markdown table, and the same as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,11 @@ from itertools import groupby, pairwise
 from statistics import mean
 from typing import Any
 
-from agentrl.errors import UsageError
 from agentrl.eval.intervals import wilson
 from agentrl.eval.pages import Section, body
 from agentrl.eval.paired import bootstrap, bootstrap_ratio
 from agentrl.eval.sweep.plan import Run, SweepPlan
-from agentrl.runs.files import read, replace
+from agentrl.runs.files import replace
 from agentrl.runs.folder import read_jsonl
 from agentrl.runs.report.charts import PHASES
 
@@ -29,7 +28,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run that is done came to."""
+    """The result of a run that is done."""
 
     success: float
     """Share of its last evaluation's episodes that succeeded."""
@@ -40,10 +39,10 @@ class RunResult:
     minutes: float
     """Time that its training steps took."""
     curve: tuple[tuple[float, float], ...] = ()
-    """Tokens sampled before each of its evaluations, with the success that they found."""
+    """Tokens sampled before each of its evaluations, with that evaluation's success."""
 
     def tokens_to(self, target: float) -> float | None:
-        """Tokens until success reaches ``target``, on a line between two evaluations; None where it never does."""
+        """Interpolate the tokens at which success reaches ``target`` between evaluations; None where it never does."""
         for (start, less), (tokens, success) in pairwise([*self.curve[:1], *self.curve]):
             if success >= target:
                 return start + (tokens - start) * ((target - less) / (success - less) if success > less else 1.0)
@@ -91,7 +90,7 @@ class SweepRow:
 
     @property
     def done(self) -> list[RunResult]:
-        """The results there are."""
+        """The results of the runs that are done."""
         return [result for result in self.results if result is not None]
 
     @property
@@ -105,18 +104,18 @@ class SweepRow:
         return Pooled(success=success, low=low, high=high, tasks=tasks)
 
     def taken(self, target: float) -> dict[int, float]:
-        """Tokens to ``target`` by place of the seed, of the runs that are done."""
-        done = [(at, result) for at, result in enumerate(self.results) if result is not None]
-        found = [(at, result, result.tokens_to(target)) for at, result in done]
-        return {at: result.sampled_tokens if tokens is None else tokens for at, result, tokens in found}
+        """Return the tokens to ``target`` by the seed's index, of the runs that are done."""
+        done = [(index, result) for index, result in enumerate(self.results) if result is not None]
+        needed = [(index, result, result.tokens_to(target)) for index, result in done]
+        return {index: result.sampled_tokens if tokens is None else tokens for index, result, tokens in needed}
 
-    def reached(self, target: float, first: "SweepRow") -> Reached | None:
-        """Tokens to ``target``, and those of the first setting to compare with; None where no run is done."""
-        mine, theirs = self.taken(target), first.taken(target)
+    def reached(self, target: float, baseline: "SweepRow") -> Reached | None:
+        """Compute the tokens to ``target``, compared with the first setting's; None where no run is done."""
+        mine, theirs = self.taken(target), baseline.taken(target)
         if not mine:
             return None
-        both = [at for at in mine if at in theirs]
-        a, b = [theirs[at] for at in both], [mine[at] for at in both]
+        both = [index for index in mine if index in theirs]
+        a, b = [theirs[index] for index in both], [mine[index] for index in both]
         low, high = bootstrap(list(mine.values()))
         return Reached(
             seeds=sum(result.tokens_to(target) is not None for result in self.done),
@@ -128,16 +127,18 @@ class SweepRow:
 
 
 def sampled_tokens(run: Run) -> int:
-    """How many tokens a run has sampled in training so far."""
+    """Return how many tokens a run has sampled in training so far."""
     return sum(step["sampled_tokens"] for step in read_jsonl(run.folder / "metrics.jsonl"))
 
 
-def result_of(run: Run, ends: Mapping[str, End]) -> RunResult | None:
-    """The result of a run that ended well and was evaluated after its last step; otherwise None."""
-    if run.name not in ends or ends[run.name].exit_code != 0:
-        return None
+def result_of(run: Run) -> RunResult | None:
+    """Return the result of a run that has sampled all of its tokens and was evaluated after its last step."""
     steps, evals = read_jsonl(run.folder / "metrics.jsonl"), read_jsonl(run.folder / "evals.jsonl")
-    if not evals or evals[-1]["step"] != (steps[-1]["step"] if steps else 0):
+    last = steps[-1]["step"] if steps else 0
+    sampled = sum(step["sampled_tokens"] for step in steps)
+    trained = run.values is None or sampled >= run.config.optim.max_sampled_tokens
+    # A run is evaluated in one environment after the other, and may have been stopped between two of them.
+    if not trained or {row.get("env", "") for row in evals if row["step"] == last} != run.config.env.played.keys():
         return None
     seconds = sum(step.get(f"seconds_{phase}", 0.0) for step in steps for phase in PHASES)
     same = [row for row in evals if row.get("split") == evals[-1].get("split")]
@@ -149,119 +150,98 @@ def result_of(run: Run, ends: Mapping[str, End]) -> RunResult | None:
     return RunResult(
         success=curve[-1][1],
         tasks=sum(row["tasks"] for row in same if row["step"] == evals[-1]["step"]),
-        sampled_tokens=sampled_tokens(run),
+        sampled_tokens=sampled,
         minutes=seconds / 60,
         curve=tuple(curve),
     )
 
 
-def rows_of(plan: SweepPlan, ends: Mapping[str, End]) -> list[SweepRow]:
-    """The lines of the table; the first is that of the warm starts, where there are any."""
-    found: dict[tuple[str, ...] | None, list[RunResult | None]] = {}
+def rows_of(plan: SweepPlan) -> list[SweepRow]:
+    """Return the lines of the table; the first is that of the warm starts, where there are any."""
+    results: dict[tuple[str, ...] | None, list[RunResult | None]] = {}
     for run in plan.runs:
-        found.setdefault(run.values, []).append(result_of(run, ends))
-    return [SweepRow(values=values, results=tuple(results)) for values, results in found.items()]
+        results.setdefault(run.values, []).append(result_of(run))
+    return [SweepRow(values=values, results=tuple(by_seed)) for values, by_seed in results.items()]
 
 
 def table(plan: SweepPlan, ends: Mapping[str, End]) -> str:
-    """The sweep as Markdown, with a sentence for each run that failed."""
+    """Return the sweep as Markdown, with a sentence for each run that failed."""
     return "\n".join(line for section in sections(plan, ends) for line in ("", *body(section))).lstrip()
 
 
 def sections(plan: SweepPlan, ends: Mapping[str, End]) -> list[Section]:
-    """The sweep for people: the table, the tokens to the target where there is one, and what failed."""
-    rows = rows_of(plan, ends)
+    """Return the sweep for people: the table, the tokens to the target where there is one, and the failures."""
+    rows = rows_of(plan)
     heads = [*plan.keys, *(f"seed {seed}" for seed in plan.seeds), "all seeds (95% interval)"]
-    told = (
+    about = (
         "Success on held-out tasks. The interval is Wilson's over the tasks of all seeds: it says how well these runs' "
-        "success is known; how much another seed would change it, the seeds' own columns show."
+        "success is known. The seeds' own columns show how much another seed would change it."
     )
-    found = [
-        Section(
-            title="Success",
-            head=[*heads, "sampled tokens a run", "minutes of training"],
-            rows=[_cells(plan, row) for row in rows],
-            text=[told],
-        )
-    ]
-    if plan.target is not None:
-        found.append(_to_target(plan, plan.target, [row for row in rows if row.values is not None]))
-    known = ((run, ends.get(run.name)) for run in plan.runs)
-    failed = [f"- {run.name} failed: {end.error}" for run, end in known if end and end.exit_code]
-    return [*found, *([Section(title="Failed", text=["\n".join(failed)])] if failed else [])]
+    success = Section(
+        title="Success",
+        head=[*heads, "sampled tokens a run", "minutes of training"],
+        rows=[_cells(plan, row) for row in rows],
+        text=[about],
+    )
+    target = [] if plan.target is None else [_to_target(plan, plan.target, [row for row in rows if row.values])]
+    failed = [f"- {name} failed: {end.error}" for name, end in ends.items() if end.exit_code]
+    return [success, *target, *([Section(title="Failed", text=["\n".join(failed)])] if failed else [])]
 
 
 def _to_target(plan: SweepPlan, target: float, rows: Sequence[SweepRow]) -> Section:
-    told = (
-        f"Sampled tokens until {target:.0%} of the held-out tasks are solved, on a line between evaluations; a run "
-        "that does not get there counts with all of its tokens, and so for less than it would need. Intervals are of a "
+    about = (
+        f"Sampled tokens until {target:.0%} of the held-out tasks are solved, interpolated between evaluations. A run "
+        "that does not get there counts with all of its tokens, which is less than it would need. Intervals are of a "
         "bootstrap over seeds, paired by seed where two settings are compared, and too narrow with few seeds."
     )
     heads = [*plan.keys, "seeds that got there", "tokens (95% interval)", "tokens, first setting = 1 (95% interval)"]
     return Section(
-        title="Tokens to the target", text=[told], head=heads, rows=[_reached(row, target, rows[0]) for row in rows]
+        title="Tokens to the target", text=[about], head=heads, rows=[_reached(row, target, rows[0]) for row in rows]
     )
 
 
-def _reached(row: SweepRow, target: float, first: SweepRow) -> list[str]:
-    found = row.reached(target, first)
-    if found is None:
+def _reached(row: SweepRow, target: float, baseline: SweepRow) -> list[str]:
+    reached = row.reached(target, baseline)
+    if reached is None:
         return [*(row.values or ()), "failed", "", ""]
-    least = "" if found.seeds == len(row.done) else "at least "
-    tokens = f"{least}{found.tokens:,.0f} ({found.low:,.0f} to {found.high:,.0f})"
-    ratio = "" if found.ratio is None else "{:.2f} ({:.2f} to {:.2f})".format(*found.ratio)
-    return [*(row.values or ()), f"{found.seeds} of {len(row.results)}", tokens, ratio]
+    least = "" if reached.seeds == len(row.done) else "at least "
+    tokens = f"{least}{reached.tokens:,.0f} ({reached.low:,.0f} to {reached.high:,.0f})"
+    ratio = "" if reached.ratio is None else "{:.2f} ({:.2f} to {:.2f})".format(*reached.ratio)
+    return [*(row.values or ()), f"{reached.seeds} of {len(row.results)}", tokens, ratio]
 
 
 def write_summary(plan: SweepPlan, ends: Mapping[str, End]) -> None:
-    """Write ``sweep.json``, whole at any instant: the table in ``rows``, each run and how it ended in ``runs``."""
-    found = rows_of(plan, ends)
+    """Write ``sweep.json`` atomically: the table in ``rows``, each run and how it ended in ``runs``."""
+    table_rows = rows_of(plan)
     rows = [
         {
-            "settings": None if row.values is None else _settings(plan, row.values),
+            "settings": _settings(plan, row.values),
             "success": [result and result.success for result in row.results],
             "pooled": row.pooled and asdict(row.pooled),
-            "reached": _reached_data(plan, row, found),
+            "reached": _reached_data(plan, row, table_rows),
         }
-        for row in found
+        for row in table_rows
     ]
     runs = [_run_data(plan, run, ends) for run in plan.runs]
     data = {"seeds": plan.seeds, "tokens": plan.tokens, "target": plan.target, "rows": rows, "runs": runs}
     replace(plan.out / "sweep.json", (json.dumps(data, indent=1) + "\n").encode())
 
 
-def read_ends(plan: SweepPlan) -> dict[str, End]:
-    """How the runs ended that ``sweep.json`` knows of; none where there is no such file.
-
-    Raises:
-        UsageError: the file is not a sweep's.
-    """
-    path = plan.out / "sweep.json"
-    if not path.exists():
-        return {}
-    try:
-        runs = json.loads(read(path))["runs"]
-        ended = [run for run in runs if run["exit_code"] is not None]
-        return {run["name"]: End(exit_code=run["exit_code"], error=run["error"]) for run in ended}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{str(path)!r} is no file of a sweep: choose another --out, or move it away") from error
-
-
 def _run_data(plan: SweepPlan, run: Run, ends: Mapping[str, End]) -> dict[str, Any]:
-    result = result_of(run, ends)
+    result = result_of(run)
     end = asdict(ends[run.name]) if run.name in ends else {"exit_code": None, "error": ""}
-    settings = None if run.values is None else _settings(plan, run.values)
-    return {"name": run.name, "settings": settings, "seed": run.seed, **end, "result": result and asdict(result)}
+    about = {"name": run.name, "settings": _settings(plan, run.values), "seed": run.seed}
+    return {**about, **end, "result": result and asdict(result)}
 
 
 def _reached_data(plan: SweepPlan, row: SweepRow, rows: Sequence[SweepRow]) -> dict[str, Any] | None:
-    first = next(one for one in rows if one.values is not None)
-    reached = None if plan.target is None or row.values is None else row.reached(plan.target, first)
+    baseline = next(row for row in rows if row.values is not None)
+    reached = None if plan.target is None or row.values is None else row.reached(plan.target, baseline)
     return reached and asdict(reached)
 
 
-def _settings(plan: SweepPlan, values: Sequence[str]) -> dict[str, str]:
-    return dict(zip(plan.keys, values, strict=True))
+def _settings(plan: SweepPlan, values: Sequence[str] | None) -> dict[str, str] | None:
+    return None if values is None else dict(zip(plan.keys, values, strict=True))
 
 
 def _cells(plan: SweepPlan, row: SweepRow) -> list[str]:

@@ -1,9 +1,7 @@
-"""Does a sweep's runs, each in a process of its own, so that it can be stopped at any moment and go on later."""
+"""Train a sweep's runs, each in a process of its own; their folders hold all that the same command needs to resume."""
 
-import ctypes
 import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,100 +11,73 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from agentrl.errors import Terminated
 from agentrl.eval.sweep.plan import Run, SweepPlan
-from agentrl.eval.sweep.table import End, read_ends, result_of, sampled_tokens, write_summary
+from agentrl.eval.sweep.table import End, result_of, sampled_tokens, write_summary
+from agentrl.processes.parent import end_with_parent
 from agentrl.runs.files import lock_folder, open_file, open_to_append
 from agentrl.runs.progress import time_left
 
 _POLL_S = 0.1
-_TELL_S = 30.0
+_REPORT_S = 30.0
 _PATIENCE_S = 120.0
 """How long a process of a sweep that was killed may take to save its run."""
-_PR_SET_PDEATHSIG = 1
-_STILLBORN = {".lock", "episodes", ".config.toml.tmp"}
-"""All there can be in the folder of a run that was killed before it had a config."""
+Start = Callable[[Sequence[str], IO[bytes]], subprocess.Popen[bytes]]
+"""Starts agentrl with the given words; the process writes its output to the open file."""
 
 
-class Process(Protocol):
-    """What a sweep needs of a process."""
-
-    def poll(self) -> int | None:
-        """Its exit code, a signal's number negative; None while it runs."""
-        ...
-
-    def send_signal(self, sig: int, /) -> None:
-        """Send a signal."""
-        ...
-
-
-Start = Callable[[Sequence[str], IO[bytes]], Process]
-"""Starts agentrl with the given words; the process has the open file for its output."""
-
-
-def start_process(words: Sequence[str], log: IO[bytes]) -> Process:
-    """Start ``agentrl`` with ``words`` by this Python; what it says is added to ``log``."""
+def start_process(words: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start ``agentrl`` with ``words`` by this Python; its output is appended to ``log``."""
     return subprocess.Popen(
         [sys.executable, "-m", "agentrl", *words],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         start_new_session=True,  # a terminal's Ctrl-C is for the sweep, which passes it on
-        preexec_fn=partial(follow, os.getpid()),
+        preexec_fn=partial(end_with_parent, os.getpid()),
     )
 
 
-def follow(parent: int, number: int = signal.SIGINT) -> None:
-    """Have this process interrupted, and so save its run, or sent another signal, when its parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), number)
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A run at work."""
+    """A run whose process is at work."""
 
     run: Run
-    process: Process
+    process: subprocess.Popen[bytes]
     log: Path
-    heard: int
-    """Bytes of the log that were there before."""
+    offset: int
+    """Bytes of the log before this process wrote to it."""
 
 
 class Sweep:
-    """The runs of a plan, and how far they are.
+    """Trains the runs of a plan.
 
     Args:
         plan: the runs.
         jobs: how many at a time.
-        say: tells a person how it goes on, a line each.
+        say: prints a line of progress.
         start: starts a process of agentrl.
     """
 
     def __init__(self, plan: SweepPlan, jobs: int, say: Callable[[str], None], start: Start) -> None:
-        self.plan, self.ends = plan, read_ends(plan)
+        self.plan = plan
+        self.ends = {run.name: End(exit_code=0) for run in plan.runs if result_of(run) is not None}
+        """How each run ended, by its name; those that are still to be trained are not in it."""
         self._jobs, self._say, self._start = jobs, say, start
-        self._waiting: list[Run] = []
-        self._running: list[_Job] = []
-        self._held_since: dict[str, float] = {}
-        self._told = time.monotonic()
-        self._busy_s = 0.0
-        """Time with a run in training."""
-        self._had: dict[str, float] = {}
-        """Share of each run that was done when it was started."""
+        self._running: dict[str, _Job] = {}
+        self._began = self._reported = time.monotonic()
+        self._share_before = sum(self._shares().values())
 
     def state(self, run: Run) -> str:
-        """Whether a run is ``done``, ``goes on`` or is ``new``."""
-        if result_of(run, self.ends) is not None:
+        """Return ``done``, ``resumes`` where the run has a folder, or ``new``."""
+        if run.name in self.ends:
             return "done"
-        return "goes on" if (run.folder / "config.toml").is_file() else "new"
+        return "resumes" if (run.folder / "config.toml").is_file() else "new"
 
     def work(self) -> None:
-        """Do all runs that are not done.
+        """Train all runs that are not done.
 
         Raises:
             RunFolderError: the folder can't be written, or another sweep is at work in it.
@@ -114,102 +85,91 @@ class Sweep:
         """
         with lock_folder(self.plan.out, "sweep folder", "--out"), _terminable():
             (self.plan.out / "logs").mkdir(exist_ok=True)
-            self._waiting = [run for run in self.plan.runs if self.state(run) != "done"]
-            for run in self._waiting:
-                self.ends.pop(run.name, None)
-            if len(self._waiting) < len(self.plan.runs):
-                self._say(f"{len(self.plan.runs) - len(self._waiting)} of {len(self.plan.runs)} runs are done already")
+            if self.ends:
+                self._say(f"{len(self.ends)} of {len(self.plan.runs)} runs are done already")
             try:
-                while self._waiting or self._running:
-                    self._begin()
-                    began = time.monotonic()
-                    time.sleep(_POLL_S)
-                    self._look()
-                    if any(job.run.values is not None for job in self._running):
-                        self._busy_s += time.monotonic() - began
-                    self._tell()
+                self._train([run for run in self.plan.runs if run.name not in self.ends])
             except KeyboardInterrupt as error:
                 self._stop()
-                raise type(error)("stopped; the same command goes on") from None
+                raise type(error)("stopped; the same command resumes the sweep") from None
             finally:
                 write_summary(self.plan, self.ends)
 
-    def _begin(self) -> None:
-        """Start what may be started."""
-        for run in list(self._waiting):
-            if len(self._running) == self._jobs:
-                return
-            if run.after and run.after not in self.ends:
-                continue
-            if run.after and self.ends[run.after].exit_code:
-                self._end(run, End(exit_code=2, error=f"its warm start {run.after} failed"))
-            elif log := _taken(self.plan.out / "logs" / f"{run.name}.log"):
-                with log:
-                    self._waiting.remove(run)
-                    self._running.append(self._started(run, log))
-            elif time.monotonic() - self._held_since.setdefault(run.name, time.monotonic()) > _PATIENCE_S:
-                self._end(run, End(exit_code=2, error="a process of a sweep that was killed does not let go of it"))
+    def _train(self, waiting: list[Run]) -> None:
+        while waiting or self._running:
+            for run in list(waiting):
+                ready = not run.after or run.after in self.ends
+                if ready and len(self._running) < self._jobs and self._begin(run):
+                    waiting.remove(run)
+            time.sleep(_POLL_S)
+            for job in list(self._running.values()):
+                code = job.process.poll()
+                if code is not None:
+                    del self._running[job.run.name]
+                    self._end(job.run, _end_of(job, code))
+            self._report()
 
-    def _started(self, run: Run, log: IO[bytes]) -> _Job:
-        state = self.state(run)
-        if state == "new" and {path.name for path in run.folder.rglob("*")} <= _STILLBORN:
-            shutil.rmtree(run.folder, ignore_errors=True)
-        words = ["train", "--resume", str(run.folder)] if state == "goes on" else run.words
-        if run.values is not None:
-            self._had[run.name] = self._share(run)
-        self._say(f"{self._place(run)}: {'begins' if state == 'new' else 'goes on'}{self._left()}")
-        heard = log.tell()
-        return _Job(run=run, process=self._start(words, log), log=Path(log.name), heard=heard)
-
-    def _look(self) -> None:
-        """See which runs have ended."""
-        for job in list(self._running):
-            code = job.process.poll()
-            if code is not None:
-                self._running.remove(job)
-                self._end(job.run, _end_of(job, code))
+    def _begin(self, run: Run) -> bool:
+        """Start a run, or note why it can't start; return False where it has to wait for an older process."""
+        if run.after and self.ends[run.after].exit_code:
+            self._end(run, End(exit_code=2, error=f"its warm start {run.after} failed"))
+            return True
+        log = _locked(self.plan.out / "logs" / f"{run.name}.log")
+        if log is None:
+            if time.monotonic() - self._began < _PATIENCE_S:
+                return False
+            self._end(run, End(exit_code=2, error="a process of a sweep that was killed does not let go of it"))
+            return True
+        with log:
+            resumes = self.state(run) == "resumes"
+            self._say(f"{self._title(run)}: {'resumes' if resumes else 'begins'}{self._left()}")
+            offset, words = log.tell(), ("train", "--resume", str(run.folder)) if resumes else run.words
+            process = self._start(words, log)
+        self._running[run.name] = _Job(run=run, process=process, log=Path(log.name), offset=offset)
+        return True
 
     def _end(self, run: Run, end: End) -> None:
-        if run in self._waiting:
-            self._waiting.remove(run)
         self.ends[run.name] = end
         write_summary(self.plan, self.ends)
-        result = result_of(run, self.ends)
-        came = f"failed: {end.error}" if result is None else f"success {result.success:.1%}"
-        self._say(f"{self._place(run)}: {came}{self._left()}")
+        result = result_of(run)
+        outcome = f"failed: {end.error}" if end.exit_code or result is None else f"success {result.success:.1%}"
+        self._say(f"{self._title(run)}: {outcome}{self._left()}")
 
-    def _tell(self) -> None:
-        if time.monotonic() - self._told < _TELL_S:
+    def _report(self) -> None:
+        if time.monotonic() - self._reported < _REPORT_S:
             return
-        self._told = time.monotonic()
-        for job in self._running:
-            done = f"{sampled_tokens(job.run):,} of {self.plan.tokens:,} tokens" if job.run.values else "at work"
-            self._say(f"{self._place(job.run)}: {done}{self._left()}")
+        self._reported = time.monotonic()
+        for run in (job.run for job in self._running.values()):
+            done = f"{sampled_tokens(run):,} of {self.plan.tokens:,} tokens" if run.values else "at work"
+            self._say(f"{self._title(run)}: {done}{self._left()}")
 
-    def _place(self, run: Run) -> str:
+    def _title(self, run: Run) -> str:
         return f"[{self.plan.runs.index(run) + 1}/{len(self.plan.runs)}] {run.name}"
 
-    def _share(self, run: Run) -> float:
-        """How much of a run's training is done."""
-        return min(1.0, sampled_tokens(run) / self.plan.tokens)
+    def _shares(self) -> dict[str, float]:
+        """Return how much of each run's training is done, by its name."""
+        runs = (run for run in self.plan.runs if run.values is not None)
+        return {run.name: min(1.0, sampled_tokens(run) / self.plan.tokens) for run in runs}
 
     def _left(self) -> str:
-        """Half a sentence: the time left at the pace of this sweep since it was started; empty before it has one."""
-        shares = {run.name: self._share(run) for run in self.plan.runs if run.values is not None}
-        done = sum(shares[name] - had for name, had in self._had.items())
+        """Return half a sentence: the time left at the pace since this command began; empty before it has one."""
+        shares = self._shares()
+        done = sum(shares.values()) - self._share_before
         if done <= 0:
             return ""
-        # What a failed run lacks is not done any more, but nor was it trained.
-        return f", {time_left(self._busy_s / done, sum(1 - shares[name] for name in shares.keys() - self.ends.keys()))}"
+        # What a failed run lacks is not trained any more.
+        missing = sum(1 - shares[name] for name in shares.keys() - self.ends.keys())
+        return f", {time_left((time.monotonic() - self._began) / done, missing)}"
 
     def _stop(self) -> None:
         """End the processes; a second Ctrl-C kills them."""
         self._say("stopping: each run saves what it has; Ctrl-C again ends them at once")
+        processes = [job.process for job in self._running.values()]
         for sig in (signal.SIGINT, signal.SIGKILL):
             try:
-                for job in self._running:
-                    job.process.send_signal(sig)
-                while any(job.process.poll() is None for job in self._running):
+                for process in processes:
+                    process.send_signal(sig)
+                while any(process.poll() is None for process in processes):
                     time.sleep(_POLL_S)
                 return
             except KeyboardInterrupt:
@@ -230,11 +190,11 @@ def _terminable() -> Generator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _taken(path: Path) -> IO[bytes] | None:
-    """Open and lock a run's log; None while a process has it.
+def _locked(path: Path) -> IO[bytes] | None:
+    """Open and lock a run's log; return None while a process holds it.
 
-    A process inherits the lock with its output and so has the run from its first instant to its last: a run's own
-    folder is locked only once PyTorch is loaded and the folder made.
+    A process inherits the lock with its output, and so holds the run from its first instant to its last. The lock of
+    the run's own folder comes later: when PyTorch is loaded and the folder made.
     """
     log = open_to_append(path)
     try:
@@ -246,21 +206,15 @@ def _taken(path: Path) -> IO[bytes] | None:
 
 
 def _end_of(job: _Job, code: int) -> End:
-    if code:
-        return End(exit_code=code, error=_reason(job, code))
-    end = End(exit_code=0)
-    if result_of(job.run, {job.run.name: end}) is None:
+    """Return how a run ended whose process did, with the sentence that agentrl ends with where it failed."""
+    if code == 0 and result_of(job.run) is not None:
+        return End(exit_code=0)
+    if code == 0:
         return End(exit_code=1, error=f"it ended without an evaluation after its last step (more in {job.log})")
-    return end
-
-
-def _reason(job: _Job, code: int) -> str:
-    """Why a run failed: the sentence that agentrl ends with, or as much as can be said."""
-    if code < 0:
-        return f"ended by signal {-code} ({signal.strsignal(-code)})"  # real-time signals have no name
+    if code < 0:  # strsignal: real-time signals have no name
+        return End(exit_code=code, error=f"ended by signal {-code} ({signal.strsignal(-code)})")
     with open_file(job.log) as stream:
-        stream.seek(job.heard)
+        stream.seek(job.offset)
         lines = stream.read().decode(errors="replace").split("\n")
-    said = [line.strip() for line in lines if line.strip()]
-    reason = said[-1].removeprefix("agentrl: ") if said else "it said nothing"
-    return f"{reason} (exit code {code}; more in {job.log})"
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "no reason was printed")
+    return End(exit_code=code, error=f"{last.removeprefix('agentrl: ')} (exit code {code}; more in {job.log})")
