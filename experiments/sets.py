@@ -20,7 +20,7 @@ from work import PLACE, Limits, claimed, tidy
 from agentrl.batch import Batch, whole
 from agentrl.config import load_config
 from agentrl.eval.command import run as evaluate
-from agentrl.eval.target import EvalRequest
+from agentrl.eval.request import EvalRequest
 from agentrl.runs.progress import Display
 from agentrl.train.run import train
 

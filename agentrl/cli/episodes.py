@@ -63,15 +63,14 @@ def _episodes_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from agentrl.eval.compare import compare
-    from agentrl.eval.compare_text import sections
+    from agentrl.eval.compare import compare, sections
     from agentrl.eval.pages import write_page
 
-    found = compare(arguments.a, arguments.b)
+    comparison = compare(arguments.a, arguments.b)
     title = f"{arguments.a.name} against {arguments.b.name}"
     if arguments.html is not None:
-        write_page(arguments.html, title, sections(found))
-    return _show(arguments, title, found, sections(found))
+        write_page(arguments.html, title, sections(comparison))
+    return _show(arguments, title, comparison, sections(comparison))
 
 
 def _replay(arguments: argparse.Namespace) -> int:
@@ -82,13 +81,13 @@ def _replay(arguments: argparse.Namespace) -> int:
     regrade, display = arguments.regrade, Display()
     records = named(load(arguments.episodes), arguments.id)
     tools = arguments.tools or ("recorded" if regrade else "live")
-    found: list[Replayed] = []
+    replayed: list[Replayed] = []
     with display.phase("replaying", len(records)) as bar:
-        for one in replay(records, tools=tools, trusted=arguments.trust, regrade=regrade, say=display.say):
-            found.append(one)
+        for episode in replay(records, tools=tools, trusted=arguments.trust, regrade=regrade, say=display.say):
+            replayed.append(episode)
             bar.advance("episodes")
-    _show(arguments, str(arguments.episodes), found, sections(found, regrade=regrade))
-    return int(any(one.regraded or one.now is None if regrade else one.change for one in found))
+    _show(arguments, str(arguments.episodes), replayed, sections(replayed, regrade=regrade))
+    return int(any(episode.regraded or episode.now is None if regrade else episode.change for episode in replayed))
 
 
 def _probe(arguments: argparse.Namespace) -> int:
@@ -97,17 +96,17 @@ def _probe(arguments: argparse.Namespace) -> int:
     from agentrl.runs.progress import Display
 
     records = named(load(arguments.episodes), arguments.id)
-    found = probe(records, trusted=arguments.trust, say=Display().say)
-    return _show(arguments, str(arguments.episodes), found, sections(found))
+    audit = probe(records, trusted=arguments.trust, say=Display().say)
+    return _show(arguments, str(arguments.episodes), audit, sections(audit))
 
 
-def _show(arguments: argparse.Namespace, title: str, found: Any, sections: "Iterable[Section]") -> int:
-    """Print what was found, a dataclass or a list of such, as JSON or as sections."""
+def _show(arguments: argparse.Namespace, title: str, result: Any, sections: "Iterable[Section]") -> int:
+    """Print a result, a dataclass or a list of such, as JSON or as sections."""
     from agentrl.eval.pages import markdown
     from agentrl.runs.progress import Display
 
     if arguments.json:
-        print(json.dumps([asdict(one) for one in found] if isinstance(found, list) else asdict(found)))
+        print(json.dumps([asdict(row) for row in result] if isinstance(result, list) else asdict(result)))
     else:
         Display(sys.stdout).say(markdown(title, sections))
     return 0

@@ -1,4 +1,4 @@
-"""``agentrl eval``: play every set of tasks, each episode on disk as it ends, and say what was found."""
+"""``agentrl eval``: play every set of tasks, write each episode to disk as it ends, and report the results."""
 
 import asyncio
 import os
@@ -11,14 +11,15 @@ from pathlib import Path
 from agentrl.config import Config
 from agentrl.engines.base import Sampling
 from agentrl.errors import UsageError
-from agentrl.eval.request import EvalRequest, check_dialect
+from agentrl.eval.request import EvalRequest, check_dialect, read_settings
 from agentrl.eval.results import SetResult, write_results
 from agentrl.eval.sets import make_sets
 from agentrl.eval.table import plan, play
-from agentrl.eval.target import Agent, for_messages, make_agent, resolve, tokenizer_of
+from agentrl.eval.target import Agent, for_messages, make_agent, tokenizer_of
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.runs.assemble import make_collector, with_dialect
+from agentrl.runs.checkpoint import model_at
 from agentrl.runs.files import lock_folder
 from agentrl.runs.progress import Bar, Display
 from agentrl.runs.records import EPISODES, EpisodeWriter, Record, read_begun
@@ -26,27 +27,34 @@ from agentrl.runs.settings import settings_of, versions_of
 from agentrl.types import Origin, Trajectory, won
 
 _DECIDES = ("model.template_args", "model.dtype", "rollout.cut_turns", "rollout.episode_tokens")
-"""Settings that an episode depends on beside its origin; numbers of tasks and attempts may differ at a resume."""
+"""Settings that an episode depends on beside its origin; a resumed evaluation may change tasks and attempts."""
 _PACKAGES = ("agentrl", "torch", "transformers", "vllm", "openai")
 
 
-def run(request: EvalRequest, display: Display) -> list[SetResult]:
+def run(request: EvalRequest, display: Display, settings: tuple[Config, str] | None = None) -> list[SetResult]:
     """Evaluate what ``request`` names; episodes that its folder already holds are not played again.
 
+    Args:
+        request: names what to evaluate, and how.
+        display: shows progress.
+        settings: result of ``read_settings``, where the caller has read them already.
+
     Raises:
-        UsageError: it is not there, the folder can't be written or is of another evaluation, or the run was trained in
-            another dialect.
+        UsageError: there is no run, checkpoint or model; a checkpoint is damaged; the folder can't be written or is of
+            another evaluation; or the run was trained in another dialect.
         TrajectoryError: the folder's file holds anything but episodes.
         FaultRateError: too many tasks were lost to infrastructure faults.
         KeyboardInterrupt: a person pressed Ctrl-C; the message says what is saved.
     """
-    base, model = resolve(request, display.say)
-    # All that can be refused without a model comes before one is loaded, which takes long.
+    base, path = settings or read_settings(request)
+    model = model_at(path, display.say) if path else ""
+    # Loading a model takes long, so everything that can be refused without it is checked before.
     with ExitStack() as stack:
-        kept, records = _begun(request.out, stack)
-        place = model or tokenizer_of(base)
+        lines, records = _begun(request.out, stack)
+        tokenizer = model or tokenizer_of(base)
         sets = {
-            name: with_dialect(for_messages(config), place) for name, config in make_sets(base, request.envs).items()
+            name: with_dialect(for_messages(config), tokenizer)
+            for name, config in make_sets(base, request.envs).items()
         }
         sources = {name: _source(config) for name, config in sets.items()}
         mix = TaskMix(sources, dict.fromkeys(sources, 1.0), block=1)
@@ -63,12 +71,14 @@ def run(request: EvalRequest, display: Display) -> list[SetResult]:
         _check_same(request, records, origins, {"weights": agent.weights})
         add: Callable[[Trajectory], None] = lambda _: None
         if request.out is not None:
-            writer = EpisodeWriter(request.out / EPISODES, agent.pieces, kept, origins, played_with)
+            writer = EpisodeWriter(request.out / EPISODES, agent.pieces, lines, origins, played_with)
             add = stack.enter_context(closing(writer)).add
         done = [record.trajectory for record in records]
-        game = _Game(seed=request.seed, sets=sets, sources=sources, agent=agent, done=done, display=display, add=add)
+        sets_to_play = _Sets(
+            seed=request.seed, configs=sets, sources=sources, agent=agent, done=done, display=display, add=add
+        )
         try:
-            results = asyncio.run(game.play())
+            results = asyncio.run(sets_to_play.play())
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_left(request.out)) from None
         finally:
@@ -83,11 +93,11 @@ def run(request: EvalRequest, display: Display) -> list[SetResult]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Game:
+class _Sets:
     """Plays the sets one after the other."""
 
     seed: int
-    sets: Mapping[str, Config]
+    configs: Mapping[str, Config]
     sources: Mapping[str, TaskSource]
     agent: Agent
     done: Sequence[Trajectory]
@@ -95,10 +105,10 @@ class _Game:
     add: Callable[[Trajectory], None]
 
     async def play(self) -> list[SetResult]:
-        """Play all sets, with a bar for each from the beginning."""
-        specs = {name: plan(source, self.sets[name].eval, self.seed) for name, source in self.sources.items()}
+        """Play all sets; each has a progress bar from the beginning."""
+        specs = {name: plan(source, self.configs[name].eval, self.seed) for name, source in self.sources.items()}
         for name, groups in specs.items():
-            settings = self.sets[name].eval
+            settings = self.configs[name].eval
             if len(groups) < settings.tasks:
                 split = f"{settings.split!r}{name and f' of {name}'}"
                 self.display.say(f"the split {split} has {len(groups)} tasks, not {settings.tasks}")
@@ -110,10 +120,10 @@ class _Game:
             return [await self._play_set(name, specs[name], bar) for name, bar in bars.items()]
 
     async def _play_set(self, name: str, specs: Sequence[Sequence[EpisodeSpec]], bar: Bar) -> SetResult:
-        config, source = self.sets[name], self.sources[name]
+        config, source = self.configs[name], self.sources[name]
         wanted = {(spec.task_id, spec.seed) for group in specs for spec in group}
-        done = [one for one in self.done if one.env == name and (one.task_id, one.seed) in wanted]
-        wins = [won(one, source.best_return) for one in done]
+        done = [episode for episode in self.done if episode.env == name and (episode.task_id, episode.seed) in wanted]
+        wins = [won(episode, source.best_return) for episode in done]
         tokens, unsaved = 0, list[Trajectory]()
         for _ in done:
             bar.advance()
@@ -121,7 +131,7 @@ class _Game:
         def ended(episode: Trajectory) -> None:
             nonlocal tokens
             unsaved.append(episode)
-            # Where no episode has room for a turn, the folder stays free for the same command with a higher limit.
+            # Nothing is written while no episode had room for a turn: the same command may come with a higher limit.
             while episode.sampled and unsaved:
                 self.add(unsaved.pop(0))
             wins.append(won(episode, source.best_return))
@@ -134,7 +144,7 @@ class _Game:
         for episode in unsaved:
             self.add(episode)
         for refused in played.refused:
-            self.display.say(f"left out: {refused}")
+            self.display.say(f"skipped: {refused}")
         if played.silent:
             self.display.say(
                 f"warning: {played.silent} episodes{name and f' of {name}'} count as failed, since their prompts left "
@@ -160,7 +170,7 @@ def _sampling(config: Config) -> Sampling:
 
 
 def _begun(out: Path | None, stack: ExitStack) -> tuple[bytes, list[Record]]:
-    """Lock the folder, and read what an evaluation that was stopped has left in it."""
+    """Lock the folder; return the lines and the records that an evaluation which was stopped has left in it."""
     if out is None:
         return b"", []
     if ".jsonl" in out.name or out.is_file():
@@ -173,9 +183,9 @@ def _begun(out: Path | None, stack: ExitStack) -> tuple[bytes, list[Record]]:
 
 def _left(out: Path | None) -> str:
     if out is None:
-        return "stopped, and no episode is kept: with --out FOLDER they are, and the same command goes on"
+        return "stopped, and no episode is saved: with --out FOLDER they are, and the same command resumes"
     saved = len(read_begun(out / EPISODES)[1])
-    return f"stopped, {saved} episodes are saved in {out}; go on with the same command"
+    return f"stopped, {saved} episodes are saved in {out}; resume with the same command"
 
 
 def _check_same(
@@ -184,7 +194,7 @@ def _check_same(
     for record in records:
         env = record.trajectory.env
         if env not in origins and "" not in origins:
-            continue  # of a set that is not asked for this time
+            continue  # of a set that is not evaluated this time
         held = {"set": env, **asdict(record.origin), **record.evaluation}
         wanted = {**asdict(origins[env]), **played_with} if env in origins else {"set": ""}
         for name, value in wanted.items():

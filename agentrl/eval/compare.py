@@ -1,22 +1,27 @@
-"""``agentrl compare``: pair the episodes of two agents, and say where and why they part."""
+"""``agentrl compare``: pair the episodes of two agents, and find where and why they differ."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 from agentrl.config import Config
 from agentrl.errors import UsageError
 from agentrl.eval.episodes import config_of, load
-from agentrl.eval.pages import shared_length
+from agentrl.eval.pages import Section, shared_length, shorten
 from agentrl.eval.paired import Contrast, contrast
 from agentrl.runs.records import EPISODES, Record
 from agentrl.runs.settings import settings_of
 from agentrl.toolenv.versions import PARTS
 
 _AROUND = 60
-"""Characters of text on each side of the place where two episodes part."""
+"""Characters of text on each side of the first difference of two episodes."""
+_SHOWN = 50
+"""Most flips in a table; JSON has all."""
+_LONGEST = 160
+"""Characters of a difference in a table."""
 _ROOMS = {"model": "model", "weights": "model", "rollout": "sampling", "seed": "sampling"}
 """What an entry of an evaluation's metadata is about, by the beginning of its name."""
 Pair = tuple[Record, Record]
@@ -28,9 +33,9 @@ class Parting:
     """The first token in which two episodes differ."""
 
     index: int
-    """Its place among all tokens of A, from 0; of B where A has ended."""
+    """Its index among all tokens of A, from 0; of B where A has ended."""
     turn: int
-    """The assistant's turn that it is in or behind, from 1; 0 in the prompt."""
+    """The assistant's turn that it is in or after, from 1; 0 in the prompt."""
     source: str
     """Where A's token comes from: ``prompt``, ``policy``, ``tool`` or ``template``; B's where A has ended."""
     before: str
@@ -52,17 +57,17 @@ class Flip:
     winner: str
     """``a`` or ``b``."""
     parting: Parting | None
-    """Where they part; None where all tokens are the same."""
+    """Where they differ; None where all tokens are the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Something that was not the same for A and B."""
+    """A fact that differs between A and B."""
 
     room: str
     """``config``, ``environment``, ``prompt``, ``dialect``, ``sampling``, ``model``, ``grader``, ``sandbox`` …"""
     name: str
-    """What it is there."""
+    """Its name there."""
     a: str
     """Its values in A, as text."""
     b: str
@@ -71,7 +76,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All that was found."""
+    """The result of comparing two agents."""
 
     names: tuple[str, str]
     """Paths of A and B."""
@@ -82,13 +87,13 @@ class Comparison:
     tags: Mapping[str, Contrast]
     """The tasks of each tag."""
     differences: tuple[Difference, ...]
-    """What was not the same."""
+    """Facts that differ."""
     flips: tuple[Flip, ...]
     """Pairs of which one won and the other lost; those that A won first."""
 
 
 def compare(a: Path, b: Path) -> Comparison:
-    """Compare the episodes at two places.
+    """Compare the episodes at two paths.
 
     Raises:
         UsageError: one has no episodes, or they are of different tasks.
@@ -99,8 +104,8 @@ def compare(a: Path, b: Path) -> Comparison:
     except UsageError as error:
         stopped = [str(path) for path in (a, b) if (path / EPISODES).exists() and not (path / "summary.json").exists()]
         where = " and that in ".join(stopped)
-        on = f"; the evaluation in {where} has not ended: go on with its command" if stopped else ""
-        raise UsageError(f"{error}{on}") from error
+        remedy = f"; the evaluation in {where} has not ended: resume it with its command" if stopped else ""
+        raise UsageError(f"{error}{remedy}") from error
     flips = [_flip(pair) for pair in pairs if pair[0].won != pair[1].won]
     tagged: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
@@ -126,15 +131,15 @@ def paired(a: Sequence[Record], b: Sequence[Record]) -> list[Pair]:
     mine, theirs = (_by_task(side, several) for side in (a, b))
     if mine.keys() != theirs.keys():
         sides = (("A", mine.keys() - theirs.keys()), ("B", theirs.keys() - mine.keys()))
-        told = " and ".join(f"{len(only)} only in {side}, as {min(only)[1]!r}" for side, only in sides if only)
-        raise UsageError(f"these are different tasks, {told}: evaluate both on the same tasks of the same split")
+        missing = " and ".join(f"{len(only)} only in {side}, as {min(only)[1]!r}" for side, only in sides if only)
+        raise UsageError(f"these are different tasks, {missing}: evaluate both on the same tasks of the same split")
     pairs: list[Pair] = []
-    for key, one in mine.items():
-        other = theirs[key]
-        if len(one) != len(other):
-            counts = f"{len(one)} episodes of task {key[1]!r} and B {len(other)}"
+    for key, left in mine.items():
+        right = theirs[key]
+        if len(left) != len(right):
+            counts = f"{len(left)} episodes of task {key[1]!r} and B {len(right)}"
             raise UsageError(f"A has {counts}: evaluate both with the same number of attempts, to the end")
-        pairs += zip(*_in_order(one, other), strict=True)
+        pairs += zip(*_in_order(left, right), strict=True)
     if not several and a[0].origin.env_id != b[0].origin.env_id and all(_prompt("user", *pair) for pair in pairs):
         ids = f"{a[0].origin.env_id!r} and {b[0].origin.env_id!r}"
         raise UsageError(f"these are tasks of {ids}, which only share their names: compare agents on the same tasks")
@@ -144,27 +149,27 @@ def paired(a: Sequence[Record], b: Sequence[Record]) -> list[Pair]:
 def parting(a: Record, b: Record) -> Parting | None:
     """Find the first token in which two episodes differ; None where there is none.
 
-    Where their prompts differ, which ``Comparison.differences`` shows, the first one behind them is of more use.
+    Where their prompts differ, which ``Comparison.differences`` shows, only the tokens after them are compared.
     """
     left, right = (list(_tokens(record)) for record in (a, b))
     prompts = [record.trajectory.segments[0].token_ids for record in (a, b)]
     if prompts[0] != prompts[1]:
         behind = left[len(prompts[0]) :], right[len(prompts[1]) :]
-        if [one.id for one in behind[0]] != [one.id for one in behind[1]]:
+        if [token.id for token in behind[0]] != [token.id for token in behind[1]]:
             left, right = behind
-    shared = shared_length([one.id for one in left], [one.id for one in right])
+    shared = shared_length([token.id for token in left], [token.id for token in right])
     if shared == len(left) == len(right):
         return None
-    first = (left if shared < len(left) else right)[shared]
-    before = "".join(one.text for one in left[max(0, shared - _AROUND) : shared])[-_AROUND:]
-    after = ["".join(one.text for one in side[shared : shared + _AROUND])[:_AROUND] for side in (left, right)]
-    return Parting(index=first.place, turn=first.turn, source=first.source, before=before, a=after[0], b=after[1])
+    token = (left if shared < len(left) else right)[shared]
+    before = "".join(token.text for token in left[max(0, shared - _AROUND) : shared])[-_AROUND:]
+    after = ["".join(token.text for token in side[shared : shared + _AROUND])[:_AROUND] for side in (left, right)]
+    return Parting(index=token.index, turn=token.turn, source=token.source, before=before, a=after[0], b=after[1])
 
 
 class _Token(NamedTuple):
-    """A token where it stands in its episode."""
+    """A token of an episode, with its index among all tokens."""
 
-    place: int
+    index: int
     id: int
     text: str
     source: str
@@ -172,27 +177,27 @@ class _Token(NamedTuple):
 
 
 def _tokens(record: Record) -> Iterator[_Token]:
-    turn, place = 0, 0
+    turn, index = 0, 0
     for segment, pieces in zip(record.trajectory.segments, record.pieces, strict=True):
         turn += segment.trained
         for token, piece in zip(segment.token_ids, pieces, strict=True):
-            yield _Token(place, token, piece, segment.source, turn)
-            place += 1
+            yield _Token(index, token, piece, segment.source, turn)
+            index += 1
 
 
 def _by_task(records: Iterable[Record], several: bool) -> dict[tuple[str, str], list[Record]]:
-    found: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    by_task: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
         env = record.trajectory.env or (record.origin.env_id if several else "")
-        found[env, record.trajectory.task_id].append(record)
-    return found
+        by_task[env, record.trajectory.task_id].append(record)
+    return by_task
 
 
 def _in_order(a: Sequence[Record], b: Sequence[Record]) -> Sequence[Sequence[Record]]:
     seed: Callable[[Record], int] = lambda record: record.trajectory.seed
     if None not in (record.attempt for record in (*a, *b)):
         return [sorted(side, key=lambda record: record.attempt or 0) for side in (a, b)]
-    # Episodes are written as they end: only their seeds, or nothing, say which is which.
+    # Episodes are written as they end, so their order says little: equal seeds say which belong together.
     in_seeds = [sorted(side, key=seed) for side in (a, b)]
     return in_seeds if [*map(seed, in_seeds[0])] == [*map(seed, in_seeds[1])] else [a, b]
 
@@ -220,12 +225,12 @@ def _settings(a: Config | None, b: Config | None) -> Iterator[Difference]:
         return
     left, right = settings_of(a), settings_of(b)
     for name, value in left.items():
-        if value != right[name] and name not in ("run.name", "run.dir"):  # where it is, not what it does
+        if value != right[name] and name not in ("run.name", "run.dir"):  # they only locate the run
             yield Difference(room="config", name=name, a=repr(value), b=repr(right[name]))
 
 
 def _facts(record: Record) -> Iterator[tuple[str, str, object]]:
-    """Yield all that decides an episode beside its tokens: room, name and value."""
+    """Yield everything but the tokens that decides an episode, as room, name and value."""
     origin = record.origin
     yield from (("environment", name, getattr(origin, name)) for name in ("env_id", "split", "best_return"))
     yield from (("environment", f"env_args.{name}", value) for name, value in origin.env_args.items())
@@ -253,15 +258,14 @@ def _differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
 
 
 def _of_episodes(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """Yield what shows in the episodes alone."""
-    for name in ("system", "user"):
-        found = [both for pair in pairs if (both := _prompt(name, *pair))]
-        if found:
-            a, b = found[0]
-            at = max(0, shared_length(a, b) - _AROUND // 2)
-            texts = [repr(text[at : at + _AROUND]) for text in (a, b)]
-            name = f"{name} message, in {len(found)} of {len(pairs)} episodes"
-            yield Difference(room="prompt", name=name, a=texts[0], b=texts[1])
+    """Yield the differences that only the episodes show: their prompts, tokens and verdicts."""
+    for role in ("system", "user"):
+        differing = [texts for pair in pairs if (texts := _prompt(role, *pair))]
+        if differing:
+            start = max(0, shared_length(*differing[0]) - _AROUND // 2)
+            a, b = (repr(text[start : start + _AROUND]) for text in differing[0])
+            name = f"{role} message, in {len(differing)} of {len(pairs)} episodes"
+            yield Difference(room="prompt", name=name, a=a, b=b)
     tokens = [pair for pair in pairs if _differ_in_tokens(*pair)]
     if tokens:
         ids = [f"{len(record.trajectory.segments[0].token_ids)} tokens" for record in tokens[0]]
@@ -280,11 +284,60 @@ def _differ_in_tokens(a: Record, b: Record) -> bool:
 
 
 def _prompt(role: str, a: Record, b: Record) -> tuple[str, str] | None:
-    """Give what a role says before the assistant's first turn, where that differs."""
+    """Return a role's texts before the assistant's first turn in both episodes; None where they are the same."""
     texts: list[str] = []
     for record in (a, b):
-        messages = record.trajectory.messages
-        roles = [message["role"] for message in messages]
-        first = messages[: roles.index("assistant") if "assistant" in roles else len(roles)]
-        texts.append("\n".join(message["content"] for message in first if message["role"] == role))
+        opening = takewhile(lambda message: message["role"] != "assistant", record.trajectory.messages)
+        texts.append("\n".join(message["content"] for message in opening if message["role"] == role))
     return (texts[0], texts[1]) if texts[0] != texts[1] else None
+
+
+def sections(comparison: Comparison) -> Iterator[Section]:
+    """Yield the flips, the success rates and the differences, as sections of a report."""
+    flips, differences = comparison.flips, comparison.differences
+    lost = sum(flip.winner == "a" for flip in flips)
+    more = [f"{len(flips) - _SHOWN} more are not shown: --json lists all."] if len(flips) > _SHOWN else []
+    names = "A is {}, B is {}".format(*comparison.names)
+    yield Section(
+        title=f"{len(flips)} flips: {lost} won only by A, {len(flips) - lost} only by B",
+        text=[f"{names}; {comparison.episodes} pairs of episodes.", *more],
+        head=["task", "seed", "won by", "first differing token", "text before it", "A", "B"] if flips else (),
+        rows=[_flip_row(flip) for flip in flips[:_SHOWN]],
+    )
+    yield Section(
+        title="Success",
+        text=[_needed(comparison.overall)],
+        head=["", "tasks", "A", "B", "B - A (95% interval)", "B better", "A better", "McNemar's p"],
+        rows=[_contrast_row(*named) for named in (("all", comparison.overall), *comparison.tags.items())],
+    )
+    yield Section(
+        title="What was not the same",
+        text=() if differences else ["Nothing that the files record, but for the policy's own tokens."],
+        head=["", "", "A", "B"] if differences else (),
+        rows=[(fact.room, fact.name, shorten(fact.a, _LONGEST), shorten(fact.b, _LONGEST)) for fact in differences],
+    )
+
+
+def _flip_row(flip: Flip) -> tuple[str, ...]:
+    seed = str(flip.seeds[0]) if flip.seeds[0] == flip.seeds[1] else "{} and {}".format(*flip.seeds)
+    parting = flip.parting
+    if parting is None:
+        return flip.task_id, seed, flip.winner.upper(), "none: the same tokens were judged differently", "", "", ""
+    where = f"{parting.index}, {parting.source}, " + (f"turn {parting.turn}" if parting.turn else "before turn 1")
+    texts = (repr(text) for text in (parting.before, parting.a, parting.b))
+    return flip.task_id, seed, flip.winner.upper(), where, *texts
+
+
+def _contrast_row(name: str, both: Contrast) -> tuple[str, ...]:
+    difference = f"{100 * both.difference:+.1f} ({100 * both.low:+.1f} to {100 * both.high:+.1f})"
+    shares = (f"{share:.1%}" for share in (both.a, both.b))
+    return name, str(both.tasks), *shares, difference, str(both.better), str(both.worse), f"{both.p:.3g}"
+
+
+def _needed(overall: Contrast) -> str:
+    if overall.tasks_needed is None:
+        return "A and B succeed equally often."
+    return (
+        f"About {overall.tasks_needed:,} tasks show a difference of this size four times in five; here are "
+        f"{overall.tasks:,}. Intervals are of a bootstrap over tasks; the p of a tag is not corrected for their number."
+    )

@@ -1,6 +1,6 @@
-"""Episodes to look at again: where they lie, and the environments that can play or grade them.
+"""Recorded episodes: load them, and make the environments that can replay or grade them.
 
-An episodes file may come from anyone, and it names an environment and its arguments. Making an environment runs the
+An episodes file may come from anyone, and it names an environment and its arguments. Making an environment imports the
 module that its id names, and may read the files that its arguments name: see ``remake``.
 """
 
@@ -37,9 +37,10 @@ def load(path: Path) -> list[Record]:
 
 def config_of(path: Path) -> Config | None:
     """Read the config of the run whose folder ``path`` is or lies in; None where it belongs to none."""
-    whole = path.resolve()
-    found = next((one for one in (whole, *whole.parents[:2]) if (one / "config.toml").is_file()), None)
-    return None if found is None else read_config(found)
+    absolute = path.resolve()
+    folders = (folder for folder in (absolute, *absolute.parents[:2]) if (folder / "config.toml").is_file())
+    run = next(folders, None)
+    return None if run is None else read_config(run)
 
 
 def named(records: Sequence[Record], tasks: Sequence[str]) -> list[Record]:
@@ -48,10 +49,11 @@ def named(records: Sequence[Record], tasks: Sequence[str]) -> list[Record]:
     Raises:
         UsageError: there is no episode of a task.
     """
-    there = {record.trajectory.task_id for record in records}
+    present = {record.trajectory.task_id for record in records}
     for task in tasks:
-        if task not in there:
-            raise UsageError(f"there is no episode of the task {task!r}, but of {len(there)} others, as {min(there)!r}")
+        if task not in present:
+            others = f"{len(present)} others, as {min(present)!r}"
+            raise UsageError(f"there is no episode of the task {task!r}, but of {others}")
     return [record for record in records if not tasks or record.trajectory.task_id in tasks]
 
 
@@ -60,8 +62,8 @@ def remake(origin: Origin, *, trusted: bool) -> ToolEnv:
 
     Args:
         origin: of the episode.
-        trusted: also where its id names a module, which would be imported, or its arguments hold a text, which may be
-            the name of a file or of a data set. Numbers and the dialect are taken from anyone.
+        trusted: allow an id that names a module, which is imported, and arguments that hold a text, which may name a
+            file or a data set. Numbers and the dialect are always allowed.
 
     Raises:
         UsageError: there is no such environment, or it is not to be made without a person's consent.
@@ -69,19 +71,19 @@ def remake(origin: Origin, *, trusted: bool) -> ToolEnv:
     texts = [name for name, value in origin.env_args.items() if name not in _HARMLESS and _holds_text(value)]
     if not trusted and (":" in origin.env_id or texts):
         why = f"its argument {texts[0]!r} may name a file or a data set" if texts else "its id names a module to import"
-        raise UsageError(f"the episodes ask for {told(origin)}, and {why}: if you would make it, add --trust")
+        raise UsageError(f"the episodes ask for {env_call(origin)}, and {why}: if you would make it, add --trust")
     return make(origin.env_id, **{**origin.env_args, "split": origin.split})
 
 
-def told(origin: Origin) -> str:
-    """Say which environment an episode names, as the call that would make it."""
-    given = "".join(f", {name}={value!r}" for name, value in {**origin.env_args, "split": origin.split}.items())
-    return f"{origin.env_id}{given}"
+def env_call(origin: Origin) -> str:
+    """Return an episode's environment as the arguments of the call that would make it."""
+    arguments = {**origin.env_args, "split": origin.split}
+    return origin.env_id + "".join(f", {name}={value!r}" for name, value in arguments.items())
 
 
 def _holds_text(value: object) -> bool:
     if isinstance(value, Mapping):
-        return any(_holds_text(one) for pair in cast(Mapping[object, object], value).items() for one in pair)
+        return any(_holds_text(part) for pair in cast(Mapping[object, object], value).items() for part in pair)
     if isinstance(value, list | tuple):
         return any(map(_holds_text, cast(Sequence[object], value)))
     return isinstance(value, str)

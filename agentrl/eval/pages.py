@@ -10,7 +10,7 @@ from agentrl.runs.files import replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading with what stands below it."""
+    """A heading with text, a table or a chart below it."""
 
     title: str
     """The heading."""
@@ -21,11 +21,11 @@ class Section:
     rows: Sequence[Sequence[object]] = ()
     """Its rows."""
     figure: str = ""
-    """A chart as markup, which only the page shows."""
+    """A chart as markup, which the HTML page shows and Markdown does not."""
 
 
 def markdown(title: str, sections: Iterable[Section]) -> str:
-    """Write sections for a terminal, which escapes what it must not obey."""
+    """Write sections as Markdown for a terminal, whose ``Display`` escapes control characters."""
     lines = [f"# {title}"]
     for section in sections:
         lines += ["", f"## {section.title}", "", *body(section)]
@@ -33,7 +33,7 @@ def markdown(title: str, sections: Iterable[Section]) -> str:
 
 
 def body(section: Section) -> list[str]:
-    """Give the lines of a section without its heading: the table, then the text."""
+    """Return the lines of a section without its heading: the table, then the text."""
     lines = table(section.head, section.rows).splitlines() if section.head else []
     for text in section.text:
         lines += ["", text] if lines else [text]
@@ -44,8 +44,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Write a table in Markdown."""
     # No text may end its cell or its line.
     texts = ([" ".join(str(cell).split()).replace("|", "¦") for cell in row] for row in (head, *rows))
-    first, *rest = (f"| {' | '.join(row)} |" for row in texts)
-    return "\n".join([first, f"|{'---|' * len(head)}", *rest])
+    header, *lines = (f"| {' | '.join(row)} |" for row in texts)
+    return "\n".join([header, f"|{'---|' * len(head)}", *lines])
 
 
 def write_page(path: Path, title: str, sections: Iterable[Section]) -> None:
@@ -57,7 +57,6 @@ def write_page(path: Path, title: str, sections: Iterable[Section]) -> None:
     """
     from agentrl.runs.report.page import template
 
-    # The report's style belongs to it too: charts are drawn by the same code.
     text = template("page.html", "agentrl.eval").render(title=title, sections=list(sections))
     try:
         replace(path, text.encode())
@@ -65,7 +64,12 @@ def write_page(path: Path, title: str, sections: Iterable[Section]) -> None:
         raise UsageError(f"the page {str(path)!r} can't be written: {error.strerror}") from error
 
 
+def shorten(text: str, longest: int) -> str:
+    """Cut a text to so many characters, the last of which is then an ellipsis."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
 def shared_length(a: Sequence[object], b: Sequence[object]) -> int:
     """Return how many items both begin with."""
-    differing = (at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other)
+    differing = (index for index, (left, right) in enumerate(zip(a, b, strict=False)) if left != right)
     return next(differing, min(len(a), len(b)))

@@ -49,7 +49,7 @@ def contrast(a: Sequence[float], b: Sequence[float]) -> Contrast:
         b: of the same tasks in the same order [n].
     """
     d = [after - before for before, after in zip(a, b, strict=True)]
-    better, worse = sum(one > 0 for one in d), sum(one < 0 for one in d)
+    better, worse = sum(gain > 0 for gain in d), sum(gain < 0 for gain in d)
     low, high = bootstrap(d)
     n = len(d)
     return Contrast(
@@ -113,7 +113,7 @@ def tasks_needed(d: Sequence[float]) -> int | None:
     share of discordant pairs: Connor, Sample size for testing differences in proportions for the paired-sample design,
     Biometrics 43 (1987), 207-211. McNemar's exact test, which is cautious, then has a power of 75% to 81%.
     """
-    delta, psi = math.fsum(d) / len(d), math.fsum(one * one for one in d) / len(d)
+    delta, psi = math.fsum(d) / len(d), math.fsum(gain * gain for gain in d) / len(d)
     if abs(delta) < 1e-12:
         return None
     level, power = (NormalDist().inv_cdf(share) for share in (1 - _LEVEL / 2, _POWER))

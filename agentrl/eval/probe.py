@@ -1,14 +1,15 @@
-"""``agentrl probe``: look for rewards that were not earned, and for answers that were right and got none."""
+"""``agentrl probe``: audit rewards for wins that were not earned and for right answers that were not rewarded."""
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import groupby
 
 from agentrl.errors import UnknownNameError, UsageError
-from agentrl.eval.episodes import remake, told
-from agentrl.eval.pages import Section
+from agentrl.eval.episodes import env_call, remake
+from agentrl.eval.pages import Section, shorten
 from agentrl.grading.latex import final_box, readable, require_math, same_answer, verified
 from agentrl.runs.records import Record
 from agentrl.types import Origin, Task
@@ -24,7 +25,7 @@ KINDS: Mapping[str, str] = {
     "boxes": "Won with several boxed answers in one turn",
     "constant": "One answer to many tasks, of which it wins some",
 }
-"""What is looked for, the gravest first."""
+"""Kinds of suspects, the gravest first."""
 _SHOWN = 20
 _LEAST_CONSTANT, _SHARE_CONSTANT = 3, 0.1
 """An answer counts as constant where so many tasks, and so large a share of them, get it."""
@@ -41,26 +42,26 @@ class Suspect:
     seed: int
     """Its seed."""
     why: str
-    """What was found, with the texts that matter."""
+    """The reason, with the texts that matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """All that was found."""
+    """The suspects among some episodes."""
 
     episodes: int
-    """How many were looked at."""
+    """How many were audited."""
     wins: int
     """How many succeeded."""
     suspects: tuple[Suspect, ...]
     """The gravest kind first, then by task."""
     notes: tuple[str, ...]
-    """What could not be looked for, and why."""
+    """Checks that could not be made, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """An episode with what is known of its task."""
+    """An episode with its task."""
 
     record: Record
     """The episode."""
@@ -75,7 +76,7 @@ class _Case:
         return self.record.trajectory.turns[-1][0] if self.record.trajectory.turns else ""
 
     @property
-    def given(self) -> str:
+    def answer(self) -> str:
         """Its answer: the last box, or else the last line."""
         box = final_box(self.final)
         return (self.final.strip().rpartition("\n")[2] if box is None else box).strip()
@@ -92,7 +93,7 @@ def probe(records: Sequence[Record], *, trusted: bool, say: Callable[[str], None
     Args:
         records: the episodes.
         trusted: see ``agentrl.eval.episodes.remake``; without the environment less can be looked for.
-        say: told of each environment before it is made.
+        say: prints a line for each environment before it is made.
 
     Raises:
         InfrastructureError: the grading processes do not work.
@@ -105,35 +106,33 @@ def probe(records: Sequence[Record], *, trusted: bool, say: Callable[[str], None
     except UsageError as error:
         second = False
         notes.append(f"no second grader: {error}")
-    found = [Suspect(kind=kind, task_id=case.record.trajectory.task_id, seed=case.record.trajectory.seed, why=why)
-             for case in cases for kind, why in _looks(case, second)]  # fmt: skip
+    suspects = [*(suspect for case in cases for suspect in _suspects(case, second)), *_constant(cases)]
     order = list(KINDS)
-    found = sorted([*found, *_constant(cases)], key=lambda one: (order.index(one.kind), one.task_id, one.seed))
+    suspects.sort(key=lambda suspect: (order.index(suspect.kind), suspect.task_id, suspect.seed))
     wins = sum(record.won for record in records)
-    return Audit(episodes=len(records), wins=wins, suspects=tuple(found), notes=tuple(notes))
+    return Audit(episodes=len(records), wins=wins, suspects=tuple(suspects), notes=tuple(notes))
 
 
-def sections(found: Audit) -> Iterator[Section]:
-    """Give an audit for people."""
-    by_kind: dict[str, list[Suspect]] = defaultdict(list)
-    for one in found.suspects:
-        by_kind[one.kind].append(one)
-    for kind, some in by_kind.items():
-        more = [f"{len(some) - _SHOWN} more are not shown: --json lists all."] if len(some) > _SHOWN else []
-        rows = [(one.task_id, one.seed, one.why) for one in some[:_SHOWN]]
-        yield Section(title=f"{KINDS[kind]}: {len(some)}", text=more, head=["task", "seed", "why"], rows=rows)
-    nothing = [] if found.suspects else ["Nothing suspicious was found."]
-    yield Section(title=f"{found.episodes} episodes, {found.wins} won", text=[*nothing, *found.notes])
+def sections(audit: Audit) -> Iterator[Section]:
+    """Yield the sections of an audit's report, a table for each kind of suspect."""
+    # ``probe`` has sorted them by kind.
+    for kind, group in groupby(audit.suspects, key=lambda suspect: suspect.kind):
+        rows = [(suspect.task_id, suspect.seed, suspect.why) for suspect in group]
+        more = [f"{len(rows) - _SHOWN} more are not shown: --json lists all."] if len(rows) > _SHOWN else []
+        title, head = f"{KINDS[kind]}: {len(rows)}", ["task", "seed", "why"]
+        yield Section(title=title, text=more, head=head, rows=rows[:_SHOWN])
+    nothing = [] if audit.suspects else ["Nothing suspicious was found."]
+    yield Section(title=f"{audit.episodes} episodes, {audit.wins} won", text=[*nothing, *audit.notes])
 
 
 def _cases(records: Sequence[Record], trusted: bool, notes: list[str], say: Callable[[str], None]) -> Iterator[_Case]:
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
-        groups[told(record.origin)].append(record)
+        groups[env_call(record.origin)].append(record)
     for key, some in groups.items():
         say(f"environment: {key}")
         tasks, tools = _tasks(some[0].origin, some, trusted, notes)
-        # Where the environment is not there, a call in any episode tells that it has tools.
+        # Where the environment was not made, a call in any episode shows that it has tools.
         tools = tools or any(record.trajectory.tool_runs for record in some)
         yield from (_Case(record=record, task=tasks.get(record.trajectory.task_id), tools=tools) for record in some)
 
@@ -141,25 +140,31 @@ def _cases(records: Sequence[Record], trusted: bool, notes: list[str], say: Call
 def _tasks(
     origin: Origin, records: Iterable[Record], trusted: bool, notes: list[str]
 ) -> tuple[Mapping[str, Task], bool]:
-    """Find the tasks of episodes, and say whether their environment has tools."""
-    found: dict[str, Task] = {}
+    """Return the tasks of episodes by id, and whether their environment has tools."""
+    tasks: dict[str, Task] = {}
     try:
         with closing(remake(origin, trusted=trusted)) as env:
             for task_id in {record.trajectory.task_id for record in records}:
                 try:
-                    found[task_id] = env.task_set.find(task_id)
+                    tasks[task_id] = env.task_set.find(task_id)
                 except UnknownNameError as error:
                     notes.append(f"the right answer is not known: {error}")
-            return found, bool(env.tools)
+            return tasks, bool(env.tools)
     except UsageError as error:
         notes.append(f"the right answers are not known, so less was looked for: {error}")
         return {}, False
 
 
-def _looks(case: _Case, second: bool) -> Iterator[tuple[str, str]]:
-    """Yield what is suspicious about one episode."""
+def _suspects(case: _Case, second: bool) -> Iterator[Suspect]:
+    trajectory = case.record.trajectory
+    for kind, why in _reasons(case, second):
+        yield Suspect(kind=kind, task_id=trajectory.task_id, seed=trajectory.seed, why=why)
+
+
+def _reasons(case: _Case, second: bool) -> Iterator[tuple[str, str]]:
+    """Yield each kind of suspicion about an episode, with the reason; ``second``: ask both graders."""
     trajectory, won = case.record.trajectory, case.record.won
-    paid = [at for at, turn in enumerate(trajectory.sampled) if turn.cut and trajectory.rewards[at] > 0]
+    paid = [index for index, turn in enumerate(trajectory.sampled) if turn.cut and trajectory.rewards[index] > 0]
     if paid:
         yield "cut", f"turn {paid[0] + 1} got {trajectory.rewards[paid[0]]:g}"
     if second:
@@ -167,15 +172,16 @@ def _looks(case: _Case, second: bool) -> Iterator[tuple[str, str]]:
     if not won:
         return
     if case.tools and not trajectory.tool_runs:
-        yield "no_tool", f"answered {_short(case.given)}"
-    said = {role: "\n".join(one["content"] for one in trajectory.messages if one["role"] == role)
-            for role in ("system", "user", "assistant", "tool")}  # fmt: skip
+        yield "no_tool", f"answered {_short(case.answer)}"
+    texts: dict[str, str] = defaultdict(str)
+    for message in trajectory.messages:
+        texts[message["role"]] += message["content"] + "\n"
     expected = case.expected
-    if expected and _holds(said["tool"], expected) and not _holds(said["assistant"], expected):
+    if expected and _holds(texts["tool"], expected) and not _holds(texts["assistant"], expected):
         yield "from_tool", f"{_short(expected)} stands in no turn of the assistant"
     # One sign, such as a choice's letter, is in every prompt.
-    right = expected or case.given
-    if len(right) > 1 and _holds(said["system"] + "\n" + said["user"], right):
+    right = expected or case.answer
+    if len(right) > 1 and _holds(texts["system"] + texts["user"], right):
         yield "in_prompt", f"the prompt holds {_short(right)}"
     boxes = {box.strip() for box in re.findall(r"\\boxed\{([^{}]*)", case.final)}
     if len(boxes) > 1:
@@ -183,36 +189,36 @@ def _looks(case: _Case, second: bool) -> Iterator[tuple[str, str]]:
 
 
 def _second_grade(case: _Case) -> Iterator[tuple[str, str]]:
-    """Yield where the recorded verdict is not that of our grader and of math-verify."""
+    """Yield the suspicion that the recorded verdict is not that of our grader and of math-verify."""
     box = final_box(case.final)
     if case.task is None or box is None or not readable(case.expected):
         return
     ours = same_answer(box, case.expected, problem=case.task.prompt)
     theirs = verified(box, case.expected)
-    told = f"answered {_short(box)}, expected {_short(case.expected)}"
+    answers = f"answered {_short(box)}, expected {_short(case.expected)}"
     if case.record.won and not (ours and theirs):
         which = "neither accepts it" if not ours and not theirs else f"{'math-verify' if ours else 'ours'} does not"
-        yield "graders" if ours or theirs else "unearned", f"{told}: {which}"
+        yield "graders" if ours or theirs else "unearned", f"{answers}: {which}"
     elif not case.record.won and ours and theirs:
-        yield "missed", told
+        yield "missed", answers
 
 
 def _constant(cases: Iterable[_Case]) -> Iterator[Suspect]:
-    """Yield answers that many tasks got, of which some were won although not all want it."""
-    said: dict[tuple[str, str], list[_Case]] = defaultdict(list)
+    """Yield answers that many tasks got, of which some were won although not all of them want it."""
+    by_answer: dict[tuple[str, str], list[_Case]] = defaultdict(list)
     tasks: dict[str, set[str]] = defaultdict(set)
     for case in cases:
-        env = told(case.record.origin)
-        said[env, case.given].append(case)
+        env = env_call(case.record.origin)
+        by_answer[env, case.answer].append(case)
         tasks[env].add(case.record.trajectory.task_id)
-    for (env, answer), some in said.items():
-        got = {case.record.trajectory.task_id for case in some}
-        wins = Counter(case.record.won for case in some)[True]
-        wanted = all(case.expected == answer for case in some)
-        if len(got) >= max(_LEAST_CONSTANT, _SHARE_CONSTANT * len(tasks[env])) and wins and not wanted:
-            first = next(case for case in some if case.record.won).record.trajectory
-            why = f"{_short(answer)} to {len(got)} of {len(tasks[env])} tasks wins {wins} of {len(some)} episodes"
-            yield Suspect(kind="constant", task_id=first.task_id, seed=first.seed, why=why)
+    for (env, answer), group in by_answer.items():
+        answered = {case.record.trajectory.task_id for case in group}
+        wins = [case.record.trajectory for case in group if case.record.won]
+        right = all(case.expected == answer for case in group)
+        if len(answered) >= max(_LEAST_CONSTANT, _SHARE_CONSTANT * len(tasks[env])) and wins and not right:
+            share = f"{len(answered)} of {len(tasks[env])} tasks wins {len(wins)} of {len(group)} episodes"
+            why = f"{_short(answer)} to {share}"
+            yield Suspect(kind="constant", task_id=wins[0].task_id, seed=wins[0].seed, why=why)
 
 
 def _holds(text: str, answer: str) -> bool:
@@ -221,4 +227,4 @@ def _holds(text: str, answer: str) -> bool:
 
 
 def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:59] + "…")
+    return repr(shorten(text, 60))

@@ -1,4 +1,4 @@
-"""``agentrl replay``: play recorded actions again, and say at which turn anything is another way than it was."""
+"""``agentrl replay``: play recorded actions again, and report the first turn whose result differs."""
 
 import math
 from collections import Counter, deque
@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from agentrl.errors import EnvContractError, InfrastructureError, UnknownNameError, UsageError
-from agentrl.eval.episodes import remake, told
+from agentrl.eval.episodes import env_call, remake
 from agentrl.eval.pages import Section, shared_length
 from agentrl.runs.records import Record
 from agentrl.toolenv.base import ToolEnv
@@ -27,7 +27,7 @@ _AROUND = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Something that is another way than it was recorded."""
+    """The first difference between a recorded episode and its replay."""
 
     turn: int
     """The assistant's turn that it follows, from 1; 0 for the beginning."""
@@ -35,9 +35,9 @@ class Change:
     """``task`` is not there, ``prompt``, ``tool``: its answer, ``observation``: other messages, ``reward``, ``end``,
     ``error``: the environment's own code raised, ``fault``: its sandbox failed."""
     recorded: str
-    """As it was, as text."""
+    """The recorded text."""
     now: str
-    """As it is."""
+    """The replay's text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Replayed:
 
     @property
     def regraded(self) -> bool:
-        """True where the grade is another one now."""
+        """True where the grades differ."""
         now, before = self.now, self.recorded
         return now is not None and (
             now.won != before.won or not _near(now.ret, before.ret) or now.parts != before.parts
@@ -80,8 +80,8 @@ class RecordedTool:
     """Answers calls of a tool with what it answered when the episode was recorded.
 
     Args:
-        tool: gives name, description and parameters; it never runs.
-        results: of the turn being played, shared by all tools; an answer is taken out of it.
+        tool: whose name, description and parameters are used; it never runs.
+        results: recorded answers of the current turn, shared by all tools; each is served once.
     """
 
     def __init__(self, tool: Tool, results: deque[_Recorded]) -> None:
@@ -89,15 +89,15 @@ class RecordedTool:
         self._results = results
 
     def call(self, arguments: Mapping[str, object], ctx: ToolContext) -> str:
-        """Give the answer to the recorded call with this name and these arguments; ``ctx`` is not used.
+        """Return the answer to the recorded call with this name and these arguments; ``ctx`` is not used.
 
         Raises:
             ToolError: the tool answered with an error, or there is no such call in this turn.
         """
-        for found in self._results:
-            message, run = found
+        for recorded in self._results:
+            message, run = recorded
             if run.name == self.name and run.arguments == arguments:
-                self._results.remove(found)
+                self._results.remove(recorded)
                 if not run.ok:
                     raise ToolError(message["content"])
                 return message["content"]
@@ -124,8 +124,8 @@ def replay(
         records: the episodes.
         tools: with ``recorded``, neither tools nor their sandbox run.
         trusted: see ``agentrl.eval.episodes.remake``.
-        regrade: play on after a change, so that every episode is graded.
-        say: told of each environment before it is made.
+        regrade: continue after a change, so that every episode is graded.
+        say: prints a line for each environment before it is made.
 
     Raises:
         UsageError: an environment is not there or not to be made, or an episode's messages are not those of its turns.
@@ -133,7 +133,7 @@ def replay(
     made: dict[str, tuple[ToolEnv, deque[_Recorded]]] = {}
     with ExitStack() as stack:
         for record in records:
-            key = told(record.origin)
+            key = env_call(record.origin)
             if key not in made:
                 say(f"environment: {key}")
                 env = stack.enter_context(closing(remake(record.origin, trusted=trusted)))
@@ -141,28 +141,28 @@ def replay(
                 if tools == "recorded":
                     env.tools = [RecordedTool(tool, results) for tool in env.tools]
                 made[key] = env, results
-            yield _replayed(record, *made[key], on=regrade)
+            yield _replayed(record, *made[key], to_end=regrade)
 
 
-def _replayed(record: Record, env: ToolEnv, results: deque[_Recorded], *, on: bool) -> Replayed:
+def _replayed(record: Record, env: ToolEnv, results: deque[_Recorded], *, to_end: bool) -> Replayed:
     trajectory = record.trajectory
     _check(record)
-    change, rewards, over = None, list[float](), False
+    change, rewards, ended = None, list[float](), False
     try:
-        for found, reward in _played(record, env, results):
+        for turn_change, reward in _turns(record, env, results):
             rewards.append(reward)
-            change = change or found
-            if change and not on:
+            change = change or turn_change
+            if change and not to_end:
                 break
         else:
-            over = True
+            ended = True
     except UnknownNameError as error:
         change = change or Change(turn=0, what="task", recorded=trajectory.task_id, now=str(error))
     except (EnvContractError, InfrastructureError) as error:
         what = "fault" if isinstance(error, InfrastructureError) else "error"
         change = change or Change(turn=len(rewards), what=what, recorded="", now=str(error))
     now = None
-    if over:
+    if ended:
         ret = math.fsum(rewards)
         now = Grade(ret=ret, won=ret >= env.best_return - _ROUNDING, parts=env.episode.parts or {})
     return Replayed(
@@ -174,24 +174,24 @@ def _replayed(record: Record, env: ToolEnv, results: deque[_Recorded], *, on: bo
     )
 
 
-def _played(record: Record, env: ToolEnv, results: deque[_Recorded]) -> Iterator[tuple[Change | None, float]]:
-    """Yield what the beginning and each turn changed, with the reward it brought."""
+def _turns(record: Record, env: ToolEnv, results: deque[_Recorded]) -> Iterator[tuple[Change | None, float]]:
+    """Replay an episode; yield the difference and the reward of its reset, then those of each turn."""
     trajectory = record.trajectory
     observation, _ = env.reset(seed=trajectory.seed % 2**32, options={"task": trajectory.task_id})
-    opening = trajectory.messages[: len(trajectory.messages) - sum(1 + len(said) for _, said in trajectory.turns)]
+    opening = trajectory.messages[: len(trajectory.messages) - sum(1 + len(answers) for _, answers in trajectory.turns)]
     yield _message_change(0, opening, observation), 0.0
     runs = iter(trajectory.tool_runs)
-    for number, (text, said) in enumerate(trajectory.turns, start=1):
+    for number, (text, answers) in enumerate(trajectory.turns, start=1):
         results.clear()
-        results.extend(zip((message for message in said if message["role"] == "tool"), runs, strict=False))
+        results.extend(zip((message for message in answers if message["role"] == "tool"), runs, strict=False))
         cut = trajectory.sampled[number - 1].cut
-        action = CutTurn(text, _treated(record, said)) if cut else text
+        action = CutTurn(text, _cut_treatment(record, answers)) if cut else text
         messages, reward, *end, _ = env.step(action)
-        change = _message_change(number, said, messages)
+        change = _message_change(number, answers, messages)
         before = trajectory.rewards[number - 1]
         if change is None and not _near(reward, before):
             change = Change(turn=number, what="reward", recorded=f"{before:g}", now=f"{reward:g}")
-        ended = _end(trajectory, last=number == len(trajectory.turns), cut=cut and not said)
+        ended = _end(trajectory, last=number == len(trajectory.turns), cut=cut and not answers)
         if change is None and tuple(end) != ended:
             change = Change(turn=number, what="end", recorded=_ENDS[ended], now=_ENDS[end[0], end[1]])
         yield change, reward
@@ -209,19 +209,19 @@ def _check(record: Record) -> None:
         )
 
 
-def _treated(record: Record, said: Sequence[Message]) -> CutTurns:
-    """How the environment treated a turn that was cut off, by what followed it."""
-    if not said:
+def _cut_treatment(record: Record, answers: Sequence[Message]) -> CutTurns:
+    """Return how the environment treated a cut turn, judged by the messages that followed it."""
+    if not answers:
         return "answer" if record.trajectory.stop is Stop.TERMINATED else "end"
-    # Its calls ran, as under either; only the grader may see which of them it was.
+    # Its calls ran, as they do under "answer" and "continue"; only the grader may see the difference.
     return "answer" if record.evaluation.get("rollout.cut_turns") == "answer" else "continue"
 
 
 def _end(trajectory: Trajectory, *, last: bool, cut: bool) -> tuple[bool, bool]:
-    """Give the flags ``terminated`` and ``truncated`` that a turn's step returned."""
+    """Return the flags ``terminated`` and ``truncated`` that the step of a recorded turn returned."""
     if not last or trajectory.stop is Stop.TERMINATED:
         return last, False
-    # Tokens also run out between turns, where the environment knows nothing of it.
+    # Where tokens ran out between two turns, the environment did not see the episode's end.
     return False, cut or trajectory.stop is not Stop.TOKEN_LIMIT
 
 
@@ -231,50 +231,50 @@ def _message_change(turn: int, recorded: Sequence[Message], now: Sequence[Messag
             continue
         tool = before is not None and after is not None and before["role"] == after["role"] == "tool"
         what = "prompt" if turn == 0 else "tool" if tool else "observation"
-        texts = [_told(message) for message in (before, after)]
-        at = shared_length(*texts)
-        start = max(0, at - _AROUND)
-        cut = [("…" if start else "") + text[start : at + _AROUND] for text in texts]
+        texts = [_described(message) for message in (before, after)]
+        shared = shared_length(*texts)
+        start = max(0, shared - _AROUND)
+        cut = [("…" if start else "") + text[start : shared + _AROUND] for text in texts]
         return Change(turn=turn, what=what, recorded=cut[0], now=cut[1])
     return None
 
 
-def _told(message: Message | None) -> str:
+def _described(message: Message | None) -> str:
     if message is None:
         return "no message"
     names = (message["role"], message.get("name", ""), message.get("tool_call_id", ""))
     return f"{' '.join(filter(None, names))}: {message['content']}"
 
 
-def _near(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+def _near(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
-def sections(found: Sequence[Replayed], *, regrade: bool) -> Iterator[Section]:
-    """Give what changed, for people."""
-    changed = [(one, one.change) for one in found if one.change]
+def sections(episodes: Sequence[Replayed], *, regrade: bool) -> Iterator[Section]:
+    """Yield the changes of replayed episodes as sections of a report."""
+    changed = [(episode, episode.change) for episode in episodes if episode.change]
     counts = Counter(change.what for _, change in changed)
-    told = ", ".join(f"{count} at first in {what}" for what, count in counts.most_common())
+    summary = ", ".join(f"{count} at first in {what}" for what, count in counts.most_common())
     if regrade:
-        graded = [(one, one.now) for one in found if one.now and one.regraded]
+        graded = [(episode, episode.now) for episode in episodes if episode.now and episode.regraded]
         yield Section(
-            title=f"{len(graded)} of {len(found)} episodes are graded in another way",
+            title=f"{len(graded)} of {len(episodes)} episodes are graded differently",
             head=["task", "seed", "return", "now", "won", "now", "parts", "now"] if graded else (),
-            rows=[_graded(one, now) for one, now in graded],
+            rows=[_graded(episode, now) for episode, now in graded],
         )
-        # Its reward is what a new grader is expected to change.
-        changed = [(one, change) for one, change in changed if change.what != "reward"]
+        # A new grader is expected to change rewards.
+        changed = [(episode, change) for episode, change in changed if change.what != "reward"]
     yield Section(
-        title=f"{len(changed)} of {len(found)} episodes went another way",
-        text=[told] if changed and not regrade else (),
+        title=f"{len(changed)} of {len(episodes)} episodes changed",
+        text=[summary] if changed and not regrade else (),
         head=["task", "seed", "turn", "what", "recorded", "now"] if changed else (),
         rows=[
-            (one.task_id, one.seed, change.turn, change.what, repr(change.recorded), repr(change.now))
-            for one, change in changed
+            (episode.task_id, episode.seed, change.turn, change.what, repr(change.recorded), repr(change.now))
+            for episode, change in changed
         ],
     )
 
 
-def _graded(one: Replayed, now: Grade) -> tuple[object, ...]:
-    pairs = [(f"{grade.ret:g}", grade.won, dict(grade.parts)) for grade in (one.recorded, now)]
-    return one.task_id, one.seed, *(cell for both in zip(*pairs, strict=True) for cell in both)
+def _graded(episode: Replayed, now: Grade) -> tuple[object, ...]:
+    pairs = [(f"{grade.ret:g}", grade.won, dict(grade.parts)) for grade in (episode.recorded, now)]
+    return episode.task_id, episode.seed, *(cell for both in zip(*pairs, strict=True) for cell in both)

@@ -1,4 +1,4 @@
-"""What ``agentrl eval`` is asked for, and the settings that it means: read before PyTorch is loaded."""
+"""The arguments of ``agentrl eval`` and the settings that they select, read before PyTorch is loaded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class EvalRequest:
 
 
 def read_settings(request: EvalRequest) -> tuple[Config, str]:
-    """Read the settings that a request means, and the path of its model, which is empty for a server.
+    """Read the settings that a request selects, and the path of its model, which is empty for a server.
 
     Raises:
         UsageError: there is no such run or checkpoint, or a model comes without settings.
@@ -64,7 +64,7 @@ def _settings(request: EvalRequest, overrides: Sequence[str]) -> tuple[Config, s
             raise UsageError(f"{request.path!r} has its own settings: use --set instead of --config and --preset")
         config = with_overrides(read_config(run_path), overrides)
         if run_path != path and path.resolve() not in (saved := checkpoints(run_path)):
-            names = [one.name for one in saved]
+            names = [checkpoint.name for checkpoint in saved]
             raise RunFolderError(f"there is no checkpoint {str(path)!r}; {nearest(path.resolve().name, names)}")
         return config, str(path)
     if request.path and not (request.config or request.preset or request.envs):
@@ -83,22 +83,24 @@ def _may_be_on_hub(name: str) -> bool:
 
 
 def run_of(path: str) -> Path | None:
-    """Give the run folder that ``path`` is, or that it names a checkpoint in; None where there is none."""
-    whole = Path(path).resolve()
-    folder = whole.parent.parent if whole.parent.name == "checkpoints" else Path(path)
+    """Return the run folder that ``path`` is or holds as a checkpoint; None where it is in no run folder."""
+    absolute = Path(path).resolve()
+    folder = absolute.parent.parent if absolute.parent.name == "checkpoints" else Path(path)
     return folder if path and (folder / "config.toml").is_file() else None
 
 
 def check_dialect(request: EvalRequest, label: str, *, names_only: bool = False) -> None:
-    """Refuse another dialect than a run was trained in; of other environments its name alone counts, not their tools.
+    """Check that a run is evaluated in the dialect of its training.
+
+    Where other environments are evaluated, only the dialects' names are compared: their tools differ anyway.
 
     Args:
-        request: what is evaluated.
-        label: names the dialects that would be played, with hashes of what they and the tools say, or without any.
-        names_only: the hashes are not known yet.
+        request: the arguments of ``agentrl eval``.
+        label: the dialects to evaluate in, by name, each with a hash of its texts and tools where that is known.
+        names_only: compare only the names, since the hashes are not known yet.
 
     Raises:
-        UsageError: it is another one, and ``force`` is not set.
+        UsageError: the dialects differ, and ``force`` is not set.
     """
     run_path = run_of(request.path)
     trained = "" if run_path is None else read_versions(run_path).get("dialect", "")

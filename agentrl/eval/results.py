@@ -1,4 +1,4 @@
-"""What an evaluation found, as a table, as data, and as a page."""
+"""The results of an evaluation: a table, JSON, and a page."""
 
 import json
 from collections import Counter
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from agentrl.eval.episodes import told
-from agentrl.eval.pages import Section, write_page
+from agentrl.eval.episodes import env_call
+from agentrl.eval.pages import Section, shorten, write_page
 from agentrl.eval.sets import short_name
 from agentrl.eval.table import Evaluation, Played, by_tag, summarise
 from agentrl.runs.files import replace
@@ -24,19 +24,19 @@ HEAD = (
 _TASKS = ("set", "task", "tags", "success", "mean return", "expected answer", "given answers")
 _EPISODES = ("set", "task", "attempt", "outcome", "return", "turns", "tokens", "end", "expected answer", "given answer")
 _MOST_ROWS = 1000
-"""Lines of a table on the page, which is to stay quick."""
+"""Rows of a table on the page, which has to stay quick."""
 _MOST_SIGNS = 120
 """Characters of an answer there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetResult:
-    """What was found on one set of tasks."""
+    """The result on one set of tasks."""
 
     name: str
     """The set's name; empty for the environment of a run that has one."""
     origin: Origin
-    """What its episodes say of themselves."""
+    """The origin that its episodes record."""
     played: Played
     """Its episodes."""
     seconds: float
@@ -47,13 +47,13 @@ class SetResult:
     """Tokens that the agent wrote in them."""
 
     @property
-    def whole(self) -> Evaluation:
-        """All tasks."""
+    def overall(self) -> Evaluation:
+        """All tasks, summarised."""
         return summarise(self.played.groups, best_return=self.origin.best_return, lost=self.played.lost)
 
     @property
     def tags(self) -> dict[str, Evaluation]:
-        """The tasks of each tag."""
+        """The tasks of each tag, summarised."""
         return by_tag(self.played.groups, best_return=self.origin.best_return)
 
     def wins(self, group: Group) -> int:
@@ -61,7 +61,7 @@ class SetResult:
         return sum(won(episode, self.origin.best_return) for episode in group)
 
     def row(self) -> dict[str, object]:
-        """Give plain data, for ``summary.json``."""
+        """Return plain data, for ``summary.json``."""
         origin, groups = self.origin, self.played.groups
         usages = [episode.usage for group in groups for episode in group if episode.usage]
         return {
@@ -72,10 +72,10 @@ class SetResult:
             "dialect": origin.dialect,
             "best_return": origin.best_return,
             "sampling": {"temperature": origin.temperature, "turn_tokens": origin.turn_tokens},
-            "result": self.whole.row(),
-            "tags": {tag: found.row() for tag, found in self.tags.items()},
+            "result": self.overall.row(),
+            "tags": {tag: evaluation.row() for tag, evaluation in self.tags.items()},
             "refused": list(self.played.refused),
-            "usage": {"read": sum(one for one, _ in usages), "written": sum(one for _, one in usages)},
+            "usage": {"read": sum(read for read, _ in usages), "written": sum(written for _, written in usages)},
             "tasks": [
                 {
                     "task_id": group.task_id,
@@ -94,42 +94,42 @@ class SetResult:
         }
 
 
-def table(results: Sequence[SetResult]) -> list[tuple[str, ...]]:
-    """Give the lines of a table below ``HEAD``: a set's, then those of its tags."""
-    lines: list[tuple[str, ...]] = []
+def _rows(results: Sequence[SetResult]) -> list[tuple[str, ...]]:
+    """Return the rows of a table below ``HEAD``: a set's, then those of its tags."""
+    rows: list[tuple[str, ...]] = []
     for result in results:
-        lines.append(_line(result.name or short_name(result.origin.env_id), result.whole))
-        lines += [_line(f"  {tag}", found) for tag, found in result.tags.items()]
-    return lines
+        rows.append(_row(result.name or short_name(result.origin.env_id), result.overall))
+        rows += [_row(f"  {tag}", evaluation) for tag, evaluation in result.tags.items()]
+    return rows
 
 
 def as_text(results: Sequence[SetResult]) -> str:
-    """Give the table as text, without columns that say nothing."""
-    lines = _telling([HEAD, *table(results)])
+    """Return the table as text, without columns that hold nothing."""
+    lines = _without_empty([HEAD, *_rows(results)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = [[text.rjust(width) for text, width in zip(line, widths, strict=True)] for line in lines]
     return "\n".join("  ".join([line[0].ljust(widths[0]), *row[1:]]) for line, row in zip(lines, rows, strict=True))
 
 
-def _telling(lines: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Leave out columns that say nothing."""
+def _without_empty(lines: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Drop columns in which every cell below the head is empty or 0."""
     columns = [column for column in zip(*lines, strict=True) if {*column[1:]} - {"", "0"} or column[0] == "success"]
     return list(zip(*columns, strict=True))
 
 
-def _line(name: str, found: Evaluation) -> tuple[str, ...]:
-    n = found.attempts
+def _row(name: str, result: Evaluation) -> tuple[str, ...]:
+    n = result.attempts
     many = n > 1
-    means = (found.turns_mean, found.tokens_mean, found.tool_calls_mean, found.tool_errors_mean)
+    means = (result.turns_mean, result.tokens_mean, result.tool_calls_mean, result.tool_errors_mean)
     return (
         name,
-        str(found.tasks),
+        str(result.tasks),
         str(n),
-        _rate(found.success, (found.low, found.high)),
-        _rate(found.pass_at[n], found.pass_interval[n]) if many else "",
-        _rate(found.majority, found.majority_interval) if many else "",
+        _rate(result.success, (result.low, result.high)),
+        _rate(result.pass_at[n], result.pass_interval[n]) if many else "",
+        _rate(result.majority, result.majority_interval) if many else "",
         *(f"{mean:.2f}" for mean in means),
-        *(str(count) for count in (found.cut_turns, found.truncated, found.lost)),
+        *(str(count) for count in (result.cut_turns, result.truncated, result.lost)),
     )
 
 
@@ -143,18 +143,18 @@ def write_results(folder: Path, results: Sequence[SetResult], about: Mapping[str
     Args:
         folder: the evaluation's.
         results: of its sets.
-        about: what is the same for all sets: target, engine, seed, versions.
+        about: facts about all sets: target, engine, seed, versions.
     """
     summary = {"schema": SUMMARY, **about, "sets": [result.row() for result in results]}
     replace(folder / "summary.json", json.dumps(summary, indent=1).encode(errors="replace"))
     rates = "Rates with their 95% intervals, clustered by task; n attempts a task. Means are per episode."
-    faults = "Episodes that a fault of the infrastructure ended are played again; tasks lost to it are left out."
+    faults = "Episodes that an infrastructure fault ended are retried; tasks lost to faults are skipped."
     refused = [sentence for result in results for sentence in result.played.refused]
     tasks = [row for result in results for row in _tasks(result)]
     episodes = [row for result in results for row in _episodes(result)]
     view = f"All of them, token by token: agentrl view {as_argument(folder)}"
     sections = [
-        _section("Results", [rates, faults, *refused], HEAD, table(results)),
+        _section("Results", [rates, faults, *refused], HEAD, _rows(results)),
         _section("Tasks", [*_cut(tasks), view], _TASKS, tasks[:_MOST_ROWS]),
         _section("Episodes", [*_cut(episodes), view], _EPISODES, episodes[:_MOST_ROWS]),
         Section(title="How it was played", head=["", ""], rows=_how(results, about)),
@@ -163,18 +163,18 @@ def write_results(folder: Path, results: Sequence[SetResult], about: Mapping[str
 
 
 def _section(title: str, text: Sequence[str], names: Sequence[str], lines: Sequence[Sequence[str]]) -> Section:
-    """Return a section whose table lacks the columns that say nothing."""
-    head, *rows = _telling([names, *lines])
+    """Return a section whose table has no empty columns."""
+    head, *rows = _without_empty([names, *lines])
     return Section(title=title, text=text, head=head, rows=rows)
 
 
 def _cut(rows: Sequence[object]) -> list[str]:
-    """Return what to say of a table that is too long for the page."""
+    """Return a note about a table that is too long for the page."""
     return [f"These are the first {_MOST_ROWS:,} of {len(rows):,}."] if len(rows) > _MOST_ROWS else []
 
 
 def _tasks(result: SetResult) -> list[tuple[str, ...]]:
-    """Return a line for each task, those that were solved least before the others."""
+    """Return a row for each task, those that were solved least often before the others."""
     rows: list[tuple[str, ...]] = []
     for group in sorted(result.played.groups, key=result.wins):
         counts = Counter(episode.answer for episode in group if episode.answer)
@@ -182,19 +182,20 @@ def _tasks(result: SetResult) -> list[tuple[str, ...]]:
         wins = f"{result.wins(group)} of {len(group)}"
         mean = sum(episode.ret for episode in group) / len(group)
         tags = ", ".join(group.trajectories[0].tags)
-        expected = _short(group.trajectories[0].expected)
-        rows.append((result.name, group.task_id, tags, wins, f"{mean:.3g}", expected, _short(", ".join(answers))))
+        expected = shorten(group.trajectories[0].expected, _MOST_SIGNS)
+        answer = shorten(", ".join(answers), _MOST_SIGNS)
+        rows.append((result.name, group.task_id, tags, wins, f"{mean:.3g}", expected, answer))
     return rows
 
 
 def _episodes(result: SetResult) -> list[tuple[str, ...]]:
-    """Return a line for each episode."""
+    """Return a row for each episode."""
     return [
         (
             *(result.name, episode.task_id, str(episode.attempt)),
             "solved" if won(episode, result.origin.best_return) else "failed",
             *(f"{episode.ret:.3g}", str(len(episode.sampled)), str(episode.written), episode.stop.value),
-            *(_short(episode.expected), _short(episode.answer or "")),
+            *(shorten(answer, _MOST_SIGNS) for answer in (episode.expected, episode.answer or "")),
         )
         for group in result.played.groups
         for episode in group
@@ -202,8 +203,10 @@ def _episodes(result: SetResult) -> list[tuple[str, ...]]:
 
 
 def _how(results: Sequence[SetResult], about: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return what decides how episodes are played, a line each."""
-    facts = {f"set {result.name}".rstrip(): f"{told(result.origin)}, {_sampling(result.origin)}" for result in results}
+    """Return the facts that decide how episodes are played, a row each."""
+    facts = {
+        f"set {result.name}".rstrip(): f"{env_call(result.origin)}, {_sampling(result.origin)}" for result in results
+    }
     settings = cast(Mapping[str, object], about["settings"])
     flat = {name: value for name, value in about.items() if name != "settings"} | dict(settings)
     return [*facts.items(), *((name, _plain(value)) for name, value in flat.items())]
@@ -218,7 +221,3 @@ def _plain(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {part}" for name, part in cast(Mapping[str, object], value).items()) or "none"
     return ", ".join(map(str, cast(list[object], value))) if isinstance(value, list) else str(value)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MOST_SIGNS else f"{text[:_MOST_SIGNS]}…"

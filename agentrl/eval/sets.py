@@ -7,11 +7,11 @@ from agentrl.config import Config, parse_config, with_overrides
 from agentrl.errors import UsageError
 
 _SETTINGS = ("split", "tasks", "attempts", "temperature")
-"""What a set may say in its own way of ``[eval]``; all else are arguments of its environment."""
+"""Settings of ``[eval]`` that a set may override; all other options are arguments of its environment."""
 
 
 def make_sets(config: Config, texts: Sequence[str]) -> dict[str, Config]:
-    """Give the settings of each set by its name, which is empty for the environment of a run that has one.
+    """Return the settings of each set by its name, which is empty for the only environment of a run.
 
     Args:
         config: settings of the evaluation.
@@ -23,14 +23,14 @@ def make_sets(config: Config, texts: Sequence[str]) -> dict[str, Config]:
     """
     if not texts:
         return {name: _only(config, name, env.id, env.args) for name, env in config.env.played.items()}
-    # What the model was taught holds for all sets that don't say otherwise.
+    # The dialect that the model was taught is the default of every set.
     dialects = {str(env.args["dialect"]) for env in config.env.played.values() if "dialect" in env.args}
     taught = {"dialect": dialects.pop()} if len(dialects) == 1 else {}
     sets: dict[str, Config] = {}
     for text in texts:
         head, _, options = text.partition("?")
-        given, _, env_id = head.rpartition("=")
-        name = given or short_name(env_id)
+        chosen, _, env_id = head.rpartition("=")
+        name = chosen or short_name(env_id)
         if not env_id or name in sets:
             raise UsageError(
                 f"--env {text!r} names no set, or one for the second time: write NAME=ID?key=value&key=value"
@@ -44,7 +44,7 @@ def make_sets(config: Config, texts: Sequence[str]) -> dict[str, Config]:
 
 
 def short_name(env_id: str) -> str:
-    """Return the name of a set that the user gave none."""
+    """Return the default name of a set: the last part of its environment's id."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", env_id.rpartition("/")[2])
 
 

@@ -1,20 +1,19 @@
-"""What is evaluated: a run, a checkpoint, a model, or a server."""
+"""The agent that is evaluated: a run, a checkpoint, a model, or a server."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.config import Config, with_overrides
+from agentrl.config import Config
 from agentrl.engines import make_engine
 from agentrl.engines.base import Engine
-from agentrl.eval.request import SERVER, EvalRequest, read_settings
+from agentrl.eval.request import SERVER
 from agentrl.models.lora import fingerprint
 from agentrl.render.renderer import load_tokenizer
 from agentrl.render.transcript import Transcript, Writer
 from agentrl.rollout.mix import TaskMix
 from agentrl.runs.assemble import assemble, make_renderer, replace_dialects
-from agentrl.runs.checkpoint import model_at
 from agentrl.runs.records import Pieces
 from agentrl.toolenv.dialects.native import FORMS, NATIVE, NativeHermes
 
@@ -23,44 +22,35 @@ _ENDLESS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """What plays the episodes."""
+    """An engine that plays episodes, with all that goes with it."""
 
     engine: Engine
     """Samples its turns."""
     renderer: Writer
     """Writes conversations as tokens for it."""
     pieces: Pieces
-    """Gives the text of a token."""
+    """Decodes a token."""
     weights: str
-    """Says which weights it has: equal texts are equal weights."""
+    """Names its weights: equal texts are equal weights."""
     notes: Sequence[str] = ()
-    """What a server turns out to do in another way than it was asked to; it grows while episodes are played."""
-
-
-def resolve(request: EvalRequest, say: Callable[[str], None]) -> tuple[Config, str]:
-    """Resolve settings and model path, which is empty for a server; ``say`` is told of checkpoints passed over.
-
-    Raises:
-        UsageError: there is no run, checkpoint or model, the checkpoint is damaged, or a run has no whole one.
-    """
-    config, path = read_settings(request)
-    return config, model_at(path, say) if path else ""
+    """Requests that a server turns out not to follow, a sentence each; the list grows while episodes are played."""
 
 
 def tokenizer_of(config: Config) -> str:
-    """Give the tokenizer of a server's model; empty where it is talked to in messages."""
+    """Return the tokenizer of a server's model; empty where the server takes messages."""
     return str(config.engine.options.get("tokenizer", ""))
 
 
 def for_messages(config: Config) -> Config:
-    """Fit settings to a server that is talked to in messages; others stay as they are.
+    """Return settings that fit a server which takes messages; those of other engines stay as they are.
 
-    Nobody can count an episode's tokens there, and calls that the server reads have one form, whatever the model's.
+    The tokens of an episode can't be counted there, so they have no limit. The server parses tool calls, so they have
+    one form whatever the model's.
     """
     if config.engine.name != SERVER or tokenizer_of(config):
         return config
-    endless = with_overrides(config, [f"rollout.episode_tokens={_ENDLESS}"])
-    return replace_dialects(endless, (NATIVE, *FORMS), NativeHermes.name)
+    rollout = config.rollout.model_copy(update={"episode_tokens": _ENDLESS})
+    return replace_dialects(config.model_copy(update={"rollout": rollout}), (NATIVE, *FORMS), NativeHermes.name)
 
 
 def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:

@@ -12,7 +12,7 @@ from agentrl.cli import main
 from agentrl.engines import make_engine
 from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import ConfigError, FaultRateError, InfrastructureError, RefusedError
-from agentrl.eval.target import EvalRequest, resolve
+from agentrl.eval.request import EvalRequest, read_settings
 from agentrl.render.transcript import Transcript
 from agentrl.runs.records import read_episodes
 
@@ -100,7 +100,7 @@ def test_one_request_s_refusal_costs_one_episode_by_name(fake: Fake, evaluate: E
     status, table, said = evaluate("--set", "rollout.concurrency=1", "--json")
     assert status == 0 and [json.loads(table)["Arithmetic-v0"][name] for name in ("tasks", "lost")] == [5, 1]
     ((refused,),) = (row["refused"] for row in json.loads(Path("o/summary.json").read_text())["sets"])
-    assert f"left out: {refused}" in said and "attempt 0: the server refuses the request: " in refused
+    assert f"skipped: {refused}" in said and "attempt 0: the server refuses the request: " in refused
     assert "filtered" in refused and len(prompts) == 7, "six tasks and one greeting"
 
 
@@ -160,7 +160,7 @@ def test_options_of_a_server_stand_beside_its_words() -> None:
     """Those of the preset's own engine don't hold for a server."""
     words, options = ("engine.options.retries=3",), {"model": "m"}
     request = EvalRequest(preset="qwen3-4b-tir", engine="openai", engine_options=options, overrides=words)
-    assert resolve(request, print)[0].engine.options == {"model": "m", "retries": 3}
+    assert read_settings(request)[0].engine.options == {"model": "m", "retries": 3}
 
 
 def test_prompt_that_a_server_fails_at_is_a_fault_of_its_own(fake: Fake) -> None:

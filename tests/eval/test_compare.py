@@ -99,7 +99,7 @@ def test_different_tasks_are_refused(tmp_path: Path) -> None:
         compare(a, save(tmp_path / "b.jsonl", play(1, "8")))
     (tmp_path / "e").mkdir()
     save(tmp_path / "e" / EPISODES, play(1, "8"))
-    with pytest.raises(UsageError, match=r"only in A, .*; the evaluation in .* has not ended: go on with its command"):
+    with pytest.raises(UsageError, match=r"only in A, .*; the evaluation in .* has not ended: resume it with"):
         compare(a, tmp_path / "e")
     with pytest.raises(UsageError, match="A has 1 episodes of task 'train:1' and B 2"):
         compare(a, save(tmp_path / "b.jsonl", play(1, "8"), play(1, "8", seed=1), play(2, "9")))

@@ -161,7 +161,7 @@ def test_what_the_command_says(here: Path, monkeypatch: pytest.MonkeyPatch, caps
     save(here / "e.jsonl", play(1, "8"), play(2, call(2), "9"), env_args={"max_turns": 3})
     assert main(["replay", "e.jsonl"]) == 0
     out, err = capsys.readouterr()
-    assert "0 of 2 episodes went another way" in out and f"environment: {ID}, max_turns=3, split='train'" in err
+    assert "0 of 2 episodes changed" in out and f"environment: {ID}, max_turns=3, split='train'" in err
     monkeypatch.setattr(Sums, "adds", lambda *_: "\x1b[2J|")
     assert main(["replay", "e.jsonl"]) == 1
     out = capsys.readouterr().out
@@ -171,6 +171,6 @@ def test_what_the_command_says(here: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert [row["now"]["won"] for row in rows] == [True, True] and not any(row["change"] for row in rows)
     monkeypatch.setattr(Sums, "right", lambda *_: False)
     assert main(["replay", "e.jsonl", "--regrade", "--id", "train:2"]) == 1
-    assert "1 of 1 episodes are graded in another way" in capsys.readouterr().out
+    assert "1 of 1 episodes are graded differently" in capsys.readouterr().out
     assert main(["replay", "e.jsonl", "--id", "train:9"]) == 2
     assert "no episode of the task 'train:9'" in capsys.readouterr().err

@@ -64,4 +64,4 @@ def test_page_lists_tasks_and_episodes_and_no_python(tmp_path: Path, monkeypatch
 def test_long_answers_and_many_episodes_are_cut(tmp_path: Path) -> None:
     text = page(tmp_path, [attempts(at % 8, "9" * 200) for at in range(1200)])
     assert len(lines(text, "Tasks")) == len(lines(text, "Episodes")) == 1001
-    assert "These are the first 1,000 of 1,200." in text and "9" * 121 not in text and "9" * 120 + "…" in text
+    assert "These are the first 1,000 of 1,200." in text and "9" * 120 not in text and "9" * 119 + "…" in text

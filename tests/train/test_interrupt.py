@@ -235,8 +235,8 @@ def test_more_can_be_played_but_not_with_other_weights(server: Server, bare: Pat
     more = evaluate(server, tmp_path, bare, "--tasks", "4", "--attempts", "2", "--out", "e", "--json").done()
     assert (json.loads(more.out)["tasks"], json.loads(more.out)["attempts"]) == (4, 2)
     assert len(list(read_episodes(tmp_path / "e"))) == 8
-    settings = setting("sft.steps=3", "eval.tasks=1")
-    server.start(tmp_path, "sft", str(warm.parents[3] / "warm.toml"), "--name", "other", *settings).done()
+    settings = setting("sft.steps=3", "eval.tasks=1", "optim.steps=0")
+    server.start(tmp_path, "train", str(warm.parents[3] / "warm.toml"), "--name", "other", *settings).done()
     (tmp_path / "runs" / "other" / "checkpoints" / "step-000000").rename(tmp_path / "others")
     refused = evaluate(server, tmp_path, Path("others"), "--out", "e")
     assert refused.wait() == 2 and "with weights '" in refused.err
@@ -251,7 +251,7 @@ def test_ctrl_c_says_what_is_saved(server: Server, bare: Path, tmp_path: Path) -
     os.killpg(command.pid, signal.SIGINT)
     assert command.wait() == 130
     kept = [record.trajectory.task_id for record in read_episodes(out)]
-    told = f"agentrl: stopped, {len(kept)} episodes are saved in e; go on with the same command"
+    told = f"agentrl: stopped, {len(kept)} episodes are saved in e; resume with the same command"
     assert command.err.splitlines()[-1] == told
     again = evaluate(server, tmp_path, bare, "--tasks", "5", "--out", "e")
     assert again.wait() == 0

@@ -15,7 +15,7 @@ from agentrl.errors import InvariantError, TrajectoryError, UnknownNameError
 from agentrl.eval.command import EvalRequest
 from agentrl.eval.command import run as evaluate
 from agentrl.eval.sweep.plan import Run
-from agentrl.eval.sweep.table import End, result_of
+from agentrl.eval.sweep.table import result_of
 from agentrl.runs.folder import read_jsonl
 from agentrl.runs.progress import Display
 from agentrl.runs.records import Record, read_episodes
@@ -96,13 +96,13 @@ def test_two_environments_end_to_end(mixed: OnDisk) -> None:
     assert [(row["step"], row["env"]) for row in evals] == order
     # Its evaluation alone is that of the run; the file says of each episode where it is from.
     request = EvalRequest(path=str(run), out=Path("e"))
-    found = {one.name: one.whole for one in evaluate(request, Display())}
+    found = {one.name: one.overall for one in evaluate(request, Display())}
     assert [found[row["env"]].row().items() <= row.items() for row in evals[-2:]] == [True, True]
     assert [one.trajectory.env for one in read_episodes("e")].count("short") == 3, "it has no more"
-    assert {one.name: one.whole for one in evaluate(request, Display())} == found, "all was there"
+    assert {one.name: one.overall for one in evaluate(request, Display())} == found, "all was there"
     page = (run / "report.html").read_text()
     assert all(part in page for part in ("Learning curve: loud", "Learning curve: short", "<th>environment</th>"))
-    swept = result_of(Run(values=None, seed=0, folder=run, words=(), config=mixed()), {"whole": End(exit_code=0)})
+    swept = result_of(Run(values=None, seed=0, folder=run, words=(), config=mixed()))
     assert swept and swept.tasks == 7 and swept.success == fmean(row["success"] for row in evals[-2:])
     # A run that was stopped after two steps goes on alike.
     other = train(mixed("run.name=stopped", "optim.steps=2"), Display())

@@ -229,7 +229,7 @@ def check_readers(run: Path) -> None:
     settings = ("eval.tasks=2",)
     for path, config in ((run, None), (checkpoints(run)[-1], None), (Path("whole"), Path("small.toml"))):
         (found,) = evaluate(EvalRequest(path=str(path), config=config, overrides=settings if config else ()), quiet())
-        row = found.whole.row()
+        row = found.overall.row()
         assert {name: last[name] for name in row} == row, path
     exported, own = AutoModelForCausalLM.from_pretrained("whole"), load_model(checkpoints(run)[-1])
     weights = dict(exported.named_parameters())
