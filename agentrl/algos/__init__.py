@@ -123,10 +123,10 @@ def advantage(
         ValueError: the energy is missing, or what the estimator itself raises.
     """
     entry = _entry("advantage", ADVANTAGES, name, options)
-    given = {"rewards": rewards, "energy": energy, "starts": starts, "group": group}
+    inputs = {"rewards": rewards, "energy": energy, "starts": starts, "group": group}
     if energy is None and "energy" in entry.inputs:
         raise ValueError(f"advantage {name!r} needs the energy of each token")
-    return entry.function(*(given[argument] for argument in entry.inputs), **{**entry.options, **options})
+    return entry.function(*(inputs[argument] for argument in entry.inputs), **{**entry.options, **options})
 
 
 def terms(
@@ -187,9 +187,9 @@ def aggregation(name: str, options: Mapping[str, object]) -> Aggregate:
     default = inspect.signature(entry.function).parameters["aggregate"].default
     chosen = {"aggregate": default, **entry.options, **options}["aggregate"]
     # Returning the table's own literal narrows the option's type from object without a cast.
-    for known in AGGREGATES:
-        if known == chosen:
-            return known
+    for aggregate in AGGREGATES:
+        if aggregate == chosen:
+            return aggregate
     raise UnknownNameError("aggregation", str(chosen), AGGREGATES)
 
 
@@ -205,12 +205,12 @@ def check_options(kind: Literal["advantage", "loss"], name: str, options: Mappin
         UnknownNameError: a name or a kind that does not exist.
         ConfigError: an unknown option, or a value out of range or of the wrong type.
     """
-    one, starts = torch.zeros(1), torch.tensor([0, 1])
+    token, starts = torch.zeros(1), torch.tensor([0, 1])
     try:
         if kind == "advantage":
-            advantage(name, one, one, starts, starts[:1], **options)
+            advantage(name, token, token, starts, starts[:1], **options)
         else:
-            loss(name, one, one, one, starts, **options)
+            loss(name, token, token, token, starts, **options)
     # The functions compare options with numbers at once: text or a list fails in the comparison itself.
     except (TypeError, AttributeError) as error:
         raise ConfigError(f"an option of {kind} {name!r} has a value of the wrong type: {error}") from error

@@ -15,7 +15,7 @@ that was cut into neighbouring rows is credited whole by giving the offsets of w
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -28,8 +28,6 @@ from agentrl.errors import ConfigError, UnknownNameError
 EnergyKind = Literal["cumulative", "instantaneous", "uniform"]
 Tail = Literal["zero", "own", "carry"]
 
-_ENERGY_KINDS = ("cumulative", "instantaneous", "uniform")
-_TAILS = ("zero", "own", "carry")
 _ENERGY_EPS = 1e-8
 _STD_EPS = 1e-6
 _WHITEN_EPS = 1e-8
@@ -248,8 +246,8 @@ def _read(rewards: Tensor, starts: Tensor, group: Tensor) -> tuple[Rows, Tensor]
 
 def _realized_energy(rows: Rows, energy: Tensor, weights: Tensor | None, kind: EnergyKind) -> Tensor:
     """W_t of each token [S], in float64."""
-    if kind not in _ENERGY_KINDS:
-        raise UnknownNameError("energy kind", kind, _ENERGY_KINDS)
+    if kind not in get_args(EnergyKind):
+        raise UnknownNameError("energy kind", kind, get_args(EnergyKind))
     check_tokens("energy", energy, rows.row, least=0.0)
     if weights is not None:
         check_tokens("weights", weights, rows.row, least=0.0)
@@ -281,8 +279,8 @@ def _baseline(
     pool: float,
 ) -> Tensor:
     """B_t of each token [S], from W_t and G_t."""
-    if tail not in _TAILS:
-        raise UnknownNameError("tail", tail, _TAILS)
+    if tail not in get_args(Tail):
+        raise UnknownNameError("tail", tail, get_args(Tail))
     if not pool >= 0:
         raise ConfigError(f"pool counts mean rows of other groups: it must be 0 or more, inf included, not {pool}")
     cells = Cells.of(rows, member)
@@ -309,17 +307,17 @@ def _baseline(
 
 def _sums(rows: Rows, cells: Cells, realized: Tensor, to_go: Tensor, tail: Tail, pool: float) -> tuple[_Sums, _Sums]:
     """Sums over each cell's rows, and over those of the other groups at its t, which are 0 without a ``pool``."""
-    group = [cells.sum(one) for one in (realized, realized * to_go, torch.ones_like(realized))]
+    group = [cells.sum(terms) for terms in (realized, realized * to_go, torch.ones_like(realized))]
     ends: list[Tensor] = []
     if tail == "carry":
         present = rows.lengths > 0
         # A finished row stays with the energy of its last token and the return from its first.
-        kept = realized[rows.starts[1:][present] - 1]
-        ends = [kept, kept * to_go[rows.starts[:-1][present]], torch.ones_like(kept)]
-        group = [one + cells.carried(end) for one, end in zip(group, ends, strict=True)]
-    others = [cells.elsewhere(one) if pool else torch.zeros_like(one) for one in group]
+        last_energy = realized[rows.starts[1:][present] - 1]
+        ends = [last_energy, last_energy * to_go[rows.starts[:-1][present]], torch.ones_like(last_energy)]
+        group = [terms + cells.carried(end) for terms, end in zip(group, ends, strict=True)]
+    others = [cells.elsewhere(terms) if pool else torch.zeros_like(terms) for terms in group]
     if pool and ends:
-        others = [one + cells.ended(end) for one, end in zip(others, ends, strict=True)]
+        others = [terms + cells.ended(end) for terms, end in zip(others, ends, strict=True)]
     return _Sums(*group), _Sums(*others)
 
 

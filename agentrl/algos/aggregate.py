@@ -4,7 +4,7 @@ Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows, ``starts`` [R+1
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError, UnknownNameError
 
 Aggregate = Literal["seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "token_sum_const"]
 
-AGGREGATES: tuple[Aggregate, ...] = ("seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "token_sum_const")
+AGGREGATES: tuple[Aggregate, ...] = get_args(Aggregate)
 
 
 def coefficients(aggregate: Aggregate, rows: Rows, max_tokens: int | None) -> Tensor:

@@ -100,11 +100,11 @@ def sums(problem: HeadProblem) -> Sums:
     """
     walk = _Walk(problem)
     shape = problem.hidden.shape[:1]
-    found = Sums(*(problem.hidden.new_zeros(shape, dtype=problem.dtype) for _ in Sums._fields))
+    totals = Sums(*(problem.hidden.new_zeros(shape, dtype=problem.dtype) for _ in Sums._fields))
     for tile, weight in walk.tiles():
         for chunk in walk.chunks():
-            _add_block(found, walk, chunk, tile, walk.logits(chunk, tile, weight))
-    return found
+            _add_block(totals, walk, chunk, tile, walk.logits(chunk, tile, weight))
+    return totals
 
 
 def gradients(problem: HeadProblem, upstream: Upstream, wanted: tuple[bool, ...]) -> Gradients:
@@ -142,12 +142,12 @@ def gradients(problem: HeadProblem, upstream: Upstream, wanted: tuple[bool, ...]
     return [None if by_hidden is None else by_hidden.to(hidden.dtype), by_weight, by_bias]
 
 
-def _add_block(found: Sums, walk: "_Walk", chunk: slice, tile: slice, block: Tensor) -> None:
+def _add_block(totals: Sums, walk: "_Walk", chunk: slice, tile: slice, block: Tensor) -> None:
     """Add one block of logits to the running sums; overwrites ``block``."""
-    highest, s1, s2, s3, picked = (part[chunk] for part in found)
-    place, inside = walk.in_tile(chunk, tile)
+    highest, s1, s2, s3, picked = (part[chunk] for part in totals)
+    index, inside = walk.in_tile(chunk, tile)
     # Picked before sub_ below overwrites the logits.
-    picked += torch.where(inside, block.gather(1, place)[:, 0], 0.0)
+    picked += torch.where(inside, block.gather(1, index)[:, 0], 0.0)
     top = block.amax(1)
     # m has no value before the first tile, and e^Δ, Δ·S1 would be NaN there.
     top = top if tile.start == 0 else torch.maximum(top, highest)
@@ -214,9 +214,9 @@ class _Walk:
 
     def in_tile(self, chunk: slice, tile: slice) -> tuple[Tensor, Tensor]:
         """Each token's target as an index into the tile [chunk, 1], and True where it lies in the tile [chunk]."""
-        place = self.problem.targets[chunk] - tile.start
+        index = self.problem.targets[chunk] - tile.start
         # gather and scatter need a valid index even for targets outside the tile; the mask discards those.
-        return place.clamp(0, tile.stop - tile.start - 1)[:, None], (place >= 0) & (place < tile.stop - tile.start)
+        return index.clamp(0, tile.stop - tile.start - 1)[:, None], (index >= 0) & (index < tile.stop - tile.start)
 
     def logit_gradient(self, chunk: slice, tile: slice, weight: Tensor, upstream: Upstream) -> Tensor:
         """Gradient by hidden·weightᵀ + bias of one block [chunk, tile]."""
@@ -229,8 +229,8 @@ class _Walk:
         else:
             above.add_(upstream.shift[chunk, None]).mul_(upstream.slope[chunk, None]).add_(upstream.level[chunk, None])
             grad = powers.mul_(above).neg_()
-        place, inside = self.in_tile(chunk, tile)
-        grad.scatter_add_(1, place, torch.where(inside, upstream.by_logp[chunk], 0.0)[:, None])
+        index, inside = self.in_tile(chunk, tile)
+        grad.scatter_add_(1, index, torch.where(inside, upstream.by_logp[chunk], 0.0)[:, None])
         return self._chain(grad, block)
 
     def _chain(self, grad: Tensor, logits: Tensor) -> Tensor:

@@ -79,8 +79,8 @@ class Cells:
         starts = pad(torch.bincount(ordinal)[1:].cumsum(0), (1, 0))
         # The groups before and those after, added: all less the own one would leave nothing of pools that are small
         # beside it.
-        found = _before(values[order], starts) + _before(values[order].flip(0), starts[-1] - starts.flip(0)).flip(0)
-        return torch.empty_like(values).index_copy(0, order, found)
+        sums = _before(values[order], starts) + _before(values[order].flip(0), starts[-1] - starts.flip(0)).flip(0)
+        return torch.empty_like(values).index_copy(0, order, sums)
 
     def ended(self, values: Tensor) -> Tensor:
         """Sum over each cell of one value per row whose group has no cell at that t any more [K]; see ``carried``."""

@@ -22,10 +22,10 @@ _GROUP = tl.constexpr(16)
 def _place(row_blocks, others):
     """Return this program's block of rows and its index among the ``others``: groups of neighbours share both."""
     group = _GROUP * others
-    first = tl.program_id(0) // group * _GROUP
+    first_row = tl.program_id(0) // group * _GROUP
     within = tl.program_id(0) % group
-    size = tl.minimum(row_blocks - first, _GROUP)
-    return first + within % size, within // size
+    size = tl.minimum(row_blocks - first_row, _GROUP)
+    return first_row + within % size, within // size
 
 
 @triton.jit
@@ -40,9 +40,9 @@ def _product(
     right += columns.to(tl.int64)[None, :] * right_row + step[:, None] * right_step
     total = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
     for begin in range(0, depth, DEPTH):
-        there = begin + step < depth
-        left_part = tl.load(left, mask=there[None, :], other=0.0).to(FACTOR)
-        right_part = tl.load(right, mask=there[:, None], other=0.0).to(FACTOR)
+        inside = begin + step < depth
+        left_part = tl.load(left, mask=inside[None, :], other=0.0).to(FACTOR)
+        right_part = tl.load(right, mask=inside[:, None], other=0.0).to(FACTOR)
         # Plain float32 products: TensorFloat-32, Triton's own choice, would keep three digits.
         total = tl.dot(left_part, right_part, total, input_precision="ieee")
         left += DEPTH * left_step
@@ -100,8 +100,8 @@ def walk_span(
         )  # fmt: skip
         picked += tl.sum(tl.where(columns[None, :] == target[:, None], z, 0.0), 1)
         # What lies beyond the vocabulary must not count: not as 0, which is high where all logits are low.
-        there = (columns < vocabulary)[None, :]
-        z = tl.where(there, z, float("-inf"))
+        inside = (columns < vocabulary)[None, :]
+        z = tl.where(inside, z, float("-inf"))
         top = tl.maximum(highest, tl.max(z, 1))
         # Before the first tile m is −∞, and Δ·S1 = −∞·0 would be NaN.
         moved = tl.where(highest == float("-inf"), 0.0, highest - top)
@@ -109,7 +109,7 @@ def walk_span(
         above = z - top[:, None]
         powers = tl.exp(above)
         # Beyond the vocabulary z−m is −∞ and its power 0, whose product would be NaN: hence 0 in its place.
-        s3 = (s3 + moved * s1) * shrink + tl.sum(tl.where(there, above, 0.0) * powers, 1)
+        s3 = (s3 + moved * s1) * shrink + tl.sum(tl.where(inside, above, 0.0) * powers, 1)
         s1 = s1 * shrink + tl.sum(powers, 1)
         if SQUARES:
             s2 = s2 * shrink * shrink + tl.sum(powers * powers, 1)
@@ -152,8 +152,8 @@ def gradient_tile(
         bent = z / (cap * coldness)
         grad *= 1.0 - bent * bent
     at = block + rows.to(tl.int64)[:, None] * width + columns[None, :]
-    there = row_there[:, None] & (columns < width)[None, :]
-    tl.store(at, grad * coldness, mask=there)
+    inside = row_there[:, None] & (columns < width)[None, :]
+    tl.store(at, grad * coldness, mask=inside)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -169,5 +169,5 @@ def add_tile(
         left, left_row, left_step, right, right_row, right_step, rows % tokens, columns % width, depth, DEPTH, FACTOR
     )  # fmt: skip
     at = total + rows.to(tl.int64)[:, None] * width + columns[None, :]
-    there = (rows < tokens)[:, None] & (columns < width)[None, :]
-    tl.store(at, tl.load(at, mask=there, other=0.0) + product, mask=there)
+    inside = (rows < tokens)[:, None] & (columns < width)[None, :]
+    tl.store(at, tl.load(at, mask=inside, other=0.0) + product, mask=inside)

@@ -163,11 +163,11 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     )
 
 
-def _start(kernel: Any, programs: int, first: Tensor, *arguments: Tensor | float, **options: Any) -> None:
+def _start(kernel: Any, programs: int, tensor: Tensor, *arguments: Tensor | float, **options: Any) -> None:
     """Start ``programs`` programs of a kernel on the GPU of its first argument; a GPU refuses to start none."""
     if programs:
-        with torch.cuda.device_of(first):
-            kernel[(programs,)](first, *arguments, **options)
+        with torch.cuda.device_of(tensor):
+            kernel[(programs,)](tensor, *arguments, **options)
 
 
 def _pieces(whole: int, piece: int) -> int:
@@ -252,8 +252,8 @@ def _gpu(device: torch.device) -> _Gpu:
     if device.type == "cpu":
         return _Gpu(processors=1, shared_memory=2**31)
     driver: Any = triton.runtime.driver.active
-    found = driver.utils.get_device_properties(device.index)
-    return _Gpu(processors=found["multiprocessor_count"], shared_memory=found["max_shared_mem"])
+    properties = driver.utils.get_device_properties(device.index)
+    return _Gpu(processors=properties["multiprocessor_count"], shared_memory=properties["max_shared_mem"])
 
 
 INTERPRETED = not isinstance(cast(object, kernels.walk_span), triton.JITFunction)

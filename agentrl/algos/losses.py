@@ -2,29 +2,33 @@
 
 Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows (one episode each). ``t`` = 1, 2, … counts the sampled
 tokens of an episode through all its turns, and d = logp − old_logp is a token's log ratio. Log-probs are in nats, at
-the sampling temperature. All losses take:
+the sampling temperature. A loss is written as a function of ``LossInputs`` and its own options. It is called with the
+inputs themselves:
 
     logp [S]         log-prob of each token under the policy being optimised
     old_logp [S]     log-prob at the start of the batch
     advantages [S]   advantage of each token; detached
     starts [R+1]     offset of each row
-    weights [S]      factor of each token's loss, as ``behaviour_weights`` gives it; None: 1
+    weights [S]      importance weight of each token's loss, as ``behaviour_weights`` returns it; None: 1
     aggregate        how the tokens' losses become one number (``aggregate.coefficients``)
     max_tokens       the constant length of the aggregation ``token_sum_const``
 
-They return a ``LossOut``, and raise ValueError for shapes that do not fit or numbers that are not finite, ConfigError
-for an option out of its range, and UnknownNameError for an aggregation that does not exist.
+A loss returns a ``LossOut``. It raises ValueError for shapes that do not fit or numbers that are not finite,
+ConfigError for an option out of its range, and UnknownNameError for an aggregation that does not exist.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import update_wrapper
+from inspect import Signature, signature
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from agentrl.algos.aggregate import Aggregate, coefficients
-from agentrl.algos.ratios import cumulative_log_ratio, token_log_ratio
+from agentrl.algos.ratios import token_log_ratio
 from agentrl.algos.rows import Rows, check_tokens
 from agentrl.errors import ConfigError
 
@@ -38,23 +42,101 @@ class LossOut(NamedTuple):
     loss: Tensor
     """The aggregated loss, a scalar that gradients flow from."""
     metrics: dict[str, Tensor]
-    """Detached scalars over the sampled tokens: ``clip_fraction`` (how many of those with an advantage have their
-    gradient cut), ``ratio_mean``, ``log_ratio_abs_max`` (of a single token), and for CTPO ``S_mean`` and ``S_std``."""
+    """Detached scalars over the sampled tokens, none where there is no token: ``clip_fraction`` (the share of tokens
+    with an advantage whose gradient is cut), ``ratio_mean`` and ``log_ratio_abs_max`` (of a single token)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """The checked inputs of a loss, at least float32, everything but ``logp`` and ``grad_only`` detached."""
+
+    rows: Rows
+    """The rows of the tokens."""
+    logp: Tensor
+    """Log-prob of each token under the policy being optimised, as given [S]."""
+    old_logp: Tensor
+    """Log-prob of each token at the start of the batch, as given [S]."""
+    advantages: Tensor
+    """Advantage of each token [S]."""
+    factors: Tensor
+    """Factor of each token's loss in the aggregated one, its weight included [S]."""
+    log_ratio: Tensor
+    """The log ratio θ/old of each token, clamped to ±20 [S]."""
+    grad_only: Tensor
+    """Zeros that carry the gradient of the log-prob: logp less its detached self [S]."""
+
+    @classmethod
+    def of(
+        cls,
+        logp: Tensor,
+        old_logp: Tensor,
+        advantages: Tensor,
+        starts: Tensor,
+        weights: Tensor | None,
+        aggregate: Aggregate,
+        max_tokens: int | None,
+    ) -> "LossInputs":
+        """Check what a loss is called with; the arguments are those of the module's docstring."""
+        check_tokens("logp", logp, logp)
+        check_tokens("old_logp", old_logp, logp)
+        check_tokens("advantages", advantages, logp)
+        if weights is not None:
+            check_tokens("weights", weights, logp, least=0.0)
+        rows, log_ratio = Rows.of(starts, logp), token_log_ratio(logp, old_logp)
+        factors = coefficients(aggregate, rows, max_tokens).to(log_ratio)
+        return cls(
+            rows=rows,
+            logp=logp,
+            old_logp=old_logp.detach(),
+            advantages=advantages.detach().to(log_ratio),
+            factors=factors if weights is None else factors * weights.detach().to(log_ratio),
+            log_ratio=log_ratio,
+            # Added to a detached value, it gives that value logp's gradient without changing it.
+            grad_only=(logp - logp.detach()).to(log_ratio),
+        )
+
+
+class PolicyLoss:
+    """A loss that is written as a function of ``LossInputs`` and its own options, and called with the inputs.
+
+    Args:
+        function: the loss; its options are keyword arguments.
+    """
+
+    def __init__(self, function: Callable[..., LossOut]) -> None:
+        self._function = function
+        update_wrapper(self, function)
+        # A config's options are checked against the signature, so it must show the loss's own options too.
+        shared = signature(self.__call__).parameters.values()
+        own = signature(function).parameters.values()
+        parameters = [option for option in (*shared, *own) if option.name not in ("inputs", "options")]
+        self.__signature__ = Signature(parameters, return_annotation=LossOut)
+
+    def __call__(
+        self,
+        logp: Tensor,
+        old_logp: Tensor,
+        advantages: Tensor,
+        starts: Tensor,
+        *,
+        weights: Tensor | None = None,
+        aggregate: Aggregate = "seq_mean_token_mean",
+        max_tokens: int | None = None,
+        **options: Any,
+    ) -> LossOut:
+        """Compute the loss of a pack of rows; the arguments are those of the module's docstring."""
+        inputs = LossInputs.of(logp, old_logp, advantages, starts, weights, aggregate, max_tokens)
+        return self._function(inputs, **options)
+
+
+@PolicyLoss
 def ctpo(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    starts: Tensor,
+    inputs: LossInputs,
     *,
     clip_low: float = 0.025,
     clip_high: float = 0.05,
     clip_dual: float | None = 0.05,
     power: float = 0.5,
-    weights: Tensor | None = None,
-    aggregate: Aggregate = "seq_mean_token_mean",
-    max_tokens: int | None = None,
 ) -> LossOut:
     """CTPO: the cumulative ratio c_t = exp(Σ_{j≤t} d_j) in a window that widens with t^power.
 
@@ -71,29 +153,16 @@ def ctpo(
     """
     dual = math.inf if clip_dual is None else clip_dual
     _check_widths("ctpo", clip_low=clip_low, clip_high=clip_high, clip_dual=dual, power=power)
-    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights, aggregate, max_tokens)
-    total = cumulative_log_ratio(logp, old_logp, starts)
+    total = inputs.rows.prefix_sum(inputs.log_ratio).to(inputs.log_ratio.dtype)
     # S_t is a sum of t steps: with power 1/2 the window grows as the standard deviation of a random walk does.
-    width = tokens.rows.ordinal.to(total.dtype) ** power
-    metrics = {"S_mean": total.mean(), "S_std": total.std(correction=0)} if total.numel() else {}
+    width = inputs.rows.ordinal.to(total.dtype) ** power
     # grad_only is the token's own log-prob, so the gradient sees the prefix as a constant factor.
-    out = _clipped(tokens, total, tokens.grad_only, low=-clip_low * width, high=clip_high * width, dual=dual * width)
-    return LossOut(out.loss, out.metrics | metrics)
+    return _clipped(inputs, total, inputs.grad_only, low=-clip_low * width, high=clip_high * width, dual=dual * width)
 
 
+@PolicyLoss
 def cppo(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    starts: Tensor,
-    *,
-    threshold: float = 0.15,
-    budget: float = 0.015,
-    floor: float = 0.8,
-    adaptive: bool = False,
-    weights: Tensor | None = None,
-    aggregate: Aggregate = "seq_mean_token_mean",
-    max_tokens: int | None = None,
+    inputs: LossInputs, *, threshold: float = 0.15, budget: float = 0.015, floor: float = 0.8, adaptive: bool = False
 ) -> LossOut:
     """CPPO: −A·r, but 0 for a token that moves π away from *old* by more than its row's prefix leaves room for.
 
@@ -114,9 +183,8 @@ def cppo(
     _check_widths("cppo", threshold=threshold, budget=budget)
     if not 0 < floor <= 1:
         raise ConfigError(f"floor of cppo must be above 0 and at most 1, but is {floor}")
-    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights, aggregate, max_tokens)
-    rows = tokens.rows
-    moved = (logp.detach().double().exp() - old_logp.detach().double().exp()).abs()
+    rows = inputs.rows
+    moved = (inputs.logp.detach().double().exp() - inputs.old_logp.double().exp()).abs()
     weight = 1 - (1 - floor) * (rows.ordinal - 1) / (rows.lengths - 1).clamp_min(1)[rows.row]
     room = torch.full_like(moved, budget)
     if adaptive:
@@ -125,25 +193,16 @@ def cppo(
     spent = weight * moved
     # Sums over the tokens before: the inclusive ones less the token's own term.
     slack = room * (rows.prefix_sum(weight) - weight) - (rows.prefix_sum(spent) - spent)
-    away = tokens.advantages * tokens.log_ratio > 0
+    away = inputs.advantages * inputs.log_ratio > 0
     cut = away & (spent > threshold + slack.clamp(max=0.0))
-    ratio = (tokens.log_ratio + tokens.grad_only).clamp(max=MAX_LOG_RATIO).exp()
-    surrogate = torch.where(cut, 0.0, -tokens.advantages * ratio)
-    return _out(tokens, tokens.log_ratio, surrogate, cut)
+    ratio = (inputs.log_ratio + inputs.grad_only).clamp(max=MAX_LOG_RATIO).exp()
+    surrogate = torch.where(cut, 0.0, -inputs.advantages * ratio)
+    return _out(inputs, inputs.log_ratio, surrogate, cut)
 
 
+@PolicyLoss
 def ppo_clip(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    starts: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    clip_dual: float | None = None,
-    weights: Tensor | None = None,
-    aggregate: Aggregate = "seq_mean_token_mean",
-    max_tokens: int | None = None,
+    inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, clip_dual: float | None = None
 ) -> LossOut:
     """PPO's clipped surrogate per token: max(−A·r, −A·clip(r, 1 − low, 1 + high)), r = exp(logp − old).
 
@@ -159,24 +218,12 @@ def ppo_clip(
     dual = math.inf if clip_dual is None else clip_dual
     if not dual > 1:
         raise ConfigError(f"clip_dual of ppo_clip is a ratio and must be above 1, but is {dual}")
-    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights, aggregate, max_tokens)
     low, high = _log_window("ppo_clip", clip_low, clip_high)
-    return _clipped(tokens, tokens.log_ratio, tokens.grad_only, low=low, high=high, dual=math.log(dual))
+    return _clipped(inputs, inputs.log_ratio, inputs.grad_only, low=low, high=high, dual=math.log(dual))
 
 
-def gspo(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    starts: Tensor,
-    *,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
-    token_form: bool = False,
-    weights: Tensor | None = None,
-    aggregate: Aggregate = "seq_mean_token_mean",
-    max_tokens: int | None = None,
-) -> LossOut:
+@PolicyLoss
+def gspo(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4, token_form: bool = False) -> LossOut:
     """GSPO: PPO's clip on the row's length-normalised ratio s = exp(mean_j d_j).
 
     Options:
@@ -187,30 +234,19 @@ def gspo(
 
     Source: arXiv 2507.18071.
     """
-    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights, aggregate, max_tokens)
-    rows = tokens.rows
+    rows = inputs.rows
     # Rows without a token divide by 0, but no token indexes them.
-    mean = (rows.sum(tokens.log_ratio) / rows.lengths)[rows.row].to(tokens.log_ratio)
+    mean = (rows.sum(inputs.log_ratio) / rows.lengths)[rows.row].to(inputs.log_ratio)
     # The value is the row's mean ratio in both forms; the forms differ only in where its gradient goes.
-    flow = tokens.grad_only
+    flow = inputs.grad_only
     if not token_form:
         flow = (rows.sum(flow) / rows.lengths)[rows.row].to(mean)
     low, high = _log_window("gspo", clip_low, clip_high)
-    return _clipped(tokens, mean, flow, low=low, high=high, dual=math.inf)
+    return _clipped(inputs, mean, flow, low=low, high=high, dual=math.inf)
 
 
-def cispo(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    starts: Tensor,
-    *,
-    clip_low: float = 1.0,
-    clip_high: float = 4.0,
-    weights: Tensor | None = None,
-    aggregate: Aggregate = "seq_mean_token_mean",
-    max_tokens: int | None = None,
-) -> LossOut:
+@PolicyLoss
+def cispo(inputs: LossInputs, *, clip_low: float = 1.0, clip_high: float = 4.0) -> LossOut:
     """CISPO: −sg(clip(r, 1 − low, 1 + high))·A·logp; the ratio is clipped, but no token's gradient is cut.
 
     Its paper sets no lower bound, hence ``clip_low=1``, and does not state the upper one: a ratio of 5 is our choice.
@@ -222,25 +258,11 @@ def cispo(
 
     Source: arXiv 2506.13585.
     """
-    tokens = _Tokens.of(logp, old_logp, advantages, starts, weights, aggregate, max_tokens)
-    low, high = _log_window("cispo", clip_low, clip_high)
-    # log_ratio is detached, which makes the ratio the constant sg(…); the gradient is that of logp alone.
-    ratio = tokens.log_ratio.clamp(low, min(high, MAX_LOG_RATIO)).exp()
-    held = (tokens.log_ratio < low) | (tokens.log_ratio > high)
-    return _out(tokens, tokens.log_ratio, -ratio * tokens.advantages * logp, held)
+    return _truncated(inputs, *_log_window("cispo", clip_low, clip_high))
 
 
-def reinforce(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    starts: Tensor,
-    *,
-    cap: float = 5.0,
-    weights: Tensor | None = None,
-    aggregate: Aggregate = "seq_mean_token_mean",
-    max_tokens: int | None = None,
-) -> LossOut:
+@PolicyLoss
+def reinforce(inputs: LossInputs, *, cap: float = 5.0) -> LossOut:
     """REINFORCE with a truncated weight: −sg(min(r, cap))·A·logp, r = exp(logp − old) and cap at least 1.
 
     The metric ``clip_fraction`` counts the truncated ratios.
@@ -248,64 +270,32 @@ def reinforce(
     # `not >=` refuses NaN as well.
     if not cap >= 1:
         raise ConfigError(f"cap of reinforce must be at least 1, but is {cap}")
-    keep = cap - 1.0
-    return cispo(
-        logp, old_logp, advantages, starts, clip_high=keep, weights=weights, aggregate=aggregate, max_tokens=max_tokens
-    )
+    return _truncated(inputs, *_log_window("reinforce", 1.0, cap - 1.0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tokens:
-    """The checked inputs of a loss, at least float32, everything but ``grad_only`` detached."""
-
-    rows: Rows
-    """The rows of the tokens."""
-    advantages: Tensor
-    """Advantage of each token [S]."""
-    factors: Tensor
-    """Factor of each token's loss in the aggregated one, its weight included [S]."""
-    log_ratio: Tensor
-    """The log ratio θ/old of each token, clamped to ±20 [S]."""
-    grad_only: Tensor
-    """Zeros that carry the gradient of the log-prob: logp less its detached self [S]."""
-
-    @classmethod
-    def of(
-        cls,
-        logp: Tensor,
-        old_logp: Tensor,
-        advantages: Tensor,
-        starts: Tensor,
-        weights: Tensor | None,
-        aggregate: Aggregate,
-        max_tokens: int | None,
-    ) -> "_Tokens":
-        check_tokens("logp", logp, logp)
-        check_tokens("old_logp", old_logp, logp)
-        check_tokens("advantages", advantages, logp)
-        if weights is not None:
-            check_tokens("weights", weights, logp, least=0.0)
-        rows, log_ratio = Rows.of(starts, logp), token_log_ratio(logp, old_logp)
-        factors = coefficients(aggregate, rows, max_tokens).to(log_ratio)
-        return cls(
-            rows=rows,
-            advantages=advantages.detach().to(log_ratio),
-            factors=factors if weights is None else factors * weights.detach().to(log_ratio),
-            log_ratio=log_ratio,
-            # Added to a detached value, it gives that value logp's gradient without changing it.
-            grad_only=(logp - logp.detach()).to(log_ratio),
-        )
+def _truncated(inputs: LossInputs, low: float, high: float) -> LossOut:
+    """Weigh −A·logp by the ratio, whose logarithm is clipped to [low, high]; no token's gradient is cut."""
+    # log_ratio is detached, which makes the ratio the constant sg(…); the gradient is that of logp alone.
+    ratio = inputs.log_ratio.clamp(low, min(high, MAX_LOG_RATIO)).exp()
+    clipped = (inputs.log_ratio < low) | (inputs.log_ratio > high)
+    return _out(inputs, inputs.log_ratio, -ratio * inputs.advantages * inputs.logp, clipped)
 
 
 def _clipped(
-    tokens: _Tokens, log_ratio: Tensor, flow: Tensor, *, low: Tensor | float, high: Tensor | float, dual: Tensor | float
+    inputs: LossInputs,
+    log_ratio: Tensor,
+    flow: Tensor,
+    *,
+    low: Tensor | float,
+    high: Tensor | float,
+    dual: Tensor | float,
 ) -> LossOut:
     """Clip the surrogate of the detached ``log_ratio`` [S]; its gradient flows through the zeros ``flow`` [S].
 
     max(−A·r, −A·clip(r)), with min(·, −A·r_dual) where A < 0, is −A·exp of the log ratio clamped below ``high`` where
     A ≥ 0 and to [low, dual] where A < 0. The bounds are those of the log ratio, one for each token [S] or one for all.
     """
-    negative = tokens.advantages < 0
+    negative = inputs.advantages < 0
     # Of two numbers torch.where would make float32.
     low, high, dual = (
         torch.as_tensor(bound, dtype=log_ratio.dtype, device=log_ratio.device) for bound in (low, high, dual)
@@ -314,21 +304,21 @@ def _clipped(
     ceiling = torch.where(negative, dual, high).clamp(max=MAX_LOG_RATIO)
     cut = (log_ratio < floor) | (log_ratio > ceiling)
     # clamp's gradient is 0 outside its bounds, which is exactly what PPO's max and min cut.
-    surrogate = -tokens.advantages * (log_ratio + flow).clamp(floor, ceiling).exp()
-    return _out(tokens, log_ratio, surrogate, cut)
+    surrogate = -inputs.advantages * (log_ratio + flow).clamp(floor, ceiling).exp()
+    return _out(inputs, log_ratio, surrogate, cut)
 
 
-def _out(tokens: _Tokens, log_ratio: Tensor, surrogate: Tensor, cut: Tensor) -> LossOut:
+def _out(inputs: LossInputs, log_ratio: Tensor, surrogate: Tensor, cut: Tensor) -> LossOut:
     """Aggregate the tokens' losses; no metrics where there are no tokens, since no number would be true."""
-    loss = (surrogate * tokens.factors).sum()
+    loss = (surrogate * inputs.factors).sum()
     if log_ratio.numel() == 0:
         return LossOut(loss, {})
     # A token without an advantage has no gradient to cut: counting it would only dilute the fraction.
-    credited = tokens.advantages != 0
+    credited = inputs.advantages != 0
     metrics = {
         "clip_fraction": (cut & credited).sum() / credited.sum().clamp_min(1),
         "ratio_mean": log_ratio.clamp(max=MAX_LOG_RATIO).exp().mean(),
-        "log_ratio_abs_max": tokens.log_ratio.abs().max(),
+        "log_ratio_abs_max": inputs.log_ratio.abs().max(),
     }
     return LossOut(loss, metrics)
 

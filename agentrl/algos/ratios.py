@@ -6,7 +6,7 @@ engine reported as it sampled. Shapes: ``S`` sampled tokens of all rows end to e
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,8 +20,6 @@ MAX_TOKEN_LOG_RATIO = 20.0
 CorrectionKind = Literal["sequence", "prefix", "token", "none"]
 
 RejectionLevel = Literal["token", "sequence", "geometric"]
-
-_KINDS = ("sequence", "prefix", "token", "none")
 
 
 def token_log_ratio(logp: Tensor, old_logp: Tensor) -> Tensor:
@@ -91,8 +89,8 @@ def behaviour_weights(
 
     Source: arXiv 2605.07331 (truncated sequence weight, cap 5).
     """
-    if kind not in _KINDS:
-        raise UnknownNameError("behaviour correction", kind, _KINDS)
+    if kind not in get_args(CorrectionKind):
+        raise UnknownNameError("behaviour correction", kind, get_args(CorrectionKind))
     if not (cap > 0 and math.isfinite(cap)):
         raise ConfigError(f"the cap of a behaviour weight must be a positive number, not {cap}")
     check_tokens("old_logp", old_logp, old_logp)
@@ -143,9 +141,9 @@ def rejection_mask(
         # Rows without a token divide by 0, but no token indexes them.
         "geometric": (total / rows.lengths)[rows.row],
     }
-    kept = torch.ones_like(step, dtype=torch.bool)
+    accepted = torch.ones_like(step, dtype=torch.bool)
     for level, (low, high) in bounds.items():
         if not 0 <= low < high:
             raise ConfigError(f"the bounds of a ratio must rise from 0 up, but those of {level!r} are {low} and {high}")
-        kept &= (log_ratio[level] >= (math.log(low) if low else -math.inf)) & (log_ratio[level] <= math.log(high))
-    return kept
+        accepted &= (log_ratio[level] >= (math.log(low) if low else -math.inf)) & (log_ratio[level] <= math.log(high))
+    return accepted

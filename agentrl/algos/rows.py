@@ -42,11 +42,11 @@ class Rows:
             raise ValueError(f"starts must be integer offsets [R+1], not {_describe(starts)}")
         offsets = starts.to(device=like.device, dtype=torch.int64)
         lengths = offsets.diff()
-        first, last, falls = int(offsets[0]), int(offsets[-1]), bool((lengths < 0).any())
-        if first != 0 or last != like.numel() or falls:
-            raise ValueError(f"starts must rise from 0 to {like.numel()}, the number of tokens, not {first} to {last}")
+        begin, end, falls = int(offsets[0]), int(offsets[-1]), bool((lengths < 0).any())
+        if begin != 0 or end != like.numel() or falls:
+            raise ValueError(f"starts must rise from 0 to {like.numel()}, the number of tokens, not {begin} to {end}")
         index = torch.arange(lengths.numel(), device=like.device)
-        return cls(starts=offsets, lengths=lengths, row=torch.repeat_interleave(index, lengths, output_size=last))
+        return cls(starts=offsets, lengths=lengths, row=torch.repeat_interleave(index, lengths, output_size=end))
 
     @property
     def ordinal(self) -> Tensor:
