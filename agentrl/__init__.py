@@ -62,8 +62,8 @@ def __getattr__(name: str) -> object:
     for home, names in _HOMES.items():
         if name in names:
             # Cached in the module, so that Python does not come here for this name again.
-            globals()[name] = found = getattr(importlib.import_module(f"agentrl.{home}"), name)
-            return found
+            globals()[name] = member = getattr(importlib.import_module(f"agentrl.{home}"), name)
+            return member
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

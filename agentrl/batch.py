@@ -54,7 +54,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """Copy the batch to another device."""
-        return replace(self, **{one.name: getattr(self, one.name).to(device) for one in fields(self)})
+        return replace(self, **{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
     @property
     def sampled_rows(self) -> Tensor:
@@ -90,7 +90,7 @@ class Batch:
         members: dict[int, list[int]] = {}
         for row in rows:
             members.setdefault(group[row], []).append(row)
-        pieces = [piece for one in members.values() for piece in self._fill(one, max_tokens)]
+        pieces = [piece for rows_of_group in members.values() for piece in self._fill(rows_of_group, max_tokens)]
 
         def size(rows: Sequence[int], power: int = 1) -> int:
             return sum(lengths[row] ** power for row in rows)
@@ -103,8 +103,8 @@ class Batch:
                 packs.append([])
                 fitting = packs[-1:]
             min(fitting, key=lambda pack: size(pack, 2)).extend(piece)
-        place = {row: number for number, row in enumerate(rows)}
-        return [self._select(torch.tensor(sorted(pack, key=place.__getitem__))) for pack in packs]
+        position = {row: number for number, row in enumerate(rows)}
+        return [self._select(torch.tensor(sorted(pack, key=position.__getitem__))) for pack in packs]
 
     def _fill(self, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
         """Fill packs with whole rows, one after the other."""
@@ -173,9 +173,9 @@ def whole(groups: Sequence[Group]) -> Batch:
     row_starts, starts = _offsets(lengths), _offsets(counts)
     total = int(row_starts[-1])
     sampled = [
-        offset + place
+        offset + position
         for (_, trajectory), offset in zip(rows, row_starts.tolist(), strict=False)
-        for place in _sampled_places(trajectory)
+        for position in _sampled_places(trajectory)
     ]
     policy = [segment for _, trajectory in rows for segment in trajectory.sampled]
     return Batch(

@@ -13,7 +13,7 @@
     ├── TrajectoryError            tokens, log-probs and rewards that do not fit together
     ├── InvariantError             training would be wrong: engine and trainer disagree, a ratio is not 1 …
     └── InfrastructureError        a sandbox, engine or server failed; never a reward
-        ├── FaultRateError         too many infrastructure faults to go on
+        ├── FaultRateError         too many infrastructure faults to continue
         └── RefusedError           a server refuses one request, as a content filter does
 
 Sandbox faults have a branch of their own (``agentrl.sandboxes.SandboxError``), since that package stands alone; the
@@ -27,7 +27,7 @@ from collections.abc import Iterable
 _MOST_NAMES = 20
 """Most names that an error lists: some environments come by the hundred."""
 _PREFIX = 3
-"""Letters of the shortest beginning of a name that is taken for the whole."""
+"""Fewest letters that count as the beginning of a name."""
 _FEW_NAMES = 10
 """Up to this many names are listed even where one of them is close to the unknown one."""
 
@@ -47,16 +47,16 @@ class ConfigError(UsageError):
 class UnknownNameError(UsageError):
     """A name that does not exist; the message suggests the nearest one that does."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        names = sorted(known)
-        told = nearest(name, names)
+    def __init__(self, kind: str, name: str, names: Iterable[str]) -> None:
+        ranked = sorted(names)
+        suggestion = nearest(name, ranked)
         # The nearest name may be the wrong guess: a short list lets the user choose.
-        if told.endswith("?") and len(names) <= _FEW_NAMES:
-            told += f" There are {', '.join(names)}"
-        super().__init__(f"no {kind} is called {name!r}; {told}")
+        if suggestion.endswith("?") and len(ranked) <= _FEW_NAMES:
+            suggestion += f" There are {', '.join(ranked)}"
+        super().__init__(f"no {kind} is called {name!r}; {suggestion}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        # It may be raised in another process, and come here as its message.
+        # An error of another process arrives by pickle, with the finished message as its only argument.
         return copyreg.__newobj__, (type(self), *self.args)  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -101,19 +101,19 @@ class RefusedError(InfrastructureError):
 
 
 def first_line(error: Exception) -> str:
-    """Give the first line of what a library raised, preceded by its type where the text may be a bare name."""
+    """Return the first line of a library's error, preceded by its type where the text may be a bare name."""
     line, *_ = str(error).splitlines() or [""]
     return line if line and isinstance(error, OSError | ValueError | RuntimeError) else f"{type(error).__name__} {line}"
 
 
-def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Suggest, in half a sentence, which of ``known`` the user may have meant; ``prefix`` makes that one whole."""
-    names = sorted(known)
-    # Who writes ppo for ppo_clip has left out its end, however close another name is.
-    longer = [full for full in names if len(str(name)) >= _PREFIX and full.startswith(str(name))]
-    close = longer or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+def nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """Suggest, in half a sentence, which of ``names`` the user may have meant; ``prefix`` is put before it."""
+    ranked = sorted(names)
+    # The beginning of a name counts more than likeness: ppo means ppo_clip, however close another name is.
+    longer = [full for full in ranked if len(str(name)) >= _PREFIX and full.startswith(str(name))]
+    close = longer or difflib.get_close_matches(str(name), ranked, n=1, cutoff=0.5)
     if close:
         return f"did you mean {prefix + close[0]!r}?"
-    if len(names) > _MOST_NAMES:
-        return f"choose one of {', '.join(names[:_MOST_NAMES])} … ({len(names)} in all)"
-    return f"choose one of {', '.join(names)}" if names else "there are none yet"
+    if len(ranked) > _MOST_NAMES:
+        return f"choose one of {', '.join(ranked[:_MOST_NAMES])} … ({len(ranked)} in all)"
+    return f"choose one of {', '.join(ranked)}" if ranked else "there are none yet"

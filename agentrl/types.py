@@ -338,15 +338,15 @@ class Group:
         object.__setattr__(self, "trajectories", tuple(self.trajectories))
         if not self.trajectories:
             raise TrajectoryError("a group needs at least one episode")
-        first = self.trajectories[0]
+        leader = self.trajectories[0]
         for other in self.trajectories[1:]:
-            if other.task_id != first.task_id:
-                raise TrajectoryError(f"a group holds one task, not {first.task_id!r} and {other.task_id!r}")
-            if other.env != first.env:
-                raise TrajectoryError(f"a group is of one environment, not of {first.env!r} and {other.env!r}")
+            if other.task_id != leader.task_id:
+                raise TrajectoryError(f"a group holds one task, not {leader.task_id!r} and {other.task_id!r}")
+            if other.env != leader.env:
+                raise TrajectoryError(f"a group is of one environment, not of {leader.env!r} and {other.env!r}")
             # Returns are comparable only from the same starting point.
-            if other.segments[0] != first.segments[0]:
-                raise TrajectoryError(f"members of the group of task {first.task_id!r} began with different prompts")
+            if other.segments[0] != leader.segments[0]:
+                raise TrajectoryError(f"members of the group of task {leader.task_id!r} began with different prompts")
 
     @property
     def task_id(self) -> str:

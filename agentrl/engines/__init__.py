@@ -73,13 +73,13 @@ def check_trains(name: str) -> None:
         raise ConfigError("engine 'openai' only evaluates: set engine.name to 'transformers' or 'vllm'")
 
 
-def make_named(what: str, known: Mapping[str, str], name: str, options: Mapping[str, Any], *parts: Any) -> Any:
+def make_named(what: str, table: Mapping[str, str], name: str, options: Mapping[str, Any], *parts: Any) -> Any:
     """Make what a config chooses by its name, and import its module.
 
     Args:
         what: the section of the config.
-        known: module and class by name.
-        name: a name in ``known``.
+        table: module and class by name.
+        name: a name in ``table``.
         options: ``options`` of that section: keyword arguments.
         parts: positional arguments.
 
@@ -87,9 +87,9 @@ def make_named(what: str, known: Mapping[str, str], name: str, options: Mapping[
         UnknownNameError: there is no such name.
         ConfigError: its package is not installed, or it does not take one of the options, or not such a value.
     """
-    if name not in known:
-        raise UnknownNameError(what, name, known)
-    module, _, kind = known[name].partition(":")
+    if name not in table:
+        raise UnknownNameError(what, name, table)
+    module, _, kind = table[name].partition(":")
     try:
         return getattr(importlib.import_module(module), kind)(*parts, **options)
     except ModuleNotFoundError as error:

@@ -237,8 +237,8 @@ class TransformersEngine:
                     finish="stop" if stopped else "length",
                     version=request.versions[0],
                     swaps=tuple(
-                        (place, new)
-                        for place, (old, new) in enumerate(pairwise(request.versions), start=1)
+                        (index, new)
+                        for index, (old, new) in enumerate(pairwise(request.versions), start=1)
                         if new != old
                     ),
                 )

@@ -203,7 +203,7 @@ class VllmEngine:
             raise InfrastructureError(f"vLLM ended a request before it was complete: {done.finish_reason!r}")
         # Rounding may give a log-prob slightly above 0, which the trainer would refuse.
         pairs = zip(done.token_ids, done.logprobs, strict=True)
-        logprobs = tuple(0.0 if greedy else min(0.0, given[token].logprob) for token, given in pairs)
+        logprobs = tuple(0.0 if greedy else min(0.0, logprob_of[token].logprob) for token, logprob_of in pairs)
         # Weights that it has started from have no number of ours.
         (_, version), *swaps = [
             (span.start, self._first if span.version == "default" else int(span.version))

@@ -109,12 +109,12 @@ class BucketedRows:
             within = torch.where(within < row_starts.diff()[rows][:, None], within, 0)
             tokens = source[row_starts[rows][:, None] + within]
             self._add(cells, tokens, tokens)
-        found = torch.cat(cells)
+        held = torch.cat(cells)
         # Each token's result is read from one cell. The first that holds it is no pad: pads follow the token they
         # repeat. "amin" also makes the choice independent of the order in which the device scatters.
-        first = torch.full((int(source.max()) + 1,), len(found), device=device)
-        first.scatter_reduce_(0, found, torch.arange(len(found), device=device), "amin")
-        self._cell = None if _consecutive(first) and len(first) == len(found) else first
+        cell = torch.full((int(source.max()) + 1,), len(held), device=device)
+        cell.scatter_reduce_(0, held, torch.arange(len(held), device=device), "amin")
+        self._cell = None if _consecutive(cell) and len(cell) == len(held) else cell
         self._bands: dict[int | None, Tensor] = {}
         self._longest = max(lengths)
 
@@ -159,9 +159,9 @@ class BucketedRows:
         for begin in range(0, count, _QUERIES):
             part = query[:, :, begin : begin + _QUERIES]
             end = length - count + begin + part.shape[2]
-            first = 0 if window is None else max(0, end - part.shape[2] - window + 1)
-            band = self._bands[window][-part.shape[2] :, first - end :]
-            attended = part, key[:, :, first:end], value[:, :, first:end], band, how
+            first_key = 0 if window is None else max(0, end - part.shape[2] - window + 1)
+            band = self._bands[window][-part.shape[2] :, first_key - end :]
+            attended = part, key[:, :, first_key:end], value[:, :, first_key:end], band, how
             # What would be kept for the backward pass, a softcap's scores and copies of the mask, is made again then.
             again = how.softcap is not None or query.device.type != "cpu"
             outs.append(checkpoint(masked, *attended, use_reentrant=False) if again else masked(*attended))
@@ -220,9 +220,9 @@ def same_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
     return query[0].unflatten(0, (heads, shares)), k, v
 
 
-def additive_mask(positions: Tensor, first: int, end: int, window: int | None, like: Tensor) -> Tensor:
+def additive_mask(positions: Tensor, begin: int, end: int, window: int | None, like: Tensor) -> Tensor:
     """The additive mask of tokens at ``positions`` [m] over the keys from ``first`` to ``end`` [m, end-first]."""
-    keys = torch.arange(first, end, device=positions.device)
+    keys = torch.arange(begin, end, device=positions.device)
     hidden = keys > positions[:, None]
     if window is not None:
         hidden |= keys <= positions[:, None] - window

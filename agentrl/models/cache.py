@@ -128,10 +128,10 @@ class CachedRows:
         """Position of each new token within its row [T]."""
         self.last = self._indices(begins[1:]) - 1
         """Index in T of the last new token of each row."""
-        every = list(zip(rows, begins, counts, ends, strict=False))
+        all_rows = list(zip(rows, begins, counts, ends, strict=False))
         # Cache row, index in T of the first new token, number of new tokens, and length of the row with them.
-        self._alone = [one for one in every if one[2] > 1 or one[3] > SHORT]
-        batch = [one for one in every if one[2] == 1 and one[3] <= SHORT]
+        self._alone = [row for row in all_rows if row[2] > 1 or row[3] > SHORT]
+        batch = [row for row in all_rows if row[2] == 1 and row[3] <= SHORT]
         self._rows = self._indices(row for row, *_ in batch)
         self._last = self._indices(end - 1 for *_, end in batch)
         # Where all tokens are the batch's own, a slice takes them without a copy.
@@ -181,15 +181,15 @@ class CachedRows:
 
     def _alone_over(self, store: Tensor, query: Tensor, end: int, how: How) -> Tensor:
         """Attend from the new tokens [n, H, D] of a row of ``end`` tokens."""
-        count, first = len(query), 0
+        count, first_key = len(query), 0
         if how.window is not None and how.softcap is None:
             # What no token sees is left out, by whole blocks of the kernel, which a softcap has none of.
-            first = max(0, end - count + 1 - how.window) // SHORT * SHORT
-        keys, values = store[:, None, :, first : padded_keys(end)]
+            first_key = max(0, end - count + 1 - how.window) // SHORT * SHORT
+        keys, values = store[:, None, :, first_key : padded_keys(end)]
         missing = -count % query_multiple(query.shape[-1])
-        if (kind := (count, end, first, how.window)) not in self._masks:
+        if (kind := (count, end, first_key, how.window)) not in self._masks:
             at = torch.arange(end - count, end + missing, device=query.device).clamp_(max=end - 1)
-            self._masks[kind] = additive_mask(at, first, first + keys.shape[2], how.window, self._like)
+            self._masks[kind] = additive_mask(at, first_key, first_key + keys.shape[2], how.window, self._like)
         mask = self._masks[kind]
         if count == 1:
             return _one_each(query, keys, values, mask[:1], how)

@@ -48,15 +48,15 @@ def from_gguf(path: str, say: Callable[[str], None]) -> str:
 
 def _find(path: str) -> Path | None:
     """Return the GGUF file that ``path`` names."""
-    place = Path(path)
-    if path.endswith(".gguf") and place.is_file():
-        return place
-    if not path or not place.is_dir() or (place / "config.json").exists():
+    source = Path(path)
+    if path.endswith(".gguf") and source.is_file():
+        return source
+    if not path or not source.is_dir() or (source / "config.json").exists():
         return None
-    found = sorted(place.glob("*.gguf"))
-    if len(found) > 1:
-        raise UsageError(f"{path!r} holds {len(found)} GGUF files: name one of them, such as {str(found[0])!r}")
-    return found[0] if found else None
+    files = sorted(source.glob("*.gguf"))
+    if len(files) > 1:
+        raise UsageError(f"{path!r} holds {len(files)} GGUF files: name one of them, such as {str(files[0])!r}")
+    return files[0] if files else None
 
 
 def convert(file: Path, out: Path) -> None:

@@ -126,7 +126,9 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
         saved = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(folder / _WEIGHTS).items()}
         _inject(model, LoraConfig.from_pretrained(str(folder)))
         own = _adapters(dict(model.named_parameters()))
-        if {name: one.shape for name, one in own.items()} != {name: one.shape for name, one in saved.items()}:
+        if {name: weight.shape for name, weight in own.items()} != {
+            name: weight.shape for name, weight in saved.items()
+        }:
             raise ValueError("they do not fit the model, or are of a kind that agentrl can't load")
     except Exception as error:  # peft and safetensors raise all kinds of things on files that are none of theirs
         raise UsageError(f"the adapters in {str(folder)!r} can't be used: {error}") from error
@@ -192,4 +194,4 @@ def _inject(model: Any, config: Any) -> None:
 
 def _adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Select a model's adapters from its weights, by the names that peft gives them in files."""
-    return {name.replace(f".{_ADAPTER}.", "."): one for name, one in weights.items() if ".lora_" in name}
+    return {name.replace(f".{_ADAPTER}.", "."): weight for name, weight in weights.items() if ".lora_" in name}

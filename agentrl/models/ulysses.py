@@ -33,8 +33,8 @@ class TokenShare:
         """
         size = self._group.size()
         each = -(-len(tokens) // size)
-        first = self._group.rank() * each
-        return pad(tokens, (0, each * size - len(tokens)))[first : first + each], first
+        begin = self._group.rank() * each
+        return pad(tokens, (0, each * size - len(tokens)))[begin : begin + each], begin
 
     def plan(self, rows: Plan, count: int) -> Plan:
         """Let the ranks' parts attend as ``rows`` says for all ``count`` tokens."""

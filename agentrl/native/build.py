@@ -52,19 +52,19 @@ def library() -> Library:
     compiler = find_compiler()
     digest = _digest(compiler)
     folder = _own_folder()
-    if folder is not None and _is_own(kept := folder / f"step-{digest}.so", stat.S_ISREG):
+    if folder is not None and _is_own(compiled := folder / f"step-{digest}.so", stat.S_ISREG):
         # A file that was cut short, as by a full disk, is made again.
         with suppress(OSError):
-            return _load(kept, digest)
+            return _load(compiled, digest)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
         made = Path(scratch) / "step.so"
         _compile(compiler, made)
         made.chmod(0o700)  # whatever the umask is: a file that others may write is not taken again
-        found = _load(made, digest)
+        loaded = _load(made, digest)
         if folder is not None:
             with suppress(OSError):
                 made.replace(folder / f"step-{digest}.so")
-        return found
+        return loaded
 
 
 def find_compiler() -> list[str]:
@@ -141,7 +141,7 @@ def _own_folder() -> Path | None:
 def _is_own(path: Path, kind: Callable[[int], bool]) -> bool:
     """Return whether a path is of this kind, belongs to this user, and nobody else can write there."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return kind(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022

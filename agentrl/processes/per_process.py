@@ -50,22 +50,22 @@ class PerProcess(Generic[T, *Key]):
         with self._lock:
             return list(self._made.values())
 
-    def drop(self, one: T) -> None:
+    def drop(self, shared: T) -> None:
         """Hand ``one`` over to the caller, who closes it; the next ``get`` makes another."""
         with self._lock:
-            self._made = {key: made for key, made in self._made.items() if made is not one}
+            self._made = {key: made for key, made in self._made.items() if made is not shared}
 
     def close(self) -> None:
         """Close the objects of this process; the next ``get`` makes another."""
         with self._lock:
             made, self._made = self._made, {}
         # Outside the lock: closing may take long, or may ask for an object of this very kind.
-        for one in reversed(made.values()):
-            self._close(one)
+        for shared in reversed(made.values()):
+            self._close(shared)
 
     def _begin_child(self) -> None:
         # A thread of the parent may have held the lock during the fork; no thread here would release it.
         self._lock = threading.Lock()
         made, self._made = self._made, {}
-        for one in made.values():
-            self._forget(one)
+        for shared in made.values():
+            self._forget(shared)

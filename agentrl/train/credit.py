@@ -152,8 +152,8 @@ def check_credit(config: Config) -> None:
         )
     if algo.energy_ratio == "old" and algo.correction == "none":
         raise ConfigError("algo.energy_ratio='old' weighs energies by algo.correction, which is 'none': choose one")
-    one = torch.zeros(1)
-    rejection_mask(one, one, torch.tensor([0, 1]), algo.rejection)
+    token_logp = torch.zeros(1)
+    rejection_mask(token_logp, token_logp, torch.tensor([0, 1]), algo.rejection)
     if rollout.overlong_buffer >= min(rollout.turn_tokens, rollout.episode_tokens):
         raise ConfigError(
             f"rollout.overlong_buffer={rollout.overlong_buffer} leaves no length without a penalty: it must be below "

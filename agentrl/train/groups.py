@@ -245,10 +245,10 @@ def rescored(groups: Sequence[Group], score: Callable[[Batch], TokenStats], roun
         return tuple(groups)
     logp = score(batch).logp
     check_agreement(logp, batch.sampler_logp, rounding)
-    given = iter(logp.tolist())
+    logprob_values = iter(logp.tolist())
 
     def again(segment: Segment) -> Segment:
-        logprobs = tuple(itertools.islice(given, len(segment.token_ids))) if segment.trained else None
+        logprobs = tuple(itertools.islice(logprob_values, len(segment.token_ids))) if segment.trained else None
         return replace(segment, logprobs=logprobs)
 
     return tuple(
@@ -301,5 +301,5 @@ async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: in
 
 def _chosen(groups: Sequence[Group], count: int) -> Sequence[Group]:
     """Choose ``count`` groups, the first silent ones only where there are not enough others; in order."""
-    ranked = sorted(range(len(groups)), key=lambda place: is_silent(groups[place]))
-    return [groups[place] for place in sorted(ranked[:count])]
+    ranked = sorted(range(len(groups)), key=lambda index: is_silent(groups[index]))
+    return [groups[index] for index in sorted(ranked[:count])]

@@ -68,14 +68,15 @@ def check_versions(groups: Sequence[Group], version: int, staleness: int) -> Ten
     Raises:
         InvariantError: some were.
     """
-    sampled = [one for trajectory in flatten(groups) for seg in trajectory.sampled for one in seg.token_versions]
-    if other := [one for one in sampled if not version - staleness <= one <= version]:
+    segments = [segment for trajectory in flatten(groups) for segment in trajectory.sampled]
+    versions = [sampled_by for segment in segments for sampled_by in segment.token_versions]
+    if wrong := [sampled_by for sampled_by in versions if not version - staleness <= sampled_by <= version]:
         older = f" and theirs may be {staleness} older" if staleness else ""
         raise InvariantError(
-            f"tokens were sampled from weights of version {min(other)}, but the trainer's are of version "
+            f"tokens were sampled from weights of version {min(wrong)}, but the trainer's are of version "
             f"{version}{older}"
         )
-    return version - torch.tensor(sampled, dtype=torch.long)
+    return version - torch.tensor(versions, dtype=torch.long)
 
 
 async def check_probe(

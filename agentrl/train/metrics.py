@@ -80,7 +80,9 @@ def _reward_parts(episodes: Sequence[Trajectory]) -> dict[str, float]:
     names = sorted({name for episode in episodes for name in episode.parts})
     # The names are anyone's. Quoted they are still distinct, and break no line, path or tag of a tracker.
     return {
-        f"reward/{quote(name, safe=' ', errors='surrogatepass')}": sum(one.parts.get(name, 0.0) for one in episodes)
+        f"reward/{quote(name, safe=' ', errors='surrogatepass')}": sum(
+            episode.parts.get(name, 0.0) for episode in episodes
+        )
         / len(episodes)
         for name in names
     }
@@ -159,8 +161,8 @@ def peak_flops(device: torch.device, dtype: str) -> float | None:
     if device.type != "cuda" or dtype != "bfloat16":
         return None
     name = torch.cuda.get_device_name(device)
-    known = (words for words in sorted(_PEAKS, key=len, reverse=True) if re.search(rf"\b{words}\b", name))
-    return _PEAKS.get(next(known, ""))
+    matching = (words for words in sorted(_PEAKS, key=len, reverse=True) if re.search(rf"\b{words}\b", name))
+    return _PEAKS.get(next(matching, ""))
 
 
 def rates(row: Mapping[str, float], peak: float | None) -> dict[str, float]:
@@ -175,10 +177,10 @@ def rates(row: Mapping[str, float], peak: float | None) -> dict[str, float]:
     """
     # Of a step that was played before its run was resumed, an older checkpoint does not say how long that took.
     spent = row["seconds_generate"]
-    found = {"sampled_tokens_per_second": row["sampled_tokens"] / spent} if spent else {}
+    per_second = {"sampled_tokens_per_second": row["sampled_tokens"] / spent} if spent else {}
     if "trained_tokens" in row:
-        found["trained_tokens_per_second"] = row["trained_tokens"] / row["seconds_update"]
+        per_second["trained_tokens_per_second"] = row["trained_tokens"] / row["seconds_update"]
     if "update_flops" in row:
-        found["flops_per_second"] = row["update_flops"] / row["seconds_update"]
-        found |= {"mfu": found["flops_per_second"] / peak} if peak else {}
-    return found
+        per_second["flops_per_second"] = row["update_flops"] / row["seconds_update"]
+        per_second |= {"mfu": per_second["flops_per_second"] / peak} if peak else {}
+    return per_second

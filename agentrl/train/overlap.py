@@ -57,17 +57,17 @@ class Overlapped(Collecting):
     async def batch(self, number: int) -> Played:
         """Give the groups of step ``number``, once they have ended; those of later steps go on, or begin."""
         began = time.perf_counter()
-        first = self._begin(number)
+        groups = self._begin(number)
         last = min(self._version + 1 + self.staleness, self._config.optim.steps)
         for later in range(number + 1, last + 1):
             self._begin(later)
-        played = await first
+        played = await groups
         del self._ahead[number]
         rollout = self._config.rollout
         left = [rollout.tasks - len(ahead.episodes) / rollout.group_size for ahead in self._ahead.values()]
         waited = time.perf_counter() - began
         # How long they took to play is no longer how long they were waited for.
-        metrics = {"groups_in_flight": sum(max(0, one) for one in left), "seconds_waited": waited}
+        metrics = {"groups_in_flight": sum(max(0, missing) for missing in left), "seconds_waited": waited}
         metrics["groups_cancelled"] = played.collected.cancelled
         return replace(played, metrics={**metrics, "seconds_generate": played.collected.seconds})
 
@@ -84,8 +84,8 @@ class Overlapped(Collecting):
 
     def state(self) -> Mapping[str, object]:
         """Say how many episodes of which later step ``unused`` gives, and what was counted of whole ones."""
-        kept = {str(step): (len(ahead.episodes), ahead.counts) for step, ahead in self._ahead.items()}
-        return {**super().state(), "ahead": kept}
+        counted = {str(step): (len(ahead.episodes), ahead.counts) for step, ahead in self._ahead.items()}
+        return {**super().state(), "ahead": counted}
 
     def unused(self) -> Sequence[Trajectory]:
         """Give all episodes of later steps that have ended."""
@@ -98,7 +98,7 @@ class Overlapped(Collecting):
         for step, (count, counts) in state["ahead"].items():
             # Older checkpoints lack the times.
             counts = counts and {"seconds": 0.0, "clock": {}, **counts}
-            self._ahead[int(step)] = _Ahead({one.seed: one for one in islice(rest, count)}, counts)
+            self._ahead[int(step)] = _Ahead({episode.seed: episode for episode in islice(rest, count)}, counts)
 
     def _begin(self, number: int) -> asyncio.Task[Played]:
         ahead = self._ahead.setdefault(number, _Ahead())
@@ -109,10 +109,10 @@ class Overlapped(Collecting):
         return ahead.task
 
     async def _play_ahead(self, number: int, ahead: _Ahead) -> Played:
-        known = dict(ahead.episodes)
+        episodes_by_seed = dict(ahead.episodes)
         if ahead.counts is not None:
             # A checkpoint has kept all of them. What was lost then stays lost: it is counted, and not played again.
-            size, episodes = self._config.rollout.group_size, tuple(known.values())
+            size, episodes = self._config.rollout.group_size, tuple(episodes_by_seed.values())
             groups = tuple(Group(episodes[at : at + size]) for at in range(0, len(episodes), size))
             counts = dict(ahead.counts)
             return self._chosen(Collected(groups=groups, clock=Clock(**counts.pop("clock")), **counts))
@@ -124,7 +124,7 @@ class Overlapped(Collecting):
         def ended(episode: Trajectory) -> None:
             ahead.episodes[episode.seed] = episode
 
-        collected = await self._play(number, known=known, on_episode=ended)
+        collected = await self._play(number, known=episodes_by_seed, on_episode=ended)
         collected = await self._exact(collected)
         # A checkpoint is to keep them with these log-probs.
         ahead.episodes = {episode.seed: episode for episode in flatten(collected.groups)}

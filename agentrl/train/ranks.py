@@ -74,7 +74,7 @@ def ranks(config: Config) -> Generator[None]:
             if _world() == 1:
                 followers += (_start(config, Path(folder), rank) for rank in range(1, config.run.world))
                 while not all((Path(folder) / f"{rank}.ready").exists() for rank in range(1, config.run.world)):
-                    if any(one.poll() is not None for one in followers):
+                    if any(follower.poll() is not None for follower in followers):
                         raise RuntimeError("a rank ended while it was started")
                     time.sleep(_POLL_S)
             _join_with(followers, _address(Path(folder)), config.run.world)
@@ -87,9 +87,9 @@ def ranks(config: Config) -> Generator[None]:
                 ) from error
             raise
         finally:
-            for one in followers:
-                one.kill()
-                one.wait()
+            for follower in followers:
+                follower.kill()
+                follower.wait()
             if dist.is_initialized():
                 dist.destroy_process_group()
 
@@ -142,7 +142,7 @@ def _join_with(followers: Sequence[subprocess.Popen[bytes]], address: str, world
     joining = threading.Thread(target=join, daemon=True)
     joining.start()
     while joining.is_alive():
-        if any(one.poll() is not None for one in followers):
+        if any(follower.poll() is not None for follower in followers):
             raise RuntimeError("a rank ended before it had joined")
         joining.join(_POLL_S)
     for error in failed:
@@ -153,11 +153,11 @@ def _start(config: Config, folder: Path, rank: int) -> subprocess.Popen[bytes]:
     """Start a rank; what it says goes to a file in ``folder``."""
     world = config.run.world
     threads = config.run.threads or max(1, len(os.sched_getaffinity(0)) // world)
-    given = {"RANK": rank, "WORLD_SIZE": world, "OMP_NUM_THREADS": threads, _STORE: _address(folder)}
+    variables = {"RANK": rank, "WORLD_SIZE": world, "OMP_NUM_THREADS": threads, _STORE: _address(folder)}
     with (folder / f"{rank}.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-c", "from agentrl.train.ranks import follow; follow()"],
-            env={**os.environ, **{name: str(value) for name, value in given.items()}},
+            env={**os.environ, **{name: str(value) for name, value in variables.items()}},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -177,5 +177,5 @@ def _lost(followers: Sequence[subprocess.Popen[bytes]], folder: Path) -> str:
     rank, code = min(((rank, one.poll() or 0) for rank, one in enumerate(followers, 1)), key=lambda one: one[1])
     if code < 0:
         return f"rank {rank} was killed by {signal.Signals(-code).name}"
-    said = (folder / f"{rank}.log").read_text(errors="replace").split("\n")
-    return f"rank {rank} has ended: {next((line for line in reversed(said) if line), 'it said nothing')}"
+    lines = (folder / f"{rank}.log").read_text(errors="replace").split("\n")
+    return f"rank {rank} has ended: {next((line for line in reversed(lines) if line), 'it printed nothing')}"

@@ -100,11 +100,11 @@ class SavedEpisodes:
         """Do nothing: the files are those that the source was made with."""
 
     def _read(self, file: Path) -> list[Group]:
-        found: dict[tuple[str, str, Segment], list[Trajectory]] = {}
+        episodes_by_prompt: dict[tuple[str, str, Segment], list[Trajectory]] = {}
         for record in self._records(file):
             episode = record.trajectory
-            found.setdefault((episode.env, episode.task_id, episode.segments[0]), []).append(episode)
-        groups = [Group(tuple(episodes)) for episodes in found.values()]
+            episodes_by_prompt.setdefault((episode.env, episode.task_id, episode.segments[0]), []).append(episode)
+        groups = [Group(tuple(episodes)) for episodes in episodes_by_prompt.values()]
         if not groups:
             raise UsageError(f"{file} holds no episode")
         if compares(self._config.algo) and max(map(len, groups)) == 1:
@@ -127,21 +127,23 @@ class SavedEpisodes:
     def _check_origin(self, file: Path, record: Record) -> None:
         """Refuse an episode that the config would not have had played."""
         origin, name = record.origin, record.trajectory.env
-        place = f"env.mix.{name}" if name else "env"
+        table = f"env.mix.{name}" if name else "env"
         env = self._config.env.played.get(name)
         rollout = self._config.rollout
         wanted = {
-            f"{place}.id": (origin.env_id, env and env.id),
-            f"{place}.args": (origin.env_args, env and env.args),
+            f"{table}.id": (origin.env_id, env and env.id),
+            f"{table}.args": (origin.env_args, env and env.args),
             "rollout.temperature": (origin.temperature, rollout.temperature),
             "rollout.turn_tokens": (origin.turn_tokens, rollout.turn_tokens),
         }
-        for setting, (there, here) in wanted.items():
-            if there != here:
-                raise UsageError(f"{file} was played with {setting}={there!r}, and the config has {here!r}: set it so")
-        first = self.origins.setdefault(name, origin)
+        for setting, (recorded, configured) in wanted.items():
+            if recorded != configured:
+                raise UsageError(
+                    f"{file} was played with {setting}={recorded!r}, and the config has {configured!r}: set it so"
+                )
+        first_origin = self.origins.setdefault(name, origin)
         for field in fields(Origin):
-            one, other = getattr(first, field.name), getattr(origin, field.name)
-            if one != other:
-                raise UsageError(f"{file} has episodes of another {field.name} than before, {other!r} and {one!r}: "
+            earlier, own = getattr(first_origin, field.name), getattr(origin, field.name)
+            if earlier != own:
+                raise UsageError(f"{file} has episodes of another {field.name} than before, {own!r} and {earlier!r}: "
                                  "train on them apart")  # fmt: skip

@@ -38,23 +38,23 @@ def hidden_states(
     Returns:
         Which sampled tokens this rank has, all of them without a ``share`` [S], and their hidden states [S, d].
     """
-    kept, source = _once(batch)
+    computed, source = _once(batch)
     rows: Plan = PackedRows(batch.row_starts, source)
     # The hidden state before a token predicts it. That of a row's first sampled token is the last of the prompt, which
     # may have been computed in another row.
-    places, first = source[batch.sampled - 1], 0
+    places, first_computed = source[batch.sampled - 1], 0
     if share is not None:
-        rows = share.plan(rows, len(kept))
-        kept, first = share.part(kept)
-    own = torch.nonzero((places >= first) & (places < first + len(kept)))[:, 0]
+        rows = share.plan(rows, len(computed))
+        computed, first_computed = share.part(computed)
+    own = torch.nonzero((places >= first_computed) & (places < first_computed + len(computed)))[:, 0]
     options: dict[str, Any] = {
-        "input_ids": batch.tokens[kept][None],
-        "position_ids": batch.positions[kept][None],
+        "input_ids": batch.tokens[computed][None],
+        "position_ids": batch.positions[computed][None],
         "use_cache": False,
         "agentrl_plan": rows,
     }
     out: Any = computing_in(dtype, model, lambda: model.base_model(**options))
-    return own, out.last_hidden_state[0].index_select(0, places[own] - first)
+    return own, out.last_hidden_state[0].index_select(0, places[own] - first_computed)
 
 
 def computing_in(dtype: torch.dtype, model: PreTrainedModel, work: Callable[[], _T]) -> _T:
@@ -91,11 +91,13 @@ def _once(batch: Batch) -> tuple[Tensor, Tensor]:
     twin = torch.arange(starts[-1])
     for before, row, shared in _forks(batch):
         twin[starts[row] :][:shared] = twin[starts[before] :][:shared]
-    # The first of equal places stands for all, so that a row's own tokens come after those that it shares.
-    place = torch.arange(len(twin))
-    first = torch.full_like(place, len(place)).scatter_reduce_(0, twin, place, "amin")[twin].to(device)
-    kept = first == place.to(device)
-    return torch.nonzero(kept)[:, 0], (kept.cumsum(0) - 1)[first]
+    # The first of equal positions stands for all: so a row's own tokens come after those that it shares.
+    position = torch.arange(len(twin))
+    representative = (
+        torch.full_like(position, len(position)).scatter_reduce_(0, twin, position, "amin")[twin].to(device)
+    )
+    is_first = representative == position.to(device)
+    return torch.nonzero(is_first)[:, 0], (is_first.cumsum(0) - 1)[representative]
 
 
 def _forks(batch: Batch) -> list[tuple[int, int, int]]:
@@ -108,7 +110,7 @@ def _forks(batch: Batch) -> list[tuple[int, int, int]]:
     forks = [(order[0], order[0], 0)]
     for before, row in pairwise(order):
         pairs = zip(rows[before], rows[row], strict=False)
-        shared = next((place for place, (one, other) in enumerate(pairs) if one != other), len(rows[before]))
+        shared = next((position for position, (left, right) in enumerate(pairs) if left != right), len(rows[before]))
         forks.append((before, row, shared))
     return forks
 

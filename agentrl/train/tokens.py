@@ -58,11 +58,11 @@ class TokenRecord:
             "cumulative_log_ratio": cumulative_log_ratio(logp, scored.old_logp, starts),
             "clipped": self.clipped.long(),
         }
-        found = {"old_logp": scored.old_logp, "entropy": scored.entropy}
+        of_all = {"old_logp": scored.old_logp, "entropy": scored.entropy}
         if terms := credit_terms(self.algo, scored):
-            found |= {"realized_energy": terms.realized, "baseline": terms.baseline}
+            of_all |= {"realized_energy": terms.realized, "baseline": terms.baseline}
         episodes: list[dict[str, list[float]]] = []
-        for first, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-            known = found if self.logp[first:end].isnan().any() else found | updated
-            episodes.append({name: values[first:end].tolist() for name, values in known.items()})
+        for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+            of_episode = of_all if self.logp[begin:end].isnan().any() else of_all | updated
+            episodes.append({name: values[begin:end].tolist() for name, values in of_episode.items()})
         return episodes

@@ -40,11 +40,11 @@ class NativeStep:
         if model.device.type != "cpu" or model.dtype != torch.float32:
             kind = str(model.dtype).removeprefix("torch.")
             raise Unavailable(f"it computes float32 on a CPU, and the model is {kind} on {model.device.type}")
-        found = library()
-        self._calls, self._threads = found.calls, torch.get_num_threads()
-        self.name = f"native {found.digest}"
+        compiled = library()
+        self._calls, self._threads = compiled.calls, torch.get_num_threads()
+        self.name = f"native {compiled.digest}"
         """What a run's record says of it: the bits follow from the digest."""
-        self._weights, self._width = _checked_weights(found, model, max_length), model.config.hidden_size
+        self._weights, self._width = _checked_weights(compiled, model, max_length), model.config.hidden_size
         self._model = ctypes.byref(self._weights.c)
         self._rows, self._max_length = rows, max_length
         self.forget()
@@ -96,11 +96,11 @@ class NativeStep:
         """
         count, hidden = len(hidden), hidden.contiguous()
         tokens, logprobs = array("q", bytes(8 * count)), array("f", bytes(4 * count))
-        given = array("f", temperatures), array("q", seeds), array("q", counters)
+        inputs = array("f", temperatures), array("q", seeds), array("q", counters)
         self._calls.use_threads(ctypes.c_int64(self._threads))
         if self._calls.sample(
             self._model, ctypes.c_int64(count), ctypes.c_void_p(hidden.data_ptr()),
-            *map(_address, (*given, tokens, logprobs)),
+            *map(_address, (*inputs, tokens, logprobs)),
         ):  # fmt: skip
             raise MemoryError("there is no memory for the logits")
         return tokens.tolist(), logprobs.tolist()
@@ -152,7 +152,7 @@ def _padded(length: int) -> int:
 
 
 @torch.no_grad()
-def _checked_weights(found: Library, model: Any, max_length: int) -> Weights:
+def _checked_weights(compiled: Library, model: Any, max_length: int) -> Weights:
     """Read a model's weights, and compare what the step makes of them with the model's own forward pass.
 
     Raises:
@@ -168,10 +168,10 @@ def _checked_weights(found: Library, model: Any, max_length: int) -> Weights:
             true: Tensor = model.base_model(**options, agentrl_plan=asking).last_hidden_state[0]
         for interleaved in (False, True):
             positions = max(max_length, sum(_CHECKED))
-            weights = Weights(found, model, asking.seen, positions=positions, interleaved=interleaved)
+            weights = Weights(compiled, model, asking.seen, positions=positions, interleaved=interleaved)
             rows = [weights.room(_padded(length)) for length in _CHECKED]
             hidden = _forward(
-                found.calls, ctypes.byref(weights.c), model.config.hidden_size, 1,
+                compiled.calls, ctypes.byref(weights.c), model.config.hidden_size, 1,
                 array("q", tokens.tolist()), array("q", at.tolist()),
                 array("Q", _repeated([row.data_ptr() for row in rows], _CHECKED)),
                 array("q", _repeated([_padded(length) for length in _CHECKED], _CHECKED)),

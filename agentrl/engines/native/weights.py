@@ -86,8 +86,8 @@ class Weights:
         self._calls, self._interleaved = library.calls, interleaved
         self._panel: int = library.calls.panel()
         self._names = {id(weight): name for name, weight in model.named_parameters()}
-        # What keeps each weight: one of a model has several places where it is both embedding and head.
-        self._places: dict[str, list[Callable[[Tensor], object]]] = {name: [] for name in self._names.values()}
+        # A weight has several stores where it is both embedding and head.
+        self._stores: dict[str, list[Callable[[Tensor], object]]] = {name: [] for name in self._names.values()}
         self._kept: list[Tensor] = []
         base = model.base_model
         self._layers = (CLayer * len(base.layers))()
@@ -99,18 +99,18 @@ class Weights:
         for layer, module in zip(self._layers, base.layers, strict=True):
             self._place_attention(layer, module.self_attn, share)
             self._place_rest(layer, module.mlp, model.config.intermediate_size, share)
-            for place, name in zip(_NORMS, norms, strict=True):
-                setattr(layer, place, self._norm(getattr(module, name) if name else None))
+            for field, name in zip(_NORMS, norms, strict=True):
+                setattr(layer, field, self._norm(getattr(module, name) if name else None))
         self._read_angles(base, [seen[number][2].window or 0 for number in range(len(self._layers))], positions)
-        if unknown := [name for name, places in self._places.items() if not places]:
+        if unknown := [name for name, stores in self._stores.items() if not stores]:
             raise Unavailable(f"it does not know the weights {unknown[0]}")
         for name, weight in model.named_parameters():
             self.take(name, weight)
 
     def take(self, name: str, weight: Tensor) -> None:
         """Copy a weight in, by the name that the model has for it."""
-        for place in self._places[name]:
-            place(weight.detach().to(device="cpu", dtype=torch.float32))
+        for store in self._stores[name]:
+            store(weight.detach().to(device="cpu", dtype=torch.float32))
 
     def room(self, tokens: int) -> Tensor:
         """Make memory for the keys and values of a row of so many tokens, a multiple of ``LANES``."""
@@ -193,12 +193,12 @@ class Weights:
         plain = torch.allclose(module(torch.ones_like(module.weight)), module.weight, atol=1e-4, rtol=1e-4)
         return self._keep(torch.empty(module.weight.shape), [(module.weight, 0, _same if plain else _one_more)])
 
-    def _add(self, weight: Tensor, place: Callable[[Tensor], object]) -> None:
-        self._places[self._names[id(weight)]].append(place)
+    def _add(self, weight: Tensor, store: Callable[[Tensor], object]) -> None:
+        self._stores[self._names[id(weight)]].append(store)
 
     def _read_angles(self, base: Any, windows: list[int], positions: int) -> None:
         """Ask the model's rotary module for the cosines and sines of every position, by kind of layer."""
-        at, kept = torch.arange(positions)[None], dict[str | None, int]()
+        at, addresses = torch.arange(positions)[None], dict[str | None, int]()
         for layer, window, module in zip(self._layers, windows, base.layers, strict=True):
             kind = getattr(module.self_attn, "layer_type", None) or getattr(module, "attention_type", None)
             try:
@@ -210,10 +210,10 @@ class Weights:
                 raise Unavailable("its positions turn an odd number of a head's entries")
             apart = torch.equal(cos[..., :half], cos[..., half:])
             pick = slice(0, None, 2) if self._interleaved and not apart else slice(half)
-            if kind not in kept:
+            if kind not in addresses:
                 self._kept.append(torch.stack((cos[0, :, pick], sin[0, :, pick]), 1).contiguous())
-                kept[kind] = self._kept[-1].data_ptr()
-            layer.turns, layer.window = kept[kind], window
+                addresses[kind] = self._kept[-1].data_ptr()
+            layer.turns, layer.window = addresses[kind], window
 
     def _halves(self, weight: Tensor) -> Tensor:
         """Put pairs that turn together half a head apart: queries and keys alike, so their products stay the same."""
