@@ -16,11 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl import algos
-from agentrl.algos.aggregate import Aggregate, pack_shares
-from agentrl.algos.head import TokenStats, token_energy
-from agentrl.algos.losses import LossOut
-from agentrl.algos.regularizers import regularizer
-from agentrl.batch import Batch, whole
+from agentrl.algos.head import token_energy
+from agentrl.batch import whole
 from agentrl.config import Config, OptimSettings
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import ConfigError
@@ -34,15 +31,16 @@ from agentrl.train.credit import (
     pool_metrics,
     with_overlong_penalty,
 )
-from agentrl.train.diagnostics import Drift, effective_sample_size
+from agentrl.train.diagnostics import effective_sample_size
 from agentrl.train.groups import Played, RolloutSource, env_metrics
 from agentrl.train.interrupts import in_thread
-from agentrl.train.invariants import check_agreement, check_first_ratio, check_logp, check_trained_tokens
+from agentrl.train.invariants import check_agreement, check_trained_tokens
 from agentrl.train.learner import Learner
-from agentrl.train.metrics import Work, peak_flops, rates, summary
+from agentrl.train.metrics import peak_flops, rates, summary
 from agentrl.train.ranks import check_ranks
 from agentrl.train.sharded import new_learner
 from agentrl.train.tokens import TokenRecord
+from agentrl.train.update import Observations, Update
 from agentrl.types import Group, Trajectory, flatten
 
 
@@ -71,15 +69,6 @@ class _Stopwatch:
         self.seconds[f"seconds_{name}"] = time.perf_counter() - began
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """What is kept of each pack of a step's updates."""
-
-    record: TokenRecord
-    drift: Drift = field(default_factory=Drift)
-    work: Work = field(default_factory=Work)
-
-
 class Trainer:
     """Trains a policy on groups of episodes.
 
@@ -96,21 +85,29 @@ class Trainer:
         # The tolerance for the trainer against itself; against the engine the larger of the two counts.
         self._rounding = ROUNDING[getattr(torch, config.model.dtype)]
         self.updates = 0
-        """Gradient steps begun in the whole run; set it when resuming."""
+        """Gradient steps begun in the whole run."""
         self.sampled_tokens = 0
-        """Tokens sampled in all finished steps of the run; set it when resuming."""
+        """Tokens sampled in all finished steps of the run."""
         self.skipped = 0
-        """Steps in a row in which every update was left out, its gradient being not finite; set it when resuming."""
-        self._checked = False
+        """Steps in a row in which every update was skipped, since its gradient was not finite."""
+        self._has_updated = False
         self._synced = _Stopwatch()
+
+    def state(self) -> dict[str, int]:
+        """Return the counts that a checkpoint keeps."""
+        return {"updates": self.updates, "sampled_tokens": self.sampled_tokens, "skipped": self.skipped}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the counts of a checkpoint, among others in ``state``."""
+        self.updates, self.sampled_tokens, self.skipped = state["updates"], state["sampled_tokens"], state["skipped"]
 
     async def step(self, number: int, learned: Callable[[StepResult], Awaitable[object]] | None = None) -> StepResult:
         """Run step ``number``, counting from 1.
 
         Args:
             number: of the step.
-            learned: is told of the result as soon as the weights are those of the step, and awaited before an engine
-                gets them.
+            learned: called with the result as soon as the weights are those of the step, and awaited before an
+                engine gets them.
 
         Raises:
             ConfigError: no prompt leaves room for a turn.
@@ -190,7 +187,7 @@ class Trainer:
         return credit(self.config.algo, replace(scored, energy=token_energy(logp, sum_sq)), logp)
 
     def _update(self, scored: Scored, number: int, sampled: int, record: TokenRecord) -> dict[str, float]:
-        """Do ``optim.epochs`` passes of ``optim.minibatches`` updates each; give their mean metrics and the drift.
+        """Do ``optim.epochs`` passes of ``optim.minibatches`` updates each; return their mean metrics and the drift.
 
         Args:
             scored: the rows of step ``number``.
@@ -201,7 +198,7 @@ class Trainer:
         optim, algo = self.config.optim, self.config.algo
         # From *old* to the sampler, both of which stay as they are: computed once. The loss's own ratio is θ/old.
         weights = correction_weights(algo, scored)
-        watched, minibatches = _Watched(record), self._minibatches(scored.trained_rows, number)
+        observations, minibatches = Observations(record), self._minibatches(scored.trained_rows, number)
         updates = sum(map(len, minibatches))
         collected: list[dict[str, float] | None] = []
         for epoch, rows in enumerate(minibatches):
@@ -213,18 +210,18 @@ class Trainer:
                 # The rate falls within a step too, by the share of its updates that is done.
                 spent = self._tokens_spent(sampled, len(collected) / updates)
                 rate = learning_rate(optim, self.updates + 1, spent)
-                collected.append(self._update_once(scored, part, weights, rate, watched))
+                collected.append(self._update_once(scored, part, weights, rate, observations))
         done = [row for row in collected if row is not None]
-        told = {"weight_ess": effective_sample_size(weights), "updates_skipped": len(collected) - len(done)}
+        always = {"weight_ess": effective_sample_size(weights), "updates_skipped": len(collected) - len(done)}
         self.skipped = self.skipped + 1 if collected and not done else 0
-        # Where nothing was learned, no number about updates would be true.
+        # Where every update was skipped, there is nothing to take the mean of.
         if not done:
-            return told
+            return always
         means = {name: sum(row[name] for row in done) / len(done) for name in done[0]}
-        return means | watched.drift.metrics() | watched.work.metrics() | told
+        return means | observations.drift.metrics() | observations.work.metrics() | always
 
     def _minibatches(self, rows: Tensor, number: int) -> list[list[list[int]]]:
-        """Shuffle the rows for each pass of step ``number`` and cut them into minibatches; empty ones are left out."""
+        """Shuffle the rows for each pass of step ``number`` and cut them into minibatches, none of which is empty."""
         passes: list[list[list[int]]] = []
         for epoch in range(self.config.optim.epochs):
             generator = torch.Generator().manual_seed(derive_seed(self.config.run.seed, "rows", number, epoch))
@@ -246,73 +243,23 @@ class Trainer:
         return (self.sampled_tokens + share * min(new, budget - self.sampled_tokens)) / budget
 
     def _update_once(
-        self, scored: Scored, rows: Sequence[int], weights: Tensor, rate: float, watched: _Watched
+        self, scored: Scored, rows: Sequence[int], weights: Tensor, rate: float, observations: Observations
     ) -> dict[str, float] | None:
         """Do one gradient step at learning rate ``rate`` on ``rows``, accumulated over packs.
 
         Returns:
-            Its metrics; None where the gradient is not finite, and the step was left out.
+            Its metrics; None where the gradient is not finite and the step was skipped.
         """
-        algo = self.config.algo
         packs = self.learner.packs(scored.batch, rows)
-        # Packs differ in rows and tokens: weighed by these shares their gradients add up to the minibatch's own.
-        aggregate = algos.aggregation(algo.loss, algo.loss_options)
-        shares = pack_shares(aggregate, [pack.starts for pack in packs])
-        losses: list[float] = []
-        seen: list[tuple[LossOut, Tensor, Tensor, Tensor, Tensor]] = []
-
-        def loss_of(place: int, stats: TokenStats) -> Tensor:
-            # Autograd drops the gradient of a tensor that is no leaf, and the drift finds clipped tokens by it: a copy
-            # has that of the policy loss alone.
-            pack, logp = packs[place], stats.logp.clone()
-            logp.retain_grad()
-            old_logp, advantages = scored.old_logp[pack.index], scored.advantages[pack.index]
-            check_logp(logp.detach())
-            # Before the very first update θ is *old*: the same weights must give the same log-probs twice.
-            if not self._checked:
-                check_first_ratio(logp.detach(), old_logp, self._rounding)
-            out = algos.loss(
-                algo.loss,
-                logp,
-                old_logp,
-                advantages,
-                pack.starts,
-                weights=weights[pack.index],
-                **algo.loss_options,
-            )
-            seen.append((out, logp, old_logp, advantages, pack.starts))
-            loss = out.loss
-            if algo.kl_coef or algo.entropy_coef:
-                loss = loss + self._regularizer(scored, pack, stats, aggregate)
-            losses.append(shares[place] * float(loss.detach()))
-            return shares[place] * loss
-
-        # From here on the weights are those of no whole step: a run that is stopped now must not save them.
+        update = Update(self.config.algo, scored, weights, packs, None if self._has_updated else self._rounding)
+        # From here on the weights belong to no complete step: a run that is stopped now must not save them.
         self.updates += 1
-        norm = self.learner.update(packs, loss_of, rate)
+        norm = self.learner.update(packs, update.loss, rate)
         if not math.isfinite(norm):
             return None
-        # Gradients of the log-probs exist only after the backward passes of the update.
-        for pack, one in zip(packs, seen, strict=True):
-            watched.drift.add(*one)
-            watched.record.add(pack.index, one[1])
-            watched.work.add(self.learner.model, pack)
-        self._checked = True
-        return {"loss": sum(losses), "grad_norm": norm}
-
-    def _regularizer(self, scored: Scored, pack: Batch, stats: TokenStats, aggregate: Aggregate) -> Tensor:
-        algo, reference = self.config.algo, scored.reference_logp
-        longest = algo.loss_options.get("max_tokens")
-        return regularizer(
-            stats.logp,
-            stats.entropy,
-            pack.starts,
-            reference_logp=None if reference is None else reference[pack.index],
-            kl_coef=algo.kl_coef,
-            entropy_coef=algo.entropy_coef,
-            aggregate=aggregate,
-            max_tokens=longest if isinstance(longest, int) else None,
-        )
+        update.observe(observations, self.learner.model)
+        self._has_updated = True
+        return {"loss": update.total, "grad_norm": norm}
 
 
 def make_learner(config: Config, model: PreTrainedModel) -> Learner:
@@ -348,12 +295,12 @@ def learning_rate(optim: OptimSettings, update: int, spent: float = 0.0) -> floa
 
 
 def schedule_note(config: Config, state: Mapping[str, Any]) -> str:
-    """Say at which learning rate a resumed run goes on, where its schedule falls to 0 at a new end."""
+    """Return at which learning rate a resumed run continues, where its schedule falls to 0 at a new end."""
     budget = config.optim.max_sampled_tokens
     spent = state.get("sampled_tokens", 0) / budget if budget else 0.0
     rate = learning_rate(config.optim, state["updates"] + 1, spent)
     schedule = config.optim.schedule
-    return f"optim.schedule is {schedule}: the learning rate goes on at {rate:.2g}, to fall to 0 at the new end"
+    return f"optim.schedule is {schedule}: the learning rate continues at {rate:.2g}, to fall to 0 at the new end"
 
 
 def check_training_config(config: Config) -> None:

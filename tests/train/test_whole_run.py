@@ -99,7 +99,7 @@ def test_a_schedule_that_is_stretched_says_where_it_goes_on(train: Train, server
     train("it", "optim.steps=1", "optim.schedule=linear", "eval.every=0", "eval.tasks=1").done()
     resumed = server.start(tmp_path, "train", "--resume", "runs/it", "--set", "optim.steps=2").done()
     # Half of the updates are done, so that half of the rate is left.
-    assert "optim.schedule is linear: the learning rate goes on at 0.0005, to fall to 0 at the new end" in resumed.err
+    assert "optim.schedule is linear: the learning rate continues at 0.0005, to fall to 0 at the new end" in resumed.err
     train("next", "model.path=runs/it", "optim.steps=0", "eval.tasks=1").done()
     assert read_config(tmp_path / "runs" / "next").model.path == "runs/it/checkpoints/step-000002"
     assert same_weights(tmp_path / "runs" / "it", tmp_path / "runs" / "next")

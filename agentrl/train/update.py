@@ -1,0 +1,123 @@
+"""One gradient step: the losses of its packs, and what the step's metrics and records keep of them.
+
+Legend: S sampled tokens of all rows of the step, laid end to end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl import algos
+from agentrl.algos.aggregate import pack_shares
+from agentrl.algos.head import TokenStats
+from agentrl.algos.losses import LossOut
+from agentrl.algos.regularizers import regularizer
+from agentrl.batch import Batch
+from agentrl.config import AlgoSettings
+from agentrl.train.credit import Scored
+from agentrl.train.diagnostics import Drift
+from agentrl.train.invariants import check_first_ratio, check_logp
+from agentrl.train.metrics import Work
+from agentrl.train.tokens import TokenRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """What a step keeps of its updates."""
+
+    record: TokenRecord
+    """What the first update of each token has made of it."""
+    drift: Drift = field(default_factory=Drift)
+    """Distance of the policy from *old*."""
+    work: Work = field(default_factory=Work)
+    """Tokens and operations that the updates have computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SeenPack:
+    """Inputs and result of a pack's loss, one number per sampled token of the pack in each tensor."""
+
+    out: LossOut
+    """The policy loss."""
+    logp: Tensor
+    """Log-prob under θ; the backward pass leaves the gradient of the policy loss on it."""
+    old_logp: Tensor
+    """Log-prob under *old*."""
+    advantages: Tensor
+    """Advantage."""
+
+
+class Update:
+    """The losses of one gradient step, pack by pack.
+
+    Args:
+        algo: names the loss and the regularizers.
+        scored: the rows of the step, with their advantages.
+        weights: importance weight old/sampler of each token [S].
+        packs: the rows of this update, as the learner packs them.
+        repeatable: largest |log θ/old| that rounding explains where θ is still *old*; None after the first update.
+    """
+
+    def __init__(
+        self, algo: AlgoSettings, scored: Scored, weights: Tensor, packs: Sequence[Batch], repeatable: float | None
+    ) -> None:
+        self._algo, self._scored, self._weights, self._packs = algo, scored, weights, packs
+        self._repeatable = repeatable
+        self._aggregate = algos.aggregation(algo.loss, algo.loss_options)
+        # Packs differ in rows and tokens: weighed by these shares their gradients add up to the minibatch's own.
+        self._shares = pack_shares(self._aggregate, [pack.starts for pack in packs])
+        self._seen: list[_SeenPack] = []
+        self.total = 0.0
+        """The loss of the packs so far, regularizers included."""
+
+    def loss(self, number: int, stats: TokenStats) -> Tensor:
+        """Compute what pack ``number`` contributes to the update's loss.
+
+        Args:
+            number: of the pack; packs come in order.
+            stats: of its tokens under θ.
+
+        Raises:
+            InvariantError: a log-prob is none, or differs from *old* before the first update.
+        """
+        algo, pack = self._algo, self._packs[number]
+        # Autograd drops the gradient of a tensor that is no leaf, and the drift finds clipped tokens by it. The copy
+        # gets the gradient of the policy loss alone, since the regularizer reads the original.
+        logp = stats.logp.clone()
+        logp.retain_grad()
+        old_logp, advantages = self._scored.old_logp[pack.index], self._scored.advantages[pack.index]
+        check_logp(logp.detach())
+        # Before the very first update θ is *old*: the same weights must give the same log-probs twice.
+        if self._repeatable is not None:
+            check_first_ratio(logp.detach(), old_logp, self._repeatable)
+        weights = self._weights[pack.index]
+        out = algos.loss(algo.loss, logp, old_logp, advantages, pack.starts, weights=weights, **algo.loss_options)
+        self._seen.append(_SeenPack(out=out, logp=logp, old_logp=old_logp, advantages=advantages))
+        loss = out.loss
+        if algo.kl_coef or algo.entropy_coef:
+            loss = loss + self._regularizer(pack, stats)
+        self.total += self._shares[number] * float(loss.detach())
+        return self._shares[number] * loss
+
+    def observe(self, observations: Observations, model: PreTrainedModel) -> None:
+        """Add all packs to ``observations``, after the backward passes: before, log-probs have no gradient."""
+        for pack, seen in zip(self._packs, self._seen, strict=True):
+            observations.drift.add(seen.out, seen.logp, seen.old_logp, seen.advantages, pack.starts)
+            observations.record.add(pack.index, seen.logp)
+            observations.work.add(model, pack)
+
+    def _regularizer(self, pack: Batch, stats: TokenStats) -> Tensor:
+        algo, reference = self._algo, self._scored.reference_logp
+        longest = algo.loss_options.get("max_tokens")
+        return regularizer(
+            stats.logp,
+            stats.entropy,
+            pack.starts,
+            reference_logp=None if reference is None else reference[pack.index],
+            kl_coef=algo.kl_coef,
+            entropy_coef=algo.entropy_coef,
+            aggregate=self._aggregate,
+            max_tokens=longest if isinstance(longest, int) else None,
+        )
