@@ -311,3 +311,8 @@ class Config(_Section):
     eval: EvalSettings = Field(default_factory=EvalSettings)
     save: SaveSettings = Field(default_factory=SaveSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+
+    def updated(self, **sections: Mapping[str, object]) -> "Config":
+        """Copy the settings with some replaced, as in ``config.updated(optim={"steps": 5})``; values aren't checked."""
+        changed = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        return self.model_copy(update=changed)

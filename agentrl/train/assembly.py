@@ -1,4 +1,4 @@
-"""What a run works with: its model, and where its groups come from."""
+"""Assemble what a run is made of: its model, and the source of its groups."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,36 +17,38 @@ from agentrl.train.step import check_training_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """What a run works with."""
+class RunParts:
+    """The parts that a run is made of."""
 
     policy: Policy
     """The model that is trained, and its tokenizer."""
     rollouts: RolloutSource
-    """Gives the groups of each step."""
+    """The source of the groups of each step."""
     live: Live | None = None
     """The environments; None where all episodes were played before."""
     decode_step: str = ""
-    """What computes the engine's steps, where it is the embedded one; its bits follow from that."""
+    """Name of the code that computes the embedded engine's steps, whose bits follow from it; empty elsewhere."""
     update: str
-    """What computes attention in updates and scores; their bits follow from that."""
+    """Name of the code that computes attention in updates and scores, whose bits follow from it."""
 
     @property
     def made_by(self) -> dict[str, str]:
-        """What the run's record says of it."""
+        """Both names, for the versions that the run's folder records."""
         return {name: value for name, value in (("decode_step", self.decode_step), ("update", self.update)) if value}
 
 
-def live(config: Config, sources: Sources, path: Path | None = None) -> Means:
-    """Assemble the means of a run that plays; the model is ``model.path``, or the checkpoint at ``path``."""
+def assemble_live(config: Config, sources: Sources, path: Path | None = None) -> RunParts:
+    """Assemble a run that plays its episodes; the model is ``model.path``, or the checkpoint at ``path``."""
     parts = assemble(config, sources.train, path, fleet=True)
-    played = Live(config, parts, sources)
+    live = Live(config, parts, sources)
     step = getattr(parts.engine, "step", "")
-    return Means(policy=parts, rollouts=played.rollouts, live=played, decode_step=step, update=_update(config, parts))
+    return RunParts(
+        policy=parts, rollouts=live.rollouts, live=live, decode_step=step, update=_attention_of(config, parts)
+    )
 
 
-def saved(files: Sequence[Path], config: Config, path: Path | None = None) -> Means:
-    """Assemble the means of a run on saved episodes; the model is ``model.path``, or the checkpoint at ``path``.
+def assemble_saved(files: Sequence[Path], config: Config, path: Path | None = None) -> RunParts:
+    """Assemble a run on saved episodes; the model is ``model.path``, or the checkpoint at ``path``.
 
     Raises:
         UsageError: the episodes do not fit the settings or the model.
@@ -57,8 +59,8 @@ def saved(files: Sequence[Path], config: Config, path: Path | None = None) -> Me
     rollouts = SavedEpisodes(files, config)
     policy = load_policy(config, path=path)
     rollouts.check_fit(policy)
-    return Means(policy=policy, rollouts=rollouts, update=_update(config, policy))
+    return RunParts(policy=policy, rollouts=rollouts, update=_attention_of(config, policy))
 
 
-def _update(config: Config, policy: Policy) -> str:
+def _attention_of(config: Config, policy: Policy) -> str:
     return name_of(policy.model.device, getattr(torch, config.model.dtype))
