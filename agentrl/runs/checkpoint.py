@@ -9,12 +9,10 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,13 +24,14 @@ from agentrl.render.renderer import load_tokenizer
 from agentrl.runs.files import is_file, open_file, read, replace, sync
 from agentrl.runs.folder import RunFolder, check_begun, checkpoints, is_run, numbered
 from agentrl.runs.records import read_episodes, write_episodes
-from agentrl.runs.shards import shard_name
 from agentrl.types import Origin, Trajectory
 
 _STATE = "trainer.json"
-_OPTIMIZER, _OLD_OPTIMIZER = "optimizer", "optimizer.pt"
+_OPTIMIZER = "optimizer"
 _SUMS = "SHA256SUMS"
 _UNUSED = "unused.jsonl.zst"
+_CONVERTED = {"models/smollm2-135m": "scripts/get_smollm2.sh"}
+"""Models that presets name, and the script of the repository that makes each."""
 
 
 def save_checkpoint(
@@ -95,8 +94,6 @@ def save_checkpoint(
 def damage(path: Path, above: frozenset[Path] = frozenset()) -> str:
     """Describe the damage to a checkpoint, in words that follow its name; empty where it is as it was saved.
 
-    One saved by an older version has no checksums: only its step is checked.
-
     Args:
         path: the checkpoint's folder.
         above: checkpoints that stand on it with their adapters.
@@ -121,8 +118,7 @@ def damage(path: Path, above: frozenset[Path] = frozenset()) -> str:
         state = load_state(path)
     except (OSError, ValueError, UsageError) as error:
         return f"can't be read ({error})"
-    # Whatever writes "records" writes checksums too, so they were lost.
-    if not sums and "records" in state:
+    if not sums:
         return f"has no {_SUMS}"
     right = f"step-{state['step']:06d}"  # else it is of another run, or was renamed
     return f"is of {right}" if path.name.startswith("step-") and path.name != right else ""
@@ -143,7 +139,6 @@ def newest(run: Path, say: Callable[[str], None]) -> tuple[Path | None, list[Pat
         if not (fault := damage(path)):
             if broken:
                 say(f"warning: {', '.join(broken.values())}: {path.name} is taken instead, the last whole checkpoint")
-            _tell_of_no_sums(path, say)
             return path, list(broken)
         broken[path] = f"{path.name} {fault}"
     if checkpoints(run):
@@ -156,16 +151,17 @@ def model_at(path: str, say: Callable[[str], None]) -> str:
 
     Raises:
         RunFolderError: the run has no checkpoint yet, or only damaged ones; or the checkpoint is damaged.
-        UsageError: a GGUF file can't be converted.
+        UsageError: a GGUF file can't be converted, or a preset's model was not made yet.
     """
     place = Path(path)
+    if path in _CONVERTED and not place.exists():
+        raise UsageError(f"there is no folder {path!r} here: {_CONVERTED[path]} of the repository makes it")
     if path and is_run(place):
         check_begun(place)
         return str(newest(place, say)[0])
-    if path and ((place / _STATE).exists() or place in checkpoints(place.parent.parent)):
-        if fault := damage(place):
-            raise RunFolderError(f"the checkpoint {path!r} {fault}: name another one, or put a whole copy back")
-        _tell_of_no_sums(place, say)
+    is_checkpoint = path and ((place / _STATE).exists() or place in checkpoints(place.parent.parent))
+    if is_checkpoint and (fault := damage(place)):
+        raise RunFolderError(f"the checkpoint {path!r} {fault}: name another one, or put a whole copy back")
     return from_gguf(path, say)
 
 
@@ -188,28 +184,15 @@ def load_optimizer(path: Path, take: Callable[[Path], None]) -> None:
     Raises:
         RunFolderError: it is missing, or refused by ``take``: without it the run would continue otherwise.
     """
-    old = path / _OLD_OPTIMIZER
     try:
-        if not old.exists():
-            return take(path / _OPTIMIZER)
-        with TemporaryDirectory(prefix=".", dir=path.parent) as made:
-            _renew(old, Path(made))
-            take(Path(made))
+        take(path / _OPTIMIZER)
     except RunFolderError:
         raise
     except Exception as error:  # torch and safetensors raise all kinds of things on a file that is none of their own
         raise RunFolderError(
-            f"{old if old.exists() else path / _OPTIMIZER} can't be read ({type(error).__name__}): put a whole "
-            f"copy back, or move {path.name} away to go on from the checkpoint before it"
+            f"{path / _OPTIMIZER} can't be read ({type(error).__name__}): put a whole copy back, or move {path.name} "
+            "away to go on from the checkpoint before it"
         ) from error
-
-
-def _renew(old: Path, folder: Path) -> None:
-    """Write an optimizer's state that an older agentrl has saved as one rank saves it now."""
-    state: dict[str, Any] = torch.load(old, weights_only=True, map_location="cpu")
-    held = {(place, kind): one for place, moments in state["state"].items() for kind, one in moments.items()}
-    held |= {(place, "trained"): one for place, one in enumerate(state.get("trained", ()))}
-    save_file({f"{place}.{kind}": one for (place, kind), one in held.items()}, folder / shard_name(0, 1))
 
 
 def load_unused(path: Path) -> list[Trajectory]:
@@ -275,11 +258,6 @@ def export(path: str, out: Path, dtype: str, say: Callable[[str], None]) -> None
     except BaseException:
         shutil.rmtree(out)
         raise
-
-
-def _tell_of_no_sums(path: Path, say: Callable[[str], None]) -> None:
-    if not (path / _SUMS).exists():
-        say(f"{path.name} was saved without checksums, by an older agentrl: damage to its weights would not be seen")
 
 
 def _files(path: Path) -> set[str]:

@@ -151,7 +151,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
         Args:
             step: of its checkpoint; -1 where it has none and begins again.
-            sealed: result of :meth:`seal` for the checkpoint; empty where an older version saved it.
+            sealed: result of :meth:`seal` for the checkpoint; empty where there is none.
 
         Returns:
             The bytes that each file keeps.
@@ -170,8 +170,6 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                     f"{path} is damaged or gone: its first {size} bytes are not those that it had when step-{step:06d} "
                     "was saved; put a copy back, or move that checkpoint away to go on from the one before it"
                 )
-            if not sealed:
-                read_jsonl(path)  # without a checksum: no line may be lost silently
             # Behind the seal stands what was written after the checkpoint. Its evaluation has the same step and stays;
             # the last piece is empty, or a line that was cut off.
             rows = ((line + b"\n", read_row(line)) for line in data[size:].split(b"\n")[:-1])

@@ -202,10 +202,6 @@ class Collecting:
 
     def restore(self, state: Mapping[str, Any], unused: Sequence[Trajectory]) -> None:
         """Go on with the tasks that come next."""
-        if "order" not in state:  # an older checkpoint, when each step had as many indices of its own
-            rollout = self._config.rollout
-            begin = int(state["step"]) * (rollout.tasks + rollout.spare) * (1 + rollout.refills)
-            state = {"order": {"next": begin, "returned": [], "dealt": {}}}
         self._order.restore(state["order"])
 
 

@@ -1,4 +1,4 @@
-"""The learner: owns the policy's weights in training, the optimizer and their device, and no other module does."""
+"""The learner: only it owns the policy's weights in training, the optimizer and their device."""
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,10 +21,11 @@ from agentrl.runs.shards import Shards, write_shards
 from agentrl.train.score import computing_in, score
 
 LossOf = Callable[[int, TokenStats], Tensor]
-"""Maps a pack's place in the update and the statistics of its tokens to the pack's loss; an update's loss is the sum
+"""Maps a pack's number in the update and the statistics of its tokens to the pack's loss; an update's loss is the sum
 over its packs."""
 _MOMENTS, _TRAINED = ("step", "exp_avg", "exp_avg_sq"), "trained"
-"""What a checkpoint holds of each weight: AdamW's state, and the weight itself where the model has its average."""
+"""Kinds of tensors that a checkpoint holds for each weight: AdamW's state, and the weight where the model has its
+average."""
 
 
 class Learner:
@@ -59,10 +60,11 @@ class Learner:
         gradient_checkpointing: bool = False,
     ) -> None:
         self.model = model
-        named: dict[str, Tensor] = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        named: dict[str, Tensor] = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._names, self.trained = list(named), list(named.values())
         """The weights that the optimizer moves, in order."""
-        # On a CPU one pass over the weights instead of one for each operation: three times as fast for large ones.
+        # On a CPU a fused step is one pass over the weights instead of one per operation: three times as fast for large
+        # models.
         fused = model.device.type == "cpu" or None
         self.optimizer = torch.optim.AdamW(self.trained, betas=betas, weight_decay=weight_decay, fused=fused)
         self._max_grad_norm, self._max_tokens, self._temperature = max_grad_norm, max_tokens, temperature
@@ -83,7 +85,7 @@ class Learner:
         return self._score(self.model, batch)
 
     def frozen(self) -> Callable[[Batch], TokenStats]:
-        """Give what ``score`` is now, for later: it scores under a copy of the weights."""
+        """Return a function that scores under a copy of the weights as they are now."""
         return partial(self._score, cast_copy(self.model, self._dtype))
 
     def keep_reference(self, model: PreTrainedModel | None = None) -> None:
@@ -91,7 +93,7 @@ class Learner:
 
         A policy with adapters needs none: without them it is the model that they were added to.
         """
-        # It is only computed with, so it is held in the computation's type.
+        # No optimizer adds small steps to it, so the computation's type is precise enough.
         self._reference = cast_copy(model or self.model, self._dtype)
 
     def score_reference(self, batch: Batch) -> Tensor:
@@ -115,21 +117,21 @@ class Learner:
 
         Args:
             packs: the update's rows, as ``packs`` cuts them.
-            loss_of: gives the loss of each pack; log-prob and entropy carry gradients.
+            loss_of: computes the loss of each pack; log-prob and entropy carry gradients.
             rate: the learning rate.
 
         Returns:
             The norm of the gradient before it was clipped; where that is not finite, no step was taken.
         """
         # backward at once, pack by pack: only one pack's activations are held at a time.
-        for place, pack in enumerate(packs):
-            computing_in(self._dtype, self.model, partial(self._accumulate, place, pack, loss_of))
+        for number, pack in enumerate(packs):
+            computing_in(self._dtype, self.model, partial(self._accumulate, number, pack, loss_of))
         return self._step(rate)
 
     def _step(self, rate: float) -> float:
-        """Take a step down the accumulated gradient, unless it is not finite; give its norm before it was clipped."""
-        # The norm is that of the whole minibatch's gradient, so it can be clipped only after the last pack. All ranks
-        # have the same, and so agree on whether there is a step.
+        """Take a step down the accumulated gradient, unless it is not finite; return its norm before it was clipped."""
+        # The norm is that of the minibatch's gradient, so it can be clipped only after the last pack. All ranks compute
+        # the same norm, and so agree on whether there is a step.
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm))
         if math.isfinite(norm):
             if self._decay and not self._average:
@@ -144,12 +146,12 @@ class Learner:
         return norm
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Give the named weights, adapters added, and else not copied: an engine copies them before the next update."""
+        """Yield the named weights, adapters added. The others are not copied: read them before the next update."""
         return merged(self.model)
 
     @contextmanager
     def averaged(self) -> Generator[None]:
-        """Give the model the averaged weights, where an average is kept, and then back those that are trained.
+        """Put the averaged weights into the model within the block, where there is an average.
 
         Within, the model can be read and not trained.
         """
@@ -167,39 +169,39 @@ class Learner:
     def _exchange(self, others: Sequence[Tensor]) -> None:
         """Exchange the values of the trained weights with ``others``, where there are any, one tensor at a time."""
         for weight, other in zip(self.trained, others, strict=False):
-            kept = weight.clone()
+            before = weight.clone()
             weight.copy_(other)
-            other.copy_(kept)
+            other.copy_(before)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Give the model's trained weights and its buffers by the names that the model has them under."""
+        """Return the model's weights and buffers by the model's names."""
         return self.model.state_dict()
 
     def save(self, folder: Path) -> None:
-        """Write the optimizer's state into a folder, and the trained weights where an average is kept.
+        """Write the optimizer's state into a folder, and the trained weights where there is an average.
 
-        Only within ``averaged``: the checkpoint's model has the average then, and the trained weights lie aside.
+        Call it within ``averaged``: the checkpoint's model has the average then, and this folder the trained weights.
 
         Raises:
-            OSError, SafetensorError: the disk does not take it.
+            OSError, SafetensorError: it can't be written.
         """
         moments = zip(self._names, (self.optimizer.state.get(weight, {}) for weight in self.trained), strict=True)
-        held = {f"{name}.{kind}": one for name, state in moments for kind, one in state.items()}
-        aside = zip(self._names, self._average, strict=False)
-        write_shards(folder, {**held, **{f"{name}.{_TRAINED}": one for name, one in aside}})
+        tensors = {f"{name}.{kind}": moment for name, state in moments for kind, moment in state.items()}
+        # Within ``averaged`` the two have changed places.
+        trained = zip(self._names, self._average, strict=False)
+        write_shards(folder, {**tensors, **{f"{name}.{_TRAINED}": weight for name, weight in trained}})
 
     def load(self, folder: Path) -> None:
-        """Restore what ``save`` has written; the model has the averaged weights now, where an average was kept.
+        """Restore what ``save`` has written; where there is an average, the model has the averaged weights now.
 
         Raises:
-            ValueError: it belongs to another model, or is not whole.
+            ValueError: it belongs to another model, or is incomplete.
             OSError, SafetensorError: it can't be read.
         """
         saved, weights = Shards(folder), dict(zip(self._names, self.trained, strict=True))
         trained: dict[str, Tensor] = {}
         for full in saved.names:
             name, _, kind = full.rpartition(".")
-            name = self._names[int(name)] if name.isdigit() else name  # an older agentrl told their places
             if name not in weights or kind not in (*_MOMENTS, _TRAINED):
                 raise ValueError("it belongs to another model")
             held = torch.zeros(()) if kind == "step" else torch.zeros_like(weights[name])
@@ -208,17 +210,17 @@ class Learner:
                 trained[name] = held
             else:
                 self.optimizer.state[weights[name]][kind] = held
-        if len(trained) % len(weights) or any(len(one) < len(_MOMENTS) for one in self.optimizer.state.values()):
+        if len(trained) % len(weights) or any(len(state) < len(_MOMENTS) for state in self.optimizer.state.values()):
             raise ValueError("a part of it is missing")
         self._average = [trained[name] for name in self._names if trained]
         self._exchange(self._average)
 
     def close(self) -> None:
-        """End training: the model that the learner was given is as it is now, and another learner may have it."""
+        """End training: the model keeps its weights, and another learner may train it."""
         self.optimizer.state.clear()
 
-    def _accumulate(self, place: int, pack: Batch, loss_of: LossOf) -> None:
-        loss_of(place, self._stats(self.model, pack)).backward()
+    def _accumulate(self, number: int, pack: Batch, loss_of: LossOf) -> None:
+        loss_of(number, self._stats(self.model, pack)).backward()
 
     def _stats(self, model: PreTrainedModel, pack: Batch) -> TokenStats:
         """Score a pack on the model's device, and bring the result to the CPU, where the algorithms work."""
@@ -236,7 +238,7 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
         raise ConfigError(f"optim.gradient_checkpointing must be false for {type(model).__name__}: {error}") from error
-    # A layer looks at its own flag. The modules in it keep theirs: dropout would make every log-prob another one.
+    # Checkpointing asks the layer's own flag. Modules in it stay in evaluation mode: dropout would change log-probs.
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True

@@ -96,8 +96,6 @@ class Overlapped(Collecting):
         super().restore(state, unused)
         rest = iter(unused)
         for step, (count, counts) in state["ahead"].items():
-            # Older checkpoints lack the times.
-            counts = counts and {"seconds": 0.0, "clock": {}, **counts}
             self._ahead[int(step)] = _Ahead({episode.seed: episode for episode in islice(rest, count)}, counts)
 
     def _begin(self, number: int) -> asyncio.Task[Played]:

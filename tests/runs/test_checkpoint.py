@@ -5,7 +5,6 @@ import copy
 import hashlib
 import json
 import os
-import pickle
 import random
 import shutil
 import signal
@@ -21,7 +20,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.errors import RunFolderError
+from agentrl.config import load_config
+from agentrl.errors import RunFolderError, UsageError
 from agentrl.runs.checkpoint import damage, load_optimizer, load_state, model_at, newest, save_checkpoint
 from agentrl.runs.folder import checkpoints, numbered
 from agentrl.runs.shards import Shards, shard_name, write_shards
@@ -173,17 +173,20 @@ def test_what_was_not_saved_there_is_passed_over(save: Save, tmp_path: Path, spo
     check_passed_over(tmp_path, words)
 
 
-def test_one_that_an_older_version_saved_is_taken_and_told(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    path, told = tmp_path / "checkpoints" / "step-000001", list[str]()
+def test_one_without_checksums_or_optimizer_is_refused(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints" / "step-000001"
     save_checkpoint(path, model, tokenizer, state={"step": 1, "updates": 2})
+    with pytest.raises(RunFolderError, match=r"optimizer can't be read .*: put a whole copy back"):
+        load_optimizer(path, Shards)
     (path / "SHA256SUMS").unlink()
-    assert newest(tmp_path, told.append) == (path, []) and model_at(str(path), told.append) == str(path)
-    assert len(told) == 2 and all("was saved without checksums" in line for line in told)
-    for data in (None, b"", b"PK", pickle.dumps(Path(), protocol=2)):
-        if data is not None:
-            (path / "optimizer.pt").write_bytes(data)
-        with pytest.raises(RunFolderError, match=r"optimizer(.pt)? can't be read .*: put a whole copy back"):
-            load_optimizer(path, Shards)
+    with pytest.raises(RunFolderError, match="has no SHA256SUMS"):
+        model_at(str(path), print)
+
+
+def test_a_preset_without_its_model_names_the_script(here: Path) -> None:
+    path = load_config(preset="smollm2-135m").model.path
+    with pytest.raises(UsageError, match=rf"no folder '{path}' here: scripts/get_smollm2.sh of the repository makes"):
+        model_at(path, print)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Run folders: never overwritten, never shared, and readable whatever instant a run was killed at."""
 
+import hashlib
 import os
 import resource
 import subprocess
@@ -182,9 +183,8 @@ def test_damaged_line_is_named_unless_it_is_cut_anyway(folder: RunFolder, line: 
     sealed, data = folder.seal(), path.read_bytes()
     path.write_bytes(data + line + b"\n")
     assert folder.kept(1, sealed)["metrics.jsonl"] == data, "what came after the checkpoint is written again"
-    for read in (lambda: folder.kept(1, {}), lambda: read_jsonl(path)):
-        with pytest.raises(RunFolderError, match=r"line 2 of .*metrics.jsonl is no JSON object with a step: put a"):
-            read()
+    with pytest.raises(RunFolderError, match=r"line 2 of .*metrics.jsonl is no JSON object with a step: put a"):
+        read_jsonl(path)
     for other in (data.replace(b"1", b"2"), data[:-1], b""):
         path.write_bytes(other)
         with pytest.raises(RunFolderError, match=r"metrics.jsonl is damaged or gone: .* step-000001 was saved"):
@@ -217,7 +217,10 @@ def test_a_run_names_its_last_checkpoint_as_a_model(folder: RunFolder, tmp_path:
         model_at(str(folder.path), print)
     for step in (3, 20):
         folder.checkpoint(step).mkdir(parents=True)
-        (folder.checkpoint(step) / "trainer.json").write_text(f'{{"step": {step}, "updates": 0}}')
+        state = f'{{"step": {step}, "updates": 0}}'
+        (folder.checkpoint(step) / "trainer.json").write_text(state)
+        sums = f"{hashlib.sha256(state.encode()).hexdigest()}  trainer.json\n"
+        (folder.checkpoint(step) / "SHA256SUMS").write_text(sums)
     assert model_at(str(folder.path), print) == str(folder.checkpoint(20))
     for other in ("", "Qwen/Qwen3-0.6B", str(tmp_path), str(folder.checkpoint(3))):
         assert model_at(other, print) == other

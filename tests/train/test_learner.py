@@ -6,7 +6,6 @@
 import asyncio
 import copy
 import gc
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,8 +103,7 @@ def test_average_is_that_of_the_weights_after_each_update(learner: MakeLearner, 
         assert all(torch.equal(one, weight) for one, weight in zip(trained, alone.trained, strict=True))
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_average_goes_on_as_if_it_had_never_been_saved(learner: MakeLearner, tmp_path: Path, old: bool) -> None:
+def test_average_goes_on_as_if_it_had_never_been_saved(learner: MakeLearner, tmp_path: Path) -> None:
     one, other = learner(average=0.9), learner(average=0.9)
     (tmp_path / "optimizer").mkdir()
     one.save(tmp_path / "optimizer")
@@ -115,9 +113,6 @@ def test_average_goes_on_as_if_it_had_never_been_saved(learner: MakeLearner, tmp
     with one.averaged():
         other.model.load_state_dict(one.model.state_dict())
         one.save(tmp_path / "optimizer")
-    if old:
-        shutil.rmtree(tmp_path / "optimizer")
-        torch.save({**one.optimizer.state_dict(), "trained": one.trained}, tmp_path / "optimizer.pt")
     load_optimizer(tmp_path, other.load)
     for _ in range(2):
         update(one)

@@ -343,5 +343,3 @@ def test_a_step_counts_what_it_left_out_and_goes_on_alike(muted: Make) -> None:
         assert metrics["groups_left_out"] > 0 and metrics["episodes"] == 4 * (3 + metrics["groups_left_out"])
         assert metrics["groups_silent"] == metrics["groups_left_out"] and metrics["sampled_tokens"] > taught
     assert first.sampled_tokens == sum(one.metrics["sampled_tokens"] for one in results)
-    later.rollouts.restore({"step": 2}, ())  # of an older checkpoint
-    assert later.rollouts.state() == {"order": {"next": 2 * 3 * 4, "returned": [], "dealt": {}}}
