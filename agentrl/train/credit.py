@@ -1,4 +1,4 @@
-"""What the sampled tokens of a step are worth: their rewards, advantages and weights, and which of them are trained on.
+"""Credit of a step's sampled tokens: rewards, advantages, importance weights, and which tokens are trained on.
 
 Legend: S sampled tokens of all rows of the step, laid end to end.
 """
@@ -26,7 +26,7 @@ class Scored:
     """The rows, in the order of the episodes."""
     age: Tensor
     """By how many steps the weights that sampled each token are older than those that scored it."""
-    apart: float
+    disagreement: float
     """Largest |Δ log-prob| of engine and trainer among tokens of age 0, in nats; 0 without any."""
     old_logp: Tensor
     """The trainer's log-prob of each token before any update, in nats."""
@@ -36,8 +36,8 @@ class Scored:
     """Entropy of the policy where each token was sampled, in nats."""
     energy: Tensor
     """Token energy ‖onehot(y) - π‖² (OTB, arXiv 2602.07078)."""
-    kept: Tensor
-    """True for the tokens that are trained on, bool; the others still count in their group's baseline."""
+    in_loss: Tensor
+    """The loss mask, bool: False for tokens that are not trained on; they still count in their group's baseline."""
     advantages: Tensor
     """Advantage of each token; 0 until credit is assigned, and for tokens that are not trained on."""
 
@@ -45,15 +45,15 @@ class Scored:
     def trained_rows(self) -> Tensor:
         """Rows that hold a token to train on [≤ R]."""
         starts = self.batch.starts
-        counts = torch.nn.functional.pad(self.kept.long().cumsum(0), (1, 0))[starts].diff()
+        counts = torch.nn.functional.pad(self.in_loss.long().cumsum(0), (1, 0))[starts].diff()
         return torch.nonzero(counts > 0)[:, 0]
 
 
 def with_overlong_penalty(batch: Batch, episodes: Sequence[Trajectory], rollout: RolloutSettings) -> Batch:
-    """Subtract from each episode's last reward what its length costs it (DAPO's soft overlong punishment).
+    """Subtract a penalty for length from each episode's last reward (DAPO's soft overlong punishment).
 
-    The cost rises in a straight line from 0 to 1 over the last ``rollout.overlong_buffer`` tokens that an episode, or
-    its longest turn, may have; an episode that ran out of tokens costs 1.
+    The penalty rises linearly from 0 to 1 over the last ``rollout.overlong_buffer`` tokens that an episode, or its
+    longest turn, may have. For an episode that ran out of tokens it is 1.
 
     Source: arXiv 2503.14476, equation 13, where an episode is one turn.
     """
@@ -62,19 +62,19 @@ def with_overlong_penalty(batch: Batch, episodes: Sequence[Trajectory], rollout:
         if episode.n_sampled:
             longest = max(len(segment.token_ids) for segment in episode.sampled)
             room = min(rollout.turn_tokens - longest, rollout.episode_tokens - len(episode.token_ids))
-            # What did not fit any more is not in the record, which may then end a little before the limit.
+            # The tool output that no longer fitted is not in the record, which may then end before the limit.
             room = 0 if episode.stop is Stop.TOKEN_LIMIT else room
             rewards[end - 1] -= max(0.0, 1 - room / rollout.overlong_buffer)
     return replace(batch, rewards=rewards)
 
 
-def kept_tokens(algo: AlgoSettings, batch: Batch, old_logp: Tensor, episodes: Sequence[Trajectory]) -> Tensor:
-    """Tell which tokens are trained on, bool [S]: none of a masked truncated episode, nor any that is rejected."""
-    kept = rejection_mask(old_logp, batch.sampler_logp, batch.starts, algo.rejection)
+def loss_mask(algo: AlgoSettings, batch: Batch, old_logp: Tensor, episodes: Sequence[Trajectory]) -> Tensor:
+    """Return which tokens are trained on, bool [S]: no rejected token, and none of a masked truncated episode."""
+    mask = rejection_mask(old_logp, batch.sampler_logp, batch.starts, algo.rejection)
     if algo.mask_truncated:
-        whole = torch.tensor([not episode.stop.truncated for episode in episodes])
-        kept &= torch.repeat_interleave(whole, batch.starts.diff())
-    return kept
+        ended = torch.tensor([not episode.stop.truncated for episode in episodes])
+        mask &= torch.repeat_interleave(ended, batch.starts.diff())
+    return mask
 
 
 def correction_weights(algo: AlgoSettings, scored: Scored) -> Tensor:
@@ -92,28 +92,28 @@ def credit(algo: AlgoSettings, scored: Scored, logp: Tensor) -> Scored:
     """Compute the advantages of all rows of the step, for a policy that gives the tokens ``logp`` [S]."""
     batch, options = scored.batch, _options(algo, scored, logp)
     advantages = algos.advantage(algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **options)
-    return replace(scored, advantages=advantages * scored.kept)
+    return replace(scored, advantages=advantages * scored.in_loss)
 
 
 def credit_terms(algo: AlgoSettings, scored: Scored) -> Terms | None:
-    """Take the advantages before the first update apart; None where the estimator has no baseline of each token."""
+    """Compute the terms of the advantages before the first update; None where there is no baseline of each token."""
     batch, options = scored.batch, _options(algo, scored, scored.old_logp)
     return algos.terms(algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **options)
 
 
 def pool_metrics(algo: AlgoSettings, batch: Batch) -> dict[str, float]:
-    """Count the groups that had no other to take their baseline from, 0 or 1, where the advantage pools them."""
+    """Count the groups that had no other group to take a baseline from, where the advantage pools them: 0 or 1."""
     if not algos.pools(algo.advantage, algo.advantage_options):
         return {}
     return {"groups_unpooled": int(len(batch.group[batch.starts.diff() > 0].unique()) == 1)}
 
 
 def _options(algo: AlgoSettings, scored: Scored, logp: Tensor) -> dict[str, object]:
-    """The options of the advantage, with the weights that correct its energies."""
+    """Return the options of the advantage, with the weights that correct its energies."""
     batch = scored.batch
     options: dict[str, object] = {**algo.advantage_options}
-    # The episodes are the sampler's, but the energy is that of the policy being trained: the ratio of the two corrects
-    # for it. "old" is w ← ρ̄²w of OTB's released code, ρ̄ the weight of the loss.
+    # The episodes are off-policy: the sampler's, while the energy is that of the trained policy. The ratio of the two
+    # corrects for it. "old" is w ← ρ̄²w of OTB's released code, with the loss's weight as ρ̄.
     if algo.energy_ratio == "old":
         options["weights"] = correction_weights(algo, scored)
     elif algo.energy_ratio:
@@ -136,8 +136,8 @@ def check_credit(config: Config) -> None:
     """Refuse settings of credit that contradict each other.
 
     Raises:
-        ConfigError: an episode has nothing to be compared with, energies are to be weighed that there are not, the
-            bounds of a rejection are none, or all turns would be overlong.
+        ConfigError: a group has one episode and its advantage compares several, the advantage has no energies to
+            weigh, the bounds of a rejection are no bounds, or all turns would be overlong.
     """
     algo, rollout = config.algo, config.rollout
     if rollout.group_size == 1 and compares(algo):

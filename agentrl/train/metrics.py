@@ -1,6 +1,6 @@
-"""The metrics of a training step: what was played, how far three policies are apart, and how fast it went.
+"""The metrics of a training step: its episodes, the distances between three policies, and its speed.
 
-docs/metrics.md names them all. Nothing is decided by them.
+docs/metrics.md names them all. No decision reads them.
 """
 
 import re
@@ -33,7 +33,8 @@ twice as much, with sparsity."""
 
 def summary(number: int, played: Played, scored: Scored) -> dict[str, float]:
     """Compute step ``number``'s metrics of its episodes and their credit."""
-    # Groups left out for others were played like these: what episodes did is told of all, what is learned of the rest.
+    # Dynamic sampling skips groups that were played like the others: rewards and lengths are means over all groups,
+    # and numbers about learning over the trained ones.
     collected = played.collected
     episodes = flatten(collected.groups)
     means = episode_means(episodes)
@@ -58,14 +59,14 @@ def summary(number: int, played: Played, scored: Scored) -> dict[str, float]:
         "groups_lost": collected.lost,
         "groups_silent": played.silent,
         "groups_left_out": len(collected.groups) - len(played.trained),
-        "tokens_masked": int((~scored.kept).sum()),
+        "tokens_masked": int((~scored.in_loss).sum()),
         "entropy": float(scored.entropy.mean()),
         "energy": float(scored.energy.mean()),
         "advantage_abs": float(credit.mean()),
-        "logp_diff_max": scored.apart,
+        "logp_diff_max": scored.disagreement,
         "staleness_mean": float(scored.age.double().mean()),
         "staleness_max": int(scored.age.max()),
-        # Each from the side that sampled, or nearly did: there k3 is unbiased.
+        # k3 is unbiased under the policy that sampled: so each estimate begins at the sampler, or nearly there.
         "kl_sampler": float(k3(sampler, old).mean()),
         **({} if reference is None else {"kl_reference": float(k3(old, reference).mean())}),
         "seconds_tools_summed": clock.tools,
@@ -76,9 +77,9 @@ def summary(number: int, played: Played, scored: Scored) -> dict[str, float]:
 
 
 def _reward_parts(episodes: Sequence[Trajectory]) -> dict[str, float]:
-    """Compute the mean of each named part of the rewards; an episode without it, such as one cut off, counts as 0."""
+    """Compute the mean of each named part of the rewards; an episode without the part, such as a cut one, counts 0."""
     names = sorted({name for episode in episodes for name in episode.parts})
-    # The names are anyone's. Quoted they are still distinct, and break no line, path or tag of a tracker.
+    # An environment may use any name. Quoted names stay distinct, and break no line, path or tag of a tracker.
     return {
         f"reward/{quote(name, safe=' ', errors='surrogatepass')}": sum(
             episode.parts.get(name, 0.0) for episode in episodes
@@ -89,7 +90,7 @@ def _reward_parts(episodes: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _lengths(tokens: list[int]) -> dict[str, float]:
-    """Compute mean and percentiles of the episodes' tokens: the least length that so many of them keep to."""
+    """Compute mean and percentiles of the episodes' tokens, by the nearest rank."""
     ranked = sorted(tokens)
     ranks = {percent: ceil(percent * len(ranked) / 100) for percent in (50, 99)}
     mean = {"episode_tokens_mean": sum(ranked) / len(ranked)}
@@ -98,7 +99,7 @@ def _lengths(tokens: list[int]) -> dict[str, float]:
 
 @dataclass(slots=True)
 class Work:
-    """What the updates of a step have computed."""
+    """Tokens and operations of a step's updates."""
 
     tokens: int = 0
     """Tokens of all packs, prompts and tool output included."""
@@ -111,7 +112,7 @@ class Work:
         self.flops += pass_flops(model, pack)
 
     def metrics(self) -> dict[str, float]:
-        """Give both, the second where it is known."""
+        """Return both, the second where it is known."""
         return {"trained_tokens": self.tokens} | ({"update_flops": self.flops} if self.flops else {})
 
 
@@ -120,7 +121,7 @@ def pass_flops(model: PreTrainedModel, pack: Batch) -> float:
 
     A weight costs 2 a token to apply, 2 for the gradient of its input, and 2 for its own if it is trained: 6·N·T where
     all are. The head only meets sampled tokens, tokens that rows share are computed once, and attention is causal.
-    What checkpointing computes again does not count.
+    Activations that checkpointing computes a second time do not count.
 
     Returns:
         The count; 0 for a mixture of experts, whose tokens do not meet all weights.
@@ -175,9 +176,7 @@ def rates(row: Mapping[str, float], peak: float | None) -> dict[str, float]:
     Returns:
         The rates; ``mfu`` is the share of the peak that the updates reached (arXiv 2204.02311).
     """
-    # Of a step that was played before its run was resumed, an older checkpoint does not say how long that took.
-    spent = row["seconds_generate"]
-    per_second = {"sampled_tokens_per_second": row["sampled_tokens"] / spent} if spent else {}
+    per_second = {"sampled_tokens_per_second": row["sampled_tokens"] / row["seconds_generate"]}
     if "trained_tokens" in row:
         per_second["trained_tokens_per_second"] = row["trained_tokens"] / row["seconds_update"]
     if "update_flops" in row:

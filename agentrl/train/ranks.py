@@ -178,4 +178,4 @@ def _lost(followers: Sequence[subprocess.Popen[bytes]], folder: Path) -> str:
     if code < 0:
         return f"rank {rank} was killed by {signal.Signals(-code).name}"
     lines = (folder / f"{rank}.log").read_text(errors="replace").split("\n")
-    return f"rank {rank} has ended: {next((line for line in reversed(lines) if line), 'it printed nothing')}"
+    return f"rank {rank} has ended: {next((line for line in reversed(lines) if line), 'it said nothing')}"

@@ -27,7 +27,7 @@ from agentrl.train.credit import (
     check_credit,
     correction_weights,
     credit,
-    kept_tokens,
+    loss_mask,
     pool_metrics,
     with_overlong_penalty,
 )
@@ -126,8 +126,8 @@ class Trainer:
         return result
 
     def _learn(self, number: int, played: Played, watch: _Stopwatch) -> StepResult:
-        # All rows are scored and credited before the first update: every update of the step then shares one *old*
-        # policy, and a baseline sees its whole group.
+        # All rows are scored and credited before the first update. So every update of the step has the same *old*
+        # policy, and a baseline sees all rows of its group.
         with watch.phase("score"):
             scored = self._score(played.trained)
         with watch.phase("credit"):
@@ -135,7 +135,7 @@ class Trainer:
         with watch.phase("update"):
             record = TokenRecord.of(self.config.algo, scored)
             learned = self._update(scored, number, played.sampled_tokens, record)
-        # Only now: the updates take their share of the budget from what earlier steps had sampled.
+        # Counted only now: the updates' learning rate follows from the tokens of earlier steps and a share of these.
         self.sampled_tokens += played.sampled_tokens
         metrics = {**summary(number, played, scored), **played.collected.sandbox, **learned, **watch.seconds}
         metrics |= {**self._synced.seconds, **played.metrics, **pool_metrics(self.config.algo, scored.batch)}
@@ -148,36 +148,36 @@ class Trainer:
         """Publish the learner's weights as ``version``.
 
         Raises:
-            InvariantError: an engine that was given them samples from others.
+            InvariantError: an engine samples from other weights than these.
             InfrastructureError: the engine failed.
         """
         with self._synced.phase("sync"):
             await self.rollouts.published(self.learner, version)
 
     def _score(self, groups: Sequence[Group]) -> Scored:
-        """Compute what the algorithms read of every sampled token, under the weights as they are."""
+        """Compute the algorithms' inputs of every sampled token, under the weights as they are."""
         algo, rollout = self.config.algo, self.config.rollout
         batch, episodes = whole(groups), flatten(groups)
         if not len(batch.sampled):
             raise ConfigError(
                 f"no prompt leaves room for a turn within rollout.episode_tokens={rollout.episode_tokens}"
             )
-        # Wrong tokens would show up as disagreeing log-probs too: they are checked first, for the better message.
+        # Wrong tokens would show as disagreeing log-probs too. They are checked first, for the clearer message.
         check_trained_tokens(groups, batch.tokens, batch.sampled)
         age = self.rollouts.check(groups)
         logp, entropy, sum_sq = self.learner.score(batch)
-        # Tokens of older weights rightly differ; the engine was compared with those when it was given them.
+        # Tokens of older weights rightly differ. The engine was compared with those weights when it got them.
         same_weights = torch.where(age == 0, batch.sampler_logp, logp)
-        apart = check_agreement(logp, same_weights, max(self._rounding, self.rollouts.rounding))
+        disagreement = check_agreement(logp, same_weights, max(self._rounding, self.rollouts.rounding))
         return Scored(
             batch=with_overlong_penalty(batch, episodes, rollout) if rollout.overlong_buffer else batch,
             age=age,
-            apart=apart,
+            disagreement=disagreement,
             old_logp=logp,
             reference_logp=self.learner.score_reference(batch) if algo.kl_coef else None,
             entropy=entropy,
             energy=token_energy(logp, sum_sq),
-            kept=kept_tokens(algo, batch, logp, episodes),
+            in_loss=loss_mask(algo, batch, logp, episodes),
             advantages=torch.zeros_like(logp),
         )
 
@@ -192,18 +192,18 @@ class Trainer:
         Args:
             scored: the rows of step ``number``.
             number: of the step.
-            sampled: tokens that the step has sampled.
-            record: gets what the first pass makes of them.
+            sampled: number of tokens that the step has sampled.
+            record: gets the rows' log-probs and clipped tokens of the first pass.
         """
         optim, algo = self.config.optim, self.config.algo
-        # From *old* to the sampler, both of which stay as they are: computed once. The loss's own ratio is θ/old.
+        # The ratio old/sampler does not change while θ is updated: the loss's own ratio is θ/old.
         weights = correction_weights(algo, scored)
         observations, minibatches = Observations(record), self._minibatches(scored.trained_rows, number)
         updates = sum(map(len, minibatches))
         collected: list[dict[str, float] | None] = []
         for epoch, rows in enumerate(minibatches):
-            # The ratios θ/sampler that weigh the energies have moved since the last pass. old_logp stays: the loss's
-            # ratio is measured from it in every pass.
+            # The last pass has moved θ, and with it the ratios θ/sampler that weigh the energies. old_logp stays, since
+            # the loss's ratio is measured from it in every pass.
             if epoch and algo.energy_ratio is True:
                 scored = self._credit_again(scored)
             for part in rows:

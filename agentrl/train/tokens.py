@@ -1,4 +1,4 @@
-"""What a step's training makes of each sampled token, for the file of its episodes.
+"""Training's numbers for each sampled token of a step, for the file of its episodes.
 
 Legend: S sampled tokens of all rows of the step, laid end to end.
 """
@@ -15,7 +15,7 @@ from agentrl.train.credit import Scored, credit_terms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRecord:
-    """Holds a step's tensors; ``by_episode`` makes numbers of them, for a step whose episodes are saved."""
+    """A step's tensors, which ``by_episode`` turns into lists where the step's episodes are saved."""
 
     algo: AlgoSettings
     """Names the advantage."""
@@ -30,7 +30,7 @@ class TokenRecord:
     def of(cls, algo: AlgoSettings, scored: Scored) -> "TokenRecord":
         """Begin the record of a step."""
         logp = torch.full_like(scored.old_logp, torch.nan)
-        return cls(algo=algo, scored=scored, logp=logp, clipped=torch.zeros_like(scored.kept))
+        return cls(algo=algo, scored=scored, logp=logp, clipped=torch.zeros_like(scored.in_loss))
 
     def add(self, index: Tensor, logp: Tensor) -> None:
         """Add a pack after its backward pass, which has left a gradient on ``logp``; later passes change nothing.
@@ -46,12 +46,12 @@ class TokenRecord:
         self.clipped[index[new]] = (logp.grad[new] == 0) & (self.scored.advantages[index[new]] != 0)
 
     def by_episode(self) -> list[dict[str, list[float]]]:
-        """Each episode's numbers, one per sampled token, by their names in ``agentrl.runs.records.TRAINING``.
+        """Return each episode's numbers, one per sampled token, by their names in ``agentrl.runs.records.TRAINING``.
 
-        An episode that no update has seen lacks what is known of updates only.
+        An episode that no update has seen lacks the numbers about updates.
         """
         scored, starts = self.scored, self.scored.batch.starts
-        # An update sees whole rows, so NaN stays within those that none has seen.
+        # An update sees all tokens of a row, so a row with NaN has NaN throughout.
         logp = torch.where(self.logp.isnan(), scored.old_logp, self.logp)
         updated = {
             "log_ratio": logp - scored.old_logp,
