@@ -270,8 +270,8 @@ class ShardedLearner(Learner):
     @torch.no_grad()
     def _take(self, copy: str, index: int, values: Tensor) -> None:
         """Set this rank's shard of a weight, or of the weight in a copy."""
-        weights: Sequence[Any] = self._copies[copy] if copy else self._all
-        weights[index].to_local().copy_(values)
+        weight: Any = (self._copies[copy] if copy else self._all)[index]
+        weight.to_local().copy_(values)
 
     def _own(self, pack: Batch) -> PackPart:
         model: Any = self.model

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl import algos
-from agentrl.algos.aggregate import pack_shares
+from agentrl.algos.aggregate import Aggregate, pack_shares
 from agentrl.algos.head import TokenStats
 from agentrl.algos.losses import LossOut
 from agentrl.algos.regularizers import regularizer
@@ -65,7 +65,7 @@ class Update:
     ) -> None:
         self._algo, self._scored, self._weights, self._packs = algo, scored, weights, packs
         self._repeatable = repeatable
-        self._aggregate = algos.aggregation(algo.loss, algo.loss_options)
+        self._aggregate: Aggregate = algos.aggregation(algo.loss, algo.loss_options)
         # Packs differ in rows and tokens: weighed by these shares their gradients add up to the minibatch's own.
         self._shares = pack_shares(self._aggregate, [pack.starts for pack in packs])
         self._seen: list[_SeenPack] = []
