@@ -17,7 +17,7 @@ from agentrl.errors import EnvContractError, InfrastructureError, UnknownNameErr
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import GeneratedTasks
 from agentrl.toolenv.tools.function import ToolContext, tool
-from agentrl.toolenv.tools.timed import Worker
+from agentrl.toolenv.tools.timed import ToolThread
 from agentrl.types import Task
 
 # Some environments here are forgotten while they are open; from Python 3.13 on SQLite complains of that.
@@ -215,20 +215,19 @@ def test_a_played_environment_can_be_copied_and_sent() -> None:
     for other in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
         assert other.episode == env.episode and other.task_set[5] == env.task_set[5]
         assert other.step(rf"\boxed{{{env.episode.task.answer}}}")[1] == 1.0
-    worker = pickle.loads(pickle.dumps(begun := Worker()))
-    assert begun.call(threading.get_ident, None).value != worker.call(threading.get_ident, None).value
+    thread = pickle.loads(pickle.dumps(begun := ToolThread()))
+    assert begun.run(threading.get_ident, begin=True) != thread.run(threading.get_ident, begin=True)
 
 
-def test_a_worker_gives_what_is_given_and_raises_what_is_raised() -> None:
-    worker = Worker()
-    assert worker.run(threading.get_ident) == threading.get_ident()
-    (there,) = {worker.call(threading.get_ident, 5.0).value for _ in range(5)}
-    assert worker.run(threading.get_ident) == there != threading.get_ident()
-    assert worker.run(lambda: worker.run(threading.get_ident)) == there
-    inside = worker.run(lambda: worker.call(threading.get_ident, 5.0).value)
-    assert inside not in (there, None), "it can't wait for itself"
+def test_a_thread_returns_what_is_returned_and_raises_what_is_raised() -> None:
+    thread = ToolThread()
+    assert thread.run(threading.get_ident) == threading.get_ident()
+    (ident,) = {thread.call(threading.get_ident, 5.0).result() for _ in range(5)}
+    assert thread.run(threading.get_ident) == ident != threading.get_ident()
+    assert thread.run(lambda: thread.run(threading.get_ident)) == ident
+    assert thread.run(lambda: thread.call(threading.get_ident, 5.0).result()) != ident, "it can't wait for itself"
     with pytest.raises(SystemExit):
-        worker.run(lambda: exec("raise SystemExit"))
-    worker.close()
-    worker.close()
-    assert worker.run(threading.get_ident) == threading.get_ident()
+        thread.run(lambda: exec("raise SystemExit"))
+    thread.close()
+    thread.close()
+    assert thread.run(threading.get_ident) == threading.get_ident()

@@ -1,13 +1,4 @@
-"""Tools: a typed function becomes a JSON schema with validated arguments.
-
-Example:
-    >>> @tool
-    ... def add(a: int, b: int) -> int:
-    ...     "Add two numbers."
-    ...     return a + b
-    >>> add.call({"a": 2, "b": "3"})
-    '5'
-"""
+"""Tools: :func:`tool` makes a typed function a JSON schema with validated arguments."""
 
 import copy
 import functools
@@ -23,13 +14,13 @@ import pydantic_core
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
 from agentrl.sandboxes import SandboxError
 from agentrl.toolenv.tools.schema import Signature, read_signature
-from agentrl.toolenv.tools.timed import Outcome, Overrun, Worker, call_async, in_thread
+from agentrl.toolenv.tools.timed import Overrun, ToolThread, call_async
 from agentrl.types import Task
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """A name that every dialect can write, of a tool or of a dialect."""
 MIN_CHARS = 60
-"""The smallest limit of output: the note that something is left out needs most of it."""
+"""The smallest limit of output: the note about the skipped characters needs most of it."""
 
 
 class ToolError(Exception):
@@ -51,7 +42,7 @@ class ToolContext:
     # Any: whoever puts a value in knows its type, and would have to narrow an object at every use.
     state: dict[str, Any] = field(default_factory=dict[str, Any])
     """Whatever tools want to remember until the episode ends; rewards read it as ``episode.state``."""
-    thread: Worker = field(default_factory=Worker, repr=False, compare=False)
+    thread: ToolThread = field(default_factory=ToolThread, repr=False, compare=False)
     """The thread of the episode's sync functions, and of the environment's own methods from ``open_episode`` on."""
     rng: np.random.Generator = field(init=False)
     """The tools' source of randomness, seeded with ``seed``."""
@@ -184,8 +175,18 @@ class FunctionTool:
             raise BadArgumentsError(f"bad arguments for {self.name}: {error}") from error
         if signature.hidden is not None:
             values[signature.hidden] = ctx
-        # In the episode's own thread, where earlier calls may have opened what this one uses.
-        return self._answer(self._run(values, in_thread if ctx is None else ctx.thread.call))
+        run = functools.partial(self, **values)
+        if inspect.iscoroutinefunction(self._function):
+            call = call_async(run, self.timeout)
+        else:
+            # In the episode's own thread, where earlier calls may have opened what this one uses.
+            call = (ToolThread() if ctx is None else ctx.thread).call(run, self.timeout)
+        error = call.exception()
+        if error is None:
+            return cut_middle(self._text(call.result()), self.max_chars)
+        if isinstance(error, InfrastructureError):
+            raise error
+        raise self._failure(error) from error
 
     def open(self, seed: int) -> None:
         """Do nothing: a function keeps no state."""
@@ -193,9 +194,10 @@ class FunctionTool:
     def close(self) -> None:
         """Do nothing: a function holds nothing."""
 
-    def __call__(self, *args: object, **kwargs: object) -> object:
+    # Any: the function's own result, which ``await`` takes where it is async.
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the function itself, without checking arguments or result."""
-        return self._bound(*args, **kwargs)
+        return self._function(*args, **kwargs) if self._owner is None else self._function(self._owner, *args, **kwargs)
 
     def __get__(self, instance: object, owner: type) -> "FunctionTool":
         if instance is None or not self.is_method:
@@ -205,29 +207,14 @@ class FunctionTool:
         bound._owner = instance
         return bound
 
-    @property
-    def _bound(self) -> Callable[..., Any]:
-        return self._function if self._owner is None else functools.partial(self._function, self._owner)
-
-    def _run(self, values: Mapping[str, object], in_its_thread: Callable[..., Outcome]) -> Outcome:
-        call = functools.partial(self._bound, **values)
-        if inspect.iscoroutinefunction(self._function):
-            return call_async(call, self.timeout)
-        return in_its_thread(call, self.timeout)
-
-    def _answer(self, outcome: Outcome) -> str:
-        # Infrastructure faults are raised as such; anything else that the function raised is told to the model.
-        error = outcome.error
-        if error is None:
-            return cut_middle(self._text(outcome.value), self.max_chars)
+    def _failure(self, error: BaseException) -> Exception:
+        """Return the exception to raise for ``error``: a sandbox's fault, or anything else in words for the model."""
         if isinstance(error, Overrun):
-            raise ToolError(f"stopped: {self.name} ran longer than {self.timeout:g} s") from error
-        if isinstance(error, InfrastructureError):
-            raise error
+            return ToolError(f"stopped: {self.name} ran longer than {self.timeout:g} s")
         if isinstance(error, SandboxError):
-            raise InfrastructureError(f"sandbox failed: {error}") from error
-        said = shown(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {shown(error)}"
-        raise ToolError(cut_middle(said, self.max_chars)) from error
+            return InfrastructureError(f"sandbox failed: {error}")
+        text = shown(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {shown(error)}"
+        return ToolError(cut_middle(text, self.max_chars))
 
     def _text(self, value: object) -> str:
         if isinstance(value, str):
@@ -258,20 +245,35 @@ def tool(
     timeout: float | None = 10.0,
     max_chars: int = 2000,
 ) -> FunctionTool | Callable[[Callable[..., object]], FunctionTool]:
-    """Make a tool of a typed function, sync or async: ``@tool`` or ``@tool(timeout=60)``.
+    """Make a function a tool that the model can call: write ``@tool`` or ``@tool(timeout=60)`` above it.
 
-    The docstring's first paragraph describes the tool, and its ``Args:`` section the arguments. A parameter with the
-    type hint ``ToolContext`` is hidden from the model and receives the episode's task, seed and state. The model reads
-    a returned text as it is, any other value as JSON, and an exception's message.
+    The model reads the function's name, the first paragraph of its docstring, and the parameters with their type hints
+    and ``Args:`` descriptions. The function's result goes back to the model: a text as it is, anything else as JSON. If
+    the function raises :class:`ToolError` or any other exception, the model reads the message and can try again.
 
-    All sync functions of an episode run in one thread, so that one can use what another has opened, such as a database
-    connection; only after an overrun do they move to another thread. All async functions share one event loop.
+    Example:
+        >>> @tool
+        ... def convert(amount: float, currency: str = "EUR") -> str:
+        ...     "Convert US dollars to another currency."
+        ...     if currency not in RATES:
+        ...         raise ToolError(f"no rate for {currency}: use {', '.join(RATES)}")
+        ...     return f"{amount * RATES[currency]:.2f} {currency}"
+        >>> RATES = {"EUR": 0.9, "JPY": 150.0}
+        >>> convert.call({"amount": "20"})  # a model's text becomes the number that the type hint asks for
+        '18.00 EUR'
+
+    A parameter with the type hint :class:`ToolContext` is hidden from the model. It receives the task, a seeded random
+    generator, and ``state``, a dict in which tools keep things until the episode ends.
+
+    Functions may be sync or async. All sync functions of an episode run in one thread, so a tool can use what another
+    one has opened, such as a database connection. After a call has overrun, later ones run in a new thread. All async
+    functions of a process share one event loop.
 
     Args:
         function: the function.
-        name: what the model calls; the function's own name by default.
-        timeout: seconds per call; None for no limit. An async function is cancelled there. A sync one runs on, since a
-            Python thread can't be killed, but the model gets its answer in time.
+        name: the name that the model calls; the function's own by default.
+        timeout: seconds per call; None for no limit. At the limit the model is told so, and an async function is
+            cancelled. A sync function runs on in the background, since a Python thread can't be killed.
         max_chars: characters of the answer; a longer one is cut in the middle.
 
     Raises:

@@ -21,7 +21,7 @@ class PythonTool:
         packages: packages that the code may import beside the sandbox's usual ones.
 
     Raises:
-        ConfigError: ``max_chars`` has no room for the note that something was left out.
+        ConfigError: ``max_chars`` has no room for the note about the skipped characters.
     """
 
     name = "python"
@@ -53,11 +53,10 @@ class PythonTool:
         if not isinstance(code, str) or set(arguments) != {"code"}:
             raise ToolError("python takes one argument, code, a string")
         try:
-            first = self._session is None
-            if self._session is None:
+            if is_first_call := self._session is None:
                 self._session = shared_sandbox(self.packages).session(seed=self._seed)
             # The first call has no state to roll back to, so it needs no snapshot: a fresh session does as well.
-            result = self._session.run(code, timeout=self.timeout, transaction=not first)
+            result = self._session.run(code, timeout=self.timeout, transaction=not is_first_call)
             # The variables are lost: the next call begins anew, in a session without the old files either.
             if result.state == "lost":
                 self.close()

@@ -14,7 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from agentrl.errors import EnvContractError
 
 MAX_PROBLEMS = 5
-"""Most problems of one call that the model is told; more than these teach nothing."""
+"""Most problems of one call that the model reads; more than these teach nothing."""
 _ARGUMENTS = re.compile(r"^(?:args|arguments|parameters):[ \t]*\n((?:[ \t].*\n|\n)*)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -118,32 +118,32 @@ def argument_docs(docstring: str) -> dict[str, str]:
         {'query': 'what to look for, in any language.'}
     """
     section = _ARGUMENTS.search(f"{inspect.cleandoc(docstring)}\n")
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     # A line that is indented deeper than the arguments, or has no colon, continues a description.
     for entry in re.split(r"\n(?=\S.*:)", textwrap.dedent(section[1]).strip()) if section else ():
         head, colon, text = entry.partition(":")
         if colon and "\n" not in head:
-            found[head.split("(")[0].strip(" *`")] = " ".join(text.split())
-    return found
+            docs[head.split("(")[0].strip(" *`")] = " ".join(text.split())
+    return docs
 
 
 def explain(error: pydantic.ValidationError) -> str:
     """Describe the first problems of ``error``, on one line."""
     problems = error.errors(include_url=False)
-    said = [_problem(cast(Mapping[str, Any], problem)) for problem in problems[:MAX_PROBLEMS]]
+    sentences = [_problem(cast(Mapping[str, Any], problem)) for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
-        said.append(f"and {len(problems) - MAX_PROBLEMS} more")
-    return "; ".join(" ".join(problem.split()) for problem in said)
+        sentences.append(f"and {len(problems) - MAX_PROBLEMS} more")
+    return "; ".join(" ".join(sentence.split()) for sentence in sentences)
 
 
 def _problem(problem: Mapping[str, Any]) -> str:
-    place = _shorter(".".join(map(str, problem["loc"])) or "value", 80)
+    argument = _shorter(".".join(map(str, problem["loc"])) or "value", 80)
     if problem["type"] == "missing":
-        return f"{place} is missing"
+        return f"{argument} is missing"
     if problem["type"] == "extra_forbidden":
-        return f"{place} is unknown"
+        return f"{argument} is unknown"
     message = str(problem["msg"])
-    return f"{place}: {message[:1].lower()}{_shorter(message[1:], 200)}, not {_shown(problem['input'])}"
+    return f"{argument}: {message[:1].lower()}{_shorter(message[1:], 200)}, not {_shown(problem['input'])}"
 
 
 def _shown(value: object) -> str:
@@ -163,7 +163,7 @@ def _kind(schema: Mapping[str, object]) -> str:
     if "const" in schema:
         return repr(schema["const"])
     if "anyOf" in schema:
-        return " or ".join(_kind(one) for one in cast(list[Mapping[str, object]], schema["anyOf"]))
+        return " or ".join(_kind(choice) for choice in cast(list[Mapping[str, object]], schema["anyOf"]))
     if schema.get("type") == "array" and isinstance(items := schema.get("items"), Mapping):
         return f"array of {_kind(cast(Mapping[str, object], items))}"
     return str(schema.get("type", "object" if "$ref" in schema else "anything"))

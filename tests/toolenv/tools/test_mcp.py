@@ -20,6 +20,7 @@ import pytest
 import agentrl
 from agentrl.errors import ConfigError, InfrastructureError, UsageError
 from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tools import timed
 from agentrl.toolenv.tools.function import ToolError
 from agentrl.toolenv.tools.mcp import McpTool, close_sessions, mcp_tools, sessions
 from agentrl.types import Task
@@ -161,10 +162,10 @@ def test_a_server_that_was_killed_over_http_is_an_infrastructure_fault() -> None
     ],
 )
 def test_what_is_no_server_is_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    before = set(sessions._homes.get().open)
+    before = set(sessions._sessions.get())
     with pytest.raises(error, match=f"(?s){message}"):
         mcp_tools(**options)
-    assert sessions._homes.get().open == before
+    assert sessions._sessions.get() == before
 
 
 def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,8 +258,8 @@ def test_episodes_share_a_server_that_may_be_shared() -> None:
 
 @pytest.mark.usefixtures("ended")
 def test_a_whole_check_takes_one_shared_server(monkeypatch: pytest.MonkeyPatch, clean_registry: None) -> None:
-    begin = Mock(side_effect=sessions.Session.begin)
-    monkeypatch.setattr(sessions.Session, "begin", begin)
+    begin = Mock(side_effect=sessions.McpSession.begin)
+    monkeypatch.setattr(sessions.McpSession, "begin", begin)
     agentrl.register("test/Sums-v0", Sums)
     assert agentrl.check_env("test/Sums-v0").findings == ()
     assert begin.call_count <= 2, "one to list the tools, one to call them"
@@ -319,6 +320,24 @@ def test_a_forked_child_opens_a_session_of_its_own(http: str, shared: bool) -> N
     tools["add"].close()
 
 
-def test_closing_all_sessions_leaves_no_thread() -> None:
+@pytest.mark.usefixtures("ended")
+def test_a_loop_that_a_tool_blocks_is_given_up_with_its_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed, "_PATIENCE", 0.1)
+    monkeypatch.setattr(timed, "_GRACE", 0.1)
+    before, tools, release = children(), offered(shared=True), threading.Event()
+    process_id = tools["whoami"].call({})
+
+    async def block() -> None:
+        release.wait()
+
+    assert isinstance(timed.call_async(block, 0.05).exception(), timed.Overrun)
+    assert tools["whoami"].call({}) != process_id, "another session begins on another loop"
+    release.set()
+    while len(children()) > len(before) + 1:  # the loop that is no longer blocked ends its session
+        time.sleep(0.01)
+
+
+def test_closing_sessions_and_loop_leaves_no_thread() -> None:
     close_sessions()
-    assert not any(thread.name == "agentrl-mcp" for thread in threading.enumerate())
+    timed._loops.close()
+    assert not any(thread.name == "agentrl-loop" for thread in threading.enumerate())

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.errors import InfrastructureError
 from agentrl.toolenv.tools import timed
-from agentrl.toolenv.tools.timed import BackgroundLoop, Overrun, call_async, close_shared_loop, in_thread
+from agentrl.toolenv.tools.timed import BackgroundLoop, Overrun, ToolThread, call_async
 
 
 def threads(name: str) -> int:
@@ -29,14 +29,14 @@ def test_threads_that_never_end_are_few(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(timed, "MAX_STRAYS", 2)
     release = threading.Event()
     for _ in range(2):
-        assert isinstance(in_thread(lambda: release.wait(), 0.01).error, Overrun)
-    for call in (in_thread, call_async):
+        assert isinstance(ToolThread().call(release.wait, 0.01).exception(), Overrun)
+    for call in (ToolThread().call, call_async):
         with pytest.raises(InfrastructureError, match="2 tool calls that ran past their time limit still run"):
             call(asyncio.Event, 0.01)  # pyright: ignore
     release.set()
     while threads("agentrl-tool"):
         time.sleep(0.01)
-    assert in_thread(lambda: 3, 5.0).value == 3
+    assert ToolThread().call(lambda: 3, 5.0).result() == 3
 
 
 def test_a_task_that_ends_the_process_ends_alone() -> None:
@@ -48,15 +48,16 @@ def test_a_task_that_ends_the_process_ends_alone() -> None:
         await asyncio.wait({child})
         return repr(child.exception())
 
-    with closing(BackgroundLoop("test")) as loop, ThreadPoolExecutor() as pool:
+    with closing(BackgroundLoop()) as loop, ThreadPoolExecutor() as pool:
         other = pool.submit(loop.call, lambda: asyncio.sleep(0.3, "slept"), 5.0)
-        assert isinstance(loop.call(leave, 5.0).error, SystemExit)
-        assert loop.call(leaves_a_child, 5.0).value == "SystemExit(3)"
-        assert other.result().value == "slept"
+        assert isinstance(loop.call(leave, 5.0).exception(), SystemExit)
+        assert loop.call(leaves_a_child, 5.0).result() == "SystemExit(3)"
+        assert other.result().result() == "slept"
 
 
 def test_closing_cancels_what_still_runs() -> None:
-    loop = BackgroundLoop("test-closing")
+    timed._loops.close()
+    loop = BackgroundLoop()
     begun, cancelled = threading.Event(), threading.Event()
 
     async def hang() -> None:
@@ -71,40 +72,40 @@ def test_closing_cancels_what_still_runs() -> None:
         assert begun.wait()
         loop.close()
         loop.close()
-    assert cancelled.is_set() and not threads("test-closing")
+    assert cancelled.is_set() and not threads("agentrl-loop")
 
 
 @pytest.mark.slow
 def test_a_blocked_loop_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed, "_PATIENCE", 0.1)
     monkeypatch.setattr(timed, "_GRACE", 0.1)
-    close_shared_loop()
+    timed._loops.close()
     release = threading.Event()
 
     async def block() -> None:
         release.wait()
 
-    first = call_async(here, 5.0).value
-    assert isinstance(call_async(block, 0.05).error, Overrun)
-    assert call_async(here, 5.0).value not in (first, None)
+    loop_id = call_async(here, 5.0).result()
+    assert isinstance(call_async(block, 0.05).exception(), Overrun)
+    assert call_async(here, 5.0).result() != loop_id
     release.set()
-    while threads("agentrl-async-tools") > 1:
+    while threads("agentrl-loop") > 1:
         time.sleep(0.01)
-    close_shared_loop()
-    assert not threads("agentrl-async-tools")
+    timed._loops.close()
+    assert not threads("agentrl-loop")
 
 
 def test_a_slow_loop_is_kept() -> None:
-    first = call_async(here, 5.0).value
-    assert isinstance(call_async(lambda: asyncio.sleep(3600), 0.05).error, Overrun)
-    assert call_async(here, 5.0).value == first
+    loop_id = call_async(here, 5.0).result()
+    assert isinstance(call_async(lambda: asyncio.sleep(3600), 0.05).exception(), Overrun)
+    assert call_async(here, 5.0).result() == loop_id
 
 
 def test_the_process_ends_in_spite_of_calls_that_do_not() -> None:
     code = """
 import asyncio, threading, time
-from agentrl.toolenv.tools.timed import call_async, in_thread
-in_thread(lambda: time.sleep(3600), 0.01)
+from agentrl.toolenv.tools.timed import ToolThread, call_async
+ToolThread().call(lambda: time.sleep(3600), 0.01)
 threading.Thread(target=call_async, args=(lambda: asyncio.sleep(3600), None), daemon=True).start()
 time.sleep(0.2)
 print("end")

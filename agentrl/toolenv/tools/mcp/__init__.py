@@ -13,13 +13,13 @@ Not covered: a started program runs with the rights of this process, in no sandb
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pydantic_core
 
 from agentrl.errors import ConfigError, UsageError
 from agentrl.toolenv.tools.function import MIN_CHARS, ToolContext, ToolError, cut_middle
-from agentrl.toolenv.tools.mcp.sessions import Connection, Server, close_sessions, listing, shared_connection
+from agentrl.toolenv.tools.mcp.sessions import Connection, Server, close_sessions, list_tools, shared_connection
 from agentrl.toolenv.tools.timed import Overrun
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def mcp_tools(
     variables = (env if command else headers) or {}
     server = Server(command=tuple(command), url=url, variables=tuple(sorted(variables.items())))
     connection = shared_connection(server) if shared else Connection(server)
-    return tuple(McpTool(listed, connection, timeout=timeout, max_chars=max_chars) for listed in listing(server))
+    return tuple(McpTool(listed, connection, timeout=timeout, max_chars=max_chars) for listed in list_tools(server))
 
 
 class McpTool:
@@ -93,15 +93,15 @@ class McpTool:
         """
         try:
             # Through JSON and back, as the server will read them: a value that JSON can't hold is the model's mistake.
-            given = pydantic_core.from_json(pydantic_core.to_json(dict(arguments), inf_nan_mode="null"))
+            plain = pydantic_core.from_json(pydantic_core.to_json(dict(arguments), inf_nan_mode="null"))
         except ValueError as error:
             raise ToolError(f"the arguments of {self.name} can't be written as JSON") from error
-        outcome = self._connection.call(self.name, given, self.timeout)
-        if isinstance(outcome.error, Overrun):
-            raise ToolError(f"stopped: {self.name} ran longer than {self.timeout:g} s") from outcome.error
-        if outcome.error is not None:
-            raise ToolError(cut_middle(str(outcome.error), self.max_chars)) from outcome.error
-        result = cast("types.CallToolResult", outcome.value)
+        call = self._connection.call(self.name, plain, self.timeout)
+        if isinstance(error := call.exception(), Overrun):
+            raise ToolError(f"stopped: {self.name} ran longer than {self.timeout:g} s") from error
+        if error is not None:
+            raise ToolError(cut_middle(str(error), self.max_chars)) from error
+        result = call.result()
         text = _text(result)
         # A server's argument errors end with links to pydantic's documentation, which the model can't open.
         if result.is_error:

@@ -1,16 +1,18 @@
 """Sessions with MCP servers: their begin, calls and end, and the connections that share them."""
 
 import asyncio
+import contextlib
 import functools
 import tempfile
 import threading
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO, cast
 
 from agentrl.errors import InfrastructureError, UsageError
 from agentrl.processes.per_process import PerProcess
-from agentrl.toolenv.tools.timed import BackgroundLoop, Outcome, Overrun
+from agentrl.toolenv.tools.timed import Overrun, shared_loop
 
 if TYPE_CHECKING:
     import mcp
@@ -38,70 +40,65 @@ class Server:
 
 
 class Connection:
-    """The session that the tools of one ``mcp_tools`` call share, opened at first use."""
+    """The session that the tools of one ``mcp_tools`` call share, opened at first use.
 
-    def __init__(self, server: Server) -> None:
+    Args:
+        server: the session's server.
+        shared: all episodes of this process share the session, and any thread may call. Else each episode has its own.
+    """
+
+    def __init__(self, server: Server, shared: bool = False) -> None:
         self._server = server
-        self._session: Session | None = None
+        self._shared = shared
+        self._session: McpSession | None = None
 
-    def call(self, name: str, arguments: dict[str, object], timeout: float) -> Outcome:
-        """Call a tool; the outcome's error is the server's refusal or ``Overrun``.
+    def __reduce__(self) -> tuple[object, ...]:
+        # A copy for another instance is the same object where it is shared; unpickled in another process, it is that
+        # process's own. Else the copy begins a session of its own.
+        return shared_connection if self._shared else Connection, (self._server,)
+
+    def call(self, name: str, arguments: dict[str, object], timeout: float) -> "Future[types.CallToolResult]":
+        """Call a tool; the ended call's exception is the server's refusal or ``Overrun``.
 
         Raises:
             InfrastructureError: the server is gone.
         """
         session = self._ready()
-        outcome = session.call(name, arguments, timeout)
-        if outcome.error is None or isinstance(outcome.error, Overrun) or _is_refusal(outcome.error):
-            return outcome
-        # Read before closing, which closes the file that they are in.
-        last_words = session.last_words
-        session.close()
-        raise InfrastructureError(f"{self._server} is gone: {_reason(outcome.error)}{last_words}") from outcome.error
+        call = session.call(name, arguments, timeout)
+        error = call.exception()
+        if error is None or isinstance(error, Overrun) or _is_refusal(error):
+            return call
+        raise InfrastructureError(f"{self._server} is gone: {_reason(error)}{session.close()}") from error
 
     def end_episode(self) -> None:
-        """Close the session, so that the next episode begins another."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        """Close the session, so that the next episode begins another; a shared one stays open."""
+        if self._session is not None and not self._shared:
+            self._session.close()
 
-    def _ready(self) -> "Session":
-        if self._session is None or not self._session.is_open:
-            self._session = Session.begin(self._server)
-        return self._session
-
-
-class SharedConnection(Connection):
-    """The session of all episodes of this process; any thread may call."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # Copying for another instance gives the same object; unpickling in another process makes that process's own.
-        return shared_connection, (self._server,)
-
-    def end_episode(self) -> None:
-        """Do nothing: other episodes go on with the session."""
-
-    def _ready(self) -> "Session":
-        # Two threads that come at once must not begin two sessions.
-        with _beginning.get(self._server):
-            return super()._ready()
+    def _ready(self) -> "McpSession":
+        # Two threads that come at once must not begin two shared sessions.
+        with _beginning.get(self._server) if self._shared else contextlib.nullcontext():
+            if self._session is None or not self._session.is_open:
+                self._session = McpSession.begin(self._server)
+            return self._session
 
 
-class Session:
-    """One session. A single task on the background loop enters and leaves it, as anyio's cancel scopes demand."""
+class McpSession:
+    """One session. A single task on the shared loop enters and leaves it, as anyio's cancel scopes demand."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._home = _homes.get()
+        # Before the set of sessions: at exit, what was made later is closed first.
+        self._loop = shared_loop()
+        self._open_sessions = _sessions.get()
         self._stderr = cast(TextIO, tempfile.TemporaryFile("w+", errors="replace"))  # noqa: SIM115 (closed in close)
+        self._last_words = ""
         self._client: mcp.Client | None = None
-        self._leave: asyncio.Event | None = None
+        self._leave = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._reading = threading.Lock()
-        self._said = ""
 
     @classmethod
-    def begin(cls, server: Server) -> "Session":
+    def begin(cls, server: Server) -> "McpSession":
         """Connect to the server.
 
         Raises:
@@ -114,69 +111,61 @@ class Session:
             raise UsageError("MCP servers need the package mcp: pip install 'agentrl[mcp]'") from error
         session = cls(server)
         # Registered before it is entered, so that closing all sessions meanwhile finds it.
-        session._home.open.add(session)
-        outcome = session._home.loop.call(session._enter, START_SECONDS)
-        if outcome.error is None:
+        session._open_sessions.add(session)
+        error = session._loop.call(session._enter, START_SECONDS).exception()
+        if error is None:
             return session
-        last_words = session.last_words
-        session.close()
-        if isinstance(outcome.error, FileNotFoundError | PermissionError | NotADirectoryError):
-            raise UsageError(f"{server} can't be started: {outcome.error}") from outcome.error
-        raise InfrastructureError(f"{server} does not answer: {_reason(outcome.error)}{last_words}") from outcome.error
+        last_words = session.close()
+        if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
+            raise UsageError(f"{server} can't be started: {error}") from error
+        raise InfrastructureError(f"{server} does not answer: {_reason(error)}{last_words}") from error
 
     @property
     def is_open(self) -> bool:
-        """True until it is closed; in a forked child none of the parent's sessions is open."""
-        return self in self._home.open
+        """True until it is closed or its loop is given up; in a forked child none of the parent's sessions is open."""
+        return self in self._open_sessions and not self._loop.closed
 
-    @property
-    def last_words(self) -> str:
-        """The end of the program's standard error, to be appended to a sentence."""
-        with self._reading:
-            if not self._stderr.closed:  # else another thread has closed it, and had read it before
-                self._stderr.seek(0)
-                self._said = self._stderr.read().strip()[-_STDERR_CHARS:]
-        return f"; its last words: {self._said}" if self._said else ""
-
-    def call(self, name: str, arguments: dict[str, object], timeout: float) -> Outcome:
+    def call(self, name: str, arguments: dict[str, object], timeout: float) -> "Future[types.CallToolResult]":
         """Call a tool."""
         client = self._client
-        assert client is not None, "begin gives no session that has not been entered"
-        return self._home.loop.call(lambda: client.call_tool(name, arguments), timeout)
+        assert client is not None, "begin returns no session that has not been entered"
+        return self._loop.call(lambda: client.call_tool(name, arguments), timeout)
 
-    def tools(self) -> Outcome:
-        """List all tools, as a tuple."""
-        return self._home.loop.call(self._tools, START_SECONDS)
+    def tools(self) -> "Future[tuple[types.Tool, ...]]":
+        """List all tools."""
+        return self._loop.call(self._tools, START_SECONDS)
 
-    def close(self) -> None:
-        """Leave the session, and wait until the program that was started is gone."""
+    def close(self) -> str:
+        """Leave the session, and wait until the program that was started is gone.
+
+        Returns:
+            The end of the program's standard error, to be appended to a sentence.
+        """
         try:
-            self._home.open.remove(self)
+            self._open_sessions.remove(self)
         except KeyError:  # it was closed before, perhaps by another thread, or is the parent's
-            return
-        self._home.loop.call(self._exit, _CLOSE_SECONDS)
-        with self._reading:
-            self._stderr.close()
+            return self._last_words
+        # A loop that is closed has cancelled the task, or will when nothing blocks the loop any more.
+        if not self._loop.closed:
+            self._loop.call(self._exit, _CLOSE_SECONDS)
+        with self._stderr as file:
+            file.seek(0)
+            if words := file.read().strip()[-_STDERR_CHARS:]:
+                self._last_words = f"; its last words: {words}"
+        return self._last_words
 
     async def _enter(self) -> None:
-        # Waits for whichever comes first: the session is entered, or its task has failed.
-        self._leave = asyncio.Event()
-        self._task = asyncio.create_task(self._live(entered := asyncio.Event()))
-        waiting = asyncio.create_task(entered.wait())
-        try:
-            await asyncio.wait({self._task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        # Raises what made the task fail.
-        if self._task.done():
-            self._task.result()
+        entered = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._live(entered))
+        await asyncio.wait({self._task, entered}, return_when=asyncio.FIRST_COMPLETED)
+        if not entered.done():
+            self._task.result()  # raises what made the task fail
 
-    async def _live(self, entered: asyncio.Event) -> None:
-        assert self._leave is not None
+    async def _live(self, entered: asyncio.Future[None]) -> None:
         try:
             async with AsyncExitStack() as stack:
                 self._client = await stack.enter_async_context(await self._make_client(stack))
-                entered.set()
+                entered.set_result(None)
                 await self._leave.wait()
         except BaseExceptionGroup as errors:
             raise _innermost(errors) from errors
@@ -201,14 +190,14 @@ class Session:
     async def _tools(self) -> "tuple[types.Tool, ...]":
         assert self._client is not None
         page = await self._client.list_tools()
-        found = page.tools
+        tools = page.tools
         while page.next_cursor is not None:
             page = await self._client.list_tools(cursor=page.next_cursor)
-            found += page.tools
-        return tuple(found)
+            tools += page.tools
+        return tuple(tools)
 
     async def _exit(self) -> None:
-        if self._task is None or self._leave is None:
+        if self._task is None:
             return
         self._leave.set()
         # Still connecting: the task does not wait for ``_leave`` yet.
@@ -219,22 +208,21 @@ class Session:
 
 
 @functools.lru_cache(maxsize=256)
-def listing(server: Server) -> "tuple[types.Tool, ...]":
+def list_tools(server: Server) -> "tuple[types.Tool, ...]":
     """List a server's tools; the server is asked once per process.
 
     Raises:
         UsageError: the package mcp is not installed, or the command can't be started.
         InfrastructureError: the server does not list its tools.
     """
-    session = Session.begin(server)
+    session = McpSession.begin(server)
     try:
-        outcome = session.tools()
-        if outcome.error is not None:
-            reason = f"{_reason(outcome.error)}{session.last_words}"
-            raise InfrastructureError(f"{server} does not tell its tools: {reason}") from outcome.error
+        call = session.tools()
     finally:
-        session.close()
-    return cast("tuple[types.Tool, ...]", outcome.value)
+        last_words = session.close()
+    if (error := call.exception()) is not None:
+        raise InfrastructureError(f"{server} does not list its tools: {_reason(error)}{last_words}") from error
+    return call.result()
 
 
 def _is_refusal(error: BaseException) -> bool:
@@ -258,27 +246,19 @@ def _innermost(error: BaseException) -> BaseException:
     return error
 
 
-def shared_connection(server: Server) -> SharedConnection:
-    """This process's one shared connection to a server."""
+def shared_connection(server: Server) -> Connection:
+    """Return this process's one shared connection to a server."""
     # setdefault, because two threads that ask at once must get the same connection.
-    return _shared.setdefault(server, SharedConnection(server))
+    return _connections.setdefault(server, Connection(server, shared=True))
 
 
-class _Home:
-    """The sessions of a process and their own event loop, which no user's async tool can block."""
-
-    def __init__(self) -> None:
-        self.loop = BackgroundLoop("agentrl-mcp")
-        self.open: set[Session] = set()
-
-    def close(self) -> None:
-        for session in list(self.open):
-            session.close()
-        self.loop.close()
+def _close_all(sessions: set[McpSession]) -> None:
+    for session in list(sessions):
+        session.close()
 
 
-_homes = PerProcess(_Home, close=_Home.close, forget=lambda home: home.open.clear())
+_sessions: PerProcess[set[McpSession]] = PerProcess(set, close=_close_all, forget=set.clear)
 _beginning: PerProcess[threading.Lock, Server] = PerProcess(lambda _: threading.Lock())
-_shared: dict[Server, SharedConnection] = {}
-close_sessions = _homes.close
+_connections: dict[Server, Connection] = {}
+close_sessions = _sessions.close
 """End every session of this process and the programs that were started for them."""
