@@ -1,7 +1,7 @@
 """The environment checker: it plays an environment and reports contract violations under stable codes.
 
 Scripts play good calls, malformed ones, unknown tools, odd Unicode, over-long and cut-off turns, hostile programs and
-the gold player; ``codes.CODES`` gives each code's meaning and remedy. Not covered: the tasks' quality, how well a model
+the gold player; ``CODES`` gives each code's meaning and remedy. Not covered: the tasks' quality, how well a model
 reads the environment, and leaks of grandchild processes.
 """
 
@@ -17,16 +17,15 @@ from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
 from agentrl.render.renderer import load_tokenizer
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker import contract, leaks, rewards, tasks, tokens, tools
-from agentrl.toolenv.checker.codes import CODES, Code
-from agentrl.toolenv.checker.play import Check, ControlTokens, Subject, from_spec, raised
-from agentrl.toolenv.checker.report import Finding, Report
+from agentrl.toolenv.checker.report import CODES, Fault, Finding, Report
+from agentrl.toolenv.checker.subject import Check, ControlTokens, Subject, from_spec, raised
 from agentrl.toolenv.dialects import resolve_dialect
 from agentrl.toolenv.registry import make
 
-__all__ = ["CODES", "Code", "Finding", "Report", "check_env"]
+__all__ = ["CODES", "Fault", "Finding", "Report", "check_env"]
 
 _SHOWN = 3
-"""Most findings of one code that a report lists: the first ones say it all."""
+"""Most findings of one code that a report lists: the first ones are enough."""
 # Tools are tried early: a tool that always times out (ARL-E024) ends the check before the many plays that follow.
 _CHECKS: tuple[Check, ...] = (
     tasks.check_tasks,
@@ -103,7 +102,7 @@ def check_env(
             say(f"{_name(check)}, {number} of {len(_CHECKS)}")
             findings += _guarded(check, subject)
             if any(finding.code == "ARL-E024" for finding in findings):
-                subject.skipped.append("what plays on: each call would take the tool's whole time.")
+                subject.skipped.append("all other checks: each call would take the tool's whole time.")
                 break
         # Two checks may find the same: the dict removes duplicates and keeps the order.
         return Report(findings=tuple(_few(dict.fromkeys(findings))), skipped=(*subject.skipped, *_skipped(subject)))
@@ -122,7 +121,7 @@ def _made(env_id: str, arguments: Mapping[str, Any], dialect: str | None, tokeni
 
 def _counted(on_turn: Callable[[float], None], tasks: int, tools: int) -> Callable[[], None]:
     """Return what to call after each turn. Environments with 0 to 3 tools play as many turns, within an eighth."""
-    expected = 200 + 25 * tasks + tools * (50 + 30 * tasks)
+    expected = 165 + 21 * tasks + tools * (52 + 20 * tasks)
     played = itertools.count(1)
     return lambda: on_turn(min(next(played) / expected, 1.0))
 
@@ -147,15 +146,12 @@ def _few(findings: Iterable[Finding]) -> Iterator[Finding]:
     """
     by_code: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
-        by_code.setdefault((finding.code, finding.place), []).append(finding)
-    for (_, place), alike in by_code.items():
-        if place:
-            yield alike[0]
-            continue
-        yield from alike[: _SHOWN - 1]
-        for last in alike[_SHOWN - 1 : _SHOWN]:
-            more = len(alike) - _SHOWN
-            yield replace(last, message=f"{last.message} ({more} more like it.)") if more else last
+        by_code.setdefault((finding.code, finding.method), []).append(finding)
+    for (_, method), alike in by_code.items():
+        shown = alike[: 1 if method else _SHOWN]
+        if not method and (more := len(alike) - _SHOWN) > 0:
+            shown[-1] = replace(shown[-1], message=f"{shown[-1].message} ({more} more like it.)")
+        yield from shown
 
 
 def _name(check: Check) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from agentrl.errors import EnvContractError
 from agentrl.toolenv.base import ToolEnv
-from agentrl.toolenv.checker.play import SEED, Subject, Turn, alike, both, parting, short
 from agentrl.toolenv.checker.report import Finding
+from agentrl.toolenv.checker.subject import SEED, Subject, Turn, contrast, difference, short
 from agentrl.types import Message, Task
 
 TOLERANCE = 1e-9
@@ -18,24 +18,25 @@ TOLERANCE = 1e-9
 def check_first_observation(subject: Subject) -> Iterator[Finding]:
     """ARL-E001, E002: the first observation is well formed and depends on the task alone, on every instance."""
     env = subject.env
-    firsts: list[tuple[Message, ...]] = []
+    observations: list[tuple[Message, ...]] = []
     for task in subject.tasks:
-        first = subject.begin(task)
+        observation = subject.begin(task)
         # A copy, since the environment may change what it returned.
-        firsts.append(copy.deepcopy(first))
-        if not env.observation_space.contains(first):
-            yield Finding("ARL-E001", f"The first observation {short(str(first))} is outside its space.")
-        elif not first or first[-1]["role"] != "user":
+        observations.append(copy.deepcopy(observation))
+        if not env.observation_space.contains(observation):
+            yield Finding("ARL-E001", f"The first observation {short(str(observation))} is outside its space.")
+        elif not observation or observation[-1]["role"] != "user":
             yield Finding("ARL-E001", "The first observation does not end with the user's message.")
         # Another seed as well: it draws tasks, but must not change a task that is asked for by id.
         for seed in (SEED, SEED + 1):
-            if (again := subject.begin(task, seed)) != first:
-                yield Finding("ARL-E002", f"Task {task.id!r} began in two ways on one instance, {both(first, again)}.")
+            if (again := subject.begin(task, seed)) != observation:
+                message = f"Task {task.id!r} began in two ways on one instance, {contrast(observation, again)}."
+                yield Finding("ARL-E002", message)
     if subject.again is not None:
         with subject.fresh() as other:
-            for task, first in zip(subject.tasks, firsts, strict=True):
-                if (again := other.begin(task)) != first:
-                    message = f"Task {task.id!r} began in two ways on two instances, {both(first, again)}."
+            for task, observation in zip(subject.tasks, observations, strict=True):
+                if (again := other.begin(task)) != observation:
+                    message = f"Task {task.id!r} began in two ways on two instances, {contrast(observation, again)}."
                     yield Finding("ARL-E002", message)
 
 
@@ -45,7 +46,7 @@ def check_turns(subject: Subject) -> Iterator[Finding]:
     for action in subject.hostile_turns():
         if not env.action_space.contains(action):
             yield Finding("ARL-S005", f"The action space leaves out the text {short(action)}.")
-        for turn in subject.play(subject.tasks[0], [action]):
+        for turn in subject.turns(subject.tasks[0], [action]):
             yield from _turn_findings(env, action, turn)
 
 
@@ -57,7 +58,7 @@ def _turn_findings(env: ToolEnv, action: str, turn: Turn) -> Iterator[Finding]:
         if turn.terminated or (turn.truncated and env.max_turns > 1):
             yield Finding("ARL-E004", f"The call {short(action)} ended the episode.")
     elif not turn.over:
-        yield Finding("ARL-E011", f"The text {short(action)} has no call, yet the episode goes on.")
+        yield Finding("ARL-E011", f"The text {short(action)} has no call, yet the episode continues.")
     if not env.observation_space.contains(turn.messages):
         yield Finding("ARL-E010", f"What follows the text {short(action)} is outside its space.")
     if not (isinstance(turn.reward, float) and math.isfinite(turn.reward)):
@@ -77,7 +78,7 @@ def check_turn_limit(subject: Subject) -> Iterator[Finding]:
     env = subject.env
     # One call more than is allowed: an environment without a limit would take it.
     for call in subject.calls()[:1]:
-        turns = list(subject.play(subject.tasks[0], [call] * (env.max_turns + 1)))
+        turns = list(subject.turns(subject.tasks[0], [call] * (env.max_turns + 1)))
         if len(turns) != env.max_turns or not turns[-1].over:
             yield Finding("ARL-E011", f"{len(turns)} turns, not {env.max_turns}, were allowed.")
         elif turns[-1].terminated:
@@ -90,9 +91,14 @@ def check_gold(subject: Subject) -> Iterator[Finding]:
         actions = subject.gold(task)
         if actions is None:
             return
-        turns, failed = _heard(subject, task, actions)
-        if failed:
-            yield Finding("ARL-E022", f"Gold's call of {failed[0]} on task {task.id!r}.")
+        turns, episode = list(subject.turns(task, actions)), subject.env.episode
+        results = [message["content"] for message in episode.messages if message["role"] == "tool"]
+        for run, result in zip(episode.tool_runs, results, strict=False):
+            if not run.ok:
+                yield Finding(
+                    "ARL-E022", f"Gold's call of {run.name!r} failed with {short(result, 100)} on task {task.id!r}."
+                )
+                break
         reached, top = subject.score(turns), subject.env.best_return
         cut_off = bool(turns) and turns[-1].truncated and not turns[-1].terminated
         if len(turns) != len(actions) or cut_off or reached < top - TOLERANCE:
@@ -105,44 +111,30 @@ def check_gold(subject: Subject) -> Iterator[Finding]:
             yield from part_findings(turn)
 
 
-def _heard(subject: Subject, task: Task, actions: Sequence[str]) -> tuple[list[Turn], list[str]]:
-    """Play ``actions``; return the turns, and for each failed call its tool and answer."""
-    turns: list[Turn] = []
-    failed: list[str] = []
-    before = 0
-    for turn in subject.play(task, actions):
-        turns.append(turn)
-        runs = subject.env.episode.tool_runs
-        answered = zip(runs[before:], turn.messages, strict=False)  # respond's messages come after the results
-        failed += [f"{run.name!r} failed with {short(said['content'], 100)}" for run, said in answered if not run.ok]
-        before = len(runs)
-    return turns, failed
-
-
 def check_record(subject: Subject) -> Iterator[Finding]:
     """ARL-E016: returned messages are never changed afterwards, and ``env.episode`` holds the same ones."""
     env = subject.env
     for actions in subject.scripts(subject.tasks[0]):
-        first = subject.begin(subject.tasks[0])
-        given: list[object] = [first]
-        said = [copy.deepcopy(first)]
+        observation = subject.begin(subject.tasks[0])
+        returned: list[object] = [observation]
+        exchanged = [copy.deepcopy(observation)]
         for action in actions:
             turn = subject.step(action)
-            given.append(turn.given)
-            said += [(Message(role="assistant", content=action),), turn.messages]
+            returned.append(turn.returned)
+            exchanged += [(Message(role="assistant", content=action),), turn.messages]
             if turn.over:
                 break
         # Every second entry was returned by the environment; those between are the assistant's turns.
-        if given != said[::2]:
+        if returned != exchanged[::2]:
             yield Finding("ARL-E016", "Messages were changed after reset or step had returned them.")
-        elif list(env.episode.messages) != list(itertools.chain.from_iterable(said)):
+        elif list(env.episode.messages) != list(itertools.chain.from_iterable(exchanged)):
             yield Finding("ARL-E016", "The record in env.episode holds other messages than reset and step exchanged.")
 
 
 def check_misuse(subject: Subject) -> Iterator[Finding]:
     """ARL-E017: ``step`` before ``reset`` and after the end raises the typed error."""
     # More turns than are allowed, so that the episode ends whatever an empty text means to the environment.
-    turns = list(subject.play(subject.tasks[0], [""] * (subject.env.max_turns + 1)))
+    turns = list(subject.turns(subject.tasks[0], [""] * (subject.env.max_turns + 1)))
     if turns and turns[-1].over and (seen := _misused(subject.env)):
         yield Finding("ARL-E017", f"After the end of an episode step {seen}.")
     if subject.again is not None:
@@ -159,16 +151,16 @@ def _misused(env: ToolEnv) -> str:
         return ""
     except Exception as error:  # an environment under check may raise anything
         return f"raised {error!r}"
-    return "went on"
+    return "continued"
 
 
 def check_reproducibility(subject: Subject) -> Iterator[Finding]:
     """ARL-E007: the same task, seed and actions give the same turns."""
     for task in subject.tasks:
         for actions in subject.scripts(task):
-            one, other = list(subject.play(task, actions)), list(subject.play(task, actions))
-            if not alike(one, other):
-                yield Finding("ARL-E007", f"Task {task.id!r} was played twice alike and gave {parting(one, other)}.")
+            turns, again = (list(subject.turns(task, actions)) for _ in range(2))
+            if differ := difference(turns, again):
+                yield Finding("ARL-E007", f"Task {task.id!r} was played twice alike and gave {differ}.")
 
 
 def check_independence(subject: Subject) -> Iterator[Finding]:
@@ -176,18 +168,17 @@ def check_independence(subject: Subject) -> Iterator[Finding]:
     if subject.again is None:
         return
     task = subject.tasks[0]
-    plays = subject.scripts(task)
-    alone = [_alone(subject, task, actions) for actions in plays]
-    with subject.fresh() as one, subject.fresh() as other:
-        playing = [who.play(task, actions) for who, actions in zip((one, other), plays, strict=True)]
-        # ``play`` is lazy: zip_longest makes the two take turns.
-        together = list(itertools.zip_longest(*playing))
-    for number, turns in enumerate(alone):
-        beside = [turn for pair in together if (turn := pair[number]) is not None]
-        if not alike(beside, turns):
-            yield Finding("ARL-E008", f"An episode alone and beside a second instance gave {parting(turns, beside)}.")
+    scripts = subject.scripts(task)
+    alone = [_alone(subject, task, actions) for actions in scripts]
+    with subject.fresh() as left, subject.fresh() as right:
+        episodes = [other.turns(task, actions) for other, actions in zip((left, right), scripts, strict=True)]
+        # ``turns`` is lazy: zip_longest makes the two take turns.
+        pairs = list(itertools.zip_longest(*episodes))
+    for turns, beside in zip(alone, zip(*pairs, strict=True), strict=True):
+        if differ := difference(turns, [turn for turn in beside if turn is not None]):
+            yield Finding("ARL-E008", f"An episode alone and beside a second instance gave {differ}.")
 
 
 def _alone(subject: Subject, task: Task, actions: Sequence[str]) -> list[Turn]:
     with subject.fresh() as other:
-        return list(other.play(task, actions))
+        return list(other.turns(task, actions))

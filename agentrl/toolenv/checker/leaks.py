@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import InfrastructureError
-from agentrl.toolenv.checker.play import Subject, alike, parting, shut
 from agentrl.toolenv.checker.report import Finding
+from agentrl.toolenv.checker.subject import Subject, difference, shut
 from agentrl.types import Task
 
 PROC = Path("/proc/self")
@@ -69,47 +69,43 @@ def check_leaks(subject: Subject) -> Iterator[Finding]:
     # Kept alive until the count: what only the garbage collector closes is a leak too.
     closed = [subject.another() for _ in range(_ROUNDS)]
     for other in closed:
-        list(other.play(task, actions))
+        list(other.turns(task, actions))
         # An interrupted run closes its environments in the middle of an episode.
-        list(other.play(task, actions[:1]))
+        list(other.turns(task, actions[:1]))
         shut(other.env)
     yield from _left(before)
 
 
 def _lived(other: Subject, task: Task, actions: list[str]) -> Iterator[Finding]:
-    turns = [list(other.play(task, actions)) for _ in range(2)]
+    turns = [list(other.turns(task, actions)) for _ in range(2)]
     for number in ("first", "second"):
         if error := shut(other.env):
             yield Finding("ARL-P004", f"The {number} close raised {error}.")
     try:
-        after = list(other.play(task, actions))
+        after = list(other.turns(task, actions))
     except InfrastructureError:
         raise
     except Exception as error:  # an environment under check may raise anything
         yield Finding("ARL-P005", f"After close an episode raised {error!r}.")
         return
     # A difference without a close between is ARL-E007.
-    if alike(turns[0], turns[1]) and not alike(turns[1], after):
-        yield Finding("ARL-P005", f"Before and after close an episode gave {parting(turns[1], after)}.")
+    if not difference(*turns) and (differ := difference(turns[1], after)):
+        yield Finding("ARL-P005", f"Before and after close an episode gave {differ}.")
     shut(other.env)
 
 
 def _left(before: Open) -> Iterator[Finding]:
     until = time.monotonic() + _PATIENCE_S
-    while (left := _difference(before, look())) and time.monotonic() < until:
+    while (left := list(_leaked(before, look()))) and time.monotonic() < until:
         time.sleep(0.02)
     yield from left
 
 
-def _difference(before: Open, now: Open) -> list[Finding]:
-    found: list[Finding] = []
+def _leaked(before: Open, now: Open) -> Iterator[Finding]:
     if children := now.children - before.children:
-        found.append(Finding("ARL-P001", f"{len(children)} child processes run after {_ROUNDS} instances were closed."))
+        yield Finding("ARL-P001", f"{len(children)} child processes run after {_ROUNDS} instances were closed.")
     if threads := {thread.name for thread in now.threads - before.threads if thread.is_alive()}:
-        message = f"After {_ROUNDS} instances were closed threads run, such as {min(threads)!r}."
-        found.append(Finding("ARL-P002", message))
+        yield Finding("ARL-P002", f"After {_ROUNDS} instances were closed threads run, such as {min(threads)!r}.")
     # Fewer than one per instance are files that the process opens now and then.
     if (files := now.files - before.files) >= _ROUNDS:
-        message = f"{files} more files or sockets are open after {_ROUNDS} instances were closed."
-        found.append(Finding("ARL-P003", message))
-    return found
+        yield Finding("ARL-P003", f"{files} more files or sockets are open after {_ROUNDS} instances were closed.")

@@ -1,7 +1,7 @@
-"""Probes of the reward: worthless answers and programs must not score above the floor.
+"""Checks of the reward: worthless answers and programs must not score above the floor.
 
-The floor is the score of an answer without knowledge. Where a probe calls a tool, its floor calls that tool as well,
-since an environment may reward calls.
+The floor is the score of an answer without knowledge. Where a check's turns call a tool, its floor calls that tool as
+well, since an environment may reward calls.
 """
 
 import builtins
@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 
 from agentrl.toolenv.checker.contract import TOLERANCE
-from agentrl.toolenv.checker.play import IGNORANT, LONG, PROBES, StepRaised, Subject, raised, short
 from agentrl.toolenv.checker.report import Finding
+from agentrl.toolenv.checker.subject import IGNORANT, LONG, TEXTS, StepRaised, Subject, raised, short
 from agentrl.toolenv.checker.tasks import facts
-from agentrl.types import Message, Task
+from agentrl.types import Task
 
 _MORE_TASKS = 20
 _FORMS = ("{}", r"\boxed{{{}}}", "<answer>{}</answer>")
@@ -36,21 +36,20 @@ def check_worthless_answers(subject: Subject) -> Iterator[Finding]:
         floor = _floor(subject, task)
         if floor >= env.best_return - TOLERANCE:
             yield Finding("ARL-E009", f"An answer that knows nothing scores {floor:g}, the maximum.")
-        first = subject.begin(task)
-        # Messages that show a tool call are left out: copied, they would be a call, which may be rewarded.
-        for what, text in _probes(task, [message for message in first if not env.dialect.parse(message["content"])]):
-            reached = subject.reached(task, [text, ""])
-            if reached > floor + TOLERANCE:
-                yield Finding("ARL-E009", f"{what} scores {reached:g} on task {task.id!r}.")
+        # Messages that show a tool call are skipped: copied, they would be a call, which may be rewarded.
+        shown = [text for message in subject.begin(task) if not env.dialect.parse(text := message["content"])]
+        for what, text in _worthless(task, shown):
+            if (score := subject.score_of(task, [text, ""])) > floor + TOLERANCE:
+                yield Finding("ARL-E009", f"{what} scores {score:g} on task {task.id!r}.")
 
 
-def _probes(task: Task, first: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """Answers that must be worth nothing, each with a name for the finding."""
+def _worthless(task: Task, shown: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield answers that must be worth nothing, each with a name for the finding."""
     yield "An empty answer", ""
     yield "An empty box", r"\boxed{}"
     yield "A copy of the prompt", task.prompt
     yield "A copy of the prompt in a box", rf"\boxed{{{task.prompt}}}"
-    yield "A copy of everything read", "\n".join(message["content"] for message in first)
+    yield "A copy of everything read", "\n".join(shown)
     # A lenient grader may evaluate a calculation that the agent has only copied.
     for sum_ in re.findall(r"[0-9(][0-9+\-*/(). ]*[+\-*/][0-9+\-*/(). ]*[0-9)]", task.prompt):
         yield "The calculation in a box, not worked out,", rf"\boxed{{{sum_}}}"
@@ -63,14 +62,13 @@ def check_no_numbers(subject: Subject) -> Iterator[Finding]:
     """ARL-R003: what looks like a number but is none scores no more than a wrong number."""
     task = subject.tasks[0]
     # A wrong number belongs to the floor: an environment may reward the form of an answer.
-    floor = max(_floor(subject, task), *(subject.reached(task, [form.format("-123456789.5")]) for form in _FORMS))
-    for text in (*PROBES["no_numbers"], "9" * 5000):
-        for form in _FORMS:
-            floor = max(floor, _filler(subject, task, len(form.format(text))))
-            reached = subject.reached(task, [form.format(text)])
-            # Not ``reached > floor + TOLERANCE``, which a score that is NaN would pass.
-            if text != task.answer and not reached <= floor + TOLERANCE:
-                yield Finding("ARL-R003", f"The answer {short(form.format(text))} scores {reached:g}.")
+    wrong = [[form.format("-123456789.5")] for form in _FORMS]
+    for text in (*TEXTS["no_numbers"], "9" * 5000):
+        for answer in (form.format(text) for form in _FORMS if text != task.answer):
+            score = subject.score_of(task, [answer])
+            # Not ``score > floor + TOLERANCE``, which a score that is NaN would pass.
+            if not score <= _floor(subject, task, *wrong, _filler(len(answer))) + TOLERANCE:
+                yield Finding("ARL-R003", f"The answer {short(answer)} scores {score:g}.")
                 break
 
 
@@ -81,7 +79,7 @@ def check_constants(subject: Subject) -> Iterator[Finding]:
         return
     if any(_floor(subject, task) >= env.best_return - TOLERANCE for task in subject.tasks):
         return  # anything is right there, which is ARL-E009
-    for text in (form.format(constant) for constant in PROBES["constants"] for form in _FORMS):
+    for text in (form.format(constant) for constant in TEXTS["constants"] for form in _FORMS):
         if not _right_everywhere(subject, subject.tasks, text):
             continue
         # A few tasks may share an answer by chance, such as yes or no: only more tasks can tell.
@@ -92,7 +90,7 @@ def check_constants(subject: Subject) -> Iterator[Finding]:
 
 
 def _right_everywhere(subject: Subject, tasks: Iterable[Task], text: str) -> bool:
-    return all(subject.reached(task, [text]) >= subject.env.best_return - TOLERANCE for task in tasks)
+    return all(subject.score_of(task, [text]) >= subject.env.best_return - TOLERANCE for task in tasks)
 
 
 def check_tool_answers(subject: Subject) -> Iterator[Finding]:
@@ -111,41 +109,39 @@ def _printed(subject: Subject, task: Task, answer: str) -> Iterator[Finding]:
         idle = subject.call(tool, "print('nothing')")
         for call in (subject.call(tool, f"print({answer!r})"), subject.call(tool, hidden)):
             for final in ("", "See above.") if call and idle else ():
-                floor, reached = subject.reached(task, [idle, final]), subject.reached(task, [call, final])
-                if reached > max(floor, _floor(subject, task)) + TOLERANCE:
-                    message = f"An answer that only {tool.name!r} has printed scores {reached:g} on task {task.id!r}."
+                score = subject.score_of(task, [call, final])
+                if score > _floor(subject, task, [idle, final]) + TOLERANCE:
+                    message = f"An answer that only {tool.name!r} has printed scores {score:g} on task {task.id!r}."
                     yield Finding("ARL-R001", message)
                     return
 
 
 def check_tampering(subject: Subject) -> Iterator[Finding]:
     """ARL-R002, R006: code in a tool call or an answer affects neither this process nor the grade."""
-    task = subject.tasks[0]
-    floor = _floor(subject, task)
-    for code in PROBES["tampering"]:
+    task, end = subject.tasks[0], IGNORANT[1]
+    for code in TEXTS["tampering"]:
         for tool in subject.env.tools:
             call, idle = subject.call(tool, code), subject.call(tool, "pass")
             if call and idle:
-                allowed = max(floor, subject.reached(task, [idle, IGNORANT[1]]))
-                yield from _tampered(subject, task, [call, IGNORANT[1]], allowed, "ARL-R002")
+                yield from _tampered(subject, task, "ARL-R002", [call, end], _floor(subject, task, [idle, end]))
         for form in ("{}", "```python\n{}\n```"):
-            idle = max(_filler(subject, task, len(code)), subject.reached(task, [form.format("pass"), ""]))
-            yield from _tampered(subject, task, [form.format(code), ""], max(floor, idle), "ARL-R002")
+            floor = _floor(subject, task, _filler(len(code)), [form.format("pass"), ""])
+            yield from _tampered(subject, task, "ARL-R002", [form.format(code), ""], floor)
     for text in (form.format(injection) for injection in _INJECTIONS for form in _FORMS):
-        yield from _tampered(subject, task, [text], max(floor, _filler(subject, task, len(text))), "ARL-R006")
+        yield from _tampered(subject, task, "ARL-R006", [text], _floor(subject, task, _filler(len(text))))
 
 
-def _filler(subject: Subject, task: Task, length: int) -> float:
-    """Score of a meaningless text of the same length; rewarding length is no tampering but ARL-E009."""
-    return subject.reached(task, [("word " * length)[:length]])
+def _filler(length: int) -> list[str]:
+    """Return a meaningless text of ``length``, as a play: rewarding length is no tampering but ARL-E009."""
+    return [("word " * length)[:length]]
 
 
-def _tampered(subject: Subject, task: Task, actions: Sequence[str], allowed: float, code: str) -> Iterator[Finding]:
+def _tampered(subject: Subject, task: Task, code: str, actions: Sequence[str], floor: float) -> Iterator[Finding]:
     before = {module: dict(vars(module)) for module in _within_reach()}
     try:
-        reached, failed = subject.reached(task, actions), None
+        score, failed = subject.score_of(task, actions), None
     except StepRaised as error:
-        reached, failed = -math.inf, error
+        score, failed = -math.inf, error
     # Before anything else: the program may have replaced the builtins that the following lines use.
     changed = _restore(before)
     if changed:
@@ -154,8 +150,8 @@ def _tampered(subject: Subject, task: Task, actions: Sequence[str], allowed: flo
         yield Finding(code, f"The text {short(actions[0])} ended the process that grades.")
     elif failed:
         yield raised(failed, "grading")
-    elif reached > allowed + TOLERANCE:
-        yield Finding(code, f"The text {short(actions[0])} scores {reached:g} on task {task.id!r}.")
+    elif score > floor + TOLERANCE:
+        yield Finding(code, f"The text {short(actions[0])} scores {score:g} on task {task.id!r}.")
 
 
 def _within_reach() -> list[ModuleType]:
@@ -163,7 +159,7 @@ def _within_reach() -> list[ModuleType]:
 
 
 def _restore(before: Mapping[ModuleType, dict[str, object]]) -> list[str]:
-    """Undo changes to modules of this process, since the check has to go on; return the changed names."""
+    """Undo changes to modules of this process, since the check has to continue; return the changed names."""
     changed: list[str] = []
     for module, names in before.items():
         now = vars(module)
@@ -178,7 +174,7 @@ def _restore(before: Mapping[ModuleType, dict[str, object]]) -> list[str]:
 def check_time(subject: Subject) -> Iterator[Finding]:
     """ARL-R004: parsing and grading take linear time, whatever the text."""
     task = subject.tasks[0]
-    for piece in PROBES["repeated"]:
+    for piece in TEXTS["repeated"]:
         for count in _COUNTS:
             text = (piece * count)[:LONG] + "!"
             # Shorter texts have a proportional limit: what is too slow there would not end on the longest.
@@ -202,5 +198,6 @@ def _seconds(subject: Subject, task: Task, text: str, enough: float) -> float:
     return best
 
 
-def _floor(subject: Subject, task: Task) -> float:
-    return max(subject.reached(task, [text]) for text in IGNORANT)
+def _floor(subject: Subject, task: Task, *plays: Sequence[str]) -> float:
+    """Return the best score of answers without knowledge, and of further ``plays`` that show as little."""
+    return max(subject.score_of(task, actions) for actions in (*([text] for text in IGNORANT), *plays))

@@ -9,8 +9,8 @@ from functools import partial
 from gymnasium.envs.registration import EnvSpec
 
 from agentrl.errors import ConfigError
-from agentrl.toolenv.checker.play import SEED, Subject, both, from_spec, short, shut
 from agentrl.toolenv.checker.report import Finding
+from agentrl.toolenv.checker.subject import SEED, Subject, contrast, from_spec, short, shut
 from agentrl.types import Message, Task
 
 SPLIT_SAMPLE = 200
@@ -24,12 +24,12 @@ def check_tasks(subject: Subject) -> Iterator[Finding]:
     """ARL-E014, E015, S001 to S003: tasks are found by id, and none is empty, shared by splits or given away."""
     env = subject.env
     for task in subject.tasks:
-        found = env.task_set.find(task.id)
-        wanted, got = facts(task), facts(found)
-        if wanted != got:
-            what = next(name for name in wanted if wanted[name] != got[name])
-            message = f"The id {task.id!r} leads to another task: their {what} is {both(wanted[what], got[what])}."
-            yield Finding("ARL-E015", message)
+        expected, found_by_id = facts(task), facts(env.task_set.find(task.id))
+        for what, text in expected.items():
+            if found_by_id[what] != text:
+                differ = contrast(text, found_by_id[what])
+                yield Finding("ARL-E015", f"The id {task.id!r} leads to another task: their {what} is {differ}.")
+                break
     samples = {split: list(itertools.islice(env.tasks(split), SPLIT_SAMPLE)) for split in env.splits}
     for split, tasks in samples.items():
         yield from _split_findings(split, tasks)
@@ -54,7 +54,7 @@ def check_splits(subject: Subject) -> Iterator[Finding]:
 
 
 def facts(task: Task) -> dict[str, str]:
-    """The texts by which two tasks are compared; addresses in the ``repr`` of the data are left out."""
+    """The texts by which two tasks are compared; without the addresses in the ``repr`` of the data."""
     data = re.sub(r" at 0x[0-9a-f]+", "", repr(sorted(task.data.items())))
     return {"id": task.id, "prompt": task.prompt, "answer": task.answer, "data": data}
 
@@ -110,12 +110,10 @@ def check_spec(subject: Subject) -> Iterator[Finding]:
         yield Finding("ARL-S004", f"The specification can't be written as JSON: {error}.")
         return
     # If instances of one specification differ already, that is ARL-E002.
-    firsts = [_first(replace(subject, again=partial(from_spec, known))) for known in (spec, back)]
-    if firsts[1] != firsts[0] == subject.begin(subject.tasks[0]):
-        message = f"The specification read back from JSON makes another environment: {both(*firsts)}."
-        yield Finding("ARL-S004", message)
-
-
-def _first(subject: Subject) -> tuple[Message, ...]:
-    with subject.fresh() as other:
-        return other.begin(other.tasks[0])
+    observations: list[tuple[Message, ...]] = []
+    for each in (spec, back):
+        with replace(subject, again=partial(from_spec, each)).fresh() as other:
+            observations.append(other.begin(other.tasks[0]))
+    if observations[1] != observations[0] == subject.begin(subject.tasks[0]):
+        differ = contrast(*observations)
+        yield Finding("ARL-S004", f"The specification read back from JSON makes another environment: {differ}.")

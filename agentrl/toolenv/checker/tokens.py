@@ -11,8 +11,8 @@ from agentrl.errors import RenderError
 from agentrl.render.renderer import Renderer
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker.contract import TOLERANCE
-from agentrl.toolenv.checker.play import SEED, ControlTokens, Subject, Turn, as_sentence, short
 from agentrl.toolenv.checker.report import Finding
+from agentrl.toolenv.checker.subject import SEED, ControlTokens, Subject, Turn, as_sentence, short
 from agentrl.types import Group, Message, Segment, Stop, Task, Trajectory
 
 
@@ -41,7 +41,7 @@ def check_tokens(subject: Subject) -> Iterator[Finding]:
         yield from _check_control(renderer, subject.tokenizer)
     except RenderError as error:
         yield Finding("ARL-T001", as_sentence(error))
-    except _Wrong as error:  # ends all replays: tokens that have parted once stay apart
+    except _Wrong as error:  # ends all replays: tokens that differ once differ from there on
         yield error.finding
 
 
@@ -104,14 +104,14 @@ def replay(
 def _recorded(env: ToolEnv, renderer: Renderer, turns: Sequence[Sequence[int]], *, over: bool) -> list[Segment]:
     """Render the environment's record, with the sampled tokens in place of the agent's turns."""
     stretches: list[list[Message]] = [[]]
-    said: list[str] = []
+    spoken: list[str] = []
     for message in env.episode.messages:
         if message["role"] == "assistant":
-            said.append(message["content"])
+            spoken.append(message["content"])
             stretches.append([])
         else:
             stretches[-1].append(message)
-    if len(said) == len(turns) and said != [renderer.text(ids) for ids in turns]:
+    if len(spoken) == len(turns) and spoken != [renderer.text(ids) for ids in turns]:
         raise _Wrong("ARL-T003", f"After turn {len(turns)} the record holds other words of the agent than it sampled.")
     if not stretches[0]:
         raise _Wrong("ARL-T002", f"After turn {len(turns)} the record has lost the first observation.")
@@ -142,11 +142,11 @@ def _check_gold(subject: Subject, renderer: Renderer) -> Iterator[Finding]:
         trajectory, played = replay(subject, renderer, task, turns)
         sampled = [list(segment.token_ids) for segment in trajectory.sampled]
         assert sampled == turns[: len(played)], "a trajectory holds the very turns that were played"
-        reached = subject.score(played)
         # Compared with gold in text: where gold fails there too, that is ARL-E003.
-        in_text = subject.reached(task, gold)
-        if reached < in_text - TOLERANCE:
-            yield Finding("ARL-T004", f"Gold scores {reached:g} in tokens and {in_text:g} in text on task {task.id!r}.")
+        in_tokens, in_text = subject.score(played), subject.score_of(task, gold)
+        if in_tokens < in_text - TOLERANCE:
+            message = f"Gold scores {in_tokens:g} in tokens and {in_text:g} in text on task {task.id!r}."
+            yield Finding("ARL-T004", message)
 
 
 def _check_calls(subject: Subject, renderer: Renderer) -> Iterator[Finding]:

@@ -2,20 +2,22 @@
 
 import json
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, cast
+
+import pydantic
 
 from agentrl.toolenv.author import is_tool
 from agentrl.toolenv.base import ToolEnv
-from agentrl.toolenv.checker.play import LONG, Subject, short
 from agentrl.toolenv.checker.report import Finding
+from agentrl.toolenv.checker.subject import LONG, Subject, short
 from agentrl.toolenv.tools.function import NAME, BadArgumentsError, FunctionTool, Tool, ToolContext, ToolError
+from agentrl.toolenv.tools.schema import explain
 from agentrl.toolenv.tools.timed import Overrun
 
 MAX_RESULT = 50_000
 """Characters that an answer may have beyond twice its call: a mere echo is bounded by the agent's own text."""
-_TYPES = {"string", "integer", "number", "boolean", "array", "object", "null"}
+_Type = Literal["string", "integer", "number", "boolean", "array", "object", "null"]
 _PROMPTS_FOR_MUCH = ("#" * LONG, f"print('x' * {10 * LONG})")
 """Arguments that make an unbounded tool answer at length: by echoing them, or by running them as a program."""
 
@@ -23,8 +25,8 @@ _PROMPTS_FOR_MUCH = ("#" * LONG, f"print('x' * {10 * LONG})")
 def unplayable(env: ToolEnv) -> list[Finding]:
     """ARL-E018 and E020 where they keep the dialect from being made: then nothing else can be checked."""
     if strange := [tool for tool in env.tools if not is_tool(tool)]:
-        said = f"Its tools hold {short(repr(strange[0]))}, which is none: a function becomes one by @tool above it."
-        return [Finding("ARL-E000", said)]
+        message = f"Its tools hold {short(repr(strange[0]))}, which is none: a function becomes one by @tool above it."
+        return [Finding("ARL-E000", message)]
     counts = Counter(tool.name for tool in env.tools)
     if twins := [name for name, count in counts.items() if count > 1]:
         return [Finding("ARL-E018", f"{counts[name]} tools are called {name!r}.") for name in twins]
@@ -77,47 +79,45 @@ class _Listener:
         return getattr(self.tool, name)
 
 
-@contextmanager
-def _listening(env: ToolEnv) -> Generator[list[_Listener]]:
-    # The environment turns a tool's exception into an observation, so it has to be caught at the tool.
-    tools = env.tools
-    listeners = [_Listener(tool) for tool in tools]
-    env.tools = cast("list[Tool]", listeners)
-    try:
-        yield listeners
-    finally:
-        env.tools = tools
-
-
 def check_tools_work(subject: Subject) -> Iterator[Finding]:
     """ARL-E023, E024: no tool raises on every call, or runs out of time on every call."""
-    with _listening(subject.env) as listeners:
-        for call in subject.calls():
-            list(subject.play(subject.tasks[0], [call]))
-        # Gold's calls cost more, and are needed only where made-up arguments never worked.
-        if all(None in one.ended for one in listeners):
-            return
-        for task in subject.tasks:
-            list(subject.play(task, subject.gold(task) or []))
-        task = subject.tasks[0]
-        for listener in listeners:
-            for text in ("2", "1 + 1", task.answer, task.prompt):
-                if None not in listener.ended and (call := subject.call(cast(Tool, listener), text)):
-                    list(subject.play(task, [call]))
-    for one in listeners:
-        faults = [error for error in one.ended if error is not None]
-        if len(faults) < len(one.ended) or not faults or schema_fault(one.parameters):
+    env, tools = subject.env, subject.env.tools
+    listeners = [_Listener(tool) for tool in tools]
+    # The environment turns a tool's exception into an observation, so it has to be caught at the tool.
+    env.tools = cast("list[Tool]", listeners)
+    try:
+        _try_tools(subject, listeners)
+    finally:
+        env.tools = tools
+    for listener in listeners:
+        faults = [error for error in listener.ended if error is not None]
+        if len(faults) < len(listener.ended) or not faults or schema_fault(listener.parameters):
             continue
-        calls, kinds = f"{len(faults)} calls of {one.name!r}", {_kind(one.tool, error) for error in faults}
+        calls, kinds = f"{len(faults)} calls of {listener.name!r}", {_kind(listener.tool, error) for error in faults}
         last = faults[-1]
-        said = short(str(last) if isinstance(last, ToolError) else f"{type(last).__name__}: {last}", 100)
+        reason = short(str(last) if isinstance(last, ToolError) else f"{type(last).__name__}: {last}", 100)
         if kinds == {"overran"}:
             yield Finding("ARL-E024", f"All {calls} ran out of time.")
         elif kinds <= {"overran", "raised"}:
-            yield Finding("ARL-E023", f"All {calls} raised, such as with {said}.")
+            yield Finding("ARL-E023", f"All {calls} raised, such as with {reason}.")
         else:  # perhaps rightly: the made-up arguments may all be wrong
             made_up = f"all {calls}, made up for this check, were refused"
-            subject.skipped.append(f"whether {one.name!r} works: {made_up}, such as with {said}.")
+            subject.skipped.append(f"whether {listener.name!r} works: {made_up}, such as with {reason}.")
+
+
+def _try_tools(subject: Subject, listeners: Sequence[_Listener]) -> None:
+    """Call the tools, with arguments that cost more only where simpler ones never worked."""
+    task = subject.tasks[0]
+    for call in subject.calls():
+        list(subject.turns(task, [call]))
+    if all(None in listener.ended for listener in listeners):
+        return
+    for gold_task in subject.tasks:
+        list(subject.turns(gold_task, subject.gold(gold_task) or []))
+    for listener in listeners:
+        for text in ("2", "1 + 1", task.answer, task.prompt):
+            if None not in listener.ended and (call := subject.call(cast(Tool, listener), text)):
+                list(subject.turns(task, [call]))
 
 
 def _kind(tool: Tool, error: Exception) -> str:
@@ -132,45 +132,41 @@ def _kind(tool: Tool, error: Exception) -> str:
     return "refused" if isinstance(error.__cause__, ToolError) else "raised"
 
 
+def _as_list(kind: object) -> object:
+    return kind if isinstance(kind, list) else [kind]
+
+
+def _as_schema(schema: object) -> object:
+    return {} if isinstance(schema, bool) else schema
+
+
+class _Property(pydantic.BaseModel):
+    # Without a type, any value is allowed.
+    type: Annotated[list[_Type], pydantic.BeforeValidator(_as_list)] = []
+
+
+class _Parameters(pydantic.BaseModel):
+    type: Literal["object"]
+    properties: dict[str, Annotated[_Property, pydantic.BeforeValidator(_as_schema)]]
+    required: list[str] = []
+
+
 def schema_fault(schema: object) -> str:
-    """Say why ``schema`` is no JSON schema of an object, in words after "the parameters"; empty where it is one."""
+    """Return why ``schema`` is no JSON schema of an object, in words after "the parameters"; empty where it is one."""
     try:
-        json.dumps(schema)
+        parameters = _Parameters.model_validate_json(json.dumps(schema))
+    except pydantic.ValidationError as error:
+        return f"are no JSON schema of an object: {explain(error)}"
     except (TypeError, ValueError, RecursionError) as error:
         return f"can't be written as JSON ({error})"
-    if not isinstance(schema, Mapping):
-        return f"are {short(str(schema))}, no mapping"
-    known = cast(Mapping[str, object], schema)
-    if known.get("type") != "object":
-        return f"have the type {known.get('type')!r}, not 'object'"
-    properties = known.get("properties")
-    if not isinstance(properties, Mapping):
-        return "have no properties"
-    named = cast(Mapping[str, object], properties)
-    required = known.get("required", [])
-    if not isinstance(required, list) or not set(cast(list[str], required)) <= set(named):
-        return f"require {required!r}, which are not all properties"
-    for name, property_ in named.items():
-        if fault := _property_fault(property_):
-            return f"give {name!r} {fault}"
-    return ""
-
-
-def _property_fault(schema: object) -> str:
-    if isinstance(schema, bool):
-        return ""
-    if not isinstance(schema, Mapping):
-        return f"the schema {short(str(schema))}"
-    # Without a type, any value is allowed; "string" stands for one that is known.
-    kind = cast(Mapping[str, object], schema).get("type", "string")
-    kinds = cast(list[object], kind) if isinstance(kind, list) else [kind]
-    return "" if set(map(str, kinds)) <= _TYPES else f"the unknown type {kind!r}"
+    unknown = sorted(set(parameters.required) - set(parameters.properties))
+    return f"require {unknown}, which are no properties" if unknown else ""
 
 
 def _bound(subject: Subject, tool: Tool) -> Iterator[Finding]:
     for text in _PROMPTS_FOR_MUCH:
         call = subject.call(tool, text)
-        for turn in subject.play(subject.tasks[0], [call] if call else []):
+        for turn in subject.turns(subject.tasks[0], [call] if call else []):
             longest = max((len(str(message["content"])) for message in turn.messages), default=0)
             if longest > MAX_RESULT + 2 * len(call):
                 message = f"The tool {tool.name!r} answered a call of {len(call)} characters with {longest}."

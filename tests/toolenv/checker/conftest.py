@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 
 from agentrl.toolenv.base import ToolEnv
-from agentrl.toolenv.checker import play, rewards
+from agentrl.toolenv.checker import rewards, subject
 
 Register = Callable[..., str]
 
@@ -15,8 +15,8 @@ Register = Callable[..., str]
 @pytest.fixture
 def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two thousand characters at most: a hundred thousand take half of a check's time, and show what is slow alone."""
-    monkeypatch.setattr(play, "LONG", 2000)
-    monkeypatch.setattr(play, "NOISE", tuple(text[:2000] for text in play.NOISE))
+    monkeypatch.setattr(subject, "LONG", 2000)
+    monkeypatch.setattr(subject, "NOISE", tuple(text[:2000] for text in subject.NOISE))
     monkeypatch.setattr(rewards, "_COUNTS", rewards._COUNTS[:2])
 
 

@@ -15,7 +15,7 @@ import agentrl
 from agentrl.cli import environments, main
 from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError
 from agentrl.toolenv.checker import CODES, Finding, Report, check_env
-from agentrl.toolenv.checker.play import Turn, both, parting
+from agentrl.toolenv.checker.subject import Turn, contrast, difference
 
 from . import broken_contract as contract
 from . import broken_leaks, broken_rewards
@@ -110,12 +110,12 @@ def test_two_answers_that_differ_are_shown(register: Register, kind: type[Good],
 
 def test_what_tells_long_texts_apart_is_shown() -> None:
     start = "SQLite objects created in a thread can only be used in that same thread, id 14018"
-    one, other = both(f"{start}1{'.' * 999}", f"{start}2{'.' * 999}").split(" and ")
+    one, other = contrast(f"{start}1{'.' * 999}", f"{start}2{'.' * 999}").split(" and ")
     assert one.startswith("'…") and one.index("1.") and other.index("2.") and len(one) < 70
     turns = [Turn(messages=(), reward=reward, terminated=True, truncated=False) for reward in (0.25, float("nan"))]
-    assert parting(turns[:1], turns[1:]) == "reward '0.25' and 'nan' in turn 1"
-    assert parting(turns[:1], turns) == "1 turns and 2"
-    assert both(({"role": "user", "content": "a"},), ({"role": "tool", "content": "a"},)).count("role") == 2
+    assert difference(turns[:1], turns[1:]) == "reward '0.25' and 'nan' in turn 1"
+    assert difference(turns[:1], turns) == "1 turns and 2"
+    assert contrast(({"role": "user", "content": "a"},), ({"role": "tool", "content": "a"},)).count("role") == 2
 
 
 def test_what_a_tool_said_when_it_failed_is_shown(register: Register) -> None:
@@ -150,7 +150,7 @@ class Twins(Good):
 def test_an_error_that_says_what_to_do_is_one_finding(
     register: Register, short_texts: None, kind: type[Good], code: str, message: str
 ) -> None:
-    findings = [finding for finding in check_env(register(kind)).findings if finding.place]
+    findings = [finding for finding in check_env(register(kind)).findings if finding.method]
     assert [finding.code for finding in findings if finding.code == code] == [code]
     line = str(Report(findings=tuple(findings)))
     assert line.startswith(f"{code}  {message}") and "EnvContractError" not in line and CODES[code].advice not in line
@@ -160,7 +160,7 @@ def test_a_tool_that_takes_all_its_time_takes_no_more(register: Register) -> Non
     said: list[str] = []
     report = check_env(register(tasks.OffersSlowness), say=said.append)
     assert said[-1].startswith("tools work, ") and not any(line.startswith("turns") for line in said)
-    assert report.skipped == ("what plays on: each call would take the tool's whole time.",)
+    assert report.skipped == ("all other checks: each call would take the tool's whole time.",)
 
 
 def test_a_long_check_tells_how_far_it_is(

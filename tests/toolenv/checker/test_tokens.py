@@ -10,7 +10,7 @@ import pytest
 from agentrl.errors import ConfigError, UsageError
 from agentrl.render.renderer import Renderer, load_tokenizer
 from agentrl.toolenv.checker import CODES, check_env
-from agentrl.toolenv.checker.play import Subject
+from agentrl.toolenv.checker.subject import Subject
 from agentrl.toolenv.checker.tokens import replay
 from agentrl.toolenv.dialects import DIALECTS
 

@@ -1,4 +1,4 @@
-"""Scripted play of an environment, and the turns that scripts are made of."""
+"""The environment under check, and the scripted turns that it is played with."""
 
 import copy
 import dataclasses
@@ -28,10 +28,10 @@ IGNORANT = ("I do not know.", r"\boxed{unknown}")
 """Answers without knowledge; their score is the floor."""
 LONG = 100_000
 """Characters of an over-long text."""
-PROBES: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_name("probes.toml").read_text(encoding="utf-8"))
+TEXTS: Mapping[str, Sequence[str]] = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
 """Texts that are written in the agent's place, by what they are to show."""
 NOISE = (
-    *PROBES["noise"],
+    *TEXTS["noise"],
     *(IGNORANT[0], "e\u0301\u0323Z\u0334\u031b\u0300" * 20, "{}" * 500, "word " * (LONG // 5)),
 )
 """Texts without a call in most dialects: a model may write any of them."""
@@ -60,7 +60,7 @@ class Turn:
     """True if a limit ended the episode."""
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
     """The parts of the final reward."""
-    given: object = dataclasses.field(default=(), repr=False)
+    returned: object = dataclasses.field(default=(), repr=False)
     """The returned objects themselves, which the environment may have changed since."""
 
     @property
@@ -69,39 +69,37 @@ class Turn:
         return self.terminated or self.truncated
 
 
-def alike(one: Sequence[Turn], other: Sequence[Turn]) -> bool:
-    """Return True if two episodes went the same way; NaN equals NaN here, unlike among floats."""
-    return repr(one) == repr(other)
+def difference(turns: Sequence[Turn], others: Sequence[Turn]) -> str:
+    """Describe the first difference between two episodes, such as ``'a' and 'b' in turn 2``; empty where there is none.
 
-
-def parting(one: Sequence[Turn], other: Sequence[Turn]) -> str:
-    """Describe the first difference between two episodes, such as ``'a' and 'b' in turn 2``."""
-    for number, (first, second) in enumerate(itertools.zip_longest(one, other), start=1):
-        if first is None or second is None:
-            return f"{len(one)} turns and {len(other)}"
+    NaN equals NaN here, unlike among floats.
+    """
+    for number, (turn, other) in enumerate(itertools.zip_longest(turns, others), start=1):
+        if turn is None or other is None:
+            return f"{len(turns)} turns and {len(others)}"
         for name in ("messages", "reward", "terminated", "truncated", "parts"):
-            values = getattr(first, name), getattr(second, name)
+            values = getattr(turn, name), getattr(other, name)
             if repr(values[0]) != repr(values[1]):
-                return f"{both(*values) if name == 'messages' else f'{name} {both(*values)}'} in turn {number}"
-    return "the same"
+                return f"{contrast(*values) if name == 'messages' else f'{name} {contrast(*values)}'} in turn {number}"
+    return ""
 
 
-def both(one: object, other: object) -> str:
-    """Quote two things, each cut to where it begins to differ from the other; messages are quoted by content."""
-    texts = [_said(thing) for thing in (one, other)]
+def contrast(*values: object) -> str:
+    """Quote two values, each from shortly before it differs from the other; messages are quoted by content."""
+    texts = [_contents(value) for value in values]
     # The same contents: the difference is in the messages' roles or names.
     if texts[0] == texts[1]:
-        texts = [str(one), str(other)]
-    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
-    begin = max(sum(1 for _ in alike) - 20, 0)
+        texts = [str(value) for value in values]
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False))
+    begin = max(sum(1 for _ in same) - 20, 0)
     return " and ".join(short(f"{'…' if begin else ''}{text[begin:]}", 60) for text in texts)
 
 
-def _said(thing: object) -> str:
+def _contents(value: object) -> str:
     try:
-        return "\n".join(message["content"] for message in thing)  # pyright: ignore
+        return "\n".join(message["content"] for message in value)  # pyright: ignore
     except Exception:  # not messages, or malformed ones
-        return str(thing)
+        return str(value)
 
 
 def shut(env: ToolEnv) -> str:
@@ -122,9 +120,9 @@ def short(text: str, length: int = 40) -> str:
     return repr(text if len(text) <= length else text[:length] + "…")
 
 
-def as_sentence(said: object) -> str:
+def as_sentence(error: object) -> str:
     """Write an error's message as a sentence on one line."""
-    text = " ".join(str(said).split()).rstrip(".")
+    text = " ".join(str(error).split()).rstrip(".")
     return f"{text[:1].upper()}{text[1:]}."
 
 
@@ -132,7 +130,7 @@ def raised(error: Exception, doing: str) -> Finding:
     """Return the finding of an error of the environment; one of its contract says by itself what to do."""
     code, cause = ("ARL-E005", error.__cause__) if isinstance(error, StepRaised) else ("ARL-E000", error)
     if isinstance(cause, EnvContractError):
-        return Finding(code, as_sentence(cause), place=str(cause).split()[0])
+        return Finding(code, as_sentence(cause), method=str(cause).split()[0])
     return Finding(code, as_sentence(error) if cause is not error else f"{doing} raised {error!r}.")
 
 
@@ -151,7 +149,8 @@ class Subject:
     on_turn: Callable[[], None] = lambda: None
     """Called after every turn that is played."""
     skipped: list[str] = dataclasses.field(default_factory=list[str])
-    """A sentence for each thing that a check could not tell, with the reason; checks append to it."""
+    """A sentence for each thing that could not be checked, with the reason; checks append to it."""
+    _scores: dict[tuple[str, tuple[str, ...]], float] = dataclasses.field(init=False, default_factory=dict, repr=False)
 
     def another(self) -> "Subject":
         """Make another instance; only where ``again`` is given."""
@@ -171,8 +170,8 @@ class Subject:
         """Begin an episode; return the first observation."""
         return self.env.reset(seed=seed, options={"task": task.id})[0]
 
-    def play(self, task: Task, actions: Sequence[str]) -> Iterator[Turn]:
-        """Play ``actions`` lazily, until they or the episode end.
+    def turns(self, task: Task, actions: Sequence[str]) -> Iterator[Turn]:
+        """Begin an episode and take ``actions`` lazily, until they or the episode end.
 
         Raises:
             StepRaised: ``step`` raised.
@@ -206,7 +205,7 @@ class Subject:
             terminated=terminated,
             truncated=truncated,
             parts=info.get("parts", {}),
-            given=messages,
+            returned=messages,
         )
 
     def gold(self, task: Task) -> list[str] | None:
@@ -223,9 +222,12 @@ class Subject:
             return float("-inf")
         return sum(self.env.reward_weights[name] * value for name, value in turns[-1].parts.items())
 
-    def reached(self, task: Task, actions: Sequence[str]) -> float:
-        """Play ``actions``; return the score."""
-        return self.score(list(self.play(task, actions)))
+    def score_of(self, task: Task, actions: Sequence[str]) -> float:
+        """Return the score of an episode with ``actions``; one that was scored before is not played again."""
+        key = task.id, tuple(actions)
+        if key not in self._scores:
+            self._scores[key] = self.score(list(self.turns(task, actions)))
+        return self._scores[key]
 
     def call(self, tool: Tool, text: str) -> str:
         """Write a call of ``tool`` with ``text`` for every text argument; empty where the dialect can't write it."""
