@@ -86,7 +86,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One problem instance of an environment.
+    """One problem, such as ``Task(id="train:7", prompt="What is 6 * 7?", answer="42", tags=("level:1",))``.
+
+    The agent reads only ``prompt``. Tools read all fields as ``context.task``, and ``reward`` as ``episode.task``.
 
     Raises:
         EnvContractError: a field has another type than the one below.
@@ -101,7 +103,7 @@ class Task:
     data: Mapping[str, object] = field(default_factory=dict[str, object])
     """Further data for playing and grading the task; the agent never sees it."""
     tags: tuple[str, ...] = ()
-    """Kinds of task that evaluations tell apart, such as ``level:3``."""
+    """Kinds of task that evaluations report separately, such as ``level:3``."""
 
     def __post_init__(self) -> None:
         # An id that is a number, or one tag without its comma, would be found only where the episode's file is read.

@@ -1,4 +1,4 @@
-"""Checks on what an environment's own code returns or raises: each fault becomes a sentence that names its place."""
+"""Checks on what an environment's own code returns or raises: each fault becomes a sentence that names its source."""
 
 import copy
 import inspect
@@ -17,26 +17,26 @@ _TOOL_PARTS = ("name", "description", "parameters", "call", "open", "close")
 
 
 def ask(
-    place: str,
+    source: str,
     function: Callable[[], _T],
     task: Task | None = None,
     *,
     passing: tuple[type[BaseException], ...] = (AgentRLError,),
 ) -> _T:
-    """Call the environment's own code, and turn what it raises into an error that names the place.
+    """Call the environment's own code, and turn what it raises into an error that names the source.
 
     Args:
-        place: the class and its method, such as ``"Trivia.reward"``.
+        source: the class and its method, such as ``"Trivia.reward"``.
         function: makes the call.
-        task: the task in question, if there is one.
+        task: the task that is played, if there is one.
         passing: exceptions that are raised as they are.
 
     Raises:
-        EnvContractError: the call raised something else, or gave a coroutine.
+        EnvContractError: the call raised something else, or returned a coroutine.
         InfrastructureError: a sandbox failed.
     """
     try:
-        given = function()
+        result = function()
     except passing:
         raise
     except SandboxError as error:
@@ -45,18 +45,18 @@ def ask(
         if is_ctrl_c(error):
             raise
         where = "" if task is None else f" on task {task.id!r}"
-        raise EnvContractError(f"{place} raised {shown(error, repr)}{where}: correct it there") from error
-    if inspect.iscoroutine(given):
-        given.close()  # else Python warns that it was never awaited
-        raise EnvContractError(f"{place} is async, and nobody awaits it: write def; only tools may be async")
-    return given
+        raise EnvContractError(f"{source} raised {shown(error, repr)}{where}: correct it there") from error
+    if inspect.iscoroutine(result):
+        result.close()  # else Python warns that it was never awaited
+        raise EnvContractError(f"{source} is async, and nobody awaits it: write def; only tools may be async")
+    return result
 
 
 def check_arguments(kind: type, options: Mapping[str, object]) -> None:
-    """Check that a class takes the arguments that it is to be made with.
+    """Check that a class takes the arguments that an instance is to be made with.
 
     Raises:
-        ConfigError: it does not take one of them.
+        ConfigError: the class does not take one of them.
     """
     parameters = inspect.signature(kind.__init__).parameters.values()
     # split is set by whoever plays.
@@ -85,104 +85,104 @@ def is_ctrl_c(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
-def gave(place: str, given: object, remedy: str) -> EnvContractError:
-    """Make the error which says that ``place`` returned something wrong and how to correct it."""
-    return EnvContractError(f"{place} gave {cut_middle(shown(given, repr), 100)} ({type(given).__name__}): {remedy}")
+def gave(source: str, result: object, remedy: str) -> EnvContractError:
+    """Make the error which says that ``source`` returned a wrong result, and how to correct it."""
+    return EnvContractError(f"{source} gave {cut_middle(shown(result, repr), 100)} ({type(result).__name__}): {remedy}")
 
 
-def as_task_set(place: str, given: object) -> TaskSet:
-    """Return ``given`` as a task set; a list of tasks becomes one.
+def as_task_set(source: str, result: object) -> TaskSet:
+    """Return ``result`` as a task set; a list of tasks becomes one.
 
     Raises:
         EnvContractError: it is neither, it is empty, or two tasks share an id.
     """
-    if isinstance(given, TaskSet):
-        return given
-    tasks = _items(place, given, Task, "return a list of Task, or a TaskSet")
+    if isinstance(result, TaskSet):
+        return result
+    tasks = _items(source, result, Task, "return a list of Task, or a TaskSet")
     try:
         return TaskList(tasks)
     except EnvContractError as error:
-        raise EnvContractError(f"{place}: {error}") from error
+        raise EnvContractError(f"{source}: {error}") from error
 
 
-def as_answer(place: str, given: object) -> str | None:
-    """Return ``given`` as the text of an answer, or None.
+def as_answer(source: str, result: object) -> str | None:
+    """Return ``result`` as the text of an answer, or None.
 
     Raises:
         EnvContractError: it is something else.
     """
-    if given is None or isinstance(given, str):
-        return given
-    raise gave(place, given, "return the answer as text, or None where answers can't be compared")
+    if result is None or isinstance(result, str):
+        return result
+    raise gave(source, result, "return the answer as text, or None where answers can't be compared")
 
 
-def as_parts(place: str, given: object, weights: Mapping[str, float]) -> Mapping[str, float]:
+def as_parts(source: str, result: object, weights: Mapping[str, float]) -> Mapping[str, float]:
     """Return the parts of a reward as floats.
 
     Raises:
         EnvContractError: they are no mapping from names to numbers, or a part has no weight.
     """
-    if not isinstance(given, Mapping):
-        raise gave(place, given, 'return named parts, such as {"correct": 1.0}')
-    parts = cast(Mapping[str, float], given)
+    if not isinstance(result, Mapping):
+        raise gave(source, result, 'return named parts, such as {"correct": 1.0}')
+    parts = cast(Mapping[str, float], result)
     # ``float()`` may run the author's code, and raises on what is no number.
-    numbers = ask(place, lambda: {name: float(value) for name, value in parts.items()})
+    numbers = ask(source, lambda: {name: float(value) for name, value in parts.items()})
     for name in numbers:
         if not isinstance(cast(object, name), str):
-            raise gave(place, name, "name each part by a text")
+            raise gave(source, name, "name each part by a text")
         if name not in weights:
-            raise EnvContractError(f"{place}: the part {name!r} has no weight in reward_weights")
+            raise EnvContractError(f"{source}: the part {name!r} has no weight in reward_weights")
     return numbers
 
 
-def as_messages(place: str, given: object) -> tuple[Message, ...]:
-    """Return ``given`` as a tuple of messages.
+def as_messages(source: str, result: object) -> tuple[Message, ...]:
+    """Return ``result`` as a tuple of messages.
 
     Raises:
         EnvContractError: it is no sequence of mappings, or one lacks a known role or a text.
     """
     remedy = "return a tuple of Messages, or () to say nothing"
-    messages: tuple[object, ...] = _items(place, given, Mapping, remedy)
+    messages: tuple[object, ...] = _items(source, result, Mapping, remedy)
     for message in cast(tuple[Mapping[str, object], ...], messages):
         if message.get("role") not in get_args(Role) or not isinstance(message.get("content"), str):
-            raise gave(place, message, f"{remedy}, each with a known role and a text as content")
+            raise gave(source, message, f"{remedy}, each with a known role and a text as content")
     return cast(tuple[Message, ...], messages)
 
 
-def as_turns(place: str, given: object) -> tuple[str, ...]:
-    """Return ``given`` as a tuple of texts, a player's turns.
+def as_turns(source: str, result: object) -> tuple[str, ...]:
+    """Return ``result`` as a tuple of texts, a player's turns.
 
     Raises:
         EnvContractError: it is no sequence of texts.
     """
-    return _items(place, given, str, "return a list of texts, one per turn")
+    return _items(source, result, str, "return a list of texts, one per turn")
 
 
-def own_tools(place: str, listed: object, env: object) -> tuple[Tool, ...]:
+def own_tools(source: str, listed: object, env: object) -> tuple[Tool, ...]:
     """Copy a class's tools for one instance, so that instances share no state, and bind methods to it.
 
     Raises:
         EnvContractError: they are no list, or can't be copied.
     """
     if isinstance(listed, str) or not isinstance(listed, Sequence):
-        raise gave(place, listed, "list tools, as in tools = (search,)")
+        raise gave(source, listed, "list tools, as in tools = (search,)")
     try:
         # One deepcopy for all tools: what two of them share stays shared between the copies.
         own = copy.deepcopy(tuple(cast(Sequence[Tool], listed)))
     except Exception as error:  # copying runs the tool's own code
-        said = shown(error, repr)
+        reason = shown(error, repr)
         raise EnvContractError(
-            f"{place} can't be copied for each instance ({said}): make them in __init__, after super().__init__()"
+            f"{source} can't be copied for each instance ({reason}): make them in __init__, after super().__init__()"
         ) from error
     return tuple(tool.__get__(env, type(env)) if isinstance(tool, FunctionTool) else tool for tool in own)
 
 
-def is_tool(given: object) -> bool:
-    """Return True if ``given`` has all parts of a tool."""
-    return all(hasattr(given, part) for part in _TOOL_PARTS)
+def is_tool(candidate: object) -> bool:
+    """Return True if ``candidate`` has all parts of a tool."""
+    return all(hasattr(candidate, part) for part in _TOOL_PARTS)
 
 
-def validate_tools(place: str, tools: Sequence[Tool]) -> None:
+def validate_tools(source: str, tools: Sequence[Tool]) -> None:
     """Check that every item is a tool and that names are unique.
 
     Raises:
@@ -191,18 +191,18 @@ def validate_tools(place: str, tools: Sequence[Tool]) -> None:
     seen: set[str] = set()
     for tool in tools:
         if not is_tool(tool):
-            raise gave(place, tool, "list tools; a function becomes one by @tool above it")
+            raise gave(source, tool, "list tools; a function becomes one by @tool above it")
         if tool.name in seen:
-            raise EnvContractError(f"{place} has two tools called {tool.name!r}: rename one")
+            raise EnvContractError(f"{source} has two tools called {tool.name!r}: rename one")
         seen.add(tool.name)
 
 
-def _items(place: str, given: object, kind: type[_T], remedy: str) -> tuple[_T, ...]:
+def _items(source: str, result: object, kind: type[_T], remedy: str) -> tuple[_T, ...]:
     # A str is a sequence too: it is what an author returns who forgot the brackets.
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise gave(place, given, remedy)
-    items = tuple(cast(Sequence[object], given))
+    if isinstance(result, str) or not isinstance(result, Sequence):
+        raise gave(source, result, remedy)
+    items = tuple(cast(Sequence[object], result))
     for item in items:
         if not isinstance(item, kind):
-            raise gave(place, item, remedy)
+            raise gave(source, item, remedy)
     return cast(tuple[_T, ...], items)

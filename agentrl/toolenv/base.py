@@ -1,19 +1,4 @@
-"""The environment contract: Gymnasium's reset and step, over chat messages.
-
-To write an environment, subclass :class:`ToolEnv`, write ``tasks`` and ``reward``, and list ``tools``. Optional are
-``gold`` (a perfect player), ``respond`` (messages after the tool results), ``turn_reward``, and ``open_episode`` with
-``close_episode`` for the resources of an episode.
-
-Example:
-    >>> class Capitals(ToolEnv):
-    ...     tools = (look_up,)
-    ...
-    ...     def tasks(self, split):
-    ...         return [Task(id=land, prompt=f"What is the capital of {land}?", answer=city) for land, city in ...]
-    ...
-    ...     def reward(self, episode):
-    ...         return {"correct": episode.final == episode.task.answer}
-"""
+"""The environment contract: Gymnasium's reset and step, over chat messages; see :class:`ToolEnv`."""
 
 import copy
 import functools
@@ -44,42 +29,68 @@ class Episode:
     task: Task
     """The task being played."""
     messages: tuple[Message, ...]
-    """The whole conversation, the assistant's turns included."""
+    """The complete conversation, the assistant's turns included."""
     tool_runs: tuple[ToolRun, ...] = ()
     """One entry per tool call, in order."""
     turns: int = 0
     """How often the assistant has spoken."""
     cut: Literal["", CutTurns] = ""
-    """How a token limit's cut of the assistant's last turn is treated; empty where that turn was whole."""
+    """How a token limit's cut of the assistant's last turn is treated; empty where that turn was complete."""
     # Any: whoever puts a value in knows its type, and would have to narrow an object at every use.
     state: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The tools' ``ToolContext.state``."""
     parts: Mapping[str, float] | None = None
     """The parts of the final reward, once the episode is over."""
     answer: str | None = None
-    """The final answer, once the episode is over, where the environment can tell it."""
+    """The final answer, once the episode is over, where the environment defines ``answer_of``."""
 
     @property
     def final(self) -> str:
-        """The assistant's last text; empty before its first turn, and where a cut made it no answer."""
+        """The assistant's last text; empty before its first turn, and where a token limit's cut made it no answer."""
         if self.cut in ("end", "continue"):
             return ""
-        texts = [message["content"] for message in self.messages if message["role"] == "assistant"]
-        return texts[-1] if texts else ""
+        return next((message["content"] for message in reversed(self.messages) if message["role"] == "assistant"), "")
 
 
 class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
-    """An environment whose observations are new chat messages and whose actions are the assistant's raw text.
+    r"""An environment for a language agent that uses tools, with Gymnasium's ``reset`` and ``step``.
 
-    A text with tool calls runs them and returns their results; a text without one is the final answer and ends the
-    episode. Malformed calls, unknown tools, bad arguments and errors inside a tool become observations.
+    An observation is a tuple of new chat messages, and an action is the assistant's text. If the text holds tool calls,
+    they run, and their results are the next observation. So are malformed calls, unknown tools, bad arguments and
+    errors inside a tool. A text without a call is the final answer: it ends the episode and is graded.
 
-    Tools are listed in the class, as ``tools = (search,)``, or made in ``__init__``, after ``super().__init__()``.
-    Every instance copies the tools of its class; a tool that can't be copied is made in ``__init__``.
+    To write an environment, list its ``tools``, return its ``tasks``, and grade an episode in ``reward``:
+
+    Example:
+        >>> CAPITALS = {"Fiji": "Suva", "Peru": "Lima"}
+        >>> @tool
+        ... def look_up(country: str) -> str:
+        ...     "Look up the capital of a country."
+        ...     return CAPITALS[country]
+        >>> class Capitals(ToolEnv):
+        ...     tools = (look_up,)
+        ...
+        ...     def tasks(self, split):
+        ...         return [Task(id=c, prompt=f"What is {c}'s capital?", answer=CAPITALS[c]) for c in CAPITALS]
+        ...
+        ...     def reward(self, episode):
+        ...         return {"correct": episode.final == episode.task.answer}
+        >>> env = Capitals()
+        >>> messages, info = env.reset(options={"task": "Fiji"})
+        >>> messages, reward, terminated, truncated, info = env.step("```look_up\nFiji\n```")
+        >>> messages[0]["content"], env.step("Suva")[1]
+        ('Suva', 1.0)
+
+    Optional methods: ``gold`` returns the turns of a perfect player, from which the warm start learns. ``respond`` adds
+    messages after the tool results of a turn, and ``turn_reward`` rewards a single turn. ``open_episode`` and
+    ``close_episode`` set up and release what an episode needs, such as a database. ``answer_of`` returns the final
+    answer as a text by which several attempts vote. Every instance copies the tools of its class; make a tool that
+    can't be copied in ``__init__``, after ``super().__init__()``. ``agentrl.register`` gives the class an id;
+    ``agentrl.check_env`` reports its faults.
 
     Args:
-        split: which tasks ``reset`` draws from.
-        dialect: how tool calls are written; by default as the class says, ``dialect = "hermes"``, else "fence".
+        split: the split that ``reset`` draws tasks from.
+        dialect: how tool calls are written; by default what the class says, as in ``dialect = "hermes"``, else "fence".
         max_turns: how often the assistant may speak before the episode is truncated; the class's own by default.
 
     Raises:
@@ -93,7 +104,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
     reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0}
     """The weight of each part that ``reward`` names."""
     cut_message: ClassVar[str] = "Your last turn was cut off at its limit of tokens. Go on, in fewer words."
-    """The user's message after a turn that was cut off and is to go on."""
+    """The user's message after a turn that was cut off and is to continue."""
     tools: Sequence[Tool] = ()
     """The tools that the agent can call."""
     max_turns: int = 8
@@ -121,7 +132,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         self.split = split
         self._dialect_name = type(self)._dialect_name if dialect is None else dialect
         get_dialect(self._dialect_name)  # a wrong name is an error now, although the tools are not known yet
-        self.tools = author.own_tools(self._place("tools"), type(self).tools, self)
+        self.tools = author.own_tools(self._label("tools"), type(self).tools, self)
         self.observation_space = Messages()
         self.action_space = Unicode()
         self._tasks: TaskSet | None = None
@@ -141,49 +152,48 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         Raises:
             EnvContractError: ``tools`` holds something that is no tool, or two of one name.
         """
-        author.validate_tools(self._place("tools"), self.tools)
+        author.validate_tools(self._label("tools"), self.tools)
         return get_dialect(self._dialect_name, self.tools)
 
     def tasks(self, split: str) -> TaskSet | Sequence[Task]:
-        """The tasks of ``split``, as a list or a set; called once per instance."""
-        raise EnvContractError(f"{self._place('tasks')} is not written: let it return a list of Task for {split!r}")
+        """Return the tasks of ``split``, as a list or a :class:`TaskSet`; called once per instance."""
+        raise EnvContractError(f"{self._label('tasks')} is not written: let it return a list of Task for {split!r}")
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
         """Grade a finished episode: named parts, weighted by ``reward_weights``."""
-        raise EnvContractError(f"{self._place('reward')} is not written: let it return parts, as in {{'correct': 1.0}}")
+        raise EnvContractError(f"{self._label('reward')} is not written: let it return parts, as in {{'correct': 1.0}}")
 
     def answer_of(self, episode: Episode) -> str | None:
-        """The final answer of a finished episode, spelled so that equal answers are equal texts.
+        """Return the final answer of a finished episode, spelled so that equal answers are equal texts.
 
-        Evaluations let the attempts at a task vote by it. Empty where the agent gave none; None, the default, where
-        answers can't be compared so.
+        Evaluations let the attempts at a task vote by it. Return "" where the agent gave no answer, and None, as by
+        default, where answers can't be compared as texts.
         """
         return None
 
     def turn_reward(self, episode: Episode) -> float:
-        """A reward for the turn just taken; none by default."""
+        """Return a reward for the turn just taken; 0 by default."""
         return 0.0
 
     def respond(self, episode: Episode) -> tuple[Message, ...]:
-        """Messages that follow the tool results of a turn; none by default."""
+        """Return messages that follow the tool results of a turn; none by default."""
         return ()
 
     def open_episode(self, context: ToolContext) -> None:
-        """Open an episode's resources, such as a connection, and put them into ``context.state``; none by default.
+        """Open an episode's resources, such as a connection, and put them into ``context.state``; nothing by default.
 
-        This method, the functions that are tools, ``respond``, ``turn_reward``, ``reward`` and ``close_episode`` run in
-        one thread per episode. After a tool has overrun its time limit, the calls that follow run in another thread.
+        This method, sync tools, ``respond``, ``turn_reward``, ``reward`` and ``close_episode`` run in one thread per
+        episode. After a tool has overrun its time limit, later calls run in another thread.
         """
 
     def close_episode(self, context: ToolContext) -> None:
         """Release what ``open_episode`` and the tools put into ``context.state``; nothing by default.
 
-        It runs once for every episode that ``open_episode`` has begun: after grading, else in ``close`` or the next
-        ``reset``.
+        Each episode that ``open_episode`` has begun is closed once: after grading, or in ``close`` or ``reset``.
         """
 
     def gold(self, task: Task) -> Sequence[str]:
-        """The turns of a perfect player.
+        """Return the turns of a perfect player.
 
         Raises:
             NotImplementedError: this environment has none.
@@ -191,15 +201,15 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         raise NotImplementedError(f"{type(self).__name__} has no gold player")
 
     def gold_turns(self, task: Task) -> tuple[str, ...]:
-        """The turns of ``gold``, checked.
+        """Return the turns of ``gold``, checked.
 
         Raises:
             NotImplementedError: this environment has no gold player.
             EnvContractError: ``gold`` raised, or returned something else than a list of texts.
         """
-        place = self._place("gold")
-        given = author.ask(place, lambda: self.gold(task), task, passing=(AgentRLError, NotImplementedError))
-        return author.as_turns(place, given)
+        passing = (AgentRLError, NotImplementedError)
+        turns = author.ask(self._label("gold"), lambda: self.gold(task), task, passing=passing)
+        return author.as_turns(self._label("gold"), turns)
 
     @property
     def best_return(self) -> float:
@@ -214,7 +224,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
             EnvContractError: ``tasks`` raised, or returned something else than tasks with unique ids.
         """
         if self._tasks is None:
-            self._tasks = author.as_task_set(self._place("tasks"), self._ask("tasks", lambda: self.tasks(self.split)))
+            self._tasks = author.as_task_set(self._label("tasks"), self._ask("tasks", lambda: self.tasks(self.split)))
         return self._tasks
 
     @property
@@ -235,14 +245,14 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
 
         Args:
             seed: seeds this instance's ``np_random``.
-            options: ``{"task": id}`` asks for a task; without it one is drawn at random.
+            options: ``{"task": id}`` asks for a task; without it, a task is drawn at random.
 
         Returns:
             The system and user messages, and an info dict with the task's id.
 
         Raises:
             UnknownNameError: the split has no such task.
-            EnvContractError: the environment's own code raised or gave something wrong; the message says what to do.
+            EnvContractError: the environment's own code raised or returned a wrong result; the message says what to do.
         """
         super().reset(seed=seed)
         task = self._choose(options or {})
@@ -274,8 +284,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
             New messages, the turn's reward, terminated, truncated, and an info dict.
 
         Raises:
-            EnvContractError: there is no episode, it is over, or the environment's own code raised or gave something
-                wrong; the message says what to do.
+            EnvContractError: there is no episode, it is over, or the environment's own code raised or returned a wrong
+                result; the message says what to do.
             InfrastructureError: a tool's sandbox or server failed; the episode says nothing about the agent.
         """
         episode = self.episode
@@ -297,22 +307,17 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         # A turn with a call is never a final answer, however it was cut.
         terminated = not calls and cut in ("", "answer")
         truncated = not terminated and (cut == "end" or episode.turns >= self.max_turns)
-        extra: tuple[Message, ...] = ()
-        if not calls and not terminated and not truncated:
-            extra = (Message(role="user", content=self.cut_message),)
         if calls:
-            given = self._ask_inside("respond", lambda: self.respond(episode))
-            extra = author.as_messages(self._place("respond"), given)
+            extra = author.as_messages(self._label("respond"), self._ask_about("respond", episode))
+        else:
+            extra = () if terminated or truncated else (Message(role="user", content=self.cut_message),)
         episode = replace(episode, messages=(*episode.messages, *extra))
-        paid = self._ask_inside("turn_reward", lambda: self.turn_reward(episode))
+        paid: Any = self._ask_about("turn_reward", episode)
         reward = self._ask("turn_reward", lambda: float(paid), episode.task)
         if terminated or truncated:
-            given = self._ask_inside("reward", lambda: self.reward(episode))
-            parts = author.as_parts(self._place("reward"), given, self.reward_weights)
+            parts = author.as_parts(self._label("reward"), self._ask_about("reward", episode), self.reward_weights)
             reward += sum(self.reward_weights[name] * value for name, value in parts.items())
-            answer = author.as_answer(
-                self._place("answer_of"), self._ask_inside("answer_of", lambda: self.answer_of(episode))
-            )
+            answer = author.as_answer(self._label("answer_of"), self._ask_about("answer_of", episode))
             episode = replace(episode, parts=parts, answer=answer)
         # Assigned last: where the author's code raised above, the record still shows the turn before.
         self._episode = episode
@@ -325,7 +330,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         # The stack closes every tool even if one raises; close_episode runs before, since it may use the tools.
         with ExitStack() as stack:
             for tool in reversed(self.tools):
-                if author.is_tool(tool):  # what is none has been refused, and can't be closed
+                if author.is_tool(tool):  # anything else was refused, and can't be closed
                     stack.callback(self._ask, f"tools: {tool.name}.close", tool.close)
             self._end()
 
@@ -344,25 +349,24 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         tasks = self.task_set
         if "task" in options:
             return self._ask("tasks", lambda: tasks.find(str(options["task"])))
-        size = tasks.size
         # An endless set is sampled from its first 2**31 tasks.
-        index = int(self.np_random.integers(2**31 if size is None else size))
+        index = int(self.np_random.integers(2**31 if tasks.size is None else tasks.size))
         return self._ask("tasks", lambda: tasks[index])
 
     def _ask(self, method: str, function: Callable[[], _T], task: Task | None = None) -> _T:
-        return author.ask(self._place(method), function, task)
+        return author.ask(self._label(method), function, task)
 
-    def _ask_inside(self, method: str, function: Callable[[], _T]) -> _T:
-        """As ``_ask``, in the episode's thread."""
+    def _ask_about(self, method: str, episode: Episode) -> object:
+        """Call a method of the author's with the episode so far, in the episode's thread."""
         context = self._context
         assert context is not None, "reset makes a context before anything is asked about the episode"
-        return self._ask(method, lambda: context.thread.run(function), context.task)
+        return self._ask(method, lambda: context.thread.run(lambda: getattr(self, method)(episode)), episode.task)
 
-    def _place(self, part: str) -> str:
+    def _label(self, part: str) -> str:
         return f"{type(self).__name__}.{part}"
 
     def _answer(self, call: ToolCall) -> tuple[Message, ToolRun]:
-        # Copied first: a tool may change what it is given.
+        # Copied before the call: a tool may change its arguments.
         arguments = copy.deepcopy(dict(call.arguments))
         began = time.perf_counter()
         try:
@@ -376,13 +380,10 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
     def _run(self, call: ToolCall) -> str:
         if call.error:
             raise ToolError(call.error)
-        for tool in self.tools:
-            if tool.name == call.name:
-                return self._called(tool, call)
-        names = ", ".join(tool.name for tool in self.tools)
-        raise ToolError(f"there is no tool {cut_middle(repr(call.name), 100)}; the tools are: {names}")
-
-    def _called(self, tool: Tool, call: ToolCall) -> str:
+        tool = next((tool for tool in self.tools if tool.name == call.name), None)
+        if tool is None:
+            names = ", ".join(tool.name for tool in self.tools)
+            raise ToolError(f"there is no tool {cut_middle(repr(call.name), 100)}; the tools are: {names}")
         assert self._context is not None, "reset makes a context before any tool is called"
         try:
             content = cast(object, tool.call(call.arguments, self._context))
@@ -394,6 +395,6 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
             if author.is_ctrl_c(error):
                 raise
             raise ToolError(cut_middle(f"{type(error).__name__}: {shown(error)}", 2000)) from error
-        if not isinstance(content, str):
-            raise author.gave(self._place(f"tools: {tool.name}.call"), content, "return text")
-        return content
+        if isinstance(content, str):
+            return content
+        raise author.gave(self._label(f"tools: {tool.name}.call"), content, "return text")

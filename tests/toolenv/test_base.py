@@ -1,5 +1,6 @@
 """ToolEnv: reset and step, what ends an episode and what does not."""
 
+import doctest
 import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -293,3 +294,10 @@ def test_a_new_environment_takes_forty_lines(clean_registry: None) -> None:
     assert unchecked.endswith("that takes an entry point 'module:Class', as a text."), "the rest must have been checked"
     assert "\n" not in unchecked
     check_env(gymnasium.make("examples/Trivia-v0").unwrapped)
+
+
+@pytest.mark.parametrize("name", ["ToolEnv", "tool"])
+def test_the_example_of_a_docstring_runs(name: str) -> None:
+    names = {"ToolEnv": ToolEnv, "Task": Task, "ToolError": ToolError, "tool": tool}
+    (example,) = doctest.DocTestFinder(recurse=False).find(names[name], name, globs=names)
+    assert doctest.DocTestRunner().run(example) == doctest.TestResults(failed=0, attempted=len(example.examples))
