@@ -251,7 +251,7 @@ class OpenAIEngine:
                 "server read all calls, with the environment's argument dialect=native, or start it without its parser"
             )
         finish = "length" if choice.finish_reason == "length" else "stop"
-        ids = self._transcript.turn(_text(choice.message), calls, whole=finish == "stop")
+        ids = self._transcript.turn(_text(choice.message), calls, ended=finish == "stop")
         return Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=finish, version=0, usage=_usage(reply))
 
     def _failure(self, error: Exception) -> str:

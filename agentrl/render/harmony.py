@@ -21,7 +21,7 @@ def read(parts: Iterable[tuple[str, bool]]) -> str:
     Args:
         parts: the turn's text in order, and whether a part is a control token.
     """
-    said, head, body = "", "", None
+    translated, head, body = "", "", None
     # The empty control token at the end flushes a message that was cut off.
     for text, control in (*parts, ("", True)):
         if control and text == "<|message|>" and body is None:
@@ -29,9 +29,9 @@ def read(parts: Iterable[tuple[str, bool]]) -> str:
         elif not control or text not in ("<|end|>", ""):
             head, body = (head + text, None) if body is None else (head, body + text)
         else:
-            said += _message(head.removeprefix("<|start|>assistant"), body, closed=bool(text))
+            translated += _message(head.removeprefix("<|start|>assistant"), body, closed=bool(text))
             head, body = "", None
-    return said
+    return translated
 
 
 def _message(head: str, body: str | None, *, closed: bool) -> str:

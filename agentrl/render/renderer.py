@@ -1,13 +1,13 @@
 """Messages to token ids, append-only: tokens that were sampled or shown are never tokenized again.
 
 The chat template's text is cut at its control tokens. The text between two of them, contents included, is tokenized as
-one plain text, as in the template's whole rendering. So a task or a tool's output that spells a control token stays
-text.
+one plain text, as when the template renders the complete conversation. So a task or a tool's output that spells a
+control token stays text.
 
-Some templates rewrite the past as the conversation goes on: they strip the thinking from earlier turns, move the system
-message to the newest question, or add an empty thinking block. The renderer rewrites nothing: prompts and sampled
-tokens stay as they were shown, and every turn is followed by the text that the template writes after the first turn of
-a conversation.
+Some templates rewrite the past as the conversation continues. They strip the thinking from earlier turns, move the
+system message to the newest question, or add an empty thinking block. The renderer rewrites nothing: prompts and
+sampled tokens stay as they were shown. Every turn is followed by the text that the template writes after the first turn
+of a conversation.
 """
 
 import functools
@@ -83,8 +83,8 @@ def _check_hub(name: str) -> None:
     if constants.HF_HUB_OFFLINE or Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return
     # A model has one of these two, a tokenizer alone the other.
-    kept = (try_to_load_from_cache(name, file) for file in ("config.json", "tokenizer_config.json"))
-    if any(isinstance(path, str) for path in kept):
+    cached = (try_to_load_from_cache(name, file) for file in ("config.json", "tokenizer_config.json"))
+    if any(isinstance(path, str) for path in cached):
         return
     try:
         urllib.request.urlopen(constants.ENDPOINT, timeout=_HUB_S).close()
@@ -220,7 +220,7 @@ class Renderer:
             messages: the environment's first observation.
 
         Raises:
-            RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it.
+            RenderError: the chat template refuses the messages, or skips, repeats or changes one.
         """
         pieces = self._cut(self._template.write(shapes_of(messages)))
         return Segment("prompt", tuple(token for token, _ in self._tokens.write(_filled(pieces, messages), None)))
@@ -237,7 +237,7 @@ class Renderer:
             template and content belongs to the content.
 
         Raises:
-            RenderError: the chat template refuses the messages, or leaves one out, repeats or changes it.
+            RenderError: the chat template refuses the messages, or skips, repeats or changes one.
         """
         last = turn[-1] if turn else None
         called = last in self._harmony[1:] and bool(messages) and messages[0]["role"] == "tool"
@@ -261,7 +261,7 @@ class Renderer:
     def text(self, turn: Sequence[int]) -> str:
         """Decode a sampled turn, without its end-of-turn token.
 
-        A ``<think>`` that the template opened for the model belongs to the prompt and is left out. Of gpt-oss's
+        A ``<think>`` that the template opened for the model belongs to the prompt and is not repeated. Of gpt-oss's
         channels, thinking is put between ``<think>`` and ``</think>``, and the answer is bare.
         """
         turn = turn[:-1] if turn and turn[-1] in self.stop_ids else turn
@@ -269,7 +269,7 @@ class Renderer:
             return self._tokens.text(turn, self._opened).removeprefix(self._template.lead)
         # One run per control token, and one for all text between two of them.
         runs = itertools.groupby(enumerate(turn), lambda item: item[0] if item[1] in self._tokens.control else None)
-        return harmony.read((self._tokens.text([token for _, token in run]), place is not None) for place, run in runs)
+        return harmony.read((self._tokens.text([token for _, token in run]), key is not None) for key, run in runs)
 
     def turn(self, text: str, *, answered_by: Literal["user", "tool"] = "user", marks: Sequence[str] = ()) -> list[int]:
         """Tokenize a turn that was not sampled, its end-of-turn token included.

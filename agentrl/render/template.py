@@ -3,8 +3,8 @@
 No content passes through the template, so none can steer it. A second rendering shows what the template does to
 contents, such as trimming; the slot then does the same.
 
-Some templates raise at a system message, a tool's result or two messages of one role in a row, or leave one out. They
-are given all messages between two of the assistant's turns as one user message, the texts a blank line apart.
+Some templates raise at a system message, a tool's result or two messages of one role in a row, or skip one. For them,
+all messages between two of the assistant's turns become one user message, with a blank line between the texts.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from agentrl.types import Message, Role
 
 _MARK = "Zq0x{}xq0Z"
 _MARKS = re.compile(r"Zq0x(\d+)xq0Z")
-# White space around a probe, removed where the template trims. Neither is a rotation of the other: else it would be
-# unclear, where the template itself writes white space, which of the two is left.
+# White space around a content, removed where the template trims. Neither is a rotation of the other. Else it would be
+# unclear which of the two remains where the template itself writes white space.
 _LEFT, _RIGHT = "\n ", "\t "
 _CHANGED = (
     "the chat template does not write every message's content once, in order, as it is: set tokenizer.chat_template to "
@@ -87,8 +87,7 @@ class Slot:
 
 Piece = str | Slot
 _Row = dict[str, object]
-_Write = Callable[[int, Shape], str]
-_RowsOf = Callable[[Sequence[Shape], _Write], list[_Row]]
+_RowsOf = Callable[[Sequence[Shape]], list[_Row]]
 _QUESTION: _Row = {"role": "user", "content": "x"}
 _BEGUN = (Shape(role="user", content="x"), Shape(role="assistant"))
 """The shortest conversation in which the assistant has spoken."""
@@ -109,13 +108,13 @@ _TURNS: Sequence[_Row] = (
 
 
 class Refusal(RenderError):
-    """The template raised, or left a message out."""
+    """The template raised, or skipped a message."""
 
 
 def shapes_of(messages: Sequence[Message]) -> tuple[Shape, ...]:
     """Strip the messages of their contents.
 
-    Only an empty content is kept: around one, a template may leave out text.
+    Only an empty content is kept, since templates may write other text around it.
     """
     return tuple(_shape(message, number) for number, message in enumerate(messages))
 
@@ -136,7 +135,7 @@ class ChatTemplate:
         self, tokenizer: Template, args: Mapping[str, object], tools: Sequence[Mapping[str, object]] = ()
     ) -> None:
         self._tokenizer = tokenizer
-        # ``tools`` is left out where there are none: even an empty list would choose the named template ``tool_use``.
+        # Without tools, ``tools`` is not set: even an empty list would choose the named template ``tool_use``.
         self._args = {"strftime_now": _TODAY.strftime, **args, **({"tools": list(tools)} if tools else {})}
         self.write = functools.lru_cache(maxsize=256)(self._write)
         # Any word of the source counts as a variable: enough to catch a typo, without parsing Jinja.
@@ -170,7 +169,7 @@ class ChatTemplate:
         return before, after
 
     def inside_turns(self) -> Iterator[str]:
-        """The template's text inside a turn: after thinking and, where it describes tools, before a call."""
+        """Yield the template's text inside a turn: after thinking and, where it describes tools, before a call."""
         for turn in _TURNS if "tools" in self._args else _TURNS[:-1]:
             with contextlib.suppress(Refusal):  # a form that this template does not take
                 text = self._render([_QUESTION, {"role": "assistant", **turn}], opened=False)
@@ -182,12 +181,12 @@ class ChatTemplate:
         It is the text after the first turn of a conversation.
 
         Raises:
-            RenderError: the template refuses the messages, or leaves one out, repeats or changes it.
+            RenderError: the template refuses the messages, or skips, repeats or changes one.
         """
         if "tools" in self._args and shapes and shapes[0].role == "tool" and (called := self._after_calls(shapes)):
             return called
         pieces = self.write((*_BEGUN, *shapes))
-        turn = next(place for place, piece in enumerate(pieces) if isinstance(piece, Slot))
+        turn = next(index for index, piece in enumerate(pieces) if isinstance(piece, Slot))
         return _renumbered(pieces[turn + 1 :])
 
     def _after_calls(self, shapes: tuple[Shape, ...]) -> tuple[Piece, ...]:
@@ -203,8 +202,8 @@ class ChatTemplate:
         turn = replace(_BEGUN[1], content="", calls=_TOOL, count=count)
         # A slot at least stands behind the calls: the results, or what follows them.
         with contextlib.suppress(RenderError, ValueError):
-            first, *others = self._read((_BEGUN[0], turn, *shapes), _as_they_are)
-            text, end = str(first), self.closing.strip()
+            calls, *others = self._read((_BEGUN[0], turn, *shapes), _as_they_are)
+            text, end = str(calls), self.closing.strip()
             return _renumbered((text[text.index(end, text.rindex(_TOOL)) :], *others)) if end else ()
         return ()
 
@@ -214,15 +213,15 @@ class ChatTemplate:
         Raises:
             RenderError: as of :meth:`after_turn`.
         """
-        call = Shape(role="assistant", content="", calls=shapes[0].name)
-        first, *others = self.write((_BEGUN[0], call, *shapes))
-        return _renumbered((str(first).rpartition(harmony.CALL)[2], *others))
+        turn = Shape(role="assistant", content="", calls=shapes[0].name)
+        call, *others = self.write((_BEGUN[0], turn, *shapes))
+        return _renumbered((str(call).rpartition(harmony.CALL)[2], *others))
 
     def check_turns(self, shapes: tuple[Shape, ...]) -> None:
         """Check that the template does not number its messages.
 
-        Compared are the texts after the second and the third turn. So a template passes that announces only the first
-        tool's output of a conversation.
+        The texts after the second and the third turn are compared. So a template may announce the first tool's output
+        of a conversation in words of its own.
 
         Raises:
             RenderError: the text after the second turn differs from that after the third.
@@ -238,7 +237,7 @@ class ChatTemplate:
         played = [replace(shape, content="x") for shape in (Shape(role="assistant"), *shapes)] * turns
         conversation = (_BEGUN[0], *played, _BEGUN[1], *shapes)
         try:
-            text = self._render([_message(*item, _mark) for item in enumerate(conversation)])
+            text = self._render(_as_they_are(_with_contents(conversation, _mark)))
         except Refusal:  # templates that insist on turns of user and assistant refuse a second tool call
             return None
         return _MARKS.sub("...", text.partition(_MARK.format(len(played) + 1))[2])
@@ -247,9 +246,9 @@ class ChatTemplate:
         """Render a conversation as text and slots, up to where the assistant speaks.
 
         Raises:
-            RenderError: the template refuses the messages, or leaves one out, repeats or changes it.
+            RenderError: the template refuses the messages, or skips, repeats or changes one.
         """
-        # A left-out message with empty content has no mark that is missed, so every content is tried as a slot too.
+        # A skipped message with empty content has no mark that would be missing, so every content is tried as a slot.
         as_slots = tuple(shape if shape.role == "assistant" else replace(shape, content=None) for shape in shapes)
         try:
             if as_slots != shapes:
@@ -264,14 +263,14 @@ class ChatTemplate:
 
     def _read(self, shapes: Sequence[Shape], rows_of: _RowsOf) -> tuple[Piece, ...]:
         slots = [number for number, shape in enumerate(shapes) if shape.content is None]
-        texts, marks = _split(self._render(rows_of(shapes, _mark)))
-        # Marks missing but in order: messages were left out, which folding may cure. Anything else it can't.
+        texts, marks = _split(self._render(rows_of(_with_contents(shapes, _mark))))
+        # Marks missing but in order: the template skipped messages, which folding may cure, unlike other faults.
         if marks != slots:
             raise (Refusal if marks == [slot for slot in slots if slot in marks] else RenderError)(_CHANGED)
-        probed, twice = _split(self._render(rows_of(shapes, _probe)))
+        padded, twice = _split(self._render(rows_of(_with_contents(shapes, _padded_mark))))
         if twice != [number for number in slots for _ in range(2)]:
             raise RenderError(_CHANGED)
-        pieces = itertools.chain.from_iterable(zip(texts, _habits(slots, texts, probed), strict=False))
+        pieces = itertools.chain.from_iterable(zip(texts, _make_slots(slots, texts, padded), strict=False))
         return tuple(piece for piece in (*pieces, texts[-1]) if piece != "")
 
     def _render(self, messages: Sequence[Mapping[str, object]], *, opened: bool = True) -> str:
@@ -305,8 +304,8 @@ def _mark(number: int, _shape: Shape) -> str:
     return _MARK.format(number)
 
 
-def _probe(number: int, shape: Shape) -> str:
-    """A content that shows whether the template trims or quotes it.
+def _padded_mark(number: int, shape: Shape) -> str:
+    """Return a content that shows whether the template trims or quotes it.
 
     The assistant's has no white space to trim, since sampled tokens stay as they are.
     """
@@ -314,32 +313,32 @@ def _probe(number: int, shape: Shape) -> str:
     return f'{mark}"{mark}' if shape.role == "assistant" else f'{_LEFT}{mark}"{mark}{_RIGHT}'
 
 
-def _message(number: int, shape: Shape, write: _Write) -> _Row:
-    row: _Row = {"role": shape.role, "content": _content(number, shape, write)}
+def _with_contents(shapes: Sequence[Shape], write: Callable[[int, Shape], str]) -> list[Shape]:
+    """Return the shapes with ``write``'s contents in place of slots."""
+    numbered = enumerate(shapes)
+    return [replace(shape, content=write(i, shape)) if shape.content is None else shape for i, shape in numbered]
+
+
+def _message(shape: Shape) -> _Row:
+    row: _Row = {"role": shape.role, "content": shape.content}
     row |= {"name": shape.name} if shape.name else {}
     if shape.calls:
         row["tool_calls"] = [{"type": "function", "function": {"name": shape.calls, "arguments": {}}}] * shape.count
     return row | ({"tool_call_id": shape.call_id} if shape.call_id else {})
 
 
-def _content(number: int, shape: Shape, write: _Write) -> str:
-    return write(number, shape) if shape.content is None else shape.content
+def _as_they_are(shapes: Sequence[Shape]) -> list[_Row]:
+    return [_message(shape) for shape in shapes]
 
 
-def _as_they_are(shapes: Sequence[Shape], write: _Write) -> list[_Row]:
-    return [_message(*item, write) for item in enumerate(shapes)]
-
-
-def _folded(shapes: Sequence[Shape], write: _Write) -> list[_Row]:
+def _folded(shapes: Sequence[Shape]) -> list[_Row]:
     """Join all messages between two of the assistant's turns into one user message."""
     rows: list[_Row] = []
-    for assistant, side in itertools.groupby(enumerate(shapes), lambda item: item[1].role == "assistant"):
+    for assistant, side in itertools.groupby(shapes, lambda shape: shape.role == "assistant"):
         if assistant:
-            rows += [_message(*item, write) for item in side]
+            rows += map(_message, side)
         else:
-            rows.append(
-                {"role": "user", "content": "\n\n".join(filter(None, (_content(*item, write) for item in side)))}
-            )
+            rows.append({"role": "user", "content": "\n\n".join(shape.content for shape in side if shape.content)})
     return rows
 
 
@@ -349,31 +348,31 @@ def _split(text: str) -> tuple[list[str], list[int]]:
     return parts[::2], [int(part) for part in parts[1::2]]
 
 
-def _habits(numbers: Sequence[int], texts: Sequence[str], probed: Sequence[str]) -> list[Slot]:
+def _make_slots(numbers: Sequence[int], texts: Sequence[str], padded: Sequence[str]) -> list[Slot]:
     """Find out what the template does to each content, in order.
 
     Args:
         numbers: the messages' indices.
         texts: the texts around the contents.
-        probed: the texts around and inside of the probes, alternating.
+        padded: the texts around and inside of the padded marks, alternating.
 
     Raises:
-        RenderError: it does something else than trimming or quoting.
+        RenderError: the template does something else than trimming or quoting.
     """
-    # Between a probe's two marks is one quotation mark, which JSON escapes.
-    quoted = [{'"': False, '\\"': True}.get(inside) for inside in probed[1::2]]
+    # Between the two marks of a content is one quotation mark, which JSON escapes.
+    quoted = [{'"': False, '\\"': True}.get(inside) for inside in padded[1::2]]
     trims: list[tuple[bool, bool]] = []
-    # Each text has white space left from the probe before and from the one after, or lacks what was trimmed.
-    for place, (text, found) in enumerate(zip(texts, probed[::2], strict=True)):
-        endings = _forms(_RIGHT, quoted[place - 1]) if place else [""]
-        beginnings = _forms(_LEFT, quoted[place]) if place < len(quoted) else [""]
-        match = [(r, b) for r in endings for b in beginnings if r + text + b == found]
+    # Each text has the padding of the content before it and of the one after it, or lacks what was trimmed.
+    for index, (text, with_padding) in enumerate(zip(texts, padded[::2], strict=True)):
+        lefts = _forms(_RIGHT, quoted[index - 1]) if index else [""]
+        rights = _forms(_LEFT, quoted[index]) if index < len(quoted) else [""]
+        match = [(left, right) for left in lefts for right in rights if left + text + right == with_padding]
         if not match or None in quoted:
             raise RenderError(_CHANGED)
         trims.append((not match[0][0], not match[0][1]))
     return [
-        Slot(number=number, trim_left=trims[place][1], trim_right=trims[place + 1][0], quoted=bool(quoted[place]))
-        for place, number in enumerate(numbers)
+        Slot(number=number, trim_left=trims[index][1], trim_right=trims[index + 1][0], quoted=bool(quoted[index]))
+        for index, number in enumerate(numbers)
     ]
 
 
@@ -386,7 +385,7 @@ def _renumbered(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
     return tuple(p if isinstance(p, str) else replace(p, number=p.number - len(_BEGUN)) for p in pieces)
 
 
-def _differing(first: str, second: str) -> str:
-    """Excerpts of two texts from where they differ, short enough for a sentence."""
-    start = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
-    return " and ".join(repr(text[max(0, start - 10) : start + 20]) for text in (first, second))
+def _differing(*texts: str) -> str:
+    """Quote two texts from where they differ, short enough for a sentence."""
+    start = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
+    return " and ".join(repr(text[max(0, start - 10) : start + 20]) for text in texts)

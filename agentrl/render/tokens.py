@@ -1,4 +1,4 @@
-"""Text to tokens, piece by piece: as in a tokenization of the whole, and text never becomes a control token."""
+"""Text to tokens, piece by piece: as in a tokenization of the complete text, and text never becomes a control token."""
 
 import bisect
 import functools
@@ -35,7 +35,7 @@ class TextTokenizer(Protocol):
     """The tokens added to the merged vocabulary, by id."""
 
     def get_vocab(self) -> Any:
-        """The id of every token."""
+        """Return the id of every token."""
         ...
 
     def __call__(self, text: str, **options: Any) -> Any:
@@ -102,7 +102,7 @@ class TextTokens:
     def write(self, pieces: Iterable[Owned[str | int]], after: int | None) -> list[Owned[int]]:
         """Tokenize pieces; each token has its piece's owner.
 
-        The text between two control tokens is tokenized at once, as it would be in the whole: a token that covers
+        The text between two control tokens is tokenized at once, as in the complete text: a token that covers
         several pieces belongs to the first one with an owner. No token of a text is a control token.
 
         Args:
@@ -118,15 +118,6 @@ class TextTokens:
                 written += self._run(texts, written[-1][0] if written else after)
         return written
 
-    def plain(self, text: str, after: int | None) -> list[int]:
-        """Tokenize a text that may spell anything; no token is a control token.
-
-        Args:
-            text: a piece.
-            after: the token before it; None at the very beginning.
-        """
-        return [token for token, _ in self._run([(text, None)], after)]
-
     def marked(self, text: str, marks: Sequence[str]) -> list[str | int]:
         """Cut a text at its marks; a mark that the vocabulary has becomes a token.
 
@@ -136,7 +127,7 @@ class TextTokens:
         """
         own = [re.escape(mark) for mark in marks if mark in self._by_text]
         cut = re.split(f"({'|'.join(own)})", text) if own else [text]
-        return [self._by_text[part] if place % 2 else part for place, part in enumerate(cut)]
+        return [self._by_text[part] if index % 2 else part for index, part in enumerate(cut)]
 
     def text(self, ids: Sequence[int], after: int = IN_TEXT) -> str:
         """Decode tokens from the middle of a conversation.
@@ -176,25 +167,25 @@ class TextTokens:
             at: its offset in the whole text.
             cuts: how often the whole was cut.
         """
-        spans = self._placed(text, after)
-        places = [start + 1 for token, start, _ in spans if token in self._forbidden]
-        if not places:
+        spans = self._in_context(text, after)
+        cut_at = [start + 1 for token, start, _ in spans if token in self._forbidden]
+        if not cut_at:
             yield from ((token, at + start, at + end) for token, start, end in spans)
         elif cuts < _CUTS:
             # A cut after a control token's first letter. The parts may spell another one, so they are checked too.
-            for start, end in itertools.pairwise([0, *places, len(text)]):
+            for start, end in itertools.pairwise([0, *cut_at, len(text)]):
                 for span in self._disarmed(text[start:end], after, at + start, cuts + 1):
                     yield span
                     after = span[0]
         else:
-            for place, letter in enumerate(text, start=at):
-                yield from ((token, place, place + 1) for token in self._letter(letter))
+            for offset, letter in enumerate(text, start=at):
+                yield from ((token, offset, offset + 1) for token in self._letter(letter))
 
     def _letter(self, letter: str) -> list[int]:
-        ids = [token for token, _, _ in self._placed(letter, IN_TEXT)]
+        ids = [token for token, _, _ in self._in_context(letter, IN_TEXT)]
         return ids if self._forbidden.isdisjoint(ids) else self._raw("?")
 
-    def _placed(self, text: str, after: int | None) -> list[Span]:
+    def _in_context(self, text: str, after: int | None) -> list[Span]:
         bare = after is None or (self._spaced and after in self.control)
         anchor = "" if bare else self._anchor
         spans = self._spans(anchor + text)[len(self._anchor_ids) if anchor else 0 :] if text else []
@@ -205,8 +196,9 @@ class TextTokens:
 
     def _spans(self, text: str, *, plain: bool = True) -> list[Span]:
         options = {"add_special_tokens": False, "split_special_tokens": plain, "return_offsets_mapping": True}
-        found = self._tokenizer(text, **options)
-        return [(token, start, end) for token, (start, end) in zip(found.input_ids, found.offset_mapping, strict=True)]
+        encoded = self._tokenizer(text, **options)
+        offsets = zip(encoded.input_ids, encoded.offset_mapping, strict=True)
+        return [(token, start, end) for token, (start, end) in offsets]
 
     def _decode(self, ids: Sequence[int]) -> str:
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}

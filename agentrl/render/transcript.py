@@ -1,4 +1,4 @@
-"""Conversations for servers that take messages and tell no tokens: every character is a token of its own."""
+"""Conversations for servers that take messages and report no tokens: every character is a token of its own."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ class Transcript:
     def prompt(self, messages: Sequence[Message]) -> Segment:
         """Write the first prompt, up to where the assistant begins to speak."""
         ids = [_mark("tools"), *_ids(json.dumps(self._tools))] if self._tools else []
-        ids += [one for message in messages for one in (_mark(message["role"]), *_ids(message["content"]))]
+        ids += [token for message in messages for token in (_mark(message["role"]), *_ids(message["content"]))]
         return Segment("prompt", (*ids, _mark("assistant")))
 
     def extend(self, turn: Sequence[int], messages: Sequence[Message]) -> list[Segment]:
@@ -51,16 +51,16 @@ class Transcript:
             segments += [Segment("template", (_mark(message["role"]),)), Segment(source, _ids(message["content"]))]
         return [*segments, Segment("template", (_mark("assistant"),))]
 
-    def turn(self, text: str, calls: Sequence[tuple[str, str]] = (), *, whole: bool) -> tuple[int, ...]:
+    def turn(self, text: str, calls: Sequence[tuple[str, str]] = (), *, ended: bool) -> tuple[int, ...]:
         """Write what a server has said.
 
         Args:
             text: the text.
             calls: name and arguments, as JSON, of each call that the server has read and cut out of the text.
-            whole: whether the turn has its end.
+            ended: whether the turn has its end mark.
         """
         written = [token for call in calls for part in call for token in (_CALL, *_ids(part))]
-        return (*_ids(text), *written, *((_END,) if whole else ()))
+        return (*_ids(text), *written, *((_END,) if ended else ()))
 
     def text(self, turn: Sequence[int]) -> str:
         """Read a turn, without its end; calls that the server has read are written as dialect ``hermes`` does."""
@@ -74,7 +74,7 @@ class Transcript:
         """Read any ids, marks as ``<|role|>``."""
         names = [*_ROLES, "end", "call"]
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        return "".join(chr(one) if one < _FIRST else f"<|{names[one - _FIRST]}|>" for one in ids)
+        return "".join(chr(token) if token < _FIRST else f"<|{names[token - _FIRST]}|>" for token in ids)
 
     def tools(self, token_ids: Sequence[int]) -> Sequence[Mapping[str, object]]:
         """Read the tools of a prompt; none where the dialect describes them in its text."""
@@ -88,7 +88,7 @@ class Transcript:
 
         What tools say is said by the user, but for results of calls that the server itself has read.
         """
-        starts = [at for at, one in enumerate(token_ids) if _FIRST <= one < _END]
+        starts = [index for index, token in enumerate(token_ids) if _FIRST <= token < _END]
         waiting = list[str]()
         for number, (start, stop) in enumerate(pairwise(starts)):
             role, ids = _ROLES[token_ids[start] - _FIRST], token_ids[start + 1 : stop]

@@ -38,7 +38,7 @@ class Noise(ScriptedEngine):
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
         words = random.Random(seed).choices(["it is", r"\boxed{x}", "?", "```python\nprint()\n```", "<think>"], k=5)
-        turn = WRITER.turn(" ".join(words), whole=True)
+        turn = WRITER.turn(" ".join(words), ended=True)
         return Completion(token_ids=turn, logprobs=(0.0,) * len(turn), finish="stop", version=0)
 
 
@@ -47,7 +47,7 @@ def played(source: TaskSource, turns: Callable[[str], Sequence[str] | None]) -> 
 
     def script(task_id: str) -> tuple[tuple[int, ...], ...] | None:
         texts = turns(task_id)
-        return None if texts is None else tuple(tuple(WRITER.turn(text, whole=True)) for text in texts)
+        return None if texts is None else tuple(tuple(WRITER.turn(text, ended=True)) for text in texts)
 
     specs = [
         [EpisodeSpec(task_id=task.id, seed=seed, script=script(task.id)) for seed in range(2)]

@@ -37,13 +37,13 @@ def greedy(template: str = FULL.replace("DESCRIBED", "") + OPEN) -> Any:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "greedy"])
-@given(first=CONTENTS, second=CONTENTS)
-def test_any_content(name: str, first: str, second: str) -> None:
+@given(text=CONTENTS, other=CONTENTS)
+def test_any_content(name: str, text: str, other: str) -> None:
     """Prompt and answers alike, where no content is empty or spells a control token."""
     renderer = Renderer(greedy()) if name == "greedy" else renderer_of(name)
-    opening = [Message(role="system", content=f"a{first}"), Message(role="user", content=f"{second}b")]
+    opening = [Message(role="system", content=f"a{text}"), Message(role="user", content=f"{other}b")]
     opening = opening[1:] if name == "mistral" else opening  # which moves its system message
-    answer = result(f"{first}c{second}")
+    answer = result(f"{text}c{other}")
     prompt = list(renderer.prompt(opening).token_ids)
     assert prompt == whole(renderer, opening)
     turn = renderer.turn("42", answered_by="tool")
@@ -51,7 +51,7 @@ def test_any_content(name: str, first: str, second: str) -> None:
     assert [*prompt, *turn, *ids(segments)] == whole(
         renderer, [*opening, Message(role="assistant", content="42"), answer]
     )
-    if name != "mistral" and "\\" not in first + second and '"' not in first + second:  # quoted there
+    if name != "mistral" and "\\" not in text + other and '"' not in text + other:  # quoted there
         (content,) = [segment for segment in segments if segment.source == "tool"]
         shown = renderer.tokenizer.decode(content.token_ids).replace("\\n", "\n").replace("\\t", "\t")
         assert answer["content"].strip() in shown

@@ -65,8 +65,8 @@ def test_a_conversation_with_tools_is_what_the_template_gives(name: str, opening
 def test_without_tools_results_are_the_users_words(name: str, opening: Sequence[Message]) -> None:
     renderer = renderer_of(name)
     tokens, messages = play(renderer, opening, TOOLS)
-    first = len(opening)
-    rows = [*(as_user(opening) if name == "gemma2" else opening), *as_user(messages[first:])]
+    begin = len(opening)
+    rows = [*(as_user(opening) if name == "gemma2" else opening), *as_user(messages[begin:])]
     assert tokens == whole(renderer, rows)
 
 
@@ -116,15 +116,15 @@ def test_thinking_stays_where_it_was_sampled() -> None:
     """The template shows thinking since the newest question only; prompts that were shown are not rewritten."""
     renderer, tokenizer = renderer_of("qwen3"), tokenizer_of("qwen3")
     thinking = [(f"<think>\nLet me see.\n</think>\n\n{text}", answers) for text, answers in TOOLS]
-    turns = [[*renderer.turn(said)] for said, _ in thinking]
+    turns = [[*renderer.turn(text)] for text, _ in thinking]
     # Spelled by the turn's writer those tokens stay text; the model samples the real ones.
     sampled = [tokenizer(tokenizer.decode(turn), add_special_tokens=False).input_ids for turn in turns]
     tokens, messages = list(renderer.prompt([USER]).token_ids), [USER]
-    for turn, (said, answers) in zip(sampled, thinking, strict=True):
-        before, known = len(tokens), list(tokens)
+    for turn, (text, answers) in zip(sampled, thinking, strict=True):
+        before, earlier = len(tokens), list(tokens)
         tokens += [*turn, *ids(renderer.extend(turn, answers))]
-        messages += [Message(role="assistant", content=said), *answers]
-        assert tokens[:before] == known and renderer.text(turn) == said
+        messages += [Message(role="assistant", content=text), *answers]
+        assert tokens[:before] == earlier and renderer.text(turn) == text
         if MORE not in messages:
             assert tokens == whole(renderer, messages)
     assert MORE in messages and tokens != whole(renderer, messages)
@@ -252,7 +252,7 @@ def test_a_gold_turn_has_the_tokens_that_a_model_would_sample(family: str, diale
     vocabulary = {token.content for token in tokenizer.added_tokens_decoder.values()}
     wanted = [mark for mark in spoken.marks if mark in vocabulary and mark in call]
     assert bool(wanted) == (family != "mistral")
-    found = [token for token in tokenizer.convert_ids_to_tokens(turn) if token in spoken.marks]
-    assert found == sorted(wanted, key=call.index)
+    marks = [token for token in tokenizer.convert_ids_to_tokens(turn) if token in spoken.marks]
+    assert marks == sorted(wanted, key=call.index)
     assert turn.count(tokenizer.eos_token_id) <= 1
     assert spoken.parse(renderer.text(turn)) == spoken.parse(call)

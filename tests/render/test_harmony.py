@@ -52,8 +52,8 @@ def test_thinking_and_calls_are_followed_as_the_template_does(renderer: Renderer
         segments = renderer.extend(turn, [result(output)])
         assert {s.source for s in segments} == {"template", "tool"}
         written += [*turn, *ids(segments)]
-        said = {"role": "assistant", "content": "", "thinking": "Let me see.", "tool_calls": [called]}
-        messages += [said, result(output)]
+        turn_message = {"role": "assistant", "content": "", "thinking": "Let me see.", "tool_calls": [called]}
+        messages += [turn_message, result(output)]
         assert written == whole(renderer, messages, tools=list(DIALECT.template_tools))
 
 
@@ -79,14 +79,14 @@ def test_a_turn_is_read_in_the_words_that_environments_know(renderer: Renderer, 
 
 @pytest.mark.parametrize("call", [CALL, LATE, LATE.replace("functions.", ""), LATE.replace(" <|constrain|>json", "")])
 def test_a_call_is_read(call: str) -> None:
-    (found,) = DIALECT.parse(f"<think>{CALL}</think>Well.{call}")
-    assert (found.name, found.arguments, found.error) == ("python", {"code": "12 + 30"}, "")
+    (read,) = DIALECT.parse(f"<think>{CALL}</think>Well.{call}")
+    assert (read.name, read.arguments, read.error) == ("python", {"code": "12 + 30"}, "")
 
 
 @pytest.mark.parametrize("body", ["", "12 + 30", "[5]", '{"code": '])
 def test_a_call_that_can_not_be_read_says_why(body: str) -> None:
-    (found,) = DIALECT.parse(f" to=functions.python<|channel|>commentary json<|message|>{body}")
-    assert found.name == "python" and found.error
+    (read,) = DIALECT.parse(f" to=functions.python<|channel|>commentary json<|message|>{body}")
+    assert read.name == "python" and read.error
 
 
 def test_control_tokens_in_a_body_are_text(renderer: Renderer) -> None:

@@ -32,8 +32,8 @@ def messages(roles: st.SearchStrategy[str]) -> st.SearchStrategy[list[Message]]:
 
 def controls(renderer: Renderer, tokens: Sequence[int]) -> list[int]:
     tokenizer: Any = renderer.tokenizer
-    known = {number for number, token in tokenizer.added_tokens_decoder.items() if str(token).strip()}
-    return [token for token in tokens if token in known - {tokenizer.unk_token_id}]
+    control = {number for number, token in tokenizer.added_tokens_decoder.items() if str(token).strip()}
+    return [token for token in tokens if token in control - {tokenizer.unk_token_id}]
 
 
 def outcome(write: Callable[[list[Message]], Any], conversation: list[Message]) -> list[int] | None:
@@ -49,10 +49,10 @@ def outcome(write: Callable[[list[Message]], Any], conversation: list[Message]) 
 def test_any_conversation(name: str, opening: list[Message], turn: str, answer: list[Message]) -> None:
     """What is shown has the control tokens of the same conversation whose contents say nothing."""
     renderer = renderer_of(name)
-    said = renderer.turn(turn)
-    assert controls(renderer, said[:-1]) == []
-    renderer.text([*said, *said])
-    for write, given_messages in ((renderer.prompt, opening), (lambda m: renderer.extend(said, m), answer)):
+    tokens_of_turn = renderer.turn(turn)
+    assert controls(renderer, tokens_of_turn[:-1]) == []
+    renderer.text([*tokens_of_turn, *tokens_of_turn])
+    for write, given_messages in ((renderer.prompt, opening), (lambda m: renderer.extend(tokens_of_turn, m), answer)):
         calm: list[Message] = [{**m, "content": "x" if m["content"] else ""} for m in given_messages]  # type: ignore
         tokens, harmless = (outcome(write, conversation) for conversation in (given_messages, calm))
         assert (tokens is None) == (harmless is None), "whether a conversation is refused depends on no content"

@@ -98,12 +98,12 @@ def test_a_named_template_is_chosen_once() -> None:
     tools = get_dialect("native-hermes", [search]).template_tools
     by_name = copy.deepcopy(tokenizer_of("qwen3", DEFAULT))
     by_name.chat_template = named
-    for chosen, given in ((TOOL_USE, tools), (DEFAULT, ())):
-        one, other = Renderer(tokenizer_of("qwen3", chosen), tools=given), Renderer(by_name, tools=given)
-        assert other.prompt([USER]) == one.prompt([USER])
-        assert other.extend([], [result("42")]) == one.extend([], [result("42")])
-        shown = by_name.decode(ids(other.extend([], [result("42")])))
-        assert ("<tool_response>42</tool_response>" in shown) == bool(given)
+    for chosen, schemas in ((TOOL_USE, tools), (DEFAULT, ())):
+        alone, chosen_of_two = Renderer(tokenizer_of("qwen3", chosen), tools=schemas), Renderer(by_name, tools=schemas)
+        assert chosen_of_two.prompt([USER]) == alone.prompt([USER])
+        assert chosen_of_two.extend([], [result("42")]) == alone.extend([], [result("42")])
+        shown = by_name.decode(ids(chosen_of_two.extend([], [result("42")])))
+        assert ("<tool_response>42</tool_response>" in shown) == bool(schemas)
 
 
 def test_no_template_of_the_name_that_is_needed() -> None:
@@ -116,7 +116,7 @@ def test_no_template_of_the_name_that_is_needed() -> None:
 def test_a_tokenizer_that_was_loaded_is_saved_as_it_was(tmp_path: Path) -> None:
     tokenizer_of("qwen3").save_pretrained(tmp_path / "first")
     load_tokenizer(tmp_path / "first").save_pretrained(tmp_path / "second")
-    first, second = (
+    saved, saved_again = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("first", "second")
     )
-    assert first == second
+    assert saved == saved_again

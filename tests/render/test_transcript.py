@@ -18,16 +18,16 @@ WRITER = Transcript()
 def test_messages_are_those_that_were_written(task: str, turns: Sequence[tuple[str, bool, str]]) -> None:
     opening: list[Message] = [{"role": "system", "content": "<|user|>"}, {"role": "user", "content": task}]
     ids = list(WRITER.prompt(opening).token_ids)
-    said: list[dict[str, str]] = [{"role": one["role"], "content": readable(one["content"])} for one in opening]
-    for text, whole, result in turns:
-        turn = WRITER.turn(text, whole=whole)
-        assert WRITER.text(turn) == readable(text) and (turn[-1:] == WRITER.stop_ids) == whole
+    spoken: list[dict[str, str]] = [{"role": row["role"], "content": readable(row["content"])} for row in opening]
+    for text, ended, result in turns:
+        turn = WRITER.turn(text, ended=ended)
+        assert WRITER.text(turn) == readable(text) and (turn[-1:] == WRITER.stop_ids) == ended
         segments = WRITER.extend(turn, [{"role": "tool", "content": result, "name": "python"}])
-        assert [one.source for one in segments][-3:] == ["template", "tool", "template"]
+        assert [segment.source for segment in segments][-3:] == ["template", "tool", "template"]
         ids += [*turn, *(token for segment in segments for token in segment.token_ids)]
-        said += [{"role": "assistant", "content": readable(text)}, {"role": "user", "content": readable(result)}]
-    assert list(WRITER.messages(ids)) == said
-    assert "".join(WRITER.decode([one]) for one in ids) == WRITER.decode(ids)
+        spoken += [{"role": "assistant", "content": readable(text)}, {"role": "user", "content": readable(result)}]
+    assert list(WRITER.messages(ids)) == spoken
+    assert "".join(WRITER.decode([token]) for token in ids) == WRITER.decode(ids)
 
 
 @given(TEXTS, st.lists(st.tuples(TEXTS, st.dictionaries(TEXTS, TEXTS, max_size=2)), min_size=1, max_size=3))
@@ -38,23 +38,23 @@ def test_calls_are_read_by_both_sides(text: str, calls: Sequence[tuple[str, dict
     assert writer.tools(prompt) == [{"type": "function", "function": {"name": "<|user|>"}}]
     assert WRITER.tools(WRITER.prompt([{"role": "user", "content": "q"}]).token_ids) == ()
     given_calls = [(readable(name), json.dumps(arguments)) for name, arguments in calls]
-    turn = writer.turn(text, given_calls, whole=True)
+    turn = writer.turn(text, given_calls, ended=True)
     after = writer.extend(turn, [{"role": "tool", "content": str(at)} for at in range(len(calls))])
     ids = [*prompt, *turn, *(token for segment in after for token in segment.token_ids)]
-    _, said, *results = WRITER.messages(ids)
-    functions = [call["function"] for call in said["tool_calls"]]
-    assert [(one["name"], one["arguments"]) for one in functions] == given_calls
-    assert [one["tool_call_id"] for one in results] == [call["id"] for call in said["tool_calls"]]
+    _, call_turn, *results = WRITER.messages(ids)
+    functions = [call["function"] for call in call_turn["tool_calls"]]
+    assert [(function["name"], function["arguments"]) for function in functions] == given_calls
+    assert [result["tool_call_id"] for result in results] == [call["id"] for call in call_turn["tool_calls"]]
     if "<" not in text:  # which may begin thinking or a call of its own
         read = NativeHermes().parse(writer.text(turn))
         wanted = [(name, dict(arguments)) for (name, _), (_, arguments) in zip(given_calls, calls, strict=True)]
         assert [(call.name, call.arguments) for call in read if not call.error] == [
-            one for one, call in zip(wanted, read, strict=True) if not call.error
+            call_ for call_, call in zip(wanted, read, strict=True) if not call.error
         ]
 
 
 def test_call_that_is_no_json_is_text_for_the_model() -> None:
-    turn = WRITER.turn("", [("python", '{"code"')], whole=True)
+    turn = WRITER.turn("", [("python", '{"code"')], ended=True)
     (call,) = NativeHermes().parse(WRITER.text(turn))
     assert call.error
     after = WRITER.extend(turn, [{"role": "tool", "content": "no JSON"}])
