@@ -49,7 +49,7 @@ _CHECKS: tuple[Check, ...] = (
     contract.check_reproducibility,
     contract.check_independence,
     leaks.check_leaks,
-    tokens.check_tokens,
+    tokens.check_tokenizer,
 )
 
 

@@ -53,7 +53,7 @@ class Report:
         return not self.findings
 
     def row(self) -> dict[str, object]:
-        """Plain data for JSON: ``ok``, ``findings`` with code, message and advice, and ``skipped``."""
+        """Return plain data for JSON: ``ok``, ``findings`` with code, message and advice, and ``skipped``."""
         rows = [{name: getattr(finding, name) for name in ("code", "message", "advice")} for finding in self.findings]
         return {"ok": self.ok, "findings": rows, "skipped": list(self.skipped)}
 

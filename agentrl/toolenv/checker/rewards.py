@@ -186,7 +186,7 @@ def check_time(subject: Subject) -> Iterator[Finding]:
 
 
 def _seconds(subject: Subject, task: Task, text: str, enough: float) -> float:
-    """CPU seconds of a turn with ``text``, in all threads; the best of three, since a busy machine slows some."""
+    """Return the CPU seconds of a turn with ``text`` over all threads: the least of three, as others may be slowed."""
     best = math.inf
     for _ in range(3):
         subject.begin(task)

@@ -209,14 +209,14 @@ class Subject:
         )
 
     def gold(self, task: Task) -> list[str] | None:
-        """The turns of the gold player; None where there is none."""
+        """Return the turns of the gold player; None where there is none."""
         try:
             return list(self.env.gold_turns(task))
         except NotImplementedError:
             return None
 
     def score(self, turns: Sequence[Turn]) -> float:
-        """The weighted parts of the final reward, without the turns' own rewards."""
+        """Return the weighted sum of the final reward's parts, without the turns' own rewards."""
         # Below every score: a gold player without turns must not pass as one that scores 0.
         if not turns:
             return float("-inf")
@@ -240,11 +240,11 @@ class Subject:
         return written if [call.name for call in calls] == [tool.name] and not calls[0].error else ""
 
     def calls(self) -> list[str]:
-        """Turns that call each callable tool with each snippet."""
+        """Return turns that call each callable tool with each snippet."""
         return [turn for tool in self.env.tools for snippet in SNIPPETS if (turn := self.call(tool, snippet))]
 
     def hostile_turns(self) -> list[str]:
-        """Turns that a careless or hostile model may write, with calls and without, each once."""
+        """Return turns that a careless or hostile model may write, with calls and without, each once."""
         turns = [*NOISE, *self.calls()]
         # Broken in the places where dialects differ: the closing mark, thinking around a call, two calls in one turn.
         for call in filter(None, (self.call(tool, SNIPPETS[0]) for tool in self.env.tools)):
@@ -258,7 +258,7 @@ class Subject:
         return list(dict.fromkeys(turns))
 
     def scripts(self, task: Task) -> list[list[str]]:
-        """Two ways to play a task, both of which change any state that outlives a turn."""
+        """Return two ways to play a task, both of which change any state that outlives a turn."""
         calls, end = self.calls(), self.gold(task) or [""]
         return [[*calls, ""], [*calls[1:2], *end]]
 

@@ -54,7 +54,7 @@ def check_splits(subject: Subject) -> Iterator[Finding]:
 
 
 def facts(task: Task) -> dict[str, str]:
-    """The texts by which two tasks are compared; without the addresses in the ``repr`` of the data."""
+    """Return the texts by which two tasks are compared, without the addresses in the ``repr`` of the data."""
     data = re.sub(r" at 0x[0-9a-f]+", "", repr(sorted(task.data.items())))
     return {"id": task.id, "prompt": task.prompt, "answer": task.answer, "data": data}
 

@@ -12,8 +12,8 @@ from agentrl.render.renderer import Renderer
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker.contract import TOLERANCE
 from agentrl.toolenv.checker.report import Finding
-from agentrl.toolenv.checker.subject import SEED, ControlTokens, Subject, Turn, as_sentence, short
-from agentrl.types import Group, Message, Segment, Stop, Task, Trajectory
+from agentrl.toolenv.checker.subject import ControlTokens, Subject, Turn, as_sentence, short
+from agentrl.types import Message, Segment, Task
 
 
 class _Wrong(Exception):
@@ -24,18 +24,15 @@ class _Wrong(Exception):
         self.finding = Finding(code, message)
 
 
-def check_tokens(subject: Subject) -> Iterator[Finding]:
+def check_tokenizer(subject: Subject) -> Iterator[Finding]:
     """ARL-T001 to T005: replay good, hostile and cut-off turns, and those of the gold player."""
     if subject.tokenizer is None:
         return
     try:
         dialect = subject.env.dialect
         renderer = Renderer(subject.tokenizer, tools=dialect.template_tools, marks=dialect.marks)
-        for number, turns in enumerate(_scripts(subject, renderer)):
-            seeds = (SEED,) if number else (SEED, SEED + 1)
-            members = [replay(subject, renderer, subject.tasks[0], turns, seed)[0] for seed in seeds]
-            # A group checks that its members began with the same prompt; the first script makes one of two.
-            Group(tuple(members))
+        for turns in _scripts(subject, renderer):
+            play_in_tokens(subject, renderer, subject.tasks[0], turns)
         yield from _check_gold(subject, renderer)
         yield from _check_calls(subject, renderer)
         yield from _check_control(renderer, subject.tokenizer)
@@ -46,7 +43,7 @@ def check_tokens(subject: Subject) -> Iterator[Finding]:
 
 
 def _scripts(subject: Subject, renderer: Renderer) -> Iterator[list[list[int]]]:
-    """Episodes in tokens: every hostile turn with a turn after it, and turns cut off at a token limit."""
+    """Yield episodes in tokens: every hostile turn with a turn after it, and turns cut off at a token limit."""
     env, calls = subject.env, subject.calls()
     yield [_turn(env, renderer, text) for text in [*calls, r"\boxed{unknown}"]]
     for text in subject.hostile_turns():
@@ -64,44 +61,37 @@ def _turn(env: ToolEnv, renderer: Renderer, text: str) -> list[int]:
     return renderer.turn(text, answered_by="tool" if dialect.parse(text) else "user", marks=dialect.marks)
 
 
-def replay(
-    subject: Subject, renderer: Renderer, task: Task, turns: Sequence[Sequence[int]], seed: int = SEED
-) -> tuple[Trajectory, list[Turn]]:
+def play_in_tokens(
+    subject: Subject, renderer: Renderer, task: Task, turns: Sequence[Sequence[int]]
+) -> tuple[list[int], list[Turn]]:
     """Play ``turns`` as a collector does, and compare every prompt with the environment's own record.
 
     Returns:
-        The episode, and the result of each step.
+        The episode's tokens, and the result of each step.
 
     Raises:
         RenderError: the chat template refuses what the environment says.
         StepRaised: ``step`` raised.
     """
-    segments, played = [renderer.prompt(subject.begin(task, seed))], list[Turn]()
-    for number, ids in enumerate(turns, start=1):
-        segments.append(_policy(ids))
-        before = _ids(segments)
-        played.append(subject.step(renderer.text(ids)))
+    ids, played = list(renderer.prompt(subject.begin(task)).token_ids), list[Turn]()
+    for number, turn in enumerate(turns, start=1):
+        ids += turn
+        shown = len(ids)
+        played.append(subject.step(renderer.text(turn)))
         if not played[-1].over:
-            segments += renderer.extend(ids, played[-1].messages)
+            ids += _ids(renderer.extend(turn, played[-1].messages))
         # The shown tokens must be a prefix, which training relies on; then all of it must agree.
         recorded = _recorded(subject.env, renderer, turns[:number], over=played[-1].over)
-        if _ids(recorded)[: len(before)] != before:
+        if recorded[:shown] != ids[:shown]:
             raise _Wrong("ARL-T002", f"After turn {number} the prompt does not begin with the tokens played so far.")
-        if _ids(recorded) != _ids(segments):
+        if recorded != ids:
             raise _Wrong("ARL-T002", f"After turn {number} the record reads otherwise in tokens than what was shown.")
         if played[-1].over:
             break
-    trajectory = Trajectory(
-        task_id=task.id,
-        seed=seed,
-        segments=tuple(segments),
-        rewards=(0.0,) * len(played),
-        stop=Stop.TERMINATED if played and played[-1].terminated else Stop.TURN_LIMIT,
-    )
-    return trajectory, played
+    return ids, played
 
 
-def _recorded(env: ToolEnv, renderer: Renderer, turns: Sequence[Sequence[int]], *, over: bool) -> list[Segment]:
+def _recorded(env: ToolEnv, renderer: Renderer, turns: Sequence[Sequence[int]], *, over: bool) -> list[int]:
     """Render the environment's record, with the sampled tokens in place of the agent's turns."""
     stretches: list[list[Message]] = [[]]
     spoken: list[str] = []
@@ -111,22 +101,17 @@ def _recorded(env: ToolEnv, renderer: Renderer, turns: Sequence[Sequence[int]], 
             stretches.append([])
         else:
             stretches[-1].append(message)
-    if len(spoken) == len(turns) and spoken != [renderer.text(ids) for ids in turns]:
+    if len(spoken) == len(turns) and spoken != [renderer.text(turn) for turn in turns]:
         raise _Wrong("ARL-T003", f"After turn {len(turns)} the record holds other words of the agent than it sampled.")
     if not stretches[0]:
         raise _Wrong("ARL-T002", f"After turn {len(turns)} the record has lost the first observation.")
-    segments = [renderer.prompt(stretches[0])]
-    for number, (ids, messages) in enumerate(zip(turns, stretches[1:], strict=True), start=1):
-        segments.append(_policy(ids))
+    ids = list(renderer.prompt(stretches[0]).token_ids)
+    for number, (turn, messages) in enumerate(zip(turns, stretches[1:], strict=True), start=1):
+        ids += turn
         # No prompt follows the episode's last turn.
         if not over or number < len(turns):
-            segments += renderer.extend(ids, messages)
-    return segments
-
-
-def _policy(ids: Sequence[int]) -> Segment:
-    # A policy segment needs log-probs; their values play no part here.
-    return Segment("policy", tuple(ids), (0.0,) * len(ids), 0)
+            ids += _ids(renderer.extend(turn, messages))
+    return ids
 
 
 def _ids(segments: Sequence[Segment]) -> list[int]:
@@ -139,9 +124,7 @@ def _check_gold(subject: Subject, renderer: Renderer) -> Iterator[Finding]:
         if gold is None:
             return
         turns = [_turn(subject.env, renderer, text) for text in gold]
-        trajectory, played = replay(subject, renderer, task, turns)
-        sampled = [list(segment.token_ids) for segment in trajectory.sampled]
-        assert sampled == turns[: len(played)], "a trajectory holds the very turns that were played"
+        _, played = play_in_tokens(subject, renderer, task, turns)
         # Compared with gold in text: where gold fails there too, that is ARL-E003.
         in_tokens, in_text = subject.score(played), subject.score_of(task, gold)
         if in_tokens < in_text - TOLERANCE:

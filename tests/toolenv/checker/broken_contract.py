@@ -27,8 +27,8 @@ class GoldRaises(Good, codes="ARL-E000"):
 
 class FirstIsList(Good, codes="ARL-E001"):
     def reset(self, **options: Any) -> Any:
-        first, info = super().reset(**options)
-        return list(first), info
+        observation, info = super().reset(**options)
+        return list(observation), info
 
 
 class FirstEndsWithSystem(Good, codes="ARL-E001"):

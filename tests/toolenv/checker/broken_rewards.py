@@ -43,8 +43,8 @@ class ReadsTheTool(Good, codes="ARL-R001"):
     """Looks for the answer in the whole conversation."""
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
-        said = [message["content"] for message in episode.messages if message["role"] != "user"]
-        return {"correct": float(last_boxed("\n".join(said)) == episode.task.answer)}
+        contents = [message["content"] for message in episode.messages if message["role"] != "user"]
+        return {"correct": float(last_boxed("\n".join(contents)) == episode.task.answer)}
 
 
 class RunsIt(Memory):
@@ -75,10 +75,10 @@ class LetsNanPass(Good, codes="ARL-R003"):
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
         try:
-            found = float(last_boxed(episode.final) or "0")
+            number = float(last_boxed(episode.final) or "0")
         except ValueError:
             return {"correct": 0.0}
-        return {"correct": float(not abs(found - int(episode.task.answer)) > 1e-6)}
+        return {"correct": float(not abs(number - int(episode.task.answer)) > 1e-6)}
 
 
 class GradesSlowly(Good, codes="ARL-R004"):

@@ -12,7 +12,7 @@ from .conftest import Register
 from .good import Good
 
 MODULES = (broken_contract, broken_tasks, broken_rewards, broken_leaks)
-BROKEN: list[type[Good]] = [kind for one in MODULES for kind in vars(one).values() if getattr(kind, "codes", ())]
+BROKEN: list[type[Good]] = [kind for module in MODULES for kind in vars(module).values() if getattr(kind, "codes", ())]
 
 
 @pytest.fixture(autouse=True)

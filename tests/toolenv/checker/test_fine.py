@@ -74,9 +74,9 @@ class PaysForManners(Good):
 
 class PaysForBeingClose(Good):
     def reward(self, episode: Episode) -> Mapping[str, float]:
-        said = last_boxed(episode.final) or ""
+        boxed = last_boxed(episode.final) or ""
         right = int(episode.task.answer)
-        close = 1 / (1 + abs(int(said) - right)) if said.isascii() and said.isdigit() and len(said) < 9 else 0.0
+        close = 1 / (1 + abs(int(boxed) - right)) if boxed.isascii() and boxed.isdigit() and len(boxed) < 9 else 0.0
         return {"correct": close}
 
 

@@ -37,8 +37,8 @@ def test_a_report_reads_as_lines() -> None:
 def test_codes_are_sentences_and_keep_their_numbers() -> None:
     assert all(code.meaning and code.advice[0].isupper() and code.advice.endswith(".") for code in CODES.values())
     count = {"E": 25, "S": 6, "R": 7, "P": 5, "T": 5}
-    first = {"E": 0, "S": 1, "R": 1, "P": 1, "T": 1}
-    assert [*CODES] == [f"ARL-{kind}{n + first[kind]:03}" for kind, number in count.items() for n in range(number)]
+    lowest = {"E": 0, "S": 1, "R": 1, "P": 1, "T": 1}
+    assert [*CODES] == [f"ARL-{kind}{n + lowest[kind]:03}" for kind, number in count.items() for n in range(number)]
 
 
 def test_a_given_instance_is_checked_as_well(register: Register) -> None:
@@ -76,12 +76,12 @@ def test_wrong_arguments_are_refused(register: Register) -> None:
 
 
 def test_every_check_is_announced(register: Register) -> None:
-    said: list[str] = []
-    check_env(register(Good), dialect="fence", say=said.append)
-    assert len(said) == len(set(said)) > 15
-    names, places = zip(*(line.split(", ") for line in said), strict=True)
-    assert {"first observation", "turns", "leaks", "tokens"} <= set(names)
-    assert list(places) == [f"{number} of {len(said)}" for number in range(1, len(said) + 1)]
+    lines: list[str] = []
+    check_env(register(Good), dialect="fence", say=lines.append)
+    assert len(lines) == len(set(lines)) > 15
+    names, places = zip(*(line.split(", ") for line in lines), strict=True)
+    assert {"first observation", "turns", "leaks", "tokenizer"} <= set(names)
+    assert list(places) == [f"{number} of {len(lines)}" for number in range(1, len(lines) + 1)]
 
 
 def messages(env_id: str, code: str, **options: Any) -> list[str]:
@@ -102,16 +102,16 @@ def messages(env_id: str, code: str, **options: Any) -> list[str]:
     ],
 )
 def test_two_answers_that_differ_are_shown(register: Register, kind: type[Good], code: str, shown: str) -> None:
-    found = messages(register(kind), code)
-    assert found and shown in found[0], found
-    one, other = re.findall(r"(?:gave|is|instances?,|environment:) (['\"].*) and (['\"].*['\"])", found[0])[0]
-    assert one != other and len(found[0]) < 300
+    sentences = messages(register(kind), code)
+    assert sentences and shown in sentences[0], sentences
+    left, right = re.findall(r"(?:gave|is|instances?,|environment:) (['\"].*) and (['\"].*['\"])", sentences[0])[0]
+    assert left != right and len(sentences[0]) < 300
 
 
 def test_what_tells_long_texts_apart_is_shown() -> None:
     start = "SQLite objects created in a thread can only be used in that same thread, id 14018"
-    one, other = contrast(f"{start}1{'.' * 999}", f"{start}2{'.' * 999}").split(" and ")
-    assert one.startswith("'…") and one.index("1.") and other.index("2.") and len(one) < 70
+    left, right = contrast(f"{start}1{'.' * 999}", f"{start}2{'.' * 999}").split(" and ")
+    assert left.startswith("'…") and left.index("1.") and right.index("2.") and len(left) < 70
     turns = [Turn(messages=(), reward=reward, terminated=True, truncated=False) for reward in (0.25, float("nan"))]
     assert difference(turns[:1], turns[1:]) == "reward '0.25' and 'nan' in turn 1"
     assert difference(turns[:1], turns) == "1 turns and 2"
@@ -157,9 +157,9 @@ def test_an_error_that_says_what_to_do_is_one_finding(
 
 
 def test_a_tool_that_takes_all_its_time_takes_no_more(register: Register) -> None:
-    said: list[str] = []
-    report = check_env(register(tasks.OffersSlowness), say=said.append)
-    assert said[-1].startswith("tools work, ") and not any(line.startswith("turns") for line in said)
+    lines: list[str] = []
+    report = check_env(register(tasks.OffersSlowness), say=lines.append)
+    assert lines[-1].startswith("tools work, ") and not any(line.startswith("turns") for line in lines)
     assert report.skipped == ("all other checks: each call would take the tool's whole time.",)
 
 
@@ -199,8 +199,8 @@ def test_a_class_that_is_not_there_is_one_sentence(
     env_id = register(Good)
     gymnasium.registry[env_id].entry_point = point
     assert main([command, env_id]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("agentrl: environment 'test/Checked0-v0'") and why in said and len(said.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("agentrl: environment 'test/Checked0-v0'") and why in error and len(error.splitlines()) == 1
 
 
 def test_a_class_in_place_of_an_id_is_told_the_ids_of_its_module(
@@ -208,8 +208,8 @@ def test_a_class_in_place_of_an_id_is_told_the_ids_of_its_module(
 ) -> None:
     register(Good)
     assert main(["check-env", "tests.toolenv.checker.good:NoSuchClass"]) == 2
-    said = capsys.readouterr().err
-    assert "tests.toolenv.checker.good:test/Checked0-v0" in said and "agentrl/" not in said
+    error = capsys.readouterr().err
+    assert "tests.toolenv.checker.good:test/Checked0-v0" in error and "agentrl/" not in error
 
 
 def test_what_a_probe_changes_is_restored(register: Register) -> None:
@@ -225,8 +225,8 @@ def test_the_command_says_what_was_seen_and_what_to_do(
     assert main(["check-env", broken]) == 1
     assert all(line.startswith("ARL-E003  Gold scored 0 of 1") for line in capsys.readouterr().out.splitlines())
     assert main(["check-env", broken, "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert [sorted(finding) for finding in found["findings"]] == [["advice", "code", "message"]] * 3
+    report = json.loads(capsys.readouterr().out)
+    assert [sorted(finding) for finding in report["findings"]] == [["advice", "code", "message"]] * 3
     tokenizer.save_pretrained(tmp_path)
     assert main(["check-env", good, "--tokenizer", str(tmp_path), "--dialect", "fence", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"ok": True, "findings": [], "skipped": []}
