@@ -14,7 +14,7 @@ from agentrl.toolenv.dialects import Dialect
 from agentrl.toolenv.registry import make
 from agentrl.toolenv.tasks import TaskSet
 from agentrl.toolenv.tools.python import backend_of
-from agentrl.toolenv.versions import versions_of
+from agentrl.toolenv.versions import code_versions
 from agentrl.types import Message, Origin, Task
 
 
@@ -127,7 +127,7 @@ class TaskSource:
 
     def origin(self, sampling: Sampling) -> Origin:
         """Give the origin that records of this split's episodes carry."""
-        versions = versions_of(type(self._env), self._env.tools)
+        versions = code_versions(type(self._env), self._env.tools)
         sandbox = f"{versions['sandbox']} {backend_of(self._env.tools)}".rstrip()
         return Origin(
             env_id=self.env_id,

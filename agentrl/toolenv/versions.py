@@ -28,7 +28,7 @@ _MAX_BYTES = 8 << 20
 _OURS = Path(__file__).parents[1]
 
 
-def versions_of(kind: type[ToolEnv], tools: Iterable[Tool] = ()) -> Mapping[str, str]:
+def code_versions(kind: type[ToolEnv], tools: Iterable[Tool] = ()) -> Mapping[str, str]:
     """Return the versions of all that plays and grades the episodes of an environment.
 
     ``environment`` covers the class and its bases, and ``tools`` the given tools too: the folder of each module that

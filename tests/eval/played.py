@@ -8,7 +8,7 @@ import agentrl
 from agentrl.runs.records import write_episodes
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tools.function import ToolContext
-from agentrl.toolenv.versions import versions_of
+from agentrl.toolenv.versions import code_versions
 from agentrl.types import CutTurn, Message, Origin, Segment, Stop, Task, Trajectory
 
 from ..runs.origins import Signs
@@ -95,7 +95,7 @@ def ids(messages: Sequence[Message]) -> tuple[int, ...]:
 
 def origin(**changes: Any) -> Origin:
     plain: dict[str, Any] = {"env_id": ID, "env_args": {}, "split": "train", "best_return": 1.0, "dialect": "hermes"}
-    versions = versions_of(Sums)
+    versions = code_versions(Sums)
     return Origin(**({**plain, "temperature": 1.0, "turn_tokens": 99, "versions": versions} | changes))
 
 

@@ -11,7 +11,7 @@ import pytest
 from agentrl.toolenv import versions
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.tools.function import tool
-from agentrl.toolenv.versions import PARTS, versions_of
+from agentrl.toolenv.versions import PARTS, code_versions
 
 
 def made_in(module: str, file: Path, base: type[ToolEnv] = ToolEnv) -> type[ToolEnv]:
@@ -26,27 +26,27 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_environment_s_version_follows_its_code(tmp_path: Path) -> None:
-    found: dict[str, str] = {}
+    versions_seen: dict[str, str] = {}
     for folder in ("one", "moved", "other", "helped"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "env.py").write_text("x = 1" if folder != "other" else "x = 2")
         if folder == "helped":
             (tmp_path / folder / "helper.py").write_text("y = 1")
-        found[folder] = versions_of(made_in(f"{folder}.env", tmp_path / folder / "env.py"))["environment"]
-    assert found["one"] == found["moved"] and len(set(found.values())) == 3
+        versions_seen[folder] = code_versions(made_in(f"{folder}.env", tmp_path / folder / "env.py"))["environment"]
+    assert versions_seen["one"] == versions_seen["moved"] and len(set(versions_seen.values())) == 3
     # A module of its own stands beside whatever the folder holds.
-    alone = versions_of(made_in("env", tmp_path / "helped" / "env.py"))["environment"]
-    assert alone == found["one"]
+    alone = code_versions(made_in("env", tmp_path / "helped" / "env.py"))["environment"]
+    assert alone == versions_seen["one"]
     # What a base class does, its subclass does.
     base = made_in("base.env", tmp_path / "other" / "env.py")
-    assert versions_of(made_in("sub.env", tmp_path / "one" / "env.py", base))["environment"] != found["one"]
+    assert code_versions(made_in("sub.env", tmp_path / "one" / "env.py", base))["environment"] != versions_seen["one"]
 
 
 def test_all_that_plays_and_grades_has_a_version() -> None:
-    found = versions_of(ToolEnv)
-    assert list(found) == ["agentrl", "python", *PARTS, "environment"] and all(found.values())
-    assert found["python"] == platform.python_version() and " sympy 1." in found["grader"]
-    hashes = [found[part].split()[0] for part in (*PARTS, "environment")]
+    versions_seen = code_versions(ToolEnv)
+    assert list(versions_seen) == ["agentrl", "python", *PARTS, "environment"] and all(versions_seen.values())
+    assert versions_seen["python"] == platform.python_version() and " sympy 1." in versions_seen["grader"]
+    hashes = [versions_seen[part].split()[0] for part in (*PARTS, "environment")]
     assert len({*hashes}) == len(hashes)
 
 
@@ -64,18 +64,18 @@ def test_all_that_plays_and_grades_has_a_version() -> None:
     ],
 )
 def test_what_is_changed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, changed: str) -> None:
-    before, ours = versions_of(ToolEnv), tmp_path / "agentrl"
+    before, ours = code_versions(ToolEnv), tmp_path / "agentrl"
     for folder in {name for names in PARTS.values() for name in names}:
         (ours / folder).mkdir(parents=True, exist_ok=True)
         for path in (path for path in (versions._OURS / folder).iterdir() if path.is_file()):
             shutil.copy(path, ours / folder)
     monkeypatch.setattr(versions, "_OURS", ours)
     versions._versions.cache_clear()
-    assert versions_of(ToolEnv) == before
+    assert code_versions(ToolEnv) == before
     with (ours / changed).open("a") as file:
         file.write("\n# another line")
     versions._versions.cache_clear()
-    after = versions_of(ToolEnv)
+    after = code_versions(ToolEnv)
     assert [name for name in before if before[name] != after[name]] == [part]
     versions._versions.cache_clear()
 
@@ -89,8 +89,8 @@ def shout(text: str) -> str:
 def test_a_tool_and_the_tables_beside_an_environment_belong_to_it(tmp_path: Path) -> None:
     kind = made_in("mine.env", tmp_path / "env.py")
     (tmp_path / "env.py").write_text("x = 1")
-    found = [versions_of(kind), versions_of(kind, [shout])]
-    assert found[0]["tools"] != found[1]["tools"] and found[0]["environment"] == found[1]["environment"]
+    seen = [code_versions(kind), code_versions(kind, [shout])]
+    assert seen[0]["tools"] != seen[1]["tools"] and seen[0]["environment"] == seen[1]["environment"]
     (tmp_path / "words.toml").write_text("a = 1")
     versions._versions.cache_clear()
-    assert versions_of(kind)["environment"] != found[0]["environment"]
+    assert code_versions(kind)["environment"] != seen[0]["environment"]
