@@ -90,7 +90,10 @@ def _complain(plugin: Plugin) -> None:
 
 
 def list_envs() -> list[str]:
-    """The ids of all environments that agentrl can play, sorted; neither Gymnasium's own nor those lacking an extra."""
+    """Return the ids of all environments that agentrl can play, sorted.
+
+    Gymnasium's own are not among them, nor those that need an extra that is not installed.
+    """
     load_plugins()
     lacking = () if importlib.util.find_spec("reasoning_gym") else ("reasoning-gym/",)
     return sorted(
@@ -136,8 +139,8 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
     except gymnasium.error.Error as error:
         raise UnknownNameError("environment", env_id, _registered_by(env_id) or list_envs()) from error
     except TypeError as error:
-        said = _not_taken(error, gymnasium.registry[registered].entry_point)
-        raise ConfigError(f"environment {env_id!r} can't be made with {kwargs}: {said}") from error
+        reason = _not_taken(error, gymnasium.registry[registered].entry_point)
+        raise ConfigError(f"environment {env_id!r} can't be made with {kwargs}: {reason}") from error
     if not isinstance(made, ToolEnv):
         raise EnvContractError(f"{env_id!r} is no agentrl.ToolEnv but a {type(made).__name__}")
     if not hasattr(made, "_held"):  # the last thing that ToolEnv.__init__ sets
@@ -146,21 +149,21 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
 
 
 def _not_taken(error: TypeError, creator: Any) -> str:
-    """Say why an environment does not take its arguments, and of an unknown one which it may have been."""
-    said = str(error).partition(" was raised from the environment creator")[0]
-    unknown = said.partition("got an unexpected keyword argument ")[2].strip("'")
-    if isinstance(creator, str):
-        creator = registration.load_env_creator(creator)
+    """Return why an environment does not take its arguments, with the nearest name of an unknown argument."""
+    reason = str(error).partition(" was raised from the environment creator")[0]
+    unknown = reason.partition("got an unexpected keyword argument ")[2].strip("'")
+    creator = registration.load_env_creator(creator) if isinstance(creator, str) else creator
     parameters = inspect.signature(creator).parameters.values()
-    # split is set by whoever plays, and a class with **options has arguments that only its base knows.
-    known = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)} - {"split"}
-    return f"it has no argument {unknown!r}; {nearest(unknown, known)}" if unknown and known else said
+    # The player sets split, and a class with **options has arguments that only its base knows.
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = {parameter.name for parameter in parameters if parameter.kind in named} - {"split"}
+    return f"it has no argument {unknown!r}; {nearest(unknown, names)}" if unknown and names else reason
 
 
 def _registered_by(env_id: str) -> list[str]:
-    """The ids, with their module, that the module before the colon of ``env_id`` has registered."""
+    """Return the ids, with their module, that the module before the colon of ``env_id`` has registered."""
     module, colon, _ = env_id.rpartition(":")
-    return [f"{module}:{known}" for known, spec in gymnasium.registry.items() if colon and module_of(spec) == module]
+    return [f"{module}:{id_}" for id_, spec in gymnasium.registry.items() if colon and module_of(spec) == module]
 
 
 def _load_class(env_id: str, registered: str) -> None:
@@ -178,7 +181,7 @@ def _load_class(env_id: str, registered: str) -> None:
 
 
 def module_of(spec: EnvSpec) -> str:
-    """The name of the module that holds an environment's entry point."""
+    """Return the name of the module that holds an environment's entry point."""
     entry_point = spec.entry_point
     if isinstance(entry_point, str):
         return entry_point.partition(":")[0]
@@ -208,8 +211,8 @@ def _loaded(point: importlib.metadata.EntryPoint) -> Plugin:
         problem = f"wants ids that are taken, and does not get them: {', '.join(map(repr, taken))}"
     elif not ids and not problem and not any(_top(kind.__module__) == _top(name) for kind in DIALECTS.values()):
         facts = vars(sys.modules[name])
-        place = facts.get("__file__") or next(iter(facts.get("__path__", ())), "")
-        problem = f"registers no environment, as it was loaded from {place!r}: let it call agentrl.register there"
+        path = facts.get("__file__") or next(iter(facts.get("__path__", ())), "")
+        problem = f"registers no environment, as it was loaded from {path!r}: let it call agentrl.register there"
     return Plugin(
         name=point.name,
         value=point.value,
@@ -223,10 +226,10 @@ def _top(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _same(one: EnvSpec | None, other: EnvSpec) -> bool:
+def _same(spec: EnvSpec | None, other: EnvSpec) -> bool:
     # A function that registers its ids again makes equal specs, which overwrite nothing.
-    return one is other or (
-        one is not None and (one.entry_point, repr(one.kwargs)) == (other.entry_point, repr(other.kwargs))
+    return spec is other or (
+        spec is not None and (spec.entry_point, repr(spec.kwargs)) == (other.entry_point, repr(other.kwargs))
     )
 
 

@@ -38,7 +38,7 @@ class _Texts(gymnasium.Space[_T]):
         return f"{type(self).__name__}(max_length={self.max_length})"
 
     def _drawn(self) -> str:
-        """A short text that includes line ends, markup and characters outside ASCII."""
+        """Return a short text that includes line ends, markup and characters outside ASCII."""
         size = int(self.np_random.integers(0, min(64, self.max_length) + 1))
         return "".join(self.np_random.choice(list(_ALPHABET), size=size).tolist())
 
@@ -50,7 +50,7 @@ class Unicode(_Texts[str]):
     """
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> str:
-        """A short text that includes line ends, markup and characters outside ASCII."""
+        """Return a short text that includes line ends, markup and characters outside ASCII."""
         return self._drawn()
 
     def contains(self, x: Any) -> bool:
@@ -66,7 +66,7 @@ class Messages(_Texts[tuple[Message, ...]]):
         return [tuple(sample) for sample in sample_n]
 
     def sample(self, mask: Any | None = None, probability: Any | None = None) -> tuple[Message, ...]:
-        """Up to three messages with random roles and texts."""
+        """Return up to three messages with random roles and texts."""
         roles = self.np_random.integers(0, len(_ROLES), size=self.np_random.integers(0, 4)).tolist()
         return tuple(Message(role=_ROLES[role], content=self._drawn()) for role in roles)
 

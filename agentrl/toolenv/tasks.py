@@ -19,11 +19,11 @@ class TaskSet(ABC):
 
     @abstractmethod
     def __getitem__(self, index: int) -> Task:
-        """The task at ``index``, counting from 0."""
+        """Return the task at ``index``, counting from 0."""
 
     @abstractmethod
     def find(self, task_id: str) -> Task:
-        """The task called ``task_id``.
+        """Return the task called ``task_id``.
 
         Raises:
             UnknownNameError: the set has no such task.
@@ -49,9 +49,9 @@ class TaskList(TaskSet):
         if not self._tasks:
             raise EnvContractError("a set of tasks needs at least one task")
         if len(self._by_id) != len(self._tasks):
-            places: dict[str, int] = {}
+            indices: dict[str, int] = {}
             for index, task in enumerate(self._tasks):
-                if (other := places.setdefault(task.id, index)) != index:
+                if (other := indices.setdefault(task.id, index)) != index:
                     twins = f"{task.id!r}, those at {other} and {index}"
                     raise EnvContractError(f"two tasks of one set share the id {twins}: give each its own")
 
@@ -61,13 +61,13 @@ class TaskList(TaskSet):
         return len(self._tasks)
 
     def __getitem__(self, index: int) -> Task:
-        """The task at ``index``."""
+        """Return the task at ``index``."""
         return self._tasks[index]
 
     def find(self, task_id: str) -> Task:
-        """The task called ``task_id``."""
+        """Return the task called ``task_id``."""
         if task_id not in self._by_id:
-            # The error compares the id with every name that it is given, which takes long for a million.
+            # The error compares the id with every name that it is given, which takes long for a million tasks.
             raise UnknownNameError("task", task_id, list(self._by_id)[:1000])
         return self._by_id[task_id]
 
@@ -90,11 +90,11 @@ class GeneratedTasks(TaskSet):
         return None
 
     def __getitem__(self, index: int) -> Task:
-        """The task made for ``index``."""
+        """Return the task made for ``index``."""
         return replace(self._make(index), id=f"{self._prefix}:{index}")
 
     def find(self, task_id: str) -> Task:
-        """The task called ``task_id``."""
+        """Return the task called ``task_id``."""
         prefix, _, index = task_id.rpartition(":")
         # isdigit alone accepts digits such as ², which int() refuses, as it does texts of thousands of digits.
         if prefix != self._prefix or not (index.isascii() and index.isdigit() and len(index) <= 18):
@@ -108,6 +108,6 @@ def stable_hash(text: str) -> int:
 
 
 def split_of(key: str, one_in: int) -> str:
-    """The split of ``key``: one key in ``one_in`` is ``test``, the others ``train``."""
+    """Return the split of ``key``: one key in ``one_in`` is ``test``, the others ``train``."""
     # By hash, so that a key keeps its split when other keys come or go.
     return "train" if stable_hash(key) % one_in else "test"

@@ -130,4 +130,4 @@ def test_a_tool_that_can_not_be_closed_keeps_no_other_open() -> None:
     env.tools = tuple(Mock(**{"close.side_effect": error}) for error in (OSError("busy"), None))
     with pytest.raises(EnvContractError, match=r"close raised OSError\('busy'\)"):
         env.close()
-    assert [one.close.call_count for one in env.tools] == [1, 1]
+    assert [tool_.close.call_count for tool_ in env.tools] == [1, 1]

@@ -74,9 +74,9 @@ def env() -> Shout:
 
 
 def test_an_episode_from_first_to_last(env: Shout) -> None:
-    first, info = env.reset(options={"task": "train:ah"})
-    assert [message["role"] for message in first] == ["system", "user"]
-    assert first[0]["content"].startswith("Shout.\nTo use python") and info == {"task_id": "train:ah"}
+    observation, info = env.reset(options={"task": "train:ah"})
+    assert [message["role"] for message in observation] == ["system", "user"]
+    assert observation[0]["content"].startswith("Shout.\nTo use python") and info == {"task_id": "train:ah"}
     result: Message = {"role": "tool", "content": "AH", "name": "python", "tool_call_id": "call_0"}
     assert env.step(call("ah")) == ((result,), 0.25, False, False, {"parts": {}})
     again: Message = {"role": "user", "content": "Again."}
@@ -108,16 +108,16 @@ def test_the_last_turn_truncates_or_answers_and_is_graded(text: str, end: tuple[
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "fault"),
     [
         (call("fail"), "that failed"),
         (call("bug"), "KeyError: 'code'"),
         ("```python\nah", "not closed"),
     ],
 )
-def test_what_goes_wrong_in_a_call_is_told(env: Shout, text: str, told: str) -> None:
+def test_what_goes_wrong_in_a_call_is_told(env: Shout, text: str, fault: str) -> None:
     messages, *others = env.step(text)
-    assert told in messages[0]["content"] and others == [0.25, False, False, {"parts": {}}]
+    assert fault in messages[0]["content"] and others == [0.25, False, False, {"parts": {}}]
     assert not env.episode.tool_runs[-1].ok
 
 
@@ -199,11 +199,11 @@ def test_wrong_reset_options_are_refused(env: Shout, options: dict[str, Any]) ->
 
 
 def test_seeds_choose_tasks_and_only_when_given() -> None:
-    one, other = Shout(), Shout()
-    drawn = [one.reset(seed=5 if turn == 0 else None)[1] for turn in range(20)]
+    env, other = Shout(), Shout()
+    drawn = [env.reset(seed=5 if turn == 0 else None)[1] for turn in range(20)]
     assert drawn == [other.reset(seed=5 if turn == 0 else None)[1] for turn in range(20)]
     assert len({info["task_id"] for info in drawn}) == 3
-    seeds = [env.tools[0].seeds for env in (one, other, Shout())]
+    seeds = [each.tools[0].seeds for each in (env, other, Shout())]
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == 20
     assert seeds[2] == [], "every instance has a copy of the class's tools"
 
@@ -255,13 +255,13 @@ def told(env: ToolEnv, name: str = "count") -> str:
 
 
 def test_tools_of_a_class_keep_their_state_apart() -> None:
-    one, other = Counter(), Counter()
+    env, other = Counter(), Counter()
     other.step_size = 10
-    one.reset(seed=0)
+    env.reset(seed=0)
     other.reset(seed=0)
-    assert [told(one), told(other), told(one), one.step("done")[1]] == ["2", "10", "4", 1.0]
-    one.reset(seed=0)
-    assert [told(one), one.step("done")[1]] == ["2", 0.0]
+    assert [told(env), told(other), told(env), env.step("done")[1]] == ["2", "10", "4", 1.0]
+    env.reset(seed=0)
+    assert [told(env), env.step("done")[1]] == ["2", 0.0]
 
 
 def test_chance_of_tools_follows_the_episodes_seed() -> None:
@@ -289,8 +289,8 @@ def test_a_new_environment_takes_forty_lines(clean_registry: None) -> None:
     example = Path(__file__).parent / "examples" / "trivia.py"
     assert len(example.read_text(encoding="utf-8").splitlines()) <= 40
     runpy.run_path(str(example))
-    found, _, unchecked = str(agentrl.check_env("examples/Trivia-v0")).partition("\n")
-    assert found == "no findings"
+    findings, _, unchecked = str(agentrl.check_env("examples/Trivia-v0")).partition("\n")
+    assert findings == "no findings"
     assert unchecked.endswith("that takes an entry point 'module:Class', as a text."), "the rest must have been checked"
     assert "\n" not in unchecked
     check_env(gymnasium.make("examples/Trivia-v0").unwrapped)

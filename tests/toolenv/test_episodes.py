@@ -119,8 +119,8 @@ def env() -> Shop:
 
 
 def test_one_thread_has_all_of_an_episode(env: Shop) -> None:
-    said = [env.step(text)[0][0]["content"] for text in (INSERT, COUNT)]
-    assert said == ["[]", "[[1]]"]
+    answers = [env.step(text)[0][0]["content"] for text in (INSERT, COUNT)]
+    assert answers == ["[]", "[[1]]"]
     assert env.step("1")[1] == 1.01
     assert env.log == ["open", "respond", "respond", "reward", "close"]
     assert len(env.threads) == 1 and threading.get_ident() not in env.threads
@@ -129,9 +129,9 @@ def test_one_thread_has_all_of_an_episode(env: Shop) -> None:
 @pytest.mark.parametrize("how", ENDS)
 def test_what_was_opened_is_closed_once(env: Shop, how: str) -> None:
     env.step(INSERT)
-    first = env.episode.state
+    state = env.episode.state
     ENDS[how](env)
-    assert env.log.count("close") == 1 and first["release"].is_set()
+    assert env.log.count("close") == 1 and state["release"].is_set()
     env.close()
     env.close()
     assert env.log.count("close") == env.log.count("open")

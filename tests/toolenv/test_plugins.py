@@ -92,9 +92,9 @@ def test_a_plugin_that_registers_nothing_is_named(tmp_path: Path) -> None:
     offer(tmp_path, "folder", "folder")
     (tmp_path / "folder").mkdir()
     listed = run("from agentrl.cli import main; main(['list'])", tmp_path, cwd=tmp_path)
-    said = "registers no environment, as it was loaded from"
-    assert f"'hollow' of hollow 1.0: 'hollow' {said} '{tmp_path}/hollow.py'" in listed
-    assert f"'folder' {said} '{tmp_path}/folder'" in listed
+    problem = "registers no environment, as it was loaded from"
+    assert f"'hollow' of hollow 1.0: 'hollow' {problem} '{tmp_path}/hollow.py'" in listed
+    assert f"'folder' {problem} '{tmp_path}/folder'" in listed
     code = "from agentrl.cli import doctor; print(doctor.offers())"
     assert "'hollow of hollow 1.0': \"registers no environment" in run(code, tmp_path, cwd=tmp_path)
 

@@ -67,7 +67,7 @@ def test_registering_the_built_in_ones_again_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "error", "told"),
+    ("name", "options", "error", "reason"),
     [
         *((name, {}, UnknownNameError, "environment") for name in ("", "no such id", "a/b/c-v0")),
         *((name, {}, UnknownNameError, "did you mean 'agentrl/Arithmetic-v0'") for name in NEARLY),
@@ -76,8 +76,8 @@ def test_registering_the_built_in_ones_again_changes_nothing() -> None:
         ("quizz_plugin:plug/Quiz-v0", {}, UsageError, "No module named 'quizz_plugin'"),
     ],
 )
-def test_what_can_not_be_made_is_named(name: str, options: dict[str, Any], error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
+def test_what_can_not_be_made_is_named(name: str, options: dict[str, Any], error: type[Exception], reason: str) -> None:
+    with pytest.raises(error, match=reason):
         agentrl.make(name, **options)
 
 
@@ -119,13 +119,13 @@ def test_an_entry_point_offers_environments(plugin: Path) -> None:
     offer(plugin, "two", "quiz_plugin:offer")
     assert "plug/Quiz-v0" in agentrl.list_envs()
     assert isinstance(agentrl.make("plug/Quiz-v0"), ToolEnv)
-    (found,) = [plugin for plugin in registry.plugins() if plugin.name == "quiz"]
-    assert (found.distribution, found.ids) == ("quiz 1.0", ("plug/Quiz-v0",))
-    assert not [found for found in registry.plugins() if found.problem], "registering the same twice is no theft"
+    (quiz,) = [plugin for plugin in registry.plugins() if plugin.name == "quiz"]
+    assert (quiz.distribution, quiz.ids) == ("quiz 1.0", ("plug/Quiz-v0",))
+    assert not [quiz for quiz in registry.plugins() if quiz.problem], "registering the same twice is no theft"
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "reason"),
     [
         ("raise RuntimeError('no\\x1b[31mpe')", r"RuntimeError('no\x1b[31mpe')"),
         ("import sys\nsys.exit('bye')", "SystemExit('bye')"),
@@ -133,10 +133,10 @@ def test_an_entry_point_offers_environments(plugin: Path) -> None:
         ("import no_such_library", "No module named 'no_such_library'"),
     ],
 )
-def test_a_plugin_may_fail_in_any_way(plugin: Path, code: str, told: str) -> None:
+def test_a_plugin_may_fail_in_any_way(plugin: Path, code: str, reason: str) -> None:
     offer(plugin, "broken", "quiz_module", code=code)
     offer(plugin, "quiz", "quiz_plugin:offer")
-    with pytest.warns(UserWarning, match=rf"plugin 'broken' \('quiz_module'\) can't be loaded: .*{re.escape(told)}"):
+    with pytest.warns(UserWarning, match=rf"plugin 'broken' \('quiz_module'\) can't be loaded: .*{re.escape(reason)}"):
         names = agentrl.list_envs()
     assert "plug/Quiz-v0" in names
     assert isinstance(agentrl.make("plug/Quiz-v0"), ToolEnv)
@@ -164,10 +164,10 @@ agentrl.register('thief/Own-v0', 'quiz_plugin:Quiz')
 def test_a_plugin_may_have_any_name(plugin: Path, point: str) -> None:
     offer(plugin, "quiz", "quiz_plugin:offer", point)
     offer(plugin, "broken", "quiz_plugin:\x1bnothing", point)
-    with pytest.warns(UserWarning, match="can't be loaded") as told:
+    with pytest.warns(UserWarning, match="can't be loaded") as warned:
         assert "plug/Quiz-v0" in agentrl.list_envs()
-    assert str(told[0].message).isprintable()
-    assert {found.name for found in registry.plugins()} >= {point}
+    assert str(warned[0].message).isprintable()
+    assert {loaded.name for loaded in registry.plugins()} >= {point}
 
 
 def test_an_environment_without_an_entry_point_is_not_listed() -> None:
@@ -189,9 +189,9 @@ def test_an_environment_without_an_entry_point_is_not_listed() -> None:
 )
 def test_a_hostile_id_is_one_sentence(name: str) -> None:
     before = set(sys.modules)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         agentrl.make(name)
-    sentence = str(told.value)
+    sentence = str(caught.value)
     assert sentence.isprintable() and len(sentence) < 800
     assert not {"antigravity", "this"} & (set(sys.modules) - before)
 

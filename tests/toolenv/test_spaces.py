@@ -42,11 +42,11 @@ def test_other_things_are_no_messages(other: object) -> None:
 @pytest.mark.parametrize("space", [Unicode(), Unicode(max_length=3), Messages(), Messages(max_length=5)])
 def test_samples_are_in_and_follow_the_seed(space: Any) -> None:
     space.seed(3)
-    first = [space.sample() for _ in range(50)]
-    assert all(space.contains(sample) for sample in first)
-    assert len({str(sample) for sample in first}) > 10
+    samples = [space.sample() for _ in range(50)]
+    assert all(space.contains(sample) for sample in samples)
+    assert len({str(sample) for sample in samples}) > 10
     space.seed(3)
-    assert [space.sample() for _ in range(50)] == first
+    assert [space.sample() for _ in range(50)] == samples
 
 
 json = st.recursive(
@@ -67,8 +67,8 @@ def is_message(thing: Any) -> bool:
         "".join(texts.values()).encode()
     except UnicodeEncodeError:
         return False
-    known = {"role", "content", "name", "tool_call_id"}
-    return texts == thing and set(thing) <= known and thing["role"] in {"system", "user", "assistant", "tool"}
+    keys_ = {"role", "content", "name", "tool_call_id"}
+    return texts == thing and set(thing) <= keys_ and thing["role"] in {"system", "user", "assistant", "tool"}
 
 
 @given(json | st.lists(st.dictionaries(keys, values), max_size=3).map(tuple))

@@ -63,33 +63,33 @@ def register_dialect(name: str, dialect: type[Dialect]) -> None:
         dialect: a subclass of :class:`Dialect`, whose docstring shows a whole one.
 
     Raises:
-        ConfigError: the name is taken or none, or the class is no dialect, leaves a method out, or has no ``opening``
+        ConfigError: the name is taken or none, or the class is no dialect, lacks a method, or has no ``opening``
             with the group ``think``.
     """
-    given = cast(object, dialect)
-    if not isinstance(given, type) or not issubclass(given, Dialect):
+    kind = cast(object, dialect)
+    if not isinstance(kind, type) or not issubclass(kind, Dialect):
         raise ConfigError(
-            f"dialect {name!r} can't be {given!r}: register a subclass of agentrl.toolenv.dialects.Dialect"
+            f"dialect {name!r} can't be {kind!r}: register a subclass of agentrl.toolenv.dialects.Dialect"
         )
     if not NAME.fullmatch(name):
         raise ConfigError(f"a dialect can't be called {name!r}: use letters, digits, _ and -, a letter first")
     taken = DIALECTS.get(name)
     # Compared by name, not identity: running a notebook's cell again makes a new class of the same name.
-    if name == NATIVE or (taken and (taken.__module__, taken.__qualname__) != (given.__module__, given.__qualname__)):
+    if name == NATIVE or (taken and (taken.__module__, taken.__qualname__) != (kind.__module__, kind.__qualname__)):
         raise ConfigError(f"the dialect {name!r} is there already: choose another name")
     # The name is set on the class below, so a second name would rename the first registration.
-    if given.name not in ("", name) and DIALECTS.get(given.name) is given:
-        raise ConfigError(f"{given.__qualname__} is registered as {given.name!r}: subclass it for another name")
-    if inspect.isabstract(given):
-        raise ConfigError(f"dialect {name!r} lacks {', '.join(sorted(given.__abstractmethods__))}: write them")
+    if kind.name not in ("", name) and DIALECTS.get(kind.name) is kind:
+        raise ConfigError(f"{kind.__qualname__} is registered as {kind.name!r}: subclass it for another name")
+    if inspect.isabstract(kind):
+        raise ConfigError(f"dialect {name!r} lacks {', '.join(sorted(kind.__abstractmethods__))}: write them")
     # Asked of an instance, since some dialects build their opening from the tools in __init__.
-    opening: object = getattr(given(), "opening", None)
+    opening: object = getattr(kind(), "opening", None)
     if not isinstance(opening, re.Pattern) or "think" not in opening.groupindex:
         raise ConfigError(
             f"dialect {name!r} has no opening: set re.compile(THINKING + '|…'), or thinking would be read"
         )
-    given.name = name
-    DIALECTS[name] = given
+    kind.name = name
+    DIALECTS[name] = kind
 
 
 def get_dialect(name: str, tools: Sequence[Tool] = ()) -> Dialect:

@@ -15,7 +15,7 @@ from agentrl.toolenv.tools.function import Tool
 from agentrl.types import ToolCall
 
 THINKING = "(?P<think><think>)"
-"""Part of every dialect's ``opening``, so that the first of a call and a block of thinking wins."""
+"""Part of every dialect's ``opening``, so that a call or a block of thinking wins, whichever begins earlier."""
 THINK_TAG = "</?think>"
 """Escaped in arguments by dialects that can write a text in several ways."""
 _THINK_END = "</think>"
@@ -108,14 +108,14 @@ class Dialect(ABC):
         """
         calls: list[ToolCall] = []
         position = _after_opened_thinking(text)
-        while (found := self.opening.search(text, position)) is not None:
-            if found["think"] is None:
-                block = self.read_block(text, found)
+        while (opening := self.opening.search(text, position)) is not None:
+            if opening["think"] is None:
+                block = self.read_block(text, opening)
                 calls += block.calls
                 # A dialect's own read_block may return any end: the loop has to advance all the same.
                 position = max(block.end, position + 1)
             else:
-                position = _after(text.find(_THINK_END, found.end()), text)
+                position = _after(text.find(_THINK_END, opening.end()), text)
         return tuple(replace(call, id=f"call_{number}") for number, call in enumerate(calls))
 
     def render(self, name: str, arguments: Mapping[str, object]) -> str:
@@ -165,11 +165,11 @@ def _after(think_end: int, text: str) -> int:
     return len(text) if think_end < 0 else think_end + len(_THINK_END)
 
 
-def known(tools: Mapping[str, Form], name: str) -> Form:
+def find_tool(tools: Mapping[str, Form], name: str) -> Form:
     """Look up the tool called ``name``.
 
     Raises:
-        UnreadableCall: there is none; a block of that name would be read as text.
+        UnreadableCall: there is no such tool; a block of that name would be read as text.
     """
     if name not in tools:
         raise UnreadableCall(f"there is no such tool; the tools are: {', '.join(tools)}")

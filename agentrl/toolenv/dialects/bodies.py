@@ -100,7 +100,7 @@ def describe(tool: Form, write: Callable[[str, Mapping[str, object]], str]) -> s
     """Describe how to call ``tool``, by an example that the dialect would read as a call.
 
     Args:
-        tool: the tool; its description is left out where its name says enough.
+        tool: the tool; its description is skipped where its name says enough.
         write: writes a call, given the tool's name and arguments.
     """
     lines = [f"To use {tool.name}, write", write(tool.name, tool.example)]

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from agentrl.toolenv.dialects.base import THINK_TAG, THINKING, Block, Dialect, known
+from agentrl.toolenv.dialects.base import THINK_TAG, THINKING, Block, Dialect, find_tool
 from agentrl.toolenv.dialects.bodies import read_body, write_body
 from agentrl.toolenv.tools.function import Tool
 
@@ -23,15 +23,15 @@ class Fence(Dialect):
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
-        # Longest first, so that a name is found although a shorter one begins it. Last any language: a block in it has
-        # to be matched too, or a fence inside it would be read as a call.
+        # Longest first: a shorter name may be the beginning of a longer one. Any language comes last: its block has to
+        # be matched too, or a fence inside it would be read as a call.
         names = [*map(re.escape, sorted(self.tools, key=len, reverse=True)), r"[A-Za-z_][\w-]*"]
-        whole = r"[ \t](?P<body>[^`\n]*)```[ \t]*$"  # no backtick in it: what it ends with could not be told apart
-        self.opening = re.compile(rf"{THINKING}|^```(?P<name>{'|'.join(names)})(?:[ \t]*$|{whole})", re.MULTILINE)
+        one_line = r"[ \t](?P<body>[^`\n]*)```[ \t]*$"  # a body with backticks would have no certain end
+        self.opening = re.compile(rf"{THINKING}|^```(?P<name>{'|'.join(names)})(?:[ \t]*$|{one_line})", re.MULTILINE)
 
     def read_block(self, text: str, opening: re.Match[str]) -> Block:
         """Read the block."""
-        # A block on one line, such as ```python 1 + 1```, has matched whole.
+        # A block on one line, such as ```python 1 + 1```, has matched completely.
         if opening["body"] is not None:
             tool = self.tools.get(opening["name"])
             return Block(end=opening.end(), calls=(read_body(tool, opening["body"].strip()),) if tool else ())
@@ -46,4 +46,4 @@ class Fence(Dialect):
 
     def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Write the call."""
-        return f"```{name}\n{write_body(known(self.tools, name), arguments, _TAGS)}\n```"
+        return f"```{name}\n{write_body(find_tool(self.tools, name), arguments, _TAGS)}\n```"

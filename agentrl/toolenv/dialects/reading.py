@@ -82,7 +82,7 @@ def write_json(value: object, protect: re.Pattern[str] | None = None) -> str:
         ValueError: likewise.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return text if protect is None else protect.sub(lambda found: "\\u003c" + found.group()[1:], text)
+    return text if protect is None else protect.sub(lambda tag: "\\u003c" + tag.group()[1:], text)
 
 
 def read_call(value: object, arguments_key: str = "arguments", extra: frozenset[str] = frozenset()) -> ToolCall:
@@ -135,13 +135,13 @@ def _check(value: object) -> None:
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         inner: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += [*one.keys(), *one.values()]
-            elif isinstance(one, list):
-                inner += one
-            # JSON can spell one, but UTF-8 can't encode it: logs and checkpoints could not hold the call.
-            elif isinstance(one, str) and _SURROGATE.search(one):
+        for node in level:
+            if isinstance(node, dict):
+                inner += [*node.keys(), *node.values()]
+            elif isinstance(node, list):
+                inner += node
+            # JSON can spell a surrogate, but UTF-8 can't encode it: logs and checkpoints could not hold the call.
+            elif isinstance(node, str) and _SURROGATE.search(node):
                 raise UnreadableCall(
                     r"a text holds half a surrogate pair: write both \u escapes, or the character itself"
                 )

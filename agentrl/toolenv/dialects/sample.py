@@ -17,34 +17,34 @@ def sample_arguments(parameters: Mapping[str, object], text: str = "", *, option
     definitions = _mapping(parameters.get("$defs"))
 
     def fields(schema: Mapping[str, Any], depth: int) -> dict[str, object]:
-        known = _mapping(schema.get("properties"))
-        wanted = [name for name in known if optional or name in _list(schema.get("required"))]
-        return {name: value(known[name], text or name, depth) for name in wanted}
+        properties = _mapping(schema.get("properties"))
+        wanted = [name for name in properties if optional or name in _list(schema.get("required"))]
+        return {name: value(properties[name], text or name, depth) for name in wanted}
 
-    def value(schema: object, said: str, depth: int) -> object:
+    def value(schema: object, filler: str, depth: int) -> object:
         if not isinstance(schema, Mapping) or depth == 0:
-            return said
-        known = _mapping(schema)
-        for choices in (known.get("anyOf"), known.get("oneOf"), known.get("allOf")):
+            return filler
+        keys = _mapping(schema)
+        for choices in (keys.get("anyOf"), keys.get("oneOf"), keys.get("allOf")):
             if _list(choices):
                 # Deeper down the last choice, which is null for an optional field: the type may contain itself, as a
                 # tree's nodes do.
-                return value(_list(choices)[0 if depth > 6 else -1], said, depth - 1)
-        if "$ref" in known:
-            return value(definitions.get(str(known["$ref"]).removeprefix("#/$defs/")), said, depth - 1)
-        if known.get("type") == "object":
-            return fields(known, depth - 1)
-        if known.get("type") == "array":
-            items = _list(known.get("prefixItems")) or [known.get("items")] * known.get("minItems", 0)
-            return [value(item, said, depth - 1) for item in items]
-        given = [*_list(known.get("enum")), known.get("const"), *_bounds(known)]
-        return next((one for one in given if one is not None), _PLAIN.get(str(known.get("type")), said))
+                return value(_list(choices)[0 if depth > 6 else -1], filler, depth - 1)
+        if "$ref" in keys:
+            return value(definitions.get(str(keys["$ref"]).removeprefix("#/$defs/")), filler, depth - 1)
+        if keys.get("type") == "object":
+            return fields(keys, depth - 1)
+        if keys.get("type") == "array":
+            items = _list(keys.get("prefixItems")) or [keys.get("items")] * keys.get("minItems", 0)
+            return [value(item, filler, depth - 1) for item in items]
+        fitting = [*_list(keys.get("enum")), keys.get("const"), *_bounds(keys)]
+        return next((fit for fit in fitting if fit is not None), _PLAIN.get(str(keys.get("type")), filler))
 
     return fields(parameters, 8)
 
 
 def _bounds(schema: Mapping[str, Any]) -> list[object]:
-    """Numbers within a schema's bounds."""
+    """Return numbers within a schema's bounds."""
     steps = {"minimum": 0, "maximum": 0, "exclusiveMinimum": 1, "exclusiveMaximum": -1}
     return [schema[key] + step for key, step in steps.items() if isinstance(schema.get(key), int | float)]
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from agentrl.toolenv.dialects.base import THINK_TAG, THINKING, Block, Dialect, known
+from agentrl.toolenv.dialects.base import THINK_TAG, THINKING, Block, Dialect, find_tool
 from agentrl.toolenv.dialects.bodies import read_body, write_body
 from agentrl.toolenv.tools.function import Tool
 
@@ -36,5 +36,5 @@ class Xml(Dialect):
 
     def write_call(self, name: str, arguments: Mapping[str, object]) -> str:
         """Write the call."""
-        body = write_body(known(self.tools, name), arguments, re.compile(f"{re.escape(f'</{name}>')}|{THINK_TAG}"))
+        body = write_body(find_tool(self.tools, name), arguments, re.compile(f"{re.escape(f'</{name}>')}|{THINK_TAG}"))
         return f"<{name}>\n{body}\n</{name}>"

@@ -272,8 +272,8 @@ def tool(
     Args:
         function: the function.
         name: the name that the model calls; the function's own by default.
-        timeout: seconds per call; None for no limit. At the limit the model is told so, and an async function is
-            cancelled. A sync function runs on in the background, since a Python thread can't be killed.
+        timeout: seconds per call; None for no limit. At the limit the model reads that the call was stopped. An async
+            function is cancelled; a sync one runs on in the background, since a Python thread can't be killed.
         max_chars: characters of the answer; a longer one is cut in the middle.
 
     Raises:

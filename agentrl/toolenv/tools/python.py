@@ -110,7 +110,9 @@ close_shared_sandbox = _sandboxes.close
 
 
 def shared_sandbox(packages: Sequence[str] = ()) -> Sandbox:
-    """The process's sandbox for these packages, shared by all tools that name the same; a forked child has its own.
+    """Return the process's sandbox for these packages, which all tools with these packages share.
+
+    A forked child has a sandbox of its own.
 
     Args:
         packages: packages that programs may import beside the usual ones.
@@ -137,6 +139,6 @@ def backend_of(tools: Iterable[object]) -> str:
 
 
 def sandbox_counters() -> Counters | None:
-    """The summed counters of this process's shared sandboxes; ``None`` while there is none."""
+    """Return the summed counters of this process's shared sandboxes; ``None`` while there is none."""
     counted = [sandbox.counters() for sandbox in _sandboxes.existing()]
     return functools.reduce(operator.add, counted) if counted else None

@@ -68,7 +68,7 @@ def read_signature(function: Callable[..., object], hidden: type) -> Signature:
 
     Args:
         function: has type hints and a docstring in Google style.
-        hidden: a parameter with this type hint is left out of the schema.
+        hidden: a parameter with this type hint is not in the schema.
 
     Raises:
         EnvContractError: a parameter has no type hint, is positional-only, is ``*args`` or ``**kwargs``, or has a type

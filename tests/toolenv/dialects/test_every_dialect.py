@@ -62,9 +62,9 @@ def test_calls_are_run_in_order_and_numbered(name: str) -> None:
     text = "\n".join(dialect.render(tool_name, arguments) for tool_name, arguments in wanted)
     for whole in (text, f"Let me see.\n{text}", f"Let me see.\n{text}\nDone."):
         calls = dialect.parse(whole)
-        assert [(one.name, dict(one.arguments)) for one in calls] == wanted
-        assert [one.id for one in calls] == ["call_0", "call_1", "call_2"]
-        assert not any(one.error for one in calls)
+        assert [(parsed.name, dict(parsed.arguments)) for parsed in calls] == wanted
+        assert [parsed.id for parsed in calls] == ["call_0", "call_1", "call_2"]
+        assert not any(parsed.error for parsed in calls)
 
 
 @every
@@ -78,17 +78,17 @@ def test_texts_without_a_call(name: str, text: str) -> None:
 @every
 def test_thinking_is_no_call(name: str) -> None:
     dialect = MADE[name]
-    one = dialect.render("python", {"code": "print(1)"})
-    two = dialect.render("python", {"code": "print(2)"})
-    (only,) = dialect.parse(two)
-    assert dialect.parse(f"<think>\n{one}\n</think>") == ()
-    assert dialect.parse(f"<think>\n{one}\n") == (), "a block that stays open"
-    assert dialect.parse(f"<think>\n{one}\n</think>\n{two}") == (only,)
-    assert dialect.parse(f"<think>\n{one}\n<think></think>\n{two}") == (only,), "blocks do not nest"
-    assert dialect.parse(f"Hm.\n{one}\n</think>\n{two}") == (only,), "a block that the chat template opened"
-    assert dialect.parse(f"{cut(name, dialect)[0]}\n</think>\n{two}") == (only,)
-    assert len(dialect.parse(f"{one}\n<think>\n{two}")) == 1
-    assert len(dialect.parse(f"<think></think>\n{one}\n</think>\n{two}")) == 2, "only the first can be the template's"
+    hidden = dialect.render("python", {"code": "print(1)"})
+    shown = dialect.render("python", {"code": "print(2)"})
+    (only,) = dialect.parse(shown)
+    assert dialect.parse(f"<think>\n{hidden}\n</think>") == ()
+    assert dialect.parse(f"<think>\n{hidden}\n") == (), "a block that stays open"
+    assert dialect.parse(f"<think>\n{hidden}\n</think>\n{shown}") == (only,)
+    assert dialect.parse(f"<think>\n{hidden}\n<think></think>\n{shown}") == (only,), "blocks do not nest"
+    assert dialect.parse(f"Hm.\n{hidden}\n</think>\n{shown}") == (only,), "a block that the chat template opened"
+    assert dialect.parse(f"{cut(name, dialect)[0]}\n</think>\n{shown}") == (only,)
+    assert len(dialect.parse(f"{hidden}\n<think>\n{shown}")) == 1
+    assert len(dialect.parse(f"<think></think>\n{hidden}\n</think>\n{shown}")) == 2, "only one is the template's"
 
 
 @every
@@ -107,8 +107,8 @@ def test_think_tags_inside_a_call_belong_to_it(name: str) -> None:
 @pytest.mark.parametrize("name", [*NAMED_IN_JSON, *PAIRS, *OPEN])
 def test_unknown_tools_are_calls_where_the_mark_is_a_calls_own(name: str) -> None:
     written, read = ("x", {"b": "x"}) if name in PAIRS else ('{"url": "x"}', {"url": "x"})
-    found = MADE[name].parse(call(name, "browser", written))
-    assert found == (() if name in OPEN else (ToolCall(name="browser", arguments=read, id="call_0"),))
+    calls = MADE[name].parse(call(name, "browser", written))
+    assert calls == (() if name in OPEN else (ToolCall(name="browser", arguments=read, id="call_0"),))
 
 
 BROKEN = {
@@ -122,16 +122,16 @@ BROKEN = {
 @pytest.mark.parametrize("name", JSON_BODY)
 @pytest.mark.parametrize("arguments", BROKEN, ids=lambda arguments: arguments[:24])
 def test_arguments_that_can_not_be_read(name: str, arguments: str) -> None:
-    (found,) = MADE[name].parse(call(name, "add", arguments))
-    assert found.error and BROKEN[arguments] in found.error
-    assert found.arguments == {} and len(found.error) < 300
+    (read,) = MADE[name].parse(call(name, "add", arguments))
+    assert read.error and BROKEN[arguments] in read.error
+    assert read.arguments == {} and len(read.error) < 300
 
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("value", ["[1, 2", "NaN", "1e999", '{"a": 1, "a": 2}', "[" * 100_000, ""])
 def test_values_that_can_not_be_read(name: str, value: str) -> None:
-    (found,) = MADE[name].parse(call(name, "add", value))
-    assert found.name == "add" and found.error.startswith("argument 'b': ")
+    (read,) = MADE[name].parse(call(name, "add", value))
+    assert read.name == "add" and read.error.startswith("argument 'b': ")
 
 
 @pytest.mark.parametrize("name", NAMED_IN_JSON)
@@ -148,8 +148,8 @@ def test_values_that_can_not_be_read(name: str, value: str) -> None:
 )
 def test_calls_that_are_not_whole(name: str, body: str, wanted: str) -> None:
     keyed = body.replace("ARGS", "parameters" if name == "native-llama" else "arguments")
-    (found,) = MADE[name].parse(re.sub('{"name".*}', lambda _: keyed, call(name, "NAME", "0"), flags=re.DOTALL))
-    assert wanted in found.error and len(found.name) <= 128
+    (read,) = MADE[name].parse(re.sub('{"name".*}', lambda _: keyed, call(name, "NAME", "0"), flags=re.DOTALL))
+    assert wanted in read.error and len(read.name) <= 128
 
 
 @pytest.mark.parametrize("name", [*NAMED_IN_JSON, *OPEN])
@@ -161,9 +161,9 @@ def test_a_call_without_arguments_has_none(name: str) -> None:
 @every
 @given(text=texts | st.lists(st.sampled_from([*MARKS, "\ud800"]), max_size=12).map("".join))
 def test_parsing_never_raises(name: str, text: str) -> None:
-    for number, found in enumerate(MADE[name].parse(text)):
-        assert found.id == f"call_{number}" and len(found.name) <= 128 and len(found.error) <= 400
-        json.dumps(dict(found.arguments), allow_nan=False)
+    for number, read in enumerate(MADE[name].parse(text)):
+        assert read.id == f"call_{number}" and len(read.name) <= 128 and len(read.error) <= 400
+        json.dumps(dict(read.arguments), allow_nan=False)
 
 
 @every
@@ -244,7 +244,7 @@ def test_hash_changes_with_whatever_changes_the_game(name: str) -> None:
     other.name = "python"
     others = {dialect.hash for dialect in MADE.values() if dialect is not MADE[name]}
     hashes = {get_dialect(name, tools).hash for tools in ([], [python], TOOLS, [other])}
-    assert len(others | hashes) == len(MADE) + 3 and all(len(one) == 16 and int(one, 16) >= 0 for one in hashes)
+    assert len(others | hashes) == len(MADE) + 3 and all(len(hash_) == 16 and int(hash_, 16) >= 0 for hash_ in hashes)
     assert get_dialect(name, TOOLS).hash == MADE[name].hash
     assert MADE[name].label == f"{name} {MADE[name].hash}"
 

@@ -17,9 +17,9 @@ def sql(query: str) -> str:
 FENCE = Fence([python])
 
 
-@pytest.mark.parametrize(("text", "found"), TABLES["fence"])
-def test_which_blocks_are_calls(text: str, found: list[object]) -> None:
-    assert [(call.arguments, call.error) for call in FENCE.parse(text)] == [({"code": code}, "") for code in found]
+@pytest.mark.parametrize(("text", "codes"), TABLES["fence"])
+def test_which_blocks_are_calls(text: str, codes: list[object]) -> None:
+    assert [(call.arguments, call.error) for call in FENCE.parse(text)] == [({"code": code}, "") for code in codes]
 
 
 @pytest.mark.parametrize("text", ["```python\nprint(1)", "```python\nprint(1)\n``", "```python", "```python\nx```"])

@@ -45,41 +45,41 @@ parameters = st.lists(st.tuples(st.sampled_from(KINDS), st.booleans()), max_size
 def made(kinds: Sequence[tuple[Any, bool]], name: str = "find") -> FunctionTool:
     """A tool with a parameter of each kind, of which some may be left out."""
 
-    def function(**given: object) -> str:
+    def function(**arguments: object) -> str:
         """Find it."""
-        return json.dumps(list(given))
+        return json.dumps(list(arguments))
 
     keyword, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
     signature = [
-        inspect.Parameter(one, keyword, annotation=kind, default=None if optional else empty)
-        for one, (kind, optional) in zip(NAMES, sorted(kinds, key=lambda kind: kind[1]), strict=False)
+        inspect.Parameter(parameter, keyword, annotation=kind, default=None if optional else empty)
+        for parameter, (kind, optional) in zip(NAMES, sorted(kinds, key=lambda kind: kind[1]), strict=False)
     ]
     function.__signature__ = inspect.Signature(signature)  # pyright: ignore
-    function.__annotations__ = {one.name: one.annotation for one in signature}
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
     return tool(name=name)(function)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in DIALECTS.items() if not kind.native])
-@given(first=parameters, second=parameters)
+@given(kinds=parameters, other_kinds=parameters)
 def test_the_example_is_the_call_that_it_describes(
-    name: str, first: Sequence[tuple[Any, bool]], second: Sequence[tuple[Any, bool]]
+    name: str, kinds: Sequence[tuple[Any, bool]], other_kinds: Sequence[tuple[Any, bool]]
 ) -> None:
-    tools = [made(first), made(second, "python")]
+    tools = [made(kinds), made(other_kinds, "python")]
     dialect = get_dialect(name, tools)
     calls = dialect.parse(dialect.instructions())
     assert [call.name for call in calls] == ["find", "python"][: 1 if name == "hermes" else 2]
-    for call, one in zip(calls, tools, strict=False):
+    for call, tool_ in zip(calls, tools, strict=False):
         assert not call.error
-        one.call(call.arguments)
+        tool_.call(call.arguments)
         assert dialect.parse(dialect.render(call.name, call.arguments))[0].arguments == call.arguments
 
 
 @given(kinds=parameters)
 def test_made_up_arguments_fit(kinds: Sequence[tuple[Any, bool]]) -> None:
-    one = made(kinds)
-    assert set(sample_arguments(one.parameters, optional=True)) == set(NAMES[: len(kinds)])
-    for arguments in (sample_arguments(one.parameters), sample_arguments(one.parameters, "x", optional=True)):
-        one.call(arguments)
+    tool_ = made(kinds)
+    assert set(sample_arguments(tool_.parameters, optional=True)) == set(NAMES[: len(kinds)])
+    for arguments in (sample_arguments(tool_.parameters), sample_arguments(tool_.parameters, "x", optional=True)):
+        tool_.call(arguments)
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,10 @@ def test_calls_that_can_not_be_read(name: str, text: str, wanted: str) -> None:
 
 
 def test_llama_writes_several_calls_with_semicolons() -> None:
-    one = '{"name": "python", "parameters": {"code": "1"}}'
-    calls = get_dialect("native-llama", [python]).parse(f"{one}; {one}\n{one};\nthen 5")
+    written = '{"name": "python", "parameters": {"code": "1"}}'
+    calls = get_dialect("native-llama", [python]).parse(f"{written}; {written}\n{written};\nthen 5")
     assert [call.id for call in calls] == ["call_0", "call_1", "call_2"] and not any(call.error for call in calls)
-    later = get_dialect("native-llama", [python]).parse(f"Well.\n{one}\nWell; {one}")
+    later = get_dialect("native-llama", [python]).parse(f"Well.\n{written}\nWell; {written}")
     assert len(later) == 1, "an object in the middle of a line is text"
 
 
@@ -133,7 +133,7 @@ def test_schemas_that_take_a_text() -> None:
     colour = {"$ref": "#/$defs/colour"}
     texts = {"ref": colour, "either": {"anyOf": [{"type": "null"}, colour]}, "list": {"type": ["string", "null"]}}
     others: dict[str, Any] = {"number": {"type": "number"}, "loop": loop, "lost": {"$ref": "#/$defs/none"}, "odd": 5}
-    known = {"colour": {"enum": ["red"], "type": "string"}, "loop": loop}
-    parameters = {"properties": texts | others, "$defs": known}
+    definitions = {"colour": {"enum": ["red"], "type": "string"}, "loop": loop}
+    parameters = {"properties": texts | others, "$defs": definitions}
     assert [key for key in texts | others if takes_text(parameters, key)] == [*texts]
     assert takes_text(parameters, "unknown") and takes_text({}, "unknown")

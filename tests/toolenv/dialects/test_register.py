@@ -37,8 +37,8 @@ def test_it_is_known_by_its_name() -> None:
 
 def test_it_is_played_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     env = agentrl.make("agentrl/Arithmetic-v0", dialect="slash")
-    first, _ = env.reset(seed=0)
-    assert "/python {" in first[0]["content"]
+    observation, _ = env.reset(seed=0)
+    assert "/python {" in observation[0]["content"]
     for turn in env.gold(env.episode.task):
         env.step(turn)
     assert env.episode.parts == {"correct": 1.0} and env.episode.tool_runs[0].ok
@@ -77,7 +77,7 @@ class Careless(Fence):
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "told"),
+    ("name", "dialect", "message"),
     [
         ("fence", Careless, "the dialect 'fence' is there already"),
         ("slash", Careless, "the dialect 'slash' is there already"),
@@ -91,10 +91,10 @@ class Careless(Fence):
         ("mine", dict, "register a subclass of agentrl.toolenv.dialects.Dialect"),
     ],
 )
-def test_what_can_not_be_registered(name: str, given: Any, told: str) -> None:
+def test_what_can_not_be_registered(name: str, dialect: Any, message: str) -> None:
     before = dict(DIALECTS)
-    with pytest.raises(ConfigError, match=told):
-        register_dialect(name, given)
+    with pytest.raises(ConfigError, match=message):
+        register_dialect(name, dialect)
     assert before == DIALECTS
 
 

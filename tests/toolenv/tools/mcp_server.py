@@ -65,8 +65,8 @@ TOOLS: tuple[Callable[..., Any], ...] = (add, note, fail, draw, long, wait, die,
 def describe(tool: Callable[..., Any]) -> dict[str, object]:
     types = {int: "integer", float: "number", str: "string"}
     parameters = inspect.signature(tool).parameters.values()
-    properties = {one.name: {"type": types[one.annotation]} for one in parameters}
-    required = [one.name for one in parameters if one.default is one.empty]
+    properties = {parameter.name: {"type": types[parameter.annotation]} for parameter in parameters}
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
     schema = {"type": "object", "properties": properties, "required": required}
     return {"name": tool.__name__, "description": tool.__doc__, "inputSchema": schema}
 

@@ -46,9 +46,9 @@ def paint(color: Literal["red", "blue"], spots: list[int]) -> str:
 def test_bad_arguments_are_explained(which: FunctionTool, arguments: Mapping[str, object], message: str) -> None:
     with pytest.raises(ToolError, match="bad arguments for " + which.name) as caught:
         which.call(arguments)
-    told = str(caught.value)
-    assert message in told
-    assert "\n" not in told and "http" not in told and len(told) < 1500
+    error = str(caught.value)
+    assert message in error
+    assert "\n" not in error and "http" not in error and len(error) < 1500
 
 
 @given(
@@ -66,9 +66,9 @@ def test_an_infrastructure_fault_passes_through() -> None:
     def ask(ctx: ToolContext) -> str:
         raise ctx.state["fault"]
 
-    for fault, told in [(InfrastructureError, "^it is gone"), (SandboxError, "^sandbox failed: it is gone")]:
+    for fault, message in [(InfrastructureError, "^it is gone"), (SandboxError, "^sandbox failed: it is gone")]:
         (episode := context()).state["fault"] = fault("it is gone")
-        with pytest.raises(InfrastructureError, match=told):
+        with pytest.raises(InfrastructureError, match=message):
             ask.call({}, episode)
 
 
@@ -103,9 +103,9 @@ def test_the_episode_brings_task_seed_and_chance() -> None:
     def draw(ctx: ToolContext) -> str:
         return f"{ctx.task.answer} {ctx.seed} {ctx.rng.integers(1000)}"
 
-    first, expected = context(5), np.random.default_rng(5).integers(1000, size=2)
-    drawn = [draw.call({}, episode) for episode in (first, first, context(5))]
-    assert drawn == [f"42 5 {expected[place]}" for place in (0, 1, 0)]
+    same, expected = context(5), np.random.default_rng(5).integers(1000, size=2)
+    drawn = [draw.call({}, episode) for episode in (same, same, context(5))]
+    assert drawn == [f"42 5 {expected[index]}" for index in (0, 1, 0)]
 
 
 def test_a_tool_that_needs_the_episode_says_so() -> None:
@@ -149,11 +149,11 @@ class Shelf:
 
 
 def test_a_method_is_a_tool_of_its_instance() -> None:
-    one, other = Shelf("Emma"), Shelf("Ulysses")
-    assert set(one.read.parameters["properties"]) == {"page"}
-    assert one.read.call({"page": 3}, context(7)) == one.read(3, ctx=context(7)) == "Emma 3 7"
-    assert other.read.call({"page": 3}, context(7)) == "Ulysses 3 7"
-    assert other.later.call({"page": 4}) == "Ulysses 4"
+    emma, ulysses = Shelf("Emma"), Shelf("Ulysses")
+    assert set(emma.read.parameters["properties"]) == {"page"}
+    assert emma.read.call({"page": 3}, context(7)) == emma.read(3, ctx=context(7)) == "Emma 3 7"
+    assert ulysses.read.call({"page": 3}, context(7)) == "Ulysses 3 7"
+    assert ulysses.later.call({"page": 4}) == "Ulysses 4"
     with pytest.raises(EnvContractError, match=r"self\.read"):
         Shelf.read.call({"page": 3}, context())
 
@@ -178,7 +178,7 @@ def test_names_that_no_dialect_could_write_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "told"),
+    ("parameters", "message"),
     [
         *(("a: np.ndarray", "JSON can't express"), ("a: Callable[[], int]", "JSON can't express")),
         *((parameters, ".*'a'") for parameters in ("a", "*a: int", "**a: int", "a: int, /")),
@@ -186,14 +186,14 @@ def test_names_that_no_dialect_could_write_are_refused(name: str) -> None:
         ("query: 'Query'", "a type hint names 'Query'"),  # it was imported for type checkers only
     ],
 )
-def test_a_function_the_model_could_not_call_is_refused(parameters: str, told: str) -> None:
+def test_a_function_the_model_could_not_call_is_refused(parameters: str, message: str) -> None:
     names = {**globals(), "Callable": Callable}
     exec(f"def odd({parameters}) -> str: return ''", names)
-    with pytest.raises(EnvContractError, match=f"'odd'.*{told}"):
+    with pytest.raises(EnvContractError, match=f"'odd'.*{message}"):
         tool(names["odd"])
 
 
-@pytest.mark.parametrize(("given", "told"), [(3, "3 is none"), (lambda: "x", "<lambda>")])
-def test_what_is_no_function_with_a_name_is_refused(given: Any, told: str) -> None:
-    with pytest.raises(EnvContractError, match=told):
-        tool(given)
+@pytest.mark.parametrize(("function", "message"), [(3, "3 is none"), (lambda: "x", "<lambda>")])
+def test_what_is_no_function_with_a_name_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(EnvContractError, match=message):
+        tool(function)

@@ -41,11 +41,11 @@ def offered(**options: Any) -> Tools:
 
 def children(command: list[str] = PLAIN) -> list[psutil.Process]:
     """The servers that were started over pipes."""
-    found: list[psutil.Process] = []
+    servers: list[psutil.Process] = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # children of other tests may end meanwhile
-            found += [child] if child.cmdline()[-len(command) :][1:] == command[1:] else []
-    return found
+            servers += [child] if child.cmdline()[-len(command) :][1:] == command[1:] else []
+    return servers
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,7 +103,7 @@ def test_calls_are_answered(tools: Tools) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told"),
+    ("name", "arguments", "message"),
     [
         ("fail", {"why": "no reason"}, "Error executing tool fail"),
         ("add", {"a": "two"}, "Error executing tool add"),
@@ -112,8 +112,8 @@ def test_calls_are_answered(tools: Tools) -> None:
         ("note", {"text": object()}, "the arguments of note can't be written as JSON"),
     ],
 )
-def test_a_refusal_is_told(tools: Tools, name: str, arguments: Mapping[str, object], told: str) -> None:
-    with pytest.raises(ToolError, match=told) as caught:
+def test_a_refusal_is_told(tools: Tools, name: str, arguments: Mapping[str, object], message: str) -> None:
+    with pytest.raises(ToolError, match=message) as caught:
         tools[name].call(arguments)
     assert "https://errors.pydantic" not in str(caught.value)
     assert tools["add"].call({"a": 1}) == "2"
@@ -208,17 +208,17 @@ def test_an_episode_has_a_server_of_its_own() -> None:
         tools = mcp_tools(PLAIN, timeout=300.0)
 
     before = children()
-    one, other = Apart(), Apart()
-    for env in (one, other):
+    left, right = Apart(), Apart()
+    for env in (left, right):
         env.reset(seed=0)
     assert children() == before, "the first call begins it"
-    assert [noted(env) for env in (one, other, one)] == ["x", "x", "x | x"]
+    assert [noted(env) for env in (left, right, left)] == ["x", "x", "x | x"]
     served = children()
     assert len(served) == len(before) + 2
-    one.reset(seed=0)
+    left.reset(seed=0)
     assert len(children()) == len(before) + 1
-    assert noted(one) == "x" and len(children()) == len(before) + 2 and children() != served
-    for env in (one, other, other):
+    assert noted(left) == "x" and len(children()) == len(before) + 2 and children() != served
+    for env in (left, right, right):
         env.close()
     assert children() == before
 
@@ -236,10 +236,10 @@ def test_episodes_share_a_server_that_may_be_shared() -> None:
     class Shared(Notes):
         tools = mcp_tools(PLAIN, timeout=300.0, shared=True)
 
-    one, other = Shared(), Shared()
+    left, right = Shared(), Shared()
     assert children() == before, "the first call begins it"
     contents: list[str] = []
-    for env in (one, other, one):
+    for env in (left, right, left):
         env.reset(seed=0)
         contents.append(noted(env))
         env.close()
@@ -248,12 +248,12 @@ def test_episodes_share_a_server_that_may_be_shared() -> None:
     alone = offered()["note"]
     assert alone.call({"text": "y"}) == "y", "what is not shared is another one"
     alone.close()
-    copied = pickle.loads(pickle.dumps(one.tools[0]))
-    assert copied._connection is one.tools[0]._connection  # type: ignore[attr-defined]
+    copied = pickle.loads(pickle.dumps(left.tools[0]))
+    assert copied._connection is left.tools[0]._connection  # type: ignore[attr-defined]
     close_sessions()
     assert not children()
-    one.reset(seed=0)
-    assert noted(one) == "x", "another one begins"
+    left.reset(seed=0)
+    assert noted(left) == "x", "another one begins"
 
 
 @pytest.mark.usefixtures("ended")
@@ -268,14 +268,14 @@ def test_a_whole_check_takes_one_shared_server(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.usefixtures("ended")
 def test_a_shared_server_that_died_is_begun_anew_for_all() -> None:
     before, tools = children(), offered(shared=True)
-    first = tools["whoami"].call({})
+    process_id = tools["whoami"].call({})
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(tools["wait"].call, {"seconds": 600}) for _ in range(3)]
-        while not all(one.done() for one in waiting):  # one may call only after the server has died once
+        while not all(call.done() for call in waiting):  # one may call only after the server has died once
             with pytest.raises(InfrastructureError, match="is gone"):
                 tools["die"].call({})
-    assert all("is gone" in str(one.exception()) for one in waiting)
-    assert first != tools["whoami"].call({}) and len(children()) == len(before) + 1
+    assert all("is gone" in str(call.exception()) for call in waiting)
+    assert process_id != tools["whoami"].call({}) and len(children()) == len(before) + 1
 
 
 @pytest.mark.usefixtures("ended")

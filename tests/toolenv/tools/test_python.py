@@ -36,7 +36,7 @@ def test_what_a_repl_would_show(python: PythonTool, code: str, shown: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [
         ("1 / 0", "ZeroDivisionError"),
         ("print('before')\n1 / 0", "before\n"),
@@ -46,10 +46,10 @@ def test_what_a_repl_would_show(python: PythonTool, code: str, shown: str) -> No
         ("print('\ud800')", ""),
     ],
 )
-def test_what_goes_wrong_is_told(python: PythonTool, code: str, told: str) -> None:
+def test_what_goes_wrong_is_told(python: PythonTool, code: str, message: str) -> None:
     with pytest.raises(ToolError) as caught:
         run(python, code)
-    assert told in str(caught.value) and len(str(caught.value)) <= 300
+    assert message in str(caught.value) and len(str(caught.value)) <= 300
     assert run(python, "1 + 1") == "2"
 
 

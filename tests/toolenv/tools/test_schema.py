@@ -79,9 +79,9 @@ def test_the_docstring_describes_function_and_arguments(signature: Signature) ->
 
 
 def test_arguments_become_what_the_hints_say(signature: Signature) -> None:
-    given = {"city": "Rome", "days": "2", "color": "red", "limits": [1, 2.5]}
+    arguments = {"city": "Rome", "days": "2", "color": "red", "limits": [1, 2.5]}
     read = {"city": "Rome", "days": 2, "color": Color.RED, "limits": (1.0, 2.5), "unit": "C", "size": 1}
-    assert signature.values(given) == read
+    assert signature.values(arguments) == read
 
 
 def test_what_is_expected_is_told(signature: Signature) -> None:
@@ -114,8 +114,8 @@ def test_docstrings_that_describe_no_argument(docstring: str) -> None:
 
 @given(st.text(alphabet="Args:\n ab(*", max_size=80))
 def test_any_docstring_can_be_read(docstring: str) -> None:
-    found = argument_docs(docstring + "\n\nArgs:\n    a: b")
-    assert all("\n" not in text for text in found.values())
+    docs = argument_docs(docstring + "\n\nArgs:\n    a: b")
+    assert all("\n" not in text for text in docs.values())
 
 
 def test_stars_and_types_are_no_part_of_a_name() -> None:

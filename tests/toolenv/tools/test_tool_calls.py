@@ -56,7 +56,7 @@ class Unsayable(Exception):
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "message"),
     [
         *((SystemExit(3), "SystemExit: 3"), (KeyboardInterrupt(), "KeyboardInterrupt: ")),
         *((GeneratorExit(), "GeneratorExit: "), (asyncio.CancelledError("x"), "CancelledError: x")),
@@ -65,7 +65,7 @@ class Unsayable(Exception):
     ],
 )
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_whatever_is_raised_is_told(raised: BaseException, told: str, kind: str) -> None:
+def test_whatever_is_raised_is_told(raised: BaseException, message: str, kind: str) -> None:
     def at_once() -> str:
         raise raised
 
@@ -75,7 +75,7 @@ def test_whatever_is_raised_is_told(raised: BaseException, told: str, kind: str)
 
     with pytest.raises(ToolError) as caught:
         tool(at_once if kind == "sync" else later).call({})
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert len(str(caught.value)) <= 2000
 
 
