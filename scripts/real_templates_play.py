@@ -15,21 +15,21 @@ from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import Dialect
 
 Rows = list[dict[str, Any]]
-Kind = Literal["exact", "folded", "kept", "apart", "refused", "differs"]
+Kind = Literal["exact", "folded", "append-only", "piecewise", "refused", "differs"]
 """How a conversation compares with the template's whole rendering of it.
 
-exact    the same tokens
-folded   the same tokens, once what the template refuses or leaves out is told otherwise: a tool's result, or a system
-         message, as the user's words, and a call as the turn's
-kept     the template writes earlier turns anew when the conversation goes on, where ours stay as they were shown; the
-         prompt is the template's, and so is each answer in the conversation that ends with it
-apart    as before, but the template refuses the whole, or writes a later answer otherwise than the same one after the
-         first turn, which ours is
-refused  the renderer refuses the messages
-differs  none of these
+exact        the same tokens
+folded       the same tokens, after a change of messages that the template refuses or drops: a tool result or a system
+             message becomes the user's words, and a call becomes the turn's text
+append-only  the template rewrites earlier turns when the conversation continues, and ours stay as they were shown; the
+             prompt is the template's, and so is each answer in the conversation that ends with it
+piecewise    the same, but the template refuses the complete conversation, or writes a later answer differently from the
+             same answer after the first turn, whose form ours has
+refused      the renderer refuses the messages
+differs      none of these
 """
 _DAY = datetime.datetime(2025, 1, 1)
-_LEFT_OUT = "it leaves a message out"
+_LEFT_OUT = "it drops a message"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Player:
                     return Verdict(kind=kind, spoken=spoken, refused=refused, pairs=pairs)
         kinds: list[Kind] = [self._by_stage(conversation, stages, refused=bool(refused)) for _, stages in written]
         kind, (spoken, stages) = min(zip(kinds, written, strict=True), key=lambda pair: pair[0] == "differs")
-        shown = accepted is not None and not (refused and kind == "apart")
+        shown = accepted is not None and not (refused and kind == "piecewise")
         pairs = self.differing(_joined(stages), accepted.tokens) if accepted and shown else ()
         return Verdict(kind=kind, spoken=spoken, refused=refused, pairs=pairs)
 
@@ -110,19 +110,19 @@ class Player:
         opening = replace(conversation, rounds=())
         if list(stages[0]) not in [list(whole.tokens) for whole in self._wholes(opening)]:
             return "differs"
-        apart = self._appends(conversation)
+        piecewise = self._appends(conversation)
         for number, played in enumerate(conversation.rounds, start=1):
             added = stages[2 * number]
             index = self._place(replace(conversation, rounds=conversation.rounds[:number]), added)
             if index is None:
                 # What follows a turn does not depend on its words, which some templates want.
                 alone = replace(conversation, rounds=[replace(played, text=played.text or "x")])
-                apart, index = True, self._place(alone, added)
+                piecewise, index = True, self._place(alone, added)
             if index is None:
                 return "differs"
             # A tool's answer that was written as it is, in a conversation that is refused as it is.
-            apart = apart or (refused and index == 0 and played.answered_by == "tool")
-        return "apart" if apart else "kept"
+            piecewise = piecewise or (refused and index == 0 and played.answered_by == "tool")
+        return "piecewise" if piecewise else "append-only"
 
     def _place(self, conversation: Conversation, end: Sequence[int]) -> int | None:
         """Return the index of the first of the template's renderings that ends with ``end``."""

