@@ -135,15 +135,15 @@ class Container:
         """Limit of the whole container [bytes]."""
         self.id = engine.create(spec.image.id, command, _settings(spec), **hard)
         """Its id."""
-        # Attached before it starts, so that no byte of it is missed.
+        # Attached before the container starts, so that no byte is missed.
         try:
             self._stream = engine.attach(self.id)
             engine.start(self.id)
-            given: wire.Message = {
+            order: wire.Message = {
                 **{"limits": dataclasses.asdict(spec.limits), "preload": list(PRELOADED["sympy"])},
                 **{"key": self._decoder.key.hex()},
             }
-            self._stream.send(_sources() + mux.frame(mux.CONTROL, wire.pack(given)))
+            self._stream.send(_sources() + mux.frame(mux.CONTROL, wire.pack(order)))
         except OSError as error:
             engine.remove(self.id)
             raise SandboxError(f"a container did not take its orders: {error}") from error
@@ -164,8 +164,8 @@ class Container:
             raise SandboxError(f"a container did not start: {self._why()}")
 
     def _why(self) -> str:
-        said = self._errors.decode("utf-8", "replace").strip()
-        return self._fault or said[-_ERRORS_KEPT:] or "it ended without a message"
+        errors = self._errors.decode("utf-8", "replace").strip()
+        return self._fault or errors[-_ERRORS_KEPT:] or "it ended without a message"
 
     def serve(self, theirs: tuple[int, int, int]) -> None:
         """Begin a session on copies of these descriptors: channel, standard output, standard error.
@@ -193,10 +193,10 @@ class Container:
             while data := endpoint.channel.recv(_CHUNK):
                 self._stream.send(mux.frame(mux.CHANNEL, data))
         endpoint.host_closed = True
-        # Where the container is gone, nobody needs to be told.
+        # Where the container is gone, there is nobody to tell.
         with suppress(OSError):
             self._stream.send(mux.frame(mux.CONTROL, wire.pack({"t": "close"})))
-        # One that does not answer may be busy with what the program left: it serves nobody any more.
+        # A container that does not answer may be busy with what the program left: it serves nobody any more.
         if not endpoint.closed.wait(_WIPE_S):
             with suppress(SandboxError):
                 self.dispose()
@@ -233,7 +233,7 @@ class Container:
             with self._lock:
                 endpoint, self._session = self._session, None
             if endpoint is None or not endpoint.host_closed:
-                # Only after the host's close: else a program could pass the container on while it still runs.
+                # Valid only after the host's close: else a program could pass the container on while it still runs.
                 raise wire.WireError("it says that a session has ended which has not")
             endpoint.close()
             self._ended(self, bool(message["usable"]) and self._uses < MAX_USES)

@@ -53,7 +53,7 @@ class EngineInfo:
 
 
 def owner(pid: int | None = None) -> str:
-    """Name a process of this machine, this one unless told, so that no later one has the same name.
+    """Return a name of a process of this machine, by default this one, that no later process gets.
 
     Raises:
         FileNotFoundError: There is no such process.
@@ -88,7 +88,7 @@ class DockerEngine(Closing):
         self._client = client
 
     def info(self) -> EngineInfo:
-        """Ask for its runtimes and its size."""
+        """Return its runtimes and its size."""
         with _faults("asking the Docker engine what it can do"):
             info = self._client.info()
         return EngineInfo(runtimes=frozenset(info["Runtimes"]), cores=info["NCPU"])
@@ -103,16 +103,16 @@ class DockerEngine(Closing):
 
         with _faults(f"looking for the image {tag}"):
             try:
-                found = cast(dict[str, Any], self._client.inspect_image(tag))
+                inspected = cast(dict[str, Any], self._client.inspect_image(tag))
             except docker.errors.ImageNotFound as error:
                 command = "agentrl sandbox build-image"
                 raise SandboxUnavailable(
                     f"the Docker engine has no image called {tag}: build it with `{command}`", remedy=command
                 ) from error
-        settings = found["Config"] or {}
+        settings = inspected["Config"] or {}
         pairs = (line.partition("=") for line in settings.get("Env") or [])
         python = (settings.get("Labels") or {}).get(PYTHON_LABEL, "")
-        return Image(id=found["Id"], python=python, environment={name: value for name, _, value in pairs})
+        return Image(id=inspected["Id"], python=python, environment={name: value for name, _, value in pairs})
 
     def build(self, folder: Path, tag: str, **args: str) -> Iterator[dict[str, Any]]:
         """Build the Dockerfile in a folder, with these arguments, and yield the engine's messages meanwhile."""
@@ -140,11 +140,11 @@ class DockerEngine(Closing):
             made = self._client.create_container(image, command, stdin_open=True, host_config=config, **settings)
         return str(cast(dict[str, Any], made)["Id"])
 
-    def attach(self, container: str) -> "Stream":
+    def attach(self, container: str) -> "ContainerStream":
         """Open the stream to a container that has not started: its standard input, output and error."""
         with _faults("attaching to a container"):
             wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-            return Stream(cast(object, self._client.attach_socket(container, wanted)))
+            return ContainerStream(cast(object, self._client.attach_socket(container, wanted)))
 
     def start(self, container: str) -> None:
         """Start a container."""
@@ -156,8 +156,8 @@ class DockerEngine(Closing):
         with _faults("looking at a container"):
             filters = {"container": container, "event": "oom"}
             # The engine keeps its latest events; with an end in the past it gives those and does not wait.
-            found = self._client.events(since=int(since), until=int(time.time()), filters=filters, decode=True)
-            return any(True for _ in found)
+            events = self._client.events(since=int(since), until=int(time.time()), filters=filters, decode=True)
+            return any(True for _ in events)
 
     def remove(self, container: str) -> None:
         """End and remove a container; one that is gone already is fine."""
@@ -176,15 +176,15 @@ class DockerEngine(Closing):
     def owned(self) -> dict[str, str]:
         """Map the containers of this back end, of every process, to their owners as :func:`owner` names them."""
         with _faults("listing containers"):
-            found = self._client.containers(all=True, filters={"label": OWNER_LABEL})
-        return {entry["Id"]: entry["Labels"][OWNER_LABEL] for entry in cast(list[Any], found)}
+            containers = self._client.containers(all=True, filters={"label": OWNER_LABEL})
+        return {entry["Id"]: entry["Labels"][OWNER_LABEL] for entry in cast(list[Any], containers)}
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
 
-class Stream:
+class ContainerStream:
     """A container's standard input, output and error."""
 
     def __init__(self, answer: object) -> None:

@@ -42,7 +42,7 @@ _NO_REGISTRY: Final = re.compile(
 def build_image(
     base: Literal["auto", "registry", "host"] = "auto", tag: str = IMAGE, packages: Sequence[str] = ()
 ) -> str:
-    """Build the image and give its id.
+    """Build the image and return its id.
 
     Args:
         base: ``registry`` builds the Dockerfile; ``host`` takes this machine's Python; ``auto`` takes the first, and
@@ -69,12 +69,14 @@ def build_image(
 
 
 def _from_registry(engine: docker_engine.DockerEngine, tag: str, packages: Sequence[str]) -> str:
-    said = ""
+    last = ""
     # The engine may have no bridge, so the build shares the network of its machine; containers get none.
     for line in engine.build(FOLDER, tag, PACKAGES=" ".join(packages)):
         if "error" in line:
-            raise SandboxError(f"building {tag} from {FOLDER}/Dockerfile failed: {line['error']}; it last said: {said}")
-        said = (line.get("stream", "").strip() or said)[-500:]
+            raise SandboxError(
+                f"building {tag} from {FOLDER}/Dockerfile failed: {line['error']}; it last said: {last}"
+            )
+        last = (line.get("stream", "").strip() or last)[-500:]
     return engine.image(tag).id
 
 
@@ -88,13 +90,13 @@ def _from_host(engine: docker_engine.DockerEngine, tag: str, packages: Sequence[
     return engine.image(tag).id
 
 
-def _settings(plan: rootfs.Plan) -> list[str]:
+def _settings(plan: rootfs.MountPlan) -> list[str]:
     label = f"LABEL {docker_engine.PYTHON_LABEL}={plan['python']}"
     lines = [f"ENV PYTHONPATH={rootfs.SITE}", "LABEL agentrl.sandbox=image", label]
     return [*lines, f"ENV LD_LIBRARY_PATH={plan['libraries']}"] if plan["libraries"] else lines
 
 
-def _pack(plan: rootfs.Plan, file: IO[bytes]) -> None:
+def _pack(plan: rootfs.MountPlan, file: IO[bytes]) -> None:
     """Write the tar file: interpreter, packages, tools, and every shared library that one of them needs."""
     with tarfile.open(fileobj=file, mode="w") as tar:
         for name in _FOLDERS:
@@ -102,27 +104,27 @@ def _pack(plan: rootfs.Plan, file: IO[bytes]) -> None:
             # The engine gives the file system that it mounts on /tmp the rights of the folder below.
             entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
             tar.addfile(entry)
-        for target, place in [*plan["links"], (plan["python"], "/usr/bin/python3")]:
-            entry = tarfile.TarInfo(place.lstrip("/"))
+        for target, path in [*plan["links"], (plan["python"], "/usr/bin/python3")]:
+            entry = tarfile.TarInfo(path.lstrip("/"))
             entry.type, entry.linkname = tarfile.SYMTYPE, target
             tar.addfile(entry)
         binaries: list[str] = []
-        for source, place in _folders(plan):
-            tar.add(source, place.lstrip("/"), filter=_clean)
+        for source, path in _folders(plan):
+            tar.add(source, path.lstrip("/"), filter=_clean)
             binaries += _binaries(source)
-        for source, place in _files(binaries, [folder for folder, _ in _folders(plan)]):
-            tar.add(source, place.lstrip("/"), filter=_clean)
+        for source, path in _files(binaries, [folder for folder, _ in _folders(plan)]):
+            tar.add(source, path.lstrip("/"), filter=_clean)
 
 
-def _folders(plan: rootfs.Plan) -> Iterator[tuple[str, str]]:
-    """Name the folders of the interpreter and of the packages, and where they go."""
-    for source, place in plan["binds"]:
-        if place.startswith((rootfs.PYTHON_HOME, rootfs.SITE)):
-            if place != rootfs.PYTHON_HOME:
-                yield source, place
+def _folders(plan: rootfs.MountPlan) -> Iterator[tuple[str, str]]:
+    """Yield the folders of the interpreter and of the packages, and where they go."""
+    for source, path in plan["binds"]:
+        if path.startswith((rootfs.PYTHON_HOME, rootfs.SITE)):
+            if path != rootfs.PYTHON_HOME:
+                yield source, path
                 continue
-            yield os.path.join(source, "lib"), f"{place}/lib"
-            yield os.path.join(source, os.path.relpath(plan["python"], place)), plan["python"]
+            yield os.path.join(source, "lib"), f"{path}/lib"
+            yield os.path.join(source, os.path.relpath(plan["python"], path)), plan["python"]
     if not plan["python"].startswith(rootfs.PYTHON_HOME):
         standard = sysconfig.get_path("stdlib")
         yield standard, standard
@@ -130,7 +132,7 @@ def _folders(plan: rootfs.Plan) -> Iterator[tuple[str, str]]:
 
 
 def _clean(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out what programs can't use, other installed packages, and who owns the files here."""
+    """Skip what programs can't use and other installed packages; forget who owns the files here."""
     parts = entry.name.split("/")
     ours = entry.name.startswith(rootfs.SITE.lstrip("/"))
     if not ours and (_LEFT_OUT.intersection(parts) or parts[-1] in ("site-packages", "dist-packages")):
@@ -152,27 +154,27 @@ def _binaries(source: str) -> list[str]:
 
 
 def _files(binaries: list[str], have: list[str]) -> Iterator[tuple[str, str]]:
-    """Name the tools and every library that is needed and not in one of the folders in ``have``."""
-    tools = {tool: path for tool in _TOOLS.split() if (path := shutil.which(tool, path="/usr/bin:/bin")) is not None}
-    needed: dict[str, str] = {f"/usr/bin/{tool}": os.path.realpath(path) for tool, path in tools.items()}
+    """Yield the tools, and every library that is needed and not in one of the folders in ``have``."""
+    tools = {tool: shutil.which(tool, path="/usr/bin:/bin") for tool in _TOOLS.split()}
+    needed = {f"/usr/bin/{tool}": os.path.realpath(program) for tool, program in tools.items() if program is not None}
     for library in _needs([*binaries, *needed.values()]):
         # /lib is a link to /usr/lib on most systems, and the image has the same links.
-        place = os.path.join(os.path.realpath(os.path.dirname(library)), os.path.basename(library))
-        if not any(place.startswith(folder + "/") for folder in have):
-            needed[place] = os.path.realpath(library)
+        path = os.path.join(os.path.realpath(os.path.dirname(library)), os.path.basename(library))
+        if not any(path.startswith(folder + "/") for folder in have):
+            needed[path] = os.path.realpath(library)
     if os.path.exists("/etc/ld.so.cache"):
         needed["/etc/ld.so.cache"] = "/etc/ld.so.cache"
-    for place, source in sorted(needed.items()):
-        yield source, place
+    for path, source in sorted(needed.items()):
+        yield source, path
 
 
 def _needs(binaries: list[str]) -> set[str]:
-    """Ask the loader for the libraries that these files need, all the way down."""
-    found: set[str] = set()
+    """Return the libraries that these files need, all the way down, as the loader names them."""
+    libraries: set[str] = set()
     for start in range(0, len(binaries), 200):
         done = subprocess.run(["ldd", *binaries[start : start + 200]], capture_output=True, text=True, check=False)
         for line in done.stdout.splitlines():
             match = re.match(r"\s+(?:\S+ => )?(/\S+) \(0x", line)
             if match:
-                found.add(match.group(1))
-    return found
+                libraries.add(match.group(1))
+    return libraries

@@ -109,9 +109,9 @@ class DockerSandbox(WorkerSandbox):
 def _spec(engine: DockerEngine, name: str, runtime: str | None, limits: Limits) -> ContainerSpec:
     info = engine.info()
     if runtime is not None and runtime not in info.runtimes:
-        known = ", ".join(sorted(info.runtimes))
+        runtimes = ", ".join(sorted(info.runtimes))
         raise SandboxUnavailable(
-            f"the Docker engine has no runtime called {runtime!r}, only {known}: "
+            f"the Docker engine has no runtime called {runtime!r}, only {runtimes}: "
             "install it and name it under runtimes in /etc/docker/daemon.json"
         )
     image = engine.image(name)

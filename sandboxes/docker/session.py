@@ -45,16 +45,16 @@ class ContainerWorker(Worker):
             if not self._ran_out_of_memory():
                 raise
         self.spent = True
-        kept = self._limits.output_kept_bytes
+        limit = self._limits.output_kept_bytes
         measured = {"wall": time.monotonic() - started, "cpu": 0.0, "rss": self._container.memory_bytes, "signal": None}
-        return {**wire.NOTHING, **measured, "status": "memory", "state": "lost"}, (Capture(kept), Capture(kept))
+        return {**wire.NOTHING, **measured, "status": "memory", "state": "lost"}, (Capture(limit), Capture(limit))
 
     def _ran_out_of_memory(self) -> bool:
         # The kernel's notice may reach the engine later than the end of the stream reaches us.
         until = time.monotonic() + _EVENT_S
-        while not (found := self._container.was_out_of_memory()) and time.monotonic() < until:
+        while not (hit_limit := self._container.was_out_of_memory()) and time.monotonic() < until:
             time.sleep(_EVENT_S / 10)
-        return found
+        return hit_limit
 
 
 class DockerSession(WorkerSession):

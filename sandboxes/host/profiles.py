@@ -28,7 +28,7 @@ def profile_of(code: str, files: Iterable[str | bytes] = ()) -> Profile:
         The smallest profile that holds whatever the words of the source can import; the fullest where the source can
         import what it does not name.
     """
-    sources = [code, *(one.decode("latin-1") if isinstance(one, bytes) else one for one in files)]
+    sources = [code, *(content.decode("latin-1") if isinstance(content, bytes) else content for content in files)]
     if any(_FULLEST.search(source) for source in sources):
         return "sympy"
     return "numpy" if any(_NUMPY.search(source) for source in sources) else "plain"

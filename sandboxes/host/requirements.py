@@ -60,12 +60,12 @@ def outer_filter() -> bool:
 
 def facts() -> Mapping[str, str]:
     """Return what decides whether programs can be isolated here: kernel, processor, settings, outer filter."""
-    found = {"kernel": f"{os.uname().sysname} {os.uname().release}", "processor": kernel.MACHINE}
+    machine = {"kernel": f"{os.uname().sysname} {os.uname().release}", "processor": kernel.MACHINE}
     if not kernel.supported():
-        return found
+        return machine
     settings = {setting.path.rpartition("/")[2]: setting.read() for setting in SETTINGS}
     return {
-        **found,
+        **machine,
         **{name: value for name, value in settings.items() if value is not None},
         "outer seccomp filter": "yes" if outer_filter() else "no",
     }

@@ -17,7 +17,7 @@ _COUNT: Final = 0x10000000
 _FEWEST: Final = 1000
 
 
-def of_sessions(plan: rootfs.Plan) -> Users | None:
+def of_sessions(plan: rootfs.MountPlan) -> Users | None:
     """Return users and groups that sessions may have, or ``None`` where all have the same one.
 
     Args:
@@ -39,7 +39,7 @@ def of_sessions(plan: rootfs.Plan) -> Users | None:
 def _is_mapped(kind: str) -> bool:
     """Return whether this user namespace has root's range, as the machine's own and no container's has."""
     rows = (map(int, line.split()) for line in Path(f"/proc/self/{kind}_map").read_text().splitlines())
-    return any(first <= _FIRST and first + count >= _FIRST + _COUNT for first, _, count in rows)
+    return any(start <= _FIRST and start + count >= _FIRST + _COUNT for start, _, count in rows)
 
 
 def _is_public(path: str) -> bool:

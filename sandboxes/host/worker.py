@@ -115,8 +115,8 @@ class Worker:
         Raises:
             WorkerDied: The other end went away, broke the protocol, or did not answer in time.
         """
-        kept = self._limits.output_kept_bytes
-        captures = (Capture(kept), Capture(kept))
+        limit = self._limits.output_kept_bytes
+        captures = (Capture(limit), Capture(limit))
         try:
             if descriptors:
                 wire.send_with(self._channel, wire.pack(order), descriptors, _BACKSTOP_S)

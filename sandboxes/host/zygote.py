@@ -100,7 +100,7 @@ class Zygote:
 
 
 def _start(
-    limits: Limits, preload: tuple[str, ...], plan: rootfs.Plan, passed: tuple[int, int], errors: IO[bytes]
+    limits: Limits, preload: tuple[str, ...], plan: rootfs.MountPlan, passed: tuple[int, int], errors: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     zygote: launcher.ZygoteConfig = {
         "control": passed[0],

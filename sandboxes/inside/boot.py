@@ -16,13 +16,13 @@ from types import ModuleType
 
 def read_exactly(size: int) -> bytes:
     """Read exactly so many bytes of standard input, and none beyond."""
-    found = b""
-    while len(found) < size:
-        piece = os.read(0, size - len(found))
+    data = b""
+    while len(data) < size:
+        piece = os.read(0, size - len(data))
         if not piece:
             os._exit(0)
-        found += piece
-    return found
+        data += piece
+    return data
 
 
 class SourceFinder(importlib.abc.InspectLoader, importlib.abc.MetaPathFinder):

@@ -75,7 +75,7 @@ def _checked(result: int, what: str) -> int:
 
 def _call(name: str, *arguments: int | bytes) -> int:
     # Bytes go as a pointer to them.
-    values = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    values = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
     return _checked(_libc.syscall(ctypes.c_long(_NUMBERS[MACHINE][name]), *values), name)
 
 
@@ -238,7 +238,7 @@ def _set_capabilities(low: int) -> None:
 
 
 def keep_capabilities(*capabilities: int) -> None:
-    """Give up all capabilities but these, of the first 32, which what this process executes next will have.
+    """Drop all capabilities but these, of the first 32, which this process keeps when it executes a program.
 
     Raises:
         OSError: The kernel refused.
@@ -249,7 +249,7 @@ def keep_capabilities(*capabilities: int) -> None:
 
 
 def drop_privileges() -> None:
-    """Give up every capability and the way back to any: bounding set, own sets, ``no_new_privs``.
+    """Drop every capability and the way back to any: bounding set, own sets, ``no_new_privs``.
 
     Raises:
         OSError: The kernel refused.

@@ -56,7 +56,7 @@ class ZygoteConfig(TypedDict):
 class LauncherConfig(TypedDict):
     """Settings of the launcher; plain data, so that it can travel as JSON."""
 
-    plan: rootfs.Plan
+    plan: rootfs.MountPlan
     """The file system."""
     zygote: ZygoteConfig
     """Passed on to the zygote."""
@@ -82,7 +82,7 @@ def fixed_environment(python: str) -> dict[str, str]:
     }
 
 
-def environment(plan: rootfs.Plan) -> dict[str, str]:
+def environment(plan: rootfs.MountPlan) -> dict[str, str]:
     """Return the environment variables of the zygote and of every program."""
     libraries = {"LD_LIBRARY_PATH": plan["libraries"]} if plan["libraries"] else {}
     return {**fixed_environment(plan["python"]), **libraries}

@@ -119,14 +119,14 @@ class Mux:
             SessionEnded: There will be none.
         """
         while True:
-            found = b""
+            data = b""
             for kind, piece in self._read(size):
                 if kind == CHANNEL:
-                    found += piece
+                    data += piece
                 elif any(message["t"] == "close" for message in self._messages.feed(piece)):
                     raise SessionEnded
-            if found:
-                return found
+            if data:
+                return data
 
     def receive_control(self) -> list[wire.Message]:
         """Wait for control messages; bytes of a session that has ended are dropped."""

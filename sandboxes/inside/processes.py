@@ -110,13 +110,13 @@ def run_delays(keep: Collection[int] = ()) -> dict[int, float]:
 
     The kernel adds a wait when it ends.
     """
-    found: dict[int, float] = {}
+    delays: dict[int, float] = {}
     for pid in list_pids(keep):
         # A process, or a thread of it, that ended since it was listed; or a kernel without the figure.
         with suppress(FileNotFoundError, ProcessLookupError):
             for task in os.listdir(f"/proc/{pid}/task"):
-                found[int(task)] = int(_read_proc(pid, f"task/{task}/schedstat").split()[1]) / 1e9
-    return found
+                delays[int(task)] = int(_read_proc(pid, f"task/{task}/schedstat").split()[1]) / 1e9
+    return delays
 
 
 def signal_all(number: int, keep: Collection[int] = ()) -> list[int]:
@@ -261,8 +261,8 @@ def wait_until_stopped(pid: int) -> bool:
     until = time.monotonic() + _STOP_S
     try:
         while time.monotonic() < until:
-            found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
-            if found:
+            changed, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+            if changed:
                 return os.WIFSTOPPED(status)
             time.sleep(0.00005)
     except ChildProcessError:

@@ -46,7 +46,7 @@ class ProgramSetup:
 
 
 def main(setup: ProgramSetup) -> None:
-    """Give up every right, report to pid 1, and run cells; never returns."""
+    """Drop every right, report to pid 1, and run cells; never returns."""
     code = 1
     try:
         _confine(setup)
@@ -84,15 +84,15 @@ def _confine(setup: ProgramSetup) -> None:
 
 def own_descriptors(limits: Limits) -> tuple[int, int, int]:
     """Return the numbers of the channel and the two outputs: above the descriptors that the program can open."""
-    first = limits.open_files
-    return first, first + 1, first + 2
+    channel = limits.open_files
+    return channel, channel + 1, channel + 2
 
 
 def _move_descriptors(setup: ProgramSetup) -> None:
     channel, out, err = own_descriptors(setup.session.limits)
     # First above every target, so that no dup2 closes a descriptor that is still to be moved.
-    given = (setup.channel, setup.session.out, setup.session.err)
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, err + 1) for descriptor in given]
+    originals = (setup.channel, setup.session.out, setup.session.err)
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, err + 1) for descriptor in originals]
     for descriptor, target in zip(moved, (channel, out, err), strict=True):
         os.dup2(descriptor, target, inheritable=False)
     os.closerange(err + 1, 1 << 20)

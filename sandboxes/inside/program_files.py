@@ -57,14 +57,14 @@ def _open_regular(path: str) -> int:
 
 def left_open() -> tuple[str, list[tuple[int, str]]]:
     """Return the working folder, and the descriptors of regular files in the scratch folders with their paths."""
-    found: list[tuple[int, str]] = []
+    files: list[tuple[int, str]] = []
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         # The descriptor of the listing itself is gone by now.
         with suppress(FileNotFoundError):
             path = os.readlink(f"/proc/self/fd/{descriptor}")
             if path.startswith(("/tmp/", "/dev/shm/")) and stat.S_ISREG(os.fstat(descriptor).st_mode):
-                found.append((descriptor, path))
-    return os.getcwd(), found
+                files.append((descriptor, path))
+    return os.getcwd(), files
 
 
 def reopen(folder: str, files: list[tuple[int, str]]) -> None:

@@ -30,7 +30,7 @@ _HIDDEN: Final = ("/usr/src", "/usr/local/src", "/usr/etc", "/usr/local/etc")
 _CONFIGURED: Final = ("/etc/ld.so.cache", "/etc/alternatives")
 
 
-class Plan(TypedDict):
+class MountPlan(TypedDict):
     """Sources and places of all mounts; plain data, so that it can travel as JSON."""
 
     root: str
@@ -47,14 +47,14 @@ class Plan(TypedDict):
     """Folder of the interpreter's own shared library, or an empty string."""
 
 
-def plan(root: str, packages: Sequence[str] = ()) -> Plan:
+def plan(root: str, packages: Sequence[str] = ()) -> MountPlan:
     """Decide what the sandbox on this machine is made of.
 
     Args:
         root: An empty folder.
         packages: Installed packages that programs may import beside ``PACKAGES``.
     """
-    made: Plan = {"root": root, "binds": [], "links": [], "masks": [], "python": "", "libraries": ""}
+    made: MountPlan = {"root": root, "binds": [], "links": [], "masks": [], "python": "", "libraries": ""}
     for name in _SYSTEM:
         path = f"/{name}"
         if os.path.islink(path):
@@ -68,7 +68,7 @@ def plan(root: str, packages: Sequence[str] = ()) -> Plan:
     return made
 
 
-def _add_python(made: Plan) -> None:
+def _add_python(made: MountPlan) -> None:
     home = Path(sys.base_prefix).resolve()
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     python = Path(sys._base_executable).resolve()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownArgumentType]
@@ -93,7 +93,7 @@ def _add_python(made: Plan) -> None:
             made["masks"].append(str(inside))
 
 
-def _add_packages(made: Plan, packages: Iterable[str]) -> None:
+def _add_packages(made: MountPlan, packages: Iterable[str]) -> None:
     for name in packages:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
         if spec is None or spec.origin is None:
@@ -106,7 +106,7 @@ def _add_packages(made: Plan, packages: Iterable[str]) -> None:
             made["binds"].append((str(bundled), f"{SITE}/{bundled.name}"))
 
 
-def build(made: Plan) -> None:
+def build(made: MountPlan) -> None:
     """Mount the new root and make it the root; needs a fresh mount namespace and the right to mount.
 
     Raises:
@@ -115,31 +115,31 @@ def build(made: Plan) -> None:
     root = made["root"]
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "size=1m,mode=755")
-    for source, place in made["binds"]:
-        _bind(source, root + place, os.path.isdir(source))
+    for source, path in made["binds"]:
+        _bind(source, root + path, os.path.isdir(source))
         kernel.set_mount_attributes(
-            root + place, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV, recursive=True
+            root + path, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV, recursive=True
         )
     for device in _DEVICES:
         _bind(f"/dev/{device}", f"{root}/dev/{device}", False)
     _bind("/proc", f"{root}/proc", True)
     for folder in ("/tmp", "/dev/shm", SITE):
         os.makedirs(root + folder, exist_ok=True)
-    for target, place in [*made["links"], ("/proc/self/fd", "/dev/fd"), ("/proc/self/fd/0", "/dev/stdin")]:
-        os.symlink(target, root + place)
+    for target, path in [*made["links"], ("/proc/self/fd", "/dev/fd"), ("/proc/self/fd/0", "/dev/stdin")]:
+        os.symlink(target, root + path)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.symlink(f"/proc/self/fd/{number}", f"{root}/dev/{name}")
-    for place in made["masks"]:
-        if os.path.isdir(root + place):
-            kernel.mount("tmpfs", root + place, "tmpfs", kernel.MS_RDONLY | kernel.MS_NOSUID, "size=4k,mode=755")
+    for path in made["masks"]:
+        if os.path.isdir(root + path):
+            kernel.mount("tmpfs", root + path, "tmpfs", kernel.MS_RDONLY | kernel.MS_NOSUID, "size=4k,mode=755")
     kernel.pivot_into(root)
     kernel.set_mount_attributes("/", kernel.ATTR_RDONLY | kernel.ATTR_NOSUID, recursive=False)
 
 
-def _bind(source: str, place: str, folder: bool) -> None:
+def _bind(source: str, target: str, folder: bool) -> None:
     if folder:
-        os.makedirs(place, exist_ok=True)
+        os.makedirs(target, exist_ok=True)
     else:
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        os.close(os.open(place, os.O_CREAT | os.O_WRONLY, 0o644))
-    kernel.mount(source, place, None, kernel.MS_BIND | kernel.MS_REC)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)

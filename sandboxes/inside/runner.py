@@ -122,10 +122,10 @@ def _empty(folder: str) -> bool:
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for number in range(_ROUNDS):
-            first = next(_entries(top), None)
-            if first is None:
+            name = next(_entries(top), None)
+            if name is None:
                 return True
-            _remove(top, first, number)
+            _remove(top, name, number)
         return False
     except OSError:
         return False
@@ -134,8 +134,8 @@ def _empty(folder: str) -> bool:
 
 
 def _entries(descriptor: int) -> Iterator[str]:
-    with os.scandir(descriptor) as found:
-        for entry in found:
+    with os.scandir(descriptor) as entries:
+        for entry in entries:
             yield entry.name
 
 
@@ -147,11 +147,11 @@ def _remove(top: int, name: str, number: int) -> None:
     os.chmod(name, 0o700, dir_fd=top)
     inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
     try:
-        for place, below in enumerate(list(_entries(inner))):
+        for index, below in enumerate(list(_entries(inner))):
             if stat.S_ISDIR(os.stat(below, dir_fd=inner, follow_symlinks=False).st_mode):
                 # A folder that forbids writing can't be moved: its entry for its parent changes.
                 os.chmod(below, 0o700, dir_fd=inner)
-                os.rename(below, f".wipe-{number}-{place}", src_dir_fd=inner, dst_dir_fd=top)
+                os.rename(below, f".wipe-{number}-{index}", src_dir_fd=inner, dst_dir_fd=top)
             else:
                 os.unlink(below, dir_fd=inner)
     finally:

@@ -65,8 +65,8 @@ class RunningCell:
         code = os.waitstatus_to_exitcode(status)
         # Pid 1 stopped it: only a claim of that very end may add its traceback.
         if self.reason is not None:
-            told = {} if self.claim is None or self.claim["status"] != self.reason else self.claim
-            return {**told, "status": self.reason}
+            claim = {} if self.claim is None or self.claim["status"] != self.reason else self.claim
+            return {**claim, "status": self.reason}
         if self.claim is not None and code == 0:
             return self.claim
         # Nobody but the kernel's memory limit explains this kill, since the count has grown with it.

@@ -95,8 +95,7 @@ def copy_tree(source: str, target: str) -> None:
     Raises:
         OSError: The copy does not fit.
     """
-    here, there = (os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (source, target))
-    walk = _TreeCopier(here, there)
+    walk = _TreeCopier(*(os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (source, target)))
     try:
         walk.run()
     finally:
@@ -106,9 +105,9 @@ def copy_tree(source: str, target: str) -> None:
 class _TreeCopier:
     """A depth-first walk that steps down and, by ``..``, up again."""
 
-    def __init__(self, here: int, there: int) -> None:
-        self._here, self._there = here, there
-        self._left: list[list[str]] = [os.listdir(here)]
+    def __init__(self, source: int, target: int) -> None:
+        self._source, self._target = source, target
+        self._left: list[list[str]] = [os.listdir(source)]
         self._entered: list[os.stat_result] = []
         self._linked: dict[int, int] = {}
 
@@ -121,50 +120,50 @@ class _TreeCopier:
             if not self._entered:
                 return
             # After its content, which changes a folder's time; and a mode may forbid to write.
-            _copy_metadata(self._there, self._entered.pop())
+            _copy_metadata(self._target, self._entered.pop())
             self._step("..")
 
     def close(self) -> None:
-        for descriptor in (self._here, self._there, *self._linked.values()):
+        for descriptor in (self._source, self._target, *self._linked.values()):
             os.close(descriptor)
 
     def _step(self, name: str) -> None:
         # Relative to the folder it is in: a path from the top could be longer than the kernel takes.
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-        here = os.open(name, flags, dir_fd=self._here)
-        os.close(self._here)
-        self._here = here
-        there = os.open(name, flags, dir_fd=self._there)
-        os.close(self._there)
-        self._there = there
+        source = os.open(name, flags, dir_fd=self._source)
+        os.close(self._source)
+        self._source = source
+        target = os.open(name, flags, dir_fd=self._target)
+        os.close(self._target)
+        self._target = target
 
     def _copy(self, name: str) -> None:
-        found = os.stat(name, dir_fd=self._here, follow_symlinks=False)
-        if stat.S_ISDIR(found.st_mode):
-            os.mkdir(name, 0o700, dir_fd=self._there)
+        status = os.stat(name, dir_fd=self._source, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            os.mkdir(name, 0o700, dir_fd=self._target)
             self._step(name)
-            self._entered.append(found)
-            self._left.append(os.listdir(self._here))
-        elif stat.S_ISLNK(found.st_mode):
-            os.symlink(os.readlink(name, dir_fd=self._here), name, dir_fd=self._there)
-        elif stat.S_ISFIFO(found.st_mode):
-            os.mkfifo(name, stat.S_IMODE(found.st_mode), dir_fd=self._there)
-        elif stat.S_ISREG(found.st_mode):
-            self._copy_file(name, found)
+            self._entered.append(status)
+            self._left.append(os.listdir(self._source))
+        elif stat.S_ISLNK(status.st_mode):
+            os.symlink(os.readlink(name, dir_fd=self._source), name, dir_fd=self._target)
+        elif stat.S_ISFIFO(status.st_mode):
+            os.mkfifo(name, stat.S_IMODE(status.st_mode), dir_fd=self._target)
+        elif stat.S_ISREG(status.st_mode):
+            self._copy_file(name, status)
 
-    def _copy_file(self, name: str, found: os.stat_result) -> None:
-        if found.st_ino in self._linked:
+    def _copy_file(self, name: str, status: os.stat_result) -> None:
+        if status.st_ino in self._linked:
             # Through /proc: the name that it got first may lie too deep to be named.
-            os.link(f"/proc/self/fd/{self._linked[found.st_ino]}", name, dst_dir_fd=self._there)
+            os.link(f"/proc/self/fd/{self._linked[status.st_ino]}", name, dst_dir_fd=self._target)
             return
-        source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._here)
-        target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._there)
+        source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._source)
+        target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._target)
         try:
-            _copy_data(source, target, found.st_size)
-            _copy_metadata(target, found)
+            _copy_data(source, target, status.st_size)
+            _copy_metadata(target, status)
             # Kept open, so that the other names of the file become links to this copy.
-            if found.st_nlink > 1:
-                self._linked[found.st_ino] = os.dup(target)
+            if status.st_nlink > 1:
+                self._linked[status.st_ino] = os.dup(target)
         finally:
             os.close(source)
             os.close(target)
@@ -186,6 +185,6 @@ def _copy_data(source: int, target: int, size: int) -> None:
             start += os.write(target, os.read(source, min(_CHUNK, end - start)))
 
 
-def _copy_metadata(descriptor: int, found: os.stat_result) -> None:
-    os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
-    os.utime(descriptor, ns=(found.st_atime_ns, found.st_mtime_ns))
+def _copy_metadata(descriptor: int, status: os.stat_result) -> None:
+    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+    os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))

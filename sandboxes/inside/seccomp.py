@@ -155,13 +155,13 @@ def _allowed_but(rows: tuple[tuple[_Arg, ...], ...], channel: int) -> list[_Inst
 
 
 def _ranges(numbers: set[int]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for number in sorted(numbers):
-        if found and number == found[-1][1] + 1:
-            found[-1] = (found[-1][0], number)
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
         else:
-            found.append((number, number))
-    return found
+            ranges.append((number, number))
+    return ranges
 
 
 def assemble(machine: str, channel: int, *, shared_files: bool = True) -> bytes:

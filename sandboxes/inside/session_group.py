@@ -72,7 +72,7 @@ class SessionGroup:
     def __init__(self, setup: SessionSetup, prepare: Callable[[], int]) -> None:
         """Take over the first session's socket; ``prepare`` makes the file systems and opens a writable ``/proc``."""
         self._setup = setup
-        self._first = HostSocket(setup.channel)
+        self._first_host = HostSocket(setup.channel)
         self._prepare = prepare
         self._entries: dict[Supervisor, _Entry] = {}
         self._active: Supervisor | None = None
@@ -83,14 +83,14 @@ class SessionGroup:
         """Supervise until the host has let go of every session."""
         try:
             self._setup = replace(self._setup, proc=self._prepare())
-            self._active = first = Supervisor(self._first, self._setup, manager=self)
-            self._entries[first] = _Entry(host=self._first, setup=self._setup, index=0)
-            first.spawn()
+            self._active = supervisor = Supervisor(self._first_host, self._setup, manager=self)
+            self._entries[supervisor] = _Entry(host=self._first_host, setup=self._setup, index=0)
+            supervisor.spawn()
             while True:
                 self._wait()
         except Exception as error:  # whatever it is, the sessions end here, and the host must hear of it
             fault: wire.Message = {"t": "fault", "why": f"{type(error).__name__}: {error}", "errno": None}
-            for host in {self._first, *(entry.host for entry in self._entries.values())}:
+            for host in {self._first_host, *(entry.host for entry in self._entries.values())}:
                 with suppress(OSError):
                     host.sendall(wire.pack(fault))
         finally:

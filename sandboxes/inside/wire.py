@@ -52,16 +52,16 @@ class Decoder:
             WireError: A message is too long, or is not a JSON object.
         """
         self._buffer += data
-        found: list[Message] = []
+        messages: list[Message] = []
         while len(self._buffer) >= 4:
             size = int(_unpack(">I", self._buffer[:4])[0])
             if size > self._limit:
                 raise WireError(f"a message of {size} bytes is longer than {self._limit}")
             if len(self._buffer) < 4 + size:
                 break
-            found.append(_parse(bytes(self._buffer[4 : 4 + size])))
+            messages.append(_parse(bytes(self._buffer[4 : 4 + size])))
             del self._buffer[: 4 + size]
-        return found
+        return messages
 
 
 def _parse(body: bytes) -> Message:
