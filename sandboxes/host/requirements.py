@@ -4,7 +4,7 @@ import os
 import re
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from agentrl.sandboxes.base import SandboxUnavailable
@@ -14,41 +14,22 @@ OLDEST_KERNEL: Final = (5, 14)
 _UNCONFINED: Final = "--security-opt seccomp=unconfined --security-opt systempaths=unconfined"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """A setting of the kernel that can forbid user namespaces."""
-
-    name: str
-    """Its name, as ``sysctl`` takes it."""
-    forbids: str
-    """The value that forbids them."""
-    allows: str
-    """A value that allows them."""
-
-    @property
-    def path(self) -> str:
-        """File that holds it."""
-        return f"/proc/sys/{self.name.replace('.', '/')}"
-
-    @property
-    def remedy(self) -> str:
-        """The command, to be run as root, that allows them."""
-        return f"sysctl -w {self.name}={self.allows}"
-
-    def read(self) -> str | None:
-        """Return the value, or ``None`` where this kernel has no such setting."""
-        if not os.path.exists(self.path):
-            return None
-        with open(self.path) as file:
-            return file.read().strip()
+SETTINGS: Final = {
+    "user.max_user_namespaces": ("0", "10000"),
+    "kernel.unprivileged_userns_clone": ("0", "1"),
+    "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
+}
+"""Every setting of the kernel that can forbid user namespaces: the value that does, and one that allows them."""
 
 
-SETTINGS: Final = (
-    Setting(name="user.max_user_namespaces", forbids="0", allows="10000"),
-    Setting(name="kernel.unprivileged_userns_clone", forbids="0", allows="1"),
-    Setting(name="kernel.apparmor_restrict_unprivileged_userns", forbids="1", allows="0"),
-)
-"""Every such setting that is known, in the order in which they are looked at."""
+def _path(setting: str) -> Path:
+    return Path(f"/proc/sys/{setting.replace('.', '/')}")
+
+
+def _read(setting: str) -> str | None:
+    """Return a setting's value, or ``None`` where this kernel has no such setting."""
+    path = _path(setting)
+    return path.read_text().strip() if path.exists() else None
 
 
 def outer_filter() -> bool:
@@ -63,7 +44,7 @@ def facts() -> Mapping[str, str]:
     machine = {"kernel": f"{os.uname().sysname} {os.uname().release}", "processor": kernel.MACHINE}
     if not kernel.supported():
         return machine
-    settings = {setting.path.rpartition("/")[2]: setting.read() for setting in SETTINGS}
+    settings = {_path(setting).name: _read(setting) for setting in SETTINGS}
     return {
         **machine,
         **{name: value for name, value in settings.items() if value is not None},
@@ -101,10 +82,11 @@ def explain(why: str) -> SandboxUnavailable:
     Args:
         why: The kernel's answer to the launcher.
     """
-    for setting in SETTINGS:
-        if setting.read() == setting.forbids:
-            what = f"this kernel forbids user namespaces ({setting.path} is {setting.forbids})"
-            return SandboxUnavailable(f"{what}: run as root `{setting.remedy}` ({why})", remedy=setting.remedy)
+    for setting, (forbids, allows) in SETTINGS.items():
+        if _read(setting) == forbids:
+            remedy = f"sysctl -w {setting}={allows}"
+            what = f"this kernel forbids user namespaces ({_path(setting)} is {forbids})"
+            return SandboxUnavailable(f"{what}: run as root `{remedy}` ({why})", remedy=remedy)
     if outer_filter():
         what = "an outer sandbox or container forbids namespaces by seccomp"
         return SandboxUnavailable(
