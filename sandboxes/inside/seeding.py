@@ -6,6 +6,7 @@ import importlib.util
 import random
 import sys
 import types
+from functools import partial
 
 
 def seed(number: int) -> None:
@@ -18,12 +19,11 @@ def seed(number: int) -> None:
         sys.meta_path.insert(0, _SeedsNumpy(number % (1 << 32)))
 
 
-class _SeedsNumpy(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _SeedsNumpy(importlib.abc.MetaPathFinder):
     """Seeds ``numpy.random`` when a program imports it that did not find it imported."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._real: importlib.abc.Loader | None = None
 
     def find_spec(
         self, fullname: str, path: object, target: types.ModuleType | None = None
@@ -32,16 +32,13 @@ class _SeedsNumpy(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
-        if spec is not None:
-            self._real, spec.loader = spec.loader, self
+        loader = None if spec is None else spec.loader
+        if loader is not None:
+            vars(loader)["exec_module"] = partial(self._execute, loader)
         return spec
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
-        assert self._real is not None
-        return self._real.create_module(spec)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        assert self._real is not None and module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._real
-        self._real.exec_module(module)
+    def _execute(self, loader: importlib.abc.Loader, module: types.ModuleType) -> None:
+        # An ordinary loader again, for this module and for whoever looks at it.
+        del vars(loader)["exec_module"]
+        loader.exec_module(module)
         module.seed(self._seed)
