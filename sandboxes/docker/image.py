@@ -73,9 +73,7 @@ def _from_registry(engine: docker_engine.DockerEngine, tag: str, packages: Seque
     # The engine may have no bridge, so the build shares the network of its machine; containers get none.
     for line in engine.build(FOLDER, tag, PACKAGES=" ".join(packages)):
         if "error" in line:
-            raise SandboxError(
-                f"building {tag} from {FOLDER}/Dockerfile failed: {line['error']}; it last said: {last}"
-            )
+            raise SandboxError(f"building {tag} from {FOLDER}/Dockerfile failed: {line['error']}; it last said: {last}")
         last = (line.get("stream", "").strip() or last)[-500:]
     return engine.image(tag).id
 

@@ -110,7 +110,10 @@ class WorkerSession(Session):
         self._fresh = True
         try:
             for past in self._history:
-                self._check_rerun(past, self._attempt(past, self._order(past)))
+                again = self._attempt(past, self._order(past))
+                # Later cells need its variables, and would be blamed for a NameError.
+                if again.state != ("lost" if past is _LOSE_STATE else "kept"):
+                    raise SandboxError(f"the session died, and a cell that ran before ends with {again.status} now")
         except SandboxError:
             self.close()
             raise
@@ -119,11 +122,6 @@ class WorkerSession(Session):
         except WorkerDied:
             self._history.clear()
             return Result(status="crash", attempts=2, state="lost", backend=self._sandbox.backend)
-
-    def _check_rerun(self, past: Cell, again: Result) -> None:
-        # Later cells need its variables, and would be blamed for a NameError.
-        if again.state != ("lost" if past is _LOSE_STATE else "kept"):
-            raise SandboxError(f"the session died, and a cell that ran before ends with {again.status} now")
 
     def replay(self) -> "WorkerSession":
         """Run this session's cells again; see :meth:`Session.replay`."""

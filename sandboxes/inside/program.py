@@ -19,7 +19,6 @@ import traceback
 import types
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, TextIO, cast
 
 from agentrl.sandboxes.inside import kernel, program_files, seccomp, seeding, wire
@@ -35,22 +34,17 @@ _SIGNALS: Final = frozenset(map(int, signal.valid_signals()))
 _set_mask: Final[Callable[[int, Collection[int]], set[int]]] = sys.modules["_signal"].pthread_sigmask
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramSetup:
-    """Descriptors and settings of a program's process."""
+def main(channel: int, setup: SessionSetup) -> None:
+    """Drop every right, report to pid 1, and run cells; never returns.
 
-    channel: int
-    """Socket to pid 1."""
-    session: SessionSetup
-    """Those of pid 1: outputs, limits, filter, user and group."""
-
-
-def main(setup: ProgramSetup) -> None:
-    """Drop every right, report to pid 1, and run cells; never returns."""
+    Args:
+        channel: Socket to pid 1.
+        setup: The session's descriptors and settings.
+    """
     code = 1
     try:
-        _confine(setup)
-        _Program(setup.session.limits).serve()
+        _confine(channel, setup)
+        _Program(setup.limits).serve()
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
@@ -58,28 +52,28 @@ def main(setup: ProgramSetup) -> None:
         os._exit(code)
 
 
-def _confine(setup: ProgramSetup) -> None:
+def _confine(channel: int, setup: SessionSetup) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
     # Under memory pressure the kernel takes the program before anything of ours.
-    proc = f"/proc/self/fd/{setup.session.proc}/self"
+    proc = f"/proc/self/fd/{setup.proc}/self"
     kernel.set_dumpable(True)
     with open(f"{proc}/oom_score_adj", "w") as file:
         file.write("1000")
     # A user namespace of its own: the program has no power over pid 1, although both have one user id outside.
-    if (inside := setup.session.inside) is not None:
+    if (inside := setup.inside) is not None:
         kernel.unshare(kernel.NEWUSER)
         kernel.write_maps(inside, inside, inside, proc)
         fcntl.flock = program_files.flock
-    _move_descriptors(setup)
+    _move_descriptors((channel, setup.out, setup.err), own_descriptors(setup.limits))
     os.chdir(program_files.HOME)
-    _limit(setup.session.limits)
+    _limit(setup.limits)
     # Last, since what comes before needs rights and calls that end here.
     kernel.drop_privileges()
-    seccomp.install(setup.session.seccomp)
+    seccomp.install(setup.seccomp)
 
 
 def own_descriptors(limits: Limits) -> tuple[int, int, int]:
@@ -88,12 +82,11 @@ def own_descriptors(limits: Limits) -> tuple[int, int, int]:
     return channel, channel + 1, channel + 2
 
 
-def _move_descriptors(setup: ProgramSetup) -> None:
-    channel, out, err = own_descriptors(setup.session.limits)
+def _move_descriptors(originals: tuple[int, int, int], targets: tuple[int, int, int]) -> None:
+    channel, out, err = targets
     # First above every target, so that no dup2 closes a descriptor that is still to be moved.
-    originals = (setup.channel, setup.session.out, setup.session.err)
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, err + 1) for descriptor in originals]
-    for descriptor, target in zip(moved, (channel, out, err), strict=True):
+    for descriptor, target in zip(moved, targets, strict=True):
         os.dup2(descriptor, target, inheritable=False)
     os.closerange(err + 1, 1 << 20)
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)

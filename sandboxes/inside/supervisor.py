@@ -121,10 +121,9 @@ class Supervisor:
         self._enter("starting", _STARTUP_S)
         # Until a fresh program is ready it runs nothing but our code.
         self._account.pause(self._excluded())
-        setup = program.ProgramSetup(channel=self._program.program_end, session=self._setup)
         pid = kernel.clone(0)
         if pid == 0:
-            program.main(setup)
+            program.main(self._program.program_end, self._setup)
         self._setup.spawned()
         self._program.track(pid)
         self._pristine, self._frozen = True, False

@@ -45,7 +45,7 @@ def test_a_session_closed_at_once_leaves_its_container_usable(sandbox: Sandbox) 
 FORGED = """
 import json, sys
 outer = sys._getframe()
-while "setup" not in outer.f_locals or not hasattr(outer.f_locals.get("self"), "_host"):
+while not hasattr(outer.f_locals.get("self"), "_host"):
     outer = outer.f_back
 key = outer.f_locals["self"]._host.key
 answer = json.dumps(ANSWER).encode()
