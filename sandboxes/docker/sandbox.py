@@ -3,7 +3,7 @@
 import os
 import threading
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from agentrl.sandboxes.base import Health, Limits, SandboxError, SandboxUnavailable
@@ -69,21 +69,16 @@ class DockerSandbox(WorkerSandbox):
             ValueError: ``ready`` is negative.
         """
         super().__init__(limits, ready)
-        engine = connect()
-        try:
+        with ExitStack() as undo:
+            engine = undo.enter_context(connect())
             spec = _spec(engine, image, runtime, limits)
             _remove_leftovers(engine)
             self.version = f"{runtime or 'default runtime'}, image {spec.image.id.removeprefix('sha256:')[:12]}"
-        except BaseException:
-            engine.close()
-            raise
-        self._pool = ContainerPool(engine, spec, self._size, self.slots)
-        self._end = weakref.finalize(self, _end, self._pool, engine, os.getpid())
-        try:
+            self._pool = ContainerPool(engine, spec, self._size, self.slots)
+            self._end = weakref.finalize(self, _end, self._pool, engine, os.getpid())
+            undo.callback(self.close)
             self._pool.start()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def take(self, profile: Profile, *, fresh: bool = False) -> ContainerWorker:
         """Take a container; see :meth:`WorkerSandbox.take`. All of them have everything imported."""
