@@ -26,7 +26,8 @@ from agentrl.train.live import check_run
 from .forked import Server
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [*(DOCS.parent / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md")), *sorted(DOCS.glob("*.md"))]
+OTHERS = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "sandboxes/README.md", "agentrl/algos/README.md")
+PAGES = [*(DOCS.parent / name for name in OTHERS), *sorted(DOCS.glob("*.md"))]
 
 
 def blocks(page: str, language: str = "python") -> list[str]:
