@@ -49,6 +49,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_cells_of_tables_are_short(page: Path) -> None:
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    assert not [cell for line in lines for cell in line.split(" | ") if len(cell.split()) >= 30]
+
+
 def test_the_index_links_every_page() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
     assert not [page.name for page in DOCS.glob("*.md") if page.name != "README.md" and f"({page.name})" not in index]
