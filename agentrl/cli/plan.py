@@ -20,8 +20,9 @@ _PLAN = """examples:
   agentrl plan --preset qwen3-4b-tir --set model.path=path/to/Qwen3-4B-Base --memory 80 --json
 
 Of the model only its config.json is read. Its times and activations are measured, on small random models of the same
-widths, in some seconds; on another device than the run's there are no times. Steps are taken as long as the settings
-allow. The exit code is 1 where the run does not fit.
+widths, in some seconds; on another device than the run's there are no times. Memory is for episodes as long as the
+settings allow, times are for those of the gold player where there is one. The exit code is 1 where the run does not
+fit.
 """
 _GIB = 1 << 30
 
@@ -62,26 +63,25 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
     import torch
     from transformers.utils import logging
 
-    from agentrl.config import with_overrides
     from agentrl.engines import check_cpu_heads
     from agentrl.runs.assemble import model_config, run_tokenizer, task_mix, with_dialect
     from agentrl.runs.checkpoint import model_at
     from agentrl.train.live import check_playing
-    from agentrl.train.memory import needs
+    from agentrl.train.memory import gold_lengths, needs
 
     logging.set_verbosity_error()
     # What no run can follow has no costs. The engine itself is not made: its package may be elsewhere.
     check_playing(config)
     path = model_at(config.model.path, partial(print, file=sys.stderr))
-    config = with_dialect(with_overrides(config, [f"model.path={json.dumps(path)}"]))
-    tokenizer = run_tokenizer(config, task_mix(config, "train"))
+    config = with_dialect(config.updated(model={"path": path}))
+    tokenizer = run_tokenizer(config, mix := task_mix(config, "train"))
     if whole:
         _show_tasks(config, tokenizer)
     limit = None if memory is None else int(memory * _GIB)
     shape = model_config(config, tokenizer)
     if config.engine.name == "vllm" and config.model.device == "cpu" and not torch.cuda.is_available():
         check_cpu_heads(shape.get_text_config())
-    needed = needs(config, shape, limit)
+    needed = needs(config, shape, limit, gold_lengths(config, mix, tokenizer))
     if as_json:
         print(json.dumps({**asdict(needed), "total": needed.total, "fits": not needed.remedy}))
     else:
@@ -114,6 +114,8 @@ def _show(found: "Needs") -> None:
         print(f"memory    {size / _GIB:8.2f} GiB  {name}")
     print(f"in all    {found.total / _GIB:8.2f} GiB" + (f"  of {found.limit / _GIB:.2f}" if found.limit else ""))
     phases = ", ".join(f"{duration(seconds)} to {name}" for name, seconds in found.seconds.items())
-    print(f"a step    {found.tokens} tokens at most, {phases or 'and no times: they are measured on its device only'}")
+    expected = f"about {found.expected} as gold plays, " if found.expected < found.tokens else ""
+    times = phases or "and no times: they are measured on its device only"
+    print(f"a step    {found.tokens} tokens at most, {expected}{times}")
     if found.remedy:
         print(f"too much  {found.remedy}")

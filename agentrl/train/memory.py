@@ -1,13 +1,14 @@
 """Estimate the memory, tokens and seconds of a run before its model is loaded.
 
-What is counted: weights, gradients, the optimizer's two moments, the engine's copy and its cache, and the average;
-where adapters are trained all else is frozen. Measured on small models of the same widths (``probe.py``) are a pack's
-activations, and all times. The most that is needed at once is the sum of all parts, in the
-backward pass of a later pack of an update.
+Counted are weights, gradients, the optimizer's two moments, the average, the engine's copy and its cache; beside
+adapters all else is frozen. Measured on small models (``probe.py``) are a pack's activations and all times. The most
+that is needed at once is the sum of all parts, in the backward pass of a later pack of an update.
 """
 
+import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -17,23 +18,27 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from agentrl.config import Config, with_overrides
+from agentrl.config import Config
 from agentrl.engines.native.step import FEWEST
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InvariantError
 from agentrl.models.cache import SHORT, padded_keys
 from agentrl.models.lora import target_names
 from agentrl.models.native import computes
-from agentrl.train.probe import Costs, measure, trains_adapters, vocabulary
+from agentrl.rollout.mix import TaskMix
+from agentrl.runs.assemble import make_collector, make_renderer
+from agentrl.train.probe import Costs, batch_of, measure, trains_adapters, work
+from agentrl.train.sft import oracle_episodes
+from agentrl.types import flatten
 
 _CONTEXT = 512 << 20
 """Bytes that a process needs on a GPU before it has a tensor there, about."""
-_LATER = 40 << 20
-"""Bytes that a run's process takes after its imports for what has no other name, such as a CPU's compiled kernels."""
-_HOLES = 12
-"""Layers, at most, whose activations a CPU's heap has room for beside the live ones, be these kept or computed again.
-PyTorch asks for aligned blocks, and glibc does not give a freed one to the next request of the same size (its bug
-14581). Only what it maps by itself, from 32 MiB on (its DEFAULT_MMAP_THRESHOLD_MAX), is given back at once."""
-_MAPPED = 32 << 20
+_LATER = 110 << 20
+"""Bytes that a run's process takes beside all parts after the plan's imports, such as further imports and kernels."""
+_HEAP = 0.25
+"""Memory that a CPU's heap holds beside the live activations, as a share of them. It differs from shape to shape: with
+this one, the sum of all parts was off by 9% at most in six shapes."""
+_GOLD = 8
+"""Episodes of the gold player whose lengths are looked at."""
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -45,6 +50,8 @@ class Needs:
     """Bytes by part, in the order in which a run first asks for them."""
     tokens: int
     """Most tokens of a step, prompts and tool output included."""
+    expected: int
+    """Tokens of a step whose episodes are as long as those of the gold player; the most where there is none."""
     seconds: Mapping[str, float]
     """Seconds of such a step by phase; empty where the run's device is not here."""
     limit: int | None
@@ -58,13 +65,16 @@ class Needs:
         return sum(self.memory.values())
 
 
-def needs(config: Config, shape: PreTrainedConfig, limit: int | None = None) -> Needs:
+def needs(
+    config: Config, shape: PreTrainedConfig, limit: int | None = None, lengths: tuple[int, int] | None = None
+) -> Needs:
     """Estimate what a run needs, from some seconds of measuring.
 
     Args:
         config: the run's settings.
         shape: the configuration of its model.
         limit: bytes that the run may use; by default what its device has.
+        lengths: all tokens of an episode, and the sampled ones; by default an episode is as long as it may be.
 
     Raises:
         ConfigError: an option of the engine is no number.
@@ -73,103 +83,104 @@ def needs(config: Config, shape: PreTrainedConfig, limit: int | None = None) -> 
     here = _is_here(config.model.device)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
+    longest = config.rollout.episode_tokens
+    lengths = lengths or (longest, longest - 1)
     # Activations are nearly the same on any device, but times are not.
-    costs = measure(config, shape, config.model.device if here else "cpu")
-    model = _Model.of(shape, config)
+    costs = measure(config, shape, config.model.device if here else "cpu", lengths)
+    model = _Model(shape, config)
     limit = limit or (_limit(config.model.device) if here else None)
-    memory = model.memory(config, costs, process, limit)
+
+    def memory(changed: Config) -> dict[str, int]:
+        return model.memory(changed, costs, process, limit)
+
     return Needs(
-        memory=memory,
-        tokens=_episodes(config) * config.rollout.episode_tokens,
-        seconds=model.seconds(config, costs) if here else {},
+        memory=memory(config),
+        tokens=_episodes(config) * longest,
+        expected=_episodes(config) * lengths[0],
+        seconds=model.seconds(config, costs, lengths) if here else {},
         limit=limit,
-        remedy=_remedy(config, limit, costs, lambda changed: model.memory(changed, costs, process, limit))
-        if limit
-        else "",
+        remedy=_remedy(config, limit, costs.recomputes, memory) if limit else "",
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def gold_lengths(config: Config, mix: TaskMix, tokenizer: Any) -> tuple[int, int] | None:
+    """Play a few episodes with the gold player; return their mean tokens, all and sampled, or None without one."""
+    renderer = make_renderer(config, tokenizer, mix)
+    with closing(make_collector(config, renderer, split="train")) as players:
+        try:
+            played = oracle_episodes(config.updated(sft={"tasks": _GOLD}), renderer, players, mix)
+            episodes = flatten(asyncio.run(played))
+        except (ConfigError, InvariantError):
+            return None
+    totals = sum(len(episode.token_ids) for episode in episodes), sum(episode.n_sampled for episode in episodes)
+    return round(totals[0] / len(episodes)), round(totals[1] / len(episodes))
+
+
 class _Model:
-    """The counts of a whole model."""
+    """The counts of a run's model, from its configuration."""
 
-    weights: int
-    layers: int
-    width: int
-    head: int
-    """Numbers of the output embedding."""
-    cut: float
-    """The part of the head that small models lack, as a number of layers."""
-    cached: int
-    """Numbers that the engine's cache holds for a token."""
-    adapted: int
-    """Inputs and outputs of all layers that adapters go to."""
-
-    @classmethod
-    def of(cls, shape: PreTrainedConfig, config: Config) -> "_Model":
+    def __init__(self, shape: PreTrainedConfig, config: Config) -> None:
         text = shape.get_text_config()
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(shape)
-        weights = sum(part.numel() for part in model.parameters())
-        names = target_names(model, config.lora.targets)
-        wrapped = [part for name, part in model.named_modules() if name.rpartition(".")[2] in names]
-        adapted = sum(part.in_features + part.out_features for part in wrapped if isinstance(part, nn.Linear))
-        layers, entries, width = text.num_hidden_layers, text.vocab_size, text.hidden_size
-        tables = 1 if text.tie_word_embeddings else 2
-        one = (weights - tables * entries * width) / layers
-        size = getattr(text, "head_dim", None) or width // text.num_attention_heads
+            self._meta: Any = AutoModelForCausalLM.from_config(shape)
+        self._weights = sum(weight.numel() for weight in self._meta.parameters())
+        names = target_names(self._meta, config.lora.targets)
+        wrapped = [module for name, module in self._meta.named_modules() if name.rpartition(".")[2] in names]
+        # Inputs and outputs of all layers that adapters go to.
+        self._adapted = sum(one.in_features + one.out_features for one in wrapped if isinstance(one, nn.Linear))
+        self._layers, self._width = text.num_hidden_layers, text.hidden_size
+        self._head = text.vocab_size * text.hidden_size
+        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        return cls(
-            weights=weights,
-            layers=layers,
-            width=width,
-            head=entries * width,
-            cut=(entries - vocabulary(shape)) * width / one,
-            cached=layers * 2 * heads * size,
-            adapted=adapted,
-        )
+        # Numbers that the engine's cache holds for a token.
+        self._cached = self._layers * 2 * heads * size
 
     def memory(self, config: Config, costs: Costs, process: int, limit: int | None) -> dict[str, int]:
         size = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
-        optim, frozen, adapters = config.optim, trains_adapters(config), config.lora.rank * self.adapted
-        trained = adapters if frozen else self.weights
+        optim, frozen, adapters = config.optim, trains_adapters(config), config.lora.rank * self._adapted
+        trained = adapters if frozen else self._weights
         # The head's gradient before it joins the others, and while its tiles are summed.
-        head = 0 if frozen else 2 * 4 * self.head
+        head = 0 if frozen else 2 * 4 * self._head
         if size < 4:
             # The weights' casts, and the gradient by one of them.
-            head += size * (self.weights + adapters + (1 if frozen else 2) * self.head)
-        plane = costs.recomputed if optim.gradient_checkpointing and costs.recomputed else costs.activations
-        activations = plane.at(self.layers, optim.max_tokens)
-        holes = 0.0
-        if config.model.device == "cpu" and optim.max_tokens * self.width * size < _MAPPED:
-            holes = costs.activations.at(min(self.layers, _HOLES), optim.max_tokens)
+            head += size * (self._weights + adapters + (1 if frozen else 2) * self._head)
+        # With checkpointing a layer keeps its input only, and one layer at a time computes the rest again. Beside what
+        # is kept, the backward pass holds the gradients of about a layer.
+        kept = self._layers * costs.layer
+        if optim.gradient_checkpointing and costs.recomputes:
+            kept = self._layers * self._width * size + costs.layer
+        activations = optim.max_tokens * (kept + costs.layer + costs.rest)
         return {
             "process": process + _LATER if config.model.device == "cpu" else _CONTEXT,
-            "weights": 4 * (self.weights + adapters),
-            "engine's weights": size * self.weights,
+            "weights": 4 * (self._weights + adapters),
+            "engine's weights": size * self._weights,
             "engine's cache": self._cache(config, size, limit),
-            "reference": size * self.weights if config.algo.kl_coef and not config.lora.rank else 0,
+            "reference": size * self._weights if config.algo.kl_coef and not config.lora.rank else 0,
             "gradients": 4 * trained,
             "head": head,
             "activations": round(activations),
-            "allocator": round(holes),
-            "average": 4 * (adapters or self.weights) if optim.average else 0,
+            "allocator": round(_HEAP * activations) if config.model.device == "cpu" else 0,
+            "average": 4 * (adapters or self._weights) if optim.average else 0,
             "optimizer": 8 * trained,
         }
 
     def _cache(self, config: Config, size: int, limit: int | None) -> int:
         if config.engine.name == "vllm" and limit:
             # It takes its share whatever it needs, and lets requests wait for room in it.
-            return max(0, int(_option(config, "memory", 0.3) * limit) - size * self.weights)
-        return size * self.cached * _cached_tokens(config)
+            return max(0, int(_option(config, "memory", 0.3) * limit) - size * self._weights)
+        return size * self._cached * _cached_tokens(config)
 
-    def seconds(self, config: Config, costs: Costs) -> dict[str, float]:
-        depth, optim = self.layers + self.cut, config.optim
-        tokens = _episodes(config) * config.rollout.episode_tokens
+    def seconds(self, config: Config, costs: Costs, lengths: tuple[int, int]) -> dict[str, float]:
+        tokens, sampled = lengths
+        operations = config.rollout.tasks * work(self._meta, batch_of(config.rollout.group_size, tokens, sampled))
+        score = costs.score * operations
+        steps = _episodes(config) * sampled / costs.rows
+        # Prompts and tool output go through the engine as they go through a score; each sampled token takes a step.
+        read = score * (1 - sampled / tokens)
         return {
-            "generate": costs.generate.at(depth, tokens / costs.rows),
-            "score": costs.score.at(depth, tokens),
-            "update": optim.epochs * optim.minibatches * costs.update.at(depth, tokens / optim.minibatches),
+            "generate": read + steps * costs.step * work(self._meta, batch_of(1, 2, 1)),
+            "score": score,
+            "update": config.optim.epochs * costs.update * operations,
         }
 
 
@@ -185,7 +196,7 @@ def _option(config: Config, name: str, default: float) -> float:
 
 
 def _cached_tokens(config: Config) -> int:
-    """Tokens that the engine's cache has room for when every row is as long as an episode can be."""
+    """Return the tokens that the engine's cache has room for when every row is as long as an episode can be."""
     rows = int(_option(config, "slots", config.rollout.concurrency))
     longest = padded_keys(config.rollout.episode_tokens)
     if config.engine.name != "transformers":
@@ -200,41 +211,45 @@ def _cached_tokens(config: Config) -> int:
     return rows * (longest if longest <= SHORT else SHORT + room)
 
 
-def _remedy(config: Config, limit: int, costs: Costs, memory: Callable[[Config], Mapping[str, int]]) -> str:
+def _remedy(config: Config, limit: int, recomputes: bool, memory: Callable[[Config], Mapping[str, int]]) -> str:
     parts = memory(config)
-    asked = zip(parts, accumulate(parts.values()), strict=True)
-    first = next((name for name, so_far in asked if so_far > limit), "")
-    if not first:
+    sums = zip(parts, accumulate(parts.values()), strict=True)
+    part = next((name for name, so_far in sums if so_far > limit), "")
+    if not part:
         return ""
+
+    def fits(changed: Config) -> bool:
+        return sum(memory(changed).values()) <= limit
+
+    # None of these changes what is learned.
     optim, rollout = config.optim, config.rollout
-    # None of them changes what is learned.
-    knobs = {"optim.max_tokens": _halved(optim.max_tokens, rollout.episode_tokens)}
-    if costs.recomputed and not optim.gradient_checkpointing:
-        knobs = {"optim.gradient_checkpointing": ["true"], **knobs}
-    rows = {"rollout.concurrency": _halved(rollout.concurrency, 1)} if config.engine.name != "vllm" else {}
+    fewer = _halved(optim.max_tokens, rollout.episode_tokens)
+    knobs: list[tuple[str, str, Sequence[Any]]] = [("optim", "max_tokens", fewer)]
+    if recomputes and not optim.gradient_checkpointing:
+        knobs.insert(0, ("optim", "gradient_checkpointing", [True]))
+    if config.engine.name != "vllm":
+        # What does not fit is made smaller first, and what is beside it only where that is not enough.
+        rows = "rollout", "concurrency", _halved(rollout.concurrency, 1)
+        knobs.insert(0 if part == "engine's cache" else len(knobs), rows)
     chosen: list[str] = []
-
-    def fits(*overrides: str) -> bool:
-        return sum(memory(with_overrides(config, [*chosen, *overrides])).values()) <= limit
-
-    # What does not fit is made smaller first, and what is beside it only where that is not enough.
-    for setting, values in ({**rows, **knobs} if first == "engine's cache" else {**knobs, **rows}).items():
+    for section, name, values in knobs:
         for value in values:
-            if fits(f"{setting}={value}"):
-                attempt = " and ".join([*chosen, f"{setting}={value}"])
-                return f"{first} is the first that does not fit; all fits with {attempt}"
-        chosen += [f"{setting}={value}" for value in values[-1:]]
+            config = config.updated(**{section: {name: value}})
+            setting = f"{section}.{name}={str(value).lower()}"
+            if fits(config):
+                return f"{part} is the first that does not fit; all fits with {' and '.join([*chosen, setting])}"
+        chosen += [f"{section}.{name}={str(value).lower()}" for value in values[-1:]]
     even = f", and all does not even with {' and '.join(chosen)}" if chosen else ""
-    adapters = not config.lora.rank and fits("lora.rank=16", "sft.steps=0")
+    adapters = not config.lora.rank and fits(config.updated(lora={"rank": 16}, sft={"steps": 0}))
     lora = "train adapters beside frozen weights, which fit with lora.rank=16, or " if adapters else ""
-    return f"{first} is the first that does not fit{even}: {lora}take a smaller model or a device with more memory"
+    return f"{part} is the first that does not fit{even}: {lora}take a smaller model or a device with more memory"
 
 
-def _halved(value: int, least: int) -> list[str]:
-    """Give the halves of a setting, the halves of these and so on, down to the least that there may be."""
-    values: list[str] = []
+def _halved(value: int, least: int) -> list[int]:
+    """Return the halves of a setting, the halves of these and so on, down to the least that there may be."""
+    values: list[int] = []
     while value > least:
-        values.append(str(value := max(least, value // 2)))
+        values.append(value := max(least, value // 2))
     return values
 
 
@@ -247,17 +262,16 @@ def _is_here(device: str) -> bool:
 
 
 def _limit(device: str) -> int:
-    """Bytes that a device has, or this process may use of them."""
+    """Return the bytes that a device has, or this process may use of them."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        allowed = int(_CGROUP.read_text())
+        return min(machine, int(_CGROUP.read_text()))
     except (OSError, ValueError):  # there is no such file, or it says max
-        allowed = there
-    return min(there, allowed)
+        return machine
 
 
 def _resident() -> int:
-    """Bytes that this process holds now, with all that it has imported."""
+    """Return the bytes that this process holds now, with all that it has imported."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
