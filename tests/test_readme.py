@@ -15,7 +15,8 @@ from .forked import Server
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
+TRAINING = (DOCS / "training.md").read_text(encoding="utf-8")
 # No step of reinforcement learning: a model this small and untaught would be refused for never calling the tool.
 SMALL = ["model.tiny.hidden=32", "model.tiny.layers=2", "sft.steps=2", "sft.tasks=8", "optim.steps=0", "eval.tasks=4"]
 
@@ -49,16 +50,19 @@ def test_the_table_names_every_algorithm() -> None:
     assert re.findall(r"`(\w+)`", row) == [*ADVANTAGES, *LOSSES]
 
 
-@pytest.mark.parametrize("page", ["AGENTS.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["AGENTS.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in DOCS.glob("*.md"))])
 def test_every_path_that_a_page_names_is_there(page: str) -> None:
-    said = re.findall(r"`((?:agentrl|envs|sandboxes|tests|scripts|docs)/[\w./-]*)`", (ROOT / page).read_text("utf-8"))
-    assert said and not [path for path in said if not (ROOT / path).exists()]
+    text = (ROOT / page).read_text("utf-8")
+    # Ids of environments, such as agentrl/Math-v0, look like paths.
+    paths = re.findall(r"`((?:agentrl|envs|sandboxes|tests|scripts|docs|experiments)/[\w./-]*)(?<!-v0)`", text)
+    assert paths or page.startswith("docs/")
+    assert not [path for path in paths if not (ROOT / path).exists()]
 
 
 def test_the_map_names_every_room() -> None:
     rooms = {path.parent.name for path in (ROOT / "agentrl").glob("*/__init__.py")}
-    said = set(re.findall(r"`(?:agentrl/)?(\w+)/`", (ROOT / "AGENTS.md").read_text("utf-8")))
-    assert rooms <= said, rooms - said
+    named = set(re.findall(r"`(?:agentrl/)?(\w+)/`", (ROOT / "AGENTS.md").read_text("utf-8")))
+    assert rooms <= named, rooms - named
 
 
 @pytest.mark.slow
