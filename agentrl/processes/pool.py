@@ -2,8 +2,8 @@
 
 A zygote imports the workers' module once and forks workers, so that a new worker is ready within milliseconds. If a
 worker dies over a request before its time is up, the pool retries the request twice, on other workers. If these are
-lost too, or the time is up, the pool asks a control question that every sane worker answers. If it is answered, the
-request was at fault, and the caller is told so. If it is not, the machine is at fault, which is an error.
+lost too, or the time is up, the pool asks a control question that every sane worker answers. An answer to it shows that
+the request was at fault: ``ask`` returns None. Without an answer the machine is at fault, which is an error.
 
 Not covered: a worker's time, memory and file sizes are limited, but it is no sandbox. It must not run untrusted code.
 """
@@ -11,7 +11,6 @@ Not covered: a worker's time, memory and file sizes are limited, but it is no sa
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -70,8 +69,8 @@ class WorkerPool:
         """
         with self._slots:
             try:
-                # A loss may be the machine's doing, such as the kernel short of memory, and the second too: what kills
-                # the zygote takes an idle worker along, and one that it was asked to fork as it died.
+                # The machine may cause a loss, such as the kernel short of memory. It may cause a second one: the end
+                # of the zygote costs an idle worker, and also the worker that it was to fork as it died.
                 for _ in range(3):
                     reply = self._try(request, seconds)
                     if reply is not None:
@@ -190,7 +189,7 @@ class _Zygote:
 
     def __init__(self, module: str, complaints: IO[bytes]) -> None:
         """Start it; it serves when :meth:`await_ready` has returned."""
-        self._lock, self._ending = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -207,9 +206,7 @@ class _Zygote:
     @property
     def alive(self) -> bool:
         """True while the process runs."""
-        # Without reaping it: until close() has killed its process group, no other may get the group's number.
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return self._process.returncode is None and os.waitid(os.P_PID, self._process.pid, options) is None
+        return self._process.poll() is None
 
     def await_ready(self) -> bool:
         """Wait until it has imported everything; False where it does not start, or was closed meanwhile."""
@@ -232,11 +229,9 @@ class _Zygote:
         return ours
 
     def close(self) -> None:
-        """Kill the process group: the zygote and its workers, which outlive it where it has died alone."""
-        with self._ending:
-            if self._process.returncode is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+        """Kill the zygote; its workers end with it."""
+        self._process.kill()
+        self._process.wait()
         # A thread in await_ready holds the lock until the zygote's end has woken it.
         with self._lock:
             self._control.close()

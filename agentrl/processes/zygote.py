@@ -3,7 +3,7 @@
 Run as ``python -P -m agentrl.processes.zygote MODULE FD``. Each byte on the control socket ``FD`` carries a socket, on
 which a new worker answers: a line of JSON in, a line of JSON out. The kernel kills a worker that exceeds the CPU time
 of its request, in C loops too: the signal of its timer has no handler. A worker's memory is limited, and it can't write
-files. The zygote answers no request itself. When its control socket is closed, it kills all its workers and itself.
+files. The zygote answers no request itself. It ends when its control socket is closed, and its workers end with it.
 """
 
 import importlib
@@ -16,12 +16,13 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 
+from agentrl.processes.parent import end_with_parent
+
 
 def main(module: str, control_fd: int) -> None:
     """Fork workers until the control socket is closed."""
-    control = socket.socket(fileno=control_fd)
-    # Ctrl-C is for the process that owns this one; the kernel reaps workers, since nobody waits for them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control, zygote = socket.socket(fileno=control_fd), os.getpid()
+    # Nobody waits for workers: the kernel reaps them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     logging.disable(logging.CRITICAL)
     workers_module = importlib.import_module(module)
@@ -31,11 +32,9 @@ def main(module: str, control_fd: int) -> None:
     for stream in (0, 1, 2):
         os.dup2(silence, stream)
     control.sendall(b"+")
-    while True:
-        wanted, links, _, _ = socket.recv_fds(control, 1, 1)
-        if not wanted:
-            os.killpg(0, signal.SIGKILL)
+    while links := socket.recv_fds(control, 1, 1)[1]:
         if os.fork() == 0:
+            end_with_parent(zygote, signal.SIGKILL)
             control.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _limit(workers_module.MAX_BYTES)
