@@ -80,8 +80,8 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
     """Iterate over the rows of ``source``, in order, read lazily.
 
     Args:
-        source: the path of a file (``.jsonl`` or ``.json``, also packed as ``.gz`` or ``.zst``, or ``.parquet``), of a
-            folder that ``datasets.load_dataset`` understands, or the name of a data set on the Hugging Face hub.
+        source: the path of a file (``.jsonl`` or ``.json``, also packed as ``.gz`` or ``.zst``, or ``.parquet``) or of
+            a folder that ``datasets.load_dataset`` understands; or the name of a data set on the Hugging Face hub.
         config: the configuration of a folder or hub data set.
         split: its split.
 

@@ -1,8 +1,8 @@
 r"""Parse formulas in untrusted text into a tree; ``agentrl.grading.values`` evaluates them.
 
-The text was written by the agent under training. It is never evaluated as Python: only numbers, ``+ - * / ^``,
-parentheses, implied products, the usual LaTeX, and the names and functions that the caller allows are parsed. Length
-and depth are bounded, and parsing takes linear time.
+The text was written by the agent under training, and is never evaluated as Python. The parser reads numbers,
+``+ - * / ^``, parentheses, implied products, the usual LaTeX, and the names and functions that the caller allows.
+Length and depth are bounded, and parsing takes linear time.
 
 ``1/2x`` is ``(1/2)·x``, as Python reads it; ``\sin 2x`` is ``sin(2x)``. A number right before ``\frac`` is refused,
 since it may be meant as a sum.
@@ -128,7 +128,7 @@ class _Reader:
         return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
     def take(self, expected: str = "") -> str:
-        """Consume the next token, which must be ``expected`` where that is given."""
+        """Consume the next token, which must be ``expected`` unless that is empty."""
         token = self.next
         if not token or (expected and token != expected):
             raise Unreadable

@@ -24,7 +24,7 @@ _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last ``\boxed{...}`` of ``text``, its braces balanced; None where there is none.
 
-    Only the last one counts, however many answers a text tries; one that is never closed is no answer.
+    Only the last one counts, however many answers a text tries; a box that is never closed is no answer.
 
     Example:
         >>> last_boxed(r"First \boxed{3}, no: \boxed{\frac{1}{2}}.")
@@ -114,7 +114,7 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def without_thousands(text: str) -> str:
-    """Remove the commas that group the digits of a number; one that separates list items has a blank after it."""
+    """Remove the commas that group the digits of a number; a comma between list items has a blank after it."""
     return _THOUSANDS.sub(lambda match: match.group().replace(",", ""), text)
 
 

@@ -25,7 +25,7 @@ _MOST_AGREEMENT = 40_000
 
 
 def value(formula: Formula, point: Mapping[str, Fraction] | None = None) -> Number:
-    """Evaluate ``formula``, its letters at the values that ``point`` gives.
+    """Evaluate ``formula`` with its letters at the values in ``point``.
 
     Returns:
         A ``Fraction`` where that is exact, else a real number of 80 digits.
@@ -48,11 +48,11 @@ def same_number(answer: Number, expected: Number) -> bool:
 
 
 def agree(answer: Formula, expected: Formula, point: Mapping[str, Fraction] | None = None) -> bool:
-    """Return True if two formulas have the same value, not merely near ones, however near.
+    """Return True if two formulas have the same value; near values are not the same, however near they are.
 
-    A formula that approximates another contains a small number h (or a large one): a difference quotient of n terms
+    A formula that approximates another contains a small number h (or a large one). A difference quotient of n terms
     errs by no less than about h^2n. So no intermediate value of ``answer`` may be nearer to 0 than those of
-    ``expected`` justify, and for each operation that may add a term the digits of another h^2 must agree.
+    ``expected`` justify. For each operation that may add a term, the digits of another h^2 must agree.
 
     Raises:
         Unreadable: one of them is undefined there, not real, or has an intermediate value that is too large.
@@ -149,9 +149,9 @@ class _Arithmetic:
                 applied = {"sin": self.real.sin, "cos": self.real.cos, "tan": self.real.tan, "atan": self.real.atan}
                 return self._left_over(applied[name](left), 1)
 
-    def _left_over(self, number: Number, whole: Number) -> Number:
-        """Return ``number``, or 0 where it is only a rounding error of ``whole``."""
-        small = not isinstance(number, Fraction) and _magnitude(number) < _magnitude(whole) - self._nothing
+    def _left_over(self, number: Number, terms: Number) -> Number:
+        """Return ``number``, or 0 where it is only a rounding error of numbers as large as ``terms``."""
+        small = not isinstance(number, Fraction) and _magnitude(number) < _magnitude(terms) - self._nothing
         return Fraction(0) if small else number
 
     def _power(self, base: Number, exponent: Number) -> Number:

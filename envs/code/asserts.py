@@ -9,7 +9,7 @@ import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
-from agentrl.envs.code.grading import Call
+from agentrl.envs.code.grading import CallCase
 from agentrl.envs.code.values import EXACTLY, TRUTH, Tolerance, described
 
 MAX_SOURCE_CHARS = 1_000_000
@@ -27,7 +27,7 @@ class UnreadableTest(ValueError):
     """A row, or a test of it, that can't be graded here; the text says why in a few words."""
 
 
-def read_asserts(source: str, name: str) -> tuple[Call, ...]:
+def read_asserts(source: str, name: str) -> tuple[CallCase, ...]:
     """Parse the tests in ``source``: assert statements, or a function ``check`` that holds nothing else.
 
     These forms are accepted, with literals for args and value, and numbers combined with ``+ - * /``::
@@ -79,7 +79,7 @@ def _nodes(source: str) -> list[ast.AST]:
 
 def call_of(
     args: Sequence[object], kwargs: Mapping[str, object], *accepted: object, tolerance: Tolerance = EXACTLY
-) -> Call:
+) -> CallCase:
     """Make a test of the call ``f(*args, **kwargs)``, whose value must be one of ``accepted``.
 
     Raises:
@@ -90,7 +90,7 @@ def call_of(
         if len(arguments) > MAX_SOURCE_CHARS:
             raise ValueError("the arguments are too large")
         ast.literal_eval(arguments)  # an infinite float, for one, has no literal
-        return Call(arguments=arguments, accepted=tuple(map(described, accepted)), tolerance=tolerance)
+        return CallCase(arguments=arguments, accepted=tuple(map(described, accepted)), tolerance=tolerance)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise UnreadableTest("an argument or a value has no literal, or is too large") from error
 
@@ -110,7 +110,7 @@ def _statements(tree: ast.Module) -> list[ast.Assert]:
     return [node for node in body if isinstance(node, ast.Assert)]
 
 
-def _case(test: ast.expr, name: str) -> Call:
+def _case(test: ast.expr, name: str) -> CallCase:
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=call):
             return _call(call, name, False, TRUTH)
@@ -135,7 +135,7 @@ def _case(test: ast.expr, name: str) -> Call:
             raise UnreadableTest("a test is no comparison with a literal")
 
 
-def _call(call: ast.expr, name: str, value: object, tolerance: Tolerance = EXACTLY) -> Call:
+def _call(call: ast.expr, name: str, value: object, tolerance: Tolerance = EXACTLY) -> CallCase:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != name:
         raise UnreadableTest("a test calls something else than the function")
     kwargs = {str(word.arg): _literal(word.value) for word in call.keywords if word.arg}

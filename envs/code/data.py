@@ -5,13 +5,14 @@ Ours, for a function and for a program::
     {"id": "f1", "prompt": "…", "entry_point": "add", "tests": [{"args": [1, 2], "expected": 3}, …]}
     {"id": "p1", "prompt": "…", "tests": [{"stdin": "1 2\n", "stdout": "3\n"}, …]}
 
-Optional are ``solution`` (a reference that passes), ``split`` (``train`` or ``test``), ``timeout`` (seconds of CPU time
-for each test), ``setup`` (source that stands before the submission), and ``kwargs`` beside ``args``.
+Optional are ``solution`` (a reference that passes), ``split`` (``train`` or ``test``) and ``timeout`` (seconds of CPU
+time for each test). So are ``setup`` (source that stands before the submission), and ``kwargs`` beside ``args``.
 
 Loaded as they are published: HumanEval (``prompt``, ``test``, ``entry_point``), MBPP (``text`` or ``prompt``, ``code``,
 ``test_list``), APPS and TACO (``question``, ``input_output``), LeetCodeDataset (``problem_description`` or ``query``,
-``completion``, ``test``, ``entry_point``). A problem is left out and counted if its tests are more than calls with
-literals, its values are too large, it imports a package that is not named, or its row has further columns.
+``completion``, ``test``, ``entry_point``). A problem is skipped and counted if its tests are more than calls with
+literals or its values are too large. So is a problem that imports a package that is not named, or whose row has further
+columns.
 """
 
 import json
@@ -27,7 +28,7 @@ from typing import Any, Literal, TypeAlias
 import pydantic
 
 from agentrl.envs.code.asserts import UnreadableTest, call_name, call_of, imported, read_asserts
-from agentrl.envs.code.grading import MAX_CODE_CHARS, Case, Problem, Stream
+from agentrl.envs.code.grading import MAX_CODE_CHARS, Case, Problem, StreamCase
 from agentrl.envs.code.values import MAX_OUTPUT_BYTES
 from agentrl.envs.datafiles import LAYOUTS, left_over, read_rows, tags_of
 from agentrl.errors import ConfigError
@@ -69,7 +70,7 @@ class _OwnRow(pydantic.BaseModel, extra="forbid"):
 
 
 def load_splits(files: Sequence[tuple[str, str]], packages: Sequence[str] = ()) -> Mapping[str, tuple[Task, ...]]:
-    """Load the tasks of all ``files`` by split; a problem that is in test is left out of train, with a warning.
+    """Load the tasks of all ``files`` by split; a problem that is in test is dropped from train, with a warning.
 
     Args:
         files: what :func:`agentrl.envs.datafiles.by_split` returns.
@@ -93,7 +94,7 @@ def load_splits(files: Sequence[tuple[str, str]], packages: Sequence[str] = ()) 
 def load(path: str | Path, packages: Sequence[str] = (), split: str = "") -> Mapping[str, tuple[Task, ...]]:
     """Load the tasks of a file by split; a row without ``split`` gets one by its id, one in five ``test``.
 
-    Rows that are left out are counted in a warning.
+    A warning counts the rows that are skipped.
 
     Args:
         path: a file that :func:`agentrl.envs.datafiles.read_rows` reads.
@@ -155,7 +156,7 @@ def task_of(row: Row, name: str, packages: Sequence[str] = ()) -> Task:
     if len(problem.setup) > MAX_CODE_CHARS:
         raise UnreadableTest("setup is too long")
     # Exactly one of the two: a function to call, or standard input to read.
-    streams = isinstance(problem.cases[0], Stream)
+    streams = isinstance(problem.cases[0], StreamCase)
     if streams == bool(problem.entry_point) or (
         problem.entry_point and not _ENTRY_POINT.fullmatch(problem.entry_point)
     ):
@@ -192,7 +193,7 @@ def _own(row: Row) -> tuple[str, Problem]:
 def _leetcode(row: Row) -> tuple[str, Problem]:
     cases = read_asserts(_text(row, "test"), "candidate")
     match row:
-        # Up to version 0.3.0 the ``query`` leaves out the examples, or asks for another kind of answer than we do.
+        # Up to version 0.3.0 the ``query`` lacks the examples, or asks for another kind of answer than we do.
         case {"meta": {"question_title": str(text), "lang_code": str(code)}} | {
             "problem_description": str(text),
             "starter_code": str(code),
@@ -207,7 +208,7 @@ def _leetcode(row: Row) -> tuple[str, Problem]:
 def _human_eval(row: Row) -> tuple[str, Problem]:
     code = _text(row, "prompt")
     cases = read_asserts(_text(row, "test"), "candidate")
-    # The prompt's imports are given, not asked for: a submission may do without them.
+    # The prompt has these imports already, so a submission need not repeat them.
     setup = "\n".join(line for line in code.splitlines() if line.startswith(("import ", "from ")))
     solution = code + _text(row, "canonical_solution") if "canonical_solution" in row else ""
     prompt = f"Complete this code:\n\n```\n{code.strip()}\n```"
@@ -216,7 +217,7 @@ def _human_eval(row: Row) -> tuple[str, Problem]:
 
 def _mbpp(row: Row) -> tuple[str, Problem]:
     asserts, solution = _texts(row["test_list"]), _text(row, "code").replace("\r\n", "\n")
-    # MBPP names no function: it is the one that the tests call.
+    # MBPP names no function: the tested one is that which the tests call.
     name = call_name("\n".join(asserts), solution)
     cases = read_asserts("\n".join([*asserts, *_texts(row.get("challenge_test_list", []))]), name)
     example = f"For example, this holds:\n\n```\n{asserts[0].strip()}\n```" if asserts else ""
@@ -255,10 +256,10 @@ _READERS: Mapping[str, Callable[[Row], tuple[str, Problem]]] = {
 """For each layout of ``layouts.toml`` the function that returns a row's prompt and problem."""
 
 
-def _stream(stdin: str, stdout: str) -> Stream:
+def _stream(stdin: str, stdout: str) -> StreamCase:
     if len(stdin) > MAX_INPUT_CHARS or len(stdout.encode("utf-8", "surrogatepass")) > MAX_OUTPUT_BYTES:
         raise UnreadableTest("an input or output is too large")
-    return Stream(stdin=stdin, stdout=stdout)
+    return StreamCase(stdin=stdin, stdout=stdout)
 
 
 def _wrapped(wanted: object) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from agentrl.envs.code.data import SAMPLE, load_splits
-from agentrl.envs.code.grading import Call, Problem, grade
+from agentrl.envs.code.grading import CallCase, Problem, grade
 from agentrl.envs.datafiles import by_split, text_or_table
 from agentrl.errors import ConfigError
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -152,6 +152,6 @@ def _trial(problem: Problem) -> str:
     """Write a program that tries the reference solution on the first test's input."""
     case = problem.cases[0]
     code = f"{problem.setup}\n\n{problem.solution}".strip()
-    if isinstance(case, Call):
+    if isinstance(case, CallCase):
         return f"{code}\n\nargs, kwargs = {case.arguments}\nprint({problem.entry_point}(*args, **kwargs))"
     return f"import io, sys\nsys.stdin = io.StringIO({case.stdin!r})\n{code}"

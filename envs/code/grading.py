@@ -1,10 +1,10 @@
 """Run hidden tests on an untrusted program.
 
 Each test is a one-shot run in a fresh sandbox session, so no test's program sees what another did. Inside are only the
-submission and that test's input. Expected values and the comparison stay outside: whatever the program prints, patches
+submission and that test's input. Expected values and the comparison stay outside. Whatever the program prints, patches
 or forges is a claim about its own result, which must be right to count.
 
-Not covered: a program that recognises an input and answers it from memory, which can't be told from computing it; and a
+Not covered: a program that recognises an input and answers it from memory, which looks the same as computing it; and a
 program that escapes through a hole of the sandbox itself.
 """
 
@@ -30,7 +30,7 @@ _COSTLY: frozenset[Verdict] = frozenset({"timeout", "memory", "output_limit", "k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class CallCase:
     """A hidden test of a function."""
 
     arguments: str
@@ -42,7 +42,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class StreamCase:
     """A hidden test of a program."""
 
     stdin: str
@@ -51,7 +51,7 @@ class Stream:
     """The standard output it must write."""
 
 
-Case: TypeAlias = Call | Stream
+Case: TypeAlias = CallCase | StreamCase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grade:
+class SubmissionGrade:
     """The outcome of a submission."""
 
     verdicts: tuple[Verdict, ...]
@@ -81,7 +81,7 @@ class Grade:
 
     @property
     def passed(self) -> float:
-        """The share of tests that passed, 0 to 1; one that was skipped did not."""
+        """The share of tests that passed, 0 to 1; a skipped test did not pass."""
         return self.verdicts.count("passed") / len(self.verdicts)
 
     @property
@@ -90,7 +90,7 @@ class Grade:
         return set(self.verdicts) == {"passed"}
 
 
-def grade(problem: Problem, code: str, *, timeout: float = 5.0, stop_at_failure: bool = False) -> Grade:
+def grade(problem: Problem, code: str, *, timeout: float = 5.0, stop_at_failure: bool = False) -> SubmissionGrade:
     """Run the hidden tests in parallel, as far as the machine has cores, and judge them in order.
 
     A test that ran out of time or memory, or was killed, ends the grading. Those after it count as skipped even if they
@@ -108,7 +108,7 @@ def grade(problem: Problem, code: str, *, timeout: float = 5.0, stop_at_failure:
     cases, verdicts = problem.cases, list[Verdict]()
     if len(code) > MAX_CODE_CHARS:
         # Refused before it is copied into every test's session.
-        return Grade(verdicts=("error",) * len(cases))
+        return SubmissionGrade(verdicts=("error",) * len(cases))
 
     width = min(len(cases), max(2, len(os.sched_getaffinity(0))))
     with ThreadPoolExecutor(width) as pool:
@@ -122,13 +122,13 @@ def grade(problem: Problem, code: str, *, timeout: float = 5.0, stop_at_failure:
             # Tests that have not begun would only delay the pool's end.
             for future in judged:
                 future.cancel()
-    return Grade(verdicts=(*verdicts, *["skipped" for _ in cases[len(verdicts) :]]))
+    return SubmissionGrade(verdicts=(*verdicts, *["skipped" for _ in cases[len(verdicts) :]]))
 
 
 def _judge(problem: Problem, case: Case, code: str, timeout: float) -> Verdict:
     limit = timeout if problem.timeout is None else problem.timeout
     source = f"{problem.setup}\n\n{code}" if problem.setup else code
-    if isinstance(case, Stream):
+    if isinstance(case, StreamCase):
         result = _run(problem, source, limit, stdin=case.stdin)
         # Many programs end with sys.exit().
         ended = result.status == "ok" or (result.status == "exit" and result.exit_code == 0)

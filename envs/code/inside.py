@@ -1,8 +1,8 @@
 """Call a submitted function inside the sandbox: this file is sent there as text, beside the submission.
 
 It imports the standard library only, and names no other package: the sandbox picks an interpreter by the words of a
-program. Nothing here is trusted once it is there: the submission can change all of it, so the output is a claim about
-the submission's own return value and about nothing else.
+program. Nothing here is trusted inside, since the submission can change all of it. So the output is a claim about the
+submission's own return value and about nothing else.
 """
 
 import ast

@@ -1,6 +1,6 @@
 """Compare the sandbox's output with a hidden test's expected value.
 
-The output was written by the program under test, so it is hostile: it is parsed as JSON of bounded size, never as
+The output was written by the program under test, so it is hostile. It is parsed as JSON of bounded size, never as
 Python, and none of its objects' methods is called.
 """
 

@@ -20,7 +20,7 @@ class Arithmetic(GeneratedEnv):
     4. Two steps; the second is revealed when the tool has answered the first.
     5. Three steps of that kind.
 
-    The reward is 1 where the final answer's last ``\boxed{}`` holds the right number, written out: a calculation in
+    The reward is 1 where the final answer's last ``\boxed{}`` holds the right number, written out. A calculation in
     the box is no answer, and neither is a box beside a tool call. No problem, in no wording, is in both splits.
 
     Levels 4 and 5 need the tool. Arguments and errors are those of :class:`agentrl.envs.generated.base.GeneratedEnv`;

@@ -1,7 +1,7 @@
 """Generate arithmetic problems: five levels, made from (split, level, index), with disjoint splits.
 
-A problem's split is the hash of its expression, whatever its wording and level: a calculation that training words as a
-story is in no test as digits, and ``a * b`` is the same problem as ``b * a``.
+A problem's split is the hash of its expression, whatever its wording and level. So a calculation that is a story in
+training is in no test as digits, and ``a * b`` is the same problem as ``b * a``.
 """
 
 import operator
@@ -26,7 +26,7 @@ class ArithmeticProblem:
     prompts: tuple[str, ...]
     """The user's message at each step [n]."""
     sums: tuple[str, ...]
-    """The calculation of each step, given the value of the one before [n]."""
+    """The calculation of each step, which starts from the value of the step before [n]."""
     values: tuple[int, ...]
     """The value of each step; the last is the answer [n]."""
 

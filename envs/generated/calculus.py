@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import ClassVar, cast
 
 from agentrl.envs.generated.base import GeneratedEnv
-from agentrl.envs.generated.calculus_problems import LEVELS, Kind, make_problem
+from agentrl.envs.generated.calculus_problems import LEVELS, AnswerKind, make_problem
 from agentrl.grading.formulas import FUNCTIONS, MAX_CHARS, Formula, Unreadable, parse
 from agentrl.grading.values import agree, same_number, value
 from agentrl.toolenv.tasks import stable_hash
@@ -28,14 +28,14 @@ class Calculus(GeneratedEnv):
     4. A limit that can't be found by putting the number in.
     5. All points where a derivative is 0.
 
-    The reward is 1 where the last ``\boxed{}`` holds the exact answer in whatever form: an expression equal to the
-    derivative, an exact number, or exactly the points, with commas between them. Of an irrational number no decimal is
-    right. Python and LaTeX are read.
+    The reward is 1 where the last ``\boxed{}`` holds the exact answer in whatever form. This is an expression equal to
+    the derivative, an exact number, or exactly the points, with commas between them. A decimal of an irrational number
+    is wrong. Python and LaTeX are read.
 
-    Two expressions are equal when they agree at 9 points, given by the task: exactly where both are rational there,
-    else to 40 digits, and at the last one to so many that no approximation agrees: a difference quotient is wrong,
-    however small its step, and so is a limit's function near the place (``agentrl.grading.values.agree``). That is no
-    proof, but only an expression that was made from the answer agrees and differs.
+    Two expressions are equal when they agree at 9 points that the task fixes: exactly where both are rational there,
+    else to 40 digits. At the last point so many digits must agree that no approximation does
+    (``agentrl.grading.values.agree``): a difference quotient is wrong, however small its step. So is a limit's function
+    near the limit. That is no proof, but only an expression that was made from the answer agrees and differs.
 
     Arguments and errors are those of :class:`agentrl.envs.generated.base.GeneratedEnv`.
     """
@@ -50,10 +50,10 @@ class Calculus(GeneratedEnv):
 
     def is_right(self, task: Task, answer: str) -> bool:
         """Return True if ``answer`` equals the task's."""
-        return equal(answer, task.answer, cast(Kind, task.data["kind"]))
+        return equal(answer, task.answer, cast(AnswerKind, task.data["kind"]))
 
 
-def equal(answer: str, expected: str, kind: Kind) -> bool:
+def equal(answer: str, expected: str, kind: AnswerKind) -> bool:
     r"""Return True if two texts write the same expression in x, number, or set of numbers. Never raises.
 
     Example:

@@ -14,7 +14,7 @@ import sympy
 
 from agentrl.envs.generated.base import draw
 
-Kind = Literal["expression", "number", "points"]
+AnswerKind = Literal["expression", "number", "points"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class CalculusProblem:
     """The user's message, its formulas in LaTeX."""
     answer: str
     """The answer in LaTeX; several points with commas between them."""
-    kind: Kind
+    kind: AnswerKind
     """The kind of answer: an expression in x, a number, or a set of numbers."""
 
 

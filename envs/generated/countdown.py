@@ -1,4 +1,4 @@
-r"""``agentrl/Countdown-v0``: reach a target with every given number, used once, and ``+ - * /``."""
+r"""``agentrl/Countdown-v0``: reach a target from a list of numbers, each used once, with ``+ - * /``."""
 
 import random
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ class Countdown(GeneratedEnv):
 
     Every number must be used exactly once, in any order, with ``+ - * /`` and parentheses; values on the way may be
     fractions or negative. The reward is 1 where the last ``\boxed{}`` holds such an expression and it comes to exactly
-    the target, whichever solution it is. ``= target`` behind it is overlooked. A sign in front of a number, powers, and
-    digits put together to a longer number are no way there. At least one solution exists.
+    the target, whichever solution it is. ``= target`` behind it is ignored. A sign in front of a number, powers, and
+    digits put together to a longer number are not allowed. At least one solution exists.
 
     Arguments and errors are those of :class:`agentrl.envs.generated.base.GeneratedEnv`.
     """

@@ -14,9 +14,9 @@ from agentrl.grading.formulas import Formula, Unreadable, parse
 from agentrl.grading.values import value
 from agentrl.types import Task
 
-Kind = Literal["one", "none", "many"]
+SolutionCount = Literal["one", "none", "many"]
 UNKNOWNS = "xyzuv"
-WORDS: Mapping[Kind, str] = {"none": "no solution", "many": "infinitely many"}
+WORDS: Mapping[SolutionCount, str] = {"none": "no solution", "many": "infinitely many"}
 """Answers to systems that do not have exactly one solution."""
 _MAX_CHARS = 500
 _NOISE = re.compile(r"\\(?:text|mathrm|left|right|quad|qquad|[,;:! ])|[{}()$]")
@@ -35,7 +35,7 @@ class System:
     """The coefficients, one row per equation [n, n]."""
     right: tuple[int, ...]
     """The right-hand sides [n]."""
-    kind: Kind
+    kind: SolutionCount
     """The number of solutions."""
     solution: tuple[Fraction, ...]
     """The only solution; empty where there is none or more than one [n or 0]."""
@@ -55,10 +55,10 @@ class LinearSystems(GeneratedEnv):
     4. Four or five unknowns, fractions.
     5. Two or three unknowns; half of the systems have one solution, the others none or infinitely many.
 
-    The reward is 1 where the last ``\boxed{}`` gives every unknown its exact value, as in ``x=1, y=-2/3``, in any
-    order, or as ``(1, -2/3)`` in the order x, y, z, u, v. Values must be written out: calculations and rounded decimals
-    are wrong. On level 5 ``no solution`` and ``infinitely many`` are answers too; either alone is right a quarter of
-    the time.
+    The reward is 1 where the last ``\boxed{}`` has the exact value of every unknown. ``x=1, y=-2/3`` may be in any
+    order, ``(1, -2/3)`` must be in the order x, y, z, u, v. Values must be written out: calculations and rounded
+    decimals are wrong. On level 5 ``no solution`` and ``infinitely many`` are answers too; either alone is right a
+    quarter of the time.
 
     Arguments and errors are those of :class:`agentrl.envs.generated.base.GeneratedEnv`.
     """
@@ -119,7 +119,7 @@ def solves(answer: str, system: System) -> bool:
 
 
 def _values(answer: str, unknowns: str) -> list[Fraction] | None:
-    """Parse the value of each unknown, in order; None where one is missing, given twice or no literal number."""
+    """Parse the value of each unknown, in order; None where one is missing, repeated or no literal number."""
     pieces = _SEPARATOR.split(_unwrapped(answer))
     if len(pieces) != len(unknowns):
         return None
@@ -207,7 +207,7 @@ def _rows(rng: random.Random, count: int, columns: int) -> tuple[tuple[int, ...]
 
 
 def _regular(rng: random.Random, count: int, denominators: int) -> System:
-    """Draw a system with one solution, with denominators up to the given one."""
+    """Draw a system with one solution, whose denominators are at most ``denominators``."""
     rows = _rows(rng, count, count)
     # Rounded, the determinant of so few and so small integers is exact.
     while not round(numpy.linalg.det(rows)):
@@ -238,10 +238,10 @@ def _singular(rng: random.Random, count: int) -> System:
             tuple(sum(f * row[column] for f, row in zip(factors, rows, strict=True)) for column in range(count))
         )
         right.append(sum(f * side for f, side in zip(factors, right, strict=True)))
-    kind: Kind = "many" if rng.random() < 0.5 else "none"
+    kind: SolutionCount = "many" if rng.random() < 0.5 else "none"
     if kind == "none":
         right[-1] += rng.choice((-1, 1)) * rng.randint(1, 9)
-    # In a fixed place the dependent equation would give the answer away.
+    # Always last, the dependent equation would show the answer.
     order = rng.sample(range(count), count)
     return System(
         rows=tuple(rows[index] for index in order), right=tuple(right[index] for index in order), kind=kind, solution=()

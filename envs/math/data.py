@@ -1,12 +1,12 @@
 r"""Load mathematical problems from data sets: recognise the columns, check the rows, deduplicate, and split.
 
-Known layouts, by their columns: ``problem`` or ``question`` or ``prompt`` (text, or chat messages), after a ``body``,
-``context`` or ``passage`` and before ``choices`` or ``options`` where there are such; and ``answer``, ``ground_truth``,
-``reward_model.ground_truth`` or ``final_answer``, or else a ``solution`` with a box. The letter of the right choice
-beside the answer, as ``choice_answer``, is right as well; an ``equation`` of numbers is what the gold player has Python
-work out. These cover DeepScaleR, DAPO-Math, MATH, AIME, AMC, OlympiadBench, Minerva, SVAMP, ASDiv, MMLU and GSM8K
-(``#### 42``). Where another column may belong to the problem, nothing is loaded until ``columns`` names those that do.
-Duplicates within a file are dropped, and no problem is in both splits, whatever its spacing.
+``layouts.toml`` lists the columns that are recognised. The prompt, a text or chat messages, follows the row's passage
+and precedes its choices. The answer is a column of its own, or the box of a ``solution``. Where the letter of the right
+choice stands beside the answer, as in ``choice_answer``, that letter is right as well. The gold player has Python work
+out an ``equation`` of numbers. These columns cover DeepScaleR, DAPO-Math, MATH, AIME, AMC, OlympiadBench, Minerva,
+SVAMP, ASDiv, MMLU and GSM8K (``#### 42``). A data set with another column that may belong to the problem is refused
+until ``columns`` names those that do. Duplicates within a file are dropped. No problem is in both splits, whatever its
+spacing.
 """
 
 import functools
@@ -55,8 +55,8 @@ class Source:
     split: str | tuple[tuple[str, str], ...] | None = None
     """The hub data set's split to read, for all or as (split, its split); None reads the one of the same name."""
     columns: tuple[tuple[str, str], ...] = ()
-    """The columns of the prompt, its passage, its choices, the answer, its letter, its equation and the id; those left
-    out are recognised, but for the passage and the choices of a prompt that is named."""
+    """The columns of the prompt, its passage, its choices, the answer, its letter, its equation and the id. Those that
+    are not named are recognised, but for the passage and the choices of a prompt that is named."""
     skip_bad_rows: bool = False
     """True to skip bad rows with a warning instead of refusing them."""
 
@@ -69,7 +69,7 @@ class Source:
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
         """The data sets to read, each with the split it is for; an empty split stands for both."""
-        # Test first: a problem that is in both is left out of train.
+        # Test first: a problem that is in both is dropped from train.
         return by_split(str(SAMPLE) if self.data is None else self.data)
 
     def hub_split(self, split: str) -> str:
@@ -83,7 +83,7 @@ def load_problems(source: Source) -> Mapping[str, TaskList]:
     """Load the tasks of each split that has any; they are cached until a file changes.
 
     Raises:
-        ConfigError: the columns can't be recognised, or one that was named is not there.
+        ConfigError: the columns can't be recognised, or a named column is missing.
         UsageError: a data set can't be read, or has bad rows and ``skip_bad_rows`` is not set.
     """
     return _load(source, tuple(stamp(name) for _, name in source.files))
@@ -133,7 +133,7 @@ class _Seen:
             if answer != hash(task.answer):
                 return f"repeats the problem of {earlier}, with another answer"
             return None if earlier_origin == origin else f"repeats the problem of {earlier}"
-        # Ids need to differ within a split; data sets that number their rows give train and test the same ones.
+        # Ids need to differ within a split only: data sets that number their rows repeat them in train and test.
         if (origin, task.id) in self._ids:
             return f"has the id {task.id!r} of an earlier one"
         self._problems[key] = (location, origin, hash(task.answer))
@@ -255,7 +255,7 @@ def _choices(value: object) -> tuple[str, str] | None:
 
 
 def _letter(answer: object, letters: str) -> str | None:
-    """Return the letter of the right choice, which is given as such or as a number, counted from 0."""
+    """Return the letter of the right choice, which the row has as such or as a number, counted from 0."""
     text = (_answer(answer, solution=False) or "").strip("(). ")
     if not isinstance(answer, str) and text.isdecimal() and int(text) < len(letters):
         return letters[int(text)]

@@ -17,9 +17,9 @@ class Math(ToolEnv):
     r"""Problems from a data set, or from the sixty that come along.
 
     The reward is 1 where the last ``\boxed{}`` of the final answer means what the data set's answer means, as
-    :mod:`agentrl.grading.latex.compare` defines it, and is worked out and of the form that is asked for, as
-    :mod:`agentrl.grading.latex.form` does. What the model wrote in ``<think>`` and a box beside a tool call do not
-    count.
+    :mod:`agentrl.grading.latex.compare` defines it. It must also be worked out and have the form that the problem asks
+    for, as :mod:`agentrl.grading.latex.form` defines these. What the model wrote in ``<think>`` and a box beside a tool
+    call do not count.
 
     Args:
         split: ``"train"`` or ``"test"``. One data set for both is divided, one problem in ten being test.
@@ -33,9 +33,9 @@ class Math(ToolEnv):
         data_config: the configuration of a Hugging Face data set.
         data_split: its split to read, or which one to read for ``train`` and for ``test``.
         columns: which columns hold ``prompt``, ``passage``, ``choices``, ``answer``, ``letter``, ``equation`` and
-            ``id``, where that can't be recognised. Of a prompt that is named, a passage and choices are read only where
+            ``id``, where that can't be recognised. Beside a named prompt, a passage and choices are read only where
             they are named too.
-        skip_bad_rows: leave bad rows out with a warning; without it they are refused.
+        skip_bad_rows: skip bad rows with a warning; without it they are refused.
 
     Raises:
         UnknownNameError: there is no such split or dialect.
@@ -91,13 +91,13 @@ class Math(ToolEnv):
         return problems[split]
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
-        """1 for the right answer in the last box of the final turn, or for the letter of the right choice, else 0."""
+        """Return 1 for the right answer in the final turn's last box, or for the right choice's letter, else 0."""
         task, box = episode.task, self._box(episode)
         right = [task.answer, str(task.data["letter"])] if "letter" in task.data else [task.answer]
         return {"correct": float(any(same_answer(box, answer, problem=task.prompt) for answer in right))}
 
     def answer_of(self, episode: Episode) -> str:
-        """What is in that box."""
+        """Return the content of that box."""
         return spelled(self._box(episode))
 
     def _box(self, episode: Episode) -> str | None:

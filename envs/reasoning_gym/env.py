@@ -15,13 +15,13 @@ from agentrl.types import Task
 class ReasoningGym(ToolEnv):
     r"""One task of the library, as many problems as wanted, made by index.
 
-    Half of all questions belong to the test split, by the hash of their text, so none is in both. The answer is what
-    stands between the last ``\boxed{`` and the last ``}`` of the final text: answers of this library may have braces
-    that do not match, or several lines. The library gives some credit for answers that are nearly right, or that only
-    have the right form; without ``partial`` only full marks count.
+    Half of all questions belong to the test split, by the hash of their text, so none is in both. The answer stands
+    between the last ``\boxed{`` and the last ``}`` of the final text. Answers of this library may have braces that do
+    not match, or several lines. The library's score is above 0 also for answers that are nearly right, or that
+    only have the right form; without ``partial`` only a score of 1 counts.
 
-    The library runs in a process of its own, where each answer is scored in a fork with 5 s of CPU time and 4 GB; what
-    takes more is wrong. Where a scorer evaluates the answer as Python, only what our own reader understands gets there.
+    The library runs in a process of its own, where each answer is scored in a fork with 5 s of CPU time and 4 GB. An
+    answer that takes more is wrong. A scorer that evaluates the answer as Python gets only what our own parser reads.
 
     Args:
         name: the task, such as ``"chain_sum"``.
@@ -74,23 +74,23 @@ class ReasoningGym(ToolEnv):
         return GeneratedTasks(f"{split}", make)
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
-        """The library's score of the box in the final text, or only whether it is 1."""
+        """Return the library's score of the box in the final text; without ``partial``, 1 only for full marks."""
         answer = self._box(episode)
         score = 0.0 if answer is None else self._score(episode.task, answer)
         return {"correct": score if self.partial else float(score == 1.0)}
 
     def answer_of(self, episode: Episode) -> str:
-        """What is in that box."""
+        """Return the content of that box."""
         return (self._box(episode) or "").strip()
 
     def _box(self, episode: Episode) -> str | None:
         return None if self.dialect.parse(episode.final) else widest_box(episode.final)
 
     def gold(self, task: Task) -> Sequence[str]:
-        """The library's own answer in the box.
+        """Return the library's own answer in the box.
 
         Raises:
-            NotImplementedError: there is none, or the library's scorer does not give it full marks.
+            NotImplementedError: there is none, or the library's scorer does not score it 1.
         """
         text = rf"\boxed{{{task.answer}}}"
         answer = widest_box(text)

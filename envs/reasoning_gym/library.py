@@ -28,7 +28,7 @@ class Question:
     question: str
     """The question's text."""
     answer: str
-    """The library's answer; empty where it gives none."""
+    """The library's answer; empty where it has none."""
 
 
 def question(name: str, config: Mapping[str, object], split: str, index: int) -> Question:

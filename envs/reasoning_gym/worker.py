@@ -1,8 +1,8 @@
-"""What the process does that the library reasoning-gym runs in: it makes questions and scores answers.
+"""Make questions and score answers with the library reasoning-gym, in the process that it runs in.
 
-``agentrl.processes.pool`` forks it and limits its memory. An answer was written by the agent under training: it is
-scored in another fork, which the kernel kills when it takes too much time or memory, so that nothing of the answer
-remains. A fork is no sandbox: only :func:`admitted` keeps scorers that evaluate the answer from doing harm.
+``agentrl.processes.pool`` forks that process and limits its memory. An answer was written by the agent under training.
+So it is scored in another fork, of which nothing remains; the kernel kills that fork when it takes too much time or
+memory. A fork is no sandbox: only :func:`admitted` keeps scorers that evaluate the answer from doing harm.
 """
 
 import functools
@@ -61,7 +61,7 @@ def question(name: str, config: str, split: str, index: int) -> Mapping[str, obj
 
 
 def _answer(entry: Mapping[str, Any]) -> str:
-    """Return the library's answer, or one that it gives as an example; empty where there is neither."""
+    """Return the library's answer, or else its example of an answer; empty where it has neither."""
     metadata: Mapping[str, Any] = entry["metadata"]
     examples = ("possible_answer", "example_answer", "example_correct_answer")
     answers = [entry["answer"], *(metadata[key] for key in examples if key in metadata)]
@@ -95,7 +95,7 @@ def admitted(name: str, entry: Mapping[str, Any], answer: str) -> str | None:
     Filtered are scorers that pass the text to Python's ``eval`` or to sympy, which uses it; and two that are too kind.
     """
     match name:
-        case "coin_flip":  # the library's scorer gives full marks to the beginning of the right digits, such as 0
+        case "coin_flip":  # the library's scorer accepts the beginning of the right digits, such as 0
             number, right = plain_number(answer), plain_number(entry["answer"])
             return answer if number is not None and right is not None and abs(number - right) <= 1e-4 else None
         case "complex_arithmetic":  # nan has full marks there: Python's min(1.0, nan) is 1.0
@@ -115,7 +115,7 @@ def admitted(name: str, entry: Mapping[str, Any], answer: str) -> str | None:
 
 
 def _solution(answer: str, numbers: list[int], target: int) -> str | None:
-    # The library's own scorers take other numbers than the given ones, or a value that is right when rounded down.
+    # The library's own scorers accept other numbers than the puzzle's, or a value that is right when rounded down.
     return write(parse(answer.partition("=")[0])) if solves(answer, numbers, target) else None
 
 

@@ -14,7 +14,7 @@ import sympy
 from sympy.parsing.sympy_parser import implicit_multiplication_application, parse_expr, standard_transformations
 
 from agentrl.envs.generated.calculus import equal
-from agentrl.envs.generated.calculus_problems import CalculusProblem, Kind, make_problem
+from agentrl.envs.generated.calculus_problems import AnswerKind, CalculusProblem, make_problem
 from agentrl.grading.formulas import FUNCTIONS, MAX_CHARS, parse, write
 
 X = sympy.Symbol("x", positive=True)
@@ -56,9 +56,9 @@ def test_limits_are_near_the_values_near_by() -> None:
     for index in range(40):
         problem = make_problem("train", 4, index)
         function = asked(problem, r"} \left(", r"\right)$")
-        place = problem.prompt.split(r"\to ")[1].split("}")[0]
+        target = problem.prompt.split(r"\to ")[1].split("}")[0]
         with mpmath.workdps(80):
-            near = mpmath.mpf(10) ** 12 if place == r"\infty" else int(place) + mpmath.mpf(10) ** -12
+            near = mpmath.mpf(10) ** 12 if target == r"\infty" else int(target) + mpmath.mpf(10) ** -12
             ratio = sympy.lambdify(X, function, "mpmath")(near) / mpmath.mpf(sympy.N(of_sympy(problem.answer), 30))
         assert abs(ratio - 1) < 1e-6, problem
 
@@ -88,16 +88,16 @@ TABLES: dict[str, dict[str, dict[str, list[str]]]] = tomllib.loads(
 )
 """Answers to be found equal, and others to be found different, by the kind and by what is expected."""
 JUDGED = [
-    (one, expected, kind, verdict == "equal")
+    (answer, expected, kind, verdict == "equal")
     for verdict, kinds in TABLES.items()
     for kind, rows in kinds.items()
     for expected, answers in rows.items()
-    for one in answers
+    for answer in answers
 ]
 
 
 @pytest.mark.parametrize(("answer", "expected", "kind", "right"), JUDGED)
-def test_what_is_equal(answer: str, expected: str, kind: Kind, right: bool) -> None:
+def test_what_is_equal(answer: str, expected: str, kind: AnswerKind, right: bool) -> None:
     assert equal(answer, expected, kind) is right
     assert equal(expected, expected, kind)
 
@@ -105,8 +105,8 @@ def test_what_is_equal(answer: str, expected: str, kind: Kind, right: bool) -> N
 def test_every_answer_differs_from_the_next() -> None:
     for level in (1, 2, 3, 4, 5):
         problems = [make_problem("train", level, index) for index in range(20)]
-        for one, other in itertools.pairwise(problems):
-            assert equal(one.answer, other.answer, one.kind) is (one.answer == other.answer)
+        for problem, other in itertools.pairwise(problems):
+            assert equal(problem.answer, other.answer, problem.kind) is (problem.answer == other.answer)
 
 
 @pytest.mark.parametrize("rewrite", [sympy.factor, sympy.expand, sympy.together, sympy.powsimp])
@@ -118,9 +118,9 @@ def test_answers_as_sympy_prints_them_are_right(rewrite: Callable[[Any], Any]) -
             assert len(text) > MAX_CHARS or equal(text, problem.answer, problem.kind), text
 
 
-def put(function: str, place: str) -> str:
-    """``function`` with ``place`` for its x."""
-    return re.sub(r"(?<![A-Za-z])x", lambda _: f"({place})", function)
+def put(function: str, target: str) -> str:
+    """``function`` with ``target`` for its x."""
+    return re.sub(r"(?<![A-Za-z])x", lambda _: f"({target})", function)
 
 
 @pytest.mark.parametrize("step", [r"10^{-24}\pi", "10^{-30}", r"10^{-200}\pi", "e^{-60}", r"x\pi/10^{24}", "e^{-99x}"])
@@ -136,8 +136,8 @@ def test_no_difference_quotient_is_a_derivative(step: str) -> None:
 def test_no_value_near_by_is_a_limit(step: str) -> None:
     for index in range(40):
         problem = make_problem("train", 4, index)
-        place, function = problem.prompt.removesuffix(r"\right)$.").split(r"\to ")[1].split(r"} \left(", 1)
-        near = [f"1/({step})"] if place == r"\infty" else [f"{place}+{step}", f"{place}-{step}"]
+        target, function = problem.prompt.removesuffix(r"\right)$.").split(r"\to ")[1].split(r"} \left(", 1)
+        near = [f"1/({step})"] if target == r"\infty" else [f"{target}+{step}", f"{target}-{step}"]
         values = [f"({put(function, each)})" for each in near]
         for value_ in (values[0], f"({'+'.join(values)})/{len(values)}"):
             assert not equal(value_, problem.answer, problem.kind), value_

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agentrl.envs.code.asserts import UnreadableTest, call_of, read_asserts
 from agentrl.envs.code.data import SAMPLE, TEST_SHARE, load, load_splits, task_of
 from agentrl.envs.code.env import Code, problem_of
-from agentrl.envs.code.grading import Call, Problem, Stream
+from agentrl.envs.code.grading import CallCase, Problem, StreamCase
 from agentrl.envs.code.values import TRUTH, Tolerance
 from agentrl.errors import ConfigError
 from agentrl.toolenv.tasks import split_of
@@ -47,7 +47,7 @@ def test_our_layout() -> None:
     assert (problem.entry_point, problem.timeout, problem.setup) == ("add", 2.5, "import math")
     prompt, problem = read(PROGRAM)
     assert prompt == "Echo.\n\nWrite a program that reads standard input and writes standard output."
-    assert problem == Problem(cases=(Stream(stdin="a\n", stdout="a\n"),))
+    assert problem == Problem(cases=(StreamCase(stdin="a\n", stdout="a\n"),))
 
 
 def test_mbpp_shows_one_test() -> None:
@@ -58,7 +58,7 @@ def test_mbpp_shows_one_test() -> None:
 
 
 def test_apps() -> None:
-    expected = (Stream(stdin="1 2\n", stdout="3\n"), Stream(stdin="3 4\n5 6", stdout="7\n11"))
+    expected = (StreamCase(stdin="1 2\n", stdout="3\n"), StreamCase(stdin="3 4\n5 6", stdout="7\n11"))
     assert read(APPS_PROGRAM)[1].cases == expected
     prompt, problem = read(APPS_CALL)
     assert problem.entry_point == "Solution().flip"
@@ -87,7 +87,7 @@ CLOSE = Tolerance(relative=0.001, absolute=0.0)
         ("math.isclose(f(1), 2, rel_tol=0.001)", call_of([1], {}, 2.0, tolerance=CLOSE)),
     ],
 )
-def test_asserts_that_are_read(source: str, expected: Call) -> None:
+def test_asserts_that_are_read(source: str, expected: CallCase) -> None:
     assert read_asserts(f"assert {source}", "f") == (expected,)
 
 

@@ -9,13 +9,13 @@ import pytest
 from agentrl.envs.code import grading
 from agentrl.envs.code.asserts import call_of, read_asserts
 from agentrl.envs.code.data import MAX_INPUT_CHARS
-from agentrl.envs.code.grading import Problem, Stream, Verdict, grade
+from agentrl.envs.code.grading import Problem, StreamCase, Verdict, grade
 from agentrl.errors import InfrastructureError
 from agentrl.sandboxes.host.profiles import profile_of
 from agentrl.toolenv.tools.python import close_shared_sandbox, shared_sandbox
 
 ECHO = Problem(entry_point="echo", cases=tuple(call_of([n], {}, n) for n in range(4)))
-PROGRAM = Problem(cases=(Stream(stdin="a\n", stdout="a\n"),))
+PROGRAM = Problem(cases=(StreamCase(stdin="a\n", stdout="a\n"),))
 
 
 def echo(body: str) -> str:
@@ -90,7 +90,7 @@ def test_arguments_arrive_as_they_were() -> None:
 
 def test_the_largest_input_arrives() -> None:
     text = "x" * (MAX_INPUT_CHARS - 1) + "é"
-    problem = Problem(cases=(Stream(stdin=text, stdout=f"{MAX_INPUT_CHARS} é"),))
+    problem = Problem(cases=(StreamCase(stdin=text, stdout=f"{MAX_INPUT_CHARS} é"),))
     assert grade(problem, "text = input()\nprint(len(text), text[-1])").correct
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.envs.code.asserts import call_of
-from agentrl.envs.code.grading import MAX_CODE_CHARS, Problem, Stream, grade
+from agentrl.envs.code.grading import MAX_CODE_CHARS, Problem, StreamCase, grade
 
 FUNCTION = Problem(
     entry_point="double",
@@ -14,7 +14,7 @@ FUNCTION = Problem(
     solution="def double(n):\n    return 2 * n\n",
 )
 PROGRAM = Problem(
-    cases=tuple(Stream(stdin=f"{n}\n", stdout=f"{2 * n}\n") for n in (1234567, -1700, 77)),
+    cases=tuple(StreamCase(stdin=f"{n}\n", stdout=f"{2 * n}\n") for n in (1234567, -1700, 77)),
     solution="print(2 * int(input()))\n",
 )
 

@@ -1,7 +1,7 @@
 r"""Compare an answer in LaTeX with the expected one: ``same_answer``. ``compare`` defines what counts as the same.
 
-The answer was written by the agent under training and is hostile: it is compared in separate processes, under a limit
-of CPU time and memory, and never evaluated as Python. Needs math-verify: ``pip install 'agentrl[math]'``.
+The answer was written by the agent under training, so it is hostile. It is compared in separate processes, whose CPU
+time and memory are limited, and never evaluated as Python. Needs math-verify: ``pip install 'agentrl[math]'``.
 """
 
 import importlib.util
@@ -38,7 +38,7 @@ def final_box(text: str) -> str | None:
 
 
 def readable(answer: str) -> bool:
-    r"""Return True if ``answer`` can be an expected answer: not empty, not too long, and whole inside ``\boxed{}``."""
+    r"""Return True if ``answer`` can be an expected answer: not empty, not too long, unbroken inside ``\boxed{}``."""
     if len(answer) > MAX_CHARS or last_boxed(rf"\boxed{{{answer}}}") != answer.strip():
         return False
     return any(map(str.isalnum, answer)) or blankless(answer) == r"\{\}"
@@ -50,8 +50,8 @@ def same_answer(answer: str | None, expected: str, *, problem: str = "", seconds
     Args:
         answer: what the agent put into the box; None stands for no answer and is never right.
         expected: the right answer.
-        problem: the problem's text. Where it is given, the answer must also be evaluated, no restatement of the
-            problem, and in the form that it asks for, as ``agentrl.grading.latex.form`` defines these.
+        problem: the problem's text. Unless it is empty, the answer must also be evaluated, must not restate the
+            problem, and must have the form that it asks for. ``agentrl.grading.latex.form`` defines these.
         seconds: CPU time after which the answer is wrong.
 
     Example:
@@ -76,7 +76,7 @@ def same_answer(answer: str | None, expected: str, *, problem: str = "", seconds
 
 
 def verified(answer: str, expected: str, *, seconds: float = SECONDS) -> bool:
-    """Return what math-verify alone says of an answer: a second opinion, more lenient than ``same_answer``.
+    """Return math-verify's own verdict of an answer: a second opinion, more lenient than ``same_answer``.
 
     Raises:
         UsageError: math-verify is not installed.

@@ -15,9 +15,9 @@ Shapes are compared first, then values, from the outside in:
 - other expressions are read by latex2sympy and compared by their values, to 40 digits at points of either sign and to
   900 at one; equations, sets and whatever has no value by math-verify.
 
-math-verify alone would be more lenient: it drops units and the left side of ``3 = 5``, takes ``(1, 2)`` for a set,
-rounds decimals to six digits and calls any two equations without a real solution equal. ``form`` checks whether an
-expression is evaluated, and simplified or factored as asked, where the problem's text is given.
+math-verify alone would be more lenient: it drops units and the left side of ``3 = 5``, reads ``(1, 2)`` as a set, and
+rounds decimals to six digits. It calls any two equations without a real solution equal. Where the caller passes the
+problem's text, ``form`` checks whether an expression is evaluated, and simplified or factored as asked.
 Not covered: capital letters, which mean the same as small ones.
 """
 
@@ -71,15 +71,15 @@ def same(answer: str, expected: str, problem: str = "") -> bool:
     Args:
         answer: what the agent wrote.
         expected: the right answer.
-        problem: the problem's text; where it is given, the answer must be evaluated and in the form that it asks for.
+        problem: the problem's text; unless it is empty, the answer must be evaluated and in the form that it asks for.
     """
     return _same(tidy(answer), tidy(expected), problem, _MAX_DEPTH)
 
 
 def verified(answer: str, expected: str) -> bool:
-    """Return what math-verify alone says, which is more lenient.
+    """Return the verdict of math-verify alone, which is more lenient.
 
-    It reads LaTeX only: whatever else its defaults find in a text, they evaluate as Python.
+    It reads LaTeX only: math-verify's defaults would evaluate other parts of a text as Python.
     """
     from math_verify import LatexExtractionConfig, parse
 
@@ -206,7 +206,7 @@ def _same_values(left: sympy.Expr, right: sympy.Expr) -> bool | None:
 
 
 def _exactly(left: sympy.Expr, right: sympy.Expr, point: Point) -> bool:
-    """Return True if two values that agree to 40 digits also do to 900, and not by way of a number near 0.
+    """Return True if two values that agree to 40 digits also agree to 900, without a number near 0 in the answer.
 
     Within 900 digits a decimal of an irrational number differs, and so does a difference quotient unless its step is
     minute; such a step is found among the parts of ``left``.

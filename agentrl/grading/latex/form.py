@@ -1,7 +1,7 @@
 r"""Check the form of an answer whose value is right; runs in the graders' processes only.
 
-- It is evaluated: it leaves nothing to be worked out, as ``undone`` defines it, and no division by a polynomial, unless
-  the expected answer leaves it too.
+- It is evaluated: it leaves nothing to be worked out, as ``undone`` defines it, and no division by a polynomial. What
+  the expected answer leaves, it may leave too.
 - Relations are solved, ``2 < x < 3`` or ``x \ge 1``, where the expected answer is an interval or a solved relation.
 - It is no expression or relation of the problem's text, reordered or moved to the other side.
 - It has the form that the problem's words ask for: a fraction, in lowest terms, a mixed number, a decimal, a simplified

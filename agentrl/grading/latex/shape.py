@@ -176,7 +176,7 @@ def _mixed(match: re.Match[str]) -> Number | None:
     if part is None:
         return None
     value = int(whole) + part.value
-    # In 1 3/2 the fraction holds another whole: the sum is left to do.
+    # In 1 3/2 the fraction is above 1: the sum is left to do.
     return Number(value=-value if sign == "-" else value, finished=part.finished and part.value < 1)
 
 

@@ -24,7 +24,7 @@ _MAX_SIGNS = 40
 LETTER_I = sympy.Symbol("i", real=True)
 """The letter i as it is parsed."""
 _EULER = re.compile(r"\\[A-Za-z]+|e(?= ?\^)")
-"""A command, whole so that no letter inside of it is taken for the number e, or an e with an exponent."""
+"""An e with an exponent, or a complete command, so that no letter e inside of a command matches."""
 
 
 class UnreadableLatex(Exception):

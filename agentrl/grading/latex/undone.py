@@ -1,9 +1,9 @@
 r"""Find what an answer leaves to be worked out; runs in the graders' processes only.
 
 Undone is arithmetic with numbers: ``1/4+1/6``, like terms, a quotient that comes out even, a power such as ``5^2`` or
-``(10\pi)^2``. Undone are also functions of numbers, as ``\arcsin\frac12`` or ``|4+6i|``, exponentials of logarithms,
-products of roots from which a number comes out, and letters that drop out of the value: ``x/x``. The letter i is the
-root of -1. Roots of numbers, as ``\sqrt{52}`` or ``8^{1/2}``, fractions, and powers of ten are results.
+``(10\pi)^2``. Undone are also functions of numbers, as ``\arcsin\frac12`` or ``|4+6i|``, and exponentials of
+logarithms. So are products of roots from which a number comes out, and letters that drop out of the value: ``x/x``. The
+letter i is the root of -1. Roots of numbers, as ``\sqrt{52}`` or ``8^{1/2}``, fractions, and powers of ten are results.
 """
 
 import re
@@ -123,8 +123,8 @@ def _undone_product(factors: list[Any]) -> bool:
     if max(kinds.values(), default=0) > 1 or len(sums) > 1 or len(complex_) > 1:
         return True
     # From the roots of 3 and of 6 comes a factor of 3.
-    apart = sympy.prod(number.as_coeff_Mul()[0] for number in numbers)
-    return sympy.Mul(*numbers).as_coeff_Mul()[0] != apart
+    separate = sympy.prod(number.as_coeff_Mul()[0] for number in numbers)
+    return sympy.Mul(*numbers).as_coeff_Mul()[0] != separate
 
 
 def _undone_power(part: Any) -> bool:
