@@ -17,16 +17,16 @@ LAYOUTS: dict[str, dict[str, tuple[str, Row]]] = json.loads(Path(__file__).with_
 """By kind of problem and data set: the name of a file, and a row of it with names of what differs in ``<>``."""
 
 
-def filled(template: Any, given: Row) -> Any:
-    """A row of a layout. A text that is one name becomes what is given; elsewhere that stands as text."""
+def filled(template: Any, values: Row) -> Any:
+    """A row of a layout. A text that is a single name becomes its value; elsewhere the value stands as text."""
     if isinstance(template, dict):
-        return {key: filled(part, given) for key, part in template.items()}
+        return {key: filled(part, values) for key, part in template.items()}
     if isinstance(template, list):
-        return [filled(part, given) for part in template]
+        return [filled(part, values) for part in template]
     if isinstance(template, str):
-        if template[1:-1] in given:
-            return given[template[1:-1]]
-        for name, value in given.items():
+        if template[1:-1] in values:
+            return values[template[1:-1]]
+        for name, value in values.items():
             template = template.replace(f"<{name}>", str(value))
     return template
 
@@ -34,7 +34,7 @@ def filled(template: Any, given: Row) -> Any:
 def publish(folder: Path, kind: str, layout: str, problems: Sequence[Row]) -> str:
     """A file of these problems in a layout of this kind."""
     name, template = LAYOUTS[kind][layout]
-    return write(folder / name, [filled(template, {"i": i, **one}) for i, one in enumerate(problems)])
+    return write(folder / name, [filled(template, {"i": i, **problem}) for i, problem in enumerate(problems)])
 
 
 def write(path: Path, rows: Sequence[Row]) -> str:

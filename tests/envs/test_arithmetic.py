@@ -110,19 +110,19 @@ def test_steps_are_told_one_by_one(staged: Arithmetic) -> None:
 def test_a_step_is_not_told_early_nor_twice(staged: Arithmetic) -> None:
     staged.max_turns = 100
     problem = problem_of(staged.episode.task)
-    first, second, last = problem.values
+    step_1, step_2, step_3 = problem.values
     for code in (
-        *("print('hello')", "1/0", f"print({first}0, 1{first}, 'a{first}', {first}.5, -{first}, '{first},5')"),
-        *(f"raise ValueError({first})", f"print({last})", f"print({second})"),
+        *("print('hello')", "1/0", f"print({step_1}0, 1{step_1}, 'a{step_1}', {step_1}.5, -{step_1}, '{step_1},5')"),
+        *(f"raise ValueError({step_1})", f"print({step_3})", f"print({step_2})"),
     ):
         assert users(staged.step(call(code))[0]) == [], code
-    assert users(staged.step(f"```python\nprint({first})")[0]) == []
-    assert users(staged.step(call(f"print('It is {first}.')"))[0]) == [problem.prompts[1]]
-    assert users(staged.step(call(f"print({first})"))[0]) == []
-    assert users(staged.step(f"{call('1')}\n{call(f'{second}')}\n{call('2')}")[0]) == [problem.prompts[2]]
-    for value in (first, second, last):
+    assert users(staged.step(f"```python\nprint({step_1})")[0]) == []
+    assert users(staged.step(call(f"print('It is {step_1}.')"))[0]) == [problem.prompts[1]]
+    assert users(staged.step(call(f"print({step_1})"))[0]) == []
+    assert users(staged.step(f"{call('1')}\n{call(f'{step_2}')}\n{call('2')}")[0]) == [problem.prompts[2]]
+    for value in (step_1, step_2, step_3):
         assert users(staged.step(call(f"print({value})"))[0]) == []
-    assert staged.step(rf"\boxed{{{last}}}")[1] == 1.0
+    assert staged.step(rf"\boxed{{{step_3}}}")[1] == 1.0
 
 
 @pytest.mark.parametrize("level", [1, 4])
@@ -157,5 +157,5 @@ def test_other_levels_are_refused(level: Any) -> None:
 
 
 def test_the_first_observation_is_short() -> None:
-    first, _ = Arithmetic().reset(seed=0)
-    assert sum(len(message["content"]) for message in first) < 100
+    observation, _ = Arithmetic().reset(seed=0)
+    assert sum(len(message["content"]) for message in observation) < 100

@@ -19,7 +19,7 @@ FURTHER: list[tuple[str, Mapping[str, object]]] = [
     *(("agentrl/Arithmetic-v0", {"level": level}) for level in (1, 2, 3, 4, 5)),
     *(("agentrl/Calculus-v0", {}), ("agentrl/LinearSystems-v0", {})),
     *((f"agentrl/{name}-v0", {"dialect": "native-glm"}) for name in ("Code", "Math")),
-    *(("agentrl/MathPython-v0", {"dialect": one}) for one in DIALECTS if one != "hermes"),
+    *(("agentrl/MathPython-v0", {"dialect": dialect}) for dialect in DIALECTS if dialect != "hermes"),
 ]
 CHECKED += [pytest.param(*row, marks=pytest.mark.ci) for row in FURTHER]
 

@@ -103,10 +103,10 @@ def test_own_problems(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text(json.dumps(row))
     env = agentrl.make(ID, data=str(path))
-    first, info = env.reset(seed=0)
+    observation, info = env.reset(seed=0)
     assert info["task_id"] == "a"
-    assert first[-1]["content"].startswith("Print a.")
-    assert "```solution" in first[0]["content"]
+    assert observation[-1]["content"].startswith("Print a.")
+    assert "```solution" in observation[0]["content"]
     assert env.step(block("print('a')"))[1] == 1.0
     with pytest.raises(NotImplementedError, match="no reference solution"):
         env.gold(env.task_set[0])
@@ -139,6 +139,6 @@ def test_times_must_be_positive(options: dict[str, float]) -> None:
 
 def test_solutions_and_tests_are_not_shown(env: Code) -> None:
     for task in env.task_set:
-        first, _ = env.reset(seed=0, options={"task": task.id})
-        shown = "\n".join(message["content"] for message in first)
+        observation, _ = env.reset(seed=0, options={"task": task.id})
+        shown = "\n".join(message["content"] for message in observation)
         assert max(problem_of(task).solution.splitlines(), key=len) not in shown

@@ -55,12 +55,12 @@ def plainly_equal(left: Any, right: Any) -> bool:
     if isinstance(left, dict) or isinstance(right, dict):
         if not (isinstance(left, dict) and isinstance(right, dict)):
             return False
-        pairs = [{str(key): item for key, item in one.items()} for one in (left, right)]
+        pairs = [{str(key): item for key, item in side.items()} for side in (left, right)]
         keys = pairs[0].keys() == pairs[1].keys() and len(pairs[0]) == len(left) and len(pairs[1]) == len(right)
         return keys and all(plainly_equal(item, pairs[1][key]) for key, item in pairs[0].items())
     if isinstance(left, list) and isinstance(right, list):
         return len(left) == len(right) and all(map(plainly_equal, left, right))
-    number = [isinstance(one, int | float) and not isinstance(one, bool) for one in (left, right)]
+    number = [isinstance(side, int | float) and not isinstance(side, bool) for side in (left, right)]
     if all(number) and isinstance(left, float) and abs(right) < 2**63:
         return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12)
     if all(number) and max(abs(left), abs(right)) >= 2**63 and type(left) is not type(right):

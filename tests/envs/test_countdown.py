@@ -18,13 +18,13 @@ def reachable(numbers: tuple[Fraction, ...]) -> set[Fraction]:
     """Everything that all of ``numbers`` can come to: each pair of values becomes one, in every way."""
     if len(numbers) == 1:
         return {numbers[0]}
-    found: set[Fraction] = set()
+    values: set[Fraction] = set()
     for i, j in itertools.permutations(range(len(numbers)), 2):
-        rest = tuple(number for place, number in enumerate(numbers) if place not in (i, j))
+        rest = tuple(number for index, number in enumerate(numbers) if index not in (i, j))
         a, b = numbers[i], numbers[j]
         for value in (a + b, a - b, a * b, *([a / b] if b else [])):
-            found |= reachable((*rest, value))
-    return found
+            values |= reachable((*rest, value))
+    return values
 
 
 @pytest.mark.parametrize("level", [1, 2])

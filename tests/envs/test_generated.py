@@ -90,15 +90,15 @@ def test_splits_share_no_prompt(family: str, count: int) -> None:
 @pytest.mark.parametrize(
     ("key", "levels", "least"),
     [
-        (lambda *place: canonical(make_problem(*place).expression), LEVELS, 2250),
-        (lambda *place: countdown.key_of(countdown.make_puzzle(*place)), [1], 1),
-        (lambda *place: linear_systems.key_of(linear_systems.make_system(*place)), [1], 1),
+        (lambda *coordinates: canonical(make_problem(*coordinates).expression), LEVELS, 2250),
+        (lambda *coordinates: countdown.key_of(countdown.make_puzzle(*coordinates)), [1], 1),
+        (lambda *coordinates: linear_systems.key_of(linear_systems.make_system(*coordinates)), [1], 1),
     ],
     ids=["Arithmetic", *FAMILIES[1:]],
 )
 def test_splits_share_no_problem(key: Callable[[str, int, int], str], levels: Sequence[int], least: int) -> None:
     places = [*itertools.product(levels, range(500))]
-    keys = {split: {key(split, *place) for place in places} for split in ("train", "test")}
+    keys = {split: {key(split, *coordinates) for coordinates in places} for split in ("train", "test")}
     assert not keys["train"] & keys["test"]
     assert min(map(len, keys.values())) > least
 

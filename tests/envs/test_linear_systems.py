@@ -22,12 +22,12 @@ def test_sympy_finds_the_same_solutions(level: int) -> None:
     for index in range(25):
         system = make_system("train", level, index)
         unknowns = sympy.symbols(" ".join(system.unknowns))
-        found = sympy.linsolve((sympy.Matrix(system.rows), sympy.Matrix(system.right)), *unknowns)
+        solutions = sympy.linsolve((sympy.Matrix(system.rows), sympy.Matrix(system.right)), *unknowns)
         expected = {"one": "one", "none": "none"}.get(system.kind, "many")
-        if found is sympy.S.EmptySet:
+        if solutions is sympy.S.EmptySet:
             assert expected == "none"
         else:
-            (values,) = found
+            (values,) = solutions
             assert (expected == "one") is not any(value.free_symbols for value in values)
             if expected == "one":
                 assert [Fraction(int(value.p), int(value.q)) for value in values] == list(system.solution)
@@ -57,11 +57,11 @@ SYSTEMS = {"one": ONE, "halves": HALVES, "none": NONE, "many": MANY}
 TABLES: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("linear_systems.toml").read_text())
 
 
-@pytest.mark.parametrize(("name", "answer"), [(name, one) for name in SYSTEMS for one in TABLES["right"][name]])
+@pytest.mark.parametrize(("name", "answer"), [(name, text) for name in SYSTEMS for text in TABLES["right"][name]])
 def test_what_solves(name: str, answer: str) -> None:
     assert [other for other, system in SYSTEMS.items() if solves(answer, system)] == [name]
 
 
-@pytest.mark.parametrize(("name", "answer"), [(name, one) for name, rows in TABLES["wrong"].items() for one in rows])
+@pytest.mark.parametrize(("name", "answer"), [(name, text) for name, rows in TABLES["wrong"].items() for text in rows])
 def test_what_does_not_solve(name: str, answer: str) -> None:
     assert not solves(answer, SYSTEMS[name])

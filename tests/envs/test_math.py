@@ -120,18 +120,18 @@ def inside(answer: str, point: Fraction) -> bool:
 
 @pytest.mark.parametrize("row", sample(), ids=lambda row: row["id"])
 def test_the_samples_answers_are_right(row: dict[str, Any]) -> None:
-    found, answer = CHECKS[row["id"]], row["answer"]
+    checked, answer = CHECKS[row["id"]], row["answer"]
     if row["field"] == "interval":
-        assert found == where(lambda point: inside(answer, point))
-    elif isinstance(found, set):
-        texts = [sympy.latex(value) for value in found]
+        assert checked == where(lambda point: inside(answer, point))
+    elif isinstance(checked, set):
+        texts = [sympy.latex(value) for value in checked]
         assert same_answer(rf"\{{{', '.join(texts)}\}}", answer)
         assert not same_answer(", ".join(texts[1:]), answer)
-    elif isinstance(found, tuple):
-        assert same_answer(f"({', '.join(map(str, found))})", answer)
-        assert not same_answer(f"({', '.join(map(str, reversed(found)))})", answer)
+    elif isinstance(checked, tuple):
+        assert same_answer(f"({', '.join(map(str, checked))})", answer)
+        assert not same_answer(f"({', '.join(map(str, reversed(checked)))})", answer)
     else:
-        text = str(found) if isinstance(found, int | Fraction) else sympy.latex(found)
+        text = str(checked) if isinstance(checked, int | Fraction) else sympy.latex(checked)
         assert same_answer(text, answer)
         assert not same_answer(f"{text}+1", answer)
 
@@ -210,8 +210,8 @@ def test_arguments_reach_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"columns": ["problem"]}, {"columns": "problem"}, {"columns": {"prompt": 1}}, {"data": Path("a.jsonl")}]
+    "options", [{"columns": ["problem"]}, {"columns": "problem"}, {"columns": {"prompt": 1}}, {"data": Path("a.jsonl")}]
 )
-def test_what_is_no_table_of_texts_is_refused(given: dict[str, Any]) -> None:
+def test_what_is_no_table_of_texts_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"(columns|data) is .*: give a .*table of texts"):
-        Math(**given)
+        Math(**options)

@@ -64,10 +64,10 @@ def test_columns_can_be_named(write: Write) -> None:
 def test_what_may_belong_to_the_problem_is_not_dropped_without_a_word(write: Write, more: dict[str, Any]) -> None:
     row = {"problem": "P", "answer": "5", "source": "ours", "level": 3, "empty": "", "none": None, **more}
     (name,) = more
-    told = rf"may belong to the problem, {name}: say columns=.*: problem, answer, .*{name}"
-    refused(write([row]), told, ConfigError)
-    told = rf"line 2 has '{name}', which may belong to the problem"
-    refused(write([{"problem": "Q", "answer": "5"}, row]), told)
+    message = rf"may belong to the problem, {name}: say columns=.*: problem, answer, .*{name}"
+    refused(write([row]), message, ConfigError)
+    message = rf"line 2 has '{name}', which may belong to the problem"
+    refused(write([{"problem": "Q", "answer": "5"}, row]), message)
     named = (("answer", "answer"), ("prompt", "problem"))
     assert problems(Source(data=write([row]), columns=named)) == {"P": "5"}
     if isinstance(more[name], str):
@@ -102,7 +102,7 @@ def test_choices(write: Write, choices: object, answer: object, shown: str, lett
 def test_a_letter_beside_the_answer_is_right_as_well(write: Write) -> None:
     row = {"question": "Which is least? A. -2 B. 0", "answer": "-2", "choice_answer": "(A)"}
     rows = [row, {"question": "What is 1+1?", "answer": "2", "choice_answer": ""}]
-    tasks = [task for found in load_problems(Source(data=write(rows))).values() for task in found]
+    tasks = [task for split in load_problems(Source(data=write(rows))).values() for task in split]
     assert sorted((task.answer, dict(task.data)) for task in tasks) == [("-2", {"letter": "A"}), ("2", {})]
     # Where the choices have a column of their own, the letter is what is asked for.
     row = {"question": "Which?", "options": ["x", "y"], "answer": "y", "answer_idx": "B"}
@@ -188,8 +188,8 @@ def test_one_source_is_divided_by_its_problems(write: Write) -> None:
     turned = [{**row, "problem": row["problem"].replace(" ", "  ")} for row in reversed(rows)]
     again = load_problems(Source(data=write(turned, "turned.jsonl")))
     for split in ("train", "test"):
-        kept = {"".join(task.prompt.split()) for task in tasks[split]}
-        assert kept == {"".join(task.prompt.split()) for task in again[split]}
+        problems_of_split = {"".join(task.prompt.split()) for task in tasks[split]}
+        assert problems_of_split == {"".join(task.prompt.split()) for task in again[split]}
     assert 150 < tasks["test"].size < 250
     assert tasks["train"].size + tasks["test"].size == 2000
 
@@ -216,8 +216,8 @@ def test_files_of_one_name_are_two_files(write: Write, tmp_path: Path) -> None:
 
 def test_a_file_is_read_once_until_it_changes(write: Write) -> None:
     source = Source(data=write([{"problem": "P", "answer": "1"}]))
-    first = load_problems(source)
-    assert load_problems(source) is first
+    loaded = load_problems(source)
+    assert load_problems(source) is loaded
     write([{"problem": "P", "answer": "100"}])
     assert problems(source) == {"P": "100"}
 

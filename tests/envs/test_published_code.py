@@ -23,7 +23,7 @@ class Function(NamedTuple):
         return self.head.partition(" ")[2].partition("(")[0]
 
     @property
-    def given(self) -> Row:
+    def values(self) -> Row:
         """What a layout may ask for; the method is the function as LeetCode wants it."""
         code, tests = f"{self.head}\n{self.body}\n", [test.replace("f(", f"{self.name}(") for test in self.tests]
         indented = [f"    {line}" for line in (self.head.replace("(", "(self, "), *self.body.splitlines())]
@@ -77,10 +77,11 @@ def check_programs(data: str, texts: Sequence[str], wrong: Sequence[str]) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS["functions"])
 def test_functions(tmp_path: Path, layout: str) -> None:
-    path = publish(tmp_path, "functions", layout, [one.given for one in FUNCTIONS])
-    names = " = ".join(one.name for one in FUNCTIONS)
+    path = publish(tmp_path, "functions", layout, [function.values for function in FUNCTIONS])
+    names = " = ".join(function.name for function in FUNCTIONS)
     wrong = f"def f(*_):\n    return 2\n{names} = f\nclass Solution:\n    {names} = f"
-    check_programs(path, [one.text for one in FUNCTIONS], [wrong, wrong.replace("2", "None"), "", "raise SystemExit"])
+    wrongs = [wrong, wrong.replace("2", "None"), "", "raise SystemExit"]
+    check_programs(path, [function.text for function in FUNCTIONS], wrongs)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS["programs"])

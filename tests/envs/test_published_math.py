@@ -27,10 +27,9 @@ class Story(NamedTuple):
         return self.choices[1]
 
     @property
-    def given(self) -> Row:
-        first, second, third = self.choices
-        choices = {"choices": [*self.choices], "first": first, "second": second, "third": third}
-        return {**self._asdict(), **choices, "text": self.text, "answer": second, "float": float(second)}
+    def values(self) -> Row:
+        choices = {"choices": [*self.choices], **dict(zip(("first", "second", "third"), self.choices, strict=True))}
+        return {**self._asdict(), **choices, "text": self.text, "answer": self.answer, "float": float(self.answer)}
 
 
 STORIES = (
@@ -66,14 +65,14 @@ def check_answers(data: str, answers: Mapping[str, str], wrong: Sequence[str]) -
 
 @pytest.mark.parametrize("layout", LAYOUTS["stories"])
 def test_problems_in_words(tmp_path: Path, layout: str) -> None:
-    path = publish(tmp_path, "stories", layout, [one.given for one in STORIES])
+    path = publish(tmp_path, "stories", layout, [story.values for story in STORIES])
     if layout in LISTED:
         ask = "Answer with the letter of the right choice."
-        texts = [f"{one.text}\n\n{LISTED[layout].format(*one.choices)}\n\n{ask}" for one in STORIES]
+        texts = [f"{story.text}\n\n{LISTED[layout].format(*story.choices)}\n\n{ask}" for story in STORIES]
         check_answers(path, dict.fromkeys(texts, "B"), ["A", "C", "D", "42", "(A)"])
     else:
         wrong = ["43", "-7", "7 geese" if layout == "ASDiv" else "8"]
-        check_answers(path, {one.text: one.answer for one in STORIES}, wrong)
+        check_answers(path, {story.text: story.answer for story in STORIES}, wrong)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS["formulas"])
@@ -89,11 +88,11 @@ def test_aime_as_dapo_evaluates_it(tmp_path: Path) -> None:
 
 
 def test_a_letter_beside_the_answer(tmp_path: Path) -> None:
-    texts = [f"{one.text}\nA. {one.choices[0]}  B. {one.choices[1]}  C. {one.choices[2]}" for one in STORIES]
+    texts = [f"{story.text}\nA. {story.choices[0]}  B. {story.choices[1]}  C. {story.choices[2]}" for story in STORIES]
     rows = [
-        {"idx": i, "question": text, "answer": one.answer, "choice_answer": "B"}
-        for i, (text, one) in enumerate(zip(texts, STORIES, strict=True))
+        {"idx": i, "question": text, "answer": story.answer, "choice_answer": "B"}
+        for i, (text, story) in enumerate(zip(texts, STORIES, strict=True))
     ]
     path = write(tmp_path / "cn_middle_school.jsonl", rows)
-    check_answers(path, {text: one.answer for text, one in zip(texts, STORIES, strict=True)}, ["A", "C", "D", "43"])
+    check_answers(path, {text: story.answer for text, story in zip(texts, STORIES, strict=True)}, ["A", "C", "D", "43"])
     check_answers(path, dict.fromkeys(texts, "B"), ["A", "C", "43"])

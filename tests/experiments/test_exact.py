@@ -14,23 +14,23 @@ exact, rows = load("exact"), load("rows")
 def test_crediting_against_every_other_group_is_listing_all_steps() -> None:
     world = exact.random_policy(0, 2, 2).world()
     listed = exact.of_steps([world, world], 2)["otb_pooled"]
-    found = exact.of_pool(world, 2)
-    assert found["variance"] == pytest.approx(listed["variance"], rel=1e-5)
-    assert max(found["bias"], listed["bias"]) < 1e-12 and listed["variance"] > 0.1
+    pooled = exact.of_pool(world, 2)
+    assert pooled["variance"] == pytest.approx(listed["variance"], rel=1e-5)
+    assert max(pooled["bias"], listed["bias"]) < 1e-12 and listed["variance"] > 0.1
 
 
 def test_what_mixes_in_the_own_group_is_biased_and_the_pool_alone_is_not() -> None:
     tasks = [exact.random_policy(seed, 2, 3).world() for seed in (1, 51)]
-    found = exact.of_steps(tasks, 1)
-    assert found["otb_pooled"]["bias"] < 1e-12
-    assert all(found[f"otb pool {pool}"]["bias"] > 0.01 for pool in ("0.5", "1", "4"))
+    errors = exact.of_steps(tasks, 1)
+    assert errors["otb_pooled"]["bias"] < 1e-12
+    assert all(errors[f"otb pool {pool}"]["bias"] > 0.01 for pool in ("0.5", "1", "4"))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_second_moment_is_that_of_the_formula(seed: int) -> None:
-    found = exact.moments(exact.random_policy(seed, 3, 3).world())
-    assert 0 < found["beta"] < 1 and 0 < found["p"] < 1
-    for _, measured, formula in found["moments"]:
+    moments = exact.moments(exact.random_policy(seed, 3, 3).world())
+    assert 0 < moments["beta"] < 1 and 0 < moments["p"] < 1
+    for _, measured, formula in moments["moments"]:
         assert measured == pytest.approx(formula, rel=1e-10)
 
 
@@ -44,23 +44,23 @@ def test_a_policy_drifts_as_far_as_it_is_told() -> None:
 def test_values_are_those_of_playing_on() -> None:
     policy = exact.random_policy(3, 3, 3)
     world, episodes = policy.world(), policy.episodes()
-    found = exact.values(world, episodes).split(world.starts.diff().tolist())
+    values = exact.values(world, episodes).split(world.starts.diff().tolist())
     chance = dict(zip(episodes, world.probability.tolist(), strict=True))
-    for episode, value in zip(episodes, found, strict=True):
+    for episode, value in zip(episodes, values, strict=True):
         assert float(value[-1]) == sum(policy.reward(episode))
         for t, longer in itertools.pairwise(range(len(episode))):
-            after = {one: p for one, p in chance.items() if one[: t + 1] == episode[: t + 1]}
-            wanted = sum(p * sum(policy.reward(one)) for one, p in after.items()) / sum(after.values())
+            after = {sequence: p for sequence, p in chance.items() if sequence[: t + 1] == episode[: t + 1]}
+            wanted = sum(p * sum(policy.reward(sequence)) for sequence, p in after.items()) / sum(after.values())
             assert float(value[t]) == pytest.approx(wanted) and longer == t + 1
 
 
 def test_which_ratios_are_biased() -> None:
     old = exact.random_policy(0, 3, 4)
-    found = exact.ratios(old, exact.drifted(old, 0, 1.0))
-    unbiased = {(credit, name) for credit, arms in found.items() for name, one in arms.items() if one["bias"] < 1e-12}
+    errors = exact.ratios(old, exact.drifted(old, 0, 1.0))
+    unbiased = {(credit, name) for credit, arms in errors.items() for name, arm in arms.items() if arm["bias"] < 1e-12}
     assert unbiased == {("return", "full"), ("Q", "full"), ("Q", "prefix")}
     still = exact.ratios(old, old)
-    assert all(one["bias"] < 1e-12 for arms in still.values() for one in arms.values())
+    assert all(arm["bias"] < 1e-12 for arms in still.values() for arm in arms.values())
 
 
 def test_a_unit_is_done_once_and_rows_have_what_the_plan_asks(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ def test_parts_without_rows_are_said_to_be_so() -> None:
     page = (ROOT / "docs" / "results.md").read_text()
     files = figures.made({part: [] for part in figures.PARTS}, page)
     assert list(files) == ["results.md"], "no figure"
-    told = files["results.md"]
+    report = files["results.md"]
     for name in [*figures.TABLES, *figures.FIGURES]:
-        inside = told[told.index(f"<!-- {name} -->") : told.index(f"<!-- end of {name} -->")]
+        inside = report[report.index(f"<!-- {name} -->") : report.index(f"<!-- end of {name} -->")]
         assert "not run yet" in inside, name
     with pytest.raises(ValueError, match="table 1"):
         figures.made({part: [] for part in figures.PARTS}, page.replace("<!-- table 1 -->", ""))
@@ -50,7 +50,7 @@ def curve(unit: dict[str, Any], speed: float) -> dict[str, Any]:
 def whole_book() -> dict[str, list[dict[str, Any]]]:
     """Rows of parts B to F, as if all had been run."""
     book: dict[str, list[dict[str, Any]]] = {part: [] for part in "ABWCDEF"}
-    book["W"] = [{"unit": {"seed": s}, "success": 0.2} for first in (1000, 2000) for s in range(first, first + 20)]
+    book["W"] = [{"unit": {"seed": s}, "success": 0.2} for start in (1000, 2000) for s in range(start, start + 20)]
     for part in "CDEF":
         done: set[str] = set()
         while new := [unit for unit in schedule.ready_units(part, book)[0] if schedule.key_of(unit) not in done]:
@@ -79,26 +79,26 @@ def test_every_part_with_rows_has_its_tables_and_figures(monkeypatch: pytest.Mon
         if name.endswith("svg"):
             root = ElementTree.fromstring(text)
             assert root.tag == "{http://www.w3.org/2000/svg}svg" and "nan" not in text
-    told = files["results.md"]
-    assert told.count("not run yet") == 3 + told.count("| B5 |"), "long episodes, the pretrained model and B5"
-    assert "| D1 | pooled needs fewer tokens to 70% than `otb` | holds |" in told
-    assert "(3 pairs); fewer in 3 of 3" in told
-    assert figures.made(book, told) == files, "made again it stays as it is"
-    assert "So far" not in told
+    page = files["results.md"]
+    assert page.count("not run yet") == 3 + page.count("| B5 |"), "long episodes, the pretrained model and B5"
+    assert "| D1 | pooled needs fewer tokens to 70% than `otb` | holds |" in page
+    assert "(3 pairs); fewer in 3 of 3" in page
+    assert figures.made(book, page) == files, "made again it stays as it is"
+    assert "So far" not in page
     whole = len(book["C"])
     del book["C"][7]
-    assert f"*So far {whole - 1} of about {whole} runs: nothing" in figures.made(book, told)["results.md"]
+    assert f"*So far {whole - 1} of about {whole} runs: nothing" in figures.made(book, page)["results.md"]
 
 
 def test_worth_by_hand() -> None:
-    one = {"noise": [8.0, 4.0, 6.0], "along": [4.0, 1.0, 2.0]}
+    arm = {"noise": [8.0, 4.0, 6.0], "along": [4.0, 1.0, 2.0]}
     truth = {"noise": [1.0] * 3, "along": [2.0, 0.5, 1.0]}
-    rows = {("0/1", size): {"arms": {"otb": one, "otb_pooled": truth}} for size in (4, 32)}
-    found = show_gradients.WeightSet("20-seed1", rows)
+    rows = {("0/1", size): {"arms": {"otb": arm, "otb_pooled": truth}} for size in (4, 32)}
+    weights = show_gradients.WeightSet("20-seed1", rows)
     # Two tasks of four episodes; 4² / (2 · 8 · 8), and 1² / (.5 · 4 · 4) without the first task.
-    assert found.worth("otb", 4) == pytest.approx(16 / (2 * 8 * 8))
-    assert found.worth("otb", 4, without=1) == pytest.approx(1 / (0.5 * 4 * 4))
-    assert found.error("otb", 4) > 0
+    assert weights.worth("otb", 4) == pytest.approx(16 / (2 * 8 * 8))
+    assert weights.worth("otb", 4, without=1) == pytest.approx(1 / (0.5 * 4 * 4))
+    assert weights.error("otb", 4) > 0
     assert show_gradients.factors(0.5, 0.5) == {"none": 2.0, "none ±1": 1.0, "group_mean": 1.0, "otb": 1.0}
 
 

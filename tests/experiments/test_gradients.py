@@ -31,13 +31,13 @@ def test_gradients_are_those_of_one_backward_pass_a_token(model: Any, width: int
     parameters = list(model.parameters())
     tokens, sampled = torch.randint(0, 260, (30,)), torch.tensor([3, 4, 9, *range(12, 30)])
     projection = gradients.Projection(parameters, width, seed=1)
-    found = gradients.token_gradients(model, tokens, sampled, projection, 0.7)
+    projected = gradients.token_gradients(model, tokens, sampled, projection, 0.7)
     logp = torch.log_softmax(model(tokens[None]).logits[0] / 0.7, -1)
     wanted = [
-        projection(torch.autograd.grad(logp[place - 1, tokens[place]], parameters, retain_graph=True))
-        for place in sampled.tolist()
+        projection(torch.autograd.grad(logp[index - 1, tokens[index]], parameters, retain_graph=True))
+        for index in sampled.tolist()
     ]
-    torch.testing.assert_close(found, torch.stack(wanted), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(projected, torch.stack(wanted), atol=1e-4, rtol=1e-4)
 
 
 def recorded_of(tasks: int, rows: int) -> Any:
@@ -58,14 +58,14 @@ def recorded_of(tasks: int, rows: int) -> Any:
 def test_shares_and_products_of_known_gradients() -> None:
     recorded = recorded_of(4, 64)
     assert gradients.shares(recorded) == {"p": 0.25, "beta_W": 0.25, "beta_S": 0.75, "e": 27.0}
-    found = gradients.compare(recorded, 2, 60)
+    compared = gradients.compare(recorded, 2, 60)
     # A task's true gradient is 9/4 along its unit vector, and no task's has anything in common with another's.
     for arm in ("none", "otb_pooled"):
-        assert all(len(values) == 5 for values in found[arm].values())
-        assert found[arm]["along"][0] == pytest.approx(4 * 2.25**2, rel=0.25), arm
-        assert found[arm]["along"][1] == pytest.approx(3 * 2.25**2, rel=0.25), arm
+        assert all(len(values) == 5 for values in compared[arm].values())
+        assert compared[arm]["along"][0] == pytest.approx(4 * 2.25**2, rel=0.25), arm
+        assert compared[arm]["along"][1] == pytest.approx(3 * 2.25**2, rel=0.25), arm
     # Without a baseline a row's gradient is 9 or 0, of variance 81·3/16, which two rows halve.
-    assert found["none"]["noise"][0] == pytest.approx(4 * 81 * 3 / 16 / 2, rel=0.35)
+    assert compared["none"]["noise"][0] == pytest.approx(4 * 81 * 3 / 16 / 2, rel=0.35)
     losses = gradients.of_plus_and_minus_one(recorded).batch.rewards
     assert losses.reshape(-1, 3).tolist() == [[0, 0, 1], *[[0, 0, -1]] * 3] * 64
 

@@ -43,9 +43,9 @@ def row(unit: dict[str, Any], share: float) -> dict[str, Any]:
 def finished(level: Callable[[dict[str, Any]], float]) -> dict[str, list[dict[str, Any]]]:
     """All rows of tuning, with a success for each unit."""
     book: dict[str, list[dict[str, Any]]] = {part: [] for part in "WCDEF"}
-    book["W"] = [warm(seed, 0.2) for first in (1000, 2000) for seed in range(first, first + 20)]
+    book["W"] = [warm(seed, 0.2) for start in (1000, 2000) for seed in range(start, start + 20)]
     for part in "CE":
-        while new := [unit for unit in schedule._tuning(part, book) if unit not in [one["unit"] for one in book[part]]]:
+        while new := [unit for unit in schedule._tuning(part, book) if unit not in [old["unit"] for old in book[part]]]:
             book[part] += [row(unit, level(unit)) for unit in new]
     return book
 
@@ -59,7 +59,7 @@ def signed(clean_registry: None, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_every_arm_is_a_run_that_can_begin(signed: Any) -> None:
     assert (len(arms.LEARNING), len(arms.UPDATING), len(arms.STALE), len(arms.SAME_SIGNED)) == (9, 14, 12, 4)
-    for arm in (*arms.LEARNING, *arms.UPDATING, *arms.SAME_SIGNED, *(one for one, _, _ in arms.STALE.values())):
+    for arm in (*arms.LEARNING, *arms.UPDATING, *arms.SAME_SIGNED, *(stale for stale, _, _ in arms.STALE.values())):
         unit = arm.unit("C", "rates", lr=1e-3, seed=1000, steps=15)
         config = load_config(preset=arms.PRESET, overrides=arms.overrides(arms.settings_of(unit)))
         check_run(config)
@@ -74,11 +74,11 @@ def test_seeds_are_the_first_that_count_and_all_arms_of_one_come_first() -> None
     book: dict[str, list[Any]] = {part: [] for part in "WCDEF"}
     assert [unit["seed"] for unit in schedule.units("C", book)] == [1000, 1001], "so many are needed at least"
     book["W"] = [warm(1000, 0.02), warm(1001, 0.3)]
-    found = list(schedule.units("C", book))
-    assert [unit["seed"] for unit in found] == [1001] * 45 + [1002] and found[45]["part"] == "W"
-    names = [(unit["arm"], unit["rewards"]) for unit in found[:45]]
+    units = list(schedule.units("C", book))
+    assert [unit["seed"] for unit in units] == [1001] * 45 + [1002] and units[45]["part"] == "W"
+    names = [(unit["arm"], unit["rewards"]) for unit in units[:45]]
     assert len({*names}) == 9 and names[:5] == [("otb", "0/1")] * 5
-    assert [unit["lr"] for unit in found[:5]] == [1e-4, 3e-4, 1e-3, 3e-3, 1e-2]
+    assert [unit["lr"] for unit in units[:5]] == [1e-4, 3e-4, 1e-3, 3e-3, 1e-2]
     book["W"].append(warm(1002, 0.05))
     assert [unit["seed"] for unit in schedule.units("C", book)] == [1001] * 45 + [1002] * 45
 
@@ -99,31 +99,32 @@ def test_rates_at_the_edge_are_followed_and_then_the_parts_have_theirs() -> None
 
     book = finished(level)
     further = [unit["unit"] for unit in book["C"] if unit["unit"]["lr"] not in schedule.RATES["C"]]
-    assert {(one["arm"], one["lr"]) for one in further} == {("otb", 0.03), ("otb", 0.1), ("grpo", 3e-5), ("grpo", 1e-5)}
+    tried = {(unit["arm"], unit["lr"]) for unit in further}
+    assert tried == {("otb", 0.03), ("otb", 0.1), ("grpo", 3e-5), ("grpo", 1e-5)}
     assert len(further) == 12, "otb with both rewards, two seeds each"
     equal = finished(lambda unit: 0.5)
     assert len(equal["C"]) == 90 + 30 and len(equal["E"]) == 56 + 14, "but not without end"
     runs = list(schedule.units("D", book))
-    assert len(runs) == 20 * 9 + 8 and [one["seed"] for one in runs[:13]] == [2000] * 13
-    assert {one["lr"] for one in runs if one["arm"] == "otb"} == {0.03}
-    assert {one["lr"] for one in runs if one["arm"] == "grpo"} == {3e-5}
-    assert len([one for one in schedule.units("E", book) if one["purpose"] == "results"]) == 140
+    assert len(runs) == 20 * 9 + 8 and [unit["seed"] for unit in runs[:13]] == [2000] * 13
+    assert {unit["lr"] for unit in runs if unit["arm"] == "otb"} == {0.03}
+    assert {unit["lr"] for unit in runs if unit["arm"] == "grpo"} == {3e-5}
+    assert len([unit for unit in schedule.units("E", book) if unit["purpose"] == "results"]) == 140
     stale = list(schedule.units("F", book))
-    assert len(stale) == 60 and {one["lr"] for one in stale} == {3e-5, 1e-3}, "the lower of two"
+    assert len(stale) == 60 and {unit["lr"] for unit in stale} == {3e-5, 1e-3}, "the lower of two"
 
 
 def test_a_part_waits_for_the_rates_of_another(books: Any) -> None:
     with pytest.raises(schedule.NotYet, match="part D has its rates from part C"):
         list(schedule.units("D", books))
-    told = list(learn.listed(books))
-    assert told[0] == "C: 0 of 90 runs done, 1.8 core-hours left, 2 warm starts to try"
-    assert told[1].startswith("D: 0 of 188 runs done, 7") and "part C" in told[1]
+    lines = list(learn.listed(books))
+    assert lines[0] == "C: 0 of 90 runs done, 1.8 core-hours left, 2 warm starts to try"
+    assert lines[1].startswith("D: 0 of 188 runs done, 7") and "part C" in lines[1]
 
 
 def test_workers_share_units(books: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[dict[str, Any]] = []
 
-    def fake(unit: dict[str, Any], folder: Path, books: Any, place: Path, display: object) -> None:
+    def fake(unit: dict[str, Any], folder: Path, books: Any, root: Path, display: object) -> None:
         (folder / "run").mkdir()
         done.append(unit)
         books.add(unit, success=0.2)
@@ -146,9 +147,9 @@ def test_a_stopped_run_goes_on(
     toy: dict[str, Any] = {"__name__": __name__}
     exec(TOY, toy)  # which registers it
     toy["Toy"].__init__ = lambda self, *, level=1, **options: ToolEnv.__init__(self, **options)
-    for known, small in ((arms.WARM, SMALL_WARM), (arms.BASE, SMALL_BASE)):
+    for settings, small in ((arms.WARM, SMALL_WARM), (arms.BASE, SMALL_BASE)):
         for key, value in small.items():
-            monkeypatch.setitem(known, key, value)
+            monkeypatch.setitem(settings, key, value)
     unit = arms.OTB.unit("C", "rates", lr=1e-3, seed=7, steps=2)
     monkeypatch.setattr(learn, "ready_units", lambda part, book: ([unit], ""))
     asked = itertools.count()
@@ -174,7 +175,7 @@ def test_signed_rewards_are_twice_the_others_less_one(signed: Any) -> None:
     env = signed.SignedArithmetic()
     task = env.task_set[0]
     for answer, wanted in ((task.answer, 1.0), ("nothing", -1.0)):
-        said = Message(role="assistant", content=f"\\boxed{{{answer}}}")
-        parts = env.reward(Episode(task=task, messages=(said,), turns=1))
+        turn = Message(role="assistant", content=f"\\boxed{{{answer}}}")
+        parts = env.reward(Episode(task=task, messages=(turn,), turns=1))
         assert sum(env.reward_weights[name] * value for name, value in parts.items()) == wanted
     assert env.best_return == 1.0

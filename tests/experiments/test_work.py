@@ -26,15 +26,15 @@ def test_a_unit_belongs_to_one_at_a_time(tmp_path: Path) -> None:
 
 def test_a_worker_waits_as_long_as_the_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(work, "_POLL_S", 0.01)
-    pause, said = tmp_path / "pause", []
-    limits = work.Limits(2, 0, pause, said.append)
+    pause, lines = tmp_path / "pause", []
+    limits = work.Limits(2, 0, pause, lines.append)
     limits.wait()
-    assert said == []
+    assert lines == []
     pause.touch()
     threading.Timer(0.1, pause.unlink).start()
     began = time.monotonic()
     limits.wait()
-    assert time.monotonic() - began >= 0.05 and said == [f"waiting until {pause} is gone"]
+    assert time.monotonic() - began >= 0.05 and lines == [f"waiting until {pause} is gone"]
     pause.touch()
 
     def stop() -> None:
@@ -61,12 +61,12 @@ def test_two_processes_add_rows_and_lose_none(tmp_path: Path) -> None:
 
     context = multiprocessing.get_context("fork")
     others = [context.Process(target=add, args=(worker,)) for worker in range(2)]
-    for one in others:
-        one.start()
-    for one in others:
-        one.join()
-    found = {(row["unit"]["worker"], row["unit"]["number"]) for row in map(json.loads, path.read_text().splitlines())}
-    assert len(found) == 80
+    for process in others:
+        process.start()
+    for process in others:
+        process.join()
+    pairs = {(row["unit"]["worker"], row["unit"]["number"]) for row in map(json.loads, path.read_text().splitlines())}
+    assert len(pairs) == 80
     mine = rows.RowFile(path, "abc")
     rows.RowFile(path, "abc").add({"late": 1})
     assert not mine.has({"late": 1})

@@ -104,8 +104,8 @@ def test_irrational_values(text: str, python: str) -> None:
 
 @pytest.mark.parametrize(("text", "number"), TABLES["rational"])
 def test_rational_values_stay_exact(text: str, number: str) -> None:
-    found = value(read(text))
-    assert isinstance(found, Fraction) and found == Fraction(number)
+    result = value(read(text))
+    assert isinstance(result, Fraction) and result == Fraction(number)
 
 
 UNBOUNDED = [*TABLES["unbounded"], f"2^{{{MAX_BITS}}}*4"]

@@ -80,12 +80,12 @@ def test_grading_never_raises(answer: str, expected: str) -> None:
 
 
 @given(st.fractions(max_denominator=10**9), st.fractions(max_denominator=10**9))
-def test_fractions_are_compared_exactly(one: Fraction, other: Fraction) -> None:
-    latex = rf"\frac{{{one.numerator}}}{{{one.denominator}}}"
-    assert equal(str(one), latex)
-    assert equal(latex, str(other)) == (one == other)
-    assert equal(f"{one.numerator}/{one.denominator} + ({other})", str(one + other))
-    assert equal(f"({one})*({other})", str(one * other))
+def test_fractions_are_compared_exactly(left: Fraction, right: Fraction) -> None:
+    latex = rf"\frac{{{left.numerator}}}{{{left.denominator}}}"
+    assert equal(str(left), latex)
+    assert equal(latex, str(right)) == (left == right)
+    assert equal(f"{left.numerator}/{left.denominator} + ({right})", str(left + right))
+    assert equal(f"({left})*({right})", str(left * right))
 
 
 @given(st.integers(-(10**30), 10**30))

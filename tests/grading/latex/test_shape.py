@@ -39,9 +39,9 @@ def test_names(text: str, name: str, rest: str) -> None:
 
 @pytest.mark.parametrize(("text", "value", "finished"), TABLES["numbers"])
 def test_numbers_written_out(text: str, value: str, finished: bool) -> None:
-    found = number(tidy(text))
-    assert found is not None
-    assert (found.value, found.finished) == (Fraction(value), finished)
+    literal = number(tidy(text))
+    assert literal is not None
+    assert (literal.value, literal.finished) == (Fraction(value), finished)
 
 
 @pytest.mark.parametrize(
@@ -53,19 +53,19 @@ def test_what_is_no_number(text: str) -> None:
 
 @given(st.fractions(max_denominator=10**6))
 def test_fractions_are_read_exactly(value: Fraction) -> None:
-    found = number(rf"\frac{{{value.numerator}}}{{{value.denominator}}}")
-    assert found is not None
-    assert found.value == value
-    assert found.finished == (value.denominator > 1)
+    literal = number(rf"\frac{{{value.numerator}}}{{{value.denominator}}}")
+    assert literal is not None
+    assert literal.value == value
+    assert literal.finished == (value.denominator > 1)
 
 
 @given(st.integers(0, 999), st.integers(0, 9999), st.integers(0, 999))
 def test_repeating_decimals_against_their_series(whole: int, digits: int, period: int) -> None:
-    found = number(rf"{whole}.{digits:04d}\overline{{{period:03d}}}")
-    assert found is not None
+    literal = number(rf"{whole}.{digits:04d}\overline{{{period:03d}}}")
+    assert literal is not None
     # 40 periods written out are off by less than one unit of the last digit.
     written = Fraction(f"{whole}.{digits:04d}" + f"{period:03d}" * 40)
-    assert 0 <= found.value - written <= Fraction(1, 10**123)
+    assert 0 <= literal.value - written <= Fraction(1, 10**123)
 
 
 @pytest.mark.parametrize(("text", "value", "unit"), TABLES["quantities"])
