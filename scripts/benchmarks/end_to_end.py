@@ -200,32 +200,34 @@ def trl(load: Load, turns: Turns) -> None:
     model = AutoModelForCausalLM.from_pretrained(load["model"], attn_implementation="sdpa")
     model.generation_config.eos_token_id = load["stop_ids"] or tokenizer.eos_token_id
     with tempfile.TemporaryDirectory() as folder:
-        options = {"logging_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
-        options |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
-        settings = GRPOConfig(
-            output_dir=folder,
-            max_steps=1_000_000,
-            learning_rate=1e-6,
-            lr_scheduler_type="constant",
-            per_device_train_batch_size=load["tasks"] * load["group_size"] // load["updates"],
-            gradient_accumulation_steps=1,
-            steps_per_generation=load["updates"],
-            num_generations=load["group_size"],
-            max_completion_length=load["longest"],
-            generation_kwargs={"min_new_tokens": SHORTEST if load["stop_ids"] else load["longest"]},
-            temperature=1.0,
-            beta=0.0,
-            **options,
-        )
         rows = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in prompts(load)]
         Timed(
             model=model,
             reward_funcs=reward,
-            args=settings,
+            args=GRPOConfig(output_dir=folder, **trl_settings(load)),
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
             callbacks=[watch],
         ).train()
+
+
+def trl_settings(load: Load) -> dict[str, Any]:
+    """Return the settings of TRL's trainer for a workload."""
+    options = {"logging_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    options |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "dataloader_pin_memory": False}
+    return options | {
+        "max_steps": 1_000_000,
+        "learning_rate": 1e-6,
+        "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": load["tasks"] * load["group_size"] // load["updates"],
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": load["updates"],
+        "num_generations": load["group_size"],
+        "max_completion_length": load["longest"],
+        "generation_kwargs": {"min_new_tokens": SHORTEST if load["stop_ids"] else load["longest"]},
+        "temperature": 1.0,
+        "beta": 0.0,
+    }
 
 
 class Side:
