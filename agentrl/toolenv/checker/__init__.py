@@ -5,7 +5,6 @@ the gold player; ``CODES`` gives each code's meaning and remedy. Not covered: th
 reads the environment, and leaks of grandchild processes.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -18,7 +17,7 @@ from agentrl.render.renderer import load_tokenizer
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker import contract, leaks, rewards, tasks, tokens, tools
 from agentrl.toolenv.checker.report import CODES, Fault, Finding, Report
-from agentrl.toolenv.checker.subject import Check, ControlTokens, Subject, from_spec, raised
+from agentrl.toolenv.checker.subject import Check, ControlTokens, Subject, raised
 from agentrl.toolenv.dialects import resolve_dialect
 from agentrl.toolenv.registry import make
 
@@ -112,11 +111,10 @@ def check_env(
 
 
 def _made(env_id: str, arguments: Mapping[str, Any], dialect: str | None, tokenizer: ControlTokens | None) -> ToolEnv:
-    dialect = dialect or arguments.get("dialect")
-    if dialect is None:
-        return make(env_id, **arguments)
-    chosen = dialect if tokenizer is None else resolve_dialect(dialect, tokenizer)
-    return make(env_id, **{**arguments, "dialect": chosen})
+    if dialect := dialect or arguments.get("dialect"):
+        dialect = dialect if tokenizer is None else resolve_dialect(dialect, tokenizer)
+        arguments = {**arguments, "dialect": dialect}
+    return make(env_id, **arguments)
 
 
 def _counted(on_turn: Callable[[float], None], tasks: int, tools: int) -> Callable[[], None]:
@@ -135,8 +133,7 @@ def _subject(
         return raised(error, "Making its tasks")
     if not tasks:
         return Finding("ARL-E000", f"Its split {env.split!r} has no task.")
-    again = None if env.spec is None else functools.partial(from_spec, env.spec)
-    return Subject(env=env, tasks=tasks, again=again, tokenizer=tokenizer, on_turn=on_turn)
+    return Subject(env=env, tasks=tasks, tokenizer=tokenizer, on_turn=on_turn)
 
 
 def _few(findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ def check_first_observation(subject: Subject) -> Iterator[Finding]:
             if (again := subject.begin(task, seed)) != observation:
                 message = f"Task {task.id!r} began in two ways on one instance, {contrast(observation, again)}."
                 yield Finding("ARL-E002", message)
-    if subject.again is not None:
+    if env.spec is not None:
         with subject.fresh() as other:
             for task, observation in zip(subject.tasks, observations, strict=True):
                 if (again := other.begin(task)) != observation:
@@ -137,7 +137,7 @@ def check_misuse(subject: Subject) -> Iterator[Finding]:
     turns = list(subject.turns(subject.tasks[0], [""] * (subject.env.max_turns + 1)))
     if turns and turns[-1].over and (seen := _misused(subject.env)):
         yield Finding("ARL-E017", f"After the end of an episode step {seen}.")
-    if subject.again is not None:
+    if subject.env.spec is not None:
         with subject.fresh() as other:
             if seen := _misused(other.env):
                 yield Finding("ARL-E017", f"Before the first reset step {seen}.")
@@ -165,7 +165,7 @@ def check_reproducibility(subject: Subject) -> Iterator[Finding]:
 
 def check_independence(subject: Subject) -> Iterator[Finding]:
     """ARL-E008: an episode takes the same course alone and beside a second instance."""
-    if subject.again is None:
+    if subject.env.spec is None:
         return
     task = subject.tasks[0]
     scripts = subject.scripts(task)

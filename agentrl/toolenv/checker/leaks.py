@@ -57,9 +57,9 @@ def _children() -> Iterator[str]:
 
 def check_leaks(subject: Subject) -> Iterator[Finding]:
     """ARL-P001 to P005: ``close`` gives everything back, may be called twice, and another episode may follow."""
-    if subject.again is None:
+    if subject.env.spec is None:
         return
-    if error := shut(subject.again()):
+    if error := shut(subject.another().env):
         yield Finding("ARL-P004", f"The close of an instance that never played raised {error}.")
     task, actions = subject.tasks[0], subject.scripts(subject.tasks[0])[1]
     yield from _lived(subject.another(), task, actions)

@@ -142,8 +142,6 @@ class Subject:
     """The environment."""
     tasks: tuple[Task, ...]
     """The tasks that it is checked on."""
-    again: Callable[[], ToolEnv] | None
-    """Makes another instance of the same environment; None where ``make`` did not build the instance."""
     tokenizer: ControlTokens | None = None
     """Writes the messages as tokens; None where tokens are not checked."""
     on_turn: Callable[[], None] = lambda: None
@@ -152,15 +150,19 @@ class Subject:
     """A sentence for each thing that could not be checked, with the reason; checks append to it."""
     _scores: dict[tuple[str, tuple[str, ...]], float] = dataclasses.field(init=False, default_factory=dict, repr=False)
 
-    def another(self) -> "Subject":
-        """Make another instance; only where ``again`` is given."""
-        assert self.again is not None
-        return dataclasses.replace(self, env=self.again())
+    def another(self, spec: EnvSpec | None = None, **changes: Any) -> "Subject":
+        """Make another instance of this one's specification, or of ``spec``; only where ``make`` built this one."""
+        spec = self.env.spec if spec is None else spec
+        assert spec is not None
+        # The specification holds the arguments that the instance was made with.
+        env = gymnasium.make(spec, disable_env_checker=True, **changes).unwrapped
+        assert isinstance(env, ToolEnv), "it was when it was made before"
+        return dataclasses.replace(self, env=env)
 
     @contextmanager
-    def fresh(self) -> Generator["Subject"]:
+    def fresh(self, spec: EnvSpec | None = None) -> Generator["Subject"]:
         """Make another instance, and close it afterwards."""
-        other = self.another()
+        other = self.another(spec)
         try:
             yield other
         finally:
@@ -264,10 +266,3 @@ class Subject:
 
 
 Check = Callable[[Subject], Iterator[Finding]]
-
-
-def from_spec(spec: EnvSpec, **changes: Any) -> ToolEnv:
-    """Make the environment of a specification, which holds the arguments that the first instance was made with."""
-    made = gymnasium.make(spec, disable_env_checker=True, **changes).unwrapped
-    assert isinstance(made, ToolEnv), "it was when it was made before"
-    return made

@@ -3,14 +3,12 @@
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 
 from gymnasium.envs.registration import EnvSpec
 
 from agentrl.errors import ConfigError
 from agentrl.toolenv.checker.report import Finding
-from agentrl.toolenv.checker.subject import SEED, Subject, contrast, from_spec, short, shut
+from agentrl.toolenv.checker.subject import SEED, Subject, contrast, short, shut
 from agentrl.types import Message, Task
 
 SPLIT_SAMPLE = 200
@@ -48,7 +46,7 @@ def check_splits(subject: Subject) -> Iterator[Finding]:
     if subject.env.spec is None:
         return
     try:
-        shut(from_spec(subject.env.spec, split=subject.env.split))
+        shut(subject.another(split=subject.env.split).env)
     except (TypeError, ConfigError) as error:
         yield Finding("ARL-E000", f"Making it with split={subject.env.split!r} raised {short(str(error), 90)}.")
 
@@ -112,7 +110,7 @@ def check_spec(subject: Subject) -> Iterator[Finding]:
     # If instances of one specification differ already, that is ARL-E002.
     observations: list[tuple[Message, ...]] = []
     for each in (spec, back):
-        with replace(subject, again=partial(from_spec, each)).fresh() as other:
+        with subject.fresh(each) as other:
             observations.append(other.begin(other.tasks[0]))
     if observations[1] != observations[0] == subject.begin(subject.tasks[0]):
         differ = contrast(*observations)

@@ -120,7 +120,7 @@ def test_a_replay_is_the_episode_that_was_sampled(tokenizer: Any) -> None:
     task = env.task_set[0]
     call = renderer.turn(env.dialect.render("python", {"code": "<|im_end|>"}))
     turns: Sequence[list[int]] = [call, call[:-1], call[:4], renderer.turn(env.gold(task)[-1])]
-    whole, played = play_in_tokens(Subject(env=env, tasks=(task,), again=None), renderer, task, turns)
+    whole, played = play_in_tokens(Subject(env=env, tasks=(task,)), renderer, task, turns)
     assert tokenizer.decode(whole, skip_special_tokens=False).count("<|im_start|>assistant") == len(played)
     # call[:4] is a block that is never closed: a malformed call, and the episode continues.
     for ids in turns[: len(played)]:
