@@ -63,7 +63,7 @@ def load_tokenizer(source: str | Path, remedy: str = "give the folder of one") -
     _check_hub(str(source))
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
-        # How it was loaded is none of its settings, and would be saved with them.
+        # These say how the tokenizer was loaded; they would be saved with its settings.
         for name in ("is_local", "local_files_only"):
             tokenizer.init_kwargs.pop(name, None)
         _record_ends(source, tokenizer)
@@ -82,7 +82,7 @@ def _check_hub(name: str) -> None:
     # Whatever can be no name on the hub is refused by transformers at once.
     if constants.HF_HUB_OFFLINE or Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return
-    # A model has one of these two, a tokenizer alone the other.
+    # A model has the one file, a tokenizer alone the other.
     cached = (try_to_load_from_cache(name, file) for file in ("config.json", "tokenizer_config.json"))
     if any(isinstance(path, str) for path in cached):
         return
@@ -107,7 +107,7 @@ def _record_ends(source: str | Path, tokenizer: Any) -> None:
         return
     kinds = ("gated_repo", "missing_entries", "connection_errors")
     quietly: Any = {f"_raise_exceptions_for_{kind}": False for kind in kinds}
-    # In this order, as transformers does, which writes the first into a checkpoint from the second where it is missing.
+    # In the order of transformers, which makes a checkpoint's first file from the second where the first is missing.
     for name in ("generation_config.json", "config.json"):
         if (path := cached_file(source, name, **quietly)) is None:
             continue
@@ -133,7 +133,7 @@ class _Suffix:
     end: int
     """The end-of-turn token."""
     closes: bool
-    """True if another end token stands for ``end``; False if ``end`` opens the next message, which needs it."""
+    """True if any end token may stand in for ``end``; False if ``end`` opens the next message, so it must be there."""
     rest: Sequence[str | int | Slot]
     """The template's texts and control tokens after the end of the turn, and slots for the contents."""
 
@@ -144,13 +144,14 @@ class Renderer:
     Args:
         tokenizer: has a chat template that ends the assistant's turn with a control token.
         template_args: further variables of the chat template, such as ``enable_thinking``.
-        tools: schemas of the tools that the chat template is to describe; of named templates they choose ``tool_use``.
-        marks: of the dialect, such as ``<tool_call>``: no content becomes a token of them.
+        tools: schemas of the tools that the chat template is to describe; with tools, a tokenizer with named templates
+            uses ``tool_use``.
+        marks: the dialect's marks, such as ``<tool_call>``: no content is written with their tokens.
 
     Raises:
-        RenderError: the tokenizer does not give back what it writes; there is no chat template, or it can't be
-            extended: a content is changed, a turn is not followed by an end-of-turn token, which is nowhere inside of
-            it, or messages are numbered; or a tool's schema spells a control token.
+        RenderError: the tokenizer does not decode its tokens to the same text, or a tool's schema spells a control
+            token. Or the chat template is missing, changes a content, numbers messages, or does not end every turn with
+            a token that occurs nowhere inside of turns.
         ConfigError: the chat template has no variable of such a name.
     """
 
@@ -175,7 +176,7 @@ class Renderer:
         self._lead = self._tokens.parts(self._template.lead)
         ends = self._tokens.parts(harmony.RETURN + harmony.CALL) if self._template.lead == harmony.LEAD else ()
         self._harmony = tuple(end for end in ends if isinstance(end, int))
-        # Keyed by shapes, which repeat from turn to turn, not by contents.
+        # Cached by shapes, which repeat from turn to turn, unlike contents.
         self._suffix = functools.lru_cache(maxsize=256)(self._make_suffix)
         answers = [(Shape(role="user"),), (Shape(role="tool", name="python", call_id="call00000"),)]
         self._closes = {answer[0].role: self._suffix(answer) for answer in answers}

@@ -86,7 +86,7 @@ class Transcript:
     def messages(self, token_ids: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Read the messages of a prompt as chat servers take them.
 
-        What tools say is said by the user, but for results of calls that the server itself has read.
+        A tool's result becomes a user's message, unless it answers a call that the server itself has read.
         """
         starts = [index for index, token in enumerate(token_ids) if _FIRST <= token < _END]
         waiting = list[str]()

@@ -64,9 +64,9 @@ _found: list[tuple[Plugin, ...]] = []
 
 
 def plugins() -> tuple[Plugin, ...]:
-    """Load every plugin of the group ``agentrl.envs``, once; a broken one carries its problem and breaks no other.
+    """Load every plugin of the group ``agentrl.envs``, once; a broken one has a problem and breaks no other.
 
-    An id that is taken stays with whoever had it. A plugin that calls this while it is loaded gets no plugins.
+    An id that is taken stays with its owner. A plugin that calls this function while it is loaded gets no plugins.
     """
     with _loading:
         if not _found:

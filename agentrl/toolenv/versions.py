@@ -1,4 +1,4 @@
-"""Versions of what plays and grades an episode: two episodes with equal ones were played by the same code."""
+"""Versions of what plays and grades an episode: episodes with equal versions were played by the same code."""
 
 import functools
 import hashlib
@@ -19,7 +19,7 @@ PARTS = {
     "grader": ("grading", "grading/latex", "processes"),
     "sandbox": ("sandboxes", "sandboxes/host", "sandboxes/inside", "sandboxes/docker", "sandboxes/image"),
 }
-"""What each version is a hash of, beside ``environment``: folders of this package, without those inside of them."""
+"""The folders of this package that each version is a hash of, beside ``environment``; folders inside do not count."""
 _GRADERS = ("sympy", "math-verify")
 _READ = frozenset({".py", ".toml", ".txt", ".json", ".jsonl", ".jinja", ".yaml", ".csv", ""})
 """Suffixes of the files that can change an episode: code and the tables that it reads."""

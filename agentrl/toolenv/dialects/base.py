@@ -73,7 +73,7 @@ class Dialect(ABC):
     native: ClassVar[bool] = False
     """True if the chat template describes the tools, so that the system message does not."""
     marks: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
-    """Marks that models taught this dialect have as one token; a renderer writes the turns of ``gold`` with them."""
+    """Marks that are single tokens of models taught this dialect; a renderer writes the turns of ``gold`` with them."""
     opening: re.Pattern[str]
     """Matches the beginning of a call or, as the group ``think``, of a block of thinking."""
 
