@@ -1,16 +1,16 @@
 """What the tests of this folder share: a session, and a look at the processes and sessions that a sandbox made."""
 
-import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
 
 from agentrl.sandboxes import Sandbox, Session
+
+from ..conftest import load_script
 
 
 @pytest.fixture
@@ -24,25 +24,19 @@ def below(pid: int) -> set[int]:
     return {child.pid for child in psutil.Process(pid).children(recursive=True)}
 
 
-def pid_ones(depth: int) -> set[int]:
-    """Every first process of a namespace below this process: of a sandbox (1), of a session in one (2)."""
-    found = set[int]()
-    for pid in below(os.getpid()):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            (line,) = re.findall(r"NSpid:(.*)", Path(f"/proc/{pid}/status").read_text())
-            if len(line.split()) == depth + 1 and line.split()[-1] == "1":
-                found.add(pid)
-    return found
+def pid_ones(kind: Literal["zygote", "session"]) -> set[int]:
+    """Every first process of such a namespace below this process."""
+    return set(load_script("chaos_sandboxes").first_processes()[kind])
 
 
 def alive(pids: set[int]) -> set[int]:
     """Those that run still; a zombie whose new parent does not look does not."""
-    found = set[int]()
+    running = set[int]()
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.add(pid)
-    return found
+                running.add(pid)
+    return running
 
 
 def await_ready(sandbox: Sandbox, count: int) -> None:

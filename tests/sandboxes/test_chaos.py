@@ -22,13 +22,13 @@ chaos = load_script("chaos_sandboxes")
 def test_runs_under_fire(sandbox: Sandbox, runs: int, kill_every: float) -> None:
     options = ["--runs", str(runs), "--kill-every", str(kill_every), "--seed", "7"]
     done = subprocess.run([sys.executable, SCRIPTS / "chaos_sandboxes.py", *options], capture_output=True, text=True)
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["violations"]) == (0, [])
-    assert found["counts"]["ok"] > runs / 2 and found["counts"]["killed session"] > 0
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["violations"]) == (0, [])
+    assert report["counts"]["ok"] > runs / 2 and report["counts"]["killed session"] > 0
 
 
 @pytest.mark.parametrize(
-    ("found", "kill", "wrong"),
+    ("outcome", "kill", "wrong"),
     [
         *((Result(status="ok", value="4"), -1.0, False), (Result(status="ok", value="5"), -1.0, True)),
         *((Result(status="ok", value="5"), 1.0, True), (Result(status="timeout"), -1.0, True)),
@@ -37,11 +37,11 @@ def test_runs_under_fire(sandbox: Sandbox, runs: int, kill_every: float) -> None
         *((SandboxError("gone"), 1.0, False), (SandboxError("gone"), math.inf, False)),
     ],
 )
-def test_judge(found: Result | SandboxError, kill: float, wrong: bool) -> None:
+def test_judge(outcome: Result | SandboxError, kill: float, wrong: bool) -> None:
     """The last kill had its effect so many seconds after the program began."""
     record, began = chaos.Record(), time.monotonic()
     record.last_kill = began + kill
-    record.judge("2 + 2", chaos.Expected(statuses={"ok"}, value="4", kept=True), found, began)
+    record.judge("2 + 2", chaos.Expected(statuses={"ok"}, value="4", kept=True), outcome, began)
     assert bool(record.violations) is wrong
     assert sum(record.counts.values()) == 1
 
@@ -95,18 +95,18 @@ def test_a_session_that_can_not_be_had_again_is_a_fault(sandbox: Sandbox) -> Non
 def test_what_is_left_behind_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "_SETTLE_S", 0.2)
     monkeypatch.setattr(chaos.tempfile, "tempdir", str(tmp_path))  # others leave files in the machine's folder
-    told: list[list[str]] = []
+    reports: list[list[str]] = []
     for _ in range(50):  # the sandbox that all tests share makes and ends processes, and their pipes, as it likes
         (tmp_path / "forgotten").unlink(missing_ok=True)
         held = chaos.belongings("local")
         before = {name: held[name] for name in ("descriptors", "temporary files", "mounts")}
-        told = [chaos.leftovers(before, "local")]
+        reports = [chaos.leftovers(before, "local")]
         (tmp_path / "forgotten").touch()
         with open("/dev/null"):
-            told.append(chaos.leftovers(before, "local"))
-        if told == [[], ["1 descriptors were left behind", "1 temporary files were left behind"]]:
+            reports.append(chaos.leftovers(before, "local"))
+        if reports == [[], ["1 descriptors were left behind", "1 temporary files were left behind"]]:
             return
-    raise AssertionError(told)
+    raise AssertionError(reports)
 
 
 def test_what_escapes_from_a_thread_is_a_violation() -> None:

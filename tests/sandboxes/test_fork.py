@@ -27,8 +27,8 @@ def test_output_goes_to_whoever_printed_it(pair: tuple[Session, Session]) -> Non
     printing = (
         "import sys\nprint('out', x)\nprint('err', file=sys.stderr)\nos = __import__('os')\nos.system('echo child')"
     )
-    for one in (fork, session, fork):
-        result = one.run(printing)
+    for printer in (fork, session, fork):
+        result = printer.run(printing)
         assert (sorted(result.stdout.splitlines()), result.stderr) == (["child", "out [1]"], "err\n")
 
 
@@ -43,11 +43,11 @@ def test_output_goes_to_whoever_printed_it(pair: tuple[Session, Session]) -> Non
     ],
 )
 def test_an_end_of_one_rolls_back_that_one_only(pair: tuple[Session, Session], code: str, status: str) -> None:
-    for one, other in (pair, pair[::-1]):
+    for ended, other in (pair, pair[::-1]):
         # Output is stopped by the host, which needs time for that.
-        result = one.run(code, timeout=0.4 if status == "timeout" else 30)
+        result = ended.run(code, timeout=0.4 if status == "timeout" else 30)
         assert (result.status, result.state) == (status, "rolled_back")
-        assert other.run("x").value == one.run("x").value == "[1]"
+        assert other.run("x").value == ended.run("x").value == "[1]"
 
 
 def test_what_one_used_is_not_charged_to_the_other(pair: tuple[Session, Session]) -> None:
@@ -83,14 +83,14 @@ def test_a_family_ends_with_its_last_member(sandbox: Sandbox) -> None:
     with LocalSandbox(Limits(), ready=0) as own:
         (launcher,) = children(os.getpid()) - before
         (zygote,) = children(launcher)
-        first = own.session()
-        first.run("1")
-        forks = [first.fork() for _ in range(3)]
+        original = own.session()
+        original.run("1")
+        forks = [original.fork() for _ in range(3)]
         # One pid 1 for all of them.
         assert len(children(zygote)) == 1
-        for one in (first, *forks):
+        for member in (original, *forks):
             assert len(children(zygote)) == 1
-            one.close()
+            member.close()
         while children(zygote):
             time.sleep(0.01)
 
@@ -108,9 +108,9 @@ def test_files_that_are_open_are_the_forks_own(session: Session) -> None:
         "f = open('/tmp/f', 'w+')\nf.write('abc')\nf.flush()\nimport os\nos.mkdir('/tmp/d')\nos.chdir('/tmp/d')"
     )
     with session.fork() as fork:
-        for one, letter in ((fork, "F"), (session, "S")):
-            one.run(f"f.write('{letter}')\nf.flush()")
-            assert one.run("(open('/tmp/f').read(), os.getcwd())").value == f"('abc{letter}', '/tmp/d')"
+        for writer, letter in ((fork, "F"), (session, "S")):
+            writer.run(f"f.write('{letter}')\nf.flush()")
+            assert writer.run("(open('/tmp/f').read(), os.getcwd())").value == f"('abc{letter}', '/tmp/d')"
 
 
 DRAW = "import random\nrandom.random()"

@@ -124,9 +124,9 @@ def test_ctrl_c_does_not_reach_the_sandbox(own: Sandbox) -> None:
 
 
 def test_a_dead_zygote_is_replaced_and_its_sessions_go_on(sandbox: Sandbox) -> None:
-    shared = pid_ones(1)
+    shared = pid_ones("zygote")
     with open_sandbox("local") as own:
-        (mine,) = pid_ones(1) - shared
+        (mine,) = pid_ones("zygote") - shared
         with own.session() as session:
             session.run("x = 1")
             os.kill(mine, signal.SIGKILL)
@@ -136,8 +136,8 @@ def test_a_dead_zygote_is_replaced_and_its_sessions_go_on(sandbox: Sandbox) -> N
             again = session.run("x")  # in a fresh worker, where the cells before it ran again
             assert (again.value, again.attempts) == ("1", 2)
         assert own.run("1 + 1").value == "2"
-        assert len(pid_ones(1) - shared - {mine}) == 1
-    assert pid_ones(1) == shared
+        assert len(pid_ones("zygote") - shared - {mine}) == 1
+    assert pid_ones("zygote") == shared
 
 
 def test_a_back_end_that_does_not_exist_is_refused() -> None:

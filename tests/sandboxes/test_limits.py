@@ -69,8 +69,8 @@ def test_folders_fill_up(small: Sandbox, folder: str, most: int) -> None:
 
 
 def test_output(small: Sandbox) -> None:
-    kept = small.run("print('a' * 5000)")
-    assert kept.status == "ok" and kept.truncated and len(kept.stdout) < 1100
+    result = small.run("print('a' * 5000)")
+    assert result.status == "ok" and result.truncated and len(result.stdout) < 1100
     assert small.run("import sys\nwhile True: sys.stderr.write('a' * 5000)", timeout=30).status == "output_limit"
 
 

@@ -21,10 +21,10 @@ JSON = st.dictionaries(st.text(), st.none() | st.integers(-(10**18), 10**18) | s
 @given(st.lists(JSON, max_size=4), st.integers(1, 50))
 def test_messages_survive_any_cutting(messages: list[dict[str, object]], step: int) -> None:
     stream = b"".join(map(wire.pack, messages))
-    frames, found = wire.Decoder(1 << 20), list[wire.Message]()
+    frames, decoded = wire.Decoder(1 << 20), list[wire.Message]()
     for start in range(0, len(stream), step):
-        found += frames.feed(stream[start : start + step])
-    assert found == messages
+        decoded += frames.feed(stream[start : start + step])
+    assert decoded == messages
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_filter(where: str, name: str) -> None:
 
 def test_plan_names_little_of_the_host(tmp_path: Path) -> None:
     plan = rootfs.plan(str(tmp_path))
-    places = {place for _, place in plan["binds"]}
-    assert not {place for place in places if place.startswith(("/home", "/root", "/var", "/etc/p"))}
+    places = {path for _, path in plan["binds"]}
+    assert not {path for path in places if path.startswith(("/home", "/root", "/var", "/etc/p"))}
     assert json.loads(json.dumps(plan))["python"] == plan["python"]
     masked = [Path(folder).name for folder in plan["masks"]]
     assert {"src", "etc"} <= set(masked) <= {"site-packages", "dist-packages", "src", "etc"}

@@ -62,20 +62,22 @@ def _listening(family: socket.AddressFamily, address: str | tuple[str, int]) -> 
         yield server
 
 
+def _must_not_connect(sandbox: Sandbox, family: str, address: object) -> None:
+    result = _ok(sandbox.run(_CONNECT.format(family=family, address=address)))
+    must("CONNECTED" not in result.stdout, shown(result))
+
+
 def host_port_is_out_of_reach(sandbox: Sandbox) -> None:
     """A service on the host's loopback can't be reached."""
     with _listening(socket.AF_INET, ("127.0.0.1", 0)) as server:
-        address = server.getsockname()
-        result = _ok(sandbox.run(_CONNECT.format(family="AF_INET", address=address)))
-    must("CONNECTED" not in result.stdout, shown(result))
+        _must_not_connect(sandbox, "AF_INET", server.getsockname())
 
 
 def host_abstract_socket_is_out_of_reach(sandbox: Sandbox) -> None:
     """A service on an abstract unix socket of the host can't be reached."""
     name = f"\0agentrl-{os.getpid()}-{time.monotonic_ns()}"
     with _listening(socket.AF_UNIX, name):
-        result = _ok(sandbox.run(_CONNECT.format(family="AF_UNIX", address=name)))
-    must("CONNECTED" not in result.stdout, shown(result))
+        _must_not_connect(sandbox, "AF_UNIX", name)
 
 
 def abstract_socket_of_another_session(sandbox: Sandbox) -> None:
@@ -83,8 +85,7 @@ def abstract_socket_of_another_session(sandbox: Sandbox) -> None:
     serve = "import socket\ns = socket.socket(socket.AF_UNIX)\ns.bind('\\0beside')\ns.listen()"
     with sandbox.session() as server:
         _ok(server.run(serve, transaction=False))
-        result = _ok(sandbox.run(_CONNECT.format(family="AF_UNIX", address="\0beside")))
-    must("CONNECTED" not in result.stdout, shown(result))
+        _must_not_connect(sandbox, "AF_UNIX", "\0beside")
 
 
 def host_environment_is_unknown(sandbox: Sandbox) -> None:
@@ -198,7 +199,7 @@ def timeouts_leave_no_zombie(sandbox: Sandbox) -> None:
 
 
 def waiting_is_not_running(sandbox: Sandbox) -> None:
-    """Many programs at once each get their own time: what they wait for a core counts for nobody."""
+    """Many programs at once each get their own time: what they wait for a core is reported, and counts for nobody."""
     # A program may take three times its CPU limit, which is twice what it needs; the last ones wait for twice as long.
     many = 12 * len(os.sched_getaffinity(0))
     with ExitStack() as stack, ThreadPoolExecutor(many) as pool:
@@ -207,9 +208,12 @@ def waiting_is_not_running(sandbox: Sandbox) -> None:
             _ok(session.run("1"))
         # Measured first: on a machine that others use as well, everything takes longer for no fault of the sandbox.
         enough = max(0.4, 2 * _ok(sessions[0].run(_BUSY, timeout=10)).wall_s)
-        calls = [pool.submit(session.run, _BUSY, enough) for session in sessions]
-        failed = [shown(call.result()) for call in calls if call.result().status != "ok"]
+        began = time.monotonic()
+        results = list(pool.map(lambda session: session.run(_BUSY, enough), sessions))
+        passed_s, queue_s = time.monotonic() - began, max(result.queue_s for result in results)
+    failed = [shown(result) for result in results if result.status != "ok"]
     must(len(failed) <= many // 8, f"{len(failed)} of {many} with {enough:.2f} s each: {failed[:1]}")
+    must(0.3 < queue_s < passed_s, f"the longest wait was reported as {queue_s:.2f} s of {passed_s:.2f} s")
 
 
 def sessions_do_not_mix(sandbox: Sandbox) -> None:

@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[3]
 @given(st.lists(st.tuples(KINDS, st.binary(max_size=40))), st.binary(max_size=16), st.integers(1, 9))
 def test_frames_come_out_as_they_went_in(frames: list[tuple[bytes, bytes]], key: bytes, size: int) -> None:
     stream = b"".join(mux.frame(kind, data, key) for kind, data in frames)
-    decoder, found = mux.FrameDecoder(key), list[tuple[bytes, bytes]]()
+    decoder, pieces = mux.FrameDecoder(key), list[tuple[bytes, bytes]]()
     for start in range(0, len(stream), size):
-        found += decoder.feed(stream[start : start + size])
+        pieces += decoder.feed(stream[start : start + size])
     for kind in (mux.CHANNEL, mux.OUT, mux.ERR, mux.CONTROL):
-        expected = b"".join(data for one, data in frames if one == kind)
-        assert b"".join(piece for one, piece in found if one == kind) == expected
+        expected = b"".join(data for its_kind, data in frames if its_kind == kind)
+        assert b"".join(piece for its_kind, piece in pieces if its_kind == kind) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,10 @@ def test_a_mux_that_parts_from_a_copy_of_itself_changes_its_key() -> None:
     ours.key = b"k" * 16
     ours.rotate_key()
     ours.send_control({"t": "ready"})
-    (told,) = wire.Decoder(1 << 10).feed(b"".join(piece for _, piece in decoder.feed(os.read(reader, 16 + 5 + 4 + 61))))
-    decoder.key = bytes.fromhex(str(told["key"]))
+    (message,) = wire.Decoder(1 << 10).feed(
+        b"".join(piece for _, piece in decoder.feed(os.read(reader, 16 + 5 + 4 + 61)))
+    )
+    decoder.key = bytes.fromhex(str(message["key"]))
     assert decoder.key == ours.key != b"k" * 16
     assert list(decoder.feed(os.read(reader, 1 << 10))) == [(mux.CONTROL, wire.pack({"t": "ready"}))]
 
@@ -63,8 +65,8 @@ def test_the_mux_sends_output_before_the_answer_that_came_after_it() -> None:
     os.write(out, b"out")
     os.write(err, b"err")
     ours.sendall(b"answer")
-    found = list(mux.FrameDecoder().feed(os.read(reader, 1000)))
-    assert found == [(mux.OUT, b"out"), (mux.ERR, b"err"), (mux.CHANNEL, b"answer")]
+    frames = list(mux.FrameDecoder().feed(os.read(reader, 1000)))
+    assert frames == [(mux.OUT, b"out"), (mux.ERR, b"err"), (mux.CHANNEL, b"answer")]
 
 
 def test_the_mux_does_not_block_on_a_host_that_reads_nothing() -> None:
@@ -168,8 +170,8 @@ def test_a_missing_sdk_is_named() -> None:
 def test_the_dockerfile_pins_what_the_constraints_pin() -> None:
     text = (docker_image.FOLDER / "Dockerfile").read_text()
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
-    found = dict(word.split("==") for word in text.split() if "==" in word)
-    assert len(found) == 4 and all(pins[name] == version for name, version in found.items())
+    pinned = dict(word.split("==") for word in text.split() if "==" in word)
+    assert len(pinned) == 4 and all(pins[name] == version for name, version in pinned.items())
 
 
 def test_there_are_two_bases() -> None:
