@@ -55,6 +55,24 @@ def test_cells_of_tables_are_short(page: Path) -> None:
     assert not [cell for line in lines for cell in line.split(" | ") if len(cell.split()) >= 30]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_that_a_page_names_are_there(page: Path) -> None:
+    sections = {name: type(section).model_fields for name, section in load_config(preset="quickstart")}
+    # loop.md names modules in the same way, without their agentrl.
+    text = "" if page.name == "loop.md" else page.read_text(encoding="utf-8")
+    settings = re.findall(r"`(?:--set '?)?(\w+)\.(?!py\b)(\w+)\b(?!\()", text)
+    assert not [f"{name}.{key}" for name, key in settings if name in sections and key not in sections[name]]
+
+
+def test_names_of_the_concepts_are_in_their_files() -> None:
+    text = (DOCS / "concepts.md").read_text(encoding="utf-8")
+    names = re.findall(r"`([\w.]+)`\s+(?:in\s+|\()`(agentrl/[\w/]+\.py)`", text)
+    assert len(names) >= 8
+    for name, path in names:
+        source = (DOCS.parent / path).read_text(encoding="utf-8")
+        assert re.search(rf"(?:class|def) {name.rpartition('.')[2]}\b", source), f"{name} in {path}"
+
+
 def test_the_index_links_every_page() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
     assert not [page.name for page in DOCS.glob("*.md") if page.name != "README.md" and f"({page.name})" not in index]
