@@ -2,9 +2,10 @@
 
 import argparse
 import pkgutil
+import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pdoc
@@ -12,20 +13,16 @@ import pdoc
 import agentrl
 
 ROOT = Path(__file__).resolve().parents[1]
-LEFT_OUT = (
-    "!agentrl[.]__main__",
-    "!agentrl[.]engines[.]vllm.*",  # it has an environment of its own
-    "!agentrl[.]sandboxes[.](inside|conformance).*",  # programs that run in a sandbox
-)
-"""Patterns of modules without a page, as pdoc takes them."""
+# vLLM has an environment of its own, and what is inside a sandbox runs only there.
+WITHOUT_PAGE = r"agentrl\.(__main__|engines\.vllm.*|sandboxes\.inside.*)"
 
 
-def modules() -> Iterator[str]:
-    """Yield the package, and modules that pdoc would not find: a package's ``__all__`` hides its submodules."""
-    yield "agentrl"
+def list_submodules() -> None:
+    """Add its submodules to each package's ``__all__``: pdoc takes what is not in it for private."""
     for module in pkgutil.walk_packages(agentrl.__path__, "agentrl."):
-        if hasattr(sys.modules[module.name.rpartition(".")[0]], "__all__"):
-            yield module.name
+        package, _, name = module.name.rpartition(".")
+        if hasattr(sys.modules[package], "__all__") and not re.fullmatch(WITHOUT_PAGE, module.name):
+            sys.modules[package].__all__ += [name]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,8 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The public names are imported lazily, and pdoc sees only those that are there.
     for name in agentrl.__all__:
         getattr(agentrl, name)
+    list_submodules()
     pdoc.render.configure(docformat="google", show_source=False, footer_text=f"agentrl {agentrl.__version__}")
-    pdoc.pdoc(*modules(), *LEFT_OUT, output_directory=arguments.out)
+    pdoc.pdoc("agentrl", f"!{WITHOUT_PAGE}", output_directory=arguments.out)
     print(arguments.out / "index.html")
     return 0
 
