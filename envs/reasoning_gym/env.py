@@ -1,5 +1,6 @@
 r"""``reasoning-gym/<task>-v0``: the tasks of the library reasoning-gym, scored by its own scorers."""
 
+import functools
 import importlib.util
 from collections.abc import Mapping, Sequence
 
@@ -66,12 +67,7 @@ class ReasoningGym(ToolEnv):
 
     def tasks(self, split: str) -> GeneratedTasks:
         """Return the questions of ``split``, without end."""
-
-        def make(index: int) -> Task:
-            made = library.question(self.name, self.config, split, index)
-            return Task(id="", prompt=made.question, answer=made.answer, data={"position": made.position})
-
-        return GeneratedTasks(f"{split}", make)
+        return GeneratedTasks(split, functools.partial(library.question, self.name, self.config, split))
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
         """Return the library's score of the box in the final text; without ``partial``, 1 only for full marks."""
@@ -99,9 +95,7 @@ class ReasoningGym(ToolEnv):
         return [text]
 
     def _score(self, task: Task, answer: str) -> float:
-        position = task.data["position"]
-        assert isinstance(position, int)
-        return library.score(self.name, self.config, position, answer)
+        return library.score(self.name, self.config, task, answer)
 
 
 def widest_box(text: str) -> str | None:

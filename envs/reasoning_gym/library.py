@@ -6,12 +6,12 @@ questions depend on the order of a set.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.processes.per_process import PerProcess
 from agentrl.processes.pool import WorkerPool
+from agentrl.types import Task
 
 MAX_CHARS = 20_000
 """A longer answer is wrong, whatever it says."""
@@ -19,29 +19,22 @@ SECONDS = 120.0
 """CPU time in which a question must be found."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A question of the library."""
-
-    position: int
-    """Its index in the library's data set, or the seed of one."""
-    question: str
-    """The question's text."""
-    answer: str
-    """The library's answer; empty where it has none."""
-
-
-def question(name: str, config: Mapping[str, object], split: str, index: int) -> Question:
+def question(name: str, config: Mapping[str, object], split: str, index: int) -> Task:
     """Return question number ``index`` of a split, always the same one.
+
+    Returns:
+        A task without id. Its answer is empty where the library has none. Its data are ``position``, the index of the
+        question in the library's data set, or the seed of one.
 
     Raises:
         ConfigError: the task does not take these settings.
         InfrastructureError: the process ended.
     """
-    return Question(**_ask(do="question", name=name, config=_json(config), split=split, index=index))
+    made = _ask(do="question", name=name, config=_json(config), split=split, index=index)
+    return Task(id="", prompt=made["question"], answer=made["answer"], data={"position": made["position"]})
 
 
-def score(name: str, config: Mapping[str, object], position: int, answer: str) -> float:
+def score(name: str, config: Mapping[str, object], task: Task, answer: str) -> float:
     """Return the library's score of ``answer``, from 0 to 1; 0 where its scorer fails on it or takes too long.
 
     Raises:
@@ -49,7 +42,7 @@ def score(name: str, config: Mapping[str, object], position: int, answer: str) -
     """
     if len(answer) > MAX_CHARS:
         return 0.0
-    return float(_ask(do="score", name=name, config=_json(config), position=position, answer=answer)["score"])
+    return float(_ask(do="score", name=name, config=_json(config), **task.data, answer=answer)["score"])
 
 
 def _ask(**request: object) -> dict[str, Any]:

@@ -23,13 +23,9 @@ NO_GOLD = {"boxnet", "rush_hour"}
 """Tasks for which the library gives no answer that its own scorer takes for perfect."""
 
 
-@pytest.fixture(autouse=True)
-def _library(require: Callable[[bool, str], None]) -> None:
-    require(importlib.util.find_spec("reasoning_gym") is not None, "needs reasoning-gym")
-
-
 @pytest.fixture(autouse=True, scope="module")
-def _close() -> Iterator[None]:
+def _library(require: Callable[[bool, str], None]) -> Iterator[None]:
+    require(importlib.util.find_spec("reasoning_gym") is not None, "needs reasoning-gym")
     yield
     close_library()
 
@@ -161,9 +157,9 @@ COMPUTING = ("power_function", "decimal_arithmetic", "bitwise_arithmetic", "comp
 @pytest.mark.parametrize("name", (*EVALUATING, *COMPUTING))
 def test_hostile_answers_never_score(name: str) -> None:
     asked = library.question(name, {}, "train", 0)
-    assert library.score(name, {}, asked.position, asked.answer) == 1.0
+    assert library.score(name, {}, asked, asked.answer) == 1.0
     for text in HOSTILE:
-        assert library.score(name, {}, asked.position, text) < 0.1, text[:40]
+        assert library.score(name, {}, asked, text) < 0.1, text[:40]
 
 
 @pytest.mark.parametrize("name", EVALUATING)
@@ -182,8 +178,8 @@ def test_puzzles_are_scored_by_the_given_numbers() -> None:
     for index in range(3):
         asked = library.question("puzzle24", {}, "train", index)
         for text in ("6*4*1*1", "9*5-7*3", "(9*8-9*2)/2.2"):
-            assert library.score("puzzle24", {}, asked.position, text) == 0.0
-        assert library.score("puzzle24", {}, asked.position, f"{asked.answer} = 24") == 1.0
+            assert library.score("puzzle24", {}, asked, text) == 0.0
+        assert library.score("puzzle24", {}, asked, f"{asked.answer} = 24") == 1.0
 
 
 def test_halting_is_no_matter_of_saying_anything() -> None:
@@ -193,7 +189,7 @@ def test_halting_is_no_matter_of_saying_anything() -> None:
         asked = library.question(name, {}, "train", index)
         answers.add(asked.answer)
         other = {"True": "False", "False": "True"}[asked.answer]
-        scores = [library.score(name, {}, asked.position, text) for text in (asked.answer, other, "so", "")]
+        scores = [library.score(name, {}, asked, text) for text in (asked.answer, other, "so", "")]
         assert scores == [1.0, 0.0, 0.0, 0.0]
     assert answers == {"True", "False"}
 
@@ -226,4 +222,4 @@ def test_our_checker_is_content(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_first_digit_is_no_coin_flip() -> None:
     asked = library.question("coin_flip", {}, "train", 0)
     for wrong in ("0", "0.", asked.answer[:4], "-" + asked.answer, "nan", ""):
-        assert library.score("coin_flip", {}, asked.position, wrong) == 0.0
+        assert library.score("coin_flip", {}, asked, wrong) == 0.0
