@@ -11,15 +11,6 @@ def warm() -> None:
     """Import is enough."""
 
 
-def error_of(path: str | int) -> str:
-    """The name of the error that a large number of bytes or a file to write raises."""
-    try:
-        _ = bytearray(path) if isinstance(path, int) else Path(path).write_text("x")
-    except (MemoryError, OSError) as error:
-        return type(error).__name__
-    return ""
-
-
 def die(folder: str) -> None:
     """Leave a folder of this process's number, and end."""
     Path(folder, str(os.getpid())).mkdir()
