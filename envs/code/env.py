@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from agentrl.envs.code.data import SAMPLE, load_splits
 from agentrl.envs.code.grading import CallCase, Problem, grade
@@ -143,9 +143,7 @@ def submission(text: str) -> str | None:
 
 def problem_of(task: Task) -> Problem:
     """Return the problem that ``task`` was made of."""
-    problem = task.data["problem"]
-    assert isinstance(problem, Problem)
-    return problem
+    return cast(Problem, task.data["problem"])
 
 
 def _trial(problem: Problem) -> str:

@@ -2,7 +2,7 @@ r"""``agentrl/Arithmetic-v0``: sums too long for the head, a Python tool, and an
 
 import re
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from agentrl.envs.generated.arithmetic_problems import LEVELS, ArithmeticProblem, make_problem
 from agentrl.envs.generated.base import GeneratedEnv
@@ -57,9 +57,7 @@ class Arithmetic(GeneratedEnv):
 
 def problem_of(task: Task) -> ArithmeticProblem:
     """Return the problem that ``task`` was made of."""
-    problem = task.data["problem"]
-    assert isinstance(problem, ArithmeticProblem)
-    return problem
+    return cast(ArithmeticProblem, task.data["problem"])
 
 
 def _was_printed(value: int, episode: Episode) -> bool:

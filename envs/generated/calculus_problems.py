@@ -15,6 +15,8 @@ import sympy
 from agentrl.envs.generated.base import draw
 
 AnswerKind = Literal["expression", "number", "points"]
+# Positive, so that the root of a square is the letter itself: every function here is meant for x > 0 at least.
+x: Any = sympy.Symbol("x", positive=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +56,12 @@ def _latex(expression: Any) -> str:
     return str(sympy.latex(expression))
 
 
-def _x() -> Any:
-    # Positive, so that the root of a square is the letter itself: every function here is meant for x > 0 at least.
-    return sympy.Symbol("x", positive=True)
-
-
 def _factor(rng: random.Random) -> int:
     """Draw a number from -9 to 9 whose absolute value is at least 2."""
     return rng.choice((-1, 1)) * rng.randint(2, 9)
 
 
 def _polynomial(rng: random.Random) -> Sketch:
-    x = _x()
     powers = rng.sample(range(1, 7), rng.randint(2, 4))
     function = sum((_factor(rng) * x**power for power in powers), rng.choice((0, _factor(rng) / x, _factor(rng))))
     return _derivative(function)
@@ -74,14 +70,14 @@ def _polynomial(rng: random.Random) -> Sketch:
 def _derivative(function: Any) -> Sketch:
     def finish() -> CalculusProblem:
         prompt = f"Differentiate $f(x) = {_latex(function)}$."
-        return CalculusProblem(prompt=prompt, answer=_latex(function.diff(_x())), kind="expression")
+        return CalculusProblem(prompt=prompt, answer=_latex(function.diff(x)), kind="expression")
 
     return Sketch(key=f"derivative {function}", finish=finish)
 
 
 def _simple(rng: random.Random) -> Any:
     """Draw a function to build others from."""
-    x, a = _x(), rng.randint(2, 9)
+    a = rng.randint(2, 9)
     functions: tuple[Callable[[], Any], ...] = (
         lambda: x ** rng.randint(2, 5),
         lambda: _factor(rng) * x + _factor(rng),
@@ -96,12 +92,12 @@ def _simple(rng: random.Random) -> Any:
 
 def _above_zero(rng: random.Random) -> Any:
     """Draw a function that is positive for positive x."""
-    x, a, b = _x(), rng.randint(2, 9), rng.randint(1, 9)
+    a, b = rng.randint(2, 9), rng.randint(1, 9)
     return rng.choice((a * x + b, sympy.exp(a * x) + b, _quadratic_above_zero(rng)))
 
 
 def _quadratic_above_zero(rng: random.Random) -> Any:
-    return rng.randint(1, 9) * _x() ** 2 + rng.randint(0, 9) * _x() + rng.randint(1, 9)
+    return rng.randint(1, 9) * x**2 + rng.randint(0, 9) * x + rng.randint(1, 9)
 
 
 def _compound(rng: random.Random) -> Sketch:
@@ -121,13 +117,13 @@ def _compound(rng: random.Random) -> Sketch:
     )
     function = sympy.S.Zero
     # A product of simple functions may cancel to a constant.
-    while not function.has(_x()):
+    while not function.has(x):
         function = rng.choice(shapes)()
     return _derivative(function)
 
 
 def _integral(rng: random.Random) -> Sketch:
-    x, a, b = _x(), rng.randint(2, 5), _factor(rng)
+    a, b = rng.randint(2, 5), _factor(rng)
     low = rng.randint(0, 2)
     ends: tuple[Any, Any] = (low, low + rng.randint(1, 3))
     turns: tuple[Any, ...] = tuple(sympy.pi / n for n in (1, 2, 3, 4, 6))
@@ -156,7 +152,7 @@ def _integral(rng: random.Random) -> Sketch:
 
 
 def _limit(rng: random.Random) -> Sketch:
-    x, a, b, c = _x(), rng.randint(2, 25), rng.randint(2, 25), rng.randint(1, 9)
+    a, b, c = rng.randint(2, 25), rng.randint(2, 25), rng.randint(1, 9)
     sign, oo = rng.choice((-1, 1)), sympy.oo
     ratio = sympy.Rational
     rules: tuple[Callable[[], tuple[Any, object, Any]], ...] = (
@@ -183,12 +179,11 @@ def _limit(rng: random.Random) -> Sketch:
 
 def _cancelled(a: int, b: int, c: int, sign: int) -> Any:
     """Make a fraction that is 0/0 at c, and whose limit there is (a·c ± b) / (c + b)."""
-    x = _x()
     return sympy.expand((x - c) * (a * x + sign * b)) / sympy.expand((x - c) * (x + b))
 
 
 def _critical(rng: random.Random) -> Sketch:
-    x, a, b = _x(), rng.randint(2, 12), rng.choice((-1, 1)) * rng.randint(3, 40)
+    a, b = rng.randint(2, 12), rng.choice((-1, 1)) * rng.randint(3, 40)
     roots = sorted(rng.sample(range(-9, 10), rng.randint(2, 3)))
     families: tuple[Callable[[], tuple[Any, list[Any]]], ...] = (
         lambda: (_with_critical_points(roots, b), roots),
@@ -217,7 +212,7 @@ def _with_critical_points(roots: list[int], factor: int) -> Any:
     # Integration divides by each power: the common multiple keeps the coefficients whole.
     scale = math.lcm(*range(1, degree + 1)) * (1 if factor > 0 else -1)
     powers = range(degree, 0, -1)
-    return sum(scale * number // power * _x() ** power for power, number in zip(powers, derivative, strict=True))
+    return sum(scale * number // power * x**power for power, number in zip(powers, derivative, strict=True))
 
 
 def _quadratic(a: int, b: int, c: int) -> list[Any]:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from agentrl.envs.generated.base import GeneratedEnv, draw
 from agentrl.grading.formulas import Formula, Unreadable, parse, parts, write
@@ -54,9 +54,7 @@ class Countdown(GeneratedEnv):
 
     def is_right(self, task: Task, answer: str) -> bool:
         """Return True if ``answer`` uses the numbers and equals the target."""
-        numbers, target = task.data["numbers"], task.data["target"]
-        assert isinstance(numbers, tuple) and isinstance(target, int)
-        return solves(answer, numbers, target)
+        return solves(answer, cast(tuple[int, ...], task.data["numbers"]), cast(int, task.data["target"]))
 
     def working(self, task: Task) -> Sequence[str]:
         """Evaluate the expression."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import numpy
 
@@ -94,9 +94,7 @@ class LinearSystems(GeneratedEnv):
 
 def system_of(task: Task) -> System:
     """Return the system that ``task`` was made of."""
-    system = task.data["system"]
-    assert isinstance(system, System)
-    return system
+    return cast(System, task.data["system"])
 
 
 def solves(answer: str, system: System) -> bool:

@@ -273,19 +273,14 @@ def _encodable(text: str) -> bool:
 def _prompt(value: object) -> str | None:
     if isinstance(value, str):
         return _without_frame(value)
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in cast(list[object], value)):
         return None
-    texts: list[str] = []
-    for message in cast(list[object], value):
-        if not isinstance(message, Mapping):
-            return None
-        role, content = (cast(Mapping[str, object], message).get(key) for key in ("role", "content"))
-        # What a system message asks for, the environment asks for in its own words.
-        if role != "system":
-            if role != "user" or not isinstance(content, str):
-                return None
-            texts.append(_without_frame(content))
-    return "\n\n".join(texts)
+    # What a system message asks for, the environment asks for in its own words.
+    messages = [message for message in cast(list[Mapping[str, object]], value) if message.get("role") != "system"]
+    texts = [message.get("content") for message in messages if message.get("role") == "user"]
+    if len(texts) != len(messages) or not all(isinstance(text, str) for text in texts):
+        return None
+    return "\n\n".join(map(_without_frame, cast(list[str], texts)))
 
 
 def _without_frame(prompt: str) -> str:

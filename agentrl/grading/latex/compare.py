@@ -40,18 +40,10 @@ if TYPE_CHECKING:
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|leq|geq|ne|neq|lt|gt|in|approx|equiv)(?![a-z])")
 _SET = re.compile(r"\\(?:cup|cap|setminus|mathbb|emptyset|backslash)(?![a-z])|\\begin")
 _UNION = re.compile(r"\\(?:cup|cap|setminus|backslash)(?![a-z])")
-_LABOUR = (
-    *(
-        re.compile(rf"\\{name}(?![a-z])")
-        for name in ("int", "sum", "prod", "lim", "det", "gcd", "lcm", "max", "min", "choose", "Gamma")
-    ),
-    *(
-        re.compile(pattern)
-        for pattern in (r"\\[dt]?binom", r"!", r"\\[lr]?(?:floor|ceil)", r"\\[bp]?mod", r"\\[a-z]*prime", r"\\partial")
-    ),
-    re.compile(r"\\operatorname ?\{(?! ?(?:arc)?(?:sin|cos|tan|cot|sec|csc)h? ?\})"),
-    re.compile(r"\\frac ?\{ ?\\text ?\{ ?d"),
-)
+_COMMANDS = ("int", "sum", "prod", "lim", "det", "gcd", "lcm", "max", "min", "choose", "Gamma")
+_SIGNS = (r"\\[dt]?binom", r"!", r"\\[lr]?(?:floor|ceil)", r"\\[bp]?mod", r"\\[a-z]*prime", r"\\partial")
+_WORDS = (r"\\operatorname ?\{(?! ?(?:arc)?(?:sin|cos|tan|cot|sec|csc)h? ?\})", r"\\frac ?\{ ?\\text ?\{ ?d")
+_LABOUR = tuple(map(re.compile, (*(rf"\\{name}(?![a-z])" for name in _COMMANDS), *_SIGNS, *_WORDS)))
 """Operations that an answer may leave unevaluated only where the expected answer does."""
 _OPERATIONS = (sympy.Derivative, sympy.Integral, sympy.Limit, sympy.Sum, sympy.Product)
 Point: TypeAlias = "dict[sympy.Basic, sympy.Basic | float]"
