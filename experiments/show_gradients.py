@@ -96,12 +96,8 @@ def weights(rows: Rows) -> str:
     """Table 2a: the sets of weights."""
     sets = sets_of(rows)
     lines = [
-        [
-            weight_set.name,
-            *(f"{weight_set.shares[key]:.3g}" for key in ("p", "beta_W", "beta_S")),
-            *_predicted(weight_set),
-        ]
-        for weight_set in sets
+        [each.name, *(f"{each.shares[key]:.3g}" for key in ("p", "beta_W", "beta_S")), *_predicted(each)]
+        for each in sets
     ]
     head = ["weights", "p", "β by W", "β by ‖S‖²", "predicted: none", "none ±1", "group_mean"]
     return table(head, lines) if lines else NOT_RUN

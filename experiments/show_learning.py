@@ -142,14 +142,7 @@ def contrasts(rows: Rows) -> str:
         values["D4"] = _equivalence_p(asked["D4"])
     corrected = holm(values)
     lines = [
-        [
-            label,
-            _CLAIMS[label],
-            effect.words(),
-            f"{effect.rank_p:.3g}",
-            f"{values[label]:.3g}",
-            f"{corrected[label]:.3g}",
-        ]
+        [label, _CLAIMS[label], effect.words(), *(f"{p:.3g}" for p in (effect.rank_p, values[label], corrected[label]))]
         for label, effect in asked.items()
     ]
     return table(["", "statement", "found", "sign test p", "bootstrap p", "after Holm"], lines)

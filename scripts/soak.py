@@ -199,13 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures = train(args)
         record.violations += leftovers(before, "local")
     seconds = round(time.monotonic() - began, 1)
-    report = {
-        "seconds": seconds,
-        "counts": dict(record.counts),
-        "first, last": figures,
-        "violations": record.violations,
-    }
-    print(json.dumps(report, indent=1))
+    facts = {"seconds": seconds, "counts": dict(record.counts), "first, last": figures, "violations": record.violations}
+    print(json.dumps(facts, indent=1))
     return 1 if record.violations else 0
 
 
