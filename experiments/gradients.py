@@ -160,8 +160,9 @@ def compare(recorded: Recorded, size: int, draws: int) -> dict[str, dict[str, li
     """Draw groups of ``size`` and average inner products of the gradients of a step of K groups, the sum over tasks.
 
     Returns:
-        For each estimator ``noise`` ‖f − s‖²/2 of two draws, ``signal`` f·s, and ``along``, the mean product with the
-        unbiased gradient of the rows that were not drawn: of all tasks, and of all but each in turn [1 + K].
+        For each estimator ``noise`` ‖f − s‖²/2 of two draws, ``signal`` f·s, and ``along``. The last is the mean
+        product with the unbiased gradient of the rows that were not drawn. Each is of all tasks, and of all but each
+        task in turn [1 + K].
     """
     generator = torch.Generator().manual_seed(size)
     whole_rows = scores(recorded)

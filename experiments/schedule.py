@@ -25,7 +25,7 @@ TUNING_STEPS = {"C": 15, "E": 12}
 FURTHER = {"C": 30, "E": 14}
 """Most runs beyond the edges of the rates."""
 SIZE = {"C": 90, "D": 188, "E": 196, "F": 60}
-"""Units of each part, further rates and warm starts apart."""
+"""Units of each part, without further rates and warm starts."""
 STEPS = {"D": 30, "E": 20, "F": 20}
 SEEDS = {"D": 20, "E": 10, "F": 5}
 WITHIN = 0.02

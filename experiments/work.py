@@ -1,4 +1,4 @@
-"""How workers share units: a unit is claimed with a lock that ends with its process, and waits where it is told to."""
+"""How workers share units: a lock that ends with its process claims a unit, and a pause file makes workers wait."""
 
 import shutil
 import time

@@ -1,7 +1,7 @@
 """Which advantage estimator gives the steadiest gradient on the episodes that a run recorded?
 
 For each task two groups of N rows are drawn that share no row, and every estimator makes a gradient of each. What the
-two agree in is signal and what they differ in is noise: no row is compared with itself, so neither is too large on
+two agree in is signal, and what they differ in is noise. No row is compared with itself, so neither is too large on
 average, for any estimator. Standard errors are those of the tasks (jackknife).
 
 Legend: K tasks, N rows of a group, S sampled tokens, D width of the projection, E estimators.
@@ -264,7 +264,7 @@ def _episodes_file(run: Path, step: int | None) -> Path:
 
 
 def groups_of(file: Path, least: int) -> list[Group]:
-    """Group the episodes of a file by task; tasks with fewer than ``least`` that have a sampled token are left out."""
+    """Group the episodes of a file by task; tasks with fewer than ``least`` that have a sampled token are skipped."""
     tasks: dict[tuple[str, str], list[Trajectory]] = {}
     for record in load(file):
         if record.trajectory.n_sampled:
@@ -273,7 +273,7 @@ def groups_of(file: Path, least: int) -> list[Group]:
 
 
 def _groups(file: Path, arguments: argparse.Namespace) -> list[Group]:
-    """Group the episodes by task; tasks with too few for two groups are left out."""
+    """Group the episodes by task; tasks with too few for two groups are skipped."""
     size = arguments.group_size
     groups = groups_of(file, 2 * size)[: arguments.tasks]
     if len(groups) < 2:

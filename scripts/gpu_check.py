@@ -1,8 +1,8 @@
 """What only a GPU can tell, in minutes: speed, memory, and whether what the code takes for granted holds there.
 
 Each piece runs in a process of its own and has its own share of the time. Every row is on disk as soon as it is
-measured, in OUT/PIECE.json: what fails, hangs or runs out of memory costs its own row or piece, and a second call goes
-on where the first one stopped.
+measured, in OUT/PIECE.json. What fails, hangs or runs out of memory costs its own row or piece. A second call resumes
+where the first one stopped.
 """
 
 import json

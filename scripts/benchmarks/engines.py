@@ -66,7 +66,7 @@ def tool_answer(args: argparse.Namespace, seed: int, episode: int, turn: int) ->
 
 
 def by_engine(engine: Engine, stop_ids: tuple[int, ...]) -> Side:
-    """Each episode goes on as soon as its own turn is done."""
+    """Each episode continues as soon as its own turn is done."""
 
     async def episode(args: argparse.Namespace, seed: int, number: int, tokens: list[int]) -> int:
         sampling, sampled = Sampling(max_tokens=args.turn, stop_ids=stop_ids), 0

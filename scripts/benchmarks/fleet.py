@@ -62,7 +62,7 @@ class Slow(ToolEnv):
         return {"correct": 0.0}
 
     def step(self, action: str) -> Any:
-        """Sleep, then go on."""
+        """Sleep, then continue."""
         time.sleep(self.seconds)
         return super().step(action)
 

@@ -76,7 +76,7 @@ def update(rows: int, share: float) -> Callable[[Any, argparse.Namespace, int], 
 
 
 def turn(model: Any, args: argparse.Namespace, tokens: int) -> int:
-    """A prompt that the engine computes, and 32 sampled tokens, while 63 short requests go on beside it."""
+    """A prompt that the engine computes, and 32 sampled tokens, while 63 short requests run beside it."""
     engine = TransformersEngine(model, slots=64, max_length=tokens + 32)
 
     async def play() -> None:

@@ -44,7 +44,7 @@ def agreement(bench: Bench) -> None:
 
 
 def apart(bench: Bench, model: Any, dtype: str, rows: int, tokens: int) -> Row:
-    """Sample rows, score them, and say how far the two are apart in nats a token."""
+    """Sample rows, score them, and measure how far the two differ in nats a token."""
     prompt = tokens // 8
     prompts = texts(rows, prompt, model.config.vocab_size)
     options = {"slots": rows, "max_length": tokens}
