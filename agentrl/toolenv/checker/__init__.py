@@ -104,7 +104,7 @@ def check_env(
                 subject.skipped.append("all other checks: each call would take the tool's whole time.")
                 break
         # Two checks may find the same: the dict removes duplicates and keeps the order.
-        return Report(findings=tuple(_few(dict.fromkeys(findings))), skipped=(*subject.skipped, *_skipped(subject)))
+        return Report(findings=tuple(_few(dict.fromkeys(findings))), skipped=tuple(subject.skipped))
     finally:
         if isinstance(env, str):
             made.close()
@@ -133,7 +133,10 @@ def _subject(
         return raised(error, "Making its tasks")
     if not tasks:
         return Finding("ARL-E000", f"Its split {env.split!r} has no task.")
-    return Subject(env=env, tasks=tasks, tokenizer=tokenizer, on_turn=on_turn)
+    subject = Subject(env=env, tasks=tasks, tokenizer=tokenizer, on_turn=on_turn)
+    if env.spec is None:
+        subject.skipped.append("what takes a second instance, shared state and leaks: this one was not built by make.")
+    return subject
 
 
 def _few(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -162,19 +165,3 @@ def _guarded(check: Check, subject: Subject) -> Iterator[Finding]:
         raise
     except Exception as error:  # an environment under check may raise anything
         yield raised(error, f"Checking its {_name(check)}")
-
-
-def _skipped(subject: Subject) -> Iterator[str]:
-    spec = subject.env.spec
-    if spec is None:
-        yield "what takes a second instance, shared state and leaks: this one was not built by make."
-    elif callable(spec.entry_point):
-        yield "whether the specification can be written as JSON: that takes an entry point 'module:Class', as a text."
-    if spec is not None and not leaks.can_look():
-        yield "what is left running: this machine has no /proc."
-    try:
-        lacking = subject.gold(subject.tasks[0]) is None
-    except Exception:  # whatever it raised was found when gold was played
-        lacking = False
-    if lacking:
-        yield "whether the maximum can be reached: there is no gold player."

@@ -3,13 +3,13 @@
 import copy
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from agentrl.errors import EnvContractError
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker.report import Finding
 from agentrl.toolenv.checker.subject import SEED, Subject, Turn, contrast, difference, short
-from agentrl.types import Message, Task
+from agentrl.types import Message
 
 TOLERANCE = 1e-9
 """Tolerance for rounding between scores, which are sums of weights."""
@@ -90,6 +90,7 @@ def check_gold(subject: Subject) -> Iterator[Finding]:
     for task in subject.tasks:
         actions = subject.gold(task)
         if actions is None:
+            subject.skipped.append("whether the maximum can be reached: there is no gold player.")
             return
         turns, episode = list(subject.turns(task, actions)), subject.env.episode
         results = [message["content"] for message in episode.messages if message["role"] == "tool"]
@@ -169,7 +170,10 @@ def check_independence(subject: Subject) -> Iterator[Finding]:
         return
     task = subject.tasks[0]
     scripts = subject.scripts(task)
-    alone = [_alone(subject, task, actions) for actions in scripts]
+    alone: list[list[Turn]] = []
+    for actions in scripts:
+        with subject.fresh() as other:
+            alone.append(list(other.turns(task, actions)))
     with subject.fresh() as left, subject.fresh() as right:
         episodes = [other.turns(task, actions) for other, actions in zip((left, right), scripts, strict=True)]
         # ``turns`` is lazy: zip_longest makes the two take turns.
@@ -177,8 +181,3 @@ def check_independence(subject: Subject) -> Iterator[Finding]:
     for turns, beside in zip(alone, zip(*pairs, strict=True), strict=True):
         if differ := difference(turns, [turn for turn in beside if turn is not None]):
             yield Finding("ARL-E008", f"An episode alone and beside a second instance gave {differ}.")
-
-
-def _alone(subject: Subject, task: Task, actions: Sequence[str]) -> list[Turn]:
-    with subject.fresh() as other:
-        return list(other.turns(task, actions))

@@ -4,7 +4,6 @@ The floor is the score of an answer without knowledge. Where a check's turns cal
 well, since an environment may reward calls.
 """
 
-import builtins
 import itertools
 import math
 import re
@@ -137,7 +136,8 @@ def _filler(length: int) -> list[str]:
 
 
 def _tampered(subject: Subject, task: Task, code: str, actions: Sequence[str], floor: float) -> Iterator[Finding]:
-    before = {module: dict(vars(module)) for module in _within_reach()}
+    reachable = [sys.modules.get(name) for name in ("builtins", "agentrl.grading.numbers", "__main__")]
+    before = {module: dict(vars(module)) for module in reachable if module is not None}
     try:
         score, failed = subject.score_of(task, actions), None
     except StepRaised as error:
@@ -152,10 +152,6 @@ def _tampered(subject: Subject, task: Task, code: str, actions: Sequence[str], f
         yield raised(failed, "grading")
     elif score > floor + TOLERANCE:
         yield Finding(code, f"The text {short(actions[0])} scores {score:g} on task {task.id!r}.")
-
-
-def _within_reach() -> list[ModuleType]:
-    return [builtins, *(sys.modules[name] for name in ("agentrl.grading.numbers", "__main__") if name in sys.modules)]
 
 
 def _restore(before: Mapping[ModuleType, dict[str, object]]) -> list[str]:
