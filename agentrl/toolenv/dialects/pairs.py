@@ -17,6 +17,8 @@ from agentrl.types import ToolCall
 _PYTHONS: Mapping[str, object] = {"True": True, "False": False, "None": None}
 """Python's constants: some chat templates write these, and so do the models trained on them."""
 
+_HY_TAGS = ("think", "tool_calls", "tool_call", "arg_key", "arg_value")
+
 
 def _pair(before: str, between: str, after: str, *, barred: str = "") -> re.Pattern[str]:
     """Return a pair's pattern from the patterns around its key and its value; no key has a letter of ``barred``."""
@@ -118,28 +120,14 @@ class NativeHy(Pairs):
 
     name = "native-hy"
     begin, end = "<tool_call:opensource>", "</tool_call:opensource>"
-    marks = (
-        "<think:opensource>",
-        "</think:opensource>",
-        "<tool_calls:opensource>",
-        "</tool_calls:opensource>",
-        begin,
-        end,
-        "<tool_sep:opensource>",
-        "<arg_key:opensource>",
-        "</arg_key:opensource>",
-        "<arg_value:opensource>",
-        "</arg_value:opensource>",
-    )
+    marks = ("<tool_sep:opensource>", *(f"<{slash}{tag}:opensource>" for tag in _HY_TAGS for slash in ("", "/")))
     head = re.compile(rf"\s*(?P<name>[^<>\s]{{1,{MAX_NAME}}})<tool_sep:opensource>")
     pair = _pair("<arg_key:opensource>", r"</arg_key:opensource>\s*<arg_value:opensource>", "</arg_value:opensource>")
     written = (
         "<tool_calls:opensource>\n<tool_call:opensource>{name}<tool_sep:opensource>\n{pairs}</tool_call:opensource>\n"
         "</tool_calls:opensource>"
     )
-    written_pair = (
-        "<arg_key:opensource>{key}</arg_key:opensource>\n<arg_value:opensource>{value}</arg_value:opensource>\n"
-    )
+    written_pair = NativeGlm.written_pair.replace(">", ":opensource>")
     example = "name<tool_sep:opensource> <arg_key:opensource>key</arg_key:opensource> <arg_value:opensource>…"
 
 
