@@ -13,7 +13,8 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,8 +128,12 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
     """
     load_plugins()
     registered = _with_module_imported(env_id)
+    spec = gymnasium.registry.get(registered)
+    if spec is not None and isinstance(spec.entry_point, str):
+        # Gymnasium will load it too; here a missing class can be told from an error of its constructor.
+        with _imports(env_id, module_of(spec), f"environment {env_id!r} is registered as {spec.entry_point!r}"):
+            registration.load_env_creator(spec.entry_point)
     try:
-        _load_class(env_id, registered)
         made = ask(
             f"making {env_id!r}",
             lambda: gymnasium.make(registered, disable_env_checker=True, **kwargs).unwrapped,
@@ -166,18 +171,18 @@ def _registered_by(env_id: str) -> list[str]:
     return [f"{module}:{id_}" for id_, spec in gymnasium.registry.items() if colon and module_of(spec) == module]
 
 
-def _load_class(env_id: str, registered: str) -> None:
-    """Load a registered environment's entry point, as Gymnasium will, and turn a missing class into a usage error."""
-    spec = gymnasium.registry.get(registered)
-    if spec is None or not isinstance(spec.entry_point, str):
-        return
+@contextmanager
+def _imports(env_id: str, module: str, problem: str) -> Generator[None]:
+    """Turn what the import of ``module`` raises into a usage error; ``problem`` begins its sentence."""
     try:
-        registration.load_env_creator(spec.entry_point)
-    except ModuleNotFoundError:
-        raise  # make says that it is missing
+        yield
+    except ModuleNotFoundError as error:
+        # Python looks in the current folder for `python -m agentrl`, not for an installed command.
+        remedy = ": install it, or put its folder into PYTHONPATH" if error.name == _top(module) else ""
+        raise UsageError(f"environment {env_id!r} needs a module that can't be imported: {error}{remedy}") from error
     except (Exception, SystemExit) as error:  # somebody's module may raise anything, and may even end the process
-        why = str(error) if isinstance(error, AttributeError) else repr(error)
-        raise UsageError(f"environment {env_id!r} is registered as {spec.entry_point!r}: {why}") from error
+        reason = str(error) if isinstance(error, AttributeError) else repr(error)
+        raise UsageError(f"{problem}: {reason}") from error
 
 
 def module_of(spec: EnvSpec) -> str:
@@ -244,14 +249,8 @@ def _with_module_imported(env_id: str) -> str:
         raise UsageError(f"{module!r}, before the colon of the id {env_id!r}, is no module: write module:ns/Name-v0")
     if _top(module) in sys.stdlib_module_names:
         raise UsageError(f"{module!r}, before the colon of the id {env_id!r}, is Python's own: name your module there")
-    try:
+    with _imports(env_id, module, f"the module of environment {env_id!r} can't be imported"):
         importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        # Python looks in the current folder for `python -m agentrl`, not for an installed command.
-        how = ": install it, or put its folder into PYTHONPATH" if error.name == _top(module) else ""
-        raise UsageError(f"environment {env_id!r} needs a module that can't be imported: {error}{how}") from error
-    except (Exception, SystemExit) as error:  # somebody's module may raise anything, and may even end the process
-        raise UsageError(f"the module of environment {env_id!r} can't be imported: {error!r}") from error
     return registered
 
 
