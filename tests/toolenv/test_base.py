@@ -250,7 +250,7 @@ class Counter(ToolEnv):
         return {"correct": episode.state.get("n", 0) == 4}
 
 
-def told(env: ToolEnv, name: str = "count") -> str:
+def answered(env: ToolEnv, name: str = "count") -> str:
     return env.step(f"```{name}\nx\n```")[0][0]["content"]
 
 
@@ -259,9 +259,9 @@ def test_tools_of_a_class_keep_their_state_apart() -> None:
     other.step_size = 10
     env.reset(seed=0)
     other.reset(seed=0)
-    assert [told(env), told(other), told(env), env.step("done")[1]] == ["2", "10", "4", 1.0]
+    assert [answered(env), answered(other), answered(env), env.step("done")[1]] == ["2", "10", "4", 1.0]
     env.reset(seed=0)
-    assert [told(env), env.step("done")[1]] == ["2", 0.0]
+    assert [answered(env), env.step("done")[1]] == ["2", 0.0]
 
 
 def test_chance_of_tools_follows_the_episodes_seed() -> None:
@@ -269,7 +269,7 @@ def test_chance_of_tools_follows_the_episodes_seed() -> None:
     for seed in (1, 1, 2):
         env = Counter()
         env.reset(seed=seed)
-        drawn.append(told(env, "draw"))
+        drawn.append(answered(env, "draw"))
     assert drawn[0] == drawn[1] != drawn[2]
 
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarnin
 
 @tool
 def query(sql: str, ctx: ToolContext) -> list[Any]:
-    """Ask the database."""
+    """Query the database."""
     return ctx.state["db"].execute(sql).fetchall()
 
 

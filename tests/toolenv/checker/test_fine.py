@@ -36,7 +36,7 @@ def look_up(word: str) -> str:
 
 @tool
 def shout(text: str) -> str:
-    """Say it louder: as many letters come back as go in."""
+    """Write it in capitals: as many letters come back as go in."""
     return text.upper()
 
 
@@ -126,7 +126,7 @@ class OneTurn(NoTools):
 
 
 class Answers(Good):
-    """Says more after a tool's answer."""
+    """Adds a message after a tool's answer."""
 
     def respond(self, episode: Episode) -> tuple[Message, ...]:
         return (Message(role="user", content=f"Go on, turn {episode.turns + 1}."),)

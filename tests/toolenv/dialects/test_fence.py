@@ -10,7 +10,7 @@ from .conftest import TABLES, python
 
 @tool
 def sql(query: str) -> str:
-    """Ask."""
+    """Look it up."""
     return query
 
 
@@ -37,7 +37,7 @@ def test_other_tools_can_be_named() -> None:
 def test_instructions_name_every_tool() -> None:
     assert FENCE.instructions() == "To use python, write\n```python\ncode\n```"
     assert Fence().instructions() == ""
-    assert Fence([sql]).instructions() == "To use sql, write\n```sql\nquery\n```\nAsk."
+    assert Fence([sql]).instructions() == "To use sql, write\n```sql\nquery\n```\nLook it up."
 
 
 def test_blanks_behind_a_fence_take_linear_time() -> None:

@@ -107,10 +107,10 @@ def test_what_a_chat_template_writes_is_read(templated: Templated, form: str) ->
     tokenizer = templated(CHAT.replace("CALL", value))
     assert resolve_dialect("native", tokenizer) == form
     clear = [(kind, False) for kind in KINDS if kind != int | str]  # two of the forms write a text and a number alike
-    for kinds in [[], *([one] for one in clear), *itertools.combinations(clear, 2)]:
-        one = made(kinds)
-        dialect = get_dialect(form, [one])
-        arguments = sample_arguments(one.parameters, "two words", optional=True)
+    for kinds in [[], *([kind] for kind in clear), *itertools.combinations(clear, 2)]:
+        tool_ = made(kinds)
+        dialect = get_dialect(form, [tool_])
+        arguments = sample_arguments(tool_.parameters, "two words", optional=True)
         text = written(tokenizer, dialect.template_tools, "find", arguments)
         assert dialect.parse(text) == (ToolCall(name="find", arguments=arguments, id="call_0"),)
-        one.call(arguments)
+        tool_.call(arguments)

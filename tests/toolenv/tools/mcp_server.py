@@ -32,14 +32,14 @@ def fail(why: str) -> str:
 
 
 def draw() -> list[object]:
-    """Give a text and an image."""
+    """Return a text and an image."""
     from mcp.server.mcpserver import Image
 
     return ["a red dot", Image(data=b"\x89PNG", format="png")]
 
 
 def long(size: int) -> str:
-    """Give a long text."""
+    """Return a long text."""
     return "x" * size
 
 
@@ -55,7 +55,7 @@ def die() -> str:
 
 
 def whoami() -> str:
-    """Tell the process's id."""
+    """Return the process's id."""
     return str(os.getpid())
 
 
