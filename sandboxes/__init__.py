@@ -98,7 +98,7 @@ def _docker(limits: Limits, runtime: str | None, ready: int | None, packages: Se
 
 
 def _with(sandbox: Sandbox, packages: Sequence[str]) -> Sandbox:
-    """Return the sandbox; close it and say why where programs in it can't import these packages."""
+    """Return the sandbox; where programs in it can't import these packages, close it and raise."""
     with ExitStack() as undo:
         undo.callback(sandbox.close)
         result = sandbox.run(f"import {', '.join(packages)}") if packages else Result(status="ok")

@@ -5,7 +5,7 @@
     SandboxError                the infrastructure failed: never the program's fault, never a reward
     ├── SandboxUnavailable      this machine can't isolate programs this way; the message names the way out
     ├── SandboxClosed           its owner closed it: no fault of anything
-    └── ForkRefused             this session can't be copied as it is now; the session itself goes on
+    └── ForkRefused             this session can't be copied as it is now; it continues
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ Files = Mapping[str, str | bytes]
 
 
 class SandboxError(Exception):
-    """The sandbox itself failed; the program is not to blame and the run says nothing about it."""
+    """The sandbox itself failed; the program is not to blame, and the run is no evidence about it."""
 
 
 class SandboxUnavailable(SandboxError):
@@ -43,7 +43,7 @@ class SandboxClosed(SandboxError):
 
 
 class ForkRefused(SandboxError):
-    """The session can't be copied: the message says what stands in the way. The session itself can go on."""
+    """The session can't be copied: the message says what stands in the way. The session itself continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Result:
     """The session's variables afterwards: ``kept``; ``rolled_back`` to before the cell; ``lost``: the interpreter is a
     fresh one. Files are kept in every case. A one-shot run has nothing to keep and says ``lost``."""
     attempts: int = 1
-    """Workers it took: 2 where the first died while the program ran."""
+    """Number of workers that ran it: 2 where the first one died meanwhile."""
     backend: str = ""
     """The back end that ran it."""
 

@@ -152,10 +152,10 @@ class DockerEngine(Closing):
             self._client.start(container)
 
     def was_out_of_memory(self, container: str, since: float) -> bool:
-        """Return whether the container hit its memory limit since a time (``time.time()``); it may be gone by now."""
+        """Return whether the container has hit its memory limit since ``since`` (``time.time()``); it may be gone."""
         with _faults("looking at a container"):
             filters = {"container": container, "event": "oom"}
-            # The engine keeps its latest events; with an end in the past it gives those and does not wait.
+            # The engine keeps its latest events. Asked for those until now, it does not wait for more.
             events = self._client.events(since=int(since), until=int(time.time()), filters=filters, decode=True)
             return any(True for _ in events)
 

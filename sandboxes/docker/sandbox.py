@@ -86,7 +86,7 @@ class DockerSandbox(WorkerSandbox):
         try:
             return ContainerWorker(self.limits, container)
         except SandboxError:
-            # It ended between two sessions: the next one is asked to say whether the engine is gone.
+            # The container ended between two sessions. A fresh one shows whether the engine is gone.
             return ContainerWorker(self.limits, self._pool.take(fresh=True))
 
     def health(self) -> Health:

@@ -42,7 +42,7 @@ class Meter:
             self._queue_s += result.queue_s
 
     def fault(self, error: SandboxError) -> None:
-        """Count an error of the infrastructure; what its owner closed or what was only refused is none."""
+        """Count a fault of the infrastructure; a closed session and a refused fork are none."""
         if not isinstance(error, SandboxClosed | ForkRefused):
             with self._lock:
                 self._faults += 1

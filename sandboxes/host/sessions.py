@@ -35,7 +35,7 @@ _FORK_S: Final = 20.0
 _MAX_READ: Final = 512 << 10
 _LOOK_S: Final = 0.05
 _READY_PER_CORE: Final = 2
-# Recorded in a session's history where its variables were lost; a rerun loses them by it at the same point.
+# Stands in a session's history where its variables were lost: a rerun loses them at the same point.
 _LOSE_STATE: Final = Cell(code="import os\nos._exit(1)", transaction=False)
 
 
@@ -91,7 +91,7 @@ class WorkerSession(Session):
         if result.state == "lost" and self._history[-1:] != [_LOSE_STATE]:
             # The cells before stay in the history: the files that they made are still there.
             self._history.append(_LOSE_STATE)
-        # Variables that were lost before a cell don't concern what it did itself.
+        # A cell that ended by itself did its work, even where the variables had been lost before it.
         if result.state == "kept" or (result.state == "lost" and result.status in ("ok", "error")):
             self._history.append(cell)
 
@@ -111,7 +111,7 @@ class WorkerSession(Session):
         try:
             for past in self._history:
                 again = self._attempt(past, self._order(past))
-                # Later cells need its variables, and would be blamed for a NameError.
+                # Later cells need the variables of this one, and would be blamed for a NameError.
                 if again.state != ("lost" if past is _LOSE_STATE else "kept"):
                     raise SandboxError(f"the session died, and a cell that ran before ends with {again.status} now")
         except SandboxError:
@@ -255,7 +255,7 @@ class WorkerSession(Session):
                 self._worker = None
                 raise
             except BaseException:
-                # Ctrl-C, say: the answer is still to come, and would be taken for the next order's.
+                # After Ctrl-C, for instance, the answer is still to come, and would be taken for the next order's.
                 self.close()
                 raise
 

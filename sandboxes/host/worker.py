@@ -159,7 +159,7 @@ class Worker:
                 # A closed pipe would be ready for ever.
                 if descriptor in pipes and not _take(descriptor, pipes[descriptor]):
                     poll.unregister(descriptor)
-            # The host sees the output first, and pid 1 the process: so one asks the other.
+            # Only the host sees the output, and only pid 1 can end the process.
             if not killed and sum(capture.size for capture in captures) > self._limits.output_kill_bytes:
                 killed = True
                 self._channel.sendall(wire.pack({"t": "kill", "reason": "output_limit"}))

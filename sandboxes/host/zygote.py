@@ -120,6 +120,6 @@ def _start(
         pass_fds=passed,
         env={},
         cwd="/",
-        # A Ctrl-C in the terminal is for the host; the sandbox ends with it, or goes on with it.
+        # A Ctrl-C in the terminal is for the host alone, which closes the sandbox or keeps it.
         start_new_session=True,
     )

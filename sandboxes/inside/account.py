@@ -1,4 +1,4 @@
-"""Accounts for the CPU time and the memory of a session, between its cells too: the cell that comes is charged.
+"""Accounts for the CPU time and the memory of a session, between its cells too: the next cell is charged.
 
 A program can use both while no cell runs: in the handler of an alarm, or by a late answer to an order.
 """
@@ -12,7 +12,7 @@ from agentrl.sandboxes.inside.running_cell import RunningCell
 
 
 class Account:
-    """What a session used since its last answer."""
+    """Adds up what a session used since its last answer."""
 
     def __init__(self, memory: int) -> None:
         """Begin with nothing; ``memory`` is what all processes may hold together [bytes]."""
@@ -39,7 +39,7 @@ class Account:
         Args:
             pid: The program.
             excluded: Processes that do not count.
-            cell: It waited, and its time begins now.
+            cell: A cell that waited, whose time begins now.
         """
         if cell is not None:
             cell.restart()
@@ -54,7 +54,7 @@ class Account:
 
     def measure(self, pid: int, excluded: Collection[int]) -> wire.Message:
         """Return the CPU time since the last answer and the largest memory, as an answer states them."""
-        # The sum over all processes counts in ticks of 10 ms; the program's own clock is exact, and usually the whole.
+        # The sum over all processes counts in ticks of 10 ms. The program's own clock is exact, and usually shows all.
         cpu = max(self.usage(excluded).cpu_s, processes.cpu_clock(pid) - self._clock_before)
         return {"cpu": cpu, "rss": self.rss}
 
@@ -62,9 +62,9 @@ class Account:
         """Return the limit that is passed: ``timeout``, ``memory``, or None.
 
         Args:
-            cell: The cell that runs or comes, if any.
+            cell: The cell that runs or is next, if any.
             excluded: Processes that do not count.
-            copying: The program is to copy itself, so that one of the processes may be its copy.
+            copying: The program was ordered to copy itself, so one of the processes may be its copy.
         """
         used = self.usage(excluded)
         if cell is not None and cell.is_late(used.cpu_s, excluded):

@@ -50,7 +50,7 @@ class HostChannel(Protocol):
 
 
 class SessionManager(Protocol):
-    """Forks and ends sessions, and tells which processes of the shared pid namespace belong to another session."""
+    """Forks and ends sessions, and knows which processes of the shared pid namespace belong to another session."""
 
     def other_pids(self, session: object) -> frozenset[int]:
         """Return the processes of all other sessions."""

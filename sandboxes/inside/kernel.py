@@ -186,7 +186,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
 
 
 def unmount(path: str) -> None:
-    """Detach what is mounted on ``path``, at once for those who look and in the end for those who use it.
+    """Detach what is mounted on ``path``: nobody finds it any more, and it ends with its last user.
 
     Raises:
         OSError: Nothing is mounted there.

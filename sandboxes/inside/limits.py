@@ -19,8 +19,8 @@ class Limits:
     """CPU seconds of one cell, of all its processes; ``run(timeout=...)`` replaces it."""
     wall_factor: float = 3.0
     """Wall seconds allowed for each CPU second: the backstop against sleeping and waiting. Time in which the session is
-    ready to run and gets no core does not count, until ten times as much has passed; gVisor does not tell such time
-    from the rest and counts it as CPU time even."""
+    ready to run and gets no core does not count, until ten times as much has passed; gVisor can't distinguish such
+    time and even counts it as CPU time."""
     memory_bytes: int = 512 * MIB
     """Resident memory of all processes of a session together, and address space that one process may add [bytes]."""
     processes: int = 48

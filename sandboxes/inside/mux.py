@@ -1,8 +1,8 @@
 """Multiplexes the stream between the host and a container's runner: orders, output, and control messages.
 
 A frame is a key, in one direction, then one byte for the kind, the length in four big-endian bytes, and that many
-bytes. The host's side is in :mod:`agentrl.sandboxes.docker.container`. No program is given a descriptor of the stream;
-but gVisor lets one open those of pid 1 through ``/proc``, so frames to the host carry a key that programs don't know.
+bytes. The host's side is in :mod:`agentrl.sandboxes.docker.container`. No program is given a descriptor of the stream.
+But gVisor lets a program open those of pid 1 through ``/proc``, so frames to the host carry a key unknown to it.
 """
 
 import os

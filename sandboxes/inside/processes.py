@@ -65,7 +65,7 @@ def proportional_bytes(keep: Collection[int], otherwise: int, enough: int, *, co
     """Add up resident memory with shared pages divided among their users.
 
     Args:
-        keep: Processes to leave out.
+        keep: Processes to skip.
         otherwise: The answer where a process forbids to look.
         enough: Stop above this: each process takes milliseconds while the others allocate.
         copying: One of the processes is about to become a snapshot or a fork.
@@ -74,7 +74,7 @@ def proportional_bytes(keep: Collection[int], otherwise: int, enough: int, *, co
         # gVisor: forks share the pages of the interpreter that they were copied from, so those count once.
         shared = _resident(1)
         own = sorted(max(0, _resident(pid) - shared) for pid in list_pids(keep))
-        # Where a copy is made, that and the process in between have the whole of the program's pages.
+        # While a program copies itself, the copy and the process in between hold all of its pages.
         return shared + sum(own[:-2] if copying else own)
     total = 0
     for pid in list_pids(keep):
@@ -120,7 +120,7 @@ def run_delays(keep: Collection[int] = ()) -> dict[int, float]:
 
 
 def signal_all(number: int, keep: Collection[int] = ()) -> list[int]:
-    """Send a signal to every process but those in ``keep`` and return which there were."""
+    """Send a signal to every process but those in ``keep``, and return the processes."""
     pids = list_pids(keep)
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -140,7 +140,7 @@ def signal_every(number: int) -> None:
     """Send a signal to every process but this one, which must be the first of a pid namespace.
 
     Raises:
-        RuntimeError: It is not: the signal would strike the whole machine.
+        RuntimeError: This is another process: the signal would strike the complete machine.
     """
     # One call, and none that is being started meanwhile escapes it.
     if os.getpid() != 1:
@@ -232,7 +232,7 @@ def reap(keep: Collection[int] = ()) -> None:
 
 
 def has_signals(pid: int) -> bool:
-    """Return whether signals are pending for a stopped process; true where the kernel does not tell, as in gVisor."""
+    """Return whether signals are pending for a stopped process; true where the kernel hides them, as gVisor does."""
     with suppress(FileNotFoundError, ProcessLookupError):
         waiting = _PENDING.search(_read_proc(pid, "status"))
         return waiting is None or int(waiting[1], 16) > 0 or int(waiting[2], 16) > 0

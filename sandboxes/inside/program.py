@@ -1,4 +1,4 @@
-"""Runs untrusted cells in the process that they may change: it gives up every right first.
+"""Runs untrusted cells in a process that drops every right first, and that the cells may change.
 
 A program can reach everything here, so pid 1 takes what comes from this process as a claim.
 """

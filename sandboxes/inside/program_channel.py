@@ -43,7 +43,7 @@ class ProgramChannel:
         self.pid, self._pidfd = pid, processes.exit_descriptor(pid)
 
     def has_ended(self, ready: dict[int, int]) -> bool:
-        """Return whether the program has ended, where the descriptor that tells so is ready."""
+        """Return whether the program has ended, which makes one of the descriptors ready."""
         return self._pidfd in ready and processes.has_ended(self.pid)
 
     def is_ready(self, ready: dict[int, int]) -> bool:
@@ -67,7 +67,7 @@ class ProgramChannel:
 
     def send_fds(self, order: wire.Message, descriptors: list[int]) -> bool:
         """Send a short order with descriptors, and return whether the program can read it."""
-        # A session that can't be copied goes on without: whatever the reason, it is no fault.
+        # A session that can't be copied continues without a snapshot: whatever the reason, that is no fault.
         try:
             wire.send_with(self._own_end, wire.pack(order), descriptors, _PATIENCE_S)
         except OSError:

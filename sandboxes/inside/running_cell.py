@@ -20,7 +20,7 @@ class RunningCell:
 
     order: wire.Message
     token: str = field(default_factory=lambda: secrets.token_hex(8))
-    """It tells this cell's result from one that an earlier cell left in the channel."""
+    """Distinguishes this cell's result from one that an earlier cell left in the channel."""
     started: float = field(default_factory=time.monotonic)
     clock: SessionClock = field(default_factory=SessionClock)
     oom_before: int = field(default_factory=processes.oom_kills)

@@ -110,7 +110,7 @@ class SessionGroup:
         ready = dict(poll.poll(None if idle else POLL_MS))
         if self._active is not None:
             self._active.handle(ready)
-        # Ask again: an order that came with these events may have made the active session busy.
+        # Checked again: an order that came with these events may have made the active session busy.
         if self._active is None or self._active.idle:
             for supervisor, entry in list(self._entries.items()):
                 if supervisor is not self._active and entry.host.fileno() in ready:
@@ -160,7 +160,7 @@ class SessionGroup:
         self._active = None
 
     def request_fork(self, session: object, channel: ProgramChannel) -> bool:
-        """Order the active session's program to copy itself, with the copy's descriptors; False where it is deaf."""
+        """Order the active session's program to copy itself, and return whether it can read the order."""
         supervisor = self._check_active(session)
         self._cancel_fork()
         descriptors = self._entries[supervisor].host.take_descriptors()

@@ -43,7 +43,7 @@ class Snapshot:
 
     def take(self) -> ProgramChannel | None:
         """Return the channel of the copy and forget both, or ``None`` where the copy can't be trusted any more."""
-        # Another process than pid 1 may have woken the copy: then it has run, and its state is not the one before.
+        # Another process than pid 1 may have woken the copy: then the copy has run, and its state has changed.
         slept = self.pid > 0 and processes.cpu_clock(self.pid) - self._cpu_s < _MAX_CPU_S
         if not slept or not processes.is_stopped(self.pid):
             return None

@@ -172,7 +172,7 @@ class Supervisor:
             return
         frozen, self._frozen = self._frozen, False
         if frozen and processes.has_signals(self._program.pid):
-            # What an alarm ends is not the coming cell's doing: the cell begins when that is over.
+            # What an alarm ends is not the next cell's doing: the cell begins when the handler has ended.
             self._enter("waking", _REPLY_S)
             self._program.send({"t": "wake"})
         else:
@@ -182,7 +182,7 @@ class Supervisor:
             processes.continue_all(self._excluded())
 
     def _dispatch(self, cell: RunningCell) -> None:
-        """Return the program an order, or first have it make the snapshot that the order needs."""
+        """Send the program an order, or first have it make the snapshot that the order needs."""
         order = cell.order
         if order["t"] == "fork":
             assert self._manager is not None, "a session that is alone can't be forked"
@@ -220,7 +220,7 @@ class Supervisor:
             try:
                 for claim in channel.decode(data):
                     self._handle_claim(claim)
-                    # A claim can end the program: the rest was said by one that is gone.
+                    # A claim can end the program: the rest comes from a program that is gone.
                     if self._program is not channel:
                         break
             except wire.WireError:
@@ -324,7 +324,7 @@ class Supervisor:
         if self._announced and self._clock.heartbeat_due():
             self._host.sendall(wire.pack({"t": "waiting"}))
         processes.reap({self._program.pid, self._snapshot.pid} | self._others())
-        # A fresh program has run nothing of the session's, and what the cell that comes must pay is charged once.
+        # A fresh program has run nothing of the session yet, and what the next cell owes is charged once.
         cell, copying = self._cell or self._pending, self._phase in ("copying", "forking")
         charged = self._cell is not None or (self._phase != "starting" and self._overdrawn is None)
         if charged and (reason := self._account.overrun(cell, self._excluded(), copying=copying)):
@@ -344,7 +344,7 @@ class Supervisor:
 
     def _program_ended(self) -> None:
         cell = self._cell
-        # What it said before it ended still counts, so look once more.
+        # What the program wrote before it ended still counts, so read once more.
         self._read_claims()
         status, max_rss = processes.take_status(self._program.pid)
         if self._phase == "starting":
@@ -367,7 +367,7 @@ class Supervisor:
         self._start_order()
 
     def _recover(self, *, lost: bool, final: bool = False) -> str:
-        """Return the session an interpreter again: its snapshot, or a fresh one. Return the state of its variables."""
+        """Continue with the snapshot or with a fresh program, and return the state of the variables."""
         keep = 0 if lost else self._snapshot.pid
         self._end_all_but(self._others() | {keep})
         channel = self._snapshot.take() if keep else None
