@@ -5,7 +5,8 @@ It is a glance at this machine; ``tests/sandboxes/conformance`` attacks a back e
 
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from agentrl.sandboxes import Result, Sandbox, SandboxError
@@ -13,7 +14,7 @@ from agentrl.sandboxes import Result, Sandbox, SandboxError
 _SECRET: Final = "S3CRET-CANARY"
 _CONNECT: Final = """
 import socket
-try: print("CONNECTED", socket.create_connection({address}, timeout=1))
+try: print("CONNECTED", socket.create_connection({}, timeout=1))
 except OSError as error: print("no", error.errno)
 """
 _ROUTES: Final = """
@@ -26,22 +27,10 @@ print("ROUTES", rows)
 _CHILDREN: Final = """
 import os, time
 for _ in range(4):
-    if os.fork() == 0: x = bytearray({memory_bytes} * 2 // 5); time.sleep(30); os._exit(0)
+    if os.fork() == 0: x = bytearray({} * 2 // 5); time.sleep(30); os._exit(0)
 for _ in range(4): os.wait()
 """
 _HIDDEN: Final = ("FileNotFoundError", "PermissionError")
-_PROGRAMS: Final[Mapping[str, tuple[str, float, Callable[[Result], bool]]]] = {
-    "runs a program": ("int(input()) + int(input())", 10.0, lambda seen: seen.value == "42"),
-    "host's ports are out of reach": (_CONNECT, 2.0, lambda seen: seen.stdout.startswith("no ")),
-    "no way into a network": (_ROUTES, 2.0, lambda seen: seen.stdout == "ROUTES []\n"),
-    "host files are hidden": ("print(open({canary}).read())", 2.0, lambda seen: seen.exc_type in _HIDDEN),
-    "endless loop is a timeout": ("while True: pass", 0.5, lambda seen: seen.status == "timeout"),
-    "memory is limited": (_CHILDREN, 3.0, lambda seen: seen.status in ("memory", "killed")),
-}
-"""What each program shows: its code, its CPU seconds, and whether a result is the right one."""
-_ROLLBACK: Final = "state is rolled back"
-CHECKS: Final = (*_PROGRAMS, _ROLLBACK)
-"""What the checks show, in the order in which they run."""
 
 
 def self_test(sandbox: Sandbox) -> dict[str, str]:
@@ -49,22 +38,32 @@ def self_test(sandbox: Sandbox) -> dict[str, str]:
     with socket.create_server(("127.0.0.1", 0)) as server, tempfile.NamedTemporaryFile("w") as canary:
         canary.write(_SECRET)
         canary.flush()
-        stand_ins = {"{address}": repr(server.getsockname()), "{canary}": repr(canary.name)}
-        stand_ins["{memory_bytes}"] = str(sandbox.limits.memory_bytes)
-        return {name: _check(name, sandbox, stand_ins) for name in CHECKS}
+        connect, read = _CONNECT.format(server.getsockname()), f"print(open({canary.name!r}).read())"
+        children = _CHILDREN.format(sandbox.limits.memory_bytes)
+        # What each program shows: its code, its CPU seconds, and whether a result is the right one.
+        programs: dict[str, tuple[str, float, Callable[[Result], bool]]] = {
+            "runs a program": ("int(input()) + int(input())", 10.0, lambda seen: seen.value == "42"),
+            "host's ports are out of reach": (connect, 2.0, lambda seen: seen.stdout.startswith("no ")),
+            "no way into a network": (_ROUTES, 2.0, lambda seen: seen.stdout == "ROUTES []\n"),
+            "host files are hidden": (read, 2.0, lambda seen: seen.exc_type in _HIDDEN),
+            "endless loop is a timeout": ("while True: pass", 0.5, lambda seen: seen.status == "timeout"),
+            "memory is limited": (children, 3.0, lambda seen: seen.status in ("memory", "killed")),
+        }
+        checks = {name: partial(_check, sandbox, *program) for name, program in programs.items()}
+        checks["state is rolled back"] = partial(_check_rollback, sandbox)
+        return {name: _seen(check) for name, check in checks.items()}
 
 
-def _check(name: str, sandbox: Sandbox, stand_ins: Mapping[str, str]) -> str:
+def _seen(check: Callable[[], str]) -> str:
     try:
-        if name == _ROLLBACK:
-            return _check_rollback(sandbox)
-        code, timeout, is_right = _PROGRAMS[name]
-        for placeholder, text in stand_ins.items():
-            code = code.replace(placeholder, text)
-        result = sandbox.run(code, timeout=timeout, stdin="2\n40\n")
-        return "" if is_right(result) and _SECRET not in result.stdout else _shown(result)
+        return check()
     except SandboxError as error:
         return f"a program must not make the infrastructure fail: {type(error).__name__}: {error}"
+
+
+def _check(sandbox: Sandbox, code: str, timeout: float, is_right: Callable[[Result], bool]) -> str:
+    result = sandbox.run(code, timeout=timeout, stdin="2\n40\n")
+    return "" if is_right(result) and _SECRET not in result.stdout else _shown(result)
 
 
 def _check_rollback(sandbox: Sandbox) -> str:
