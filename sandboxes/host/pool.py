@@ -4,7 +4,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Final, Generic, Protocol, TypeVar
 
 from agentrl.sandboxes.base import SandboxClosed, SandboxError
@@ -180,18 +180,14 @@ class ReadyPool(ABC, Generic[M]):
         if self._slots is None:
             self._start()
         else:
-            threading.Thread(target=self._start_in_thread, args=(self._slots,), daemon=True).start()
-
-    def _start_in_thread(self, slots: threading.Semaphore) -> None:
-        with slots:
-            self._start()
-        self.fill()
+            threading.Thread(target=self._start, daemon=True).start()
 
     def _start(self) -> None:
         # Where the start is interrupted, by Ctrl-C for instance, this fault is left.
         member, fault = None, SandboxError("the start was interrupted")
         try:
-            member, fault = None if self._closed else self._make(), None
+            with self._slots or nullcontext():
+                member, fault = None if self._closed else self._make(), None
         except SandboxError as error:
             fault = error
         except Exception as error:  # a caller that waits for this member must see it, whatever it is
@@ -206,6 +202,9 @@ class ReadyPool(ABC, Generic[M]):
                 if member is not None and late is None:
                     self._ready.append(member)
                 self._changed.notify_all()
+                # Without slots the caller is in fill() itself.
+                if self._slots is not None:
+                    self.fill()
         if late is not None:
             self._remove(late)
 
