@@ -267,7 +267,7 @@ def tool(
 
     Functions may be sync or async. All sync functions of an episode run in one thread, so a tool can use what another
     one has opened, such as a database connection. After a call has overrun, later ones run in a new thread. All async
-    functions of a process share one event loop.
+    functions and MCP sessions of a process share one event loop: an async function that blocks delays them all.
 
     Args:
         function: the function.

@@ -216,7 +216,8 @@ shared_loop = _loops.get
 def call_async(function: Callable[[], Awaitable[_T]], timeout: float | None) -> Future[_T]:
     """Await what ``function`` returns on the event loop of this process.
 
-    A loop that a coroutine blocks past its time limit is given up, and the next call gets a new one.
+    A loop that a coroutine blocks past its time limit is given up: the next call gets a new one, and so does the next
+    call of an MCP session.
 
     Args:
         function: called on the loop.
