@@ -33,7 +33,8 @@ from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import tool
 from agentrl.toolenv.tools.python import PythonTool, close_shared_sandbox
 from agentrl.train.overlap import make_source
-from agentrl.train.step import Trainer, make_learner
+from agentrl.train.sharded import make_learner
+from agentrl.train.step import Trainer
 from agentrl.types import Task
 
 EXAMPLES = """examples:

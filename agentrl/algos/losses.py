@@ -65,36 +65,6 @@ class LossInputs:
     grad_only: Tensor
     """Zeros that carry the gradient of the log-prob: logp less its detached self [S]."""
 
-    @classmethod
-    def of(
-        cls,
-        logp: Tensor,
-        old_logp: Tensor,
-        advantages: Tensor,
-        starts: Tensor,
-        weights: Tensor | None,
-        aggregate: Aggregate,
-        max_tokens: int | None,
-    ) -> "LossInputs":
-        """Check what a loss is called with; the arguments are those of the module's docstring."""
-        check_tokens("logp", logp, logp)
-        check_tokens("old_logp", old_logp, logp)
-        check_tokens("advantages", advantages, logp)
-        if weights is not None:
-            check_tokens("weights", weights, logp, least=0.0)
-        rows, log_ratio = Rows.of(starts, logp), token_log_ratio(logp, old_logp)
-        factors = coefficients(aggregate, rows, max_tokens).to(log_ratio)
-        return cls(
-            rows=rows,
-            logp=logp,
-            old_logp=old_logp.detach(),
-            advantages=advantages.detach().to(log_ratio),
-            factors=factors if weights is None else factors * weights.detach().to(log_ratio),
-            log_ratio=log_ratio,
-            # Added to a detached value, it gives that value logp's gradient without changing it.
-            grad_only=(logp - logp.detach()).to(log_ratio),
-        )
-
 
 class PolicyLoss:
     """A loss that is written as a function of ``LossInputs`` and its own options, and called with the inputs.
@@ -125,7 +95,23 @@ class PolicyLoss:
         **options: Any,
     ) -> LossOut:
         """Compute the loss of a pack of rows; the arguments are those of the module's docstring."""
-        inputs = LossInputs.of(logp, old_logp, advantages, starts, weights, aggregate, max_tokens)
+        check_tokens("logp", logp, logp)
+        check_tokens("old_logp", old_logp, logp)
+        check_tokens("advantages", advantages, logp)
+        if weights is not None:
+            check_tokens("weights", weights, logp, least=0.0)
+        rows, log_ratio = Rows.of(starts, logp), token_log_ratio(logp, old_logp)
+        factors = coefficients(aggregate, rows, max_tokens).to(log_ratio)
+        inputs = LossInputs(
+            rows=rows,
+            logp=logp,
+            old_logp=old_logp.detach(),
+            advantages=advantages.detach().to(log_ratio),
+            factors=factors if weights is None else factors * weights.detach().to(log_ratio),
+            log_ratio=log_ratio,
+            # Added to a detached value, it gives that value logp's gradient without changing it.
+            grad_only=(logp - logp.detach()).to(log_ratio),
+        )
         return self._function(inputs, **options)
 
 

@@ -26,7 +26,8 @@ from agentrl.runs.records import write_episodes
 from agentrl.runs.settings import kept_settings, settings_of
 from agentrl.train.assembly import RunParts
 from agentrl.train.live import Live
-from agentrl.train.step import StepResult, Trainer, make_learner
+from agentrl.train.sharded import make_learner
+from agentrl.train.step import StepResult, Trainer
 
 _SILENT_STEPS = 5
 """Steps in a row without a learning signal after which a run warns."""

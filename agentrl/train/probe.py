@@ -26,7 +26,7 @@ from agentrl.models.load import cast_copy
 from agentrl.models.lora import add_adapters, merge
 from agentrl.models.norm import use_fast_norms
 from agentrl.train.metrics import pass_flops
-from agentrl.train.step import make_learner
+from agentrl.train.sharded import make_learner
 from agentrl.types import Group, Segment, Stop, Trajectory
 
 _VOCABULARY = 1024

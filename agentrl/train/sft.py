@@ -25,7 +25,7 @@ from agentrl.rollout.collector import Collector
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.train.learner import Learner
-from agentrl.train.sharded import new_learner
+from agentrl.train.sharded import make_learner
 from agentrl.types import Group, Stop, Task, Trajectory, won
 
 _FIRST_TASK = 10**9
@@ -142,7 +142,8 @@ def warm_start(
     sft = config.sft
     batch = whole(groups)
     # An optimizer of its own: reinforcement learning begins without moments of another objective's gradients.
-    learner = new_learner(config, model, betas=(0.9, 0.98), weight_decay=0.01, temperature=sft.temperature)
+    how = {"betas": (0.9, 0.98), "weight_decay": 0.01, "temperature": sft.temperature, "average": 0.0}
+    learner = make_learner(config, model, **how)
     generator = torch.Generator().manual_seed(derive_seed(config.run.seed, "sft"))
     order: list[int] = []
     smooth: float | None = None

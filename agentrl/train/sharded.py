@@ -52,16 +52,20 @@ class _Call(NamedTuple):
     """Its arguments for this rank, the learner not among them."""
 
 
-def new_learner(config: Config, model: PreTrainedModel, **options: Any) -> Learner:
+def make_learner(config: Config, model: PreTrainedModel, **options: Any) -> Learner:
     """Make the learner of ``model``, on all ranks where there are several.
 
-    ``options`` are those of ``Learner`` that are no settings, or replace a setting.
+    ``options`` replace what the settings say.
     """
     optim = config.optim
     options = {
+        "betas": optim.betas,
+        "weight_decay": optim.weight_decay,
         "max_grad_norm": optim.max_grad_norm,
         "max_tokens": optim.max_tokens,
+        "temperature": config.rollout.temperature,
         "dtype": config.model.dtype,
+        "average": optim.average,
         "gradient_checkpointing": optim.gradient_checkpointing,
         **options,
     }

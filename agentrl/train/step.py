@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from agentrl import algos
 from agentrl.algos.head import token_energy
@@ -38,7 +37,6 @@ from agentrl.train.invariants import check_agreement, check_trained_tokens
 from agentrl.train.learner import Learner
 from agentrl.train.metrics import peak_flops, rates, summary
 from agentrl.train.ranks import check_ranks
-from agentrl.train.sharded import new_learner
 from agentrl.train.tokens import TokenRecord
 from agentrl.train.update import Observations, Update
 from agentrl.types import Group, Trajectory, flatten
@@ -260,19 +258,6 @@ class Trainer:
         update.observe(observations, self.learner.model)
         self._has_updated = True
         return {"loss": update.total, "grad_norm": norm}
-
-
-def make_learner(config: Config, model: PreTrainedModel) -> Learner:
-    """Make the learner of ``model`` with the settings of ``[optim]``."""
-    optim = config.optim
-    return new_learner(
-        config,
-        model,
-        betas=optim.betas,
-        weight_decay=optim.weight_decay,
-        temperature=config.rollout.temperature,
-        average=optim.average,
-    )
 
 
 def learning_rate(optim: OptimSettings, update: int, spent: float = 0.0) -> float:

@@ -21,7 +21,8 @@ from agentrl.runs.assemble import assemble, make_collector, task_mix
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.train.overlap import make_source
-from agentrl.train.step import Trainer, make_learner
+from agentrl.train.sharded import make_learner
+from agentrl.train.step import Trainer
 from agentrl.types import Task
 
 EXAMPLES = """examples:

@@ -124,7 +124,8 @@ def ours(load: Load, turns: Turns) -> None:
     from agentrl.models.load import load_model
     from agentrl.runs.assemble import make_collector, task_mix
     from agentrl.train.groups import Collecting
-    from agentrl.train.step import Trainer, make_learner
+    from agentrl.train.sharded import make_learner
+    from agentrl.train.step import Trainer
 
     talk, stopping, patient = parts_of(load)
     agentrl.register("benchmark/Talk-v0", talk)

@@ -28,7 +28,8 @@ from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import tool
 from agentrl.train.overlap import make_source
-from agentrl.train.step import StepResult, Trainer, make_learner
+from agentrl.train.sharded import make_learner
+from agentrl.train.step import StepResult, Trainer
 from agentrl.types import Segment, Stop, Task, Trajectory
 
 from ..forked import Command, Server

@@ -17,7 +17,7 @@ from agentrl.train.memory import gold_lengths, needs
 from agentrl.train.metrics import pass_flops
 from agentrl.train.probe import Costs, _small, batch_of, measure, saved_bytes, work
 from agentrl.train.score import new_tokens
-from agentrl.train.step import make_learner
+from agentrl.train.sharded import make_learner
 
 from .conftest import setting
 
@@ -205,7 +205,7 @@ from agentrl.config import load_config
 from agentrl.engines.base import Sampling
 from agentrl.runs.assemble import adapt, assemble, task_source
 from agentrl.train import run
-from agentrl.train.step import make_learner
+from agentrl.train.sharded import make_learner
 
 config = load_config(overrides=sys.argv[1:])
 parts, longest = assemble(config, task_source(config, "train")), config.rollout.episode_tokens

@@ -36,7 +36,8 @@ from agentrl.runs.shards import Shards, shard_name
 from agentrl.train.learner import Learner
 from agentrl.train.run import resume, train, train_on
 from agentrl.train.saved import SavedEpisodes
-from agentrl.train.step import Trainer, make_learner
+from agentrl.train.sharded import make_learner
+from agentrl.train.step import Trainer
 
 from .conftest import OnDisk, quiet, rows_of, same_weights, step
 

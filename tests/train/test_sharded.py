@@ -31,7 +31,7 @@ from agentrl.models.attention import NAME
 from agentrl.models.lora import add_adapters, is_adapted
 from agentrl.models.tiny import tiny_config
 from agentrl.train.learner import Learner
-from agentrl.train.sharded import dismiss, new_learner
+from agentrl.train.sharded import dismiss, make_learner
 
 from ..forked import Server
 from .test_score import HOW, batch_of
@@ -93,7 +93,7 @@ def make(model: Any, *, lora: int = 0, saved: Path | None = None, sequence_ranks
     if saved:
         own.load_state_dict(torch.load(saved / "model"), strict=False)
     config = parse_config({"run": {"ranks": [2, sequence_ranks]}})
-    learner = new_learner(config, own, **{**DECAY, **options})
+    learner = make_learner(config, own, **{**DECAY, **options})
     if saved:
         learner.load(saved / "optimizer")
     return learner
@@ -261,7 +261,7 @@ def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, two
 @pytest.mark.slow
 def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any, two: None) -> None:
     own = copy.deepcopy(model)
-    learner = new_learner(parse_config({"run": {"ranks": 2}}), own, **DECAY)
+    learner = make_learner(parse_config({"run": {"ranks": 2}}), own, **DECAY)
     assert all(weight.isnan().all() and weight.untyped_storage().nbytes() <= 8 for weight in own.parameters())
     update(learner)
     trained = {name: weight.clone() for name, weight in learner.weights()}
