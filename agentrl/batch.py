@@ -154,12 +154,12 @@ def collate(groups: Sequence[Group], *, max_tokens: int) -> list[Batch]:
         max_tokens: most model-input tokens of a pack.
 
     Raises:
-        TrajectoryError: one episode alone is longer than ``max_tokens``, or as of ``whole``.
+        TrajectoryError: one episode alone is longer than ``max_tokens``, or as of ``as_batch``.
     """
-    return whole(groups).split(max_tokens)
+    return as_batch(groups).split(max_tokens)
 
 
-def whole(groups: Sequence[Group]) -> Batch:
+def as_batch(groups: Sequence[Group]) -> Batch:
     """Put all episodes of ``groups`` into one batch, whatever its size.
 
     Raises:

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.algos.advantages import ogb
 from agentrl.algos.rows import Rows
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch, as_batch
 from agentrl.runs.settings import read_config
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -225,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     rows = RowFile(arguments.out, commit_of())
-    batch = whole(groups_of(arguments.episodes, 2 * max(arguments.group_sizes)))
+    batch = as_batch(groups_of(arguments.episodes, 2 * max(arguments.group_sizes)))
     model = AutoModelForCausalLM.from_pretrained(arguments.weights, dtype=torch.float32)
     recorded = record(model.eval(), batch, read_config(arguments.run).rollout.temperature, arguments.width)
     run(recorded, arguments.name, arguments.group_sizes, arguments.draws, rows)

@@ -17,7 +17,7 @@ from rows import FOLDER, RowFile, commit_of
 from transformers import AutoModelForCausalLM
 from work import PLACE, Limits, claimed, tidy
 
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch, as_batch
 from agentrl.config import load_config
 from agentrl.eval.command import run as evaluate
 from agentrl.eval.request import EvalRequest
@@ -90,7 +90,7 @@ def play(wanted: Set, folder: Path, display: Display, attempts: int = 64) -> tup
         out=folder / "played",
     )
     evaluate(request, display)
-    return weights, whole(gradients.groups_of(folder / "played", attempts))
+    return weights, as_batch(gradients.groups_of(folder / "played", attempts))
 
 
 def measure(wanted: Set, rows: RowFile, folder: Path, display: Display) -> None:

@@ -23,7 +23,7 @@ from agentrl.algos.aggregate import coefficients
 from agentrl.algos.head import token_energy
 from agentrl.algos.ratios import behaviour_weights
 from agentrl.algos.rows import Rows
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch, as_batch
 from agentrl.config import Config
 from agentrl.errors import TrajectoryError, UsageError
 from agentrl.eval.episodes import load
@@ -125,7 +125,7 @@ def measure(
     model = load_model(weights)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     projection = Projection(parameters, arguments.width, arguments.seed)
-    batch = whole(groups)
+    batch = as_batch(groups)
     logp, sum_sq, gradients = [], [], torch.empty(len(batch.sampled), projection.width)
     with display.phase("gradients", len(batch)) as bar:
         for row in range(len(batch)):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.batch import Batch, collate, whole
+from agentrl.batch import Batch, as_batch, collate
 from agentrl.errors import TrajectoryError
 from agentrl.types import Group, Segment, Stop, Trajectory, flatten
 
@@ -117,7 +117,7 @@ def test_packs_hold_every_row_as_a_slow_reference_has_it(groups: list[Group], sp
 
 @given(ragged_groups(), st.data())
 def test_picked_rows_know_where_they_came_from(groups: list[Group], data: st.DataObject) -> None:
-    batch = whole(groups)
+    batch = as_batch(groups)
     rows = data.draw(st.lists(st.integers(0, len(batch) - 1), unique=True))
     packs = batch.split(int(batch.row_starts[-1]), rows)
     reference = slowly(groups)
@@ -131,7 +131,7 @@ def test_picked_rows_know_where_they_came_from(groups: list[Group], data: st.Dat
 
 @given(ragged_groups(), st.integers(0, 60), st.randoms())
 def test_balanced_packs_hold_every_row_once(groups: list[Group], spare: int, shuffle: Any) -> None:
-    batch = whole(groups)
+    batch = as_batch(groups)
     lengths, most = batch.row_starts.diff().tolist(), int(batch.row_starts.diff().max()) + spare
     rows = list(range(len(batch)))
     shuffle.shuffle(rows)
@@ -153,7 +153,7 @@ def test_balanced_packs_cost_alike() -> None:
         Group((episode(Segment("prompt", (1,) * (length - 1)), policy(5), rewards=(1.0,), task=str(length + i)),))
         for i, length in enumerate((6, 7, 9, 7, 6))
     ]
-    batch = whole(groups)
+    batch = as_batch(groups)
     packs = [pack.row_starts.diff().tolist() for pack in batch.balanced(22, range(5))]
     assert packs == [[6, 9], [7, 7, 6]], "117 against 134"
     assert [len(pack) for pack in batch.balanced(9, range(5))] == [1] * 5
@@ -162,16 +162,16 @@ def test_balanced_packs_cost_alike() -> None:
 
 
 def test_a_row_without_a_sampled_token_has_no_sampled_place() -> None:
-    nothing = whole([Group((episode(Segment("prompt", (1, 2)), rewards=()),))])
+    nothing = as_batch([Group((episode(Segment("prompt", (1, 2)), rewards=()),))])
     assert nothing.sampled.dtype == torch.int64 and nothing.rewards.shape == (0,) and nothing.starts.tolist() == [0, 0]
 
 
 def test_a_turn_without_tokens_is_paid_on_the_token_before_it() -> None:
     paid = episode(Segment("prompt", (1,)), policy(2, 3), policy(), policy(4), rewards=(0.5, 0.25, 1.0))
-    assert whole([Group((paid,))]).rewards.tolist() == [0.0, 0.75, 1.0]
+    assert as_batch([Group((paid,))]).rewards.tolist() == [0.0, 0.75, 1.0]
     early = episode(Segment("prompt", (1,)), policy(), policy(4), rewards=(0.25, 1.0))
     with pytest.raises(TrajectoryError, match="a reward before its first sampled token"):
-        whole([Group((early,))])
+        as_batch([Group((early,))])
 
 
 def test_a_sampled_token_needs_one_before_it() -> None:
@@ -179,7 +179,7 @@ def test_a_sampled_token_needs_one_before_it() -> None:
     fine = episode(Segment("prompt", (1,)), policy(2), rewards=(1.0,))
     headless = episode(Segment("prompt", ()), policy(2), rewards=(1.0,))
     with pytest.raises(TrajectoryError, match="empty prompt"):
-        whole([Group((fine,)), Group((headless,))])
+        as_batch([Group((fine,)), Group((headless,))])
 
 
 def test_a_row_that_is_too_long_is_refused() -> None:
@@ -189,11 +189,11 @@ def test_a_row_that_is_too_long_is_refused() -> None:
 
 
 def test_there_must_be_a_group() -> None:
-    for make in (whole, lambda groups: collate(groups, max_tokens=10)):
+    for make in (as_batch, lambda groups: collate(groups, max_tokens=10)):
         with pytest.raises(TrajectoryError, match="no group"):
             make([])
 
 
 def test_a_batch_moves_as_a_whole() -> None:
-    moved = whole(worked_example()).to("meta")
+    moved = as_batch(worked_example()).to("meta")
     assert {getattr(moved, field.name).device.type for field in dataclasses.fields(moved)} == {"meta"}

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agentrl.algos.cells import Cells
-from agentrl.algos.rows import Rows, check_tokens
+from agentrl.algos.rows import Rows, check_per_token
 from agentrl.errors import ConfigError, UnknownNameError
 
 EnergyKind = Literal["cumulative", "instantaneous", "uniform"]
@@ -157,7 +157,7 @@ def ogb(
     Source: arXiv 2602.07078, the group-level form. The pool is ours.
     """
     returns = _Returns.of(rewards, starts, group)
-    check_tokens("energy", energy, rewards, least=0.0)
+    check_per_token("energy", energy, rewards, least=0.0)
     takes_part = returns.present > 0
     total, ret = returns.rows.sum(energy)[takes_part], returns.ret[takes_part]
     # A row is one token here, that of its whole energy and return.
@@ -234,7 +234,7 @@ class _Returns:
 
 def _read(rewards: Tensor, starts: Tensor, group: Tensor) -> tuple[Rows, Tensor]:
     """Check the arguments that every estimator takes; return the rows, and their groups numbered from 0 [R]."""
-    check_tokens("rewards", rewards, rewards)
+    check_per_token("rewards", rewards, rewards)
     rows = Rows.of(starts, rewards)
     if group.shape != rows.lengths.shape or group.is_floating_point():
         raise ValueError(f"group must be one integer per row, [{rows.lengths.numel()}], "
@@ -248,9 +248,9 @@ def _realized_energy(rows: Rows, energy: Tensor, weights: Tensor | None, kind: E
     """W_t of each token [S], in float64."""
     if kind not in get_args(EnergyKind):
         raise UnknownNameError("energy kind", kind, get_args(EnergyKind))
-    check_tokens("energy", energy, rows.row, least=0.0)
+    check_per_token("energy", energy, rows.row, least=0.0)
     if weights is not None:
-        check_tokens("weights", weights, rows.row, least=0.0)
+        check_per_token("weights", weights, rows.row, least=0.0)
     if kind == "uniform":
         return torch.ones_like(energy, dtype=torch.float64)
     weighted = energy.double() if weights is None else energy.double() * weights.double().square()

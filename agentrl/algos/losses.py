@@ -29,7 +29,7 @@ from torch import Tensor
 
 from agentrl.algos.aggregate import Aggregate, coefficients
 from agentrl.algos.ratios import token_log_ratio
-from agentrl.algos.rows import Rows, check_tokens
+from agentrl.algos.rows import Rows, check_per_token
 from agentrl.errors import ConfigError
 
 MAX_LOG_RATIO = 10.0
@@ -95,11 +95,11 @@ class PolicyLoss:
         **options: Any,
     ) -> LossOut:
         """Compute the loss of a pack of rows; the arguments are those of the module's docstring."""
-        check_tokens("logp", logp, logp)
-        check_tokens("old_logp", old_logp, logp)
-        check_tokens("advantages", advantages, logp)
+        check_per_token("logp", logp, logp)
+        check_per_token("old_logp", old_logp, logp)
+        check_per_token("advantages", advantages, logp)
         if weights is not None:
-            check_tokens("weights", weights, logp, least=0.0)
+            check_per_token("weights", weights, logp, least=0.0)
         rows, log_ratio = Rows.of(starts, logp), token_log_ratio(logp, old_logp)
         factors = coefficients(aggregate, rows, max_tokens).to(log_ratio)
         inputs = LossInputs(

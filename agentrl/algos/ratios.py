@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from agentrl.algos.rows import Rows, check_tokens
+from agentrl.algos.rows import Rows, check_per_token
 from agentrl.errors import ConfigError, UnknownNameError
 
 MAX_TOKEN_LOG_RATIO = 20.0
@@ -56,8 +56,8 @@ def cumulative_log_ratio(logp: Tensor, old_logp: Tensor, starts: Tensor) -> Tens
 
     Source: arXiv 2605.07331.
     """
-    check_tokens("logp", logp, logp)
-    check_tokens("old_logp", old_logp, logp)
+    check_per_token("logp", logp, logp)
+    check_per_token("old_logp", old_logp, logp)
     rows = Rows.of(starts, logp)
     step = token_log_ratio(logp, old_logp)
     return rows.prefix_sum(step).to(step.dtype)
@@ -93,8 +93,8 @@ def behaviour_weights(
         raise UnknownNameError("behaviour correction", kind, get_args(CorrectionKind))
     if not (cap > 0 and math.isfinite(cap)):
         raise ConfigError(f"the cap of a behaviour weight must be a positive number, not {cap}")
-    check_tokens("old_logp", old_logp, old_logp)
-    check_tokens("sampler_logp", sampler_logp, old_logp)
+    check_per_token("old_logp", old_logp, old_logp)
+    check_per_token("sampler_logp", sampler_logp, old_logp)
     rows = Rows.of(starts, old_logp)
     step = token_log_ratio(old_logp, sampler_logp)
     if kind == "none":
@@ -130,8 +130,8 @@ def rejection_mask(
     Source: IcePop (arXiv 2510.18855) for tokens; ``token_k1``, ``seq_sum_k1`` and ``seq_mean_k1`` of verl, which the
     code of OTB and CTPO extends: they bound the inverse, sampler/old.
     """
-    check_tokens("old_logp", old_logp, old_logp)
-    check_tokens("sampler_logp", sampler_logp, old_logp)
+    check_per_token("old_logp", old_logp, old_logp)
+    check_per_token("sampler_logp", sampler_logp, old_logp)
     rows = Rows.of(starts, old_logp)
     step = token_log_ratio(old_logp, sampler_logp)
     total = rows.sum(step)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from agentrl.algos.aggregate import Aggregate, coefficients
 from agentrl.algos.losses import MAX_LOG_RATIO
-from agentrl.algos.rows import Rows, check_tokens
+from agentrl.algos.rows import Rows, check_per_token
 
 
 def k3(logp: Tensor, reference_logp: Tensor) -> Tensor:
@@ -27,8 +27,8 @@ def k3(logp: Tensor, reference_logp: Tensor) -> Tensor:
 
     Source: J. Schulman, Approximating KL Divergence, 2020; in the loss as in GRPO (arXiv 2402.03300, equation 4).
     """
-    check_tokens("logp", logp, logp)
-    check_tokens("reference_logp", reference_logp, logp)
+    check_per_token("logp", logp, logp)
+    check_per_token("reference_logp", reference_logp, logp)
     dtype = torch.promote_types(logp.dtype, torch.float32)
     difference = reference_logp.detach().to(dtype) - logp.to(dtype)
     # e^x of a token that the reference would have sampled and θ hardly could may overflow.
@@ -69,7 +69,7 @@ def regularizer(
 
     Source: arXiv 2402.03300 for the KL in the loss, arXiv 1602.01783 for the entropy.
     """
-    check_tokens("entropy", entropy, logp)
+    check_per_token("entropy", entropy, logp)
     term = -entropy_coef * entropy
     if reference_logp is not None:
         term = term + kl_coef * k3(logp, reference_logp)

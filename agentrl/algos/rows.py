@@ -80,7 +80,7 @@ class Rows:
         return self.sum(values)[self.row] - self.prefix_sum(values) + values
 
 
-def check_tokens(name: str, values: Tensor, like: Tensor, *, least: float | None = None) -> None:
+def check_per_token(name: str, values: Tensor, like: Tensor, *, least: float | None = None) -> None:
     """Check that there is one finite number per sampled token.
 
     Args:

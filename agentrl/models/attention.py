@@ -44,7 +44,7 @@ class How:
     """The c of scores that are c·tanh(s/c), as Gemma 2's are."""
 
 
-class Plan(Protocol):
+class AttentionPlan(Protocol):
     """The attention pattern of the packed tokens of one forward pass."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:

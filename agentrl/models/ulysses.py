@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentrl.models.attention import How, Plan
+from agentrl.models.attention import AttentionPlan, How
 
 
 class TokenShare:
@@ -36,7 +36,7 @@ class TokenShare:
         begin = self._group.rank() * each
         return pad(tokens, (0, each * size - len(tokens)))[begin : begin + each], begin
 
-    def plan(self, rows: Plan, count: int) -> Plan:
+    def plan(self, rows: AttentionPlan, count: int) -> AttentionPlan:
         """Let the ranks' parts attend as ``rows`` says for all ``count`` tokens."""
         return _SharedRows(rows, count, self._group)
 
@@ -44,7 +44,7 @@ class TokenShare:
 class _SharedRows:
     """Rows whose tokens are spread over ranks: each rank has all tokens of some heads while they attend."""
 
-    def __init__(self, rows: Plan, count: int, group: dist.ProcessGroup) -> None:
+    def __init__(self, rows: AttentionPlan, count: int, group: dist.ProcessGroup) -> None:
         self._rows, self._count, self._group = rows, count, group
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from agentrl.algos.losses import LossOut
 from agentrl.algos.ratios import cumulative_log_ratio
 from agentrl.algos.regularizers import k3
-from agentrl.algos.rows import Rows, check_tokens
+from agentrl.algos.rows import Rows, check_per_token
 
 BINS = 32
 """Bins of t: the k-th holds 2^k ≤ t < 2^(k+1), so episodes may have up to 2^BINS - 1 sampled tokens."""
@@ -35,7 +35,7 @@ def effective_sample_size(weights: Tensor) -> float:
     """
     if weights.numel() == 0:
         raise ValueError("there are no weights to count")
-    check_tokens("weights", weights, weights, least=0.0)
+    check_per_token("weights", weights, weights, least=0.0)
     largest = float(weights.max())
     if largest == 0:
         return 0.0
@@ -59,7 +59,7 @@ def position_moments(values: Tensor, starts: Tensor, among: Tensor | None = None
         ValueError: shapes that do not fit, or numbers that are not finite.
     """
     numbers = values.detach().double()
-    check_tokens("values", numbers, numbers)
+    check_per_token("values", numbers, numbers)
     # frexp gives t = m·2^e with m in [½, 1), exactly where a logarithm might round.
     bins = torch.frexp(Rows.of(starts, numbers).ordinal.double()).exponent.long() - 1
     counted = torch.ones_like(numbers) if among is None else among.to(numbers)

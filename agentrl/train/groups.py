@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algos.head import TokenStats
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch, as_batch
 from agentrl.config import Config
 from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.rng import derive_seed
@@ -24,14 +24,14 @@ from agentrl.rollout.metrics import episode_means
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.train.interrupts import computing
-from agentrl.train.invariants import check_agreement, check_probe, check_tools_are_called, check_versions
+from agentrl.train.invariants import check_agreement, check_tools_are_called, check_versions, check_weights_in_use
 from agentrl.train.learner import Learner
 from agentrl.train.order import TaskOrder
 from agentrl.types import Group, Origin, Segment, Trajectory, flatten, won
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class StepGroups:
     """The groups of a step."""
 
     collected: Collected
@@ -74,7 +74,7 @@ class RolloutSource(Protocol):
         """The last step that it has groups for."""
         ...
 
-    async def batch(self, number: int) -> Played:
+    async def batch(self, number: int) -> StepGroups:
         """Give the groups of step ``number``, counting from 1."""
         ...
 
@@ -141,7 +141,7 @@ class Collecting:
         self._version = 0
         self._order = TaskOrder()
 
-    async def batch(self, number: int) -> Played:
+    async def batch(self, number: int) -> StepGroups:
         """Play them."""
         return self._chosen(await self._exact(await self._play(number)))
 
@@ -164,8 +164,8 @@ class Collecting:
         groups = await asyncio.to_thread(computing, work)
         return replace(collected, groups=groups)
 
-    def _chosen(self, collected: Collected) -> Played:
-        return Played(collected=collected, trained=_chosen(collected.groups, self._config.rollout.tasks))
+    def _chosen(self, collected: Collected) -> StepGroups:
+        return StepGroups(collected=collected, trained=_chosen(collected.groups, self._config.rollout.tasks))
 
     def check(self, groups: Sequence[Group]) -> Tensor:
         """Check that their weights are not too old, and that the first ones call tools where there are any."""
@@ -186,7 +186,7 @@ class Collecting:
         probe = Sampling(temperature=rollout.temperature, max_tokens=min(32, rollout.episode_tokens))
         for attempt in range(2):
             try:
-                await check_probe(self._engine, probe, learner.score, self._trainers)
+                await check_weights_in_use(self._engine, probe, learner.score, self._trainers)
                 return
             except InfrastructureError:  # like an episode, it is played once more
                 if attempt:
@@ -236,7 +236,7 @@ def rescored(groups: Sequence[Group], score: Callable[[Batch], TokenStats], roun
     Raises:
         InvariantError: the two disagree by more.
     """
-    batch = whole(groups)
+    batch = as_batch(groups)
     if not len(batch.sampled):
         return tuple(groups)
     logp = score(batch).logp

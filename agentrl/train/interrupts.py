@@ -79,7 +79,7 @@ def computing(work: Callable[[], T]) -> T:
     return work()
 
 
-async def in_thread(work: Callable[[], T]) -> T:
+async def run_in_thread(work: Callable[[], T]) -> T:
     """Do ``work`` in a thread; a cancellation meanwhile comes at the next await, so that what was done can be kept."""
     thread, cancelled = asyncio.create_task(asyncio.to_thread(computing, work)), False
     while not thread.done():

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from agentrl.algos.head import TokenStats
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch, as_batch
 from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.errors import InvariantError
 from agentrl.rollout.collector import Fleet
 from agentrl.types import Group, Segment, Stop, Trajectory, flatten
 
-_PROBE = (1,)
+_PROMPT = (1,)
 """A prompt that every vocabulary and every limit allows."""
 
 
@@ -79,7 +79,7 @@ def check_versions(groups: Sequence[Group], version: int, staleness: int) -> Ten
     return version - torch.tensor(versions, dtype=torch.long)
 
 
-async def check_probe(
+async def check_weights_in_use(
     engine: Engine, sampling: Sampling, score: Callable[[Batch], TokenStats], rounding: float
 ) -> None:
     """Check that an engine samples from the trainer's weights, on one completion of each of its places.
@@ -95,8 +95,8 @@ async def check_probe(
         InfrastructureError: the engine failed.
     """
     # Tokens of older weights are compared with nothing later: a place that has others would go unnoticed.
-    ask = engine.probe(_PROBE, sampling, seed=0) if isinstance(engine, Fleet) else _probed(engine, sampling)
-    batch = whole([Group((_row(done),)) for done in await ask])
+    ask = engine.probe(_PROMPT, sampling, seed=0) if isinstance(engine, Fleet) else _sampled(engine, sampling)
+    batch = as_batch([Group((_row(done),)) for done in await ask])
     try:
         check_agreement(score(batch).logp, batch.sampler_logp, max(rounding, engine.rounding))
     except InvariantError as error:
@@ -106,12 +106,12 @@ async def check_probe(
         ) from error
 
 
-async def _probed(engine: Engine, sampling: Sampling) -> Sequence[Completion]:
-    return [await engine.generate(_PROBE, sampling, seed=0)]
+async def _sampled(engine: Engine, sampling: Sampling) -> Sequence[Completion]:
+    return [await engine.generate(_PROMPT, sampling, seed=0)]
 
 
 def _row(done: Completion) -> Trajectory:
-    segments = (Segment("prompt", _PROBE), Segment("policy", done.token_ids, done.logprobs, done.version))
+    segments = (Segment("prompt", _PROMPT), Segment("policy", done.token_ids, done.logprobs, done.version))
     return Trajectory(task_id="probe", seed=0, segments=segments, rewards=(0.0,), stop=Stop.TURN_LIMIT)
 
 

@@ -1,7 +1,7 @@
 """Estimate the memory, tokens and seconds of a run before its model is loaded.
 
 Counted are weights, gradients, the optimizer's two moments, the average, the engine's copy and its cache; beside
-adapters all else is frozen. Measured on small models (``probe.py``) are a pack's activations and all times. The most
+adapters all else is frozen. Measured on small models (``costs.py``) are a pack's activations and all times. The most
 that is needed at once is the sum of all parts, in the backward pass of a later pack of an update.
 """
 
@@ -26,7 +26,7 @@ from agentrl.models.lora import target_names
 from agentrl.models.native import computes
 from agentrl.rollout.mix import TaskMix
 from agentrl.runs.assemble import make_collector, make_renderer
-from agentrl.train.probe import Costs, batch_of, measure, trains_adapters, work
+from agentrl.train.costs import Costs, batch_of, measure, trains_adapters, work
 from agentrl.train.sft import oracle_episodes
 from agentrl.types import flatten
 

@@ -19,7 +19,7 @@ from agentrl.batch import Batch
 from agentrl.rollout.metrics import episode_means
 from agentrl.train.credit import Scored
 from agentrl.train.diagnostics import position_means, position_moments
-from agentrl.train.groups import Played
+from agentrl.train.groups import StepGroups
 from agentrl.train.score import new_tokens
 from agentrl.types import Trajectory, flatten
 
@@ -31,7 +31,7 @@ _PEAKS = {
 twice as much, with sparsity."""
 
 
-def summary(number: int, played: Played, scored: Scored) -> dict[str, float]:
+def summary(number: int, played: StepGroups, scored: Scored) -> dict[str, float]:
     """Compute step ``number``'s metrics of its episodes and their credit."""
     # Dynamic sampling skips groups that were played like the others: rewards and lengths are means over all groups,
     # and numbers about learning over the trained ones.

@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.collected import Clock, Collected
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.mix import TaskMix
-from agentrl.train.groups import Collecting, Played
+from agentrl.train.groups import Collecting, StepGroups
 from agentrl.train.learner import Learner
 from agentrl.types import Group, Trajectory, flatten
 
@@ -31,7 +31,7 @@ class _Ahead:
     """Those that have ended, by their seed."""
     counts: dict[str, Any] | None = None
     """What was counted while they were played; None until all have ended."""
-    task: asyncio.Task[Played] | None = None
+    task: asyncio.Task[StepGroups] | None = None
     """Plays them."""
 
 
@@ -54,7 +54,7 @@ class Overlapped(Collecting):
         self.staleness = config.rollout.max_staleness
         self._ahead: dict[int, _Ahead] = {}
 
-    async def batch(self, number: int) -> Played:
+    async def batch(self, number: int) -> StepGroups:
         """Give the groups of step ``number``, once they have ended; those of later steps go on, or begin."""
         began = time.perf_counter()
         groups = self._begin(number)
@@ -98,7 +98,7 @@ class Overlapped(Collecting):
         for step, (count, counts) in state["ahead"].items():
             self._ahead[int(step)] = _Ahead({episode.seed: episode for episode in islice(rest, count)}, counts)
 
-    def _begin(self, number: int) -> asyncio.Task[Played]:
+    def _begin(self, number: int) -> asyncio.Task[StepGroups]:
         ahead = self._ahead.setdefault(number, _Ahead())
         if ahead.task is None:
             ahead.task = asyncio.create_task(self._play_ahead(number, ahead))
@@ -106,7 +106,7 @@ class Overlapped(Collecting):
             ahead.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return ahead.task
 
-    async def _play_ahead(self, number: int, ahead: _Ahead) -> Played:
+    async def _play_ahead(self, number: int, ahead: _Ahead) -> StepGroups:
         episodes_by_seed = dict(ahead.episodes)
         if ahead.counts is not None:
             # A checkpoint has kept all of them. What was lost then stays lost: it is counted, and not played again.

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentrl.batch import whole
+from agentrl.batch import as_batch
 from agentrl.config import Config
 from agentrl.errors import TrajectoryError, UsageError
 from agentrl.rollout.collected import Clock, Collected
 from agentrl.runs.assemble import Policy
 from agentrl.runs.records import Record, read_episodes
 from agentrl.train.credit import ALONE, compares
-from agentrl.train.groups import Played
+from agentrl.train.groups import StepGroups
 from agentrl.train.learner import Learner
 from agentrl.types import Group, Origin, Segment, Trajectory, flatten
 
@@ -68,18 +68,18 @@ class SavedEpisodes:
                 )
         for file, groups in zip(self._files, self._groups, strict=True):
             try:
-                batch = whole(groups)
+                batch = as_batch(groups)
                 batch.split(most)
             except TrajectoryError as error:
                 raise UsageError(f"{file} can't be trained on: {error}") from error
             if not len(batch.sampled):
                 raise UsageError(f"{file} has no sampled token, so there is nothing to learn from it")
 
-    async def batch(self, number: int) -> Played:
+    async def batch(self, number: int) -> StepGroups:
         """Give the groups of the file of step ``number``."""
         groups = tuple(self._groups[number - 1])
         collected = Collected(groups=groups, faults=0, lost=0, seconds=0.0, clock=Clock(), sandbox={})
-        return Played(collected=collected, trained=groups)
+        return StepGroups(collected=collected, trained=groups)
 
     def check(self, groups: Sequence[Group]) -> Tensor:
         """Check nothing: what can be known was checked when the files were read. All tokens count as new."""

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from agentrl.algos.head import TokenStats, token_stats
 from agentrl.batch import Batch
-from agentrl.models.attention import PackedRows, Plan
+from agentrl.models.attention import AttentionPlan, PackedRows
 from agentrl.models.logits import logit_divisor, softcap_of
 from agentrl.models.ulysses import TokenShare
 
@@ -39,7 +39,7 @@ def hidden_states(
         Which sampled tokens this rank has, all of them without a ``share`` [S], and their hidden states [S, d].
     """
     computed, source = _once(batch)
-    rows: Plan = PackedRows(batch.row_starts, source)
+    rows: AttentionPlan = PackedRows(batch.row_starts, source)
     # The hidden state before a token predicts it. That of a row's first sampled token is the last of the prompt, which
     # may have been computed in another row.
     places, first_computed = source[batch.sampled - 1], 0

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.algos.head import TokenStats
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch, as_batch
 from agentrl.config import Config
 from agentrl.engines.base import Sampling
 from agentrl.engines.rng import derive_seed
@@ -140,7 +140,7 @@ def warm_start(
         InvariantError: a gradient is not finite.
     """
     sft = config.sft
-    batch = whole(groups)
+    batch = as_batch(groups)
     # An optimizer of its own: reinforcement learning begins without moments of another objective's gradients.
     how = {"betas": (0.9, 0.98), "weight_decay": 0.01, "temperature": sft.temperature, "average": 0.0}
     learner = make_learner(config, model, **how)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agentrl import algos
 from agentrl.algos.head import token_energy
-from agentrl.batch import whole
+from agentrl.batch import as_batch
 from agentrl.config import Config, OptimSettings
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import ConfigError
@@ -31,8 +31,8 @@ from agentrl.train.credit import (
     with_overlong_penalty,
 )
 from agentrl.train.diagnostics import effective_sample_size
-from agentrl.train.groups import Played, RolloutSource, env_metrics
-from agentrl.train.interrupts import in_thread
+from agentrl.train.groups import RolloutSource, StepGroups, env_metrics
+from agentrl.train.interrupts import run_in_thread
 from agentrl.train.invariants import check_agreement, check_trained_tokens
 from agentrl.train.learner import Learner
 from agentrl.train.metrics import peak_flops, rates, summary
@@ -117,13 +117,13 @@ class Trainer:
             played = await self.rollouts.batch(number)
         learn = partial(self._learn, number, played, watch)
         # In a thread, while groups of later steps are played here.
-        result = learn() if self.config.rollout.overlap == "off" else await in_thread(learn)
+        result = learn() if self.config.rollout.overlap == "off" else await run_in_thread(learn)
         if learned is not None:
             await learned(result)
         await self.sync(number)
         return result
 
-    def _learn(self, number: int, played: Played, watch: _Stopwatch) -> StepResult:
+    def _learn(self, number: int, played: StepGroups, watch: _Stopwatch) -> StepResult:
         # All rows are scored and credited before the first update. So every update of the step has the same *old*
         # policy, and a baseline sees all rows of its group.
         with watch.phase("score"):
@@ -155,7 +155,7 @@ class Trainer:
     def _score(self, groups: Sequence[Group]) -> Scored:
         """Compute the algorithms' inputs of every sampled token, under the weights as they are."""
         algo, rollout = self.config.algo, self.config.rollout
-        batch, episodes = whole(groups), flatten(groups)
+        batch, episodes = as_batch(groups), flatten(groups)
         if not len(batch.sampled):
             raise ConfigError(
                 f"no prompt leaves room for a turn within rollout.episode_tokens={rollout.episode_tokens}"

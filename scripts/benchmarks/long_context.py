@@ -17,7 +17,7 @@ import psutil
 import torch
 from measures import command_line
 
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch, as_batch
 from agentrl.engines.base import Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.models.tiny import make_model, make_tokenizer
@@ -57,7 +57,7 @@ def episodes(args: argparse.Namespace, tokens: int, rows: int, shared: int) -> B
         segments = (Segment("prompt", prompt + own), Segment("policy", answer, (-1.0,) * turn, 0))
         row = Trajectory(task_id=str(number), seed=0, segments=segments, rewards=(0.0,), stop=Stop.TERMINATED)
         groups.append(Group((row,)))
-    return whole(groups)
+    return as_batch(groups)
 
 
 def update(rows: int, share: float) -> Callable[[Any, argparse.Namespace, int], int]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch, as_batch
 from agentrl.engines.base import Completion, Sampling
 from agentrl.models.attention import NAME
 from agentrl.models.linear import use_fast_linear
@@ -189,7 +189,7 @@ def batch_of(prompts: Sequence[tuple[int, ...]], turns: Sequence[Completion]) ->
         segments = Segment("prompt", prompt), Segment("policy", turn.token_ids, turn.logprobs, 0)
         row = Trajectory(task_id="row", seed=0, segments=segments, rewards=(0.0,), stop=Stop.TERMINATED)
         rows.append(Group((row,)))
-    return whole(rows)
+    return as_batch(rows)
 
 
 def texts(count: int, length: int, vocabulary: int, seed: int = SEED) -> list[tuple[int, ...]]:

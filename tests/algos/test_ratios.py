@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from agentrl.algos.ratios import behaviour_weights, rejection_mask, token_log_ratio
-from agentrl.algos.rows import Rows, check_tokens
+from agentrl.algos.rows import Rows, check_per_token
 from agentrl.errors import ConfigError, UnknownNameError
 
 from . import reference
@@ -51,9 +51,9 @@ def test_starts_may_be_narrow_integers():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_not_finite_are_refused(bad):
     with pytest.raises(ValueError, match="x must be finite"):
-        check_tokens("x", torch.tensor([0.0, bad]), torch.zeros(2))
+        check_per_token("x", torch.tensor([0.0, bad]), torch.zeros(2))
     with pytest.raises(ValueError, match="x must be finite"):
-        check_tokens("x", torch.tensor([bad, bad]), torch.zeros(2))
+        check_per_token("x", torch.tensor([bad, bad]), torch.zeros(2))
 
 
 def test_narrow_log_probs_are_widened_before_they_are_subtracted():

@@ -20,7 +20,7 @@ from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import InfrastructureError, InvariantError
 from agentrl.rollout.collected import Clock, Collected
 from agentrl.rollout.plan import EpisodeSpec
-from agentrl.train.invariants import check_probe
+from agentrl.train.invariants import check_weights_in_use
 
 pytest.importorskip("ray")
 from agentrl.rollout import ray_cluster, ray_fleet
@@ -178,7 +178,7 @@ async def test_each_actor_is_probed_and_so_is_one_that_comes_back(here: Here, mo
         here.made[wrong].says = other
     told = r"given new weights, but engine and trainer disagree by up to 0\.1 "
     with nullcontext() if wrong is None else pytest.raises(InvariantError, match=told):
-        await check_probe(made, Sampling(), score, 1e-3)
+        await check_weights_in_use(made, Sampling(), score, 1e-3)
     if wrong is None:
         here.made[0].dead = True
         await made.generate((1,), Sampling(), seed=0)

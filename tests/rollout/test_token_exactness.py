@@ -19,7 +19,7 @@ import agentrl  # noqa: F401  # registers the environments
 from agentrl.algos.advantages import otb
 from agentrl.algos.head import token_energy
 from agentrl.algos.losses import LossOut, ctpo
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch, as_batch
 from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.engines.rng import derive_seed
 from agentrl.engines.scripted import ScriptedEngine
@@ -124,7 +124,7 @@ def test_the_episodes_are_what_this_file_is_about(played: Played) -> None:
 
 
 def test_tokens_trained_on_are_the_tokens_that_were_sampled(played: Played) -> None:
-    batch = whole([played.group])
+    batch = as_batch([played.group])
     said = [token for _, completion in played.turns for token in completion.token_ids]
     assert batch.tokens[batch.sampled].tolist() == said
     assert batch.sampler_logp.tolist() == pytest.approx([lp for _, turn in played.turns for lp in turn.logprobs])
@@ -138,13 +138,13 @@ def test_tokens_trained_on_are_the_tokens_that_were_sampled(played: Played) -> N
 
 
 def test_engine_and_trainer_agree_on_what_was_sampled(played: Played, model: Any) -> None:
-    batch = whole([Group(played.group.trajectories[:GOLD_SEED])])
+    batch = as_batch([Group(played.group.trajectories[:GOLD_SEED])])
     with torch.no_grad():
         check_agreement(score(model, batch, temperature=1.0).logp, batch.sampler_logp, ROUNDING[torch.float32])
 
 
 def test_only_sampled_tokens_have_a_gradient_at_the_logits(played: Played, model: Any) -> None:
-    batch = whole([played.group])
+    batch = as_batch([played.group])
     logits = full_logits(model, batch)
     out, advantages = loss_of(logits, batch)
     out.loss.backward()
@@ -160,15 +160,15 @@ def test_only_sampled_tokens_have_a_gradient_at_the_logits(played: Played, model
 
 def test_the_trainers_own_scoring_gives_that_loss_and_that_gradient(played: Played, model: Any) -> None:
     """What ``score`` computes without ever making those logits."""
-    batch = whole([played.group])
+    batch = as_batch([played.group])
     logits = full_logits(model, batch)
     torch.testing.assert_close(score(model, batch, temperature=1.0).logp, sampled_logp(logits, batch))
 
 
 def test_a_tools_words_are_context_for_the_model_and_no_term_of_the_loss(played: Played, model: Any) -> None:
     """With the logits held fixed nothing changes, bit for bit, when the tool had said something else."""
-    batch = whole([played.group])
-    other = whole([with_tools(played.group, lambda s: Segment("tool", tuple(token + 1 for token in s.token_ids)))])
+    batch = as_batch([played.group])
+    other = as_batch([with_tools(played.group, lambda s: Segment("tool", tuple(token + 1 for token in s.token_ids)))])
     assert not torch.equal(batch.tokens, other.tokens) and batch.tokens.shape == other.tokens.shape
     logits = full_logits(model, batch)
     (first, credit), (second, other_credit) = loss_of(logits, batch), loss_of(logits, other)
@@ -187,8 +187,8 @@ def test_a_tools_words_are_context_for_the_model_and_no_term_of_the_loss(played:
 @pytest.mark.parametrize("times", [0, 5])
 def test_however_long_a_tool_talks_the_credit_stays(played: Played, times: int) -> None:
     """Positions t and the sums along an episode count sampled tokens only: these are all that advantages are told."""
-    batch = whole([played.group])
-    longer = whole([with_tools(played.group, lambda s: Segment("tool", s.token_ids * times))])
+    batch = as_batch([played.group])
+    longer = as_batch([with_tools(played.group, lambda s: Segment("tool", s.token_ids * times))])
     assert len(batch.tokens) != len(longer.tokens)
     for name in ("starts", "group", "rewards", "sampler_logp", "index"):
         assert torch.equal(getattr(batch, name), getattr(longer, name))

@@ -163,7 +163,7 @@ def test_a_grader_that_crashes_stops_the_run(faulty: OnDisk, error: Exception, k
 @pytest.mark.parametrize(("step", "settings"), [(1, ()), (0, ("rollout.overlap=lag", "run.deterministic=true"))])
 def test_an_engine_that_fails_between_two_steps_loses_none(faulty: OnDisk, step: int, settings: Sequence[str]) -> None:
     config = faulty("run.name=whole", *settings)
-    undisturbed, whole, probes = train(config, quiet()), groups.check_probe, itertools.count()
+    undisturbed, whole, probes = train(config, quiet()), groups.check_weights_in_use, itertools.count()
 
     async def failing(*arguments: Any) -> None:
         if next(probes) > 0:  # after the first step, twice
@@ -172,7 +172,7 @@ def test_an_engine_that_fails_between_two_steps_loses_none(faulty: OnDisk, step:
 
     told = rf"^it is gone; stopped, step-00000{step} is saved; go on with: .*stopped$"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(InfrastructureError, match=told):
-        patch.setattr(groups, "check_probe", failing)
+        patch.setattr(groups, "check_weights_in_use", failing)
         train(with_overrides(config, ["run.name=stopped"]), quiet())
     run = resume(Path("runs/stopped"), quiet())
     assert rows_of(run) == rows_of(undisturbed) and same_weights(run, undisturbed)

@@ -115,7 +115,7 @@ def test_impatience_changes_nothing(train: Train, tmp_path: Path) -> None:
 def test_a_thread_that_learns_has_as_many_threads_as_the_run() -> None:
     code = """
 import asyncio, os, torch
-from agentrl.train.interrupts import in_thread
+from agentrl.train.interrupts import run_in_thread
 
 def learn():
     before = len(os.listdir("/proc/self/task"))
@@ -124,7 +124,7 @@ def learn():
 
 torch.set_num_threads(1)
 few, many = torch.ones(257, 512), torch.ones(512, 512)
-print(asyncio.run(in_thread(learn)))
+print(asyncio.run(run_in_thread(learn)))
 """
     env = {**os.environ, "OMP_NUM_THREADS": "3"}
     told = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)

@@ -19,7 +19,7 @@ from agentrl.errors import InfrastructureError
 from agentrl.runs.checkpoint import load_unused
 from agentrl.runs.folder import checkpoints
 from agentrl.runs.records import read_episodes
-from agentrl.train.groups import Played
+from agentrl.train.groups import StepGroups
 from agentrl.train.overlap import Overlapped
 from agentrl.types import Trajectory, flatten
 
@@ -222,7 +222,7 @@ def test_a_group_that_was_lost_before_a_kill_is_lost_after_it(small: Make, mode:
     engines = Losing(run.parts.engine), run.parts.engine
     one, other = (Overlapped(run.config, run.mix, run.players, engine) for engine in engines)
 
-    async def whole() -> Played:
+    async def whole() -> StepGroups:
         await one.batch(1)
         while not next(iter(one.state()["ahead"].values()))[1]:  # pyright: ignore
             await asyncio.sleep(0)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.batch import whole
+from agentrl.batch import as_batch
 from agentrl.engines.base import Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import ConfigError
@@ -196,7 +196,7 @@ def test_engine_and_trainer_are_as_near_as_measured(tokenizer: Any, dtype: torch
     done = together(*(engine.generate(one, Sampling(temperature=0.7, max_tokens=64), seed=1) for one in prompts))
     said = (Segment("policy", one.token_ids, one.logprobs, 0) for one in done)
     told = (Segment("prompt", one) for one in prompts)
-    batch = whole([Group((trajectory(*segments),)) for segments in zip(told, said, strict=True)])
+    batch = as_batch([Group((trajectory(*segments),)) for segments in zip(told, said, strict=True)])
     with torch.no_grad():
         apart = score(model, batch, temperature=0.7, dtype=dtype).logp.double() - batch.sampler_logp
     assert float(apart.abs().max()) < largest

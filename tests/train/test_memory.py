@@ -13,9 +13,9 @@ from agentrl.config import Config, load_config
 from agentrl.models.cache import key_sizes
 from agentrl.runs.assemble import adapt, assemble, model_config, task_mix, task_source
 from agentrl.train import memory
+from agentrl.train.costs import Costs, _small, batch_of, measure, saved_bytes, work
 from agentrl.train.memory import gold_lengths, needs
 from agentrl.train.metrics import pass_flops
-from agentrl.train.probe import Costs, _small, batch_of, measure, saved_bytes, work
 from agentrl.train.score import new_tokens
 from agentrl.train.sharded import make_learner
 

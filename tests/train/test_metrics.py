@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from agentrl.batch import whole
+from agentrl.batch import as_batch
 from agentrl.config import AlgoSettings
 from agentrl.errors import TrajectoryError
 from agentrl.models.lora import add_adapters
@@ -128,7 +128,7 @@ def test_operations_are_those_that_torch_counts(tied: bool, rank: int) -> None:
 @pytest.mark.parametrize("window", [None, 5])
 def test_shared_tokens_are_computed_once(model: Any, window: int | None) -> None:
     rows = [(1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 9), (1, 2, 3), (1, 2, 3, 4, 5, 8), (2, 2), (1, 2, 3, 9)]
-    batch = whole([Group((trajectory(Segment("prompt", row[:1]), turn(row[1:])),)) for row in rows])
+    batch = as_batch([Group((trajectory(Segment("prompt", row[:1]), turn(row[1:])),)) for row in rows])
     copied = copy.deepcopy(model)
     text = copied.config
     text.layer_types, text.sliding_window = ["sliding_attention" if window else "full_attention"] * 2, window

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.batch import whole
+from agentrl.batch import as_batch
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.train.credit import with_overlong_penalty
@@ -118,7 +118,7 @@ def test_overlong_costs_by_the_nearer_limit(told: int, turns: tuple[int, ...], s
     rollout = load_config(overrides=limits).rollout
     first, *later = (turn((7,) * n) for n in turns)
     episode = trajectory(Segment("prompt", (1,) * 5), first, Segment("tool", (2,) * told), *later, stop=stop)
-    before = whole([Group((episode,))])
+    before = as_batch([Group((episode,))])
     after = with_overlong_penalty(before, [episode], rollout)
     assert (before.rewards - after.rewards).tolist() == pytest.approx([0.0] * (sum(turns) - 1) + [cost])
 

@@ -24,7 +24,7 @@ from agentrl.rollout.plan import EpisodeSpec
 from agentrl.toolenv.base import Episode
 from agentrl.toolenv.tasks import TaskList
 from agentrl.train.credit import Scored
-from agentrl.train.groups import Collecting, Played, is_silent, play_groups
+from agentrl.train.groups import Collecting, StepGroups, is_silent, play_groups
 from agentrl.train.live import check_run
 from agentrl.train.order import TaskOrder
 from agentrl.train.overlap import Overlapped
@@ -40,7 +40,7 @@ async def settled(source: Overlapped) -> None:
     await asyncio.gather(*(ahead.task for ahead in source._ahead.values() if ahead.task))  # pyright: ignore
 
 
-def tokens_of(played: Played) -> list[tuple[str, int, tuple[int, ...]]]:
+def tokens_of(played: StepGroups) -> list[tuple[str, int, tuple[int, ...]]]:
     return [(one.task_id, one.seed, one.token_ids) for one in flatten(played.collected.groups)]
 
 
@@ -263,7 +263,7 @@ def muted(small: Make) -> Make:
     return lambda *overrides: small("env.id=test/Mute-v0", "rollout.turn_tokens=4", *overrides)
 
 
-def play(run: Small, number: int) -> Played:
+def play(run: Small, number: int) -> StepGroups:
     return asyncio.run(Collecting(run.config, run.mix, run.players, run.parts.engine).batch(number))
 
 

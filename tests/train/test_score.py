@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GraniteConfig, Lfm2Config
 
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch, as_batch
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import UsageError
 from agentrl.models import attention
@@ -48,7 +48,7 @@ def batch_of(shapes: list[list[int]]) -> Batch:
             for tokens in [tuple((31 * number + 17 * i + 7 * j) % 250 + 3 for j in range(length))]
         ]
         groups.append(Group((trajectory(*segments, task_id=str(number)),)))
-    return whole(groups)
+    return as_batch(groups)
 
 
 def full_stats(model: Any, batch: Batch, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,7 +230,7 @@ def groups_of_three() -> Batch:
     """Twelve prompt tokens thrice and turns of 1, 7 and 40 that begin alike; two thrice, and turns that do not."""
     long = [member("a", ASKED, range(60, 60 + length)) for length in (1, 40, 7)]
     short = [member("b", (5, 6), range(70 + length, 70 + 2 * length)) for length in (30, 2, 3)]
-    return whole([Group(tuple(long)), Group(tuple(short))])
+    return as_batch([Group(tuple(long)), Group(tuple(short))])
 
 
 @contextmanager
@@ -264,15 +264,17 @@ def forks() -> Batch:
     """Forks in the prompt, in a tool's answer and in a turn; one row is a whole other one's beginning."""
     told = [(80, 81), (80, 82), (80, 81), (80, 81)]
     said = [(60, 61, 62), (60, 61, 62), (60, 61), (60, 63, 64)]
-    return whole([Group(tuple(member("a", ASKED, *turn) for turn in zip(said, told, strict=True)))])
+    return as_batch([Group(tuple(member("a", ASKED, *turn) for turn in zip(said, told, strict=True)))])
 
 
 def two_groups(prompt: Sequence[int], other: Sequence[int]) -> Batch:
-    return whole([Group((member(task, one, (60, last)),)) for task, one, last in (("a", prompt, 61), ("b", other, 62))])
+    return as_batch(
+        [Group((member(task, one, (60, last)),)) for task, one, last in (("a", prompt, 61), ("b", other, 62))]
+    )
 
 
 def with_a_silent_row() -> Batch:
-    return whole([Group((member("a", ASKED, (60, 61)), member("a", ASKED, (62,)), member("a", ASKED, ())))])
+    return as_batch([Group((member("a", ASKED, (60, 61)), member("a", ASKED, (62,)), member("a", ASKED, ())))])
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_long_rows_share_in_any_order(model: Any, monkeypatch: pytest.MonkeyPatc
     for layer in own.model.layers:
         layer.self_attn.sliding_window = window
     turns = [(60, 61, 62), (60, 61, 70, 71, 72, 73), (60, 61, 70, 75), (66,), ()]
-    batch = whole([Group(tuple(member("a", ASKED, turn) for turn in turns))])
+    batch = as_batch([Group(tuple(member("a", ASKED, turn) for turn in turns))])
     for order in ((0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 4, 0, 3, 1)):
         (pack,) = batch.split(1000, order)
         assert_alike(own, pack, 4 * len(ASKED) + 2 * 2 + 1)
@@ -316,7 +318,7 @@ def test_an_update_of_packs_is_that_of_rows(model: Any, reference: Any, dtype: t
     said = tuple(range(60, 100))
     late = [member("late", ASKED, (*said[:forks], 100, 101 + forks)) for forks in (36, 38, 38, 40)]
     early = [member("early", ASKED[:9], (120 + place, *said[:20])) for place in range(4)]
-    batch = whole([Group(tuple(late)), Group(tuple(early))])
+    batch = as_batch([Group(tuple(late)), Group(tuple(early))])
     weight = torch.linspace(-1, 2, len(batch.sampled), dtype=dtype)
     ours, theirs = copy.deepcopy(model).to(dtype), copy.deepcopy(reference).to(dtype)
     learner = Learner(ours, **{**HOW, "max_tokens": 150, "dtype": str(dtype).removeprefix("torch.")})

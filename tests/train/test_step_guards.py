@@ -17,7 +17,7 @@ import torch
 
 import agentrl.train.learner
 import agentrl.train.step
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch, as_batch
 from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import InvariantError
@@ -84,7 +84,7 @@ def test_nothing_sampled_is_nothing_to_disagree_on() -> None:
 def test_a_batch_of_other_tokens_stops_the_run(broken: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]) -> None:
     groups = [Group((EPISODE, EPISODE))]
     with pytest.raises(InvariantError, match="not the tokens that were sampled"):
-        invariants.check_trained_tokens(groups, *broken(whole(groups)))
+        invariants.check_trained_tokens(groups, *broken(as_batch(groups)))
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -103,8 +103,8 @@ class Off(Around):
         return replace(done, logprobs=tuple(lp - 0.01 * bool(sampling.stop_ids) for lp in done.logprobs))
 
 
-def batch_in_another_order(whole: Callable[..., Batch]) -> Callable[..., Batch]:
-    return lambda groups: replace(whole(groups), sampled=whole(groups).sampled.flip(0))
+def batch_in_another_order(as_batch: Callable[..., Batch]) -> Callable[..., Batch]:
+    return lambda groups: replace(as_batch(groups), sampled=as_batch(groups).sampled.flip(0))
 
 
 def score_that_wavers(score: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,7 +173,7 @@ def test_what_disagrees_stops_the_step(small: Make, engine: type[Around], determ
 @pytest.mark.parametrize(
     ("place", "name", "broken", "wanted"),
     [
-        (agentrl.train.step, "whole", batch_in_another_order, "not the tokens that were sampled"),
+        (agentrl.train.step, "as_batch", batch_in_another_order, "not the tokens that were sampled"),
         (agentrl.train.learner, "score", score_that_wavers, "before any update a token's log ratio is 0.01"),
     ],
 )

@@ -91,7 +91,7 @@ class Weights:
         self._kept: list[Tensor] = []
         base = model.base_model
         self._layers = (CLayer * len(base.layers))()
-        self.c = _settings(model, seen)
+        self.c = _model_settings(model, seen)
         """What step.c's functions get."""
         self.c.layer = ctypes.addressof(self._layers)
         self._place_ends(model)
@@ -239,7 +239,7 @@ def _norms_of(layer: nn.Module) -> tuple[str | None, ...]:
     raise Unavailable(f"its layers consist of {', '.join(sorted(names))}")
 
 
-def _settings(model: Any, seen: dict[int, tuple[int, int, How]]) -> CModel:
+def _model_settings(model: Any, seen: dict[int, tuple[int, int, How]]) -> CModel:
     config, head = model.config, model.get_output_embeddings()
     shapes = {(heads, keys, how.scale, how.softcap) for heads, keys, how in seen.values()}
     if len(shapes) != 1 or len(seen) != len(model.base_model.layers):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from agentrl.batch import Batch, whole
+from agentrl.batch import Batch, as_batch
 from agentrl.config import Config
 from agentrl.engines import make_engine
 from agentrl.engines.base import Sampling
@@ -127,7 +127,7 @@ def batch_of(members: int, tokens: int, sampled: int) -> Batch:
         segments = Segment("prompt", (0,) * (tokens - sampled)), policy
         return Trajectory(task_id="plan", seed=number, segments=segments, rewards=(0.0,), stop=Stop.TERMINATED)
 
-    return whole([Group(tuple(map(episode, range(members))))])
+    return as_batch([Group(tuple(map(episode, range(members))))])
 
 
 def _generation(config: Config, model: PreTrainedModel, rows: int) -> Callable[[], None]:
