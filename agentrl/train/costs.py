@@ -69,7 +69,7 @@ def measure(config: Config, shape: PreTrainedConfig, device: str, lengths: tuple
         lengths: all tokens of an episode, and the sampled ones.
     """
     plain = config.updated(optim={"gradient_checkpointing": False})
-    one, two = (saved_bytes(plain, _small(shape, layers, device)) / _TOKENS for layers in (1, 2))
+    single, double = (saved_bytes(plain, _small(shape, layers, device)) / _TOKENS for layers in (1, 2))
     model = _small(shape, 2, device)
     _adapt(config, model)
     learner = make_learner(config, model)
@@ -80,8 +80,8 @@ def measure(config: Config, shape: PreTrainedConfig, device: str, lengths: tuple
     operations = work(model, pack)
     rows = min(_ROWS, config.rollout.concurrency, config.rollout.tasks * config.rollout.group_size)
     return Costs(
-        layer=two - one,
-        rest=max(0.0, 2 * one - two),
+        layer=double - single,
+        rest=max(0.0, 2 * single - double),
         recomputes=model.supports_gradient_checkpointing,
         score=_seconds(lambda: learner.score(pack)) / operations,
         update=_seconds(lambda: learner.update([pack], lambda _, stats: stats.logp.sum(), 0.0)) / operations,

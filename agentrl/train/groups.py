@@ -1,4 +1,4 @@
-"""Where the groups of episodes of a step come from, and which of them it trains on."""
+"""Sources of the groups of episodes of each step, and the choice of groups to train on."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ class StepGroups:
     trained: Sequence[Group]
     """Those to train on, in that order."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What the source has measured beside."""
+    """Further measurements of the source."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -48,34 +48,26 @@ class StepGroups:
 
     @property
     def silent(self) -> int:
-        """How many of all groups gave no signal."""
+        """Number of groups without a learning signal."""
         return sum(map(is_silent, self.collected.groups))
 
 
 Collect = Callable[[Sequence[Sequence[EpisodeSpec]], int], Awaitable[Collected]]
-"""Plays groups, of which so many are enough."""
+"""Plays groups until so many of them have ended."""
 
 
 class RolloutSource(Protocol):
-    """Gives a trainer the groups of each step."""
+    """Source of the groups of each step of a trainer."""
 
-    @property
-    def origins(self) -> Mapping[str, Origin]:
-        """What records of the episodes say of their environment, by its name in a mix."""
-        ...
-
-    @property
-    def rounding(self) -> float:
-        """Largest |Δ log-prob| between an episode's record and the trainer that its sampler explains, in nats."""
-        ...
-
-    @property
-    def steps(self) -> float:
-        """The last step that it has groups for."""
-        ...
+    origins: Mapping[str, Origin]
+    """What records of the episodes say of their environment, by its name in a mix."""
+    rounding: float
+    """Largest |Δ log-prob| between an episode's record and the trainer that its sampler explains, in nats."""
+    steps: float
+    """The last step that it has groups for."""
 
     async def batch(self, number: int) -> StepGroups:
-        """Give the groups of step ``number``, counting from 1."""
+        """Return the groups of step ``number``, counting from 1."""
         ...
 
     def check(self, groups: Sequence[Group]) -> Tensor:
@@ -94,19 +86,18 @@ class RolloutSource(Protocol):
         ...
 
     def state(self) -> Mapping[str, object]:
-        """What a checkpoint keeps of it, as plain data."""
+        """Return what a checkpoint keeps of the source, as plain data."""
         ...
 
     def unused(self) -> Sequence[Trajectory]:
-        """Episodes of later steps, which a checkpoint keeps too."""
-        ...
+        """Return the episodes of later steps, which a checkpoint keeps too; by default there are none."""
+        return ()
 
     def restore(self, state: Mapping[str, Any], unused: Sequence[Trajectory]) -> None:
-        """Go on from what a checkpoint has kept."""
-        ...
+        """Continue from what a checkpoint has kept; by default nothing."""
 
 
-class Collecting:
+class Collecting(RolloutSource):
     """A :class:`RolloutSource` that plays the groups of a step when it is asked for them.
 
     Args:
@@ -120,7 +111,7 @@ class Collecting:
     """
 
     staleness = 0
-    """By how many steps the weights that sampled a token may be older than the trainer's."""
+    """Number of steps by which the weights that sampled a token may be older than the trainer's."""
 
     def __init__(self, config: Config, mix: TaskMix, collector: Collector, engine: Engine) -> None:
         self._config, self._mix, self._collector, self._engine = config, mix, collector, engine
@@ -133,16 +124,16 @@ class Collecting:
         self._sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
         self.origins = mix.origins(self._sampling)
         self.rounding, self.steps = engine.rounding, math.inf
-        self._trainers = ROUNDING[getattr(torch, config.model.dtype)]
+        self._trainer_rounding = ROUNDING[getattr(torch, config.model.dtype)]
         self._score: Callable[[Batch], TokenStats] | None = None
-        """The trainer's, under the weights that sample."""
+        """The trainer's scoring, under the weights that sample."""
         self._silent = {name for name, source in mix.sources.items() if source.has_tools}
-        """Environments with tools, none of which was called yet."""
+        """Environments with tools whose tools were not called yet."""
         self._version = 0
         self._order = TaskOrder()
 
     async def batch(self, number: int) -> StepGroups:
-        """Play them."""
+        """Play the groups of step ``number``."""
         return self._chosen(await self._exact(await self._play(number)))
 
     async def _play(self, number: int, **options: Any) -> Collected:
@@ -154,12 +145,12 @@ class Collecting:
         return await play_groups(self._config, self._mix, collect, number, self._order)
 
     async def _exact(self, collected: Collected) -> Collected:
-        """Give the groups of a deterministic run the trainer's log-probs."""
+        """Replace the log-probs of a deterministic run's groups with the trainer's."""
         if not self._config.run.deterministic:
             return collected
         assert self._score is not None, "published comes first"
-        # In a thread: the engine and a learner may be at work meanwhile.
-        rounding = max(self._trainers, self.rounding)
+        # In a thread, since the engine and a learner may be at work meanwhile.
+        rounding = max(self._trainer_rounding, self.rounding)
         work = partial(rescored, collected.groups, self._score, rounding)
         groups = await asyncio.to_thread(computing, work)
         return replace(collected, groups=groups)
@@ -168,17 +159,17 @@ class Collecting:
         return StepGroups(collected=collected, trained=_chosen(collected.groups, self._config.rollout.tasks))
 
     def check(self, groups: Sequence[Group]) -> Tensor:
-        """Check that their weights are not too old, and that the first ones call tools where there are any."""
+        """Check that the groups' weights are not too old, and that the first groups call tools where there are any."""
         ages = check_versions(groups, self._version, self.staleness)
-        # Only in the first groups, and a call in one environment of a mix is enough: a policy that has learned to call
-        # may rightly go without.
+        # Checked in the first groups only: a policy that has learned to call may rightly stop. In a mix a call in one
+        # environment is enough.
         if tooled := [group for group in groups if group.env in self._silent]:
             check_tools_are_called(tooled, self._config.sft.steps)
             self._silent.clear()
         return ages
 
     async def published(self, learner: Learner, version: int) -> None:
-        """Give the engine the weights, and check on 32 tokens that it samples from them."""
+        """Load the weights into the engine, and check on 32 tokens that it samples from them."""
         await self._engine.load_weights(learner.weights(), version)
         self._version, self._score = version, learner.score
         self._order.forget(version)
@@ -186,9 +177,9 @@ class Collecting:
         probe = Sampling(temperature=rollout.temperature, max_tokens=min(32, rollout.episode_tokens))
         for attempt in range(2):
             try:
-                await check_weights_in_use(self._engine, probe, learner.score, self._trainers)
+                await check_weights_in_use(self._engine, probe, learner.score, self._trainer_rounding)
                 return
-            except InfrastructureError:  # like an episode, it is played once more
+            except InfrastructureError:  # retried once, as an episode is
                 if attempt:
                     raise
 
@@ -196,17 +187,13 @@ class Collecting:
         """Return which tasks come next."""
         return {"order": self._order.state()}
 
-    def unused(self) -> Sequence[Trajectory]:
-        """None: each step's are played when it begins."""
-        return ()
-
     def restore(self, state: Mapping[str, Any], unused: Sequence[Trajectory]) -> None:
-        """Go on with the tasks that come next."""
+        """Continue with the tasks that come next."""
         self._order.restore(state["order"])
 
 
 def env_metrics(groups: Sequence[Group], origins: Mapping[str, Origin]) -> dict[str, float]:
-    """Compute what the episodes of each environment of a mix did, as ``env/NAME/…``; nothing where there is no mix.
+    """Compute the metrics ``env/NAME/…`` of each environment of a mix; none where there is no mix.
 
     Args:
         groups: all groups of a step.
@@ -226,7 +213,7 @@ def env_metrics(groups: Sequence[Group], origins: Mapping[str, Origin]) -> dict[
 
 
 def rescored(groups: Sequence[Group], score: Callable[[Batch], TokenStats], rounding: float) -> tuple[Group, ...]:
-    """Put the trainer's log-probs in the place of the engine's.
+    """Replace the engine's log-probs with the trainer's.
 
     Args:
         groups: the episodes.
@@ -254,17 +241,17 @@ def rescored(groups: Sequence[Group], score: Callable[[Batch], TokenStats], roun
 
 
 def is_silent(group: Group) -> bool:
-    """Return True if all episodes of a group have the same return, so that comparing them teaches nothing."""
+    """Return True if all episodes of a group have the same return: then comparing them gives no learning signal."""
     return len({episode.ret for episode in group}) == 1
 
 
 async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: int, order: TaskOrder) -> Collected:
     """Play ``rollout.group_size`` episodes of each of ``rollout.tasks`` tasks for step ``number``.
 
-    ``rollout.spare`` further groups begin with them, and those that are last to end are cancelled.
+    ``rollout.spare`` further groups begin with them, and the slowest groups are cancelled.
 
-    Up to ``rollout.refills`` times, silent groups are left out for groups of further tasks (DAPO's dynamic sampling,
-    arXiv 2503.14476).
+    Dynamic sampling (DAPO, arXiv 2503.14476): up to ``rollout.refills`` times, groups of further tasks replace silent
+    groups.
 
     Raises:
         FaultRateError: too many groups were lost to infrastructure faults.
@@ -284,7 +271,7 @@ async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: in
             specs.append([EpisodeSpec(task_id=task.id, seed=own, env=name) for own in seeds])
         played = await collect(specs, missing)
         parts.append(played)
-        # A group that was lost is not played again: whatever broke it might break it in every step.
+        # A group that was lost is not played again: its fault might come back in every step.
         ended = {group.trajectories[0].seed for group in played.groups}
         idle = [index for index, (spec, *_) in zip(indices, specs, strict=True) if spec.seed not in ended][
             played.lost :
@@ -296,6 +283,6 @@ async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: in
 
 
 def _chosen(groups: Sequence[Group], count: int) -> Sequence[Group]:
-    """Choose ``count`` groups, the first silent ones only where there are not enough others; in order."""
+    """Choose ``count`` groups in order; silent ones, the first of them, only where there are not enough others."""
     ranked = sorted(range(len(groups)), key=lambda index: is_silent(groups[index]))
     return [groups[index] for index in sorted(ranked[:count])]

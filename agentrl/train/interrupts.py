@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run: they cancel it at an await, so that whatever is whole can be saved."""
+"""Ctrl-C and SIGTERM during a run: they cancel it at an await, so that complete steps can be saved."""
 
 import asyncio
 import signal
@@ -37,7 +37,7 @@ class Interrupts:
                 signal.signal(number, before)
 
     def hold(self) -> None:
-        """Ignore further signals: what is left to do, such as saving, is short, and half of it is of no use."""
+        """Ignore further signals: the remaining work, such as saving, is short, and useless if it is cut off."""
         if self._here:
             for number in self._before:
                 signal.signal(number, signal.SIG_IGN)
@@ -56,7 +56,7 @@ class Interrupts:
             # A signal handler runs beside the loop, which may be asleep in select and would not see the cancellation.
             loop.call_soon_threadsafe(lambda: None)
 
-        # First the callback, then the flag: a signal between the two lines is seen either way.
+        # The callback comes before the flag: a signal between the two lines is seen either way.
         self._cancel = cancel
         if self._pressed:
             raise asyncio.CancelledError
@@ -70,17 +70,17 @@ class Interrupts:
 
 
 def computing(work: Callable[[], T]) -> T:
-    """Do ``work`` in this thread with as many of PyTorch's threads as ``run.threads`` says.
+    """Do ``work`` in this thread with the number of PyTorch threads in ``run.threads``.
 
-    A thread takes them over when it is first asked for them. MKL does not ask: products would take all cores, until
-    something else asks, and their last bits would depend on which thread they are computed in.
+    A new thread takes over this number when PyTorch first asks for it. MKL does not ask: its products would use all
+    cores until then, and their last bits would depend on the thread that computes them.
     """
     torch.get_num_threads()
     return work()
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread; a cancellation meanwhile comes at the next await, so that what was done can be kept."""
+    """Do ``work`` in a thread. A cancellation meanwhile is raised at the next await, so that the result is not lost."""
     thread, cancelled = asyncio.create_task(asyncio.to_thread(computing, work)), False
     while not thread.done():
         try:

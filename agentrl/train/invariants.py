@@ -1,6 +1,6 @@
 """Checks that stop a run before it learns from wrong numbers.
 
-Each asserts a relation between engine, record and trainer; where it fails, training would go on silently and be wrong.
+Each checks a relation between engine, record and trainer. Where it does not hold, training would be silently wrong.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ def check_agreement(logp: Tensor, sampler_logp: Tensor, rounding: float) -> floa
     """
     check_logp(logp)
     largest = float((logp - sampler_logp).abs().max()) if len(logp) else 0.0
-    # Written so that NaN, from the engine's side, fails too.
+    # Written so that NaN in the engine's log-probs fails too.
     if not largest <= rounding:
         raise InvariantError(
             f"engine and trainer disagree by up to {largest:.3g} nats on a token's log-prob (rounding explains "
@@ -60,13 +60,13 @@ def check_versions(groups: Sequence[Group], version: int, staleness: int) -> Ten
     Args:
         groups: the episodes.
         version: of the trainer's weights.
-        staleness: by how many versions those of a token may be older.
+        staleness: number of versions by which a token's weights may be older.
 
     Returns:
-        By how many those of each sampled token are older [S].
+        Number of versions by which each sampled token's weights are older [S].
 
     Raises:
-        InvariantError: some were.
+        InvariantError: some are older than that, or newer than the trainer's.
     """
     segments = [segment for trajectory in flatten(groups) for segment in trajectory.sampled]
     versions = [sampled_by for segment in segments for sampled_by in segment.token_versions]
@@ -82,19 +82,19 @@ def check_versions(groups: Sequence[Group], version: int, staleness: int) -> Ten
 async def check_weights_in_use(
     engine: Engine, sampling: Sampling, score: Callable[[Batch], TokenStats], rounding: float
 ) -> None:
-    """Check that an engine samples from the trainer's weights, on one completion of each of its places.
+    """Check that an engine samples from the trainer's weights, on one completion of the engine or of each actor.
 
     Args:
-        engine: has been given the weights.
+        engine: has loaded the weights.
         sampling: of the completions.
-        score: the trainer's.
+        score: the trainer's scoring.
         rounding: largest |Δ log-prob| that the trainer's arithmetic explains, in nats.
 
     Raises:
         InvariantError: the trainer gives a completion other log-probs.
         InfrastructureError: the engine failed.
     """
-    # Tokens of older weights are compared with nothing later: a place that has others would go unnoticed.
+    # Later checks skip tokens of older weights, so an actor that keeps old weights would go unnoticed.
     ask = engine.probe(_PROMPT, sampling, seed=0) if isinstance(engine, Fleet) else _sampled(engine, sampling)
     batch = as_batch([Group((_row(done),)) for done in await ask])
     try:
@@ -139,7 +139,7 @@ def check_trained_tokens(groups: Sequence[Group], tokens: Tensor, sampled: Tenso
     Raises:
         InvariantError: they are not.
     """
-    # Two ways to the same tokens: through the batch's indices, and straight from the episodes' records.
+    # Two independent ways to the same tokens: the batch's indices, and the episodes' records.
     trained = tokens[sampled].tolist()
     recorded = [token for trajectory in flatten(groups) for seg in trajectory.sampled for token in seg.token_ids]
     if trained != recorded:

@@ -1,4 +1,4 @@
-"""The environments of a run while it trains: they play its groups, its oracle episodes and its evaluations."""
+"""The environments of a run: they play its groups, its oracle episodes and its evaluations."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import ExitStack, closing
@@ -29,10 +29,10 @@ class Sources:
 
 
 def check_playing(config: Config) -> None:
-    """Refuse settings that a run which plays can't follow.
+    """Refuse invalid settings of a run that plays its episodes.
 
     Raises:
-        UsageError: an option of the algorithm or an engine is not there, or settings contradict each other.
+        UsageError: an option of the algorithm or an engine does not exist, or settings contradict each other.
     """
     check_training_config(config)
     check_overlap(config)
@@ -40,17 +40,17 @@ def check_playing(config: Config) -> None:
 
 
 def check_run(config: Config) -> Sources:
-    """Refuse settings that a run can't follow, before a model is loaded or anything is written; give its tasks.
+    """Refuse invalid settings before a model is loaded or anything is written; return the run's tasks.
 
     Raises:
-        UsageError: an option of the algorithm, an environment or one of its splits is not there, or the warm start has
-            no gold player to learn from.
+        UsageError: an option of the algorithm, an environment or one of its splits does not exist, or the warm start
+            has no gold player to learn from.
     """
     check_playing(config)
     find_loggers(config.log.to)
     sources = Sources(train=task_mix(config, "train"), held_out=task_mix(config, config.eval.split))
     if config.sft.steps:
-        # The gold player of one task shows if the environment has any.
+        # An environment that has a gold player has one for its first task.
         for source in sources.train.sources.values():
             source.gold(source.tasks[0], "the warm start learns", "set sft.steps=0")
     return sources
@@ -81,7 +81,7 @@ class Live:
         return [*self._sources.held_out.sources]
 
     async def warm_start(self, display: Display, elapsed: Callable[[], str]) -> None:
-        """Play oracle episodes and learn from them; ``elapsed`` says how long the run has taken."""
+        """Play oracle episodes and learn from them; ``elapsed`` returns the run's time so far."""
         config, sft = self._config, self._config.sft
         with display.phase("oracle episodes", sft.tasks) as bar:
             groups = await oracle_episodes(
@@ -94,13 +94,13 @@ class Live:
         with display.phase("warm start", sft.steps) as bar:
             likelihood = 0.0
 
-            def told(step: SftStep) -> None:
+            def on_step(step: SftStep) -> None:
                 nonlocal likelihood
                 likelihood = step.likelihood
                 stop_if_cancelled()
                 bar.advance(f"loss {step.loss:.4f}, oracle episode's likelihood {step.likelihood:.0%}")
 
-            steps = warm_start(config, self._parts.model, groups, told)
+            steps = warm_start(config, self._parts.model, groups, on_step)
         display.say(f"warm start: {steps} updates on {len(groups)} oracle episodes, {elapsed()}")
         if likelihood < sft.stop_at < 1:
             display.say(
@@ -111,7 +111,7 @@ class Live:
     async def evaluate(
         self, step: int, names: Iterable[str], display: Display
     ) -> AsyncGenerator[tuple[str, Evaluation]]:
-        """Play the held-out tasks of each environment in ``names`` with the engine's weights, those after ``step``."""
+        """Play the held-out tasks of each environment in ``names`` with the engine's weights, which are of ``step``."""
         config = self._config
         for name in names:
             source = self._sources.held_out.sources[name]

@@ -127,7 +127,7 @@ class _Model:
         names = target_names(self._meta, config.lora.targets)
         wrapped = [module for name, module in self._meta.named_modules() if name.rpartition(".")[2] in names]
         # Inputs and outputs of all layers that adapters go to.
-        self._adapted = sum(one.in_features + one.out_features for one in wrapped if isinstance(one, nn.Linear))
+        self._adapted = sum(part.in_features + part.out_features for part in wrapped if isinstance(part, nn.Linear))
         self._layers, self._width = text.num_hidden_layers, text.hidden_size
         self._head = text.vocab_size * text.hidden_size
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -146,10 +146,10 @@ class _Model:
             head += size * (self._weights + adapters + (1 if frozen else 2) * self._head)
         # With checkpointing a layer keeps its input only, and one layer at a time computes the rest again. Beside what
         # is kept, the backward pass holds the gradients of about a layer.
-        kept = self._layers * costs.layer
+        saved = self._layers * costs.layer
         if optim.gradient_checkpointing and costs.recomputes:
-            kept = self._layers * self._width * size + costs.layer
-        activations = optim.max_tokens * (kept + costs.layer + costs.rest)
+            saved = self._layers * self._width * size + costs.layer
+        activations = optim.max_tokens * (saved + costs.layer + costs.rest)
         return {
             "process": process + _LATER if config.model.device == "cpu" else _CONTEXT,
             "weights": 4 * (self._weights + adapters),

@@ -1,21 +1,21 @@
-"""Which tasks each step plays: all of the run's order one after the other, and what was not played comes next."""
+"""The order of a run's tasks: each step takes the next ones, and those of cancelled groups come again."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 class TaskOrder:
-    """Deals the run's order out to the groups of steps, by index: of a group's task, and of its seeds."""
+    """Deals the indices of the run's order to steps: an index decides a group's task and its seeds."""
 
     def __init__(self) -> None:
         self._next = 0
         self._returned = list[int]()
         """Indices of groups that were cancelled."""
         self._dealt = dict[int, list[int]]()
-        """Those of each step that may have to be played again."""
+        """Indices of each step that a resumed run may have to play again."""
 
     def of(self, step: int, begin: int, end: int) -> Sequence[int]:
-        """Return a step's indices from ``begin`` to ``end``; those that it lacks are dealt to it now."""
+        """Return a step's indices from ``begin`` to ``end``; indices that it lacks are dealt now."""
         dealt = self._dealt.setdefault(step, [])
         while len(dealt) < end:
             if self._returned:
@@ -31,15 +31,15 @@ class TaskOrder:
         self._returned = sorted([*self._returned, *indices])
 
     def forget(self, step: int) -> None:
-        """Forget the indices of all steps up to this one, which were trained on."""
+        """Forget the indices of all steps up to this one: they were trained on."""
         self._dealt = {number: dealt for number, dealt in self._dealt.items() if number > step}
 
     def state(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
+        """Return the state as plain data."""
         dealt = {str(step): list(indices) for step, indices in self._dealt.items()}
         return {"next": self._next, "returned": self._returned, "dealt": dealt}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` has returned."""
+        """Continue from a state that ``state`` has returned."""
         self._next, self._returned = state["next"], list(state["returned"])
         self._dealt = {int(step): list(indices) for step, indices in state["dealt"].items()}

@@ -1,8 +1,8 @@
 """Groups that are played while the trainer learns.
 
-A step's groups may begin once ``step ≤ version + 1 + staleness``, and steps are trained on in order. So nothing is ever
-too old and nothing is thrown away, sampling waits where learning is slower, and tasks and seeds come in the order of a
-run without overlap.
+A step's groups may begin once ``step ≤ version + 1 + staleness``, and steps are trained on in order. So no episode is
+ever too old or thrown away, and sampling waits for slower learning. Tasks and seeds come in the order of a run without
+overlap.
 """
 
 import asyncio
@@ -25,21 +25,21 @@ from agentrl.types import Group, Trajectory, flatten
 
 @dataclass(slots=True)
 class _Ahead:
-    """What is there of a step's groups before it is trained on."""
+    """Episodes of a step that was not trained on yet."""
 
     episodes: dict[int, Trajectory] = field(default_factory=dict[int, Trajectory])
-    """Those that have ended, by their seed."""
+    """The episodes that have ended, by their seed."""
     counts: dict[str, Any] | None = None
-    """What was counted while they were played; None until all have ended."""
+    """Counts of ``Collected`` beside the episodes; None until all episodes have ended."""
     task: asyncio.Task[StepGroups] | None = None
-    """Plays them."""
+    """Plays the episodes."""
 
 
 class Overlapped(Collecting):
     """A ``RolloutSource`` that plays groups of later steps while the trainer learns.
 
-    Those of ``rollout.max_staleness`` further steps: with ``rollout.overlap="lag"`` all have ended before the engine
-    gets new weights, with "inflight" they go on.
+    It plays up to ``rollout.max_staleness`` steps ahead. With ``rollout.overlap="lag"`` all groups end before the
+    engine gets new weights, with "inflight" they continue.
 
     Args:
         config: the run's settings.
@@ -55,7 +55,7 @@ class Overlapped(Collecting):
         self._ahead: dict[int, _Ahead] = {}
 
     async def batch(self, number: int) -> StepGroups:
-        """Give the groups of step ``number``, once they have ended; those of later steps go on, or begin."""
+        """Return the groups of step ``number`` once they have ended; groups of later steps begin, or continue."""
         began = time.perf_counter()
         groups = self._begin(number)
         last = min(self._version + 1 + self.staleness, self._config.optim.steps)
@@ -66,33 +66,33 @@ class Overlapped(Collecting):
         rollout = self._config.rollout
         left = [rollout.tasks - len(ahead.episodes) / rollout.group_size for ahead in self._ahead.values()]
         waited = time.perf_counter() - began
-        # How long they took to play is no longer how long they were waited for.
+        # The time that playing took is not the time that the trainer has waited.
         metrics = {"groups_in_flight": sum(max(0, missing) for missing in left), "seconds_waited": waited}
         metrics["groups_cancelled"] = played.collected.cancelled
         return replace(played, metrics={**metrics, "seconds_generate": played.collected.seconds})
 
     async def published(self, learner: Learner, version: int) -> None:
-        """Give the engine the weights, once all groups have ended where there is to be a lag."""
+        """Load the weights into the engine; with a lag, wait until all groups have ended."""
         for task in [ahead.task for ahead in self._ahead.values() if ahead.task]:
-            # An error of the groups stops the run at once, and not when their turn comes.
+            # An error of the groups stops the run at once, not only when their step comes.
             if self._lag or task.done():
                 await task
         await super().published(learner, version)
-        # The learner moves on while the engine samples from these.
+        # Episodes of these weights are scored later, when the learner has other weights.
         if self._config.run.deterministic:
             self._score = learner.frozen()
 
     def state(self) -> Mapping[str, object]:
-        """Say how many episodes of which later step ``unused`` gives, and what was counted of whole ones."""
+        """Return, for each later step, its number of episodes in ``unused`` and the counts of a complete one."""
         counted = {str(step): (len(ahead.episodes), ahead.counts) for step, ahead in self._ahead.items()}
         return {**super().state(), "ahead": counted}
 
     def unused(self) -> Sequence[Trajectory]:
-        """Give all episodes of later steps that have ended."""
+        """Return all episodes of later steps that have ended."""
         return [episode for ahead in self._ahead.values() for episode in ahead.episodes.values()]
 
     def restore(self, state: Mapping[str, Any], unused: Sequence[Trajectory]) -> None:
-        """Take the episodes of later steps; what is missing of their groups is played again."""
+        """Take over the episodes of later steps; episodes that their groups lack are played again."""
         super().restore(state, unused)
         rest = iter(unused)
         for step, (count, counts) in state["ahead"].items():
@@ -102,20 +102,20 @@ class Overlapped(Collecting):
         ahead = self._ahead.setdefault(number, _Ahead())
         if ahead.task is None:
             ahead.task = asyncio.create_task(self._play_ahead(number, ahead))
-            # Where several fail, the first one is told of; asyncio would complain of the others.
+            # Where several fail, the first error is raised. Reading the others keeps asyncio from logging them.
             ahead.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return ahead.task
 
     async def _play_ahead(self, number: int, ahead: _Ahead) -> StepGroups:
         episodes_by_seed = dict(ahead.episodes)
         if ahead.counts is not None:
-            # A checkpoint has kept all of them. What was lost then stays lost: it is counted, and not played again.
+            # A checkpoint has kept all of them. Groups that were lost then stay lost: they are counted, and not played.
             size, episodes = self._config.rollout.group_size, tuple(episodes_by_seed.values())
             groups = tuple(Group(episodes[at : at + size]) for at in range(0, len(episodes), size))
             counts = dict(ahead.counts)
             return self._chosen(Collected(groups=groups, clock=Clock(**counts.pop("clock")), **counts))
         before = self._ahead.get(number - 1)
-        # What is counted for the whole process, as runs of the sandbox are, is to be of one step's groups.
+        # Runs of the sandbox are counted for the process: only if steps don't overlap are the counts those of one step.
         if self._lag and before and before.task:
             await asyncio.wait({before.task})
 
@@ -124,7 +124,7 @@ class Overlapped(Collecting):
 
         collected = await self._play(number, known=episodes_by_seed, on_episode=ended)
         collected = await self._exact(collected)
-        # A checkpoint is to keep them with these log-probs.
+        # A checkpoint must keep the episodes with these log-probs.
         ahead.episodes = {episode.seed: episode for episode in flatten(collected.groups)}
         names = ("faults", "lost", "cancelled", "seconds")
         ahead.counts = {name: getattr(collected, name) for name in names}

@@ -1,8 +1,8 @@
-"""The processes of a run with several ranks: rank 0, which is the run's own, starts the others and ends them.
+"""The processes of a run with several ranks: rank 0 is the run's own process, starts the others and ends them.
 
-Where torchrun has started them all, they only join. Calls and their arguments are pickled: whoever can connect to a
-rank can run code in it. Ranks that a run starts itself find each other through a folder that only its user can read,
-and talk over the loopback device; for torchrun's network its user must care.
+Where torchrun has started all processes, they only join. Not covered: calls and their arguments are pickled, so a
+process that can connect to a rank can run code in it. Ranks that a run starts itself find each other through a folder
+that only its user can read, and talk over the loopback device. Whoever uses torchrun must protect its network.
 """
 
 import os
@@ -29,17 +29,17 @@ from agentrl.train.sharded import dismiss, serve
 _STORE = "AGENTRL_RANKS"
 """Environment variable with the address under which ranks that a run has started find each other."""
 _PATIENCE = timedelta(days=30)
-"""How long a rank waits for its next call, such as while rank 0 plays; it does not wait for a process that is gone."""
+"""Longest wait of a rank for its next call, such as while rank 0 plays; a lost process ends the wait at once."""
 _POLL_S = 0.1
 _DYING_S = 10.0
-"""How long a process whose connection is closed may take to end."""
+"""Longest time that a process with a closed connection may take to end."""
 
 
 def check_ranks(config: Config) -> None:
-    """Refuse settings that several ranks can't follow.
+    """Refuse invalid settings of several ranks.
 
     Raises:
-        ConfigError: they can't.
+        ConfigError: a setting is invalid.
     """
     ranks, started = config.run.world, _world()
     if started > 1 and started != ranks:
@@ -57,10 +57,10 @@ def is_follower() -> bool:
 
 @contextmanager
 def ranks(config: Config) -> Generator[None]:
-    """Have ``run.ranks`` processes, this one being rank 0 of them, until the block ends.
+    """Run ``run.ranks`` processes within the block; this process is rank 0.
 
     Raises:
-        ConfigError: there are fewer GPUs here.
+        ConfigError: there are fewer GPUs than ranks.
         InfrastructureError: another rank has ended.
     """
     if config.run.world == 1:
@@ -95,13 +95,13 @@ def ranks(config: Config) -> Generator[None]:
 
 
 def follow() -> None:
-    """Be one of the other ranks, as the environment says which, until rank 0 has no more to do."""
+    """Serve as the rank that the environment variables name, until rank 0 dismisses it."""
     rank, address = int(os.environ["RANK"]), os.environ.get(_STORE, "env://")
     if address != "env://":
         Path(address.removeprefix("file://")).with_name(f"{rank}.ready").touch()
     try:
         _join(address, rank, _world())
-        # Ctrl-C and SIGTERM are for rank 0, which saves the run with the help of all.
+        # Ctrl-C and SIGTERM are for rank 0, which needs all ranks to save the run.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         serve()
@@ -138,7 +138,7 @@ def _join_with(followers: Sequence[subprocess.Popen[bytes]], address: str, world
         except Exception as error:
             failed.append(error)
 
-    # In a thread, which is left behind in that case: nothing interrupts who waits for the others to join.
+    # Nothing interrupts a wait for others to join: it happens in a thread, which is abandoned if a follower ends.
     joining = threading.Thread(target=join, daemon=True)
     joining.start()
     while joining.is_alive():
@@ -150,7 +150,7 @@ def _join_with(followers: Sequence[subprocess.Popen[bytes]], address: str, world
 
 
 def _start(config: Config, folder: Path, rank: int) -> subprocess.Popen[bytes]:
-    """Start a rank; what it says goes to a file in ``folder``."""
+    """Start a rank, which logs to a file in ``folder``."""
     world = config.run.world
     threads = config.run.threads or max(1, len(os.sched_getaffinity(0)) // world)
     variables = {"RANK": rank, "WORLD_SIZE": world, "OMP_NUM_THREADS": threads, _STORE: _address(folder)}
@@ -167,14 +167,15 @@ def _start(config: Config, folder: Path, rank: int) -> subprocess.Popen[bytes]:
 
 
 def _lost(followers: Sequence[subprocess.Popen[bytes]], folder: Path) -> str:
-    """Say which rank has ended first, and why; empty where all are there."""
+    """Return which rank has ended first, and why; empty where all ranks run."""
     deadline = time.monotonic() + _DYING_S
-    while all(one.poll() is None for one in followers):
+    while all(follower.poll() is None for follower in followers):
         if time.monotonic() > deadline or not followers:
             return ""
         time.sleep(_POLL_S)
-    # The others may have ended because of one that was killed.
-    rank, code = min(((rank, one.poll() or 0) for rank, one in enumerate(followers, 1)), key=lambda one: one[1])
+    # A killed rank ends the others: its negative code is the cause.
+    codes = {rank: follower.poll() or 0 for rank, follower in enumerate(followers, 1)}
+    rank, code = min(codes.items(), key=lambda entry: entry[1])
     if code < 0:
         return f"rank {rank} was killed by {signal.Signals(-code).name}"
     lines = (folder / f"{rank}.log").read_text(errors="replace").split("\n")

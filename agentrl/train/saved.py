@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,17 +15,17 @@ from agentrl.rollout.collected import Clock, Collected
 from agentrl.runs.assemble import Policy
 from agentrl.runs.records import Record, read_episodes
 from agentrl.train.credit import ALONE, compares
-from agentrl.train.groups import StepGroups
+from agentrl.train.groups import RolloutSource, StepGroups
 from agentrl.train.learner import Learner
 from agentrl.types import Group, Origin, Segment, Trajectory, flatten
 
 
-class SavedEpisodes:
-    """A ``RolloutSource`` of episodes that were played before.
+class SavedEpisodes(RolloutSource):
+    """A ``RolloutSource`` of episodes that were played before, each file the batch of a step.
 
-    The episodes of a file that began with the same prompt of the same task are a group, in the order of the file.
-    Other weights than the model's may have sampled them: ``algo.correction`` weighs them as it weighs those of an
-    engine.
+    The episodes of a file that began with the same prompt of the same task are a group, in the order of the file. They
+    may be off-policy, sampled by other weights than the model's: ``algo.correction`` weighs them as it weighs those of
+    an engine.
 
     Args:
         files: one for each step, in order.
@@ -40,7 +39,7 @@ class SavedEpisodes:
 
     def __init__(self, files: Sequence[Path], config: Config) -> None:
         self._files, self._config = files, config
-        self.origins: dict[str, Origin] = {}
+        self.origins = self._origins = dict[str, Origin]()
         self.rounding, self.steps = math.inf, len(files)
         self._texts: dict[tuple[int, str], Path] = {}
         if config.optim.steps < len(files):
@@ -76,28 +75,21 @@ class SavedEpisodes:
                 raise UsageError(f"{file} has no sampled token, so there is nothing to learn from it")
 
     async def batch(self, number: int) -> StepGroups:
-        """Give the groups of the file of step ``number``."""
+        """Return the groups of the file of step ``number``."""
         groups = tuple(self._groups[number - 1])
         collected = Collected(groups=groups, faults=0, lost=0, seconds=0.0, clock=Clock(), sandbox={})
         return StepGroups(collected=collected, trained=groups)
 
     def check(self, groups: Sequence[Group]) -> Tensor:
-        """Check nothing: what can be known was checked when the files were read. All tokens count as new."""
+        """Check nothing, since the files were checked as they were read; all tokens count as new."""
         return torch.zeros(sum(episode.n_sampled for episode in flatten(groups)), dtype=torch.long)
 
     async def published(self, learner: Learner, version: int) -> None:
-        """Do nothing: nobody samples."""
+        """Do nothing, since no engine samples."""
 
     def state(self) -> Mapping[str, object]:
-        """Name the files, from which a resumed run goes on."""
+        """Return the names of the files, with which a resumed run continues."""
         return {"episodes": [str(file.resolve()) for file in self._files]}
-
-    def unused(self) -> Sequence[Trajectory]:
-        """None: all are in the files."""
-        return ()
-
-    def restore(self, state: Mapping[str, Any], unused: Sequence[Trajectory]) -> None:
-        """Do nothing: the files are those that the source was made with."""
 
     def _read(self, file: Path) -> list[Group]:
         episodes_by_prompt: dict[tuple[str, str, Segment], list[Trajectory]] = {}
@@ -125,7 +117,7 @@ class SavedEpisodes:
             raise UsageError(f"{str(file)!r} can't be read: {error.strerror}") from error
 
     def _check_origin(self, file: Path, record: Record) -> None:
-        """Refuse an episode that the config would not have had played."""
+        """Refuse an episode of another environment or other settings than the config's."""
         origin, name = record.origin, record.trajectory.env
         table = f"env.mix.{name}" if name else "env"
         env = self._config.env.played.get(name)
@@ -141,7 +133,7 @@ class SavedEpisodes:
                 raise UsageError(
                     f"{file} was played with {setting}={recorded!r}, and the config has {configured!r}: set it so"
                 )
-        first_origin = self.origins.setdefault(name, origin)
+        first_origin = self._origins.setdefault(name, origin)
         for field in fields(Origin):
             earlier, own = getattr(first_origin, field.name), getattr(origin, field.name)
             if earlier != own:

@@ -1,4 +1,4 @@
-"""Score a batch: run the model over it and give the statistics of its sampled tokens.
+"""Score a batch: run the model over it and compute the statistics of its sampled tokens.
 
 The forward pass stops at the last hidden state, and only the positions that predict a sampled token meet the
 vocabulary: prompt, template and tool tokens have no logits, so they can have no gradient there.
@@ -27,21 +27,21 @@ def hidden_states(
 ) -> tuple[Tensor, Tensor]:
     """Compute the hidden states that predict the batch's sampled tokens, in ``dtype``.
 
-    What rows share up to where they fork, such as a group's prompt, is computed once.
+    Tokens that rows share up to where they fork, such as a group's prompt, are computed once.
 
     Args:
         model: loaded by ``load_model``.
         batch: rows of any number.
         dtype: of the computation.
-        share: the tokens are shared with other ranks, all of which call this.
+        share: this rank's share of the tokens, where other ranks that call this too have the rest.
 
     Returns:
         Which sampled tokens this rank has, all of them without a ``share`` [S], and their hidden states [S, d].
     """
     computed, source = _once(batch)
     rows: AttentionPlan = PackedRows(batch.row_starts, source)
-    # The hidden state before a token predicts it. That of a row's first sampled token is the last of the prompt, which
-    # may have been computed in another row.
+    # The hidden state before a token predicts it. Before a row's first sampled token it is the hidden state of the
+    # prompt's last token, which may have been computed in another row.
     places, first_computed = source[batch.sampled - 1], 0
     if share is not None:
         rows = share.plan(rows, len(computed))
@@ -58,10 +58,10 @@ def hidden_states(
 
 
 def computing_in(dtype: torch.dtype, model: PreTrainedModel, work: Callable[[], _T]) -> _T:
-    """Do ``work`` while the weights of all but the head are in ``dtype``; give its result.
+    """Do ``work`` while all weights but the head's are in ``dtype``, and return its result.
 
-    Gradients pass through the cast, to the float32 weights that the optimizer moves. A backward pass that computes
-    activations again belongs into ``work`` too.
+    Gradients pass through the cast, to the float32 weights that the optimizer moves. ``work`` must include a backward
+    pass that computes activations again.
     """
     if dtype == model.dtype:
         return work()
@@ -70,7 +70,7 @@ def computing_in(dtype: torch.dtype, model: PreTrainedModel, work: Callable[[], 
 
 
 class _Work(nn.Module):
-    """Lets ``functional_call`` replace a model's weights during any work, not only the model's own forward pass."""
+    """A module around a model, with which ``functional_call`` replaces the model's weights during any work."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -81,11 +81,10 @@ class _Work(nn.Module):
 
 
 def _once(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Deduplicate what rows have in common up to where they fork: the model then computes each such token once.
+    """Deduplicate the tokens that rows have in common up to where they fork: the model computes each of them once.
 
     Returns:
-        The places in T that the model computes [C], and for each place the index in C of the one that stands for it
-        [T].
+        The positions in T that the model computes [C], and for each position the index in C of the computed one [T].
     """
     starts, device = batch.row_starts.tolist(), batch.tokens.device
     twin = torch.arange(starts[-1])
@@ -101,9 +100,10 @@ def _once(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _forks(batch: Batch) -> list[tuple[int, int, int]]:
-    """Give the rows in sorted order, each after the row before it and with the number of tokens that they share.
+    """Return the rows in sorted order, each as (row before it, row, number of tokens that the two share).
 
-    The first comes after itself and shares none. Of all rows before a row the one right before it has most in common.
+    In this order, no row before a row has more in common with it than the row right before it. The first row comes
+    after itself and shares none.
     """
     rows = [part.tolist() for part in batch.tokens.split(batch.row_starts.diff().tolist())]
     order = sorted(range(len(rows)), key=rows.__getitem__)
@@ -116,7 +116,7 @@ def _forks(batch: Batch) -> list[tuple[int, int, int]]:
 
 
 def new_tokens(batch: Batch) -> list[tuple[int, int]]:
-    """Give, for each row in some order, how many tokens it begins with that others had before it, and its length."""
+    """Return for each row, in some order, the number of its first tokens that other rows have too, and its length."""
     lengths = batch.row_starts.diff().tolist()
     return [(shared, lengths[row]) for _, row, shared in _forks(batch)]
 
@@ -141,7 +141,7 @@ def score(
 def score_share(
     model: PreTrainedModel, batch: Batch, *, temperature: float, dtype: torch.dtype, share: TokenShare | None = None
 ) -> tuple[Tensor, TokenStats]:
-    """Do what :func:`score` does for the sampled tokens that this rank has of a ``share``, and say which they are."""
+    """Score the sampled tokens that this rank has of a ``share``, and return which they are."""
     head: Any = model.get_output_embeddings()
     own, hidden = hidden_states(model, batch, dtype=dtype, share=share)
     # The head divides logits by one number: the temperature times the scale that the model itself divides by.

@@ -88,8 +88,8 @@ async def _gold_episodes(
 
     size = source.tasks.size
     count = count if size is None else min(size, count)
-    # A finite set has no tasks to spare: its oracle tasks come from a pass of their own, shuffled otherwise than
-    # training's first, so that training does not begin with exactly the tasks just taught.
+    # A finite set has no tasks to spare. Its oracle tasks come from a pass with another shuffle than training's first:
+    # so training does not begin with exactly the tasks just taught.
     tasks = source.pick(count, first=_FIRST_TASK if size is None else -size, seed=config.run.seed)
     specs = [
         [EpisodeSpec(task_id=task.id, seed=index, env=source.name, script=script(task))]
@@ -97,7 +97,7 @@ async def _gold_episodes(
     ]
     sampling = Sampling(max_tokens=config.rollout.turn_tokens)
     collected = await collector.collect(specs, ScriptedEngine(()), sampling, on_episode=on_episode)
-    # Gold that fails means a bug in the environment or too tight a limit, and imitation would teach it silently.
+    # Gold that fails means a bug in the environment or too tight a limit, which imitation would silently teach.
     worst = min(collected.groups, key=lambda group: group.trajectories[0].ret)
     if not won(worst.trajectories[0], source.best_return):
         turns = specs[worst.trajectories[0].seed][0].script or ()
@@ -128,10 +128,10 @@ def warm_start(
     """Train on oracle episodes for ``sft.steps`` updates, or until their likelihood has reached ``sft.stop_at``.
 
     The learning rate is warmed up, held, and cooled down to 0 over the last updates. It is held because a skill such
-    as copying is learned late and suddenly. It is cooled down because a policy stopped while its weights still
-    oscillate is certain of some mistakes, and reinforcement learning can't undo what all episodes of a group do alike.
-    For the same reason ``sft.temperature`` may be below the sampling temperature, at which the policy is then certain
-    of nothing, and yet has learned what is rare.
+    as copying is learned late and suddenly. It is cooled down because a policy that stops while its weights oscillate
+    is certain of some mistakes. Reinforcement learning can't undo a mistake that all episodes of a group make.
+    For the same reason ``sft.temperature`` may be below the sampling temperature: the policy then stays uncertain
+    enough to sample every answer form sometimes.
 
     Returns:
         The number of updates.
@@ -141,7 +141,7 @@ def warm_start(
     """
     sft = config.sft
     batch = as_batch(groups)
-    # An optimizer of its own: reinforcement learning begins without moments of another objective's gradients.
+    # The warm start has its own optimizer: reinforcement learning begins without moments of other gradients.
     how = {"betas": (0.9, 0.98), "weight_decay": 0.01, "temperature": sft.temperature, "average": 0.0}
     learner = make_learner(config, model, **how)
     generator = torch.Generator().manual_seed(derive_seed(config.run.seed, "sft"))
@@ -158,7 +158,7 @@ def warm_start(
         nll, likelihood = _update(learner, learner.packs(batch, rows), rate)
         smooth = likelihood if smooth is None else _SMOOTHING * smooth + (1 - _SMOOTHING) * likelihood
         on_step(SftStep(step=step, loss=nll, likelihood=smooth))
-        # The target only brings the end forward: the updates that cool the rate down still come.
+        # Reaching the target brings the end forward; the updates that cool the rate down still follow.
         if smooth >= sft.stop_at:
             last = min(last, step + _COOLING_STEPS)
     learner.close()
@@ -166,16 +166,16 @@ def warm_start(
 
 
 def _update(learner: Learner, packs: Sequence[Batch], rate: float) -> tuple[float, float]:
-    """Do one update; give the mean negative log-prob of an oracle token and the mean probability of an episode."""
+    """Do one update; return the mean negative log-prob of an oracle token and the mean probability of an episode."""
     total, rows = sum(len(pack.sampled) for pack in packs), sum(map(len, packs))
     losses: list[float] = []
     likelihoods: list[float] = []
 
-    def loss_of(place: int, stats: TokenStats) -> Tensor:
+    def loss_of(number: int, stats: TokenStats) -> Tensor:
         # Divided by the tokens of all packs, so that packing does not change the gradient.
         loss = -stats.logp.sum() / total
         losses.append(float(loss.detach()))
-        per_episode = stats.logp.detach().split(packs[place].starts.diff().tolist())
+        per_episode = stats.logp.detach().split(packs[number].starts.diff().tolist())
         likelihoods.append(sum(math.exp(float(part.sum())) for part in per_episode) / rows)
         return loss
 

@@ -36,7 +36,7 @@ def test_a_set_is_played_from_its_own_warm_start(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sets, "train", train)
     monkeypatch.setattr(sets, "evaluate", lambda request, display: asked.update(eval=request))
     monkeypatch.setattr(gradients, "groups_of", lambda folder, least: [])
-    monkeypatch.setattr(sets, "whole", len)
+    monkeypatch.setattr(sets, "as_batch", len)
     settings = sets.Set(aim=80, seed=3001, mixed=True)
     assert sets.play(settings, tmp_path, None) == (tmp_path / "warm" / "checkpoints" / "step-000000", 0)
     config, request = asked["train"], asked["eval"]
