@@ -9,7 +9,7 @@ import signal
 
 def main() -> int:
     """Run the command line; the exit code."""
-    # Who runs the program in the background may have told it to ignore Ctrl-C: then it stays so.
+    # A shell that starts the program in the background may have set it to ignore Ctrl-C: that stays.
     answers = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if answers:
         signal.signal(signal.SIGINT, _leave)
@@ -21,6 +21,6 @@ def main() -> int:
 
 
 def _leave(*_: object) -> None:
-    # An exception would rise within some library's import, which may swallow it or print it. Nothing is open yet.
+    # An exception would be raised in some library's import, which may swallow or print it. Nothing is open yet.
     os.write(2, b"agentrl: interrupted\n")
     os._exit(130)

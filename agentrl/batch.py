@@ -96,7 +96,7 @@ class Batch:
             return sum(lengths[row] ** power for row in rows)
 
         packs: list[list[int]] = [[] for _ in range(-(-size(rows) // max_tokens))]
-        # The most expensive piece first, each to the cheapest pack that has room.
+        # Greedy: the most expensive piece comes first, and each goes to the cheapest pack that has room.
         for piece in sorted(pieces, key=lambda piece: -size(piece, 2)):
             fitting = [pack for pack in packs if size(pack) + size(piece) <= max_tokens]
             if not fitting:
@@ -117,7 +117,7 @@ class Batch:
                     f"an episode of {lengths[row]} tokens does not fit into max_tokens={max_tokens}: raise it, or "
                     "lower the token budget of an episode"
                 )
-            # Next fit, not best fit: rows keep their order, so packs concatenate to the episodes in order.
+            # Next fit and not best fit: rows keep their order, so packs concatenate to the episodes in order.
             if not packs or lengths[row] > room:
                 packs.append([])
                 room = max_tokens
@@ -160,7 +160,7 @@ def collate(groups: Sequence[Group], *, max_tokens: int) -> list[Batch]:
 
 
 def as_batch(groups: Sequence[Group]) -> Batch:
-    """Put all episodes of ``groups`` into one batch, whatever its size.
+    """Make one batch of all episodes of ``groups``, whatever its size.
 
     Raises:
         TrajectoryError: there is no group, an episode's prompt is empty, or a reward has no token to stand on.
@@ -194,7 +194,7 @@ def as_batch(groups: Sequence[Group]) -> Batch:
 
 
 def _sampled_places(trajectory: Trajectory) -> list[int]:
-    """Positions of the sampled tokens within their row."""
+    """Return the positions of the sampled tokens within their row."""
     places: list[int] = []
     position = 0
     for segment in trajectory.segments:
@@ -208,7 +208,7 @@ def _sampled_places(trajectory: Trajectory) -> list[int]:
 
 
 def _rewards(trajectory: Trajectory) -> list[float]:
-    """Put each turn's reward on its last sampled token; that of an empty turn on the sampled token before it."""
+    """Put each turn's reward on its last sampled token, and an empty turn's on the sampled token before it."""
     rewards = [0.0] * trajectory.n_sampled
     end = 0
     for segment, reward in zip(trajectory.sampled, trajectory.rewards, strict=True):
@@ -226,9 +226,9 @@ def _offsets(lengths: Sequence[int]) -> Tensor:
 
 
 def _gather_rows(starts: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices of all items of ``rows``, concatenated, and the offsets of the rows among them."""
+    """Return the indices of all tokens of ``rows``, concatenated, and the offsets of the rows among them."""
     counts = starts.diff()[rows]
     offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    # An item's index is its place within its row plus the row's old start; this avoids a Python loop over rows.
+    # A token's index is its position within its row plus the row's old start: this avoids a Python loop over rows.
     within = torch.arange(int(offsets[-1])) - torch.repeat_interleave(offsets[:-1], counts)
     return torch.repeat_interleave(starts[rows], counts) + within, offsets

@@ -30,7 +30,7 @@ Swaps = tuple[tuple[int, int], ...]
 """Where new weights came while tokens were sampled: index of the first token that they sampled, and their version."""
 
 _NO_MORE: Mapping[str, object] = {"extra": "forbid"}
-"""For classes that files of anyone's are read as: a field that is not theirs is an error."""
+"""For classes that are read from untrusted files: an unknown field is an error."""
 _LARGEST_REWARD = 1e9
 """Largest absolute reward: training sums and squares rewards in float32, which must not overflow."""
 _PARTS = 64
@@ -277,7 +277,7 @@ class Trajectory:
                 f"episode of task {self.task_id!r} has a reward that is not finite or beyond ±{_LARGEST_REWARD:g}: "
                 f"{self.rewards}; give rewards of about 1"
             )
-        # They become names of metrics, and may come from a file of anyone's.
+        # Parts become names of metrics, and may come from an untrusted file.
         if len(self.parts) > _PARTS or not all(len(n) <= _PARTS and math.isfinite(v) for n, v in self.parts.items()):
             raise TrajectoryError(
                 f"episode of task {self.task_id!r} has more than {_PARTS} parts of a reward, one that is not finite, "
@@ -368,7 +368,7 @@ class Group:
 
 
 def flatten(groups: Sequence[Group]) -> list[Trajectory]:
-    """All episodes of ``groups``, in order."""
+    """Return all episodes of ``groups``, in order."""
     return [trajectory for group in groups for trajectory in group]
 
 

@@ -42,16 +42,16 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm(Generic[_Result]):
-    """One line of the table."""
+    """One row of the table."""
 
     function: Callable[..., _Result]
     """The function that computes it."""
     options: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Options that differ from the function's own defaults; the caller's come on top."""
+    """Options that differ from the function's own defaults; the caller's options replace them."""
     compares: bool = True
-    """An advantage that compares the episodes of a group, which a group of one episode leaves without a baseline."""
+    """True for an advantage that compares the episodes of a group: a group of one episode then has no baseline."""
     terms: Callable[..., Terms] | None = None
-    """From the same arguments, what the result is made of; None where that is not one baseline per token."""
+    """Computes the terms of the result from the same arguments; None without a baseline for each token."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def advantage(
     Args:
         name: A name of ``ADVANTAGES``.
         rewards: Reward of each token, 0 except on a turn's last one [S].
-        energy: Token energy [S]; None will do for an estimator that does not read it.
+        energy: Token energy [S]; may be None for an estimator that does not read it.
         starts: Offset of each row [R+1].
         group: Task instance of each row [R].
         options: Keyword options of the estimator.
@@ -132,15 +132,15 @@ def advantage(
 def terms(
     name: str, rewards: Tensor, energy: Tensor, starts: Tensor, group: Tensor, **options: object
 ) -> Terms | None:  # fmt: skip
-    """Take an advantage apart, called as ``advantage`` is; None where the estimator has no baseline of each token."""
+    """Compute the terms of an advantage, called as ``advantage`` is; None without a baseline for each token."""
     entry = _entry("advantage", ADVANTAGES, name, options)
-    # The estimator's own defaults are said once, in its signature.
+    # The terms' function has no defaults: those of the estimator's signature are the only ones.
     defaults = entry.function.__kwdefaults__ or {}
     return entry.terms and entry.terms(rewards, energy, starts, group, **{**defaults, **entry.options, **options})
 
 
 def pools(name: str, options: Mapping[str, object]) -> bool:
-    """Tell whether an advantage reads the step's other groups, so that a row needs none of its own group's."""
+    """Return True if an advantage takes baselines from the step's other groups, so that a group may be of one row."""
     return bool({**ADVANTAGES[name].options, **options}.get("pool"))
 
 
@@ -194,7 +194,7 @@ def aggregation(name: str, options: Mapping[str, object]) -> Aggregate:
 
 
 def check_options(kind: Literal["advantage", "loss"], name: str, options: Mapping[str, object]) -> None:
-    """Try a config's choice on a single token, so that a wrong one fails before anything has been sampled.
+    """Try a config's choice on a single token, so that an invalid one fails before anything has been sampled.
 
     Args:
         kind: Which part of the table.
@@ -211,7 +211,7 @@ def check_options(kind: Literal["advantage", "loss"], name: str, options: Mappin
             advantage(name, token, token, starts, starts[:1], **options)
         else:
             loss(name, token, token, token, starts, **options)
-    # The functions compare options with numbers at once: text or a list fails in the comparison itself.
+    # The functions compare options with numbers first: a text or a list fails in that comparison.
     except (TypeError, AttributeError) as error:
         raise ConfigError(f"an option of {kind} {name!r} has a value of the wrong type: {error}") from error
 

@@ -4,13 +4,13 @@ Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows (one episode eac
 sampled token in its episode. A row with no sampled token takes no part and does not count in its group. All take:
 
     rewards [S]    reward of each token, 0 except on a turn's last one
-    energy [S]     token energy ``‖onehot(y) − π‖²`` in [0, 2), as ``head.token_energy`` gives it; OTB and OGB only
+    energy [S]     token energy ``‖onehot(y) − π‖²`` in [0, 2), as ``head.token_energy`` returns it; OTB and OGB only
     starts [R+1]   offset of each row
     group [R]      the task instance a row belongs to (any integers, in any order)
 
 They return the advantage of each token [S], summed in float64 and rounded to float32 (float64 for float64 rewards), and
-raise ValueError for shapes that do not fit, numbers that are not finite, and negative energy or weights. An episode
-that was cut into neighbouring rows is credited whole by giving the offsets of whole episodes: tokens lie end to end.
+raise ValueError for shapes that do not fit, numbers that are not finite, and negative energy or weights. Where an
+episode was cut into neighbouring rows, pass the offsets of episodes: its tokens lie end to end.
 """
 
 import math
@@ -34,7 +34,7 @@ _WHITEN_EPS = 1e-8
 
 
 class Terms(NamedTuple):
-    """What the Optimal Token Baseline subtracts from what: A = to_go − baseline; float64, [S] each."""
+    """The terms of the Optimal Token Baseline, A = to_go − baseline; float64, [S] each."""
 
     realized: Tensor
     """W_t, the realized energy that weighs the row at t in its group's baseline."""
@@ -98,7 +98,7 @@ def otb_terms(
     weights: Tensor | None,
     pool: float,
 ) -> Terms:
-    """The terms of ``otb``, from the same arguments."""
+    """Compute the terms of ``otb`` from the same arguments."""
     rows, member = _read(rewards, starts, group)
     to_go = rows.suffix_sum(rewards)
     realized = _realized_energy(rows, energy, weights, energy_kind)
@@ -160,7 +160,7 @@ def ogb(
     check_per_token("energy", energy, rewards, least=0.0)
     takes_part = returns.present > 0
     total, ret = returns.rows.sum(energy)[takes_part], returns.ret[takes_part]
-    # A row is one token here, that of its whole energy and return.
+    # The shared code takes tokens: here each row is one token, with the row's total energy and return.
     rows = Rows.of(pad(takes_part.cumsum(0), (1, 0)), ret)
     baseline = torch.zeros_like(returns.ret)
     baseline[takes_part] = _baseline(
@@ -196,7 +196,7 @@ def none(rewards: Tensor, starts: Tensor, group: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Returns:
-    """Whole returns, row by row and in float64, for the estimators that have one baseline per row."""
+    """The returns of rows, in float64, for the estimators that have one baseline per row."""
 
     rows: Rows
     """The batch's rows."""
@@ -218,17 +218,17 @@ class _Returns:
         return self.group_sum(self.present)
 
     def group_sum(self, values: Tensor) -> Tensor:
-        """Sum of ``values`` [R] over each row's group, back on every row [R]."""
+        """Sum ``values`` [R] over each row's group; every row gets the sum [R]."""
         return torch.zeros_like(values).index_add(0, self.member, values)[self.member]
 
     def baseline(self, weight: Tensor) -> Tensor:
-        """Mean return of each row's group under a ``weight`` per row, 0 for groups of one [R]."""
+        """Compute the mean return of each row's group, weighted per row, 0 for groups of one [R]."""
         total = self.group_sum(weight)
         mean = self.group_sum(weight * self.ret) / torch.where(total > 0, total, 1.0)
         return torch.where(self.size < 2, 0.0, mean)
 
     def spread(self, values: Tensor, rewards: Tensor) -> Tensor:
-        """One value per row on every token of it [S]."""
+        """Copy one value per row to every token of the row [S]."""
         return _like(values[self.rows.row], rewards)
 
 
@@ -245,7 +245,7 @@ def _read(rewards: Tensor, starts: Tensor, group: Tensor) -> tuple[Rows, Tensor]
 
 
 def _realized_energy(rows: Rows, energy: Tensor, weights: Tensor | None, kind: EnergyKind) -> Tensor:
-    """W_t of each token [S], in float64."""
+    """Compute W_t of each token [S], in float64."""
     if kind not in get_args(EnergyKind):
         raise UnknownNameError("energy kind", kind, get_args(EnergyKind))
     check_per_token("energy", energy, rows.row, least=0.0)
@@ -278,7 +278,7 @@ def _baseline(
     tail: Tail,
     pool: float,
 ) -> Tensor:
-    """B_t of each token [S], from W_t and G_t."""
+    """Compute B_t of each token [S] from W_t and G_t."""
     if tail not in get_args(Tail):
         raise UnknownNameError("tail", tail, get_args(Tail))
     if not pool >= 0:
@@ -287,18 +287,20 @@ def _baseline(
     cell = cells.cell
     group, others = _sums(rows, cells, realized, to_go, tail, pool)
     ones = torch.ones_like(cells.size)
-    # κ mean rows of the pool are κ/n times the sums over its n rows.
-    whole, share = ones, pool / others.alive.clamp_min(1)
+    # κ mean rows of the pool weigh as κ/n times the sums over its n rows. ``own_share`` and ``pool_share`` are the
+    # factors of the group's sums and of the pool's.
+    own_share, pool_share = ones, pool / others.alive.clamp_min(1)
     if pool == math.inf:
-        # The pool alone, or where it has no row the own group, whose baseline is unbiased without the row itself.
-        whole, share = (others.alive == 0).double(), ones
+        # The pool alone makes the baseline. Where it has no row, the own group does: without the row itself, so that
+        # the baseline is still unbiased.
+        own_share, pool_share = (others.alive == 0).double(), ones
     # The group's sums less the row's own term are the sums over its other rows.
     own = realized if leave_one_out or pool == math.inf else torch.zeros_like(realized)
     # The difference of two large sums may be a rounding error below 0, which the ε could not make positive.
-    total = whole[cell] * (group.energy[cell] - own).clamp_min(0.0) + (share * others.energy)[cell]
-    weighted = whole[cell] * (group.weighted[cell] - own * to_go) + (share * others.weighted)[cell]
+    total = own_share[cell] * (group.energy[cell] - own).clamp_min(0.0) + (pool_share * others.energy)[cell]
+    weighted = own_share[cell] * (group.weighted[cell] - own * to_go) + (pool_share * others.weighted)[cell]
     baseline = weighted / (total + _ENERGY_EPS)
-    # `tail` decides only where other rows have finished; a row that began alone never had a baseline.
+    # `tail` decides only where other rows have ended; a row that began alone has baseline 0.
     lone = to_go if tail == "own" else torch.zeros_like(to_go)
     baseline = torch.where((group.alive + others.alive < 2)[cell], lone, baseline)
     size = (rows.lengths > 0).sum().expand_as(cells.size) if pool else cells.size
@@ -306,7 +308,7 @@ def _baseline(
 
 
 def _sums(rows: Rows, cells: Cells, realized: Tensor, to_go: Tensor, tail: Tail, pool: float) -> tuple[_Sums, _Sums]:
-    """Sums over each cell's rows, and over those of the other groups at its t, which are 0 without a ``pool``."""
+    """Sum over each cell's rows, and over rows of the other groups at its t; without a ``pool`` these sums are 0."""
     group = [cells.sum(terms) for terms in (realized, realized * to_go, torch.ones_like(realized))]
     ends: list[Tensor] = []
     if tail == "carry":

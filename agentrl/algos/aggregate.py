@@ -37,11 +37,11 @@ def coefficients(aggregate: Aggregate, rows: Rows, max_tokens: int | None) -> Te
         ConfigError: ``max_tokens`` is missing or not positive.
     """
     size = _size(aggregate, rows)
-    whole = torch.where(size > 0, size, 1.0)
+    divisor = torch.where(size > 0, size, 1.0)
     if aggregate == "seq_mean_token_mean":
         # Rows without a token divide by 0 here, but no token indexes them.
-        return (1.0 / (whole * rows.lengths))[rows.row]
-    factor = 1.0 / whole
+        return (1.0 / (divisor * rows.lengths))[rows.row]
+    factor = 1.0 / divisor
     if aggregate == "token_sum_const":
         if max_tokens is None or max_tokens < 1:
             raise ConfigError("aggregate token_sum_const needs max_tokens, the sampled tokens an episode may have")
@@ -71,9 +71,9 @@ def pack_shares(aggregate: Aggregate, packs: Sequence[Tensor]) -> list[float]:
     for starts in packs:
         rows = Rows.of(starts, torch.empty(int(starts[-1]), device=starts.device))
         sizes.append(float(_size(aggregate, rows)))
-    # A pack's loss divides by the pack's size: its share puts the minibatch's in that place.
-    whole = sum(sizes)
-    return [size / whole if whole else 0.0 for size in sizes]
+    # A pack's loss divides by the pack's size; times its share, it divides by the minibatch's.
+    total = sum(sizes)
+    return [size / total if total else 0.0 for size in sizes]
 
 
 def _size(aggregate: Aggregate, rows: Rows) -> Tensor:

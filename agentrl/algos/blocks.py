@@ -45,7 +45,7 @@ class HeadProblem:
     softcap: float | None
     """The bound of the logits before the temperature, or None."""
     squares: bool = True
-    """True to sum S2; it is 0 otherwise, which only serves to measure what S2 costs."""
+    """True to sum S2; False leaves it 0, for benchmarks of the cost of S2."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -183,7 +183,7 @@ class _Walk:
         return hidden.dtype if narrow else self.problem.dtype
 
     def tiles(self) -> Iterator[tuple[slice, Tensor]]:
-        """Each tile of the vocabulary, with its weights as a factor [tile, d]."""
+        """Yield each tile of the vocabulary, with its weights as a factor [tile, d]."""
         weight = self.problem.weight
         size = _TILE[weight.device.type]
         for begin in range(0, weight.shape[0], size):
@@ -191,14 +191,14 @@ class _Walk:
             yield tile, weight[tile].to(self.factor_dtype)
 
     def chunks(self) -> Iterator[slice]:
-        """Runs of tokens, as many as make a block with one tile."""
+        """Yield runs of tokens, each as long as fits into a block with one tile."""
         device = self.problem.hidden.device.type
         size = max(1, _BLOCK_ELEMENTS[device] // min(self.problem.weight.shape[0], _TILE[device]))
         for begin in range(0, self.problem.hidden.shape[0], size):
             yield slice(begin, begin + size)
 
     def logits(self, chunk: slice, tile: slice, weight: Tensor) -> Tensor:
-        """One block of logits [chunk, tile]."""
+        """Compute one block of logits [chunk, tile]."""
         block = self.product(self.problem.hidden[chunk].to(self.factor_dtype), weight.T)
         if self.problem.bias is not None:
             block.add_(self.problem.bias[tile])
@@ -207,19 +207,19 @@ class _Walk:
         return block if self.problem.temperature == 1.0 else block.div_(self.problem.temperature)
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """Matrix product with sums and result in the problem's type."""
+        """Multiply matrices, with sums and result in the problem's type."""
         if left.dtype == self.problem.dtype:
             return linear(left, right.T)
         return torch.mm(left, right, out_dtype=self.problem.dtype)
 
     def in_tile(self, chunk: slice, tile: slice) -> tuple[Tensor, Tensor]:
-        """Each token's target as an index into the tile [chunk, 1], and True where it lies in the tile [chunk]."""
+        """Return each token's target as an index into the tile [chunk, 1], and True where it is in the tile [chunk]."""
         index = self.problem.targets[chunk] - tile.start
         # gather and scatter need a valid index even for targets outside the tile; the mask discards those.
         return index.clamp(0, tile.stop - tile.start - 1)[:, None], (index >= 0) & (index < tile.stop - tile.start)
 
     def logit_gradient(self, chunk: slice, tile: slice, weight: Tensor, upstream: Upstream) -> Tensor:
-        """Gradient by hidden·weightᵀ + bias of one block [chunk, tile]."""
+        """Compute the gradient by hidden·weightᵀ + bias of one block [chunk, tile]."""
         block = self.logits(chunk, tile, weight)
         above = block - upstream.highest[chunk, None]
         powers = above.exp()

@@ -63,33 +63,33 @@ class Cells:
         )
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum of ``values`` [S] over each cell [K]."""
+        """Sum ``values`` [S] over each cell [K]."""
         return torch.zeros_like(self.size).index_add(0, self.cell, values)
 
     def carried(self, values: Tensor) -> Tensor:
-        """Sum over each cell of one value per row that finished before it [K]; ``values`` is shaped as first_free."""
-        # Each finished row enters once, in the first cell without a token of its own; a prefix sum carries it on.
+        """Sum over each cell one value per row that ended before it [K]; ``values`` has the shape of first_free."""
+        # Each ended row enters once, in the first cell without a token of its own; a prefix sum carries it on.
         ended = torch.zeros_like(self.size).index_add(0, self.first_free[self.stays], values[self.stays])
         return self.spans.prefix_sum(ended)
 
     def elsewhere(self, values: Tensor) -> Tensor:
-        """Sum of ``values`` [K] over the cells of the other groups at the cell's t [K]."""
+        """Sum ``values`` [K] over the cells of the other groups at the cell's t [K]."""
         ordinal = self.spans.ordinal
         order = torch.argsort(ordinal, stable=True)
         starts = pad(torch.bincount(ordinal)[1:].cumsum(0), (1, 0))
-        # The groups before and those after, added: all less the own one would leave nothing of pools that are small
-        # beside it.
+        # The sum over the groups before plus the sum over those after. The sum over all groups less the own one would
+        # cancel: a pool that is small beside the own group would lose its digits.
         sums = _before(values[order], starts) + _before(values[order].flip(0), starts[-1] - starts.flip(0)).flip(0)
         return torch.empty_like(values).index_copy(0, order, sums)
 
     def ended(self, values: Tensor) -> Tensor:
-        """Sum over each cell of one value per row whose group has no cell at that t any more [K]; see ``carried``."""
+        """Sum over each cell one value per row whose group has no cell at that t any more [K]; see ``carried``."""
         ordinal = self.spans.ordinal
         totals = values.new_zeros(int(ordinal.max()) + 1 if ordinal.numel() else 0).index_add(0, self.until, values)
         return totals.cumsum(0)[ordinal - 1]
 
 
 def _before(values: Tensor, starts: Tensor) -> Tensor:
-    """Sum of what stands before each value in its row."""
+    """Sum the values before each value in its row."""
     rows = Rows.of(starts, values)
     return torch.where(rows.ordinal > 1, rows.prefix_sum(values).roll(1), 0.0)

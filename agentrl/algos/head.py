@@ -158,7 +158,7 @@ class _Score(torch.autograd.Function):
         sum_sq = (s2 / s1.square()).clamp_max(1.0)
         ctx.save_for_backward(hidden, weight, bias, problem.targets, highest, s1, entropy)
         ctx.mark_non_differentiable(sum_sq)
-        # None for an unused output, rather than zeros, lets the backward pass leave the entropy's terms out.
+        # None for an unused output, rather than zeros, lets the backward pass skip the entropy's terms.
         ctx.set_materialize_grads(False)
         ctx.settings, ctx.walk = settings, walk
         return (picked - highest - log_s1).clamp_max(0.0), entropy, sum_sq

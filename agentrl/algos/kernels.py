@@ -1,10 +1,10 @@
 """The scoring head's Triton kernels: the work of one program on a GPU. ``launch.py`` starts them.
 
 A program computes ``ROWS`` × ``COLUMNS`` of a matrix product, loading ``DEPTH`` elements of each row at a time, in
-the type ``FACTOR``, with sums in float32, and goes on with the result while it is in registers. A matrix argument is
-three: a pointer, the stride from row to row, and the stride from one element of a row to the next.
+the type ``FACTOR``, with sums in float32, and uses the result while it is in registers. A matrix takes three arguments:
+a pointer, the stride from row to row, and the stride from one element of a row to the next: hence the long signatures.
 
-Rows and columns past the end are wrapped around rather than left out, which keeps loads wide; they are never stored.
+Rows and columns past the end are wrapped around rather than masked, which keeps loads wide; they are never stored.
 """
 
 # A kernel's arguments have types of Triton's own, which it gives no names to, and its built-in functions claim never to
@@ -65,7 +65,7 @@ def _logits(
     hidden, hidden_row, hidden_step, weight, weight_row, weight_step, bias, rows, columns, depth, cap, coldness,
     HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, DEPTH: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """One tile of logits."""
+    """Compute one tile of logits."""
     z = _product(
         hidden, hidden_row, hidden_step, weight, weight_row, weight_step, rows, columns, depth, DEPTH, FACTOR
     )  # fmt: skip
@@ -99,7 +99,7 @@ def walk_span(
             columns % vocabulary, depth, cap, coldness, HAS_CAP, HAS_BIAS, DEPTH, FACTOR,
         )  # fmt: skip
         picked += tl.sum(tl.where(columns[None, :] == target[:, None], z, 0.0), 1)
-        # What lies beyond the vocabulary must not count: not as 0, which is high where all logits are low.
+        # Entries beyond the vocabulary must not count, not even as 0, which is high where all logits are low.
         inside = (columns < vocabulary)[None, :]
         z = tl.where(inside, z, float("-inf"))
         top = tl.maximum(highest, tl.max(z, 1))
@@ -129,7 +129,7 @@ def gradient_tile(
     tokens, width, depth, cap, coldness, HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Gradient by hidden·weightᵀ + bias of one tile of a block [tokens, width], as :class:`Upstream` has it."""
+    """Compute the gradient by hidden·weightᵀ + bias of one tile of a block [tokens, width]; see ``Upstream``."""
     row_block, part = _place(tl.cdiv(tokens, ROWS), tl.cdiv(width, COLUMNS))
     rows = row_block * ROWS + tl.arange(0, ROWS)
     columns = part * COLUMNS + tl.arange(0, COLUMNS)

@@ -52,7 +52,7 @@ class _Tile:
     """Loads under way at the same time."""
 
     def shared_memory(self, width: int) -> int:
-        """Bytes that the loads under way take, for factors of ``width`` bytes."""
+        """Compute the bytes that the loads under way take, for factors of ``width`` bytes."""
         return (self.rows + self.columns) * self.depth * width * self.stages
 
 
@@ -130,7 +130,7 @@ def gradients(problem: HeadProblem, upstream: Upstream, wanted: tuple[bool, ...]
 
 
 def _gradient_block(problem: HeadProblem, rows: Tensor, part: slice) -> Tensor:
-    """Gradient by hidden·weightᵀ + bias of some vocabulary entries [S, part], in the type of the factors."""
+    """Compute the gradient by hidden·weightᵀ + bias of some vocabulary entries [S, part], in the factors' type."""
     hidden, weight = problem.hidden, problem.weight[part]
     bias = None if problem.bias is None else problem.bias[part]
     tokens, width = hidden.shape[0], weight.shape[0]

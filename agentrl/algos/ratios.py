@@ -39,7 +39,7 @@ def token_log_ratio(logp: Tensor, old_logp: Tensor) -> Tensor:
 
 
 def cumulative_log_ratio(logp: Tensor, old_logp: Tensor, starts: Tensor) -> Tensor:
-    """Sum the log ratios S_t = Σ_{j≤t} d_j over the sampled tokens of the row, across its turns; detached [S].
+    """Sum the log ratios S_t = Σ_{j≤t} d_j along the sampled tokens of each row, across its turns; detached [S].
 
     ``exp(S_t)`` is also the ratio by which OTB's energy can be weighted.
 
@@ -66,10 +66,10 @@ def cumulative_log_ratio(logp: Tensor, old_logp: Tensor, starts: Tensor) -> Tens
 def behaviour_weights(
     old_logp: Tensor, sampler_logp: Tensor, starts: Tensor, *, kind: CorrectionKind, cap: float = 5.0
 ) -> Tensor:
-    """Compute weights that correct a loss on θ/old for tokens that the engine sampled: truncated ratios old/sampler.
+    """Compute importance weights that correct a loss on θ/old for off-policy tokens: truncated ratios old/sampler.
 
     Pass the true old log-probs. Where old *is* the sampler (θ is compared with the engine directly) every weight is 1,
-    as it must be: the loss's own ratio has the correction in it.
+    as it must be: the loss's own ratio contains the correction.
 
     Args:
         old_logp: Log-prob of each token as the trainer scored it at the start of the batch [S], in nats.
@@ -111,7 +111,7 @@ def behaviour_weights(
 def rejection_mask(
     old_logp: Tensor, sampler_logp: Tensor, starts: Tensor, bounds: Mapping[RejectionLevel, tuple[float, float]]
 ) -> Tensor:
-    """Tell which tokens the engine sampled much as the trainer would have: the ratios old/sampler lie within bounds.
+    """Return which tokens have ratios old/sampler within bounds: the trainer samples them much as the engine did.
 
     Args:
         old_logp: Log-prob of each token as the trainer scored it at the start of the batch [S], in nats.

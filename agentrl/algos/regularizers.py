@@ -14,9 +14,9 @@ from agentrl.algos.rows import Rows, check_per_token
 def k3(logp: Tensor, reference_logp: Tensor) -> Tensor:
     """Estimate KL(θ‖reference) from each sampled token: e^x − 1 − x, x = reference − θ; differentiable [S].
 
-    Never negative, and unbiased where θ sampled the tokens. Its derivative by θ's log-prob, 1 − e^x, is what GRPO
-    descends; on average that is the gradient of KL(reference‖θ). Above x = 10 it goes on in a straight line, as steep
-    as there: a token that θ has made that much less likely is still pulled back.
+    The estimate is never negative, and unbiased where θ sampled the tokens. GRPO descends its derivative by θ's
+    log-prob, 1 − e^x; on average that is the gradient of KL(reference‖θ). Above x = 10 the estimate is continued by its
+    tangent: so a token that θ has made that much less likely is still pulled back.
 
     Args:
         logp: Log-prob of each token under the policy being optimised [S], in nats.
@@ -31,7 +31,7 @@ def k3(logp: Tensor, reference_logp: Tensor) -> Tensor:
     check_per_token("reference_logp", reference_logp, logp)
     dtype = torch.promote_types(logp.dtype, torch.float32)
     difference = reference_logp.detach().to(dtype) - logp.to(dtype)
-    # e^x of a token that the reference would have sampled and θ hardly could may overflow.
+    # e^x may overflow for a token that is likely under the reference and nearly impossible under θ.
     held = difference.clamp(max=MAX_LOG_RATIO)
     return torch.expm1(held) + held.exp() * (difference - held) - difference
 

@@ -54,15 +54,15 @@ class Rows:
         return torch.arange(1, self.row.numel() + 1, device=self.row.device) - self.starts[self.row]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum of ``values`` [S] over each row [R], in float64; differentiable."""
+        """Sum ``values`` [S] over each row [R], in float64; differentiable."""
         totals = torch.zeros(self.lengths.numel(), dtype=torch.float64, device=values.device)
         return totals.index_add(0, self.row, values.double())
 
     def prefix_sum(self, values: Tensor) -> Tensor:
-        """Inclusive sum of ``values`` [S] along each row [S], in float64.
+        """Sum ``values`` [S] along each row, up to and including each token [S], in float64.
 
         One running sum serves all rows: a reset slot before each row subtracts the previous row's total. So a row that
-        begins with values near 0 keeps their precision, wherever it stands.
+        begins with values near 0 keeps their precision, whatever rows come before it.
         """
         n_rows, n_tokens = self.lengths.numel(), self.row.numel()
         resets = self.starts[:-1] + torch.arange(n_rows, device=values.device)
@@ -71,12 +71,12 @@ class Rows:
         laid_out[slots] = values.double()
         laid_out[resets[1:]] = -self.sum(values)[:-1]
         running = laid_out.cumsum(0)
-        # Totals and running sums are rounded in other orders: what a reset leaves over is not part of the row.
+        # Totals and running sums round in different orders, so a reset may leave a small rest: it is subtracted too.
         return running[slots] - running[resets][self.row]
 
     def suffix_sum(self, values: Tensor) -> Tensor:
-        """Sum of ``values`` [S] from each token to the end of its row, inclusive [S], in float64."""
-        # Total less prefix, and the token's own value put back: no second pass over a reversed tensor.
+        """Sum ``values`` [S] from each token, which is included, to the end of its row [S], in float64."""
+        # Total less prefix, plus the token's own value: this saves a second pass over a reversed tensor.
         return self.sum(values)[self.row] - self.prefix_sum(values) + values
 
 

@@ -89,7 +89,7 @@ class Engine(Protocol):
 
     @property
     def exact(self) -> bool:
-        """True if the same prompt, sampling, weights and seed give the same tokens, whatever runs concurrently."""
+        """True if prompt, sampling, weights and seed decide the tokens, whatever runs concurrently."""
         ...
 
     @property
@@ -99,7 +99,7 @@ class Engine(Protocol):
 
     @property
     def cache(self) -> Cache | None:
-        """How full the cache is; None where requests never take room from each other."""
+        """State of the cache; None where requests never take room from each other."""
         ...
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:

@@ -25,7 +25,7 @@ class EagerStep:
     """
 
     name = "PyTorch"
-    """What a run's record says of it."""
+    """Name in a run's record."""
 
     def __init__(self, model: Any, rows: int) -> None:
         self._model, self._rows = model, rows
@@ -52,8 +52,8 @@ class EagerStep:
         like = torch.zeros((), dtype=self._model.dtype, device=device)
         plan = CachedRows(self._cache, rows, cached, [len(part) for part in new], like)
         tokens = torch.tensor([token for part in new for token in part], device=device)
-        # Tokens that fill no vector of the processor are summed in another order: with padding, a token's bits do not
-        # depend on how many others there are.
+        # Tokens that don't fill a vector of the processor are summed in another order. With padding, a token's bits do
+        # not depend on the number of tokens.
         padding = (0, -len(tokens) % LANES)
         out = self._model.base_model(
             input_ids=pad(tokens, padding)[None],
@@ -79,7 +79,7 @@ class EagerStep:
         device = logits.device
         temperature = torch.tensor(temperatures, device=device)
         greedy = temperature == 0.0
-        # Greedy rows divide by 1: a division by 0 would put NaN into results that are not even used.
+        # Greedy rows divide by 1: their results are not used, but a division by 0 would fill them with NaN.
         logp = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
         cdf = logp.exp().double().cumsum(-1)
         # Inverse transform sampling. The uniform is scaled by the cdf's end, which rounding keeps from being 1.

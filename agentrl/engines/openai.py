@@ -60,11 +60,11 @@ class OpenAIEngine:
     """
 
     exact = False
-    """What the server computes beside a request, or which server answers, may change it."""
+    """False, since concurrent requests, or the server that answers, may change an answer."""
     rounding = float("inf")
-    """Nothing is known of the server's arithmetic."""
+    """Infinite, since nothing is known of the server's arithmetic."""
     cache = None
-    """Nor of its memory."""
+    """None, since nothing is known of the server's memory."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class OpenAIEngine:
         if not model:
             raise ConfigError("engine 'openai' needs the model's name on the server: --model NAME")
         self.notes = list[str]()
-        """What the server does in another way than it was asked to, a sentence each."""
+        """Sentences on what the server does in another way than it was asked to."""
         self._model, self._transcript, self._body = model, None if tokenizer else Transcript(), body
         self._key = os.environ.get(key_env, "")
         self._client: Any = _openai.AsyncOpenAI(
@@ -91,7 +91,7 @@ class OpenAIEngine:
             **{"api_key": self._key or "none", "base_url": base_url or None},
             # Retried in this class: the library does not know whether the server answers other requests.
             **{"timeout": timeout, "max_retries": 0},
-            # No connection stays open: the next request may come from another event loop.
+            # No connection stays open, since the next request may come from another event loop.
             default_headers={"Connection": "close"},
         )
         self._retries = retries
@@ -152,7 +152,7 @@ class OpenAIEngine:
         names = {name: _OLDER[name][0] if name in older else name for name in request}
         fields = {names[name]: value for name, value in request.items() if names[name]}
         endpoint = self._client.chat.completions if self._transcript else self._client.completions
-        # All in the body, so that the library sends what it does not know, and checks nothing.
+        # All fields go into the body: so the library sends fields that it does not know, and checks nothing.
         required = {name: fields.pop(name) for name in ("model", "messages", "prompt") if name in fields}
         reply = await endpoint.create(**required, extra_body=fields | self._body)
         self._answers += 1

@@ -15,13 +15,13 @@ _WORD = 1 << 64
 
 def derive_seed(*parts: int | str) -> int:
     """Derive a seed in [0, 2⁶³) from any parts; equal parts give equal seeds, in every process."""
-    # Not hash(), whose value for texts differs from process to process.
+    # hash() would not do: its value for texts differs from process to process.
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % _SIGN_BIT
 
 
 def uniforms(seeds: Tensor, counters: Tensor) -> Tensor:
-    """Give one number in [0, 1) per pair of seed and counter.
+    """Compute one number in [0, 1) per pair of seed and counter.
 
     Args:
         seeds: int64 [n].
@@ -46,5 +46,5 @@ def _signed(word: int) -> int:
 
 
 def _shift(state: Tensor, bits: int) -> Tensor:
-    # An int64 shift copies the sign bit in from the left; the mask puts the zeros there that the hash needs.
+    # An int64 shift copies the sign bit in from the left; the mask replaces the copies by the zeros of the hash.
     return (state >> bits) & ((1 << (64 - bits)) - 1)

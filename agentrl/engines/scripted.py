@@ -30,7 +30,7 @@ class ScriptedEngine:
         self._version = 0
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
-        """Give the next turn of the script, cut at ``sampling.max_tokens``.
+        """Return the next turn of the script, cut at ``sampling.max_tokens``.
 
         Raises:
             InfrastructureError: the script has no more turns.

@@ -38,7 +38,7 @@ class _Request:
     sampled: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[int] = field(default_factory=list[int])
-    """Of the weights that sampled each of these."""
+    """Version of the weights that sampled each of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class TransformersEngine:
     """
 
     cache = None
-    """Rows grow, and a request waits for one that is free."""
+    """None, since rows grow and a request waits for a free one."""
 
     def __init__(self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096, native: bool = True) -> None:
         config: Any = model.config
@@ -112,12 +112,12 @@ class TransformersEngine:
     async def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy new weights in, between two steps, and drop all cached keys and values.
 
-        Requests under way go on with the new ones, and the keys and values of all their tokens are computed anew.
+        Requests under way continue with the new weights; the keys and values of all their tokens are computed anew.
 
         Raises:
             InfrastructureError: a tensor is unknown to the model or of another shape.
         """
-        # Dropped first: a load that fails half-way must not leave keys and values of other weights.
+        # Dropped first, since a load that fails half-way must not leave keys and values of other weights.
         self._forget()
         for name, tensor in named_tensors:
             if self._shapes.get(name) != tensor.shape:
@@ -165,7 +165,7 @@ class TransformersEngine:
                 slot.request = None
 
     def _admit(self) -> None:
-        """Give waiting requests a slot: the one with the longest cached prefix, else the least recently used one."""
+        """Assign waiting requests to slots: the one with the longest cached prefix, else the least recently used."""
         if not self._waiting:
             return
         idle = [index for index, slot in enumerate(self._slots) if slot.request is None]
@@ -173,7 +173,7 @@ class TransformersEngine:
             if not idle:
                 return
             prompt = list(request.prompt)
-            own = [index for index in idle if self._goes_on(index, prompt)]
+            own = [index for index in idle if self._continues(index, prompt)]
             if own:
                 best = max(own, key=lambda index: len(self._slots[index].cached))
             # The rest of a group waits until the prompt, which is computed once, can be copied.
@@ -187,8 +187,8 @@ class TransformersEngine:
             slot.request, slot.new = request, list(request.prompt[len(slot.cached) :])
             self._waiting.remove(request)
 
-    def _goes_on(self, index: int, prompt: list[int]) -> bool:
-        """Return True if a prompt begins with all that a slot has cached."""
+    def _continues(self, index: int, prompt: list[int]) -> bool:
+        """Return True if a prompt continues the tokens that a slot has cached."""
         cached = self._slots[index].cached
         # An empty slot begins nothing, and at least one token of a prompt must be run to sample the next.
         return 0 < len(cached) < len(prompt) and _begins_with(prompt, cached)
@@ -199,8 +199,8 @@ class TransformersEngine:
         return any(slot.request and slot.request.prompt == prompt and len(slot.new) > 1 for slot in self._slots)
 
     def _shared_prompt(self, prompt: tuple[int, ...], target: int) -> list[int]:
-        """Copy a prompt's keys and values from a slot that has computed them; give the copied tokens."""
-        # Without the last token, which must go through the model again: its hidden state gives the first sample.
+        """Copy a prompt's keys and values from a slot that has computed them; return the copied tokens."""
+        # Without the last token, which must go through the model again: the first sample needs its hidden state.
         wanted = list(prompt[:-1])
         holders = (index for index, slot in enumerate(self._slots) if _begins_with(slot.cached, wanted))
         if (source := next(holders, None)) is None:
@@ -263,7 +263,7 @@ class TransformersEngine:
 
 
 def _step(model: PreTrainedModel, slots: int, max_length: int, native: bool) -> tuple[NativeStep | EagerStep, str]:
-    """Return what computes the steps, and the words for it."""
+    """Return the code that computes the steps, and its name."""
     why = ""
     if native and model.device.type == "cpu":
         try:
@@ -277,5 +277,5 @@ def _step(model: PreTrainedModel, slots: int, max_length: int, native: bool) -> 
 
 def _begins_with(tokens: list[int], beginning: list[int]) -> bool:
     length = len(beginning)
-    # The last token tells most of them apart, and spares the copy that comparing all of them makes.
+    # The last token differs in most cases: its comparison saves the copy for comparing all tokens.
     return tokens[length - 1 : length] == beginning[-1:] and tokens[:length] == beginning

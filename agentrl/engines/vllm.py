@@ -1,8 +1,8 @@
 """vLLM as the engine: token ids in, ids and log-probs out, computed in processes of its own on a GPU or a CPU.
 
-Weights go to it as a safetensors file, in memory where ``/dev/shm`` has room, and from there into the running model. On
-a GPU they do so too, by way of the host: nothing here has been run on one, and there is no CUDA IPC. vLLM starts from
-the folder of that file as well: one that died comes back with the newest weights.
+New weights go through a safetensors file, in memory where ``/dev/shm`` has room, into the running model. On a GPU they
+go through the host too: nothing here has been run on one, and there is no CUDA IPC. vLLM starts from the folder of that
+file, so a vLLM that is started again has the newest weights.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ _COLDEST = 0.01
 _SHARED = "/dev/shm"
 """Files here are memory."""
 _GLANCE_S = 0.5
-"""How often a call looks whether vLLM's process is still there: vLLM's own would wait for ever."""
+"""Interval at which a call checks that vLLM's process is alive: vLLM's own call would wait for ever."""
 _SILENCE_S = 1800.0
-"""After so long without a step or an answer of vLLM's, its process is ended as one that hangs."""
+"""Time without a step or an answer after which vLLM's process is ended, since it hangs."""
 _ALWAYS: dict[str, Any] = {
     "seed": 0,
     "skip_tokenizer_init": True,
@@ -79,13 +79,13 @@ _ON_CPU = {
 
 
 class _Watch(_loggers.StatLoggerBase):
-    """Is told by vLLM of each of its steps."""
+    """A logger that vLLM calls after each of its steps."""
 
     def __init__(self) -> None:
         self.used, self.preempted, self.heard = 0.0, 0, time.monotonic()
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: object, **__: object) -> None:
-        """Keep what is of the cache."""
+        """Keep the figures of the cache."""
         self.heard = time.monotonic()
         if scheduler_stats is not None:
             self.used = scheduler_stats.kv_cache_usage
@@ -93,16 +93,16 @@ class _Watch(_loggers.StatLoggerBase):
             self.preempted += iteration_stats.num_preempted_reqs
 
     def log_engine_initialized(self) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class VllmEngine:
     """Samples with vLLM.
 
-    An engine serves one event loop. Requests that run while weights come go on with the new ones, all their keys and
-    values computed anew; the versions of a completion say from which token on. Where vLLM dies, or hangs for half an
-    hour, its requests fail, and the next one starts it again with the newest weights; if it dies once more before it
-    gets others, it stays dead.
+    An engine serves one event loop. Requests that run while new weights come continue with them, with all keys and
+    values computed anew; the versions of a completion say from which token on. If vLLM dies, or hangs for half an hour,
+    its requests fail, and the next request starts it again with the newest weights. If it dies once more before it gets
+    new weights, it stays dead.
 
     Args:
         model: a causal language model; its configuration and weights are copied.
@@ -160,7 +160,7 @@ class VllmEngine:
 
     @property
     def cache(self) -> Cache:
-        """How full vLLM's cache of keys and values is."""
+        """State of vLLM's cache of keys and values."""
         return Cache(tokens=self._room, used=self._watch.used, preempted=self._watch.preempted)
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
@@ -204,7 +204,7 @@ class VllmEngine:
         # Rounding may give a log-prob slightly above 0, which the trainer would refuse.
         pairs = zip(done.token_ids, done.logprobs, strict=True)
         logprobs = tuple(0.0 if greedy else min(0.0, logprob_of[token].logprob) for token, logprob_of in pairs)
-        # Weights that it has started from have no number of ours.
+        # vLLM calls the weights that it has started from "default".
         (_, version), *swaps = [
             (span.start, self._first if span.version == "default" else int(span.version))
             for span in done.weight_versions
@@ -224,13 +224,13 @@ class VllmEngine:
             InfrastructureError: a parameter of the model is missing, a tensor is unknown to it or of another shape, or
                 vLLM failed.
         """
-        # Not while it starts, from that very file.
+        # Not while vLLM starts, which reads that file.
         async with self._starting:
             self._write(named_tensors)
             self._version, self._may_die = version, True
         llm = await self._alive()
         try:
-            # Without a pause a request would meet half of the weights; and what is cached is of the old ones.
+            # Without a pause a request would be computed with half of the weights. The cache is of the old weights.
             await self._answered(llm, llm.pause_generation(mode="keep", clear_cache=True))
             try:
                 await self._answered(llm, llm.collective_rpc("agentrl_load", args=(str(self._weights),)))
@@ -265,10 +265,10 @@ class VllmEngine:
         return self._watch
 
     async def _answered(self, llm: Any, work: Coroutine[Any, Any, Any]) -> Any:
-        """Wait for an answer of vLLM's, as long as its process is there and goes on.
+        """Wait for an answer of vLLM's, as long as its process is alive and makes steps.
 
         Raises:
-            EngineDeadError: it does not.
+            EngineDeadError: the process has died, or hangs.
         """
         waiting, began = asyncio.ensure_future(work), time.monotonic()
         try:
@@ -282,7 +282,7 @@ class VllmEngine:
             waiting.cancel()
 
     async def _alive(self) -> Any:
-        """Give the running vLLM, started again if it has died."""
+        """Return the running vLLM, started again if it has died."""
         loop = asyncio.get_running_loop()
         # vLLM's own tasks are in the first loop: in another one a request would wait for ever.
         if self._loop not in (None, loop):
@@ -314,5 +314,5 @@ class VllmEngine:
 
 
 def _shared(size: int) -> str | None:
-    """Give the folder whose files are memory; None where it has no room for so many bytes."""
+    """Return the folder whose files are in memory; None where it has no room for so many bytes."""
     return _SHARED if os.path.isdir(_SHARED) and shutil.disk_usage(_SHARED).free > size else None

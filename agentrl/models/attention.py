@@ -23,13 +23,13 @@ from agentrl.models.native import NativeRows, computes
 
 NAME = "agentrl"
 _SIMILAR, _SLACK = 0.75, 16
-"""A row joins a bucket when it has at least this share of the longest row's tokens, less that many."""
+"""A row joins a bucket if it has at least this share of the tokens of the bucket's longest row, less that many."""
 _LONG = 1024
 """Tokens from which a row attends by itself."""
 _QUERIES = 256
 """Queries that attend at a time where a mask is needed."""
 _HEAD = 16
-"""Head sizes are padded to a multiple of this: with others a CPU's kernels sum in another order."""
+"""Head sizes are padded to a multiple of this: for other sizes a CPU's kernels sum in a different order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class PackedRows:
         self._bucketed: BucketedRows | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
-        """Attend; results of the two ways differ by rounding."""
+        """Attend, in C or by PyTorch, whose results differ by rounding."""
         if computes(query.device, query.dtype):
             self._native = self._native or NativeRows(*self._rows)
             return self._native.attend(query, key, value, scale=how.scale, window=how.window, softcap=how.softcap)
@@ -79,10 +79,10 @@ class PackedRows:
 
 
 class BucketedRows:
-    """What :class:`PackedRows` are, by PyTorch.
+    """:class:`PackedRows` by PyTorch.
 
-    Short rows attend in padded batches of similar length, a long row by itself: then nothing is padded or copied, and
-    tokens that an earlier row has computed are keys only.
+    Short rows attend in padded batches of similar length. A long row attends by itself, without padding or copies, and
+    tokens that an earlier row has computed are only keys in it.
 
     Args:
         row_starts: as of ``PackedRows``.
@@ -93,25 +93,25 @@ class BucketedRows:
         device = row_starts.device
         starts = row_starts.tolist()
         lengths = [end - begin for begin, end in pairwise(starts)]
-        # For each bucket the tokens that attend [N, m], the last of those that are attended to [N, n].
+        # For each bucket the queries [N, m], which are the last tokens of the keys [N, n].
         self._buckets: list[tuple[_Cells, _Cells]] = []
         cells: list[Tensor] = []
         for row in (row for row, length in enumerate(lengths) if length >= _LONG):
             tokens = source[starts[row] : starts[row + 1]]
-            # Tokens have their numbers in the order of their rows, so those of this row are the ones not seen before.
+            # Tokens are numbered in the order of their rows, so a row's own tokens have numbers above all before it.
             own = tokens[tokens > source[: starts[row]].max()] if row else tokens
             if len(own):
                 self._add(cells, own[None], tokens[None])
         for bucket in _buckets([row for row, length in enumerate(lengths) if length < _LONG], lengths):
             rows = torch.tensor(bucket, device=device)
             within = torch.arange(lengths[bucket[0]], device=device)
-            # Pads, all on the right, repeat the row's first token: any valid index will do.
+            # Padding on the right repeats the row's first token: any valid index will do.
             within = torch.where(within < row_starts.diff()[rows][:, None], within, 0)
             tokens = source[row_starts[rows][:, None] + within]
             self._add(cells, tokens, tokens)
         held = torch.cat(cells)
-        # Each token's result is read from one cell. The first that holds it is no pad: pads follow the token they
-        # repeat. "amin" also makes the choice independent of the order in which the device scatters.
+        # Each token's result is read from the first cell that holds the token, which is no padding: padding follows the
+        # token that it repeats. With "amin" the choice does not depend on the order in which the device scatters.
         cell = torch.full((int(source.max()) + 1,), len(held), device=device)
         cell.scatter_reduce_(0, held, torch.arange(len(held), device=device), "amin")
         self._cell = None if _consecutive(cell) and len(cell) == len(held) else cell
@@ -123,7 +123,7 @@ class BucketedRows:
         cells.append(queries.flatten())
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
-        """Attend bucket by bucket, padded on the right for the kernel only: a causal row never sees what follows it."""
+        """Attend bucket by bucket. Padding on the right changes no result: a causal row never sees what follows it."""
         outs: list[Tensor] = []
         for queries, keys in self._buckets:
             out = self._causal(queries.pick(query), keys.pick(key), keys.pick(value), how)
@@ -149,9 +149,9 @@ class BucketedRows:
     def _in_chunks(self, query: Tensor, key: Tensor, value: Tensor, window: int | None, how: How) -> Tensor:
         """Attend from a few queries at a time, so that mask and scores grow with a row and not with its square."""
         count, length = query.shape[2], key.shape[2]
-        # One mask serves all: that of fewer queries or keys is its lower right corner, which is no copy.
+        # One mask serves all chunks: the mask of fewer queries or keys is its lower right corner, which needs no copy.
         if window not in self._bands:
-            # That of the last queries of the longest row, over all keys that they see.
+            # It is the mask of the last queries of the longest row, over all keys that they see.
             seen = self._longest if window is None else min(self._longest, _QUERIES - 1 + window)
             last = torch.arange(max(0, seen - _QUERIES), seen, device=query.device)
             self._bands[window] = additive_mask(last, 0, seen, window, query)
@@ -162,7 +162,7 @@ class BucketedRows:
             first_key = 0 if window is None else max(0, end - part.shape[2] - window + 1)
             band = self._bands[window][-part.shape[2] :, first_key - end :]
             attended = part, key[:, :, first_key:end], value[:, :, first_key:end], band, how
-            # What would be kept for the backward pass, a softcap's scores and copies of the mask, is made again then.
+            # A softcap's scores and copies of the mask are large: the backward pass computes them again.
             again = how.softcap is not None or query.device.type != "cpu"
             outs.append(checkpoint(masked, *attended, use_reentrant=False) if again else masked(*attended))
         return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
@@ -185,7 +185,7 @@ class _Cells:
         return cls(shape=tokens.shape, begin=int(flat[0]), index=None if _consecutive(flat) else flat)
 
     def pick(self, tensor: Tensor) -> Tensor:
-        """The rows' tokens of [C, H, D] as [N, H, n, D], by a view where they follow each other."""
+        """Select the rows' tokens of [C, H, D] as [N, H, n, D], by a view where they follow each other."""
         if self.index is None:
             cells = tensor[self.begin : self.begin + self.shape.numel()]
         else:
@@ -198,7 +198,7 @@ def _consecutive(index: Tensor) -> bool:
 
 
 def _buckets(rows: list[int], lengths: list[int]) -> list[list[int]]:
-    """Bucket rows of similar length, the longest first: padding costs as much as tokens."""
+    """Group rows of similar length into buckets, the longest first: padding costs as much as tokens."""
     buckets: list[list[int]] = []
     for row in sorted(rows, key=lengths.__getitem__, reverse=True):
         if not buckets or lengths[row] < _SIMILAR * lengths[buckets[-1][0]] - _SLACK:
@@ -208,7 +208,7 @@ def _buckets(rows: list[int], lengths: list[int]) -> list[list[int]]:
 
 
 def same_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Give each query head keys of its own, for [N, H, m, D] and [N, K, n, D]; those of a single row are not copied."""
+    """Repeat keys and values for the query heads that share them: [N, H, m, D], [N, K, n, D]; no copy for one row."""
     rows, heads = key.shape[:2]
     shares = query.shape[1] // heads
     if shares == 1:
@@ -221,7 +221,7 @@ def same_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 
 
 def additive_mask(positions: Tensor, begin: int, end: int, window: int | None, like: Tensor) -> Tensor:
-    """The additive mask of tokens at ``positions`` [m] over the keys from ``first`` to ``end`` [m, end-first]."""
+    """Make the additive mask of tokens at ``positions`` [m] over the keys from ``begin`` to ``end`` [m, end-begin]."""
     keys = torch.arange(begin, end, device=positions.device)
     hidden = keys > positions[:, None]
     if window is not None:
@@ -232,7 +232,7 @@ def additive_mask(positions: Tensor, begin: int, end: int, window: int | None, l
 def masked(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, how: How) -> Tensor:
     """Attend from [N, H, m, D] over [N, H, n, D], adding a mask that fits [N, H, m, n]."""
     if query.device.type != "cpu":
-        # Their kernels want it aligned, which a part of a larger mask may not be.
+        # A GPU's kernels need an aligned mask, which a part of a larger mask may not be.
         mask = mask.contiguous()
     if how.softcap is None:
         return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=how.scale)
@@ -250,14 +250,14 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Attend with the signature that transformers calls: [1, H, T, D] in, [1, T, H, D] out."""
     plan: Any = options["agentrl_plan"]
-    # transformers passes sinks as an option, and ignoring it would compute another model.
+    # transformers passes sinks as an option. To ignore it would compute another function than the model's.
     if options.get("s_aux") is not None:
         raise ConfigError(f"the model's attention has sinks, which attention {NAME!r} does not have")
     how = How(scale=options["scaling"], window=options.get("sliding_window"), softcap=options.get("softcap"))
     # DeepSeek's values are shorter than its keys: zeros behind them change no product.
     wanted = value.shape[-1]
     size = -(-max(key.shape[-1], wanted) // _HEAD) * _HEAD
-    # Not tensor[0], whose gradient is copied into zeros.
+    # squeeze and not tensor[0], whose gradient is copied into a tensor of zeros.
     q, k, v = (_widened(tensor.squeeze(0).transpose(0, 1), size) for tensor in (query, key, value))
     return plan.attend(module.layer_idx, q, k, v, how)[None, ..., :wanted], None
 

@@ -35,12 +35,12 @@ def key_sizes() -> tuple[int, ...]:
 
 @cache
 def query_multiple(size: int) -> int:
-    """Queries of heads of this size are padded to a multiple of it: alone they sum as in company on this processor."""
+    """Return a multiple to which queries are padded, so that on this processor a query sums the same in any batch."""
     return next((count for count in (4, 8, 16) if _alike(count, SHORT, size)), 32)
 
 
 def _alike(queries: int, keys: int, size: int) -> bool:
-    """Tell whether so many queries attend to so many keys to the same bits as ``SHORT`` of them to ``SHORT``."""
+    """Return True if so many queries attend to so many keys to the same bits as ``SHORT`` queries to ``SHORT`` keys."""
     random = torch.Generator().manual_seed(0)
     query, key, value = torch.randn(3, 1, 1, SHORT, size, generator=random, dtype=torch.float32, device="cpu")
     mask = torch.zeros(1, SHORT).masked_fill_(torch.arange(SHORT) >= keys, float("-inf"))
@@ -50,8 +50,8 @@ def _alike(queries: int, keys: int, size: int) -> bool:
 
 def padded_keys(length: int) -> int:
     """Round the length of a row up to a number of keys that sums in the same order (:func:`key_sizes`)."""
-    whole, rest = divmod(length - 1, SHORT)
-    return whole * SHORT + next(size for size in key_sizes() if rest < size)
+    blocks, rest = divmod(length - 1, SHORT)
+    return blocks * SHORT + next(size for size in key_sizes() if rest < size)
 
 
 class RowCache:
@@ -75,17 +75,17 @@ class RowCache:
             self._short = {layer: _grown(store, self._capacity) for layer, store in self._short.items()}
 
     def short(self, layer: int, key: Tensor) -> Tensor:
-        """The store of the short rows of a layer whose keys are like ``key`` [T, K, D]."""
+        """Return the store of the short rows of a layer whose keys are like ``key`` [T, K, D]."""
         if layer not in self._short:
             _, heads, size = key.shape
             self._short[layer] = key.new_zeros(self._rows, 2, heads, self._capacity, size)
         return self._short[layer]
 
     def row(self, layer: int, row: int, length: int, key: Tensor) -> Tensor:
-        """The store of one row of a layer, with room for ``length`` tokens."""
+        """Return the store of one row of a layer, with room for ``length`` tokens."""
         store = self._long.get((layer, row), self.short(layer, key)[row])
         if length > (have := store.shape[-2]):
-            # Growing by half at least keeps all copying together in proportion to the final size.
+            # A store grows by half at least, so that the sum of all copies is proportional to its final size.
             store = self._long[layer, row] = _grown(store, max(length, have + have // 2))
         return store
 
@@ -107,7 +107,7 @@ def _grown(store: Tensor, length: int) -> Tensor:
 
 
 class CachedRows:
-    """The plan of a step: new tokens of cached rows, laid end to end.
+    """The attention plan of a step: new tokens of cached rows, laid end to end.
 
     Args:
         cache: where keys and values are kept.
@@ -183,7 +183,7 @@ class CachedRows:
         """Attend from the new tokens [n, H, D] of a row of ``end`` tokens."""
         count, first_key = len(query), 0
         if how.window is not None and how.softcap is None:
-            # What no token sees is left out, by whole blocks of the kernel, which a softcap has none of.
+            # Keys that no token sees are skipped in units of the kernel's blocks; a softcap does not use that kernel.
             first_key = max(0, end - count + 1 - how.window) // SHORT * SHORT
         keys, values = store[:, None, :, first_key : padded_keys(end)]
         missing = -count % query_multiple(query.shape[-1])

@@ -29,7 +29,7 @@ def from_gguf(path: str, say: Callable[[str], None]) -> str:
 
     Args:
         path: such a file, or a folder that holds one and no ``config.json``.
-        say: is told of what takes long.
+        say: reports what takes long.
 
     Raises:
         UsageError: the folder holds several such files, or the file can't be converted.
@@ -60,7 +60,7 @@ def _find(path: str) -> Path | None:
 
 
 def convert(file: Path, out: Path) -> None:
-    """Write the model of a GGUF file and its tokenizer to the new folder ``out``, whole or not at all.
+    """Write the model of a GGUF file and its tokenizer to the new folder ``out``, completely or not at all.
 
     Raises:
         UsageError: the package ``gguf`` is missing, transformers can't read the file, or ``out`` can't be written.
@@ -75,7 +75,7 @@ def convert(file: Path, out: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
     except Exception as error:  # transformers raises all kinds of things on files that are none of its own
         raise UsageError(f"transformers can't read the model in {str(file)!r}: {first_line(error)}") from error
-    # The weights are plain numbers by now, but what transformers has loaded from such a file it refuses to save.
+    # The weights are plain numbers by now, but transformers refuses to save a model that it loaded from such a file.
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config

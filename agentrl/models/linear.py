@@ -12,11 +12,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 _LARGE = 2**22
-"""Multiplications from which oneDNN's start-up, some 10 µs, no longer counts."""
+"""Multiplications from which oneDNN's start-up, some 10 µs, is negligible."""
 _WIDE = 2**21
-"""Weights from which it doesn't count either, for the fewest rows."""
+"""Weights from which it is negligible for any number of rows."""
 LANES = 16
-"""Rows are padded to a multiple of this: those that don't fill a vector of the processor sum in another order."""
+"""Rows are padded to a multiple of this: rows that don't fill a vector of the processor sum in another order."""
 _THERE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -48,7 +48,7 @@ def use_fast_linear(model: nn.Module) -> None:
     """Make each plain ``torch.nn.Linear`` of a model a :class:`Linear`; weights, names and files stay as they are."""
     for module in model.modules():
         if type(module) is nn.Linear:
-            # A changed class keeps hooks, ties and parameters, which a new module would have to be given.
+            # A module that changes its class keeps its hooks, ties and parameters; a new module would need copies.
             module.__class__ = Linear
 
 
@@ -60,13 +60,13 @@ def _plain(x: Tensor, weight: Tensor) -> bool:
 def _same_bits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply each row to the same bits, however many there are.
 
-    Both libraries sum each row alike where rows fill whole vectors. The weight alone chooses the library, since the
-    number of rows must not.
+    Both libraries sum each row alike where rows fill vectors. The weight's size chooses the library, since the number
+    of rows must not change a row's bits.
     """
     rows = x.flatten(0, -2)
     missing = -len(rows) % LANES
-    whole = functional.pad(rows, (0, 0, 0, missing)) if missing else rows
-    product = _onednn(whole, weight) if weight.numel() >= _WIDE else functional.linear(whole, weight)
+    padded = functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+    product = _onednn(padded, weight) if weight.numel() >= _WIDE else functional.linear(padded, weight)
     product = product[: len(rows)].unflatten(0, x.shape[:-1])
     return product if bias is None else product + bias
 

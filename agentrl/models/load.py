@@ -28,7 +28,7 @@ _ALIGNED = 64
 
 
 def quiet() -> None:
-    """Have transformers show no bars and notes of its own, which would break into ours."""
+    """Silence the progress bars and notes of transformers, which would interrupt ours."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
 
@@ -51,7 +51,7 @@ def load_model(path: str | Path, *, device: str = "cpu") -> PreTrainedModel:
     try:
         AutoConfig.from_pretrained(path)
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=NAME)
-    except Exception as error:  # transformers raises all kinds of things on files that are none of its own
+    except Exception as error:  # transformers raises many types of errors for files that are not its own
         raise UsageError(f"no model can be loaded from {str(path)!r}: {first_line(error)}") from error
     if broken := next((name for name, weights in model.named_parameters() if not weights.isfinite().all()), ""):
         raise UsageError(
@@ -59,8 +59,8 @@ def load_model(path: str | Path, *, device: str = "cpu") -> PreTrainedModel:
             "take an earlier checkpoint, or another model"
         )
     model = model.to(device)
-    # Those of a file lie where its header ends. MKL sums in another order where memory is not aligned, and a run that
-    # goes on from a file is to compute what it would have without.
+    # Weights of a file begin where its header ends. MKL sums in another order where memory is not aligned, and a
+    # resumed run must compute the same bits as one that was never stopped.
     for weights in model.parameters():
         if weights.data_ptr() % _ALIGNED:
             weights.data = weights.data.clone()
@@ -74,11 +74,11 @@ def load_model(path: str | Path, *, device: str = "cpu") -> PreTrainedModel:
 def _check_rows(model: Any) -> None:
     """Refuse a model that packed rows or the scoring head can't compute.
 
-    One that carries a state from token to token, as Mamba does, would carry it from row to row; one that changes its
-    logits in a way of its own would be scored under another distribution.
+    A model with a state from token to token, as Mamba's, would carry the state from row to row. A model that changes
+    its logits in its own way would be scored under another distribution.
     """
     tokens = torch.arange(2, device=model.device).repeat(2)
-    # Nothing is compiled for a model that is only loaded.
+    # The plan by PyTorch, so that loading a model compiles no C code.
     plan = BucketedRows(torch.tensor([0, 2, 4], device=model.device), torch.arange(4, device=model.device))
     options = {"input_ids": tokens[None], "position_ids": tokens[None], "use_cache": False, "agentrl_plan": plan}
     name = type(model).__name__

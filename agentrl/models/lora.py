@@ -75,7 +75,7 @@ def add_adapters(
 
 
 def merged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Give a model's named weights with its adapters added, under the names that they have without adapters."""
+    """Yield a model's named weights with its adapters added, by the names of a model without adapters."""
     for name, weight in model.named_parameters():
         layer, wrapped, kind = name.rpartition(".base_layer.")
         if wrapped and kind == "weight":
@@ -171,7 +171,7 @@ def fingerprint(model: nn.Module) -> str:
     """Hash a model's weights, without its adapters, such that other weights have another hash."""
     weights = hashlib.sha256()
     for name, parameter in model.named_parameters():
-        # An update changes all numbers of most tensors, so the first ones tell two sets of weights apart.
+        # An update changes all numbers of most tensors, so the first numbers distinguish two sets of weights.
         if ".lora_" not in name:
             weights.update(parameter.detach().flatten()[:64].float().cpu().numpy().tobytes())
     return weights.hexdigest()[:16]
@@ -183,7 +183,7 @@ def _inject(model: Any, config: Any) -> None:
 
     from agentrl.models.adapter import use_lean_adapters
 
-    # Now: where ranks share the model, its weights are not here when it is saved.
+    # Computed now, since a model that ranks share has no weights here when it is saved.
     model.base_fingerprint = fingerprint(model)
     inject_adapter_in_model(config, model, _ADAPTER)
     for name, weight in model.named_parameters():

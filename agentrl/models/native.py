@@ -59,13 +59,13 @@ class NativeRows:
 
     def __init__(self, row_starts: Tensor, source: Tensor) -> None:
         begin, end = row_starts[:-1], row_starts[1:]
-        # Tokens have their numbers in the order of the rows, so a row's own are above all that came before.
+        # Tokens are numbered in the order of the rows, so a row's own tokens have numbers above all before it.
         highest = source.cummax(0).values
         new = torch.ones_like(source)
         new[1:] = source[1:] > highest[:-1]
         news = torch.cat((new.new_zeros(1), new.cumsum(0)))
         shared = end - begin - (news[end] - news[begin])
-        # Rows that share anything share their first token: those of a tree are put together, in their order.
+        # Rows that share tokens share their first one: the rows of such a tree become neighbours, in their order.
         rows = torch.nonzero(end - begin > shared)[:, 0]
         firsts, order = source[begin[rows]].sort(stable=True)
         rows = rows[order]

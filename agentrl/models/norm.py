@@ -19,7 +19,7 @@ _ROWS = 256
 
 
 class RMSNorm(nn.Module):
-    """What Llama's RMSNorm is, and those of most models after it; only :func:`use_fast_norms` makes one."""
+    """The RMSNorm of Llama and of most models after it; only :func:`use_fast_norms` makes one."""
 
     weight: Tensor
     variance_epsilon: float
@@ -39,7 +39,7 @@ def use_fast_norms(model: nn.Module) -> None:
     """Make each norm of a model that computes what :class:`RMSNorm` does one of that class."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon") and _is_plain(module):
-            # As in use_fast_linear: a changed class keeps all that a new module would have to be given.
+            # As in use_fast_linear: a module that changes its class keeps its hooks, ties and parameters.
             module.__class__ = RMSNorm
 
 

@@ -51,7 +51,7 @@ class _SharedRows:
         """Attention of one layer: ``query`` [C/P, H, D], ``key`` and ``value`` [C/P, K, D] to [C/P, H, D]."""
         size, heads = self._group.size(), key.shape[1]
         if heads % size:
-            # Where there are fewer than ranks, or they can't be dealt evenly, a key head goes to several ranks.
+            # Where key heads are fewer than ranks, or can't be dealt evenly, several ranks get the same key head.
             copies = size // heads if size % heads == 0 else query.shape[1] // heads
             key, value = (tensor.repeat_interleave(copies, 1) for tensor in (key, value))
         q, k, v = (self._to_heads(tensor)[: self._count] for tensor in (query, key, value))

@@ -37,7 +37,7 @@ class Library:
     """The compiled code, loaded into this process."""
 
     calls: ctypes.CDLL
-    """Its functions, which return int64 unless told otherwise."""
+    """Its functions, which return int64 unless declared otherwise."""
     digest: str
     """Of source, compiler, options and processor, which together decide its bits; 16 hexadecimal digits."""
 

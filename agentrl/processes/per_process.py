@@ -1,4 +1,4 @@
-"""One object per process: made at first use, made anew in a forked child, and closed when Python exits."""
+"""One object per process: made at first use, made again in a forked child, and closed when Python exits."""
 
 import atexit
 import os
@@ -46,7 +46,7 @@ class PerProcess(Generic[T, *Key]):
             return self._made[key]
 
     def existing(self) -> list[T]:
-        """The objects that this process has made, of all keys."""
+        """Return the objects that this process has made, of all keys."""
         with self._lock:
             return list(self._made.values())
 

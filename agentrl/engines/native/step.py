@@ -43,7 +43,7 @@ class NativeStep:
         compiled = library()
         self._calls, self._threads = compiled.calls, torch.get_num_threads()
         self.name = f"native {compiled.digest}"
-        """What a run's record says of it: the bits follow from the digest."""
+        """Name in a run's record: the bits follow from the digest."""
         self._weights, self._width = _checked_weights(compiled, model, max_length), model.config.hidden_size
         self._model = ctypes.byref(self._weights.c)
         self._rows, self._max_length = rows, max_length
@@ -107,7 +107,7 @@ class NativeStep:
 
     def _reserve(self, row: int, length: int, keep: int) -> None:
         """Make room for ``length`` tokens of a row, and keep its first ones."""
-        # Growing by half keeps all copying together in proportion to the final size.
+        # A row grows by half at least, so that the sum of all copies is proportional to its final size.
         more = min(self._capacity[row] * 3 // 2, self._max_length)
         capacity = _padded(max(length, more, FEWEST))
         memory = self._weights.room(capacity)

@@ -1,9 +1,8 @@
 """A transformers decoder's weights and settings, in the form that the step in C reads.
 
-What a model computes is asked of the model itself where that can be: how its layers attend of its own call of the
-attention, its norms' factors of the norms, its positions' angles of its rotary module. The rest follows from the names
-of a layer's parts. A model with a weight that has no place here is refused; what was misread, the check in ``step``
-finds.
+Where possible, the model itself is asked what it computes: its call of the attention for how layers attend, its norms
+for their factors, its rotary module for the angles of positions. The rest follows from the names of a layer's parts. A
+model with a weight that is unknown here is refused; the check in ``step`` finds weights that were misread.
 """
 
 import ctypes
@@ -189,7 +188,7 @@ class Weights:
     def _norm(self, module: Any) -> int | None:
         if module is None:
             return None
-        # Gemma's multiply by 1 + weight: what a norm makes of ones says what it multiplies by.
+        # Gemma's norms multiply by 1 + weight: the norm of ones shows the factor.
         plain = torch.allclose(module(torch.ones_like(module.weight)), module.weight, atol=1e-4, rtol=1e-4)
         return self._keep(torch.empty(module.weight.shape), [(module.weight, 0, _same if plain else _one_more)])
 
@@ -197,7 +196,7 @@ class Weights:
         self._stores[self._names[id(weight)]].append(store)
 
     def _read_angles(self, base: Any, windows: list[int], positions: int) -> None:
-        """Ask the model's rotary module for the cosines and sines of every position, by kind of layer."""
+        """Read the cosines and sines of every position from the model's rotary module, by kind of layer."""
         at, addresses = torch.arange(positions)[None], dict[str | None, int]()
         for layer, window, module in zip(self._layers, windows, base.layers, strict=True):
             kind = getattr(module.self_attn, "layer_type", None) or getattr(module, "attention_type", None)
