@@ -151,7 +151,7 @@ def test_interrupted_evaluation_ends_quietly(server: Server, warm: Path, tmp_pat
     env = ("--env", "stoppable:test/Stoppable-v0")
     command = server.start(tmp_path, "eval", str(warm), *env, "--tasks", "50", "--set", "rollout.concurrency=8")
     assert command.wait() == 130
-    told = "agentrl: stopped, and no episode is kept: with --out FOLDER they are, and the same command goes on\n"
+    told = "agentrl: stopped, and no episode is saved: with --out FOLDER they are, and the same command resumes\n"
     assert command.err == told
     await_end(tmp_path)
 
