@@ -51,12 +51,10 @@ class OpenAIEngine:
         key_env: the environment variable that holds the key; it is read here and kept nowhere else.
         timeout: seconds for a turn.
         retries: how often a request is sent again, later and later, where the server is busy, fails or is not there.
-        slots: ignored; ``rollout.concurrency`` says how many requests there are.
-        max_length: ignored; the server has its own.
         body: further fields of each request, such as ``top_p`` or ``reasoning_effort``.
 
     Raises:
-        ConfigError: no model is named.
+        ConfigError: no model is named, or an option is for engines of our own.
     """
 
     exact = False
@@ -76,12 +74,12 @@ class OpenAIEngine:
         key_env: str = "OPENAI_API_KEY",
         timeout: float = 600.0,
         retries: int = 5,
-        slots: int = 0,
-        max_length: int = 0,
         **body: Any,
     ) -> None:
         if not model:
             raise ConfigError("engine 'openai' needs the model's name on the server: --model NAME")
+        if unused := sorted({"slots", "max_length"} & body.keys()):
+            raise ConfigError(f"engine 'openai' has no {unused[0]!r}: rollout.concurrency limits concurrent requests")
         self.notes = list[str]()
         """Sentences on what the server does in another way than it was asked to."""
         self._model, self._transcript, self._body = model, None if tokenizer else Transcript(), body

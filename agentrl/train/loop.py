@@ -11,14 +11,7 @@ from agentrl.config import Config
 from agentrl.errors import InvariantError
 from agentrl.models.lora import base_of
 from agentrl.runs.assemble import adapt, adapters_base
-from agentrl.runs.checkpoint import (
-    load_optimizer,
-    load_reference,
-    load_state,
-    load_unused,
-    prune,
-    save_checkpoint,
-)
+from agentrl.runs.checkpoint import load_optimizer, load_reference, load_state, load_unused, prune, save_checkpoint
 from agentrl.runs.folder import RunFolder, read_jsonl
 from agentrl.runs.loggers import Loggers
 from agentrl.runs.progress import Display

@@ -223,23 +223,24 @@ def _remedy(config: Config, limit: int, recomputes: bool, memory: Callable[[Conf
 
     # None of these changes what is learned.
     optim, rollout = config.optim, config.rollout
-    fewer = _halved(optim.max_tokens, rollout.episode_tokens)
-    knobs: list[tuple[str, str, Sequence[Any]]] = [("optim", "max_tokens", fewer)]
+    knobs: dict[str, Sequence[int]] = {"optim.max_tokens": _halved(optim.max_tokens, rollout.episode_tokens)}
     if recomputes and not optim.gradient_checkpointing:
-        knobs.insert(0, ("optim", "gradient_checkpointing", [True]))
-    if config.engine.name != "vllm":
-        # What does not fit is made smaller first, and what is beside it only where that is not enough.
-        rows = "rollout", "concurrency", _halved(rollout.concurrency, 1)
-        knobs.insert(0 if part == "engine's cache" else len(knobs), rows)
-    chosen: list[str] = []
-    for section, name, values in knobs:
+        knobs = {"optim.gradient_checkpointing": [True], **knobs}
+    rows = {"rollout.concurrency": _halved(rollout.concurrency, 1)} if config.engine.name != "vllm" else {}
+    chosen: dict[str, str] = {}
+
+    def words() -> str:
+        return " and ".join(f"{setting}={value}" for setting, value in chosen.items())
+
+    # The part that does not fit is made smaller first, and other parts only where that is not enough.
+    for setting, values in ({**rows, **knobs} if part == "engine's cache" else {**knobs, **rows}).items():
+        section, name = setting.split(".")
         for value in values:
             config = config.updated(**{section: {name: value}})
-            setting = f"{section}.{name}={str(value).lower()}"
+            chosen[setting] = str(value).lower()
             if fits(config):
-                return f"{part} is the first that does not fit; all fits with {' and '.join([*chosen, setting])}"
-        chosen += [f"{section}.{name}={str(value).lower()}" for value in values[-1:]]
-    even = f", and all does not even with {' and '.join(chosen)}" if chosen else ""
+                return f"{part} is the first that does not fit; all fits with {words()}"
+    even = f", and all does not even with {words()}" if chosen else ""
     adapters = not config.lora.rank and fits(config.updated(lora={"rank": 16}, sft={"steps": 0}))
     lora = "train adapters beside frozen weights, which fit with lora.rank=16, or " if adapters else ""
     return f"{part} is the first that does not fit{even}: {lora}take a smaller model or a device with more memory"

@@ -14,12 +14,7 @@ from agentrl.config import Config
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, RunFolderError
 from agentrl.models.lora import base_of
 from agentrl.runs.assemble import with_dialect
-from agentrl.runs.checkpoint import (
-    load_state,
-    model_at,
-    newest,
-    prune,
-)
+from agentrl.runs.checkpoint import load_state, model_at, newest, prune
 from agentrl.runs.files import replace
 from agentrl.runs.folder import RunFolder, changed, checkpoints
 from agentrl.runs.progress import Display

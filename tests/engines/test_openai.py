@@ -34,6 +34,8 @@ def test_token_ids_go_there_and_come_back(fake: Fake) -> None:
     fake.follow(sampled("length", token_ids=[9], logprobs={"token_logprobs": [-0.5]}))
     greedy = ask(fake, tokenizer="folder", temperature=0.0)
     assert greedy.logprobs == (0.0,) and greedy.finish == "length"
+    with pytest.raises(ConfigError, match="engine 'openai' has no 'slots': "):
+        ask(fake, slots=4)
 
 
 def test_messages_go_there_and_a_text_comes_back(fake: Fake) -> None:
