@@ -76,7 +76,7 @@ async def play(
             stop_ids=renderer.stop_ids,
         )
         completion = await player.timed(engine.generate(tuple(tokens), turn, seed=derive_seed(spec.seed, len(rewards))))
-        player.gate.feel(engine.cache)
+        player.gate.observe(engine.cache)
         segments.append(_policy(completion))
         usages += [completion.usage] if completion.usage else []
         tokens += completion.token_ids
@@ -305,7 +305,7 @@ class Collector:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="agentrl-env")
         player = Player(limits=self._limits, threads=self._threads, gate=self._gate)
         faults, refused = list[InfrastructureError](), dict[EpisodeSpec, RefusedError]()
-        self._gate.feel(engine.cache)
+        self._gate.observe(engine.cache)
 
         async def member(spec: EpisodeSpec) -> Trajectory | None:
             trajectory, attempts = known.get(spec.seed), 0

@@ -25,7 +25,7 @@ class Gate:
     multiplicative decrease (Chiu and Jain 1989). Nobody is thrown out: those at play end.
 
     Args:
-        most: episodes at a time; without a word of the engine's, so many.
+        most: episodes at a time; without figures of a cache, always so many.
         tokens: of the longest episode.
     """
 
@@ -52,8 +52,8 @@ class Gate:
     async def __aexit__(self, *_: object) -> None:
         self._leave()
 
-    def feel(self, cache: Cache | None) -> None:
-        """Take what the engine says of its cache, before the first episode and after each turn."""
+    def observe(self, cache: Cache | None) -> None:
+        """Adapt the limit to the engine's cache, before the first episode and after each turn."""
         if cache is None:
             return
         fits = min(self._most, max(1, cache.tokens // self._tokens))

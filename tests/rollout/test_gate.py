@@ -46,7 +46,7 @@ async def test_the_limit_grows_holds_and_is_cut(most: int, felt: Sequence[Cache 
     gate, limits = Gate(most, 10), list[float]()
     fits = felt[0] and felt[0].tokens
     for one in felt:
-        gate.feel(one and cache(one.used, one.preempted, fits or 0))
+        gate.observe(one and cache(one.used, one.preempted, fits or 0))
         limits.append(gate.limit)
         # Nobody leaves, and somebody always waits.
         playing = await entered(gate, most)
@@ -56,12 +56,12 @@ async def test_the_limit_grows_holds_and_is_cut(most: int, felt: Sequence[Cache 
 
 async def test_a_cut_is_to_show_before_there_is_another() -> None:
     gate, limits = Gate(99, 10), list[float]()
-    gate.feel(cache(tokens=20))
+    gate.observe(cache(tokens=20))
     waiting = await entered(gate, 9)
     for _ in range(6):
-        gate.feel(cache(0.5, tokens=20))
+        gate.observe(cache(0.5, tokens=20))
     for _ in range(3):  # 8 are at play, 7 and 6
-        gate.feel(cache(1.0, tokens=20))
+        gate.observe(cache(1.0, tokens=20))
         limits.append(gate.limit)
         await gate.__aexit__()
     waiting[-1].cancel()
@@ -70,8 +70,8 @@ async def test_a_cut_is_to_show_before_there_is_another() -> None:
 
 def test_without_anyone_who_waits_nothing_grows() -> None:
     gate = Gate(9, 10)
-    gate.feel(cache(tokens=20))
-    gate.feel(cache())
+    gate.observe(cache(tokens=20))
+    gate.observe(cache())
     assert gate.limit == 2
 
 
