@@ -116,6 +116,7 @@ def group_mean(rewards: Tensor, starts: Tensor, group: Tensor, *, std: bool = Fa
     returns = _Returns.of(rewards, starts, group)
     centred = returns.ret - returns.baseline(returns.present)
     if std:
+        # Rows without a token have no part in the sum, and a group of one row is not divided: its std would be 0/0.
         variance = returns.group_sum(centred.square() * returns.present) / (returns.size - 1).clamp_min(1)
         centred = torch.where(returns.size < 2, centred, centred / (variance.sqrt() + _STD_EPS))
     return returns.spread(centred, rewards)
@@ -178,6 +179,7 @@ def reinforce_pp(rewards: Tensor, starts: Tensor, group: Tensor) -> Tensor:
     Source: arXiv 2501.03262.
     """
     returns = _Returns.of(rewards, starts, group)
+    # Every token carries its row's return: so mean and std over tokens weigh a row by its length.
     lengths = returns.rows.lengths.double()
     n_tokens = lengths.sum().clamp_min(1)
     centred = returns.ret - (returns.ret * lengths).sum() / n_tokens
@@ -253,7 +255,9 @@ def _realized_energy(rows: Rows, energy: Tensor, weights: Tensor | None, kind: E
         check_per_token("weights", weights, rows.row, least=0.0)
     if kind == "uniform":
         return torch.ones_like(energy, dtype=torch.float64)
+    # Off-policy the squared norm of a token's gradient is weighed by ρ², as the gradient itself is by ρ.
     weighted = energy.double() if weights is None else energy.double() * weights.double().square()
+    # Prefix sums of zeros may be rounding errors below 0, which no weight of a mean may be.
     return weighted if kind == "instantaneous" else rows.prefix_sum(weighted).clamp_min(0.0)
 
 

@@ -172,6 +172,7 @@ def cppo(
     rows = inputs.rows
     moved = (inputs.logp.detach().double().exp() - inputs.old_logp.double().exp()).abs()
     weight = 1 - (1 - floor) * (rows.ordinal - 1) / (rows.lengths - 1).clamp_min(1)[rows.row]
+    # ``room`` is the mean movement that a prefix may have, ``slack`` the part of it that the row's prefix left unused.
     room = torch.full_like(moved, budget)
     if adaptive:
         tops = [float(row.quantile(0.9)) if len(row) else 0.0 for row in moved.split(rows.lengths.tolist())]
@@ -179,6 +180,8 @@ def cppo(
     spent = weight * moved
     # Sums over the tokens before: the inclusive ones less the token's own term.
     slack = room * (rows.prefix_sum(weight) - weight) - (rows.prefix_sum(spent) - spent)
+    # Only a token that moves further away from *old* is cut: one that moves back mends the row's divergence. A clamp
+    # at 0 makes threshold + slack the smaller of the two bounds.
     away = inputs.advantages * inputs.log_ratio > 0
     cut = away & (spent > threshold + slack.clamp(max=0.0))
     ratio = (inputs.log_ratio + inputs.grad_only).clamp(max=MAX_LOG_RATIO).exp()

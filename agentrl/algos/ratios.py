@@ -99,6 +99,7 @@ def behaviour_weights(
     step = token_log_ratio(old_logp, sampler_logp)
     if kind == "none":
         return torch.ones_like(step)
+    # The product of a row's token ratios is the importance weight of its complete episode.
     log_weight = step
     if kind == "sequence":
         log_weight = rows.sum(step)[rows.row]

@@ -116,7 +116,7 @@ class Trainer:
         with watch.phase("generate"):
             played = await self.rollouts.batch(number)
         learn = partial(self._learn, number, played, watch)
-        # In a thread, while groups of later steps are played here.
+        # With overlap the learner works in a thread, since this thread's event loop plays groups of later steps.
         result = learn() if self.config.rollout.overlap == "off" else await run_in_thread(learn)
         if learned is not None:
             await learned(result)
