@@ -112,15 +112,15 @@ LATENCY_BOUNDS_S: Final = tuple(0.001 * 10 ** (step / 3) for step in range(16))
 class Counters:
     """Counts of a sandbox since it was opened: a copy, which stays as it is."""
 
-    runs: Mapping[Status, int]
+    runs: Mapping[Status, int] = field(default_factory=dict[Status, int])
     """Cells and one-shot programs that ended, by status; a status that never came is missing."""
-    faults: int
+    faults: int = 0
     """Calls that raised :class:`SandboxError`, without refused forks and without what its owner closed."""
-    reruns: int
+    reruns: int = 0
     """One-shot programs that were run again because their worker died."""
-    queue_s: float
+    queue_s: float = 0.0
     """Sum of ``Result.queue_s`` [seconds]."""
-    latency: tuple[int, ...]
+    latency: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_S) + 1)
     """Runs by what the caller waited, ``queue_s`` and ``wall_s`` together: bucket i holds those of at most
     ``LATENCY_BOUNDS_S[i]`` and more than the bound before it; one last bucket holds the rest. [17]"""
 
@@ -133,7 +133,7 @@ class Counters:
     def __add__(self, other: "Counters") -> "Counters":
         """Return what two sandboxes have done together."""
         latency = tuple(map(int.__add__, self.latency, other.latency))
-        queue_s, runs = self.queue_s + other.queue_s, Counter(self.runs) + Counter(other.runs)
+        queue_s, runs = self.queue_s + other.queue_s, dict(Counter(self.runs) + Counter(other.runs))
         faults, reruns = self.faults + other.faults, self.reruns + other.reruns
         return Counters(runs=runs, faults=faults, reruns=reruns, queue_s=queue_s, latency=latency)
 

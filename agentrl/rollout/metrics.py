@@ -8,7 +8,7 @@ from agentrl.sandboxes import Counters
 from agentrl.sandboxes.base import LATENCY_BOUNDS_S, Status
 from agentrl.types import Trajectory
 
-_UNUSED: Final = Counters(runs={}, faults=0, reruns=0, queue_s=0.0, latency=(0,) * (len(LATENCY_BOUNDS_S) + 1))
+_UNUSED: Final = Counters()
 
 
 def episode_means(episodes: Sequence[Trajectory]) -> dict[str, float]:

@@ -38,7 +38,7 @@ class Naked(Sandbox):
         raise SandboxError("this one has no sessions")
 
     def counters(self) -> Counters:
-        return Counters(runs={}, faults=0, reruns=0, queue_s=0.0, latency=())
+        return Counters()
 
     def health(self) -> Health:
         return Health(ok=True, backend="naked", sessions=0, ready=0, faults=0, fault_rate=0.0, detail="")

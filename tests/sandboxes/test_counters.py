@@ -44,7 +44,7 @@ def test_a_snapshot_stays_as_it_is() -> None:
 
 def test_fault_rate() -> None:
     assert Meter().snapshot().fault_rate == 0.0
-    assert Counters(runs={"ok": 2, "error": 1}, faults=1, reruns=0, queue_s=0.0, latency=()).fault_rate == 0.25
+    assert Counters(runs={"ok": 2, "error": 1}, faults=1).fault_rate == 0.25
 
 
 @pytest.mark.parametrize(("error", "faults"), [(SandboxError, 1), (SandboxClosed, 0), (ForkRefused, 0)])
