@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from axes import Frame, Point, ticks
 from markupsafe import Markup
 
-from agentrl.runs.report.axes import Frame, Point, ticks
 from agentrl.runs.report.text import brief, tag
 
 HUES = ("#1f5fbf", "#b4560b", "#0b7a6b", "#7a3fb8", "#b8860b", "#a8341f", "#4a5568", "#c2417c", "#5b8c2a")

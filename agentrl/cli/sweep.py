@@ -14,11 +14,11 @@ _SWEEP = """examples:
   agentrl sweep my.toml --set env.args.level=2 --vary optim.lr=1e-4,3e-4 --tokens 30000 --jobs 2
   agentrl sweep --preset quickstart --vary rollout.tasks+rollout.group_size=16+4,8+8 --set eval.every=5 --target 0.9
 
-All runs of a seed begin with the same warm start and end after the same number of sampled tokens. The table goes to
-standard output and, with the learning curves in one chart, to sweep.html in the sweep's folder; sweep.json has it too.
-Settings joined by + are varied together, as are tasks and group size above, whose product stays the same. The sweep
-can be stopped with Ctrl-C, or killed, at any moment: the same command goes on with it, leaves out what is done, and
-tries again what failed. The exit code is 0 where all runs are done, and 1 where some failed.
+All runs of a seed begin with the same warm start and end after the same number of sampled tokens. The table is printed,
+and written to sweep.json and sweep.html in the sweep's folder. The page also has the learning curves in one chart.
+Settings joined by + are varied together: above, the product of tasks and group size stays the same. A sweep can be
+stopped with Ctrl-C, or killed, at any moment. The same command resumes it: it skips finished runs and retries failed
+ones. The exit code is 0 if all runs are done, and 1 if some failed.
 """
 
 
@@ -30,9 +30,11 @@ def add_commands(commands: Any) -> None:
     sweep.add_argument(
         "--vary", action="append", default=[], metavar="SECTION.KEY=VALUE,VALUE", help="compare these; may be repeated"
     )
-    sweep.add_argument("--seeds", default="0,1,2", help="one run of each setting for each (default: 0,1,2)")
-    sweep.add_argument("--tokens", type=int, default=60_000, help="sampled tokens a run (default: 60000)")
-    sweep.add_argument("--target", type=float, help="also compare tokens until this held-out success, such as 0.9")
+    sweep.add_argument("--seeds", default="0,1,2", help="seeds; each setting runs once for each (default: 0,1,2)")
+    sweep.add_argument("--tokens", type=int, default=60_000, help="sampled tokens of a run (default: 60000)")
+    sweep.add_argument(
+        "--target", type=float, help="also compare the tokens needed for this held-out success, such as 0.9"
+    )
     sweep.add_argument("--out", type=Path, default=Path("runs/sweep"), help="the sweep's folder (default: runs/sweep)")
     sweep.add_argument("--jobs", type=int, default=1, help="how many runs at a time (default: 1)")
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and write nothing")
@@ -46,17 +48,16 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
     names = ("preset", "config", "overrides", "vary", "seeds", "tokens", "out", "target")
     request = SweepRequest(**{name: getattr(arguments, name) for name in names})
-    # Planned before PyTorch is imported, so that a mistake in the request is reported at once.
+    # The plan comes before the import of PyTorch, so that a mistake in the request is reported at once.
     plan = make_plan(request)
     load_torch()
     from agentrl.eval.pages import write_page
-    from agentrl.eval.sweep.chart import pages
-    from agentrl.eval.sweep.table import table
+    from agentrl.eval.sweep.table import curves, sections, table
     from agentrl.eval.sweep.work import Sweep, start_process
     from agentrl.runs.progress import Display
     from agentrl.train.run import check_run
 
-    # All before the first begins: a sweep must not fail after hours on settings that never fitted.
+    # All runs are checked before the first begins: a sweep must not fail after hours on settings that never fitted.
     for run in plan.runs:
         check_run(run.config)
     sweep = Sweep(plan, arguments.jobs, Display().say, start_process)
@@ -65,6 +66,6 @@ def _sweep(arguments: argparse.Namespace) -> int:
             print(f"{run.name} ({sweep.state(run)}): agentrl {shlex.join(run.words)}")
         return 0
     sweep.work()
-    write_page(plan.out / "sweep.html", plan.out.name, pages(plan, sweep.ends))
+    write_page(plan.out / "sweep.html", plan.out.name, sections(plan, sweep.ends), curves(plan))
     print(table(plan, sweep.ends))
     return int(any(end.exit_code for end in sweep.ends.values()))

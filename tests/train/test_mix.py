@@ -26,6 +26,7 @@ from agentrl.train.run import resume, train
 from agentrl.types import Group, Task, ToolRun
 
 from ..runs.origins import ORIGIN
+from ..runs.report.charts_of import charts_of
 from .conftest import SMALL, Make, OnDisk, python, rows_of, same_weights, step, trainer_of
 
 MIX = """
@@ -101,7 +102,8 @@ def test_two_environments_end_to_end(mixed: OnDisk) -> None:
     assert [one.trajectory.env for one in read_episodes("e")].count("short") == 3, "it has no more"
     assert {one.name: one.overall for one in evaluate(request, Display())} == found, "all was there"
     page = (run / "report.html").read_text()
-    assert all(part in page for part in ("Learning curve: loud", "Learning curve: short", "<th>environment</th>"))
+    titles = [chart["title"] for chart in charts_of(run / "report.html")["curve"]]
+    assert titles == ["Learning curve: loud", "Learning curve: short"] and "<th>environment</th>" in page
     swept = result_of(Run(values=None, seed=0, folder=run, words=(), config=mixed()))
     assert swept and swept.tasks == 7 and swept.success == fmean(row["success"] for row in evals[-2:])
     # A run that was stopped after two steps goes on alike.

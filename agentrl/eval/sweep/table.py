@@ -13,7 +13,7 @@ from agentrl.eval.paired import bootstrap, bootstrap_ratio
 from agentrl.eval.sweep.plan import Run, SweepPlan
 from agentrl.runs.files import replace
 from agentrl.runs.folder import read_jsonl
-from agentrl.runs.report.charts import PHASES
+from agentrl.runs.report.charts import PHASES, Chart, Line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +162,24 @@ def rows_of(plan: SweepPlan) -> list[SweepRow]:
     for run in plan.runs:
         results.setdefault(run.values, []).append(result_of(run))
     return [SweepRow(values=values, results=tuple(by_seed)) for values, by_seed in results.items()]
+
+
+def curves(plan: SweepPlan) -> list[Chart]:
+    """Return a chart of held-out success over sampled tokens, a line for each run that is done; none where none is."""
+    rows = [row for row in rows_of(plan) if row.values is not None and row.done]
+    lines, keys = list[Line](), list[tuple[str, str]]()
+    for number, row in enumerate(rows):
+        # Neighbouring hues differ strongly, however many there are.
+        name, hue = ", ".join(row.values or ()), f"hsl({137.5 * number % 360:.0f}, 65%, 45%)"
+        keys.append((hue, name))
+        for seed, run in zip(plan.seeds, row.results, strict=True):
+            if run is None:
+                continue
+            titles = [f"{name}, seed {seed}: {success:.1%} after {tokens:,.0f} tokens" for tokens, success in run.curve]
+            lines.append(Line(style=hue, name=name, points=run.curve, titles=titles))
+    about = "Held-out success over sampled tokens"
+    chart = Chart(id="curves", title=about, keys=keys, lines=lines, within=[1.0], size="wide", unit="tokens")
+    return [chart] if rows else []
 
 
 def table(plan: SweepPlan, ends: Mapping[str, End]) -> str:

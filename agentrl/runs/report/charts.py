@@ -1,14 +1,14 @@
-"""The charts, as inline SVG: the learning curve, one small chart per diagnostic, and the seconds by phase."""
+"""The charts of a page as data, drawn by ``charts.js``: the learning curve, the diagnostics, the seconds by phase."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
 
-from markupsafe import Markup
-
-from agentrl.runs.report.axes import Frame, Point, draw_axes, span, value_range
 from agentrl.runs.report.folder import RunRow, series, step_of
-from agentrl.runs.report.text import brief, number, percent, tag
+from agentrl.runs.report.text import number, percent
 
+Point: TypeAlias = tuple[float, float]
+"""A step and a value."""
 DIAGNOSTICS = (
     ("clip_fraction", "Clip fraction", "share of tokens with an advantage that the loss clips"),
     ("grad_norm", "Gradient norm", "before clipping"),
@@ -16,56 +16,108 @@ DIAGNOSTICS = (
     ("entropy", "Entropy", "nats per sampled token"),
     ("logp_diff_max", "Max |Δ log-prob|", "engine against trainer, nats"),
 )
-"""Key, title and what is measured, of each small chart."""
+"""Key, title and unit of each small chart."""
 PHASES = ("generate", "score", "credit", "update", "sync")
 REWARD = "reward_mean"
-_MOST_TARGETS = 240
-"""More places to point at than this would be narrower than a pixel or two."""
 _MOST_BARS = 60
 
 
-def curve(evals: Sequence[RunRow], steps: Sequence[RunRow], env: str = "") -> Markup:
-    """The learning curve: success on held-out problems with its interval, and the training reward of each step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of a chart."""
 
-    A reward far outside 0 to 1 is left to a chart of its own, see ``diagnostics``.
+    style: str
+    """Its class in the page's style sheet, or a colour such as ``hsl(90, 65%, 45%)``."""
+    name: str
+    """Its name in tooltips."""
+    points: Sequence[Point]
+    """The points that it joins, in order of steps."""
+    band: Sequence[tuple[float, float, float]] = ()
+    """The area around it: step, low and high."""
+    titles: Sequence[str] = ()
+    """A tooltip for each point; without them, one tooltip tells the values of all lines at a step."""
+    labels: bool = False
+    """Write the percentages at both ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """Consecutive steps, averaged."""
+
+    span: tuple[float, float]
+    """The first and the last step."""
+    parts: Sequence[tuple[str, float]]
+    """Class and value of each part, from the bottom to the top."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart of lines or of bars."""
+
+    id: str
+    """Name of its figure in the page."""
+    title: str
+    """Its title."""
+    what: str = ""
+    """The quantity and its unit."""
+    keys: Sequence[tuple[str, str]] = ()
+    """Style and text of each entry in the legend."""
+    lines: Sequence[Line] = ()
+    """Its lines."""
+    bars: Sequence[Bar] = ()
+    """Its bars."""
+    within: Sequence[float] = ()
+    """Values that its axis must reach, beside 0."""
+    size: str = "small"
+    """``small``, ``middle`` or ``wide``."""
+    unit: str = "step"
+    """What the horizontal axis counts."""
+
+
+def data(charts: Sequence[Chart]) -> list[object]:
+    """Return charts as plain data for JSON."""
+    return [asdict(chart) for chart in charts]
+
+
+def curve(evals: Sequence[RunRow], steps: Sequence[RunRow], env: str = "") -> list[Chart]:
+    """Return the learning curve: success on held-out problems with its interval, and the training reward of each step.
+
+    A reward far outside 0 to 1 has a chart of its own, see ``diagnostics``.
 
     Args:
         evals: evaluations on one split, in order of steps.
         steps: training steps, in order.
-        env: the environment of a mix that is drawn.
+        env: the environment of a mix.
 
     Returns:
-        A figure; empty where neither success nor reward is known.
+        A chart; none where neither success nor reward is known.
     """
     if env:
         steps = [{"step": row["step"], REWARD: row.get(f"env/{env}/{REWARD}")} for row in steps]
-    success = series(evals, "success")
-    reward = series(steps, REWARD) if shares_axis(steps) else []
-    if not success and not reward:
-        return Markup()
-    points = success + reward
-    frame = Frame(
-        width=760,
-        height=340,
-        margin=(18, 30, 34, 52),
-        steps=span([step for step, _ in points]),
-        values=value_range([1.0, *(value for _, value in points)], 5),
+    measured = [row for row in evals if number(row.get("success")) is not None]
+    success, reward = series(measured, "success"), series(steps, REWARD) if shares_axis(steps) else []
+    intervals = ((step_of(row), number(row.get("low")), number(row.get("high"))) for row in measured)
+    band = [(step, low, high) for step, low, high in intervals if low is not None and high is not None]
+    titles = [_eval_title(row) for row in measured]
+    lines = [
+        Line(style="reward", name="training reward", points=reward),
+        Line(style="success", name="success", points=success, band=band, titles=titles, labels=True),
+    ]
+    legend = {"success": "held-out success, with 95% interval", "reward": "mean training reward"}
+    drawn = [line for line in lines if line.points]
+    chart = Chart(
+        id=f"curve-{env}" if env else "curve",
+        title=f"Learning curve: {env}" if env else "Learning curve",
+        keys=[(line.style, legend[line.style]) for line in reversed(drawn)],
+        lines=drawn,
+        within=[1.0],
+        size="wide",
     )
-    body = [draw_axes(frame, about=(8, 5))]
-    if reward:
-        body += [tag("path", class_="line reward", d=frame.path(reward)), *_dots(frame, reward, "reward")]
-    body += targets(frame, [(step, f"training reward {brief(value)}") for step, value in reward])
-    if success:
-        body += [*_interval(frame, evals), tag("path", class_="line success", d=frame.path(success))]
-        body += [*(_eval_dot(frame, row) for row in evals), *_end_labels(frame, success)]
-    legend = (("success", "held-out success, with 95% interval", success), ("reward", "mean training reward", reward))
-    keys = [swatch(name, text) for name, text, there in legend if there]
-    name, title = ("curve", "Learning curve") if not env else (f"curve-{env}", f"Learning curve: {env}")
-    return figure(name, title, keys, frame, body)
+    return [chart] if drawn else []
 
 
 def size_of(row: RunRow) -> str:
-    """How much an evaluation played, in words: ``200 problems``, or ``50 problems, 4 attempts each``."""
+    """Return how much an evaluation played, in words: ``200 problems``, or ``50 problems, 4 attempts each``."""
     problems, attempts = number(row.get("tasks")), number(row.get("attempts"))
     if problems is None:
         return ""
@@ -73,146 +125,36 @@ def size_of(row: RunRow) -> str:
 
 
 def shares_axis(steps: Sequence[RunRow]) -> bool:
-    """Whether the training reward fits on the axis of a success rate."""
+    """Return True if the training reward fits on the axis of a success rate."""
     return all(-1.5 <= value <= 1.5 for _, value in series(steps, REWARD))
 
 
-def diagnostics(steps: Sequence[RunRow]) -> list[Markup]:
-    """A small chart for each diagnostic that the rows have."""
+def diagnostics(steps: Sequence[RunRow]) -> list[Chart]:
+    """Return a small chart for each diagnostic that the rows have."""
     reward = () if shares_axis(steps) else ((REWARD, "Training reward", "mean over the episodes of a step"),)
-    found = ((key, title, what, series(steps, key)) for key, title, what in (*reward, *DIAGNOSTICS))
-    return [_small(key, title, what, points) for key, title, what, points in found if points]
+    return [
+        Chart(id=key, title=title, what=what, lines=[Line(style="diagnostic", name=key, points=points)])
+        for key, title, what in (*reward, *DIAGNOSTICS)
+        if (points := series(steps, key))
+    ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bar:
-    """Consecutive steps, averaged."""
-
-    first: float
-    """The first step."""
-    last: float
-    """The last step."""
-    seconds: tuple[float, ...]
-    """Mean seconds of each phase; 0 where a phase was not measured."""
-
-
-def seconds_by_phase(steps: Sequence[RunRow]) -> Markup:
-    """How long each phase of a step took, stacked; empty where no phase was measured."""
+def seconds_by_phase(steps: Sequence[RunRow]) -> list[Chart]:
+    """Return a chart of how long each phase of a step took, stacked; none where no phase was measured."""
     phases = [phase for phase in PHASES if series(steps, f"seconds_{phase}")]
-    if not phases:
-        return Markup()
-    bars = _bars(steps, phases)
-    frame = Frame(
-        steps=(bars[0].first - 0.5, bars[-1].last + 0.5),
-        values=value_range([sum(bar.seconds) for bar in bars], 4),
-    )
-    body = [draw_axes(frame, about=(5, 4)), *(_stack(frame, bar, phases) for bar in bars)]
-    keys = tag("span", *(swatch(phase, phase) for phase in phases), class_="what")
-    return figure("seconds", "Seconds per step", [keys], frame, body)
-
-
-def whisker(success: float, low: float | None, high: float | None) -> Markup:
-    """A rate on a line from 0 to 1, with its interval."""
-    at = [4 + 192 * min(max(value, 0.0), 1.0) for value in (success, low or 0.0, high or 0.0)]
-    body = [tag("path", class_="axis", d="M4 9H196M4 5V13M196 5V13")]
-    if low is not None and high is not None:
-        body.append(tag("line", class_="reach", x1=at[1], x2=at[2], y1=9, y2=9))
-    dot = tag("circle", class_="dot success", cx=at[0], cy=9, r=5)
-    return tag("svg", *body, dot, class_="whisker-line", viewBox="0 0 200 18", aria_hidden="true")
-
-
-def _small(key: str, title: str, what: str, points: Sequence[Point]) -> Markup:
-    values = [value for _, value in points]
-    frame = Frame(steps=span([step for step, _ in points]), values=value_range(values, 4))
-    line = tag("path", class_="line diagnostic", d=frame.path(points))
-    hit = targets(frame, [(step, f"{key} {brief(value)}") for step, value in points])
-    body = [draw_axes(frame, about=(5, 4)), line, *_dots(frame, points, "diagnostic"), *hit]
-    notes = [tag("span", f"last {brief(values[-1])}", class_="last"), tag("span", what, class_="what")]
-    return figure(key, title, notes, frame, body)
-
-
-def figure(name: str, title: str, notes: Sequence[Markup], frame: Frame, body: Sequence[Markup]) -> Markup:
-    """A chart with its title and notes."""
-    drawn = tag("svg", *body, viewBox=f"0 0 {frame.width:g} {frame.height:g}", role="img", aria_label=title)
-    return tag("figure", tag("figcaption", tag("b", title), *notes), drawn, class_="chart", id=f"chart-{name}")
-
-
-def swatch(name: str, text: str) -> Markup:
-    """A line of a legend."""
-    drawn = tag("path", class_=f"swatch {name}", d="M1 5H21")
-    return tag("span", tag("svg", drawn, viewBox="0 0 22 10", aria_hidden="true"), text, class_="key")
-
-
-def _dots(frame: Frame, points: Sequence[Point], name: str) -> list[Markup]:
-    """A line through few points hides where they are, and one through a single point is not drawn at all."""
-    shown = points if len(points) <= 30 else ()
-    return [tag("circle", class_=f"dot {name}", cx=frame.x(step), cy=frame.y(value), r=1.6) for step, value in shown]
-
-
-def _interval(frame: Frame, evals: Sequence[RunRow]) -> list[Markup]:
-    rows = [(step_of(row), number(row.get("low")), number(row.get("high"))) for row in evals]
-    known = [(step, low, high) for step, low, high in rows if low is not None and high is not None]
-    if not known:
-        return []
-    whiskers = (tag("path", class_="whisker", d=frame.path([(step, low), (step, high)])) for step, low, high in known)
-    return [tag("path", class_="band", d=frame.band(known)), *whiskers]
-
-
-def _eval_dot(frame: Frame, row: RunRow) -> Markup:
-    step, success = step_of(row), number(row.get("success"))
-    if success is None:
-        return Markup()
-    low, high = number(row.get("low")), number(row.get("high"))
-    about = f"step {step:g}: success {percent(success)}"
-    if low is not None and high is not None:
-        about += f", 95% interval {percent(low)} to {percent(high)}"
-    if told := size_of(row):
-        about += f", {told}"
-    x, y = frame.x(step), frame.y(success)
-    dots = (tag("circle", class_=name, cx=x, cy=y, r=r) for name, r in (("near", 13), ("dot success", 4)))
-    return tag("g", tag("title", about), *dots, class_="eval")
-
-
-def _end_labels(frame: Frame, success: Sequence[Point]) -> list[Markup]:
-    ends = [(success[0], "start")] + ([(success[-1], "end")] if len(success) > 1 else [])
-    return [
-        tag("text", percent(value), class_="value", x=frame.x(step), y=frame.y(value) - 12, text_anchor=anchor)
-        for (step, value), anchor in ends
-    ]
-
-
-def targets(frame: Frame, told: Sequence[tuple[float, str]]) -> list[Markup]:
-    """Invisible columns that tell a step's value when pointed at; at most so many that each can be hit."""
-    kept = told[:: -(-len(told) // _MOST_TARGETS) or 1]
-    top, bottom = frame.y(frame.values[1]), frame.y(frame.values[0])
-    width = min(24.0, max(2.0, (frame.x(frame.steps[1]) - frame.x(frame.steps[0])) / max(len(kept), 1)))
-    size = {"y": top, "width": width, "height": bottom - top}
-    return [
-        tag("rect", tag("title", f"step {step:g}: {text}"), class_="target", x=frame.x(step) - width / 2, **size)
-        for step, text in kept
-    ]
-
-
-def _bars(steps: Sequence[RunRow], phases: Sequence[str]) -> list[_Bar]:
-    rows = [row for row in steps if any(number(row.get(f"seconds_{phase}")) is not None for phase in phases)]
-    size = -(-len(rows) // _MOST_BARS)
-    bars: list[_Bar] = []
-    for start in range(0, len(rows), size):
+    rows = [row for row in steps if any(series([row], f"seconds_{phase}") for phase in phases)]
+    size, bars = -(-len(rows) // _MOST_BARS), list[Bar]()
+    for start in range(0, len(rows), size or 1):
         part = rows[start : start + size]
-        sums = [sum(value for _, value in series(part, f"seconds_{phase}")) for phase in phases]
-        seconds = tuple(max(0.0, total / len(part)) for total in sums)
-        bars.append(_Bar(first=step_of(part[0]), last=step_of(part[-1]), seconds=seconds))
-    return bars
+        sums = [(phase, sum(value for _, value in series(part, f"seconds_{phase}"))) for phase in phases]
+        parts = [(phase, max(0.0, total / len(part))) for phase, total in sums]
+        bars.append(Bar(span=(step_of(part[0]), step_of(part[-1])), parts=parts))
+    keys = [(phase, phase) for phase in phases]
+    return [Chart(id="seconds", title="Seconds per step", keys=keys, bars=bars)] if bars else []
 
 
-def _stack(frame: Frame, bar: _Bar, phases: Sequence[str]) -> Markup:
-    left, right = frame.x(bar.first - 0.42), frame.x(bar.last + 0.42)
-    told = " · ".join(f"{phase} {brief(value)} s" for phase, value in zip(phases, bar.seconds, strict=True))
-    name = f"step {bar.first:g}" if bar.first == bar.last else f"steps {bar.first:g} to {bar.last:g}, mean"
-    rects: list[Markup] = []
-    below = 0.0
-    for phase, value in zip(phases, bar.seconds, strict=True):
-        top = frame.y(below + value)
-        rects.append(tag("rect", class_=phase, x=left, y=top, width=right - left, height=frame.y(below) - top))
-        below += value
-    return tag("g", tag("title", f"{name}: {told}"), *rects, class_="bar")
+def _eval_title(row: RunRow) -> str:
+    success, low, high = (number(row.get(key)) for key in ("success", "low", "high"))
+    interval = "" if low is None or high is None else f", 95% interval {percent(low)} to {percent(high)}"
+    size = size_of(row)
+    return f"step {step_of(row):g}: success {percent(success or 0.0)}{interval}{size and f', {size}'}"

@@ -12,20 +12,20 @@ const plain = (text) => String(text).replace(INVISIBLE, sign);
 function element(name, attributes = {}, ...inside) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...inside.map((one) => (one instanceof Node ? one : plain(one))));
+  made.append(...inside.map((part) => (part instanceof Node ? part : plain(part))));
   return made;
 }
 
 // Line breaks and tabs stay; `all` gives them a sign as well.
-function marked(place, text, all) {
+function marked(parent, text, all) {
   let end = 0;
-  for (const found of text.matchAll(INVISIBLE)) {
-    const known = { "\n": "↵", "\t": "⇥" }[found[0]];
-    if (known && !all) continue;
-    place.append(text.slice(end, found.index), element("i", { class: "sign" }, known || sign(found[0])), known ? found[0] : "");
-    end = found.index + found[0].length;
+  for (const match of text.matchAll(INVISIBLE)) {
+    const mark = { "\n": "↵", "\t": "⇥" }[match[0]];
+    if (mark && !all) continue;
+    parent.append(text.slice(end, match.index), element("i", { class: "sign" }, mark || sign(match[0])), mark ? match[0] : "");
+    end = match.index + match[0].length;
   }
-  place.append(text.slice(end));
+  parent.append(text.slice(end));
 }
 
 function written(value, digits = 3) {
@@ -34,13 +34,13 @@ function written(value, digits = 3) {
   return String(Number(value.toPrecision(digits))).replace(/^-/, "−");
 }
 
-// Blocks stand behind this script: one may not be there yet, or not as a whole.
+// Blocks follow this script: one may not be there yet, or not completely.
 async function read(id) {
   let block = $(id);
   for (; document.readyState === "loading" && !block?.nextElementSibling; block = $(id)) await wait(20);
   const text = atob(block.textContent);
   const bytes = new Uint8Array(text.length);
-  for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
+  for (let index = 0; index < text.length; index += 1) bytes[index] = text.charCodeAt(index);
   // A Blob's own stream is several times as slow.
   const stream = new Response(bytes).body.pipeThrough(new DecompressionStream("deflate"));
   return JSON.parse(await new Response(stream).text());
@@ -52,7 +52,7 @@ function tokens(text, sizes) {
   return sizes.map((size) => text.slice(end, (end += size)));
 }
 
-// The blocks that were opened last; what is too old to be shown again soon is dropped.
+// The blocks that were opened last; older ones are dropped.
 const opened = new Map();
 function open(id) {
   const block = opened.get(id) || read(id);

@@ -6,7 +6,7 @@ const same = (value) => value;
 // Each view of the tokens: its name; the numbers it shows; how; how one is written; and what it says.
 const MODES = {
   text: ["Conversation", null, "", same, "What was said, and by whom."],
-  source: ["Tokens by source", null, "", same, "Every token apart; those that the policy sampled have a background."],
+  source: ["Tokens by source", null, "", same, "Each token by itself; those that the policy sampled have a background."],
   logp: ["Log-prob", "logp", "low", same, "Nats, as the engine sampled it: the stronger the colour, the less probable."],
   entropy: ["Entropy", "entropy", "high", same, "Nats, of the distribution it was sampled from: the stronger the colour, the more."],
   ratio: ["Ratio", "log_ratio", "signed", exp, "θ/old at the update's first pass: blue over a solid line above 1, orange over a dashed one below."],
@@ -203,30 +203,13 @@ class Column {
   }
 }
 
-const SVG = $("baseline").firstElementChild.namespaceURI;
-
-function drawn(name, attributes, ...inside) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...inside);
-  return made;
-}
-
 // B_t over the sampled tokens of a group's members, and where each of them ended with what return.
 function baselineChart(columns) {
-  const known = columns.filter((one) => one.numbers?.baseline);
-  const values = [0, ...known.flatMap((one) => [one.row.return, largest(one.numbers.baseline), ...one.numbers.baseline.filter((_, at) => at % 50 === 0)])];
-  const low = Math.min(...values), high = Math.max(...values, low + 1e-9), longest = Math.max(1, ...known.map((one) => one.row.sampled));
-  const x = (t) => (40 + (710 * t) / longest).toFixed(1), y = (value) => (110 - (100 * (value - low)) / (high - low)).toFixed(1);
-  const svg = drawn("svg", { viewBox: "0 0 760 135", role: "img", "aria-label": `Baseline of the group by token, from ${written(low)} to ${written(high)}` });
-  for (const value of [low, high]) svg.append(drawn("line", { class: "grid", x1: 40, x2: 750, y1: y(value), y2: y(value) }), drawn("text", { class: "tick", x: 34, y: y(value), dy: ".34em" }, written(value)));
-  svg.append(drawn("text", { class: "tick step", x: 395, y: 130 }, `sampled token, 1 to ${longest}`));
-  for (const { numbers, row } of known) {
+  const lines = columns.filter((column) => column.numbers?.baseline).flatMap(({ numbers, row }) => {
     const apart = Math.ceil(numbers.baseline.length / 700);
-    const points = numbers.baseline.map((value, at) => [at, value]).filter(([at, value]) => value !== null && at % apart === 0);
-    if (points.length) svg.append(drawn("path", { class: "line success", d: "M" + points.map(([at, value]) => `${x(at + 1)} ${y(value)}`).join("L") }));
-    svg.append(drawn("circle", { class: `dot ${row.won ? "success" : "reward"}`, cx: x(row.sampled), cy: y(row.return), r: 4 }, drawn("title", {}, `return ${written(row.return)} after ${row.sampled} tokens`)));
-  }
-  const title = element("figcaption", {}, element("b", {}, "Baseline B_t of the group"), "and where each episode ended with its return: blue solved, orange failed");
-  return known.length ? [title, svg] : [];
+    const points = numbers.baseline.map((value, index) => [index + 1, value]).filter(([token, value]) => value !== null && (token - 1) % apart === 0);
+    const end = { points: [[row.sampled, row.return]], titles: [`return ${written(row.return)} after ${row.sampled} tokens`] };
+    return [{ style: "success", name: "B_t", points }, { style: row.won ? "success" : "reward", ...end }];
+  });
+  return chart({ id: "baseline", title: "Baseline B_t of the group", what: "with the return at each episode's end: blue solved, orange failed", lines, size: "flat", unit: "token" });
 }

@@ -1,4 +1,4 @@
-"""What a run folder holds, read as far as it goes: a run that was interrupted is still worth looking at."""
+"""Read a run folder as far as it goes: a run that was interrupted is still worth looking at."""
 
 import errno
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ RunRow: TypeAlias = Mapping[str, object]
 """One line of ``metrics.jsonl`` or ``evals.jsonl``; ``step`` is a number, all else may be missing."""
 _MARKS = ("config.toml", "metrics.jsonl", "evals.jsonl", "episodes")
 _LAST_STEP = 1e12
-"""A step beyond this is damage; far beyond it, neighbouring steps are one and the same float."""
+"""A larger step is damage; far beyond it, neighbouring steps are the same float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,11 @@ class RunData:
     episodes: tuple[tuple[int, Path], ...]
     """Episode files with their step, in order of steps."""
     notes: tuple[str, ...]
-    """What could not be read, a sentence each."""
+    """Files and lines that could not be read, a sentence each."""
 
 
 def read_folder(run: Path) -> RunData:
-    """Read what there is of ``run``.
+    """Read the files of a run that exist.
 
     Raises:
         RunFolderError: ``run`` is no folder, or holds nothing that a run writes.
@@ -61,30 +61,30 @@ def read_folder(run: Path) -> RunData:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder holds anything that a run writes."""
+    """Return True if a folder holds anything that a run writes."""
     return any((folder / mark).exists() for mark in _MARKS)
 
 
 def step_of(row: RunRow) -> float:
-    """The training step that a row is about."""
+    """Return the training step of a row."""
     step = number(row["step"])
     assert step is not None, "rows without a step are not kept"
     return step
 
 
 def env_of(row: RunRow) -> str:
-    """The environment of a mix that an evaluation is of; empty where there is no mix."""
+    """Return the environment of an evaluation in a mix; empty where there is no mix."""
     return str(row.get("env", ""))
 
 
 def series(rows: Sequence[RunRow], key: str) -> list[tuple[float, float]]:
-    """The points ``(step, value)`` of ``key``, without rows that lack it or where it is not finite."""
-    found = ((step_of(row), number(row.get(key))) for row in rows)
-    return [(step, value) for step, value in found if value is not None]
+    """Return the points ``(step, value)`` of ``key``, without rows where it is missing or not finite."""
+    points = ((step_of(row), number(row.get(key))) for row in rows)
+    return [(step, value) for step, value in points if value is not None]
 
 
 def _read_noted(path: Path, notes: list[str], limit: int) -> bytes:
-    """Read a file that may be missing; one that can't be read is noted, and is as empty."""
+    """Read a file that may be missing; note one that can't be read, and return nothing."""
     try:
         return read(path, limit)
     except OSError as error:

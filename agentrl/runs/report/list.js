@@ -117,9 +117,9 @@ async function show() {
   $("columns").scrollLeft = (columns.find((one) => one.number === number)?.pane.offsetLeft || 0) - $("columns").offsetLeft;
   // A screen reader reads the list's own choice where the list has the focus.
   if (columns.length && document.activeElement !== list) $("place").textContent = `Episode ${at + 1} of ${shown.length}: ${columns[0].pane.getAttribute("aria-label")}`;
-  const chart = tools.layout.value === "group" ? baselineChart(columns) : [];
-  $("baseline").replaceChildren(...chart);
-  $("baseline").hidden = !chart.length;
+  const figure = tools.layout.value === "group" ? baselineChart(columns) : "";
+  $("baseline").replaceChildren(figure);
+  $("baseline").hidden = !figure;
   tools.turn.max = columns[0]?.turns.length || 1;
   tools.turn.placeholder = `of ${tools.turn.max}`;
   legend();

@@ -1,6 +1,6 @@
-"""Episodes as the page holds them: one row each for the list, and two blocks each that the browser opens when shown.
+"""Pack episodes for a page: a row each for the list, and two blocks each, which the browser opens when it shows them.
 
-A block is JSON, deflated, in base64: that of the texts is what a search reads, the other one holds the numbers.
+A block is JSON, deflated, in base64. One holds the texts, which a search reads; the other one holds the numbers.
 """
 
 import base64
@@ -27,7 +27,7 @@ _DIGITS: Mapping[str, str] = {
     **{"logp": ".4g", "entropy": ".3g", "advantage": ".4g", "log_ratio": ".5f", "cumulative_log_ratio": ".5f"},
     **{"clipped": ".0f", "realized_energy": ".4g", "baseline": ".4g", "mismatch": ".4f"},
 }
-"""How each number of a token is written; fixed digits where most are noise around 0, which then packs to nothing."""
+"""Format of each number of a token. Fixed digits turn noise around 0 into equal texts, which compress to nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class Packed:
     """The episodes of a page."""
 
     rows: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
-    """What the list shows and filters by, one row an episode."""
+    """The fields that the list shows and filters by, one row an episode."""
     blocks: list[str] = field(default_factory=list[str])
     """The elements that hold them: ``text-0``, ``numbers-0``, ``text-1`` …"""
     notes: list[str] = field(default_factory=list[str])
-    """What could not be read, a sentence each."""
+    """Files that could not be read, a sentence each."""
 
     def add(
         self,
@@ -53,19 +53,19 @@ class Packed:
         """Add the episodes of a run's files, or of one file.
 
         Args:
-            source: which of the page's sources they belong to.
-            files: each with what the list calls it.
+            source: index of the page's source that they belong to.
+            files: each with its name in the list.
             limit: most episodes of each file.
-            strict: raise where a file can't be read, instead of leaving a note.
-            added: is called after each episode.
+            strict: raise an error where a file can't be read, instead of adding a note.
+            added: called after each episode.
 
         Raises:
             TrajectoryError: a file holds something else than episodes, or can't be read.
         """
-        for place, (label, path) in enumerate(files):
+        for index, (label, path) in enumerate(files):
             try:
                 for record in islice(read_episodes(path), limit):
-                    self._add(record, {"source": source, "file": place, "step": label})
+                    self._add(record, {"source": source, "file": index, "step": label})
                     added()
             except (OSError, TrajectoryError) as error:
                 if strict:
@@ -73,73 +73,72 @@ class Packed:
                 self.notes.append(f"{path.parent.name}/{path.name} can't be read to its end: {error!r}")
 
     def pair(self) -> None:
-        """Give each episode of two sources that of the same task and attempt; without attempts, at the same place."""
+        """Pair the episodes of two sources by task and attempt, or without attempts by their order in the file."""
         seen = Counter[tuple[object, ...]]()
-        places: dict[tuple[object, ...], int] = {}
-        for at, row in enumerate(self.rows):
+        partners: dict[tuple[object, ...], int] = {}
+        for index, row in enumerate(self.rows):
             task = row["file"], row["env"], row["task"]
-            which = row["attempt"] if row["attempt"] is not None else seen[row["source"], *task]
+            attempt = row["attempt"] if row["attempt"] is not None else seen[row["source"], *task]
             seen[row["source"], *task] += 1
-            other = places.setdefault((*task, which), at)
+            other = partners.setdefault((*task, attempt), index)
             if self.rows[other]["source"] != row["source"]:
-                self.rows[other]["pair"], row["pair"] = at, other
+                self.rows[other]["pair"], row["pair"] = index, other
 
     def _add(self, record: Record, row: dict[str, object]) -> None:
-        one, at = record.trajectory, len(self.rows)
-        errors = sum(not run.ok for run in one.tool_runs)
+        episode, number = record.trajectory, len(self.rows)
         # The seed as text: JavaScript rounds integers beyond 2^53.
-        row |= {"env": one.env, "task": one.task_id, "seed": str(one.seed), "attempt": one.attempt, "tags": one.tags}
-        row |= {"won": record.won, "return": one.ret, "turns": len(one.sampled)}
-        row |= {"errors": errors, "cut": one.cut_turns or one.stop.truncated, "stop": one.stop.value, "why": why(one)}
-        self.rows.append(row | {"sampled": one.n_sampled, "tokens": len(one.token_ids)})
-        self.blocks += [block(f"text-{at}", _texts(record)), block(f"numbers-{at}", _numbers(record))]
+        row |= {"env": episode.env, "task": episode.task_id, "seed": str(episode.seed), "attempt": episode.attempt}
+        row |= {"tags": episode.tags, "won": record.won, "return": episode.ret, "turns": len(episode.sampled)}
+        row |= {"errors": sum(not run.ok for run in episode.tool_runs)}
+        row |= {"cut": episode.cut_turns or episode.stop.truncated, "stop": episode.stop.value, "why": why(episode)}
+        self.rows.append(row | {"sampled": episode.n_sampled, "tokens": len(episode.token_ids)})
+        self.blocks += [block(f"text-{number}", _texts(record)), block(f"numbers-{number}", _numbers(record))]
 
 
 def why(trajectory: Trajectory) -> str:
-    """Why an episode ended, in words."""
+    """Return in words why an episode ended."""
     if trajectory.stop is Stop.TERMINATED and trajectory.sampled and trajectory.sampled[-1].cut:
         return "the environment ended it: a turn that was cut off was taken as the final answer"
     return _STOPS[trajectory.stop]
 
 
 def block(name: str, content: object) -> str:
-    """An element that the browser neither shows nor runs; base64 has no character that could end it."""
+    """Return an element that the browser neither shows nor runs; no character of base64 could end it."""
     text = content if isinstance(content, str) else json.dumps(content, separators=(",", ":"))
     packed = base64.b64encode(zlib.compress(text.encode("ascii"))).decode("ascii")
     return f'<script type="text/plain" id="{name}">{packed}</script>\n'
 
 
 def _texts(record: Record) -> Mapping[str, object]:
-    one, rewards = record.trajectory, iter(record.trajectory.rewards)
+    episode, rewards = record.trajectory, iter(record.trajectory.rewards)
     segments: list[Mapping[str, object]] = []
-    for segment, pieces in zip(one.segments, record.pieces, strict=True):
+    for segment, pieces in zip(episode.segments, record.pieces, strict=True):
         row: dict[str, object] = {"source": segment.source, "text": "".join(pieces), "count": len(pieces)}
         if segment.trained:
             row |= {"reward": next(rewards), "version": segment.version, "swaps": segment.swaps, "cut": segment.cut}
         segments.append(row)
-    tools = [(run.name, bool(run.ok), number(run.wall_s), _given(run.arguments)) for run in one.tool_runs]
-    answers = {"expected": one.expected, "answer": one.answer}
-    return {"segments": segments, "tools": tools, "parts": dict(one.parts), **answers}
+    tools = [(run.name, bool(run.ok), number(run.wall_s), _as_texts(run.arguments)) for run in episode.tool_runs]
+    answers = {"expected": episode.expected, "answer": episode.answer}
+    return {"segments": segments, "tools": tools, "parts": dict(episode.parts), **answers}
 
 
-def _given(arguments: Mapping[str, object]) -> Mapping[str, str]:
+def _as_texts(arguments: Mapping[str, object]) -> Mapping[str, str]:
     # JavaScript reads neither NaN nor infinities.
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
 
 
 def _numbers(record: Record) -> str:
-    """JSON, written by hand: ``json`` would write all digits of every number, several times as many as are shown."""
-    one = record.trajectory
-    logp = [value for segment in one.sampled for value in segment.logprobs or ()]
+    """Return JSON, written by hand: ``json`` would write several times as many digits as are shown."""
+    logp = [value for segment in record.trajectory.sampled for value in segment.logprobs or ()]
     columns: dict[str, Iterable[float]] = {"logp": logp, **record.training}
     if record.advantages is not None:
         columns["advantage"] = record.advantages
     if old := record.training.get("old_logp"):
         columns["mismatch"] = (a - b for a, b in zip(old, logp, strict=True))
     written = [f'"{name}":{_column(columns[name], digits)}' for name, digits in _DIGITS.items() if name in columns]
-    # The texts are read much sooner without them; JavaScript counts in UTF-16.
+    # Sizes of tokens are here since texts without them are read much faster. JavaScript counts in UTF-16.
     sizes = [len(piece.encode("utf-16-le", "surrogatepass")) // 2 for pieces in record.pieces for piece in pieces]
-    lists = {"sizes": sizes, "ids": one.token_ids}
+    lists = {"sizes": sizes, "ids": record.trajectory.token_ids}
     written += [f'"{name}":{json.dumps(values, separators=(",", ":"))}' for name, values in lists.items()]
     return "{" + ",".join(written) + "}"
 

@@ -1,8 +1,8 @@
-"""The page: what run folders and files of episodes hold, put together as one HTML file that needs nothing else."""
+"""The page of runs and episodes: one HTML file that loads nothing else."""
 
 import base64
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from agentrl.errors import RunFolderError
 from agentrl.runs.files import replace
 from agentrl.runs.progress import Display, as_argument
 from agentrl.runs.records import count_episodes, episode_files
-from agentrl.runs.report.charts import curve, diagnostics, seconds_by_phase, size_of, whisker
+from agentrl.runs.report.charts import Chart, curve, data, diagnostics, seconds_by_phase, size_of
 from agentrl.runs.report.curves import compared
 from agentrl.runs.report.folder import RunData, RunRow, env_of, is_run, read_folder, series, step_of
 from agentrl.runs.report.pack import Packed, block
@@ -36,14 +36,14 @@ _COLUMNS: tuple[_Column, ...] = (
 )
 """Key, heading and writer of each column of the evaluations' table."""
 _IN_REPORT = 16
-"""Episodes of each file in a run's own report, which is to stay small."""
+"""Episodes of each file in a run's own report, which has to stay small."""
 
 
 def write_report(run: Path) -> Path:
     """Write ``report.html`` into a run folder, in place of an older one.
 
-    The page works from ``file://``: styles, charts and scripts are in it, and its policy forbids it to load anything.
-    What the run has not written yet is left out of the page.
+    The page works from ``file://``: styles, data and scripts are in it, and its policy forbids it to load anything.
+    It lacks what the run has not written yet.
 
     Args:
         run: the run's folder.
@@ -67,15 +67,15 @@ def write_report(run: Path) -> Path:
 
 
 def write_view(paths: Sequence[Path], out: Path, *, every: bool = False) -> int:
-    """Write a page of runs and files of episodes, to look through and to compare; standard error tells how far it is.
+    """Write a page of runs and files of episodes, to look through and to compare; progress goes to standard error.
 
     Args:
         paths: run folders, files of episodes, or folders of such, as ``agentrl eval`` writes them.
         out: the page.
-        every: show the episodes of all steps that a run has saved, not of the first and the last one alone.
+        every: show the episodes of all saved steps of a run, instead of only the first and the last one.
 
     Returns:
-        How many episodes are in it.
+        The number of episodes in the page.
 
     Raises:
         RunFolderError: a folder is no run's, or the page can't be written.
@@ -90,8 +90,8 @@ def write_view(paths: Sequence[Path], out: Path, *, every: bool = False) -> int:
         ]
         total = sum(count_episodes(file) for some in files for _, file in some)
         with Display().phase("packing", total) as bar:
-            for place, (path, some) in enumerate(zip(paths, files, strict=True)):
-                packed.add(place, some, strict=path not in runs, added=partial(bar.advance, "episodes"))
+            for source, (path, some) in enumerate(zip(paths, files, strict=True)):
+                packed.add(source, some, strict=path not in runs, added=partial(bar.advance, "episodes"))
         if len(paths) == 2:
             packed.pair()
         replace(out, render(_names(paths), [runs[path] for path in paths if path in runs], packed, ""))
@@ -101,44 +101,58 @@ def write_view(paths: Sequence[Path], out: Path, *, every: bool = False) -> int:
 
 
 def render(names: Sequence[str], runs: Sequence[RunData], packed: Packed, hint: str) -> bytes:
-    """The whole page.
+    """Return the page as HTML.
 
     Args:
-        names: of its sources.
-        runs: those of them that are runs.
+        names: names of its sources.
+        runs: the sources that are runs.
         packed: their episodes.
-        hint: where there are more.
+        hint: a sentence about where there are more episodes.
     """
     alone = _overview(runs[0]) if len(runs) == 1 else {}
+    charts: dict[str, list[Chart]] = {"curve": [], "training": [], "compared": compared(runs) if runs[1:] else []}
+    charts |= _charts(runs[0]) if len(runs) == 1 else {}
     page = template("page.html").render(
-        {"outcomes": (), "facts": (), "curve": "", "charts": "", "evals": (), "columns": (), "config": ""} | alone,
+        {"outcomes": (), "facts": (), "evals": (), "columns": (), "config": ""} | alone,
         names=names,
         overview=bool(runs),
-        compared=compared(runs) if len(runs) > 1 else (),
+        charts=charts,
         notes=packed.notes,
         hint=hint,
         episodes=len(packed.rows),
-        index=Markup(block("index", {"sources": list(names), "rows": packed.rows})),
+        index=Markup(block("index", {"sources": list(names), "rows": packed.rows}) + charts_block(charts)),
     )
-    # Behind the script, so that the page can be used while the browser still reads them.
+    # The blocks follow the script, so that the page can be used while the browser still reads them.
     return "".join([page, "\n", *packed.blocks, "</body>\n</html>\n"]).encode()
 
 
-def _overview(run: RunData) -> dict[str, object]:
-    """What is told of a run besides its episodes."""
-    # The split that was evaluated first is compared; the others are in the table only.
+def charts_block(charts: Mapping[str, Sequence[Chart]]) -> str:
+    """Return the element with the data of a page's charts, by the name of their list."""
+    return block("charts", {name: data(some) for name, some in charts.items()})
+
+
+def _by_env(run: RunData) -> dict[str, list[RunRow]]:
+    """Return the evaluations that are compared, by environment: those of the split that was evaluated first."""
     evals = [row for row in run.evals if row.get("split") == run.evals[0].get("split")]
     envs = list(dict.fromkeys(map(env_of, evals))) or [""]
-    by_env = {name: [row for row in evals if env_of(row) == name] for name in envs}
-    known = [column for column in _COLUMNS if series(run.evals, column[0])]
+    return {name: [row for row in evals if env_of(row) == name] for name in envs}
+
+
+def _charts(run: RunData) -> dict[str, list[Chart]]:
+    curves = [chart for name, rows in _by_env(run).items() for chart in curve(rows, run.steps, name)]
+    return {"curve": curves, "training": [*diagnostics(run.steps), *seconds_by_phase(run.steps)]}
+
+
+def _overview(run: RunData) -> dict[str, object]:
+    """Return the parts of a run's page beside its charts and episodes."""
+    by_env = _by_env(run)
+    columns = [column for column in _COLUMNS if series(run.evals, column[0])]
     return {
         "outcomes": [outcome for name, rows in by_env.items() for outcome in _outcomes(rows, name)],
         "facts": _facts(run),
-        "curve": Markup().join(curve(rows, run.steps, name) for name, rows in by_env.items()),
-        "charts": Markup().join([*diagnostics(run.steps), seconds_by_phase(run.steps)]),
-        "columns": ["step", "split", *["environment"] * any(envs), *(title for _, title, _ in known)],
+        "columns": ["step", "split", *["environment"] * any(by_env), *(title for _, title, _ in columns)],
         "evals": [
-            [f"{step_of(row):g}", row.get("split", ""), *[env_of(row)] * any(envs), *_cells(row, known)]
+            [f"{step_of(row):g}", row.get("split", ""), *[env_of(row)] * any(by_env), *_cells(row, columns)]
             for row in run.evals
         ],
         "config": run.config,
@@ -151,22 +165,22 @@ def _files(run: RunData, *, every: bool) -> list[tuple[str, Path]]:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of each path that tell them apart: files of different runs have one name."""
-    whole = [path.resolve().parts for path in paths]
-    tails = [["/".join(parts[-count:]) for parts in whole] for count in range(1, 9)]
-    return next((names for names in tails if len({*names}) == len({*whole})), tails[0])
+    """Return the last parts of each path, as many as make them differ: files of different runs have equal names."""
+    absolute = [path.resolve().parts for path in paths]
+    tails = [["/".join(parts[-count:]) for parts in absolute] for count in range(1, 9)]
+    return next((names for names in tails if len({*names}) == len({*absolute})), tails[0])
 
 
 @cache
 def template(name: str, *packages: str) -> Template:
-    """A template: whatever is put into it is made visible and escaped, unless it is markup.
+    """Load a template, which escapes its values and makes them visible, unless they are markup.
 
     Args:
-        name: of its file.
-        packages: where it may lie, before this one, whose style others include.
+        name: the name of its file.
+        packages: where it may lie beside this package, whose style and scripts others include.
     """
     templates = Environment(
-        loader=ChoiceLoader([PackageLoader(one, "") for one in (*packages, "agentrl.runs.report")]),
+        loader=ChoiceLoader([PackageLoader(package, "") for package in (*packages, "agentrl.runs.report")]),
         autoescape=True,
         finalize=visible,
         undefined=StrictUndefined,
@@ -178,19 +192,25 @@ def template(name: str, *packages: str) -> Template:
 
 
 def _outcomes(evals: list[RunRow], env: str) -> list[tuple[object, ...]]:
-    """Title, step, rate, its drawing, its interval and the size of the evaluations that are compared."""
-    known = [row for row in evals if number(row.get("success")) is not None]
-    titles = ("Before", "After") if len(known) > 1 else ("Measured",)
-    return [
-        _outcome(f"{title} {env}".rstrip(), row) for title, row in zip(titles, known[:1] + known[1:][-1:], strict=False)
-    ]
+    """Return a row of the summary for the first and the last evaluation of an environment."""
+    measured = [row for row in evals if number(row.get("success")) is not None]
+    titles = ("Before", "After") if len(measured) > 1 else ("Measured",)
+    ends = measured[:1] + measured[1:][-1:]
+    return [_outcome(f"{title} {env}".rstrip(), row) for title, row in zip(titles, ends, strict=False)]
 
 
 def _outcome(title: str, row: RunRow) -> tuple[object, ...]:
     success, low, high = (number(row.get(key)) for key in ("success", "low", "high"))
     assert success is not None, "rows without success are no outcome"
-    interval = "" if low is None or high is None else f"{percent(low)} to {percent(high)}"
-    return title, f"{step_of(row):g}", percent(success), whisker(success, low, high), interval, size_of(row)
+    interval, reach = "", None
+    if low is not None and high is not None:
+        interval, reach = f"{percent(low)} to {percent(high)}", (_across(low), _across(high))
+    return title, f"{step_of(row):g}", percent(success), _across(success), reach, interval, size_of(row)
+
+
+def _across(rate: float) -> str:
+    """Return where a rate lies on the line of the summary, in SVG units."""
+    return f"{4 + 192 * min(max(rate, 0.0), 1.0):.1f}"
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
@@ -205,18 +225,18 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
 
 
 def _wall_time(run: RunData) -> float:
-    """Seconds of the whole run."""
+    """Return the seconds of the run, all of its processes together."""
     rows = sorted([*run.steps, *run.evals], key=step_of)
     clock = [value for _, value in series(rows, "seconds_run")]
-    # The clock starts again where a run was resumed: what it showed before that counts as well.
+    # Where the clock falls, the run was resumed from an earlier step: the time before that counts as well.
     return sum(before for before, after in pairwise([*clock, 0.0]) if after < before)
 
 
 def _cells(row: RunRow, columns: Sequence[_Column]) -> list[str]:
-    known = ((number(row.get(key)), write) for key, _, write in columns)
-    return ["" if value is None else write(value) for value, write in known]
+    values = ((number(row.get(key)), write) for key, _, write in columns)
+    return ["" if value is None else write(value) for value, write in values]
 
 
 def policy_hash(inline: str) -> str:
-    """What the page's policy calls a style or a script that is allowed."""
+    """Return the hash by which the page's policy allows a style or a script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()

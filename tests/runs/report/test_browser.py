@@ -1,12 +1,18 @@
 """The page in a real browser: what is clicked and pressed does what it says, and its policy holds."""
 
 import base64
+import json
+import math
+import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentrl.eval.pages import Section, write_page
 from agentrl.runs.report import write_report, write_view
+from agentrl.runs.report.charts import Chart, Line
 from agentrl.types import Stop, ToolRun, Trajectory
 
 from .browser import FILLED, Browser
@@ -21,13 +27,66 @@ OPTIONS = "[...document.querySelectorAll('[role=option]')].map(one => one.textCo
 
 def test_overview_and_episodes_are_parts_that_are_clicked(run: Path, browser: Browser, tmp_path: Path) -> None:
     browser.open(write_report(run))
-    browser.until("document.body?.className === 'overview'")
-    assert browser.ask("document.querySelector('#chart-curve path.line.success').getBoundingClientRect().width") > 100
+    browser.until("document.querySelector('#chart-curve path.line.success')?.getBoundingClientRect().width > 100")
+    shown = browser.ask("[...document.querySelectorAll('#training figure')].map(one => one.id.slice(6))")
+    assert shown == ["clip_fraction", "grad_norm", "entropy", "logp_diff_max", "seconds"]
+    assert browser.ask("document.querySelector('#chart-curve .eval:last-of-type title').textContent").startswith(
+        "step 40"
+    )
+    assert browser.ask("document.querySelector('#chart-curve .target title').textContent").startswith(
+        "step 1: training"
+    )
     assert browser.shot(tmp_path / "shot.png").startswith(PNG)
     browser.click("#to-episodes")
     browser.until(FILLED)
     assert browser.ask("document.getElementById('overview').checkVisibility()") is False
     assert len(browser.ask(OPTIONS)) == 4
+
+
+def drawn(browser: Browser, **chart: Any) -> str:
+    """Draw a chart of one line, and return its SVG."""
+    line = {"style": "diagnostic", "name": "<b>", "band": [], "titles": [], "labels": False, **chart}
+    return browser.ask(
+        f"chart({json.dumps({'id': 'x', 'title': 'x', 'lines': [line]})}).querySelector('svg').outerHTML"
+    )
+
+
+def test_charts_are_drawn_to_scale(run: Path, browser: Browser) -> None:
+    browser.open(write_report(run))
+    browser.until("document.body?.className === 'overview'")
+    assert re.findall(r' d="([^"]+)"', drawn(browser, points=[[0, 0], [5, 0.5], [10, 1]])) == [
+        "M44.0 154.0L186.0 82.0L328.0 10.0"
+    ]
+    both = drawn(browser, points=[[0, 0], [10, 1]], band=[[0, 0, 1], [10, 1, 1]])
+    assert ' d="M44.0 10.0L328.0 10.0L328.0 10.0L44.0 154.0Z"' in both
+    for value in (0.0, 5.0, -3.0, 1e-12, 1e199):
+        alone = drawn(browser, points=[[7, value]])
+        assert alone.count('class="dot diagnostic"') == 1 and "NaN" not in alone and "Infinity" not in alone
+        assert "<title>step 7: &lt;b&gt; " in alone, "a name is text"
+    noise = random.Random(0)
+    assert drawn(browser, points=[[step, noise.random()] for step in range(5000)]).count('class="target"') <= 240
+    ranges = [sorted(noise.uniform(-1, 1) * 10 ** noise.uniform(-9, 9) for _ in range(2)) for _ in range(200)]
+    ticks = browser.ask(f"{json.dumps(ranges)}.map(([low, high]) => ticks(low, high, 5))")
+    axes = browser.ask(f"{json.dumps(ranges)}.map((values) => valueRange(values, 4))")
+    for (low, high), marks, (least, most) in zip(ranges, ticks, axes, strict=True):
+        slack = 1e-6 * (high - low)
+        assert 1 <= len(marks) <= 15 and all(low - slack <= mark <= high + slack for mark in marks)
+        if len(marks) > 1:
+            apart = marks[1] - marks[0]
+            mantissa = apart / 10 ** math.floor(math.log10(apart) + 1e-6)
+            assert min(abs(mantissa - good) for good in (1, 2, 5, 10)) < 1e-3, "round"
+        assert least - slack <= min(low, 0) and max(high, 0) <= most + slack, "it holds zero and every value"
+
+
+def test_a_page_of_sections_draws_its_charts_too(tmp_path: Path, browser: Browser) -> None:
+    line = Line(style="hsl(90, 65%, 45%)", name="\u202e", points=[(0, 0.1), (500, 0.6)], titles=["<b>", "two"])
+    charts = [Chart(id="curves", title="Success", keys=[(line.style, "a")], lines=[line], unit="tokens")]
+    write_page(tmp_path / "p.html", "x", [Section(title="Table")], charts)
+    browser.open(tmp_path / "p.html")
+    browser.until("document.querySelector('#chart-curves path.line')?.getBoundingClientRect().width > 100")
+    colour = browser.ask("getComputedStyle(document.querySelector('#chart-curves path.line')).stroke")
+    assert colour == browser.ask("getComputedStyle(document.querySelector('#chart-curves .key path')).stroke") != "none"
+    assert browser.ask("document.querySelector('#chart-curves title').textContent") == "<b>"
 
 
 def test_list_is_filtered_searched_and_walked_by_keys(run: Path, browser: Browser) -> None:
@@ -80,7 +139,7 @@ def test_group_stands_side_by_side_with_its_baseline(run: Path, browser: Browser
     browser.press("g")
     browser.until("document.querySelectorAll('#columns .episode').length === 2")
     assert browser.ask("document.querySelectorAll('#baseline path.line').length") == 2
-    assert browser.ask("document.querySelectorAll('#baseline circle').length") == 2
+    assert browser.ask("document.querySelectorAll('#baseline .eval').length") == 2
     browser.press("o")
     browser.until("document.querySelectorAll('#columns .episode').length === 1")
     assert browser.ask("document.getElementById('baseline').hidden")

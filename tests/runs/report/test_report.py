@@ -11,6 +11,7 @@ from agentrl.errors import RunFolderError
 from agentrl.runs.report import write_report
 from agentrl.types import ToolRun
 
+from .charts_of import charts_of
 from .conftest import Play, Save, write_rows
 
 HOSTILE = "</span><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x00\x1b[2J\u200b"
@@ -50,9 +51,11 @@ def read(run: Path) -> Page:
 
 
 def test_report_of_a_whole_run(run: Path) -> None:
-    page = read(run)
-    assert {"chart-curve", "chart-clip_fraction", "chart-grad_norm", "chart-entropy"} <= page.ids
-    assert {"chart-logp_diff_max", "chart-seconds", "text-0", "numbers-3", "config"} <= page.ids
+    page, charts = read(run), charts_of(run / "report.html")
+    assert {"curve", "training", "text-0", "numbers-3", "config"} <= page.ids
+    assert [chart["id"] for chart in charts["curve"]] == ["curve"]
+    shown = ["clip_fraction", "grad_norm", "entropy", "logp_diff_max", "seconds"]
+    assert [chart["id"] for chart in charts["training"]] == shown
     assert "notes" not in page.ids and "text-4" not in page.ids, "those of the first and the last step"
     for told in ("15.8%", "10.8% to 20.9%", "73.0%", "200 problems", "14 min 20 s", "Sampled tokens", 'loss = "ctpo"'):
         assert told in page.text
@@ -186,8 +189,8 @@ def test_no_damage_is_an_error(tmp_path_factory: pytest.TempPathFactory, metrics
     folder = tmp_path_factory.mktemp("run")
     (folder / "metrics.jsonl").write_text("\n".join(metrics), encoding="utf-8")
     (folder / "evals.jsonl").write_text("\n".join(evals), encoding="utf-8")
-    drawn = [found for tag, found in read(folder).tags if tag in ("path", "rect", "circle")]
-    assert not re.search(r"\b(nan|inf)\b", str(drawn))
+    drawn = [found for tag, found in read(folder).tags if tag in ("path", "line", "circle")]
+    assert not re.search(r"\b(nan|inf)\b", f"{drawn} {charts_of(folder / 'report.html')}")
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
