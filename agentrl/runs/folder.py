@@ -1,13 +1,11 @@
 """The run folder: created once, locked while in use, never overwritten."""
 
-import asyncio
-import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -19,9 +17,6 @@ from agentrl.runs.files import MAX_ROWS, delete_unfinished, is_folder, lock_fold
 from agentrl.runs.settings import MAY_CHANGE, kept_settings, read_config, write_config
 
 _RECORDS = ("metrics.jsonl", "evals.jsonl")
-_FULL = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
-_PATIENCE_S = 60.0
-"""Seconds between two attempts to write to a full disk, at most: one may be as large as a checkpoint."""
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
@@ -40,7 +35,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     ) -> "RunFolder":
         """Create the folder of a new run and write its config.
 
-        A run that ended before its first checkpoint has nothing to go on with: its folder is taken over.
+        A run that ended before its first checkpoint has nothing to resume from: its folder is used again.
 
         Args:
             config: names the run.
@@ -88,7 +83,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         Raises:
             OSError: the line can't be written.
         """
-        # Unbuffered: what a buffer holds when a write fails would be written when it is closed.
+        # Unbuffered: after a failed write, a buffer would be written when the stream is closed.
         with open_to_append(self.path / file) as stream:
             size, rest = stream.tell(), memoryview(json.dumps(row).encode() + b"\n")
             try:
@@ -111,42 +106,16 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         except Exception as error:
             if not (reason := _failed_write(error)):
                 raise
-            raise InfrastructureError(f"{self._disk()} does not take what the run writes ({reason})") from error
-
-    async def written(self, write: Callable[[], object], say: Callable[[str], None]) -> None:
-        """Do ``write``, again and again while the disk is full.
-
-        Args:
-            write: leaves nothing behind where it fails, and may be done again.
-            say: is told that the run waits.
-
-        Raises:
-            InfrastructureError: a write failed otherwise.
-        """
-        pause_s = 0.0
-        while True:
-            try:
-                with self.writing():
-                    write()
-                return
-            except InfrastructureError as error:
-                if not any(words in _failed_write(error.__cause__) for words in _FULL):
-                    raise
-                if not pause_s:
-                    say(f"{self._disk()} is full: the run waits for room; Ctrl-C or SIGTERM stops it")
-            pause_s = min(2 * pause_s + 1, _PATIENCE_S)
-            await asyncio.sleep(pause_s)
-
-    def _disk(self) -> str:
-        place = self.path.resolve()
-        disk = next(folder for folder in (place, *place.parents) if folder.is_mount())
-        return f"the disk at {disk}, with {shutil.disk_usage(disk).free / 1e6:.1f} MB left,"
+            path = self.path.resolve()
+            disk = next(folder for folder in (path, *path.parents) if folder.is_mount())
+            room = f"{shutil.disk_usage(disk).free / 1e6:.1f} MB left"
+            raise InfrastructureError(f"the disk at {disk}, with {room}, refuses a write ({reason})") from error
 
     def seal(self) -> dict[str, tuple[int, str]]:
-        """Give length and checksum of each JSONL file as it is; a checkpoint stores them for :meth:`kept`."""
+        """Return length and checksum of each JSONL file as it is; a checkpoint stores them for :meth:`rows_until`."""
         return {file: _sealed(_bytes(self.path / file)) for file in _RECORDS}
 
-    def kept(self, step: int, sealed: Mapping[str, Sequence[Any]]) -> dict[str, bytes]:
+    def rows_until(self, step: int, sealed: Mapping[str, Sequence[Any]]) -> dict[str, bytes]:
         """Select the rows of each JSONL file up to ``step``: the run that is resumed there writes the later ones again.
 
         Args:
@@ -159,7 +128,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         Raises:
             RunFolderError: a file does not begin with what it held then, or can't be read.
         """
-        kept: dict[str, bytes] = {}
+        complete: dict[str, bytes] = {}
         for file in _RECORDS:
             path, (size, digest) = self.path / file, sealed.get(file, _sealed(b""))
             data = _bytes(path)
@@ -170,18 +139,18 @@ class RunFolder(AbstractContextManager["RunFolder"]):
                     f"{path} is damaged or gone: its first {size} bytes are not those that it had when step-{step:06d} "
                     "was saved; put a copy back, or move that checkpoint away to go on from the one before it"
                 )
-            # Behind the seal stands what was written after the checkpoint. Its evaluation has the same step and stays;
-            # the last piece is empty, or a line that was cut off.
+            # After the seal come rows that were written after the checkpoint. Its own evaluation has the same step and
+            # stays; the last piece is empty, or a line that was cut off.
             rows = ((line + b"\n", read_row(line)) for line in data[size:].split(b"\n")[:-1])
-            kept[file] = data[:size] + b"".join(line for line, row in rows if row and row["step"] <= step)
-        return kept
+            complete[file] = data[:size] + b"".join(line for line, row in rows if row and row["step"] <= step)
+        return complete
 
     def episodes(self, step: int) -> Path:
-        """Give the path of a step's episodes."""
+        """Return the path of a step's episodes."""
         return self.path / "episodes" / f"step-{step:06d}.jsonl.zst"
 
     def checkpoint(self, step: int) -> Path:
-        """Give the path of a step's checkpoint."""
+        """Return the path of a step's checkpoint."""
         return self.path / "checkpoints" / f"step-{step:06d}"
 
     def close(self) -> None:
@@ -189,7 +158,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self._lock.close()
 
     def was_refused(self, error: BaseException | None) -> bool:
-        """Say whether a run that ends with ``error`` was refused as it began, and leaves nothing to go on with."""
+        """Return True if a run that ends with ``error`` was refused as it began, and so has nothing to resume from."""
         return self._new and isinstance(error, UsageError) and not (self.path / "checkpoints").exists()
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
@@ -260,14 +229,14 @@ def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
         setting = ".".join(name.split(".")[:2])
         if before.get(setting) != after.get(setting):
             raise ConfigError(
-                f"{name} can't change in a run that goes on, only {', '.join(MAY_CHANGE)}; a new run can begin with "
+                f"{name} can't change in a resumed run, only {', '.join(MAY_CHANGE)}; a new run can begin with "
                 f"this one's model: --set model.path={path}"
             )
     return new
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a JSONL file; a last line that was cut off while it was written is left out.
+    """Read the rows of a JSONL file, except a last line that was cut off while it was written.
 
     Raises:
         RunFolderError: a line is no row, or the file can't be read.
@@ -306,8 +275,8 @@ def numbered(path: Path) -> list[Path]:
 
 
 def _failed_write(error: BaseException | None) -> str:
-    """Find what the system said of the write that failed and led to ``error``; empty where none did."""
-    # Libraries in Rust tell it in words only, and those in C++ raise another error on their way out.
+    """Return the system's message about the failed write that led to ``error``; empty where none did."""
+    # Libraries in Rust only mention it in their message, and those in C++ raise another error afterwards.
     while error is not None:
         if isinstance(error, OSError) or "(os error " in str(error):
             return str(error)

@@ -52,28 +52,26 @@ class Run:
         self._trainer: Trainer
         self._adapts = config.lora.rank > 0
         self._base = adapters_base(config, folder.checkpoint(0))
-        self._written = partial(folder.written, say=display.say)
         self.done = 0
         """The last step whose weights the trainer has had."""
         self._updates_done: int | None = None
         """Updates after which the weights were those of ``done``; None before there is a trainer."""
         self._began = time.perf_counter()
 
-    async def begin(self, prepare: Callable[[], None] = lambda: None, *, sft_only: bool = False) -> None:
+    async def begin(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Do the run from its warm start to its end.
 
         Args:
             prepare: prepares the folder of a run that was stopped before its first checkpoint.
-            sft_only: end after the warm start.
         """
-        await self._written(prepare)
+        self._write(prepare)
         if self._live and self._config.sft.steps:
             await self._live.warm_start(self._display, self._elapsed)
         # Adapters need their base. Where no other folder holds it, as after a warm start, the first checkpoint does.
         if self._adapts and self._base == str(self._folder.checkpoint(0).resolve()):
             self._make_trainer()
             self._finished(0)
-            await self._written(self.save)
+            self._write(self.save)
             self._trainer.learner.close()
         if self._adapts:
             adapt(self._config, self._policy.model, base=self._base, saved=None)
@@ -82,10 +80,9 @@ class Run:
         if self._config.algo.kl_coef and not self._adapts:
             self._trainer.learner.keep_reference()
         await self._trainer.sync(self.done)
-        await self._written(self.save)
+        self._write(self.save)
         await self._evaluate_if_due()
-        if not sft_only:
-            await self._train()
+        await self._train()
 
     async def resume(self, last: Path, prepare: Callable[[], None]) -> None:
         """Continue the run from its checkpoint ``last`` to its end.
@@ -104,7 +101,7 @@ class Run:
             load_optimizer(last, self._trainer.learner.load)
         if self._config.algo.kl_coef and not self._adapts:
             self._trainer.learner.keep_reference(load_reference(self._folder, self._config.model.device))
-        await self._written(prepare)
+        self._write(prepare)
         # The clock continues where the last row was written.
         rows = [row for file in ("metrics.jsonl", "evals.jsonl") for row in read_jsonl(self._folder.path / file)]
         self._began -= max((row.get("seconds_run", 0.0) for row in rows), default=0.0)
@@ -145,12 +142,12 @@ class Run:
                     )
                 # Saved before it is evaluated, which takes long: a stop meanwhile loses no training.
                 if self._due(self._config.save.every):
-                    await self._written(self.save)
+                    self._write(self.save)
                 await self._evaluate_if_due()
 
     async def _learned(self, number: int, result: StepResult) -> None:
         # The row comes first: a checkpoint seals the records, which must hold all steps up to its own.
-        await self._record(number, result)
+        self._record(number, result)
         # A run that is stopped from here on loses nothing. But a deterministic run that plays ahead must first play all
         # of the next groups with the weights before these: else it would not end in the bytes of an undisturbed run.
         if not (self._config.run.deterministic and self._config.rollout.overlap == "lag"):
@@ -188,15 +185,20 @@ class Run:
         if missing := [name for name in self._live.names if name not in evaluated]:
             await self._evaluate(self._live, missing)
 
-    async def _record(self, number: int, result: StepResult) -> None:
+    def _write(self, write: Callable[[], object]) -> None:
+        """Do ``write``; a failed write ends the run with an error that names the disk."""
+        with self._folder.writing():
+            write()
+
+    def _record(self, number: int, result: StepResult) -> None:
         row = {**result.metrics, "seconds_run": time.perf_counter() - self._began}
-        await self._written(partial(self._folder.append, "metrics.jsonl", row))
+        self._write(partial(self._folder.append, "metrics.jsonl", row))
         self._loggers.log(row, number)
         stuck = self._trainer.skipped >= _SKIPPED_STEPS
         if number == 1 or self._ended(number) or stuck or number % self._config.save.episodes_every == 0:
             path, tokenizer = self._folder.episodes(number), self._policy.tokenizer
             columns = self._trainer.rollouts.origins, result.advantages, result.record.by_episode()
-            await self._written(partial(write_episodes, path, result.trajectories, tokenizer, *columns))
+            self._write(partial(write_episodes, path, result.trajectories, tokenizer, *columns))
         if stuck:
             raise InvariantError(
                 f"no gradient of the last {_SKIPPED_STEPS} steps was finite, and none was followed: the weights are as "
@@ -211,7 +213,7 @@ class Run:
         async for name, result in live.evaluate(self.done, names, self._display):
             row = {"step": self.done, "split": config.eval.split, "seconds_run": time.perf_counter() - self._began}
             row |= ({"env": name} if name else {}) | result.row()
-            await self._written(partial(self._folder.append, "evals.jsonl", row))
+            self._write(partial(self._folder.append, "evals.jsonl", row))
             self._loggers.log(result.row(), self.done, f"env/{name}/eval_" if name else "eval_")
             self._display.say(f"step {self.done} ({self._elapsed()}){name and f', {name}'}: {result}")
         if config.optim.average:

@@ -30,14 +30,13 @@ from agentrl.train.step import schedule_note
 _Work = Callable[[Run], Coroutine[object, object, None]]
 
 
-def train(config: Config, display: Display, *, numbered: bool = False, sft_only: bool = False) -> Path:
+def train(config: Config, display: Display, *, numbered: bool = False) -> Path:
     """Do a whole run in a new run folder.
 
     Args:
         config: the run's settings.
         display: shows progress.
         numbered: if the run's name is taken, use the next free ``name-2``, ``name-3`` …
-        sft_only: stop after the warm start.
 
     Returns:
         The run folder.
@@ -49,14 +48,12 @@ def train(config: Config, display: Display, *, numbered: bool = False, sft_only:
     # then name the weights that this run began with.
     config = with_dialect(config.updated(model={"path": model_at(config.model.path, display.say)}))
     sources = check_run(config)
-    if sft_only and config.sft.steps == 0:
-        raise ConfigError("sft.steps is 0, so there is no warm start: set it, for example sft.steps=200")
     parts = assemble_live(config, sources)
     # The folder comes last, so that whatever fails above leaves none behind.
     made_by = {"dialect": sources.train.label, **parts.made_by}
     with RunFolder.create(config, numbered=numbered, made_by=made_by) as folder:
         display.say(f"run folder: {folder.path}")
-        return _supervise(config, display, folder, parts, lambda run: run.begin(sft_only=sft_only))
+        return _supervise(config, display, folder, parts, lambda run: run.begin())
 
 
 def train_on(files: Sequence[Path], config: Config, display: Display, *, numbered: bool = False) -> Path:
@@ -112,7 +109,7 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
         state: dict[str, Any] = load_state(last) if last else {"step": -1, "records": {}}
         if last:
             _check_unchanged(before, state["settings"], path)
-        records = folder.kept(state["step"], state["records"])
+        records = folder.rows_until(state["step"], state["records"])
         begun_with = last and Path(base_of(last) or last)
         files = [Path(file) for file in state.get("episodes", ())]
         if files:

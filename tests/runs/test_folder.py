@@ -63,6 +63,11 @@ def test_a_run_that_ended_before_its_first_checkpoint_leaves_its_name_free(confi
         (folder.path / "report.html").write_text("mine")
         with pytest.raises(RunFolderError, match="is in use by process"):
             RunFolder.create(config, numbered=False)
+    # A run that was killed even sooner has no config yet.
+    (folder.path / "config.toml").rename(folder.path / f".config.toml.{'0' * 16}.tmp")
+    (folder.path / "report.html").rename(report := folder.path.parent / "report.html")
+    RunFolder.create(config, numbered=False).close()
+    report.rename(folder.path / "report.html")
     other = with_overrides(config, ["optim.steps=7"])
     with RunFolder.create(other, numbered=False) as again:
         assert read_config(again.path) == other and (again.path / "report.html").read_text() == "mine"
@@ -151,13 +156,13 @@ def test_partial_last_line_is_dropped(folder: RunFolder) -> None:
     with (folder.path / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 4, "lo')
     assert read_jsonl(folder.path / "metrics.jsonl") == rows
-    kept = folder.kept(2, {})
+    kept = folder.rows_until(2, {})
     assert kept["evals.jsonl"] == b"" and not (folder.path / "evals.jsonl").exists()
     replace(folder.path / "metrics.jsonl", kept["metrics.jsonl"])
     folder.append("metrics.jsonl", {"step": 3})
     assert read_jsonl(folder.path / "metrics.jsonl") == [*rows[:3], {"step": 3}]
     with pytest.raises(RunFolderError, match=r"metrics.jsonl has rows, and the run no checkpoint"):
-        folder.kept(-1, {})
+        folder.rows_until(-1, {})
 
 
 def test_a_write_that_fails_half_way_leaves_nothing(folder: RunFolder) -> None:
@@ -182,13 +187,13 @@ def test_damaged_line_is_named_unless_it_is_cut_anyway(folder: RunFolder, line: 
     folder.append("metrics.jsonl", {"step": 1})
     sealed, data = folder.seal(), path.read_bytes()
     path.write_bytes(data + line + b"\n")
-    assert folder.kept(1, sealed)["metrics.jsonl"] == data, "what came after the checkpoint is written again"
+    assert folder.rows_until(1, sealed)["metrics.jsonl"] == data, "what came after the checkpoint is written again"
     with pytest.raises(RunFolderError, match=r"line 2 of .*metrics.jsonl is no JSON object with a step: put a"):
         read_jsonl(path)
     for other in (data.replace(b"1", b"2"), data[:-1], b""):
         path.write_bytes(other)
         with pytest.raises(RunFolderError, match=r"metrics.jsonl is damaged or gone: .* step-000001 was saved"):
-            folder.kept(1, sealed)
+            folder.rows_until(1, sealed)
 
 
 def test_config_that_was_cut_off_anywhere_is_no_config(config: Config) -> None:

@@ -79,7 +79,7 @@ def test_a_run_that_ended_can_be_trained_longer(train: Train, server: Server, tm
         return server.start(tmp_path, "train", "--resume", "runs/short", *setting(*settings))
 
     refused = resumed("env.args.level=2")
-    assert refused.wait() == 2 and "env.args.level can't change in a run that goes on, only run.th" in refused.err
+    assert refused.wait() == 2 and "env.args.level can't change in a resumed run, only run.th" in refused.err
     assert "it has ended: raise optim.steps or optim.max_sampled_tokens" in resumed().done().err
     assert (other / "config.toml").read_text() == before
     assert "it has ended" not in resumed("optim.steps=4", "save.every=1", "rollout.concurrency=1").done().err
