@@ -49,8 +49,7 @@ def for_messages(config: Config) -> Config:
     """
     if config.engine.name != SERVER or tokenizer_of(config):
         return config
-    rollout = config.rollout.model_copy(update={"episode_tokens": _ENDLESS})
-    return replace_dialects(config.model_copy(update={"rollout": rollout}), (NATIVE, *FORMS), NativeHermes.name)
+    return replace_dialects(config.updated(rollout={"episode_tokens": _ENDLESS}), (NATIVE, *FORMS), NativeHermes.name)
 
 
 def make_agent(config: Config, mix: TaskMix, path: str) -> Agent:

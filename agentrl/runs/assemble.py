@@ -3,12 +3,13 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from agentrl.config import Config, with_overrides
+from agentrl.config import Config
+from agentrl.config.settings import EnvSettings, MixedEnv
 from agentrl.engines import check_trains, make_engine, make_named
 from agentrl.engines.base import Engine
 from agentrl.engines.rng import derive_seed
@@ -25,12 +26,13 @@ from agentrl.toolenv.dialects import NATIVE, resolve_dialect
 
 _TOKENIZER_TASKS = 500
 _FLEETS = {"ray": "agentrl.rollout.ray_fleet:RayFleet"}
+_Env = TypeVar("_Env", EnvSettings, MixedEnv)
 _NO_TOKENIZER = "give model.path a folder that holds a model, or its name on the Hugging Face hub"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What a run trains."""
+    """The model that a run trains, and its tokenizer."""
 
     model: PreTrainedModel
     """The policy that is trained."""
@@ -57,7 +59,7 @@ def assemble(
         config: the run's settings.
         source: a split of its environments.
         path: loads the model from here instead of ``config.model.path``.
-        fleet: let the fleet that ``config.fleet`` chooses be the engine, or have the engine here all the same.
+        fleet: make the fleet that ``config.fleet`` chooses and use it as the engine; otherwise the engine is here.
 
     Raises:
         UsageError: the model or its tokenizer can't be loaded.
@@ -73,13 +75,12 @@ def assemble(
     renderer = make_renderer(config, tokenizer, source)
     model = load_policy(config, tokenizer, path).model
     longest = config.rollout.episode_tokens + config.rollout.turn_tokens
-    # A copy in the type of the computation: the trainer keeps float32 weights, and the engine's own change only when
-    # they get a new version.
+    # The engine samples from a copy: the trainer's weights are float32, and change before the engine loads them.
     sampled = cast_copy(model, getattr(torch, config.model.dtype))
     options = {"slots": config.rollout.concurrency, "max_length": longest, **config.engine.options}
     if fleet and config.fleet.name != "local":
-        places = make_named("fleet", _FLEETS, config.fleet.name, config.fleet.options, config, sampled, options)
-        return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=places)
+        actors = make_named("fleet", _FLEETS, config.fleet.name, config.fleet.options, config, sampled, options)
+        return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=actors)
     engine = make_engine(config.engine.name, sampled, options)
     return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=engine)
 
@@ -96,7 +97,8 @@ def make_renderer(config: Config, tokenizer: Any, source: TaskSource | TaskMix) 
         RenderError: the tokenizer's chat template can't be extended, or can't describe an environment's tools.
         ConfigError: the chat template has no such variable.
     """
-    # All of them, so that tools which can't be described are refused here; a collector makes those of the others.
+    # A collector makes the renderers of the other environments. They are made here too, so that a template which
+    # can't describe their tools is refused at once.
     args, dialects = config.model.template_args, source.dialects
     renderer, *_ = [Renderer(tokenizer, args, dialect.template_tools, dialect.marks) for dialect in dialects]
     return renderer
@@ -118,11 +120,11 @@ def load_policy(config: Config, tokenizer: Any = None, path: str | Path | None =
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     make_repeatable(config.run.deterministic)
-    place = path or config.model.path
-    tokenizer = tokenizer or load_tokenizer(place, _NO_TOKENIZER)
+    weights = path or config.model.path
+    tokenizer = tokenizer or load_tokenizer(weights, _NO_TOKENIZER)
     device = _device(config.model.device)
-    if place:
-        model = load_model(place, device=device)
+    if weights:
+        model = load_model(weights, device=device)
     else:
         seed = derive_seed(config.run.seed, "weights")
         model: Any = make_model(tokenizer, seed=seed, **config.model.tiny)
@@ -143,12 +145,12 @@ def run_tokenizer(config: Config, source: TaskSource | TaskMix, path: str | Path
     Raises:
         UsageError: it can't be loaded.
     """
-    place = path or config.model.path
-    return load_tokenizer(place, _NO_TOKENIZER) if place else make_tokenizer(source.texts(_TOKENIZER_TASKS))
+    source_path = path or config.model.path
+    return load_tokenizer(source_path, _NO_TOKENIZER) if source_path else make_tokenizer(source.texts(_TOKENIZER_TASKS))
 
 
 def model_config(config: Config, tokenizer: Any) -> PreTrainedConfig:
-    """Read the configuration of a run's model, which says all of it but its weights.
+    """Read the configuration of a run's model, which describes all of it but its weights.
 
     Args:
         config: the run's settings.
@@ -168,12 +170,12 @@ def model_config(config: Config, tokenizer: Any) -> PreTrainedConfig:
 
 
 def adapt(config: Config, model: PreTrainedModel, *, base: str, saved: Path | None) -> None:
-    """Give a run's model the adapters that ``[lora]`` asks for.
+    """Add the adapters that ``[lora]`` configures to a run's model.
 
     Args:
         config: the run's settings.
         model: the adapters' base.
-        base: its name, as :func:`adapters_base` gives it.
+        base: its name, the result of :func:`adapters_base`.
         saved: a checkpoint that holds adapters; without one they are fresh.
 
     Raises:
@@ -187,17 +189,17 @@ def adapt(config: Config, model: PreTrainedModel, *, base: str, saved: Path | No
         add_adapters(model, rank=lora.rank, alpha=lora.alpha, targets=lora.targets, base=base, seed=seed)
 
 
-def adapters_base(config: Config, first: Path) -> str:
+def adapters_base(config: Config, initial: Path) -> str:
     """Name the model that a run's adapters belong to: ``model.path``, or its first checkpoint.
 
     Args:
         config: the run's settings.
-        first: the run's checkpoint of step 0, which holds a whole model where there is none elsewhere: where the run
-            made it, taught it in a warm start, or began with the adapters of another run.
+        initial: the run's checkpoint of step 0. It holds a complete model where there is none elsewhere: the run made
+            it, trained it in a warm start, or began with the adapters of another run.
     """
     path = config.model.path
     if not path or config.sft.steps or base_of(path) is not None:
-        return str(first.resolve())
+        return str(initial.resolve())
     return str(Path(path).resolve()) if Path(path).exists() else path
 
 
@@ -210,7 +212,7 @@ def with_dialect(config: Config, path: str | Path | None = None) -> Config:
 
     Raises:
         UsageError: the tokenizer can't be loaded.
-        ConfigError: the template writes no known dialect, or the model is the tiny one, which was never taught any.
+        ConfigError: the template writes no known dialect, or the model is the tiny one, which knows none.
     """
     if all(env.args.get("dialect") != NATIVE for env in config.env.played.values()):
         return config
@@ -225,9 +227,13 @@ def with_dialect(config: Config, path: str | Path | None = None) -> Config:
 
 def replace_dialects(config: Config, old: Collection[str], new: str) -> Config:
     """Replace each environment's dialect that is one of ``old`` with ``new``."""
-    names = [name for name, env in config.env.played.items() if env.args.get("dialect") in old]
-    tables = [f"env.mix.{name}" if name else "env" for name in names]
-    return with_overrides(config, [f"{table}.args.dialect={new}" for table in tables])
+
+    def replaced(env: _Env) -> _Env:
+        update = {"args": {**env.args, "dialect": new}} if env.args.get("dialect") in old else {}
+        return env.model_copy(update=update)
+
+    env, mix = config.env, {name: replaced(mixed) for name, mixed in config.env.mix.items()}
+    return config.model_copy(update={"env": env.model_copy(update={"mix": mix}) if mix else replaced(env)})
 
 
 def task_source(config: Config, split: str) -> TaskSource:
@@ -270,7 +276,7 @@ def make_collector(config: Config, renderer: Writer, *, split: str) -> Collector
 
 
 def _device(name: str) -> str:
-    # Only a value that is computed tells if a device is there and works; a name alone may be valid and not usable here.
+    # Only a computation shows that a device works: a valid name may belong to a device that is not usable here.
     try:
         torch.zeros(1, device=name).item()
     except (RuntimeError, AssertionError) as error:

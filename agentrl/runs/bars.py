@@ -9,7 +9,7 @@ from rich.text import Text
 
 
 class _NoteColumn(progress.ProgressColumn):
-    """Column with the latest note, the only one that is cut off in a narrow terminal."""
+    """Column with the latest note; only this column is cut off in a narrow terminal."""
 
     def render(self, task: progress.Task) -> Text:
         return Text(task.fields["note"], no_wrap=True, overflow="ellipsis")

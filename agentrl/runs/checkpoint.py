@@ -1,6 +1,6 @@
-"""Checkpoints: written to a temporary folder, synced, then renamed, so that a kill at any instant leaves a whole one.
+"""Checkpoints: written to a temporary folder, synced, then renamed, so that a kill leaves only complete ones.
 
-Seeds derive from the run's seed and the step, so weights, optimizer and step number are all that a run resumes from.
+A run resumes from weights, optimizer and step number alone, since all seeds derive from the run's seed and the step.
 ``SHA256SUMS``, written last, detects any change to a saved checkpoint; ``sha256sum -c`` reads it too.
 """
 
@@ -53,16 +53,17 @@ def save_checkpoint(
         path: the checkpoint's folder; one that exists already is left unchanged.
         model: saved as safetensors.
         tokenizer: saved with its chat template.
-        weights: the model's, where it does not hold them itself, or not whole.
+        weights: the model's, where the model itself holds none, or only a shard of them.
         optimizer: writes its state, for resuming, into a folder.
         state: plain data: ``step`` and ``updates`` at least.
         unused: episodes that were played and not trained on yet.
         origins: of the environments of these.
     """
-    # A run that is stopped right after it has saved asks for the same checkpoint again.
+    # A run that is stopped right after a save saves the same step again.
     if path.exists():
         return
-    # Beside its final place, on the same file system: only there is a rename atomic. A kill may have left an old one.
+    # A rename is atomic only within a file system, so the temporary folder lies beside the final one. A kill may have
+    # left an old one.
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -80,7 +81,7 @@ def save_checkpoint(
         replace(temporary / _STATE, json.dumps(state).encode())
         sums = "".join(f"{_sha256(temporary / name)}  {name}\n" for name in sorted(_files(temporary)))
         replace(temporary / _SUMS, sums.encode())
-        # Everything must be on disk before the rename is: a power failure could else leave the name without contents.
+        # The contents must be on disk before the new name: otherwise a power failure could leave a name without them.
         for file in temporary.rglob("*"):
             sync(file)
         sync(temporary)
@@ -96,7 +97,7 @@ def damage(path: Path, above: frozenset[Path] = frozenset()) -> str:
 
     Args:
         path: the checkpoint's folder.
-        above: checkpoints that stand on it with their adapters.
+        above: checkpoints whose adapters belong to it.
     """
     above |= {path.resolve()}
     try:
@@ -105,7 +106,7 @@ def damage(path: Path, above: frozenset[Path] = frozenset()) -> str:
         # The union: a file that is missing counts as damage, and so does one that was added.
         files = _files(path)
         for name in sorted(sums.keys() | files) if sums else ():
-            # Nothing but these is read: a name from elsewhere may lead to a device, which never ends.
+            # Only listed files are read: any other name may lead to a device, which never ends.
             if name not in files:
                 return f"lacks the file {name}"
             if sums.get(name) != _sha256(path / name):
@@ -125,14 +126,14 @@ def damage(path: Path, above: frozenset[Path] = frozenset()) -> str:
 
 
 def newest(run: Path, say: Callable[[str], None]) -> tuple[Path | None, list[Path]]:
-    """Find a run's newest whole checkpoint, and the damaged ones after it.
+    """Find a run's newest intact checkpoint, and the damaged ones after it.
 
     Args:
         run: the run's folder.
-        say: is told of each checkpoint that is passed over.
+        say: prints a warning that names the skipped checkpoints.
 
     Raises:
-        RunFolderError: the run has checkpoints, and none of them is whole.
+        RunFolderError: the run has checkpoints, and all of them are damaged.
     """
     broken: dict[Path, str] = {}
     for path in reversed(numbered(run)):
@@ -147,20 +148,20 @@ def newest(run: Path, say: Callable[[str], None]) -> tuple[Path | None, list[Pat
 
 
 def model_at(path: str, say: Callable[[str], None]) -> str:
-    """Locate the model that ``path`` names: a run's last whole checkpoint, a converted GGUF file, else ``path`` itself.
+    """Locate the model of ``path``: a run's last intact checkpoint, a converted GGUF file, or else ``path`` itself.
 
     Raises:
         RunFolderError: the run has no checkpoint yet, or only damaged ones; or the checkpoint is damaged.
         UsageError: a GGUF file can't be converted, or a preset's model was not made yet.
     """
-    place = Path(path)
-    if path in _CONVERTED and not place.exists():
+    folder = Path(path)
+    if path in _CONVERTED and not folder.exists():
         raise UsageError(f"there is no folder {path!r} here: {_CONVERTED[path]} of the repository makes it")
-    if path and is_run(place):
-        check_begun(place)
-        return str(newest(place, say)[0])
-    is_checkpoint = path and ((place / _STATE).exists() or place in checkpoints(place.parent.parent))
-    if is_checkpoint and (fault := damage(place)):
+    if path and is_run(folder):
+        check_begun(folder)
+        return str(newest(folder, say)[0])
+    is_checkpoint = path and ((folder / _STATE).exists() or folder in checkpoints(folder.parent.parent))
+    if is_checkpoint and (fault := damage(folder)):
         raise RunFolderError(f"the checkpoint {path!r} {fault}: name another one, or put a whole copy back")
     return from_gguf(path, say)
 
@@ -178,17 +179,17 @@ def load_state(path: Path) -> dict[str, Any]:
         raise RunFolderError(f"{str(path)!r} is no checkpoint of a run: {_STATE}: {error!r}") from error
 
 
-def load_optimizer(path: Path, take: Callable[[Path], None]) -> None:
-    """Have ``take`` load the optimizer's state of a checkpoint from the folder that it lies in.
+def load_optimizer(path: Path, load: Callable[[Path], None]) -> None:
+    """Load the optimizer's state of a checkpoint; ``load`` gets the folder that holds it.
 
     Raises:
-        RunFolderError: it is missing, or refused by ``take``: without it the run would continue otherwise.
+        RunFolderError: the state is missing, or ``load`` refused it: without it the run would train differently.
     """
     try:
-        take(path / _OPTIMIZER)
+        load(path / _OPTIMIZER)
     except RunFolderError:
         raise
-    except Exception as error:  # torch and safetensors raise all kinds of things on a file that is none of their own
+    except Exception as error:  # safetensors raises all kinds of exceptions on a file of another format
         raise RunFolderError(
             f"{path / _OPTIMIZER} can't be read ({type(error).__name__}): put a whole copy back, or move {path.name} "
             "away to go on from the checkpoint before it"
@@ -196,7 +197,7 @@ def load_optimizer(path: Path, take: Callable[[Path], None]) -> None:
 
 
 def load_unused(path: Path) -> list[Trajectory]:
-    """Read the episodes that a checkpoint keeps for later steps.
+    """Read the episodes that a checkpoint holds for later steps.
 
     Raises:
         TrajectoryError: the file holds anything else.
@@ -206,9 +207,9 @@ def load_unused(path: Path) -> list[Trajectory]:
 
 
 def prune(run: Path, keep: int) -> None:
-    """Delete all checkpoints of a run but that of step 0, to which adapters and a reference may refer, and the newest.
+    """Delete the older checkpoints of a run, and what a kill has left of unfinished ones.
 
-    What a kill has left of a checkpoint that was written or deleted goes too.
+    The checkpoint of step 0 stays, since adapters and the KL reference may refer to it.
 
     Args:
         run: the run's folder.
@@ -222,7 +223,7 @@ def prune(run: Path, keep: int) -> None:
 
 
 def load_reference(run: RunFolder, device: str) -> PreTrainedModel:
-    """Load the model that a run's reinforcement learning began with, which its KL penalty refers to.
+    """Load the reference model of the KL penalty: the model that reinforcement learning began with.
 
     Raises:
         RunFolderError: the checkpoint that holds it is missing or damaged.
@@ -234,26 +235,26 @@ def load_reference(run: RunFolder, device: str) -> PreTrainedModel:
 
 
 def export(path: str, out: Path, dtype: str, say: Callable[[str], None]) -> None:
-    """Write the model that ``path`` names, adapters added to its weights, and its tokenizer, in Hugging Face's form.
+    """Write the model of ``path``, with adapters merged, and its tokenizer in Hugging Face's format.
 
     Args:
         path: a run, a checkpoint of one, or a folder of adapters or of a model.
         out: a folder that does not exist yet.
         dtype: of the written weights, such as ``"bfloat16"``.
-        say: is told of checkpoints that are passed over.
+        say: prints a warning that names skipped checkpoints.
 
     Raises:
         UsageError: there is no such model, it is damaged, or ``out`` exists or can't be written.
     """
     quiet()
-    place = model_at(path, say)
+    weights = model_at(path, say)
     try:
         out.mkdir(parents=True)
     except OSError as error:
         raise UsageError(f"the folder {str(out)!r} can't be made ({error.strerror}): name another one") from error
     try:
-        tokenizer = load_tokenizer(place, "name a run, or a folder that holds a model")
-        cast_copy(load_model(place), getattr(torch, dtype)).save_pretrained(out)
+        tokenizer = load_tokenizer(weights, "name a run, or a folder that holds a model")
+        cast_copy(load_model(weights), getattr(torch, dtype)).save_pretrained(out)
         tokenizer.save_pretrained(out)
     except BaseException:
         shutil.rmtree(out)
@@ -262,7 +263,7 @@ def export(path: str, out: Path, dtype: str, say: Callable[[str], None]) -> None
 
 def _files(path: Path) -> set[str]:
     """List the files of a checkpoint, without its checksums and hidden files."""
-    # File browsers and network file systems leave hidden files of their own.
+    # File browsers and network file systems add hidden files of their own.
     files = (file for file in path.rglob("*") if is_file(file) and not file.name.startswith("."))
     return {str(file.relative_to(path)) for file in files} - {_SUMS}
 

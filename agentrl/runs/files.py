@@ -1,7 +1,7 @@
-"""Read and write the files of a run, which may be a stranger's: nothing outside its folder is touched.
+"""Read and write the files of a run, which may come from a stranger: nothing outside its folder is touched.
 
-No link is followed, no device or pipe is opened, and no more is read than a reader can need. Everything in ``runs``,
-``eval`` and ``cli`` opens files through this module; a house test sees to that.
+No link is followed, no device or pipe is opened, and reads are limited in size. Everything in ``runs``, ``eval`` and
+``cli`` opens files through this module; a house test checks that.
 
 Not covered: hard links, and a folder in which somebody else writes at the same moment.
 """
@@ -22,9 +22,9 @@ from typing import IO, BinaryIO
 from agentrl.errors import RunFolderError
 
 MAX_TEXT = 64 << 20
-"""Most bytes of a file that is read whole and holds settings or a summary."""
+"""Most bytes of a file of settings or a summary, which is read into memory at once."""
 MAX_ROWS = 2 << 30
-"""Most bytes of a file that is read whole and grows by a line a step."""
+"""Most bytes of a file that grows by a line a step, which is read into memory at once."""
 _LEFT = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -57,9 +57,9 @@ def read(path: Path, limit: int = MAX_TEXT) -> bytes:
 
 
 def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") -> IO[bytes]:
-    """Lock a folder, created if need be, against other processes until the returned file is closed.
+    """Lock a folder against other processes until the returned file is closed; create it where it is missing.
 
-    What a killed process has left unfinished in it is deleted.
+    Unfinished files that a killed process has left in it are deleted.
 
     Args:
         path: of the folder.
@@ -69,8 +69,8 @@ def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") ->
     Raises:
         RunFolderError: it can't be written, or another process is using it.
     """
-    # Opened to append: the holder's process id in it must survive until the lock is ours. The kernel releases the lock
-    # of a process that dies, so none is ever left over.
+    # Opened to append, since the holder's process id in it must survive until the lock is ours. The kernel releases the
+    # lock of a process that dies, so no stale lock is ever left.
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = open_to_append(path / ".lock")
@@ -93,7 +93,7 @@ def lock_folder(path: Path, kind: str = "run folder", option: str = "--name") ->
 
 
 def open_to_append(path: Path) -> FileIO:
-    """Open a file, made if need be, to read it and to append to it, without a buffer.
+    """Open a file to read it and to append to it, without a buffer; create it where it is missing.
 
     Raises:
         OSError: it can't be written, or is a link or no regular file.
@@ -102,7 +102,7 @@ def open_to_append(path: Path) -> FileIO:
 
 
 class NewFile:
-    """A file that takes the place of ``path`` at :meth:`commit`; until then it has a name of its own that nobody knows.
+    """A file that replaces ``path`` at :meth:`commit`; until then it has a random name.
 
     Raises:
         OSError: its folder can't be written.
@@ -121,12 +121,12 @@ class NewFile:
     def commit(self) -> None:
         """Rename it to ``path``; the stream stays open."""
         self.stream.flush()
-        os.fsync(self.stream.fileno())  # else an empty file may take the old one's place if the machine fails
+        os.fsync(self.stream.fileno())  # else the rename may survive a power failure that the contents don't
         os.rename(self._name, self._path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         self._leave()
 
     def discard(self) -> None:
-        """Delete it: a full disk needs the room."""
+        """Close and delete it, which frees room on a full disk."""
         with suppress(OSError):
             self.stream.close()
         if self._folder is not None:
@@ -142,7 +142,7 @@ class NewFile:
 
 @contextmanager
 def new_file(path: Path) -> Generator[BinaryIO]:
-    """Write a file that takes the place of ``path`` when the block ends; nothing changes where the block fails.
+    """Write a file that replaces ``path`` when the block ends; nothing changes where the block fails.
 
     Raises:
         OSError: it can't be written.
@@ -168,7 +168,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def delete_unfinished(folder: Path) -> None:
-    """Delete what a killed process has left of new files in ``folder``; nobody else may be writing there."""
+    """Delete unfinished files of a killed process in ``folder``; nobody else may be writing there."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if _LEFT.fullmatch(path.name):
             path.unlink()
@@ -185,10 +185,10 @@ def is_file(path: Path) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Have a file or folder written to disk.
+    """Flush a file or folder to disk.
 
     Raises:
-        OSError: it can't be.
+        OSError: it can't be flushed.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -198,7 +198,7 @@ def sync(path: Path) -> None:
 
 
 def _opened(path: Path, flags: int, *_: object) -> int:
-    # The last arguments are what ``open`` would use.
+    # The other arguments are the flags that ``open`` would use.
     folder = os.open(path.parent, _FOLDER)
     try:
         descriptor = os.open(path.name, flags | _SAFE, 0o666, dir_fd=folder)

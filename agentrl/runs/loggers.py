@@ -13,18 +13,18 @@ from agentrl.errors import ConfigError, first_line, nearest
 
 Row = Mapping[str, float]
 _Logger = tuple[Callable[[Row, int], object], Callable[[], object]]
-"""Logs the metrics of a step; ends."""
+"""A function that logs the metrics of a step, and one that closes the logger."""
 _Start = Callable[[Mapping[str, Any], Path, Mapping[str, object]], _Logger]
 """Starts a logger with its options, for the run in a folder with these settings."""
 
 
 class Loggers:
-    """All loggers of a run. One that fails is named and left out from then on: the JSONL files have every row.
+    """All loggers of a run. One that fails is reported and dropped: the JSONL files have every row.
 
     Args:
-        options: of each by its name: keyword arguments of ``SummaryWriter`` for ``tensorboard``, of ``wandb.init`` or
-            ``trackio.init``, and for ``module:function`` of a function of one's own, which is called with each row, a
-            mapping from names to numbers, and its step.
+        options: keyword arguments by the logger's name. Those of ``tensorboard`` are for ``SummaryWriter``, those of
+            ``wandb`` and ``trackio`` for their ``init``, and those of ``module:function`` for a function of the user's.
+            It is called with each row, a mapping from names to numbers, and its step.
         run: the run's folder.
         settings: the run's settings by dotted name, for trackers that show them.
         say: prints a line.
@@ -45,7 +45,7 @@ class Loggers:
         for name, start in find_loggers(options).items():
             try:
                 self._loggers[name] = start(options[name], run, settings)
-            except Exception as error:  # a tracker may fail in any way, for want of a key or of its server too
+            except Exception as error:  # a tracker may fail in any way, such as without its key or its server
                 raise ConfigError(f"logger {name!r} can't be made with log.to.{name}: {first_line(error)}") from error
 
     def log(self, row: Mapping[str, object], step: int, prefix: str = "") -> None:
@@ -56,29 +56,29 @@ class Loggers:
             try:
                 log(numbers, step)
             except Exception as error:
-                self._say(f"warning: the logger {name!r} failed and is left out from here on: {error!r}")
+                self._say(f"warning: the logger {name!r} failed and is dropped: {error!r}")
                 del self._loggers[name]
 
     def close(self) -> None:
-        """End all loggers, which write what they hold back."""
+        """Close all loggers, which write their buffered rows."""
         for name, (_, close) in self._loggers.items():
             try:
                 close()
             except Exception as error:
-                self._say(f"warning: the logger {name!r} could not be ended: {error!r}")
+                self._say(f"warning: the logger {name!r} could not be closed: {error!r}")
         self._loggers.clear()
 
 
 def check_loggers(names: Iterable[str]) -> None:
-    """Check, without importing anything, that what each name stands for is installed.
+    """Check that the module of each logger is installed, without importing it.
 
     Raises:
         ConfigError: a name is unknown, or its package is not installed.
     """
     for name in names:
         module, colon, _ = name.partition(":")
-        if not colon and name not in _KNOWN:
-            raise ConfigError(f"there is no logger {name!r}; {nearest(name, _KNOWN)}")
+        if not colon and name not in _TRACKERS:
+            raise ConfigError(f"there is no logger {name!r}; {nearest(name, _TRACKERS)}")
         top = module.partition(".")[0]
         if not top or (top not in sys.modules and importlib.util.find_spec(top) is None):
             # Python looks in the current folder for `python -m agentrl`, not for an installed command.
@@ -87,22 +87,22 @@ def check_loggers(names: Iterable[str]) -> None:
 
 
 def find_loggers(names: Iterable[str]) -> dict[str, _Start]:
-    """Import what each name stands for, before a run folder is made.
+    """Import the module of each logger, before a run folder is made.
 
     Raises:
         ConfigError: a name is unknown, or its package is not installed.
     """
     check_loggers(names)
-    found: dict[str, _Start] = {}
+    starts: dict[str, _Start] = {}
     for name in names:
         module, colon, function = name.partition(":")
+        module, start = (module, _hook) if colon else _TRACKERS[name]
         try:
-            imported = importlib.import_module(_KNOWN.get(name, module))
-            own = getattr(imported, function) if colon else None
+            imported = importlib.import_module(module)
+            starts[name] = partial(start, getattr(imported, function) if colon else imported)
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(f"log.to names {name!r}, which can't be imported: {error}") from error
-        found[name] = partial(_hook, own) if colon else partial(_STARTS[name], imported)
-    return found
+    return starts
 
 
 def _hook(function: Any, options: Mapping[str, Any], run: Path, settings: Mapping[str, object]) -> _Logger:
@@ -115,9 +115,9 @@ def _tensorboard(module: Any, options: Mapping[str, Any], run: Path, settings: M
 
 
 def _wandb(module: Any, options: Mapping[str, Any], run: Path, settings: Mapping[str, object]) -> _Logger:
-    # A resumed run goes on in the tracker's run of the same id.
-    place = {"dir": str(run), "id": hashlib.sha256(bytes(run.resolve())).hexdigest()[:16]}
-    return _trackio(module, {**place, **options}, run, settings)
+    # A resumed run continues the tracker's run of the same id.
+    same_run = {"dir": str(run), "id": hashlib.sha256(bytes(run.resolve())).hexdigest()[:16]}
+    return _trackio(module, {**same_run, **options}, run, settings)
 
 
 def _trackio(module: Any, options: Mapping[str, Any], run: Path, settings: Mapping[str, object]) -> _Logger:
@@ -127,5 +127,9 @@ def _trackio(module: Any, options: Mapping[str, Any], run: Path, settings: Mappi
     return lambda row, step: module.log(dict(row), step=step), module.finish
 
 
-_KNOWN = {"tensorboard": "torch.utils.tensorboard.writer", "wandb": "wandb", "trackio": "trackio"}
-_STARTS = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
+_TRACKERS = {
+    "tensorboard": ("torch.utils.tensorboard.writer", _tensorboard),
+    "wandb": ("wandb", _wandb),
+    "trackio": ("trackio", _trackio),
+}
+"""Module and start of each tracker, by its name."""

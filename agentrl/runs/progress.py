@@ -1,4 +1,4 @@
-"""Output for people: in colour and with bars at a terminal, plain lines elsewhere, and never control characters."""
+"""Output for people: colours and bars at a terminal, plain lines elsewhere, and never control characters."""
 
 import errno
 import importlib.util
@@ -31,9 +31,9 @@ def visible(text: str) -> str:
 
 
 def as_argument(path: Path) -> str:
-    """Return a path as a command in this folder takes it: relative where it lies inside."""
-    whole, here = path.resolve(), Path.cwd()
-    return shlex.quote(str(whole.relative_to(here) if whole.is_relative_to(here) else path))
+    """Return a path quoted for a shell, relative where it lies inside the current folder."""
+    absolute, here = path.resolve(), Path.cwd()
+    return shlex.quote(str(absolute.relative_to(here) if absolute.is_relative_to(here) else path))
 
 
 def _escaped(char: str) -> str:
@@ -71,10 +71,10 @@ class Display:
         if self._bars is None:
             try:
                 print(shown, file=self._out, flush=True)
-            except OSError as error:  # a log on a full disk lacks the line: the run waits for room, and need not end
+            except OSError as error:  # a full disk must not end a run whose own files lie elsewhere
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-        else:  # as it is: rich would read markup in it
+        else:  # rich must not parse the text as markup
             self._bars.console.print(shown, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     @contextmanager
@@ -89,12 +89,12 @@ class Display:
             yield Bar(name, total, draw=partial(self._bars.update, task))
         finally:
             self._bars.remove_task(task)
-            if not self._bars.tasks:  # phases nest: evaluation within training
+            if not self._bars.tasks:  # phases nest, such as evaluation within training
                 self._bars.stop()
 
 
 class Bar:
-    """How far a phase of a :class:`Display` is.
+    """The progress of a phase of a :class:`Display`.
 
     Args:
         name: of the phase.
@@ -115,7 +115,7 @@ class Bar:
     ) -> None:
         self._name, self._total, self._draw, self._say = name, total, draw, say
         self._done = self._before = 0
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
 
     def expect(self, total: int) -> None:
         """Correct the expected number of units to ``total``."""
@@ -125,20 +125,20 @@ class Bar:
     def advance(self, note: str = "") -> None:
         """Count one more unit as done; without a note it was done in an earlier process."""
         self._done += 1
-        # It took no time here, so it must not shorten the estimate of those that are left.
+        # Units of an earlier process took no time here, so they must not shorten the estimate.
         if not note:
             self._before += 1
             self._draw(advance=1)
             return
         self._draw(advance=1, note=note)
         now = time.monotonic()
-        if now - self._told > self._EVERY_S:
-            self._told = now
+        if now - self._reported > self._EVERY_S:
+            self._reported = now
             left = time_left((now - self._began) / (self._done - self._before), self._total - self._done)
             self._say(f"{self._name} {self._done}/{self._total}: {note}, {left}")
 
 
 def time_left(each: float, count: float) -> str:
-    """Say in words how long ``count`` more units will take at ``each`` seconds per unit."""
+    """Return in words how long ``count`` more units will take at ``each`` seconds per unit."""
     seconds = each * count
     return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"

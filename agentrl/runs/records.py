@@ -1,6 +1,6 @@
 """Episodes on disk: one JSON object per line, in a Zstandard stream (``.jsonl.zst``) or plain (``.jsonl``).
 
-Each line holds the whole trajectory, the text of each token, and what training made of it where that is known.
+Each line holds a complete trajectory, the text of each token, and advantages and other numbers of training if any.
 """
 
 import json
@@ -37,10 +37,10 @@ _STEP = re.compile(r"(?:[A-Za-z_]+-)?(\d{1,15})\.jsonl(?:\.zst)?")
 _SUFFIXES = (".jsonl", ".jsonl.zst")
 _NO_EPISODES = ("metrics.jsonl", "evals.jsonl")
 _LONGEST = 256 << 20
-"""Bytes of a line; one of 128k tokens with all that training made of them has some 20 MiB."""
+"""Bytes of a line; an episode of 128k tokens with all numbers of training has some 20 MiB."""
 _FREE, _RATIO = 64 << 20, 1000
-"""Bytes that any packed file may have when unpacked, and how many times its own size a larger one may have: episodes
-that are all alike are packed some hundred times."""
+"""Bytes to which any file may be unpacked, and how many times its size a larger one may be. Equal episodes
+shrink some hundred times."""
 _UNREADABLE = (ValueError, RecursionError, zstandard.ZstdError)
 """Exceptions that reading a damaged or hostile line can raise."""
 
@@ -49,7 +49,7 @@ class Pieces(Protocol):
     """Decodes token ids one at a time, as a tokenizer can."""
 
     def decode(self, token_ids: int | list[int], **options: Any) -> Any:
-        """Give the text of one token."""
+        """Return the text of one token."""
         ...
 
 
@@ -108,8 +108,8 @@ def write_episodes(
         training: for each episode, one number per sampled token by a name of ``TRAINING``.
     """
     nothing = [None] * len(trajectories)
-    told = zip(trajectories, advantages or nothing, training or nothing, strict=True)
-    rows = (_to_json(one, tokenizer, _of(origin, one), credit, of_tokens) for one, credit, of_tokens in told)
+    episodes = zip(trajectories, advantages or nothing, training or nothing, strict=True)
+    rows = (_to_json(episode, tokenizer, _of(origin, episode), *numbers) for episode, *numbers in episodes)
     data = b"".join(map(_line, rows))
     replace(path, zstandard.compress(data) if path.suffix == ".zst" else data)
 
@@ -120,7 +120,7 @@ class EpisodeWriter:
     Args:
         path: ends in ``.jsonl.zst``, or in ``.jsonl`` for plain text.
         tokenizer: gives the text of each token.
-        kept: lines to begin the file with, as ``read_begun`` gives them.
+        lines: lines to begin the file with, a result of ``read_begun``.
         origin: of all the episodes, or of each environment of a mix, by name.
         evaluation: weights, seed and settings of the evaluation that plays them.
     """
@@ -129,18 +129,18 @@ class EpisodeWriter:
         self,
         path: Path,
         tokenizer: Pieces,
-        kept: bytes,
+        lines: bytes,
         origin: Origin | Mapping[str, Origin],
         evaluation: Mapping[str, object],
     ) -> None:
         self._tokenizer, self._origin, self._evaluation = tokenizer, origin, evaluation
-        # A stream that was cut off can't be appended to, so it is begun anew; the old file stays until the new one has
-        # all of its lines.
+        # A stream that was cut off can't be appended to, so a new one is written. The old file stays until the new one
+        # has all of its lines.
         new = NewFile(path)
         plain = new.stream
         try:
             self._stream = zstandard.ZstdCompressor().stream_writer(plain) if path.suffix == ".zst" else plain
-            self._write(kept)
+            self._write(lines)
             new.commit()
         except BaseException:
             new.discard()
@@ -170,8 +170,8 @@ def read_begun(path: Path) -> tuple[bytes, list[Record]]:
     try:
         with open_file(path) as raw:
             data = b"".join(_chunks(path, raw, whole=False))
-        kept = data[: data.rfind(b"\n") + 1]
-        return kept, [_parsed(line) for line in kept.split(b"\n")[:-1]]
+        lines = data[: data.rfind(b"\n") + 1]
+        return lines, [_parsed(line) for line in lines.split(b"\n")[:-1]]
     except FileNotFoundError:
         return b"", []
     except OSError as error:
@@ -198,7 +198,7 @@ def episode_files(path: Path) -> list[Path]:
 
 
 def count_episodes(path: Path) -> int:
-    """Count the lines of a file of episodes, as far as it can be read: much sooner than they can be parsed."""
+    """Count the lines of a file of episodes as far as it can be read, which is much faster than parsing them."""
     count = 0
     with suppress(OSError, *_UNREADABLE), open_file(path) as raw:
         for chunk in _chunks(path, raw):
@@ -210,8 +210,8 @@ def read_episodes(path: str | Path) -> Iterator[Record]:
     """Iterate over the records of an episodes file, or of an evaluation's folder.
 
     Raises:
-        TrajectoryError: a line is not an episode of a schema that this version reads, or the stream is damaged or cut
-            off; the message names the line. Or it is a link or no regular file.
+        TrajectoryError: a line is not an episode of a schema that this version reads, and the message names the line.
+            Or the stream is damaged or cut off, or the file is a link or no regular file.
         FileNotFoundError: there is no such file.
     """
     path = Path(path) / EPISODES if Path(path).is_dir() else Path(path)
@@ -234,9 +234,9 @@ def _chunks(path: Path, raw: BinaryIO, *, whole: bool = True) -> Iterator[bytes]
 
 
 def _unpacked(raw: BinaryIO, *, whole: bool) -> Iterator[bytes]:
-    # Unlike decompress(), a decompressobj gives what is there of a stream that was cut off.
+    # Unlike decompress(), a decompressobj returns the readable part of a stream that was cut off.
     stream, packed, unpacked = zstandard.ZstdDecompressor().decompressobj(), 0, 0
-    # Little at a time: each byte may stand for 32 thousand, in a file that is to use up the memory.
+    # Little at a time: in a file that was made to use up the memory, each byte may unpack to 32 thousand.
     while chunk := raw.read(1 << 12):
         yield (data := stream.decompress(chunk))
         packed, unpacked = packed + len(chunk), unpacked + len(data)
@@ -249,13 +249,13 @@ def _unpacked(raw: BinaryIO, *, whole: bool) -> Iterator[bytes]:
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     begun, size = list[bytes](), 0
     for chunk in chunks:
-        first, *others = chunk.split(b"\n")
-        begun.append(first)
-        size += len(first)
-        if others:
+        head, *rest = chunk.split(b"\n")
+        begun.append(head)
+        size += len(head)
+        if rest:
             yield b"".join(begun)
-            yield from others[:-1]
-            begun, size = others[-1:], len(others[-1])
+            yield from rest[:-1]
+            begun, size = rest[-1:], len(rest[-1])
         if size > _LONGEST:
             raise ValueError(f"it is longer than {_LONGEST >> 20} MiB")
     if size:
@@ -293,11 +293,11 @@ def _to_json(
             row |= {"swaps": segment.swaps} if segment.swaps else {}
             mine = slice(done, done := done + len(segment.token_ids))
             row |= {} if advantages is None else {"advantages": advantages[mine]}
-            # More digits would say nothing and treble the file.
-            told = {
+            # More digits would be noise and treble the file.
+            numbers = {
                 name: [float(f"{value:.5g}") for value in values[mine]] for name, values in (training or {}).items()
             }
-            row |= {"training": told} if told else {}
+            row |= {"training": numbers} if numbers else {}
         segments.append(row)
     return {
         "schema": SCHEMA,
@@ -316,8 +316,8 @@ def _this_schema(schema: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What a segment's row holds beside the segment."""
+class _SegmentRow:
+    """The fields of a segment's row that are not of the segment itself."""
 
     pieces: tuple[str, ...]
     advantages: tuple[float, ...] = ()
@@ -326,11 +326,11 @@ class _Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """What a line holds beside the trajectory."""
+    """The fields of a line that are not of the trajectory."""
 
     schema: Annotated[int, AfterValidator(_this_schema)]
     origin: Origin
-    segments: tuple[_Told, ...]
+    segments: tuple[_SegmentRow, ...]
     evaluation: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
@@ -338,16 +338,16 @@ _ROW, _TRAJECTORY = TypeAdapter(_Row), TypeAdapter(Trajectory)
 
 
 def _parsed(line: bytes) -> Record:
-    # Strictly, so that all is refused here and not where it is used: the file may come from anyone.
+    # Strictly, so that a hostile or damaged line is refused here and not where it is used.
     row, trajectory = _ROW.validate_json(line, strict=True), _TRAJECTORY.validate_json(line, strict=True)
-    training = {name: tuple(x for one in row.segments for x in one.training.get(name, ())) for name in TRAINING}
-    advantages = tuple(advantage for one in row.segments for advantage in one.advantages)
-    # What is told of tokens is known for all sampled ones or for none: a file that has some is read as having none.
+    training = {name: tuple(x for part in row.segments for x in part.training.get(name, ())) for name in TRAINING}
+    advantages = tuple(advantage for part in row.segments for advantage in part.advantages)
+    # A number is recorded for all sampled tokens or for none: where some lack it, it is dropped.
     count = trajectory.n_sampled
     return Record(
         trajectory=trajectory,
         origin=row.origin,
-        pieces=tuple(one.pieces for one in row.segments),
+        pieces=tuple(part.pieces for part in row.segments),
         advantages=advantages if len(advantages) == count > 0 else None,
         training={name: values for name, values in training.items() if len(values) == count > 0},
         evaluation=row.evaluation,
@@ -355,8 +355,8 @@ def _parsed(line: bytes) -> Record:
 
 
 def _reason(error: Exception) -> str:
-    """Say in one line what is wrong with a line."""
+    """Return in one line why a line was refused."""
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        fault = error.errors(include_url=False)[0]
+        return ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
     return repr(error)

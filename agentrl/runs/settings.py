@@ -18,13 +18,13 @@ MAY_CHANGE = (
     *("optim.steps", "optim.max_sampled_tokens", "optim.max_tokens", "optim.gradient_checkpointing"),
     *("fleet.*", "eval.*", "save.*", "log.*"),
 )
-"""Settings that may change when a run is resumed: its length, hardware, speed and evaluation. The others decide what is
-learned."""
+"""Settings that may change when a run is resumed: length, hardware, speed and evaluation. The others decide what it
+learns."""
 _PACKAGES = ("agentrl", "torch", "transformers", "tokenizers", "gymnasium", "numpy", "sympy")
 
 
 def write_config(path: Path, config: Config, made_by: Mapping[str, str]) -> None:
-    """Write every setting, and the versions of what runs it, into the folder at ``path``.
+    """Write every setting, and the versions of the software, into ``config.toml`` of the folder at ``path``.
 
     Args:
         path: the run's folder.
@@ -32,10 +32,10 @@ def write_config(path: Path, config: Config, made_by: Mapping[str, str]) -> None
         made_by: ``dialect``, its name and hash, ``decode_step``, what samples the tokens, and ``update``, what learns
             from them, where they are known.
     """
-    # Python's version comes last: without it ``read_config`` knows that the file was cut off.
+    # Python's version comes last: where it is missing, ``read_config`` knows that the file was cut off.
     versions = {name: value for name, value in made_by.items() if value and name != "python"}
     versions |= versions_of(_PACKAGES) | {"python": platform.python_version()}
-    # Who reads it before resuming is to find there what is played, and nothing else.
+    # The file names only the environments that are played.
     unused = {"env": {"id", "args"}} if config.env.mix else {}
     text = tomli_w.dumps({**config.model_dump(mode="json", exclude=unused), "versions": versions})
     replace(path / "config.toml", text.encode())
@@ -76,19 +76,19 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def read_versions(path: Path) -> dict[str, str]:
-    """Read what the run at ``path`` was made by: versions of packages, and the rest where it is known."""
+    """Read the versions of the software that made the run at ``path``, as ``write_config`` wrote them."""
     return {name: str(value) for name, value in _read_toml(path / "config.toml").get("versions", {}).items()}
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
     """Look up the installed versions of ``packages``, without importing them."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            versions[package] = "not installed"
+    return versions
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Tensors on disk as the ranks hold them: a safetensors file for each rank, and any number of ranks can read them.
 
-Each file has some rows of every tensor, in the order of the ranks: end to end they are the whole. Scalars are in all.
-torch.distributed.checkpoint is not used: in torch 2.13 it writes the same tensors in other bytes each time, and reads
-zeros where a rank's file is missing.
+Each file has some rows of every tensor, in the order of the ranks: end to end they are the complete tensor. Scalars are
+in all files. torch.distributed.checkpoint is not used: in torch 2.13 it writes the same tensors in other bytes each
+time, and reads zeros where a rank's file is missing.
 """
 
 from collections.abc import Mapping
@@ -25,18 +25,18 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         OSError, SafetensorError: the disk does not take them.
     """
-    path = folder / shard_name(*_place())
-    save_file({name: _local(one).contiguous() for name, one in tensors.items()}, path)
-    # By the rank itself: to another machine's files nobody else can do it.
+    path = folder / shard_name(*_rank_and_world())
+    save_file({name: _local(tensor).contiguous() for name, tensor in tensors.items()}, path)
+    # Each rank syncs its own file, since others may be unable to sync files of another machine.
     sync(path)
 
 
 class Shards:
-    """What ranks have written into a folder, as many as there were then.
+    """The shards that all ranks have written into a folder; their number then may differ from that now.
 
     Raises:
         ValueError: files are missing, or do not belong together.
-        OSError, SafetensorError: a file can't be read, or is none of these.
+        OSError, SafetensorError: a file can't be read, or is no safetensors file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Shards:
         """Read this rank's rows of a tensor; no others are read.
 
         Raises:
-            ValueError: it has another shape there.
+            ValueError: the saved tensor has another shape.
         """
         if not tensor.ndim:
             tensor.copy_(self._files[0].get_tensor(name))
@@ -60,11 +60,12 @@ class Shards:
         shapes = [part.get_shape() for part in parts]
         if {(sum(shape[0] for shape in shapes), *shape[1:]) for shape in shapes} != {(*tensor.shape,)}:
             raise ValueError(f"{name} has another shape than {[*tensor.shape]}")
-        local, first, begin = _local(tensor), _first_row(tensor), 0
+        local, offset, begin = _local(tensor), _first_row(tensor), 0
         for part, shape in zip(parts, shapes, strict=True):
-            low, high = max(begin, first), min(begin + shape[0], first + len(local))
+            # Both row ranges are of the complete tensor: copy where this file's overlaps this rank's.
+            low, high = max(begin, offset), min(begin + shape[0], offset + len(local))
             if low < high:
-                local[low - first : high - first] = part[low - begin : high - begin].to(local.device)
+                local[low - offset : high - offset] = part[low - begin : high - begin].to(local.device)
             begin += shape[0]
 
 
@@ -73,18 +74,18 @@ def shard_name(rank: int, world: int) -> str:
     return f"{rank + 1:05d}-of-{world:05d}.safetensors"
 
 
-def _place() -> tuple[int, int]:
+def _rank_and_world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def _first_row(tensor: Tensor) -> int:
-    """Compute where a rank's rows begin: FSDP2 cuts as ``torch.chunk`` does."""
+    """Compute this rank's first row: FSDP2 splits as ``torch.chunk`` does."""
     if not isinstance(tensor, DTensor):
         return 0
-    rank, world = _place()
+    rank, world = _rank_and_world()
     return min(len(tensor), rank * -(-len(tensor) // world))
 
 
 def _local(tensor: Tensor) -> Tensor:
-    whole: Any = tensor.detach()
-    return whole.to_local() if isinstance(tensor, DTensor) else whole
+    detached: Any = tensor.detach()
+    return detached.to_local() if isinstance(tensor, DTensor) else detached

@@ -117,7 +117,7 @@ def test_any_allowed_shape_works(hidden: int, heads: int) -> None:
 def test_collector_plays_the_split_it_is_asked_for(tokenizer: Any) -> None:
     config = tiny("env.args.level=2")
     source = task_source(config, "test")
-    (task,) = source.pick(1, first=3)
+    (task,) = source.pick(1, start=3)
     assert task.id == "test-2:3" and (source.split, source.best_return, source.has_tools) == ("test", 1.0, True)
     collector = make_collector(config, Renderer(tokenizer), split="test")
     specs = [[EpisodeSpec(task_id=task.id, seed=0)]]

@@ -67,7 +67,7 @@ def test_a_function_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.M
     loggers.log(ROW, 2)
     loggers.close()
     assert keep.mock_calls == [call(NUMBERS, 1, tag="a"), call(NUMBERS, 2, tag="a")]
-    assert said == ["warning: the logger 'mine:fail' failed and is left out from here on: ConnectionError('no server')"]
+    assert said == ["warning: the logger 'mine:fail' failed and is dropped: ConnectionError('no server')"]
 
 
 @pytest.mark.parametrize(
