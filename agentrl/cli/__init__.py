@@ -1,9 +1,9 @@
 """The command line: each family of commands has a file here.
 
-Results go to standard output, progress and errors to standard error. Exit codes: 0 done, 1 the run failed, 2 the
+Results go to standard output, progress and errors to standard error. Exit codes: 0 success, 1 the run failed, 2 the
 request can't be carried out as asked, 130 interrupted, 141 the reader of standard output left, 143 terminated.
 
-Commands import what they need only when they run, so that ``agentrl --help`` is quick and works on the base install.
+A command imports its modules only when it runs, so that ``agentrl --help`` is quick and works on the base install.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"{error.name} is not installed: pip install 'agentrl[train]'", 2)
     except BrokenPipeError:
-        # Another pipe than standard output broke, such as one to a sandbox: that is a bug.
+        # If another pipe broke, such as one to a sandbox, that is a bug.
         if not _reader_left():
             raise
         return 141
@@ -82,7 +82,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _unknown(word: str, command: argparse.ArgumentParser) -> str:
-    """Return what to do about a word that a command does not take."""
+    """Return a sentence about a word that a command does not take, with the remedy."""
     if not word.startswith("-"):
         return f"{command.prog} takes no {word!r}: {command.prog} --help lists what it takes"
     options = command._option_string_actions  # pyright: ignore[reportPrivateUsage]

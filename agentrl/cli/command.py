@@ -1,4 +1,4 @@
-"""Helpers of the command families: they add commands and a run's settings to the parser, and check the settings."""
+"""Helpers of the command families: add commands and settings to the parser, and check the settings."""
 
 import argparse
 import importlib.util
@@ -62,17 +62,17 @@ def check_config(arguments: argparse.Namespace) -> None:
     if arguments.config is None and arguments.preset is None:
         raise ConfigError("say what to do: give a TOML file, or --preset quickstart")
     if arguments.config is not None and not arguments.config.exists():
-        given = str(arguments.config)
-        option = "--preset" if given in presets() else "--set" if "=" in given else ""
+        name = str(arguments.config)
+        option = "--preset" if name in presets() else "--set" if "=" in name else ""
         if option:
-            raise ConfigError(f"there is no file {given!r}; did you mean {option} {given}?")
+            raise ConfigError(f"there is no file {name!r}; did you mean {option} {name}?")
 
 
 def check_parts(config: "Config") -> None:
-    """Check that what a run chooses by name is installed, before PyTorch is loaded.
+    """Check that everything a run chooses by name is installed, before PyTorch is loaded.
 
     Raises:
-        UsageError: an environment, an engine, a fleet or a logger is not there.
+        UsageError: an environment, an engine, a fleet or a logger is missing.
         ConfigError: an environment does not take its arguments.
     """
     from agentrl.engines import check_trains
@@ -86,7 +86,7 @@ def check_parts(config: "Config") -> None:
 
 
 def check_envs(config: "Config") -> None:
-    """Make each environment once, which reads no data, to check that it is there and takes its arguments.
+    """Make each environment once, which reads no data, to check that it exists and takes its arguments.
 
     Raises:
         UsageError: an environment can't be imported, or there is none of its name.
@@ -96,7 +96,7 @@ def check_envs(config: "Config") -> None:
     from agentrl.toolenv.registry import make
 
     for env in config.env.played.values():
-        # Which form is the model's native one, only its tokenizer tells.
+        # The native dialect is left out, since only the model's tokenizer defines it.
         make(env.id, **{key: value for key, value in env.args.items() if (key, value) != ("dialect", NATIVE)}).close()
 
 

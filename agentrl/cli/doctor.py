@@ -41,7 +41,7 @@ class BackendReport:
     remedy: str = ""
     """The command that removes the obstacle, where there is one."""
     checks: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What each check of the self-test saw that must not be, empty where it passed; none where it can't be opened."""
+    """The fault that each check of the self-test saw, empty where it passed; none where it can't be opened."""
 
     @property
     def ok(self) -> bool:
@@ -60,7 +60,7 @@ class Diagnosis:
     plugins: Mapping[str, str] = field(default_factory=dict[str, str])
     """The environments' ids of each plugin, or its problem."""
     decode_step: str = ""
-    """What computes the embedded engine's steps here; empty where nobody asked."""
+    """Whether C or PyTorch computes the embedded engine's steps here; empty where it was not tested."""
 
     @property
     def ok(self) -> bool:
@@ -70,10 +70,10 @@ class Diagnosis:
     def row(self) -> dict[str, object]:
         """Return plain data for JSON."""
         backends = [
-            asdict(one)
-            | {"checks": [{"name": name, "passed": not seen, "detail": seen} for name, seen in one.checks.items()]}
-            | {"ok": one.ok}
-            for one in self.backends
+            asdict(backend)
+            | {"checks": [{"name": name, "passed": not seen, "detail": seen} for name, seen in backend.checks.items()]}
+            | {"ok": backend.ok}
+            for backend in self.backends
         ]
         versions = {"packages": dict(self.packages), "plugins": dict(self.plugins), "decode_step": self.decode_step}
         return {"ok": self.ok, **versions, "backends": backends}
@@ -106,7 +106,7 @@ def diagnose(*, sandbox_only: bool, say: Callable[[str], None]) -> Diagnosis:
 
 
 def decode_step() -> str:
-    """Compile the embedded engine's step, or say why PyTorch has to compute it."""
+    """Compile the embedded engine's step, or return why PyTorch has to compute it."""
     try:
         return f"in C, {library().digest}"
     except Unavailable as why:
@@ -135,7 +135,7 @@ def docker_facts() -> tuple[dict[str, str], set[str]]:
             facts |= {"engine": "answers", "gVisor (runsc)": "registered" if _GVISOR in runtimes else "not registered"}
             facts["image"] = f"{IMAGE} {engine.image(IMAGE).id[:19]}"
     except SandboxError as error:
-        # Not fatal here: opening the back end reports it as the obstacle. As a fact it shows how far one gets.
+        # Not fatal: opening the back end reports it as the obstacle. As a fact it shows which step failed.
         facts["image" if "engine" in facts else "engine"] = str(error)
     return facts, runtimes
 
@@ -161,16 +161,16 @@ def examine(name: str, facts: Mapping[str, str], opened: Callable[[], Sandbox]) 
 
 def show(diagnosis: Diagnosis, display: Display) -> None:
     """Print the diagnosis, a line for each fact."""
-    tables = {"versions": [(name, found) for name, found in diagnosis.packages.items()]} if diagnosis.packages else {}
+    tables = {"versions": [*diagnosis.packages.items()]} if diagnosis.packages else {}
     tables |= {"engine": [("decode step", diagnosis.decode_step)]} if diagnosis.decode_step else {}
     tables |= {"plugins": [*diagnosis.plugins.items()]} if diagnosis.plugins else {}
     tables |= {f"sandbox: {report.name}": _rows(report) for report in diagnosis.backends}
     for title, rows in tables.items():
         display.say(title, "bold")
         width = max(len(name) for name, _ in rows)
-        for name, found in rows:
-            good, bad = found in ("passed", "works"), found.startswith(("FAILED", "does not work"))
-            display.say(f"  {name:{width}}  {found}", "green" if good else "red" if bad else "")
+        for name, state in rows:
+            good, bad = state in ("passed", "works"), state.startswith(("FAILED", "does not work"))
+            display.say(f"  {name:{width}}  {state}", "green" if good else "red" if bad else "")
     if not diagnosis.ok:
         display.say("no sandbox works here: environments that run programs can't be played", "bold red")
 

@@ -39,22 +39,22 @@ def add_commands(commands: Any) -> None:
     new = add_command(commands, "new", _new, "write a package with an environment of your own", _NEW)
     new.add_argument("name", metavar="NAME", help="the package's name, such as my_env")
     new.add_argument("--dir", type=Path, help="the folder to write, new or empty (default: ./NAME)")
-    new.add_argument("--namespace", default="me", help="what the environment's id begins with (default: me)")
-    listing = add_command(commands, "list", _list, "list environments and presets, or say what one is made of", _LIST)
-    listing.add_argument("env", metavar=_ID, nargs="?", help="an environment's id: say more about this one")
+    new.add_argument("--namespace", default="me", help="namespace of the environment's id (default: me)")
+    listing = add_command(commands, "list", _list, "list environments and presets, or describe one environment", _LIST)
+    listing.add_argument("env", metavar=_ID, nargs="?", help="an environment's id: describe this one")
     listing.add_argument("--json", action="store_true", help="write JSON")
     play = add_command(commands, "play", _play, "play an environment yourself, in the agent's place", _PLAY)
     play.add_argument("env", metavar=_ID, help=_ID_HELP)
-    play.add_argument("--task", metavar="ID", help="which task (default: one drawn by --seed)")
-    play.add_argument("--seed", type=int, help="seeds the episode (default: another one each time)")
-    play.add_argument("--split", help="which tasks (default: the environment's own choice)")
+    play.add_argument("--task", metavar="ID", help="id of the task (default: one drawn by --seed)")
+    play.add_argument("--seed", type=int, help="seed of the episode (default: a new one each time)")
+    play.add_argument("--split", help="split of the tasks (default: the environment's own choice)")
     play.add_argument("--dialect", help="how tool calls are written (default: the environment's own choice)")
     check = add_command(commands, "check-env", _check, "check that an environment keeps its contract", _CHECK)
     check.add_argument("env", metavar=_ID, help=_ID_HELP)
     check.add_argument(
         "--tokenizer", metavar="PATH", help="check tokens too, with this tokenizer: a folder or hub name"
     )
-    check.add_argument("--tasks", metavar="N", type=int, default=3, help="how many tasks to play (default: 3)")
+    check.add_argument("--tasks", metavar="N", type=int, default=3, help="number of tasks to play (default: 3)")
     check.add_argument("--dialect", metavar="NAME", help="how tool calls are written (default: the environment's own)")
     check.add_argument("--json", action="store_true", help="write JSON")
 
@@ -96,22 +96,22 @@ def _check(arguments: argparse.Namespace) -> int:
     from agentrl.config import parse_env
     from agentrl.toolenv.checker import check_env
 
-    company = Company()
+    progress = CheckProgress()
     env_id, options = parse_env(arguments.env)
-    found = check_env(
+    report = check_env(
         env_id,
         arguments=options,
         tasks=arguments.tasks,
         dialect=arguments.dialect,
         tokenizer=arguments.tokenizer,
-        say=company.begin,
-        on_turn=company.turn,
+        say=progress.begin,
+        on_turn=progress.turn,
     )
-    print(json.dumps(found.row()) if arguments.json else found)
-    return 0 if found.ok else 1
+    print(json.dumps(report.row()) if arguments.json else report)
+    return 0 if report.ok else 1
 
 
-class Company:
+class CheckProgress:
     """Reports a check's progress on standard error; a short check reports none."""
 
     # Seconds without any report, then between two reports while turns are played.
@@ -119,26 +119,26 @@ class Company:
     _EVERY_S = 10.0
 
     def __init__(self) -> None:
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
         self._what, self._turns, self._share = "", 0, 0.0
 
     def begin(self, what: str) -> None:
         """Note that another check begins."""
         self._what = what
         if time.monotonic() - self._began > self._QUIET_S:
-            self._tell()
+            self._report()
 
     def turn(self, share: float) -> None:
         """Note that another turn was played, and the share of all turns that were played by now."""
         self._turns, self._share = self._turns + 1, share
-        if time.monotonic() - self._told > self._EVERY_S:
-            self._tell()
+        if time.monotonic() - self._reported > self._EVERY_S:
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         from agentrl.runs.report.text import duration
 
-        self._told = time.monotonic()
-        seconds = self._told - self._began
+        self._reported = time.monotonic()
+        seconds = self._reported - self._began
         played = f"{self._turns} turns played in {seconds:.0f} s"
         left = f", about {duration(seconds * (1 / self._share - 1))} left" if self._share else ""
         print(f"checking {self._what}; {played}{left} …", file=sys.stderr)

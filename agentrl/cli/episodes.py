@@ -25,17 +25,16 @@ _REPLAY = """examples:
   agentrl replay runs/first --id train-1:7 --tools recorded
   agentrl replay evals/first --regrade --json
 
-What the agent said is played again in the environment that the file names. The exit code is 0 where all is as it
-was, and 1 where anything is not. With --regrade it is the grades that are compared, and tools answer as recorded. A
-file that somebody else wrote chooses an environment and its arguments: where these could name a file or a module, the
-command says so and wants --trust.
+The recorded turns are played again in the environment that the file names. The exit code is 0 if nothing changed, and
+1 otherwise. With --regrade only grades are compared, and tools answer as recorded. A file from somebody else chooses
+an environment and its arguments. Where these could name a file or a module, the command says so and needs --trust.
 """
 _PROBE = """examples:
   agentrl probe evals/first
   agentrl probe runs/first --json
 
-It lists wins that a person should look at, the gravest first, and losses that other graders would call wins. It takes
-the right answers from the environment that the file names, which is made as for agentrl replay.
+It lists wins that a person should look at, the gravest first, and losses that other graders would call wins. The right
+answers come from the environment that the file names, which is made as for agentrl replay.
 """
 
 
@@ -47,10 +46,10 @@ def add_commands(commands: Any) -> None:
         compare.add_argument(name, metavar=name.upper(), type=Path, help="an episodes file, a folder of such, or a run")
     compare.add_argument("--html", metavar="FILE", type=Path, help="write a page as well")
     compare.add_argument("--json", action="store_true", help="write JSON")
-    replay = add_command(commands, "replay", _replay, "play recorded actions again and say what changes", _REPLAY)
+    replay = add_command(commands, "replay", _replay, "play recorded actions again and report what changes", _REPLAY)
     _episodes_arguments(replay)
-    replay.add_argument("--tools", choices=("live", "recorded"), help="run tools, or serve what they answered then")
-    replay.add_argument("--regrade", action="store_true", help="compare grades: score with the grader of today")
+    replay.add_argument("--tools", choices=("live", "recorded"), help="run the tools again, or serve recorded answers")
+    replay.add_argument("--regrade", action="store_true", help="compare grades: score with today's grader")
     probe = add_command(commands, "probe", _probe, "audit rewards: find wins that were not earned", _PROBE)
     _episodes_arguments(probe)
 
@@ -58,7 +57,7 @@ def add_commands(commands: Any) -> None:
 def _episodes_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("episodes", type=Path, help="an episodes file, a folder of such, or a run")
     command.add_argument("--id", action="append", default=[], metavar="TASK", help="only this task's; may be repeated")
-    command.add_argument("--trust", action="store_true", help="make the environment whatever the file says of it")
+    command.add_argument("--trust", action="store_true", help="allow any environment and arguments")
     command.add_argument("--json", action="store_true", help="write JSON")
 
 

@@ -17,7 +17,7 @@ _EVAL = """examples:
   agentrl eval --engine openai --model NAME --base-url http://localhost:8000/v1 --env agentrl/Arithmetic-v0
 """
 _ENGINE = ("base_url", "model", "tokenizer", "key_env")
-"""Options of the engine ``openai`` that have a word of their own here."""
+"""Options of the engine ``openai`` that are command-line options here."""
 
 
 def add_commands(commands: Any) -> None:
@@ -34,20 +34,20 @@ def add_commands(commands: Any) -> None:
         metavar="[NAME=]ID[?KEY=VALUE&…]",
         help="play this environment, with these arguments, split, tasks, attempts (repeatable; default: the run's own)",
     )
-    command.add_argument("--split", help="which tasks (default: the run's eval.split)")
-    command.add_argument("--tasks", type=int, help="how many tasks (default: the run's eval.tasks)")
+    command.add_argument("--split", help="split of the tasks (default: the run's eval.split)")
+    command.add_argument("--tasks", type=int, help="number of tasks (default: the run's eval.tasks)")
     command.add_argument("--attempts", type=int, help="episodes per task, for avg@n, pass@k and maj@n")
     how = command.add_mutually_exclusive_group()
     how.add_argument("--greedy", action="store_true", help="take the most probable token")
     how.add_argument("--temperature", type=float, help="sample at this temperature")
-    command.add_argument("--seed", type=int, default=0, help="of sampling (default: 0)")
+    command.add_argument("--seed", type=int, default=0, help="seed of sampling (default: 0)")
     command.add_argument("--out", type=Path, help="a folder for the episodes, the summary and the report")
-    command.add_argument("--force", action="store_true", help="evaluate in another dialect than the run's own")
+    command.add_argument("--force", action="store_true", help="evaluate in another dialect than that of training")
     command.add_argument("--json", action="store_true", help="write the result as JSON")
-    command.add_argument("--engine", help="what samples: transformers, vllm, or openai, a server")
-    command.add_argument("--base-url", help="of the server (default: OPENAI_BASE_URL)")
+    command.add_argument("--engine", help="engine: transformers, vllm, or openai for a server")
+    command.add_argument("--base-url", help="URL of the server (default: OPENAI_BASE_URL)")
     command.add_argument("--model", help="the model's name on the server")
-    command.add_argument("--tokenizer", help="of the server's model, a folder or hub name: token ids, not messages")
+    command.add_argument("--tokenizer", help="tokenizer of the server's model (folder or hub name): send token ids")
     command.add_argument("--key-env", help="environment variable with the server's key (default: OPENAI_API_KEY)")
     add_set_argument(command)
 
@@ -68,7 +68,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     for settings in sets.values():
         check_envs(settings)
     envs = [env for settings in sets.values() for env in settings.env.played.values()]
-    # The form that a model's template writes is known only when its tokenizer is loaded.
+    # The native dialect of a model is known only when its tokenizer is loaded.
     if dialects := {str(env.args["dialect"]) for env in envs if "dialect" in env.args} - {NATIVE}:
         check_dialect(request, ", ".join(sorted(dialects)), names_only=True)
     if lacking := missing_package("engine", config.engine.name):

@@ -36,10 +36,10 @@ def entries() -> list[dict[str, Any]]:
 
 def show_overview(display: Display) -> None:
     """Print one line per environment, grouped by namespace, then the broken plugins, then the presets."""
-    found = entries()
+    environments = entries()
     # Limited: one overlong id must not push every other line's text to the right.
-    width = min(max((len(entry["id"]) for entry in found), default=0), 50)
-    for namespace, group in groupby(found, key=lambda entry: entry["id"].rpartition("/")[0]):
+    width = min(max((len(entry["id"]) for entry in environments), default=0), 50)
+    for namespace, group in groupby(environments, key=lambda entry: entry["id"].rpartition("/")[0]):
         members = list(group)
         homes = ", ".join(sorted({entry["distribution"] for entry in members}))
         display.say(f"environments {namespace or 'without a namespace'} (from {homes})", "bold")
@@ -76,9 +76,9 @@ def details(env_id: str, arguments: Mapping[str, Any]) -> dict[str, object]:
             return _details(env)
 
 
-def show_details(found: Mapping[str, object], display: Display) -> None:
-    """Print the facts of ``details``, a line for each."""
-    for name, value in found.items():
+def show_details(facts: Mapping[str, object], display: Display) -> None:
+    """Print the result of ``details``, a line for each fact."""
+    for name, value in facts.items():
         rows = value if isinstance(value, list) else [_line(value)]
         for row in rows or [""]:
             display.say(f"{name.replace('_', ' '):<14}{row or 'none'}", "bold" if name == "id" else "")
@@ -93,7 +93,7 @@ def _details(env: ToolEnv) -> dict[str, object]:
         "description": inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].replace("\n", " "),
         "distribution": _home(spec.id),
         "class": f"{kind.__module__}:{kind.__qualname__}",
-        "arguments": {one.name: repr(one.default) for one in parameters if one.default is not one.empty},
+        "arguments": {each.name: repr(each.default) for each in parameters if each.default is not each.empty},
         "set": {name: repr(value) for name, value in spec.kwargs.items()},
         "dialect": env.dialect.name,
         "max_turns": env.max_turns,

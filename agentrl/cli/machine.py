@@ -19,26 +19,24 @@ _SANDBOX = """examples:
 
 def add_commands(commands: Any) -> None:
     """Add the commands of this family to argparse's subparsers."""
-    doctor = add_command(
-        commands, "doctor", _doctor, "say what works on this machine, and what stands in the way", _DOCTOR
-    )
-    doctor.add_argument("--sandbox", action="store_true", help="look at the sandboxes alone")
+    doctor = add_command(commands, "doctor", _doctor, "report what works on this machine, and what does not", _DOCTOR)
+    doctor.add_argument("--sandbox", action="store_true", help="test only the sandboxes")
     doctor.add_argument("--json", action="store_true", help="write JSON")
     sandbox = add_command(commands, "sandbox", _sandbox, "prepare the sandboxes of the docker back end", _SANDBOX)
     sandbox.add_argument("action", choices=["build-image"], help="build the image that the docker back end runs")
-    sandbox.add_argument("--packages", nargs="+", default=[], help="packages that programs may import beside the usual")
+    sandbox.add_argument("--packages", nargs="+", default=[], help="further packages that programs may import")
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from agentrl.cli import doctor
     from agentrl.runs.progress import Display
 
-    found = doctor.diagnose(sandbox_only=arguments.sandbox, say=lambda text: print(text, file=sys.stderr))
+    diagnosis = doctor.diagnose(sandbox_only=arguments.sandbox, say=lambda text: print(text, file=sys.stderr))
     if arguments.json:
-        print(json.dumps(found.row()))
+        print(json.dumps(diagnosis.row()))
     else:
-        doctor.show(found, Display(sys.stdout))
-    return 0 if found.ok else 1
+        doctor.show(diagnosis, Display(sys.stdout))
+    return 0 if diagnosis.ok else 1
 
 
 def _sandbox(arguments: argparse.Namespace) -> int:

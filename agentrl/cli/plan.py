@@ -1,4 +1,4 @@
-"""``agentrl plan``: what a run will need, before it begins."""
+"""``agentrl plan``: estimate what a run will need, before it begins."""
 
 import argparse
 import json
@@ -30,10 +30,10 @@ _GIB = 1 << 30
 def add_commands(commands: Any) -> None:
     """Add the command to argparse's subparsers."""
     plan = add_command(
-        commands, "plan", _plan, "say what memory and time a run will need, and what will not fit", _PLAN
+        commands, "plan", _plan, "estimate the memory and time that a run needs, and say what does not fit", _PLAN
     )
     add_config_arguments(plan)
-    plan.add_argument("--memory", type=float, metavar="GIB", help="what the run may use (default: what is here)")
+    plan.add_argument("--memory", type=float, metavar="GIB", help="memory that the run may use (default: all)")
     plan.add_argument("--json", action="store_true", help="write the plan as JSON, in bytes, tokens and seconds")
 
 
@@ -52,12 +52,12 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
 
     Args:
         config: the run's settings.
-        memory: GiB that it may use; by default what its device has.
+        memory: GiB that it may use; by default all of its device.
         as_json: print JSON.
-        whole: check all else that a run needs too, as it does before it loads its model.
+        whole: also check everything else that a run checks before it loads its model.
 
     Raises:
-        UsageError: something that the config names is not there.
+        UsageError: something that the config names is missing.
     """
     load_torch()
     import torch
@@ -70,7 +70,7 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
     from agentrl.train.memory import gold_lengths, needs
 
     logging.set_verbosity_error()
-    # What no run can follow has no costs. The engine itself is not made: its package may be elsewhere.
+    # Settings that no run can follow are refused. The engine is not made, since its package may not be installed here.
     check_playing(config)
     path = model_at(config.model.path, partial(print, file=sys.stderr))
     config = with_dialect(config.updated(model={"path": path}))
@@ -100,22 +100,23 @@ def _show_tasks(config: "Config", tokenizer: Any) -> None:
     for name, train in sources.train.sources.items():
         renderer = make_renderer(config, tokenizer, train)
         prompt = len(renderer.prompt(train.opening()).token_ids)
-        counts = [f"{one.tasks.size or 'endless'} {one.split}" for one in (train, sources.held_out.sources[name])]
+        splits = (train, sources.held_out.sources[name])
+        counts = [f"{split.tasks.size or 'endless'} {split.split}" for split in splits]
         share = f", {sources.train.shares(100)[name]}% of a step" if name else ""
         print(f"tasks     {' and '.join(counts)} of {train.env_id}, in the dialect {train.dialect.name}{share}")
         print(f"prompt    {prompt} tokens, the first; an episode has at most {config.rollout.episode_tokens}")
 
 
-def _show(found: "Needs") -> None:
-    """Print a line for each part of the memory, for the step, and for what does not fit."""
+def _show(needed: "Needs") -> None:
+    """Print a line for each part of the memory, for the step, and for the remedy where the run does not fit."""
     from agentrl.runs.report.text import duration
 
-    for name, size in found.memory.items():
+    for name, size in needed.memory.items():
         print(f"memory    {size / _GIB:8.2f} GiB  {name}")
-    print(f"in all    {found.total / _GIB:8.2f} GiB" + (f"  of {found.limit / _GIB:.2f}" if found.limit else ""))
-    phases = ", ".join(f"{duration(seconds)} to {name}" for name, seconds in found.seconds.items())
-    expected = f"about {found.expected} as gold plays, " if found.expected < found.tokens else ""
+    print(f"in all    {needed.total / _GIB:8.2f} GiB" + (f"  of {needed.limit / _GIB:.2f}" if needed.limit else ""))
+    phases = ", ".join(f"{duration(seconds)} to {name}" for name, seconds in needed.seconds.items())
+    expected = f"about {needed.expected} as gold plays, " if needed.expected < needed.tokens else ""
     times = phases or "and no times: they are measured on its device only"
-    print(f"a step    {found.tokens} tokens at most, {expected}{times}")
-    if found.remedy:
-        print(f"too much  {found.remedy}")
+    print(f"a step    {needed.tokens} tokens at most, {expected}{times}")
+    if needed.remedy:
+        print(f"too much  {needed.remedy}")

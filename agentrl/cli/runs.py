@@ -32,18 +32,20 @@ def add_commands(commands: Any) -> None:
     """Add the commands of this family to argparse's subparsers."""
     train = add_command(commands, "train", _train, "train an agent; makes a run folder", _TRAIN)
     add_config_arguments(train)
-    train.add_argument("--name", help="name of the run; one that is taken is an error")
+    train.add_argument("--name", help="name of the run; a name that is taken is an error")
     train.add_argument("--seed", type=int, help="seeds weights, tasks and sampling")
-    train.add_argument("--resume", metavar="RUN", type=Path, help="go on with a run folder from its last checkpoint")
-    why = "learn from saved episodes, each file a step, and play none"
-    train.add_argument("--episodes", metavar="FILE", type=Path, nargs="+", help=why)
-    train.add_argument("--dry-run", action="store_true", help="check everything but the weights, and say what it needs")
+    train.add_argument("--resume", metavar="RUN", type=Path, help="resume a run from its last checkpoint")
+    text = "train on saved episodes, one file a step, and play none"
+    train.add_argument("--episodes", metavar="FILE", type=Path, nargs="+", help=text)
+    train.add_argument("--dry-run", action="store_true", help="check all but the weights, and print what the run needs")
     config = add_command(commands, "config", _config, "print every setting with its meaning, as a TOML file", _CONFIG)
-    config.add_argument("what", metavar="SECTION|PRESET", nargs="?", help="these alone, or with a preset's values")
+    config.add_argument(
+        "what", metavar="SECTION|PRESET", nargs="?", help="print one section, or all with a preset's values"
+    )
     export = add_command(commands, "export", _export, "write a run's model, adapters merged, as one folder", _EXPORT)
     export.add_argument("path", help="a run folder, a checkpoint in one, or a folder of adapters")
     export.add_argument("out", metavar="OUT", type=Path, help="the folder to make")
-    export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights")
+    export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the weights")
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -51,7 +53,7 @@ def _train(arguments: argparse.Namespace) -> int:
         return _new_run(arguments)
     others = (arguments.config, arguments.preset, arguments.name, arguments.dry_run, arguments.episodes)
     if any(others) or arguments.seed is not None:
-        raise ConfigError("--resume goes on with the run's own settings: leave all options out but --set")
+        raise ConfigError("--resume uses the run's own settings: leave all options out but --set")
     from agentrl.runs.folder import changed
     from agentrl.runs.settings import read_config
 
@@ -86,8 +88,11 @@ def _new_run(arguments: argparse.Namespace) -> int:
 
 
 def _work(play: Callable[[Any, Any], object]) -> int:
-    """Do a run, given the module that does runs and a display, and print its folder; or follow another process."""
-    # After the settings, so that a mistake there is reported before PyTorch has been waited for.
+    """Train with ``play``, which gets the module of runs and a display, and print the run folder.
+
+    In a process that torchrun started as another rank, follow rank 0 instead.
+    """
+    # The settings were checked before, so that a mistake is reported without waiting for PyTorch.
     load_torch()
     from agentrl.runs.progress import Display
     from agentrl.train import ranks, run

@@ -23,7 +23,7 @@ _FILES = {
     "env.py.in": "$name/env.py",
     "test.py.in": "tests/test_$name.py",
 }
-"""Maps each template to its place in the new folder."""
+"""Maps each template to its path in the new folder."""
 _MAX_NAME = 50
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -44,7 +44,7 @@ class Package:
         """The commands to type next."""
         return "\n".join(
             [
-                f"{self.env_id} is in {shlex.quote(str(self.folder))}; go on with:",
+                f"{self.env_id} is in {shlex.quote(str(self.folder))}; continue with:",
                 f"  cd {shlex.quote(str(self.folder))}",
                 "  pip install -e .",
                 f"  agentrl play {self.env_id}",
@@ -75,8 +75,8 @@ def create(name: str, *, folder: Path | None = None, namespace: str = "me") -> P
     words = {"name": name, "kind": kind, "id": f"{namespace}/{kind}-v0", "project": name.replace("_", "-")}
     templates = Path(__file__).parents[1] / "templates" / "new"
     texts = {
-        Template(place).substitute(words): Template(read(templates / source).decode()).substitute(words)
-        for source, place in _FILES.items()
+        Template(target).substitute(words): Template(read(templates / source).decode()).substitute(words)
+        for source, target in _FILES.items()
     }
     _write(folder, texts)
     return Package(folder=folder, env_id=words["id"])
@@ -96,8 +96,8 @@ def _check_name(name: str, kind: str) -> None:
 
 def _installed(name: str) -> bool:
     # A folder without __init__.py is found too, but has no origin: it may be the empty one to write to.
-    found = importlib.util.find_spec(name)
-    return found is not None and found.origin is not None
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None
 
 
 def _write(folder: Path, texts: dict[str, str]) -> None:
@@ -114,8 +114,8 @@ def _write(folder: Path, texts: dict[str, str]) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
         try:
-            for place, text in texts.items():
-                path = draft / place
+            for file, text in texts.items():
+                path = draft / file
                 path.parent.mkdir(parents=True, exist_ok=True)
                 replace(path, text.encode())
             draft.replace(folder)  # takes the place of an empty folder too

@@ -22,10 +22,11 @@ def explained(what: str | None = None) -> str:
     Raises:
         UnknownNameError: there is no such section or preset.
     """
-    sections, known = list(Config.model_fields), presets()
-    if what is not None and what not in [*sections, *known]:
-        raise UnknownNameError("section or preset", what, [*sections, *known])
-    values, defaults = (one.model_dump() for one in (load_config(preset=what if what in known else None), Config()))
+    sections, names = list(Config.model_fields), presets()
+    if what is not None and what not in [*sections, *names]:
+        raise UnknownNameError("section or preset", what, [*sections, *names])
+    chosen = load_config(preset=what if what in names else None)
+    values, defaults = chosen.model_dump(), Config().model_dump()
     about = Config.model_json_schema()["$defs"]
     text = "# For agentrl train FILE.toml; --set section.key=value changes one of them.\n"
     for section in [what] if what in sections else sections:

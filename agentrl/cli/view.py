@@ -14,8 +14,8 @@ _VIEW = """examples:
   agentrl view evals/before evals/after
   agentrl view runs/otb-0 runs/otb-1 runs/mean-0 runs/mean-1
 
-The page is one file that loads nothing: open it in a browser. With two sources episodes of one task stand side by side,
-those with another outcome first. Runs that differ in their seed alone are one line with a band.
+The page is one file that loads nothing: open it in a browser. With two sources, episodes of one task stand side by
+side, and pairs with different outcomes come first. Runs that differ only in their seed are one line with a band.
 """
 
 
@@ -30,7 +30,9 @@ def add_commands(commands: Any) -> None:
         help="folders, or files of episodes (.jsonl[.zst])",
     )
     view.add_argument("--out", type=Path, help="the page (default: view.html in the run folder, or here)")
-    view.add_argument("--all", action="store_true", help="all saved steps of a run, not its first and last alone")
+    view.add_argument(
+        "--all", action="store_true", help="show all saved steps of a run, not only the first and the last"
+    )
 
 
 def _view(arguments: argparse.Namespace) -> int:

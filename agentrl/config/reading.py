@@ -1,4 +1,4 @@
-"""Reading settings: presets, TOML files and ``--set section.key=value``, and one sentence for a mistake."""
+"""Read settings from presets, TOML files and ``--set section.key=value``; a mistake is explained in one sentence."""
 
 import re
 import tomllib
@@ -33,13 +33,13 @@ _INSTEAD = {
     "rate": "set optim.lr",
     "dataset datasets data": "the environment has the tasks: set env.id, and env.args.data where it takes one",
 }
-"""Words in a setting's name, and what to tell whoever tries it."""
+"""Hints for settings that do not exist, by words in their names."""
 _NAMES = "('[^']*'(, | or )?)+"
 _VALUE_KINDS = "Input should be text, a number, true or false, or a list of whole numbers or of texts"
 
 
 def presets() -> dict[str, str]:
-    """The TOML text of every preset, by name."""
+    """Return the TOML text of every preset, by name."""
     folder = resources.files("agentrl") / "presets"
     return {
         entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
@@ -63,18 +63,18 @@ def load_config(*, preset: str | None = None, path: str | Path | None = None, ov
     """
     data: dict[str, Any] = {}
     if preset is not None:
-        known = presets()
-        if preset not in known:
-            raise UnknownNameError("preset", preset, known)
-        data = tomllib.loads(known[preset])
+        texts = presets()
+        if preset not in texts:
+            raise UnknownNameError("preset", preset, texts)
+        data = tomllib.loads(texts[preset])
     if path is not None:
-        # A run's own config.toml will do: it ends with the versions of what ran it, which are no settings.
+        # A run's config.toml is allowed too: it ends with the versions of the software, which are no settings.
         data = _laid_over(data, {name: value for name, value in read_toml(Path(path)).items() if name != "versions"})
     return parse_config(_overridden(data, overrides))
 
 
 def parse_config(data: Mapping[str, Any]) -> Config:
-    """Make a config of plain data.
+    """Make a config from plain data.
 
     Raises:
         ConfigError: a key is unknown, a value is invalid, the split is among an environment's arguments, or there is
@@ -83,24 +83,25 @@ def parse_config(data: Mapping[str, Any]) -> Config:
     try:
         config = Config.model_validate(data)
     except pydantic.ValidationError as error:
-        first, *more = error.errors()
-        # Of a value that may be of several types, there is an error for each: one of the type that it has says most.
-        same = [one for one in more if one["loc"][:2] == first["loc"][:2] and not one["type"].endswith("_type")]
-        raise _explained((same or [first])[0]) from error
+        fault, *others = error.errors()
+        # Where a setting allows several types there is a fault for each: that of the value's own type says most.
+        same = [other for other in others if other["loc"][:2] == fault["loc"][:2]]
+        of_type = [other for other in same if not other["type"].endswith("_type")]
+        raise _explained((of_type or [fault])[0]) from error
     if config.env.mix and (config.env.args or config.env.id != EnvSettings().id):
         raise ConfigError("env.mix names the environments: give each its id and args there, and no env.id or env.args")
     for name, env in config.env.played.items():
         if "split" in env.args:
-            place = f"env.mix.{name}" if name else "env"
+            table = f"env.mix.{name}" if name else "env"
             raise ConfigError(
-                f"setting '{place}.args.split' has no effect: training plays 'train', and evaluation the split of "
+                f"setting '{table}.args.split' has no effect: training plays 'train', and evaluation the split of "
                 "eval.split"
             )
     return config
 
 
 def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
-    """The same config with ``section.key=value`` each laid over it.
+    """Return the config with each ``section.key=value`` laid over it.
 
     Raises:
         ConfigError: a key is unknown or a value is invalid.
@@ -124,7 +125,7 @@ def parse_env(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The data of a TOML file.
+    """Read a TOML file.
 
     Raises:
         UsageError: the file can't be read.
@@ -188,7 +189,7 @@ def _parsed(override: str) -> dict[str, Any]:
     try:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError as error:
-        # JSON's or Python's way to write a table would else become a text, and that the name of a file.
+        # A table in JSON's or Python's syntax must not become a text, which an environment may take for a file's name.
         if value.lstrip()[:1] in ("[", "{"):
             raise ConfigError(f'{override!r} is not TOML: write tables as {{key = "value"}}, text in quotes') from error
         parsed = value
@@ -197,31 +198,31 @@ def _parsed(override: str) -> dict[str, Any]:
     return parsed
 
 
-def _explained(item: Mapping[str, Any]) -> UsageError:
-    # A type that pydantic has tried is no part of the setting's name.
-    place = [str(part) for part in item["loc"] if "constrained-" not in str(part)]
-    at = 3 if place[:2] == ["env", "mix"] else 1
-    if place[at:] and place[at].rpartition("_")[2] in ("args", "options", "to") and len(place) > at + 2:
-        table = ", or a table of these" if place[at] == "args" else ""
-        return ConfigError(f"setting {'.'.join(place[: at + 2])!r} is {item['input']!r}: {_VALUE_KINDS}{table}")
-    if item["type"] == "extra_forbidden":
-        inside: Mapping[str, Any] = item["input"] if isinstance(item["input"], Mapping) else {}
-        section = place[:-1]
-        instead = _hint([*place, *inside]) or nearest(place[-1], _keys(section), prefix=".".join([*section, ""]))
-        return ConfigError(f"unknown setting {'.'.join(place)!r}; {instead}")
-    if item["type"] == "literal_error" and place[-1] != "[key]" and re.fullmatch(_NAMES, item["ctx"]["expected"]):
-        kind = place[-2] if place[-1] == "name" else place[-1]
-        return UnknownNameError(kind, item["input"], re.findall("'([^']*)'", item["ctx"]["expected"]))
+def _explained(fault: Mapping[str, Any]) -> UsageError:
+    # The types that pydantic has tried are no parts of the setting's name.
+    name = [str(part) for part in fault["loc"] if "constrained-" not in str(part)]
+    depth = 3 if name[:2] == ["env", "mix"] else 1
+    if name[depth:] and name[depth].rpartition("_")[2] in ("args", "options", "to") and len(name) > depth + 2:
+        table = ", or a table of these" if name[depth] == "args" else ""
+        return ConfigError(f"setting {'.'.join(name[: depth + 2])!r} is {fault['input']!r}: {_VALUE_KINDS}{table}")
+    if fault["type"] == "extra_forbidden":
+        inside: Mapping[str, Any] = fault["input"] if isinstance(fault["input"], Mapping) else {}
+        section = name[:-1]
+        remedy = _hint([*name, *inside]) or nearest(name[-1], _keys(section), prefix=".".join([*section, ""]))
+        return ConfigError(f"unknown setting {'.'.join(name)!r}; {remedy}")
+    if fault["type"] == "literal_error" and name[-1] != "[key]" and re.fullmatch(_NAMES, fault["ctx"]["expected"]):
+        kind = name[-2] if name[-1] == "name" else name[-1]
+        return UnknownNameError(kind, fault["input"], re.findall("'([^']*)'", fault["ctx"]["expected"]))
     return ConfigError(
-        f"setting {'.'.join(place)!r} is {item['input']!r}: {item['msg']}; agentrl config {place[0]} says more"
+        f"setting {'.'.join(name)!r} is {fault['input']!r}: {fault['msg']}; agentrl config {name[0]} says more"
     )
 
 
-def _keys(place: Sequence[str]) -> list[str]:
+def _keys(section: Sequence[str]) -> list[str]:
     model: type[pydantic.BaseModel] = Config
-    if place[:2] == ["env", "mix"]:
+    if section[:2] == ["env", "mix"]:
         return list(MixedEnv.model_fields)
-    for part in place:
+    for part in section:
         annotation = model.model_fields[part].annotation
         assert isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel)
         model = annotation
@@ -229,10 +230,10 @@ def _keys(place: Sequence[str]) -> list[str]:
 
 
 def _hint(names: Iterable[str]) -> str:
-    """What there is in place of a setting; empty where its name reminds of nothing.
+    """Return the hint for a setting that does not exist; empty where there is none.
 
     Args:
         names: its section and key, and the keys in it.
     """
     words = {word for name in names for word in re.split(r"[^a-z]+", name.lower())}
-    return next((told for known, told in _INSTEAD.items() if words & set(known.split())), "")
+    return next((hint for triggers, hint in _INSTEAD.items() if words & set(triggers.split())), "")

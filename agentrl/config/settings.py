@@ -24,7 +24,7 @@ TinySize = Literal["hidden", "layers", "heads"]
 
 
 def _without_options(names: object) -> object:
-    """Give a list of names as a table."""
+    """Turn a list of names into a table."""
     if not isinstance(names, list):
         return names
     listed: list[object] = names

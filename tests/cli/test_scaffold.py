@@ -28,7 +28,7 @@ def test_what_is_written(here: Path, command: Command) -> None:
     told = command("new", "my_env").out.splitlines()
     names = (".gitignore", "README.md", "my_env/__init__.py", "my_env/env.py", "pyproject.toml")
     assert files(here) == [f"my_env/{name}" for name in (*names, "tests/test_my_env.py", "train.toml")]
-    assert told[0] == "me/MyEnv-v0 is in my_env; go on with:"
+    assert told[0] == "me/MyEnv-v0 is in my_env; continue with:"
     assert [line.split()[0] for line in told[1:]] == ["cd", "pip", "agentrl", "agentrl", "agentrl"]
     project = tomllib.loads(Path("my_env/pyproject.toml").read_text())["project"]
     assert project["name"] == "my-env" and project["entry-points"] == {"agentrl.envs": {"my_env": "my_env"}}

@@ -167,8 +167,8 @@ def test_a_long_check_tells_how_far_it_is(
     register: Register, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env_id = register(Good)
-    monkeypatch.setattr(environments.Company, "_QUIET_S", 0.0)
-    monkeypatch.setattr(environments.Company, "_EVERY_S", 0.0)
+    monkeypatch.setattr(environments.CheckProgress, "_QUIET_S", 0.0)
+    monkeypatch.setattr(environments.CheckProgress, "_EVERY_S", 0.0)
     assert main(["check-env", env_id, "--tasks", "1"]) == 0
     lines = capsys.readouterr().err.splitlines()
     form = r"checking .*, \d+ of \d+; (\d+) turns played in \d+ s(, about [\w .-]+ left)? …"
@@ -178,7 +178,7 @@ def test_a_long_check_tells_how_far_it_is(
     assert main(["check-env", env_id, "--tasks", "6"]) == 0
     assert len(capsys.readouterr().err.splitlines()) > len(lines), "more tasks are more turns"
     monkeypatch.undo()
-    monkeypatch.setattr(environments.Company, "_QUIET_S", 3600.0)
+    monkeypatch.setattr(environments.CheckProgress, "_QUIET_S", 3600.0)
     assert main(["check-env", env_id]) == 0 and capsys.readouterr().err == ""
     assert main(["check-env", env_id, "--tasks", "0"]) == 2
     assert "tasks is 0" in capsys.readouterr().err
