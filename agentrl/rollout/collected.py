@@ -1,4 +1,4 @@
-"""What a collection of episodes gives."""
+"""The result of collecting episodes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """Episodes of one collection, and what became of the others."""
+    """The episodes of one collection, and counts of those that failed."""
 
     groups: tuple[Group, ...]
     """The complete groups, in the order they were asked for."""
@@ -29,11 +29,11 @@ class Collected:
     last_fault: InfrastructureError | None = None
     """The last of them."""
     lost: int
-    """Groups left out because an episode failed twice."""
+    """Groups skipped because an episode failed twice."""
     refused: Mapping[EpisodeSpec, RefusedError] = field(default_factory=dict[EpisodeSpec, RefusedError])
-    """Episodes that a server refuses to play on, and why; their groups are left out too, and are not among ``lost``."""
+    """Episodes that a server refuses to continue, and why; their groups are skipped and not counted in ``lost``."""
     cancelled: int = 0
-    """Groups that others were sooner than."""
+    """Groups cancelled because enough others finished earlier."""
     seconds: float
     """Wall time of the whole collection."""
     clock: Clock

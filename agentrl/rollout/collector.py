@@ -1,4 +1,4 @@
-"""Play episodes token-exactly: one, or many concurrently in groups.
+"""Play episodes token-exactly: one episode, or many groups of them concurrently.
 
 The collector records exactly the tokens that were sampled. Each prompt is the tokens so far plus new ones: no text is
 tokenized again.
@@ -39,7 +39,7 @@ class EpisodeLimits:
     """How to treat a turn that the limit of a turn, or of the episode, cut off."""
 
     def after_cut(self, spent: bool) -> CutTurns:
-        """Say how to treat a turn that was cut off; where the episode's tokens are spent, it can't continue."""
+        """Return how to treat a cut turn; an episode whose tokens are ``spent`` can't continue."""
         return "end" if spent and self.cut_turns == "continue" else self.cut_turns
 
 
@@ -49,7 +49,7 @@ async def play(
     """Play one episode.
 
     Args:
-        env: steps in a thread of ``player``, so that other episodes go on meanwhile.
+        env: steps in a thread of ``player``, so that other episodes run meanwhile.
         engine: samples the turns.
         renderer: writes messages as tokens.
         spec: task and seed.
@@ -59,13 +59,13 @@ async def play(
     Raises:
         InfrastructureError: a sandbox or the engine failed.
     """
-    first, _ = await player.in_thread(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
-    segments = [renderer.prompt(first)]
+    opening, _ = await player.in_thread(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
+    segments = [renderer.prompt(opening)]
     tokens = list(segments[0].token_ids)
     rewards, usages = list[float](), list[tuple[int, int]]()
     stop: Stop | None = None
     while stop is None:
-        # Only a first prompt that is too long leaves no room: later ones are checked before they are appended.
+        # Only the opening can be too long: later messages are checked before they are appended.
         room = player.limits.episode_tokens - len(tokens)
         if room < 1:
             stop = Stop.TOKEN_LIMIT
@@ -80,7 +80,7 @@ async def play(
         segments.append(_policy(completion))
         usages += [completion.usage] if completion.usage else []
         tokens += completion.token_ids
-        # A cut turn that has filled the room met the episode's limit, else it met that of the turn.
+        # A cut turn that has filled the room reached the episode's limit, otherwise that of the turn.
         spent = len(completion.token_ids) == room
         action = renderer.text(completion.token_ids)
         if completion.finish == "length":
@@ -90,7 +90,7 @@ async def play(
         if terminated or truncated:
             stop = Stop.TERMINATED if terminated else _why_truncated(action, spent)
             break
-        # Where no token could be sampled behind the answer, it is left out: an episode ends with a sampled turn.
+        # An answer after which no token could be sampled is dropped: an episode ends with a sampled turn.
         new = renderer.extend(completion.token_ids, messages)
         if len(tokens) + sum(len(segment.token_ids) for segment in new) >= player.limits.episode_tokens:
             stop = Stop.TOKEN_LIMIT
@@ -103,7 +103,7 @@ async def play(
 
 
 def _why_truncated(action: str, spent: bool) -> Stop:
-    # Gymnasium's flag does not say which limit it was. Unless a cut turn ended the episode, it was the number of turns.
+    # Gymnasium's flag does not name the limit. Unless a cut turn ended the episode, it was the number of turns.
     if not isinstance(action, CutTurn) or action.then != "end":
         return Stop.TURN_LIMIT
     return Stop.TOKEN_LIMIT if spent else Stop.TURN_CUT
@@ -168,13 +168,13 @@ class Player:
         try:
             result, seconds = await asyncio.shield(done)
         except asyncio.CancelledError:
-            # The caller closes the environment next, which must not happen while a thread is still inside of it, not
-            # even when it is cancelled again.
+            # The caller closes the environment next. That must not happen while a thread is still inside of it, even
+            # if the caller is cancelled again.
             call.cancel()
             while not done.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([done])
-            _ = done.cancelled() or done.exception()  # asked for, or asyncio would write it to the terminal
+            _ = done.cancelled() or done.exception()  # read, or asyncio would print it
             raise
         self.clock.tools += seconds
         return result
@@ -202,20 +202,20 @@ class Fleet(ABC):
         sampling: Sampling,
         *,
         on_episode: Callable[[Trajectory], None],
-        known: Mapping[int, Trajectory],
+        played: Mapping[int, Trajectory],
         enough: int | None,
     ) -> Collected:
-        """Play at least one group by copies of ``collector``, as its own ``play`` does."""
+        """Play at least one group with copies of ``collector``; the arguments are those of its own ``play``."""
 
 
 class Collector:
     """Plays groups of episodes, many at a time, each on an instance of its environment.
 
     An infrastructure fault is no outcome of an episode: the episode is retried once on another environment, and if that
-    fails too its group is left out. What a server refuses is not asked again, and is no fault.
+    fails too its group is skipped. A request that a server refuses is not retried, and counts as no fault.
 
     Args:
-        envs: each environment's id and own arguments, by the name that an episode's spec has.
+        envs: each environment's id and own arguments, by the name in an episode's spec.
         renderer: writes messages as tokens.
         limits: how long an episode may be.
         concurrency: most episodes at a time, of all collections together.
@@ -256,27 +256,27 @@ class Collector:
         sampling: Sampling,
         *,
         on_episode: Callable[[Trajectory], None] = lambda _: None,
-        known: Mapping[int, Trajectory] | None = None,
+        played: Mapping[int, Trajectory] | None = None,
         enough: int | None = None,
     ) -> Collected:
-        """Play groups, here or in the fleet that is their engine; those that are complete are given in order.
+        """Play groups, here or in the fleet that is their engine, and return the complete ones in order.
 
         Args:
             specs: one sequence per group, its members' task and seeds.
             engine: samples the turns of the episodes that have no script.
             sampling: temperature; ``max_tokens`` limits a turn.
             on_episode: called with each finished episode.
-            known: episodes that were played before, by their seed; they are taken as they are.
+            played: episodes that were played before, by their seed; they are used as they are.
             enough: once so many groups are complete, the others are cancelled; by default all are played.
 
         Raises:
             FaultRateError: more groups were lost than ``max_fault_rate`` allows, or no engine answers any more.
         """
-        known = known or {}
-        ready = [group for group in specs if all(spec.seed in known for spec in group)]
-        # A resumed run does not begin what it had cancelled.
+        played = played or {}
+        ready = [group for group in specs if all(spec.seed in played for spec in group)]
+        # A resumed run does not begin groups that it had cancelled.
         specs = ready if enough is not None and len(ready) >= enough else specs
-        options: dict[str, Any] = {"on_episode": on_episode, "known": known, "enough": enough}
+        options: dict[str, Any] = {"on_episode": on_episode, "played": played, "enough": enough}
         if specs and isinstance(engine, Fleet):
             collected = await engine.play(self, specs, sampling, **options)
         else:
@@ -295,20 +295,20 @@ class Collector:
         sampling: Sampling,
         *,
         on_episode: Callable[[Trajectory], None],
-        known: Mapping[int, Trajectory],
+        played: Mapping[int, Trajectory],
         enough: int | None = None,
     ) -> Collected:
-        """Play groups here, however many are lost; the rest is as for :meth:`collect`."""
+        """Play groups here, however many are lost; the arguments are those of :meth:`collect`."""
         began, before = time.perf_counter(), sandbox_counters()
         if self._threads is None:
-            # One for each episode: a tool that waits holds its thread. Sandboxes limit for themselves what computes.
+            # A thread for each episode, since a waiting tool holds its thread. Sandboxes limit running programs.
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="agentrl-env")
         player = Player(limits=self._limits, threads=self._threads, gate=self._gate)
         faults, refused = list[InfrastructureError](), dict[EpisodeSpec, RefusedError]()
         self._gate.observe(engine.cache)
 
         async def member(spec: EpisodeSpec) -> Trajectory | None:
-            trajectory, attempts = known.get(spec.seed), 0
+            trajectory, attempts = played.get(spec.seed), 0
             while trajectory is None and attempts < 2:
                 attempts += 1
                 async with self._gate:
@@ -325,13 +325,13 @@ class Collector:
                 on_episode(trajectory)
             return trajectory
 
-        async def whole(group: Sequence[EpisodeSpec]) -> Group | None:
+        async def complete(group: Sequence[EpisodeSpec]) -> Group | None:
             async with asyncio.TaskGroup() as members:
                 tasks = [members.create_task(member(spec)) for spec in group]
             episodes = [episode for task in tasks if (episode := task.result())]
             return Group(tuple(episodes)) if len(episodes) == len(group) else None
 
-        playing = [asyncio.create_task(whole(group)) for group in specs]
+        playing = [asyncio.create_task(complete(group)) for group in specs]
         ended, cancelled = await wait_for_enough(enough, playing, self._leaving, lambda group: group is not None)
         groups = tuple(group for group in ended if group)
         return Collected(
@@ -347,7 +347,7 @@ class Collector:
         )
 
     async def _episode(self, spec: EpisodeSpec, engine: Engine, sampling: Sampling, player: Player) -> Trajectory:
-        # Making an environment may load data sets: one that has ended an episode well is used again.
+        # Making an environment may load data sets, so one that has ended an episode without a fault is used again.
         env_id, env_args = self._envs[spec.env]
         env = self._idle[spec.env].pop() if self._idle[spec.env] else make(env_id, **env_args)
         try:
@@ -359,11 +359,11 @@ class Collector:
             renderer = self._renderers[spec.env]
             trajectory = await play(env, engine, renderer, spec, sampling=sampling, player=player)
         except BaseException:
-            # A broken sandbox goes with its environment, and what closing it raises must not hide the fault.
+            # A broken sandbox goes with its environment, and an error of closing it must not hide the fault.
             with suppress(Exception):
                 env.close()
             raise
-        # Closed even so: an idle environment must not hold a sandbox that others wait for.
+        # An idle environment is closed too: it must not hold a sandbox that others wait for.
         env.close()
         self._idle[spec.env].append(env)
         return trajectory

@@ -1,4 +1,4 @@
-"""Which episodes are at play: as many as the engine's cache holds and the run allows, until enough have ended."""
+"""Limit the episodes at play to what the engine's cache holds, and wait until enough groups are complete."""
 
 import asyncio
 from collections import deque
@@ -17,35 +17,35 @@ _CUT = 0.75
 
 
 class Gate:
-    """Lets episodes in, those first that have waited longest.
+    """Admits episodes in the order in which they came.
 
-    Of an engine that says how full its cache is, as many are let in at first as fit there whatever their length. Each
-    turn that ends while there is room lets in one more, so that their number doubles in the time of a turn. Where the
-    cache is full, a quarter has to go, and from then on only a turn of each lets in one more: additive increase,
-    multiplicative decrease (Chiu and Jain 1989). Nobody is thrown out: those at play end.
+    If the engine reports how full its cache is, the gate at first admits as many episodes as fit whatever their length.
+    Each turn that ends while there is room admits one more, so their number doubles in the time of a turn. When the
+    cache is full, the limit falls by a quarter, and from then on it rises by one after a turn of each episode: additive
+    increase, multiplicative decrease (Chiu and Jain 1989). No episode at play is stopped.
 
     Args:
-        most: episodes at a time; without figures of a cache, always so many.
-        tokens: of the longest episode.
+        most: most episodes at a time, and the limit where the engine reports nothing.
+        tokens: most tokens of an episode.
     """
 
     def __init__(self, most: int, tokens: int) -> None:
         self.limit: float = most
-        """Episodes at a time for now."""
+        """Episodes at a time, for now."""
         self._most, self._tokens = most, tokens
         self._inside, self._preempted = 0, 0
         self._waiting = deque[asyncio.Future[None]]()
-        self._known = self._was_full = False
+        self._seen = self._was_full = False
 
     async def __aenter__(self) -> None:
         # Not a semaphore: its limit can't change, and it serves one event loop only.
-        place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        admitted = asyncio.get_running_loop().create_future()
+        self._waiting.append(admitted)
         self._admit()
         try:
-            await place
+            await admitted
         except asyncio.CancelledError:
-            if not place.cancelled():
+            if not admitted.cancelled():
                 self._leave()
             raise
 
@@ -58,11 +58,11 @@ class Gate:
             return
         fits = min(self._most, max(1, cache.tokens // self._tokens))
         preempted, self._preempted = cache.preempted > self._preempted, cache.preempted
-        if not self._known:
-            self._known, self.limit = True, fits
+        if not self._seen:
+            self._seen, self.limit = True, fits
         elif preempted or cache.used >= _FULL:
             self._was_full = True
-            # Once, until it shows.
+            # Only once, until episodes have ended and the number at play has fallen to the limit.
             if self._inside <= self.limit:
                 self.limit = max(fits, _CUT * self._inside)
         elif cache.used < _ROOMY and self._waiting:
@@ -75,9 +75,9 @@ class Gate:
 
     def _admit(self) -> None:
         while self._waiting and self._inside + 1 <= self.limit:
-            place = self._waiting.popleft()
-            if not place.done():  # its episode was given up
-                place.set_result(None)
+            admitted = self._waiting.popleft()
+            if not admitted.done():  # its episode was cancelled
+                admitted.set_result(None)
                 self._inside += 1
 
 
@@ -87,14 +87,14 @@ async def wait_for_enough(
     """Wait until ``enough`` groups are complete, and cancel the others.
 
     Args:
-        enough: how many; None waits for all.
-        playing: plays a group each.
-        leaving: holds what was cancelled until it has ended. Nobody waits for it: it may be in a slow tool, and closes
-            its environments afterwards.
-        complete: says of what has been played whether no episode of it was lost.
+        enough: how many groups; None waits for all.
+        playing: a task for each group.
+        leaving: receives cancelled tasks and holds them until they have ended. They are not waited for, since a slow
+            tool may delay them; their environments are closed afterwards.
+        complete: returns True for a result whose group lost no episode.
 
     Returns:
-        What has ended, in order, and the number of groups that were cancelled.
+        The results of the tasks that have ended, in order, and the number of cancelled groups.
     """
     count = 0
     try:
@@ -108,8 +108,8 @@ async def wait_for_enough(
         for task in playing:
             task.cancel()
         await asyncio.wait(playing)
-        # One bug in an environment breaks many episodes alike: the first error says it all, and asyncio would write
-        # each of the others to the terminal if nobody had asked for it.
+        # One bug in an environment breaks many episodes alike, and the first error says enough. The others are read
+        # too: asyncio prints errors that nobody reads.
         for task in playing:
             _ = task.cancelled() or task.exception()
         cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error

@@ -51,7 +51,7 @@ class TaskSource:
     def __init__(self, env_id: str, env_args: Mapping[str, Any], split: str, name: str = "") -> None:
         self.env_id, self.env_args, self.split, self.name = env_id, env_args, split, name
         self._env = make(env_id, **{**env_args, "split": split})
-        # Tasks and gold player need no sandbox, nor anything else that the environment holds open.
+        # Tasks and gold player need no sandbox, nor any other resource that the environment holds open.
         self._env.close()
         self.dialect: Dialect = self._env.dialect
         """Reads and writes the environment's tool calls."""
@@ -62,7 +62,7 @@ class TaskSource:
 
     @property
     def dialects(self) -> list[Dialect]:
-        """The dialect alone, as a mix of environments has several."""
+        """The dialect in a list; a ``TaskMix`` has several."""
         return [self.dialect]
 
     @property
@@ -70,31 +70,31 @@ class TaskSource:
         """All tasks of the split.
 
         Raises:
-            EnvContractError: the environment gives anything but tasks with unique ids.
+            EnvContractError: the environment's tasks are no tasks, or their ids are not unique.
         """
         return self._env.task_set
 
-    def pick(self, count: int, *, first: int = 0, seed: int | None = None) -> Sequence[Task]:
-        """Pick tasks ``first`` to ``first + count``; a finite split begins again where it ends.
+    def pick(self, count: int, *, start: int = 0, seed: int | None = None) -> Sequence[Task]:
+        """Pick tasks ``start`` to ``start + count``; a finite split begins again where it ends.
 
         Args:
             count: number of tasks.
-            first: offset of the first one, counted through all passes; a negative one is in a pass before the first.
+            start: index of the first one, counted through all passes; a negative index is in a pass before the first.
             seed: shuffles each pass of a finite split anew, every task once a pass; None keeps the split's own order.
         """
-        size, places = self.tasks.size, range(first, first + count)
+        size, indices = self.tasks.size, range(start, start + count)
         if size is None:
-            return [self.tasks[place] for place in places]
-        # Floor division numbers the passes, the negative ones too, and the modulo is a place in the pass.
-        orders = {number: _order(size, seed, number) for number in {place // size for place in places}}
-        return [self.tasks[orders[place // size][place % size]] for place in places]
+            return [self.tasks[index] for index in indices]
+        # Floor division numbers the passes, also negative ones, and the modulo is the index within the pass.
+        orders = {number: _order(size, seed, number) for number in {index // size for index in indices}}
+        return [self.tasks[orders[index // size][index % size]] for index in indices]
 
     def gold(self, task: Task, what: str, remedy: str) -> Sequence[str]:
-        """Give the turns of the environment's gold player.
+        """Return the turns of the environment's gold player.
 
         Args:
             task: one of the split's tasks.
-            what: who needs them, for the error, such as ``"the warm start learns"``.
+            what: the use of the turns, for the error, such as ``"the warm start learns"``.
             remedy: how to do without, for the error.
 
         Raises:
@@ -107,14 +107,14 @@ class TaskSource:
             raise ConfigError(f"{what} from gold episodes, and {error}: {remedy}, or give it a gold method") from error
 
     def opening(self) -> tuple[Message, ...]:
-        """Give the first observation of an episode, always the same one."""
-        # System message and instructions are the environment's own, and only a reset writes them.
+        """Return the first observation of an episode, always the same one."""
+        # Only a reset writes the system message and the instructions.
         observation, _ = self._env.reset(seed=0)
         self._env.close()
         return observation
 
     def texts(self, count: int) -> Iterator[str]:
-        """Give the texts of the gold episodes of the first ``count`` tasks, to train a tokenizer on.
+        """Return the texts of the gold episodes of the first ``count`` tasks, to train a tokenizer on.
 
         Raises:
             ConfigError: the environment has no gold player.
@@ -122,11 +122,11 @@ class TaskSource:
         opening = [message["content"] for message in self.opening()]
         for task in itertools.islice(self.tasks, count):
             gold = self.gold(task, "the tiny model's vocabulary comes", "set model.path")
-            # The names of the roles are what chat templates write between the contents.
+            # Chat templates write the names of the roles between the contents.
             yield "\n".join(["system\nuser\nassistant\ntool", *opening, task.prompt, *gold])
 
     def origin(self, sampling: Sampling) -> Origin:
-        """Give the origin that records of this split's episodes carry."""
+        """Return the origin that records of this split's episodes carry."""
         versions = code_versions(type(self._env), self._env.tools)
         sandbox = f"{versions['sandbox']} {backend_of(self._env.tools)}".rstrip()
         return Origin(
@@ -142,7 +142,7 @@ class TaskSource:
 
 
 def _order(size: int, seed: int | None, number: int) -> Sequence[int]:
-    """Give the order of ``size`` tasks in pass ``number``."""
+    """Return the order of ``size`` tasks in pass ``number``."""
     if seed is None:
         return range(size)
     generator = torch.Generator().manual_seed(derive_seed(seed, "pass", number))

@@ -1,4 +1,4 @@
-"""The Ray cluster that a fleet is on: how this process joins it, what it has room for, and what its errors say."""
+"""The Ray cluster of a fleet: join it, check its room, and explain its errors."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError, InfrastructureError
 
-# Where no cluster answers, Ray would go on asking for a quarter of an hour; it reads this when it is imported.
+# If no cluster answers, Ray would retry for a quarter of an hour; it reads this variable when it is imported.
 os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
 ray: Any = import_module("ray")
 errors: Any = import_module("ray.exceptions")
@@ -24,16 +24,16 @@ def connect(address: str) -> Callable[[], object]:
     """Connect to a cluster.
 
     Returns:
-        What ends the connection, which does nothing if this process was connected before.
+        A function that ends the connection; it does nothing if this process was connected before.
 
     Raises:
-        ConfigError: none is reachable.
+        ConfigError: no cluster is reachable.
     """
     if ray.is_initialized():
         return lambda: None
     host, _, port = (os.environ.get("RAY_ADDRESS", address) if address == "auto" else address).rpartition(":")
     try:
-        if port.isdigit():  # asked here first: Ray takes minutes to give up
+        if port.isdigit():  # tried first, since Ray takes minutes to give up
             socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:
@@ -41,7 +41,7 @@ def connect(address: str) -> Callable[[], object]:
             f"no Ray cluster can be reached at fleet.options.address={address!r}: start one with `ray start --head`, "
             f"or set fleet.name='local' ({gist(error)})"
         ) from error
-    # Where this process's own node dies, Ray ends the process at once and in silence: another one speaks for it.
+    # If this process's own node dies, Ray ends the process at once without a word: another process prints the reason.
     command = ["sh", "-c", 'read -r _ || echo "$1" >&2', "sh", _LAST_WORDS]
     witness = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
@@ -54,10 +54,10 @@ def connect(address: str) -> Callable[[], object]:
 
 
 def check_room(actors: int, need: Mapping[str, float], address: str) -> None:
-    """Refuse more actors than the nodes have room for when nothing else runs there.
+    """Check that the nodes have room for so many actors when nothing else runs there.
 
     Raises:
-        ConfigError: there are more.
+        ConfigError: they don't.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = sum(int(min((node.get(name, 0) / count for name, count in need.items()), default=actors)) for node in nodes)
@@ -70,7 +70,7 @@ def check_room(actors: int, need: Mapping[str, float], address: str) -> None:
 
 
 def cause(error: Any) -> Exception:
-    """Return what an actor has raised, or what is known of it where it can't be sent here."""
+    """Return the exception that an actor has raised, or its description where it can't be sent here."""
     if isinstance(error, errors.RayTaskError) and not isinstance(error.cause, errors.RayError):
         return error.cause
     last = str(error).strip().splitlines()[-1]
@@ -78,6 +78,6 @@ def cause(error: Any) -> Exception:
 
 
 def gist(error: BaseException | None) -> str:
-    """Return an error in a line: what could not be imported on a node stands at the end of many."""
+    """Return an error in one line: the last one where an import failed on a node, the first one otherwise."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
     return lines[-1 if "in its creation task" in lines[0] else 0]

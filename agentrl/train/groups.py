@@ -263,7 +263,7 @@ async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: in
     while missing > 0 and len(parts) <= rollout.refills:
         indices = order.of(number, begin, begin + missing + rollout.spare)
         lowest, count = min(indices), max(indices) - min(indices) + 1
-        tasks = mix.pick(count, first=lowest, seed=seed)
+        tasks = mix.pick(count, start=lowest, seed=seed)
         specs = list[list[EpisodeSpec]]()
         for index in indices:
             name, task = tasks[index - lowest]

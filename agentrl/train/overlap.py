@@ -122,7 +122,7 @@ class Overlapped(Collecting):
         def ended(episode: Trajectory) -> None:
             ahead.episodes[episode.seed] = episode
 
-        collected = await self._play(number, known=episodes_by_seed, on_episode=ended)
+        collected = await self._play(number, played=episodes_by_seed, on_episode=ended)
         collected = await self._exact(collected)
         # A checkpoint must keep the episodes with these log-probs.
         ahead.episodes = {episode.seed: episode for episode in flatten(collected.groups)}

@@ -90,7 +90,7 @@ async def _gold_episodes(
     count = count if size is None else min(size, count)
     # A finite set has no tasks to spare. Its oracle tasks come from a pass with another shuffle than training's first:
     # so training does not begin with exactly the tasks just taught.
-    tasks = source.pick(count, first=_FIRST_TASK if size is None else -size, seed=config.run.seed)
+    tasks = source.pick(count, start=_FIRST_TASK if size is None else -size, seed=config.run.seed)
     specs = [
         [EpisodeSpec(task_id=task.id, seed=index, env=source.name, script=script(task))]
         for index, task in enumerate(tasks)

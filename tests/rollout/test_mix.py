@@ -31,13 +31,13 @@ weights = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=3)
 @given(weights, st.integers(0, 300), st.integers(1, 9), st.integers(0, 3))
 def test_order_is_that_of_a_walk(mix: Mix, weights: list[float], first: int, block: int, seed: int) -> None:
     mixed = mix(*weights, block=block)
-    picked = [(name, task.id) for name, task in mixed.pick(40, first=first, seed=seed)]
+    picked = [(name, task.id) for name, task in mixed.pick(40, start=first, seed=seed)]
     # Place by place from the start: an environment's own tasks come in its own order, and none is left out.
     seen = Counter[str]()
     walked: list[tuple[str, str]] = []
     for place in range(first + 40):
-        ((name, _),) = mixed.pick(1, first=place, seed=seed)
-        (task,) = mixed.sources[name].pick(1, first=seen[name], seed=seed)
+        ((name, _),) = mixed.pick(1, start=place, seed=seed)
+        (task,) = mixed.sources[name].pick(1, start=seen[name], seed=seed)
         seen[name] += 1
         walked.append((name, task.id))
         if (place + 1) % block == 0:
@@ -49,7 +49,7 @@ def test_order_is_that_of_a_walk(mix: Mix, weights: list[float], first: int, blo
 def test_one_environment_is_no_mix(mix: Mix) -> None:
     alone = mix(3.0)
     source = alone.sources["five"]
-    assert [task for _, task in alone.pick(23, first=9, seed=1)] == source.pick(23, first=9, seed=1)
+    assert [task for _, task in alone.pick(23, start=9, seed=1)] == source.pick(23, start=9, seed=1)
 
 
 def test_seeds_differ_and_first_places_are_no_exception(mix: Mix) -> None:
@@ -57,7 +57,7 @@ def test_seeds_differ_and_first_places_are_no_exception(mix: Mix) -> None:
     orders = [[name for name, _ in mixed.pick(64, seed=seed)] for seed in (0, 1)]
     assert orders[0] != orders[1] and all(order.count("five") == 16 for order in orders)
     # Whoever uses the first place of each block alone meets an environment whose share is a fourth in a fourth of them.
-    first = Counter(mixed.pick(1, first=at, seed=0)[0][0] for at in range(0, 1600, 4))
+    first = Counter(mixed.pick(1, start=at, seed=0)[0][0] for at in range(0, 1600, 4))
     assert 70 < first["five"] < 130
 
 

@@ -19,7 +19,7 @@ def seven(numbers: str) -> TaskSource:
 
 
 def test_finite_tasks_begin_again(seven: TaskSource) -> None:
-    assert [task.id for task in seven.pick(5, first=5)] == ["5", "6", "0", "1", "2"]
+    assert [task.id for task in seven.pick(5, start=5)] == ["5", "6", "0", "1", "2"]
     with pytest.raises(ConfigError, match="the test learns from gold episodes, and Numbers has no gold player: do so"):
         seven.gold(seven.tasks[0], "the test learns", "do so")
 
@@ -27,19 +27,19 @@ def test_finite_tasks_begin_again(seven: TaskSource) -> None:
 @pytest.mark.parametrize("step", [1, 3, 7, 20])
 def test_a_seed_shuffles_every_pass_through_finite_tasks(seven: TaskSource, step: int) -> None:
     def order(seed: int) -> list[str]:
-        return [task.id for at in range(0, 70, step) for task in seven.pick(step, first=at, seed=seed)][:70]
+        return [task.id for at in range(0, 70, step) for task in seven.pick(step, start=at, seed=seed)][:70]
 
     passes = [order(3)[at : at + 7] for at in range(0, 70, 7)]
     assert all(sorted(one) == list("0123456") for one in passes), "every task once a pass"
     assert len(set(map(tuple, passes))) > 7 and list("0123456") not in passes
     assert order(3) == [task.id for task in seven.pick(70, seed=3)], "however many a step takes, from the start on"
     assert order(4) != order(3)
-    assert seven.pick(7, first=-7, seed=3) != seven.pick(7, first=0, seed=3)
+    assert seven.pick(7, start=-7, seed=3) != seven.pick(7, start=0, seed=3)
 
 
 def test_endless_tasks_come_by_index_whatever_the_seed() -> None:
     source, env = TaskSource("agentrl/Arithmetic-v0", {}, "train"), make("agentrl/Arithmetic-v0")
-    assert [task.id for task in source.pick(3, first=5, seed=1)] == [env.task_set[at].id for at in (5, 6, 7)]
+    assert [task.id for task in source.pick(3, start=5, seed=1)] == [env.task_set[at].id for at in (5, 6, 7)]
     assert source.gold(source.tasks[0], "it learns", "do") == tuple(env.gold(env.task_set[0]))
 
 

@@ -162,7 +162,7 @@ async def test_an_actor_that_falls_silent_is_replaced(here: Here, model: Any, me
     silent.loads.clear()
     work = made.generate((1,), Sampling(), seed=0) if method == "generate" else made.load_weights(WEIGHTS, 3)
     assert await work in (SAID, None)
-    await until(lambda: made._places[0].handle is not silent and made._places[0].ready)
+    await until(lambda: made._slots[0].handle is not silent and made._slots[0].ready)
 
 
 @pytest.mark.parametrize("wrong", [None, 0, 1])
@@ -183,8 +183,8 @@ async def test_each_actor_is_probed_and_so_is_one_that_comes_back(here: Here, mo
         here.made[0].dead = True
         await made.generate((1,), Sampling(), seed=0)
         here.made[-1].says = other
-        await until(lambda: len(here.made) > 3 and made._places[0].ready)
-        assert made._places[0].handle is here.made[-1] and here.made[-1].says == SAID, "it was made once more"
+        await until(lambda: len(here.made) > 3 and made._slots[0].ready)
+        assert made._slots[0].handle is here.made[-1] and here.made[-1].says == SAID, "it was made once more"
 
 
 async def test_a_request_waits_for_no_episodes(here: Here, model: Any) -> None:
@@ -195,12 +195,12 @@ async def test_a_request_waits_for_no_episodes(here: Here, model: Any) -> None:
     for task in playing:
         task.cancel()
     await asyncio.wait(playing)
-    assert made._places[0].load == 0
+    assert made._slots[0].load == 0
 
 
 async def test_actors_are_told_which_of_their_episodes_were_played_before(here: Here, model: Any) -> None:
     groups = [[EpisodeSpec(task_id="t", seed=seed)] for seed in (2, 3)]
-    options: dict[str, Any] = {"on_episode": print, "known": {1: "one", 2: "two"}, "enough": None}
+    options: dict[str, Any] = {"on_episode": print, "played": {1: "one", 2: "two"}, "enough": None}
     await fleet(here, model).play("collector", groups, Sampling(), **options)
     assert here.made[0].episodes == [{2: "two"}, {}]
 

@@ -35,7 +35,7 @@ def test_groups_that_come_too_late_are_cancelled_and_nobody_waits_for_them(make_
             return await super().generate(prompt_ids, sampling, seed=seed)
 
     async def play(known: Mapping[int, Trajectory]) -> Collected:
-        return await collector.collect(asked, Patient(()), Sampling(), enough=3, known=known, on_episode=heard.append)
+        return await collector.collect(asked, Patient(()), Sampling(), enough=3, played=known, on_episode=heard.append)
 
     async def go() -> tuple[Collected, Collected]:
         collected = await play({})

@@ -50,12 +50,12 @@ def test_groups_begin_in_order_and_as_early_as_the_bound_allows(small: Make, mod
     mix, begun = run.mix, list[int]()
     pick = mix.pick
 
-    def picked(count: int, *, first: int = 0, seed: int) -> Any:
-        begun.append(first // run.config.rollout.tasks + 1)
+    def picked(count: int, *, start: int = 0, seed: int) -> Any:
+        begun.append(start // run.config.rollout.tasks + 1)
         before = source._ahead.get(begun[-1] - 1)  # pyright: ignore
         # Runs of the sandbox are counted for the whole process, and are to be of one step's groups.
         assert mode == "inflight" or not before or not before.task or before.task.done()
-        return pick(count, first=first, seed=seed)
+        return pick(count, start=start, seed=seed)
 
     mix.pick = picked  # pyright: ignore
     source = Overlapped(run.config, mix, run.players, run.parts.engine)

@@ -104,7 +104,7 @@ class World:
 
     async def rejoined(self) -> None:
         """Wait until all actors can play."""
-        await until(lambda: all(place.ready for place in self.fleet._places))
+        await until(lambda: all(place.ready for place in self.fleet._slots))
 
     def order(self, name: str, text: str = "") -> Path:
         """Have environments do something."""
@@ -221,7 +221,7 @@ def test_an_actor_that_dies_loses_nothing_and_comes_back_with_the_newest_weights
         [dead] = before.keys() - actors()
         assert all_gone({dead: before[dead]}), "its sandbox's processes end with it"
         # It is not back yet, so it is not among those that are given these.
-        assert [place.ready for place in world.fleet._places].count(False) == 1
+        assert [place.ready for place in world.fleet._slots].count(False) == 1
         here = await world.local(5, 1.2)
         await world.rejoined()
         world.forget()
@@ -241,7 +241,7 @@ def test_a_node_that_dies_loses_nothing_and_its_actor_waits_for_another(world: W
         await until(lambda: bool(psutil.wait_procs(before, timeout=0)[0]))
         waiting.unlink()
         assert untimed(await playing)[0] == untimed(here)[0]
-        assert [place.ready for place in world.fleet._places].count(False) == 1, "there is no room for it"
+        assert [place.ready for place in world.fleet._slots].count(False) == 1, "there is no room for it"
         [dead] = before.keys() - actors()
         assert all_gone({dead: before[dead]}), "its sandbox's processes end with it"
         world.cluster.add_node(num_cpus=1, resources={"player": 1}, object_store_memory=100 << 20)
@@ -258,7 +258,7 @@ def test_episodes_that_nobody_waits_for_any_more_are_not_played(world: World) ->
         await asyncio.wait({playing})
         # An actor that answers has heard of what was cancelled before.
         for _ in range(2):
-            await asyncio.gather(*(place.handle.greet.remote() for place in world.fleet._places))
+            await asyncio.gather(*(place.handle.greet.remote() for place in world.fleet._slots))
         waiting.unlink()
         # Those of before would come first.
         _, last = world.mix.pick(7, seed=0)[-1]
