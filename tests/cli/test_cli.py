@@ -247,8 +247,8 @@ assert main(["list"]) == 0
 sys.exit(main({list(argv)!r}))
 """
     done = python("-c", code)
-    said = LOADING if extra == "transformers" else ""
-    assert done.stderr == f"{said}agentrl: {extra} is not installed: pip install 'agentrl[train]'\n"
+    words = LOADING if extra == "transformers" else ""
+    assert done.stderr == f"{words}agentrl: {extra} is not installed: pip install 'agentrl[train]'\n"
     assert done.returncode == 2 and "agentrl/Arithmetic-v0" in done.stdout and not list(here.iterdir())
 
 
@@ -282,5 +282,5 @@ def test_a_broken_pipe_elsewhere_is_no_reader_that_left(monkeypatch: pytest.Monk
 @pytest.mark.slow
 def test_check_env_reports_and_sets_the_exit_code(command: Command) -> None:
     assert command("check-env", "agentrl/Arithmetic-v0").out == "no findings\n"
-    told = json.loads(command("check-env", "agentrl/Arithmetic-v0", "--json").out)
-    assert told == {"ok": True, "findings": [], "skipped": []}
+    report = json.loads(command("check-env", "agentrl/Arithmetic-v0", "--json").out)
+    assert report == {"ok": True, "findings": [], "skipped": []}

@@ -75,8 +75,8 @@ def test_back_end_that_can_not_be_opened(error: Exception, obstacle: str, remedy
     def fail() -> Sandbox:
         raise error
 
-    found = BackendReport(name="local", facts={"kernel": "Linux"}, obstacle=obstacle, remedy=remedy)
-    assert examine("local", {"kernel": "Linux"}, fail) == found and not found.ok
+    report = BackendReport(name="local", facts={"kernel": "Linux"}, obstacle=obstacle, remedy=remedy)
+    assert examine("local", {"kernel": "Linux"}, fail) == report and not report.ok
 
 
 GOOD = BackendReport(name="local", facts={"kernel": "Linux 6"}, checks={"runs a program": ""})
@@ -89,14 +89,14 @@ LEAKY = replace(GOOD, checks={**GOOD.checks, "host files are hidden": "reached"}
     [((GOOD, BAD), True), ((BAD,), False), ((LEAKY, BAD), False), ((LEAKY, GOOD), True), ((), False)],
 )
 def test_one_back_end_that_passes_is_enough(backends: tuple[BackendReport, ...], ok: bool) -> None:
-    found = Diagnosis(packages={}, backends=backends)
-    assert found.ok is ok is found.row()["ok"]
-    assert json.loads(json.dumps(found.row()))["packages"] == {}
+    diagnosis = Diagnosis(packages={}, backends=backends)
+    assert diagnosis.ok is ok is diagnosis.row()["ok"]
+    assert json.loads(json.dumps(diagnosis.row()))["packages"] == {}
 
 
 def test_show() -> None:
-    def shown(found: Diagnosis) -> str:
-        doctor.show(found, Display(out := io.StringIO()))
+    def shown(diagnosis: Diagnosis) -> str:
+        doctor.show(diagnosis, Display(out := io.StringIO()))
         return out.getvalue()
 
     bad = shown(Diagnosis(packages={"torch": "not installed"}, backends=(LEAKY, BAD)))
@@ -120,9 +120,9 @@ def test_versions_import_nothing() -> None:
 @pytest.mark.slow
 def test_command_tells_what_works(sandbox: Sandbox, command: Command) -> None:
     out, err = command("doctor", "--json")
-    found = json.loads(out)
-    assert found["ok"] and found["packages"]["agentrl"] and "local" in err
-    local, docker, *_ = found["backends"]  # where gVisor is registered, a third one is Docker with it
+    report = json.loads(out)
+    assert report["ok"] and report["packages"]["agentrl"] and "local" in err
+    local, docker, *_ = report["backends"]  # where gVisor is registered, a third one is Docker with it
     assert (local["name"], docker["name"]) == ("local", "docker")
     assert local["ok"] and local["facts"]["kernel"].startswith("Linux")
     assert len(local["checks"]) == 7
@@ -153,8 +153,8 @@ def test_command_fails_where_nothing_works(sandbox: Sandbox, require: Callable[[
     env = {**os.environ, "CODE": code, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)
-    assert not found["ok"] and not found["packages"]
-    local, *_ = found["backends"]
+    report = json.loads(done.stdout)
+    assert not report["ok"] and not report["packages"]
+    local, *_ = report["backends"]
     assert local["remedy"] == "sysctl -w user.max_user_namespaces=10000"
     assert local["facts"]["max_user_namespaces"] == "0"

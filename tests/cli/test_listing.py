@@ -80,12 +80,12 @@ def test_every_environment_is_in_a_line(command: Command) -> None:
 
 
 def test_the_same_as_json(command: Command) -> None:
-    found = json.loads(command("list", "--json").out)
-    assert set(found) == {"environments", "broken_plugins", "presets"}
-    assert (seek := found["environments"]["test/Seek-v0"]).pop("distribution")
-    told = {"tools": ["look"], "splits": ["train", "exam"], "reward": {"found": 1.0, "slow": -0.25}, "gold": True}
-    assert seek == {"id": "test/Seek-v0", "problem": "", **told}
-    assert found["environments"]["test/Broken-v0"]["problem"].startswith("broken: ")
+    listed = json.loads(command("list", "--json").out)
+    assert set(listed) == {"environments", "broken_plugins", "presets"}
+    assert (seek := listed["environments"]["test/Seek-v0"]).pop("distribution")
+    facts = {"tools": ["look"], "splits": ["train", "exam"], "reward": {"found": 1.0, "slow": -0.25}, "gold": True}
+    assert seek == {"id": "test/Seek-v0", "problem": "", **facts}
+    assert listed["environments"]["test/Broken-v0"]["problem"].startswith("broken: ")
 
 
 def test_details_of_one(command: Command) -> None:
@@ -94,8 +94,8 @@ def test_details_of_one(command: Command) -> None:
     assert lines["arguments"] == "split='train', depth=2" and "depth=3" in lines["set"]
     assert lines["splits"] == "train, exam" and lines["reward"] == "found: 1, slow: -0.25" and lines["gold"] == "yes"
     assert lines["tools"] == r"look(where, how): Look somewhere.\x1b[2J"
-    found = json.loads(command("list", "test/Seek-v0", "--json").out)
-    assert found["reward"] == {"found": 1.0, "slow": -0.25} and found["max_turns"] == 8
+    facts = json.loads(command("list", "test/Seek-v0", "--json").out)
+    assert facts["reward"] == {"found": 1.0, "slow": -0.25} and facts["max_turns"] == 8
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_hundreds_are_a_line_each() -> None:
     out = io.StringIO()
     listing.show_overview(Display(out))
     assert out.getvalue().count("\n  many/Seek") == 300 and out.getvalue().count("environments many") == 1
-    with pytest.raises(agentrl.errors.UnknownNameError) as told:
+    with pytest.raises(agentrl.errors.UnknownNameError) as caught:
         agentrl.make("nothing-like-it")
-    assert len(str(told.value)) < 1000
+    assert len(str(caught.value)) < 1000
 
 
 def test_nothing_is_started() -> None:
@@ -165,9 +165,9 @@ def test_plugins_are_listed_with_their_faults(run: Callable[..., subprocess.Comp
         "'agentrl/Arithmetic-v0'",
     ]
     assert done.stderr.strip() == "loud"
-    found = json.loads(run("list", "--json").stdout)
-    assert [plugin["name"] for plugin in found["broken_plugins"]] == ["raises", "thief"]
-    assert {"good/Seek-v0", "odd/Seek-v0"} <= set(found["environments"])
+    listed = json.loads(run("list", "--json").stdout)
+    assert [plugin["name"] for plugin in listed["broken_plugins"]] == ["raises", "thief"]
+    assert {"good/Seek-v0", "odd/Seek-v0"} <= set(listed["environments"])
 
 
 def test_broken_plugins_stop_nobody_from_playing(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:

@@ -23,7 +23,7 @@ TIR = [name for name in presets() if name.endswith("-tir")]
 
 
 def settings(*overrides: str) -> list[str]:
-    return [word for one in (*SMALL, *overrides) for word in ("--set", one)]
+    return [word for setting in (*SMALL, *overrides) for word in ("--set", setting)]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_dry_run_needs_a_config_and_a_tokenizer_but_no_weights_and_no_vllm(
     Path("mine.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n{"problem": "2 + 2?", "answer": "4"}\n')
     data = 'env.args.data={train = "mine.jsonl", test = "mine.jsonl"}'
     words = [f"model.path={folder}", "model.device=cpu", "env.args.skip_bad_rows=false"]
-    chosen = [word for one in (*words, data) for word in ("--set", one)]
+    chosen = [word for setting in (*words, data) for word in ("--set", setting)]
     Path("other.jsonl").write_text('{"problem": "3 + 1?", "answer": "4"}\n')
     chosen[-1] = data.replace('test = "mine', 'test = "other')
     dry_run = partial(command, "train", "--preset", name, "--dry-run", *chosen)
@@ -83,8 +83,8 @@ def test_dry_run_needs_a_config_and_a_tokenizer_but_no_weights_and_no_vllm(
 
 def test_a_folder_without_a_config_is_named(folder: Path, command: Command) -> None:
     (folder / "config.json").unlink()
-    said = command("plan", "--preset", "quickstart", *settings(f"model.path={folder}"), code=2)
-    assert "no model's config can be read from" in said.err
+    printed = command("plan", "--preset", "quickstart", *settings(f"model.path={folder}"), code=2)
+    assert "no model's config can be read from" in printed.err
 
 
 @pytest.mark.parametrize(

@@ -191,12 +191,12 @@ def read_until(terminal: int, wanted: str, shown: str = "") -> str:
 @contextmanager
 def at_a_terminal(command: Sequence[str], *pipes: int) -> Generator[tuple[subprocess.Popen[bytes], int]]:
     """A program at a terminal of its own, and our end of that."""
-    here, there = pty.openpty()
+    here, tty = pty.openpty()
     process = subprocess.Popen(
-        command, stdin=there, stdout=there, stderr=there, start_new_session=True, env=os.environ | {"TERM": "xterm"},
-        preexec_fn=lambda: os.close(os.open(os.ttyname(there), os.O_RDWR)), pass_fds=pipes,
+        command, stdin=tty, stdout=tty, stderr=tty, start_new_session=True, env=os.environ | {"TERM": "xterm"},
+        preexec_fn=lambda: os.close(os.open(os.ttyname(tty), os.O_RDWR)), pass_fds=pipes,
     )  # fmt: skip
-    os.close(there)
+    os.close(tty)
     try:
         yield process, here
     finally:

@@ -25,11 +25,11 @@ def files(folder: Path) -> list[str]:
 
 
 def test_what_is_written(here: Path, command: Command) -> None:
-    told = command("new", "my_env").out.splitlines()
+    lines = command("new", "my_env").out.splitlines()
     names = (".gitignore", "README.md", "my_env/__init__.py", "my_env/env.py", "pyproject.toml")
     assert files(here) == [f"my_env/{name}" for name in (*names, "tests/test_my_env.py", "train.toml")]
-    assert told[0] == "me/MyEnv-v0 is in my_env; continue with:"
-    assert [line.split()[0] for line in told[1:]] == ["cd", "pip", "agentrl", "agentrl", "agentrl"]
+    assert lines[0] == "me/MyEnv-v0 is in my_env; continue with:"
+    assert [line.split()[0] for line in lines[1:]] == ["cd", "pip", "agentrl", "agentrl", "agentrl"]
     project = tomllib.loads(Path("my_env/pyproject.toml").read_text())["project"]
     assert project["name"] == "my-env" and project["entry-points"] == {"agentrl.envs": {"my_env": "my_env"}}
     assert load_config(path="my_env/train.toml").env.id == "me/MyEnv-v0"
@@ -93,19 +93,19 @@ FOLDERS = ("file/in/it", "a\x1bb", "x" * 300, "null\x00")
 )
 def test_what_will_not_do(wrong: dict[str, Any], said: str, here: Path) -> None:
     (here / "file").write_text("")
-    with pytest.raises(UsageError, match=said) as told:
+    with pytest.raises(UsageError, match=said) as caught:
         create(**{"name": "my_env", "folder": here / "new"} | wrong)
-    assert str(told.value).isprintable() and len(str(told.value)) < 400
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 400
     assert [path.name for path in here.iterdir()] == ["file"]
 
 
 @given(st.text(max_size=12) | st.from_regex(r"[a-z_]{1,12}", fullmatch=True))
 def test_any_name_is_written_or_refused(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
-    place = tmp_path_factory.mktemp("names")
+    folder = tmp_path_factory.mktemp("names")
     try:
-        made = create(name, folder=place / "new")
+        made = create(name, folder=folder / "new")
     except UsageError:
-        assert not list(place.iterdir())
+        assert not list(folder.iterdir())
         return
     assert re.fullmatch(r"me/[A-Z][A-Za-z0-9]*-v0", made.env_id)
     for path in made.folder.rglob("*.py"):
@@ -129,8 +129,8 @@ def test_a_folder_that_is_there(here: Path) -> None:
 
 
 def test_another_folder(here: Path, command: Command) -> None:
-    told = command("new", "my_env", "--dir", "some where/deep", "--namespace", "jo").out
-    assert "jo/MyEnv-v0 is in 'some where/deep'" in told and "cd 'some where/deep'" in told
+    printed = command("new", "my_env", "--dir", "some where/deep", "--namespace", "jo").out
+    assert "jo/MyEnv-v0 is in 'some where/deep'" in printed and "cd 'some where/deep'" in printed
     assert (here / "some where" / "deep" / "my_env" / "env.py").is_file()
     assert not list(here.rglob("*.tmp"))
 

@@ -35,7 +35,7 @@ def test_each_setting_has_meaning_kind_and_default() -> None:
     settings = [at for at, line in enumerate(lines) if " = " in line and not line.startswith("#")]
     assert len(settings) == len(NAMES)
     for at in settings:
-        start = max(place for place in range(at) if not lines[place].startswith("#"))
+        start = max(index for index in range(at) if not lines[index].startswith("#"))
         comment = " ".join(line.removeprefix("# ") for line in lines[start + 1 : at])
         assert re.fullmatch(r"[A-Z].*\. .*; default .+", comment), lines[at]
         assert "``" not in comment and len(lines[at]) < 120

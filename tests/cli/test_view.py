@@ -21,11 +21,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "mine" / "episodes").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.toml").write_text("")
-    one = Trajectory(task_id="t", seed=0, segments=(Segment("prompt", (1,)),), rewards=(), stop=Stop.TURN_LIMIT)
+    episode = Trajectory(task_id="t", seed=0, segments=(Segment("prompt", (1,)),), rewards=(), stop=Stop.TURN_LIMIT)
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation" / "notes.txt").write_text("x")
     for file in ("runs/mine/episodes/step-000001.jsonl.zst", "evaluation/episodes.jsonl.zst"):
-        write_episodes(tmp_path / file, [one], Signs(), ORIGIN)
+        write_episodes(tmp_path / file, [episode], Signs(), ORIGIN)
     return tmp_path
 
 
@@ -63,6 +63,6 @@ def test_command_in_a_report_works_where_the_report_was_made(here: Path, command
     Path("runs/mine").rename(folder)
     write_report(Path(folder))
     page = html.unescape(Path(folder, "report.html").read_text(encoding="utf-8"))
-    (told,) = re.findall(r"All of them: agentrl (view .*)</p>|All of them: agentrl (view [^\n]+)\n", page)[:1]
-    command(*shlex.split(next(filter(None, told)).strip()))
+    (hint,) = re.findall(r"All of them: agentrl (view .*)</p>|All of them: agentrl (view [^\n]+)\n", page)[:1]
+    command(*shlex.split(next(filter(None, hint)).strip()))
     assert str(here) not in page, "a page is passed on: it names no folder above"

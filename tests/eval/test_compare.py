@@ -18,22 +18,22 @@ from .played import Sums, call, play, save
 HOSTILE = "\x1b[2J</script><b>|\n| x"
 
 
-def rooms(found: Comparison) -> set[str]:
-    return {one.room for one in found.differences}
+def rooms(result: Comparison) -> set[str]:
+    return {difference.room for difference in result.differences}
 
 
 def test_flips_come_with_the_token_where_they_part(tmp_path: Path) -> None:
     a = save(tmp_path / "a.jsonl", play(1, call(1), "8"), play(2, call(2), "9"), play(3, call(3), "10"))
     b = save(tmp_path / "b.jsonl.zst", play(3, call(3), "11"), play(1, call(1), "8"), play(2, call(2), "9"))
-    found = compare(a, b)
-    (flip,) = found.flips
+    result = compare(a, b)
+    (flip,) = result.flips
     assert (flip.task_id, flip.winner, flip.seeds) == ("train:3", "a", (0, 0))
     assert flip.parting is not None and (flip.parting.turn, flip.parting.source) == (2, "policy")
     tokens = "".join(chr(token) for token in play(3, call(3), "10").token_ids)
     assert flip.parting.index == len(tokens) - 1 and tokens[:-1].endswith(flip.parting.before)
     assert (flip.parting.a, flip.parting.b) == ("0", "1")
-    assert (found.overall.tasks, found.overall.worse, found.overall.better, found.episodes) == (3, 1, 0, 3)
-    assert not found.differences
+    assert (result.overall.tasks, result.overall.worse, result.overall.better, result.episodes) == (3, 1, 0, 3)
+    assert not result.differences
 
 
 def test_attempts_are_paired_by_seed_where_both_have_them_and_else_in_order(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_attempts_are_paired_by_seed_where_both_have_them_and_else_in_order(tmp_
         return save(tmp_path / name, *(play(1, str(seed), seed=seed) for seed in seeds))
 
     a, b, c = load(of("a.jsonl", 3, 1, 2)), load(of("b.jsonl", 2, 3, 1)), load(of("c.jsonl", 9, 8, 1))
-    seeds = [[(one.trajectory.seed, other.trajectory.seed) for one, other in paired(a, side)] for side in (b, c)]
+    seeds = [[(left.trajectory.seed, other.trajectory.seed) for left, other in paired(a, side)] for side in (b, c)]
     assert seeds == [[(1, 1), (2, 2), (3, 3)], [(3, 9), (1, 8), (2, 1)]]
 
 
@@ -50,25 +50,25 @@ def test_a_prompt_that_changed_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     prompt = len(play(1, "8").segments[0].token_ids)
     monkeypatch.setattr(Sums, "instructions", "Add, and think.")
     b = save(tmp_path / "b.jsonl", *(play(task, "no" if task else "7") for task in range(4)))
-    found = compare(a, b)
-    assert rooms(found) == {"prompt"} and "system message, in 4 of 4" in found.differences[0].name
-    assert "think" in found.differences[0].b and "think" not in found.differences[0].a
+    result = compare(a, b)
+    assert rooms(result) == {"prompt"} and "system message, in 4 of 4" in result.differences[0].name
+    assert "think" in result.differences[0].b and "think" not in result.differences[0].a
     # Behind the prompts, which are known to differ, and at A's own place.
-    partings = [flip.parting for flip in found.flips if flip.parting]
-    assert {(one.source, one.turn, one.b) for one in partings} == {("policy", 1, "no")} and len(found.flips) == 3
+    partings = [flip.parting for flip in result.flips if flip.parting]
+    assert {(spot.source, spot.turn, spot.b) for spot in partings} == {("policy", 1, "no")} and len(result.flips) == 3
     assert partings[0].index == prompt and partings[0].a == "8"
-    monkeypatch.setattr(Sums, "right", lambda given, wanted: False)
-    found = compare(a, save(tmp_path / "c.jsonl", *(play(task, str(task + 7)) for task in range(4))))
-    assert {flip.parting and flip.parting.source for flip in found.flips} == {"prompt"}, "nothing else differs"
+    monkeypatch.setattr(Sums, "right", lambda answer, wanted: False)
+    result = compare(a, save(tmp_path / "c.jsonl", *(play(task, str(task + 7)) for task in range(4))))
+    assert {flip.parting and flip.parting.source for flip in result.flips} == {"prompt"}, "nothing else differs"
 
 
 def test_a_grader_that_changed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a = save(tmp_path / "a.jsonl", *(play(task, str(task + 7)) for task in range(4)))
-    monkeypatch.setattr(Sums, "right", lambda given, wanted: given == wanted != "8")
+    monkeypatch.setattr(Sums, "right", lambda answer, wanted: answer == wanted != "8")
     b = save(tmp_path / "b.jsonl", *(play(task, str(task + 7)) for task in range(4)))
-    found = compare(a, b)
-    assert rooms(found) == {"grader"} and "very same tokens, in 1 of 4" in found.differences[0].name
-    assert [flip.parting for flip in found.flips] == [None]
+    result = compare(a, b)
+    assert rooms(result) == {"grader"} and "very same tokens, in 1 of 4" in result.differences[0].name
+    assert [flip.parting for flip in result.flips] == [None]
 
 
 def test_whatever_the_files_record_is_named(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_whatever_the_files_record_is_named(tmp_path: Path) -> None:
     versions = {"grader": "1", "sandbox": "1", "python": "1"}
     a = save(tmp_path / "a.jsonl", play(1, "8"), versions={})
     b = save(tmp_path / "b.jsonl", play(1, "8"), versions=versions, **changes)
-    found = {(one.room, one.name.split()[-1]) for one in compare(a, b).differences if one.a != one.b}
-    assert found == {
+    facts = {(fact.room, fact.name.split()[-1]) for fact in compare(a, b).differences if fact.a != fact.b}
+    assert facts == {
         *(("environment", "env_args.max_turns"), ("sampling", "temperature"), ("dialect", "dialect")),
         *(("grader", "grader"), ("sandbox", "sandbox"), ("software", "python")),
     }
@@ -89,8 +89,8 @@ def test_runs_are_compared_by_their_last_episodes_and_settings(here: Path) -> No
         RunFolder.create(config, numbered=False).close()
         save(here / "runs" / name / "episodes" / "step-000001.jsonl.zst", play(5, "1"))
         save(here / "runs" / name / "episodes" / "step-000010.jsonl.zst", play(1, "8"))
-    (one,) = compare(Path("runs/a"), Path("runs/b")).differences
-    assert (one.room, one.name, one.a, one.b) == ("config", "algo.loss", "'ctpo'", "'gspo'")
+    (fact,) = compare(Path("runs/a"), Path("runs/b")).differences
+    assert (fact.room, fact.name, fact.a, fact.b) == ("config", "algo.loss", "'ctpo'", "'gspo'")
 
 
 def test_different_tasks_are_refused(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_different_tasks_are_refused(tmp_path: Path) -> None:
 
 def test_one_that_goes_on_parts_where_the_other_ends(tmp_path: Path) -> None:
     a, b = (load(save(tmp_path / "e.jsonl", play(1, text)))[0] for text in ("8", "8!"))
-    for one, other, texts in ((a, b, ("", "!")), (b, a, ("!", ""))):
-        found = parting(one, other)
-        assert found is not None and (found.a, found.b) == texts and found.index == len(a.trajectory.token_ids)
+    for left, other, texts in ((a, b, ("", "!")), (b, a, ("!", ""))):
+        cut = parting(left, other)
+        assert cut is not None and (cut.a, cut.b) == texts and cut.index == len(a.trajectory.token_ids)
 
 
 def test_hostile_texts_stay_in_their_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

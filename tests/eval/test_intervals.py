@@ -27,8 +27,8 @@ DRAWS = 10_000
     ],
 )
 def test_one_attempt_a_task_is_wilsons_interval(wins: int, n: int, low: float, high: float) -> None:
-    found = interval([1.0] * wins + [0.0] * (n - wins))
-    assert found == wilson(wins / n, n) == pytest.approx((low, high), abs=5e-5)
+    bounds = interval([1.0] * wins + [0.0] * (n - wins))
+    assert bounds == wilson(wins / n, n) == pytest.approx((low, high), abs=5e-5)
 
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=30))
@@ -52,9 +52,9 @@ def wins(tasks: int, attempts: int, mean: float, likeness: float) -> np.ndarray:
     return rng.binomial(attempts, rng.beta(mean * spread, (1 - mean) * spread, size=(DRAWS, tasks)))
 
 
-def held(found: Sequence[tuple[float, float]], truth: float) -> float:
+def held(intervals: Sequence[tuple[float, float]], truth: float) -> float:
     """Percent of intervals that hold the truth."""
-    return 100 * sum(low - 1e-12 <= truth <= high + 1e-12 for low, high in found) / len(found)
+    return 100 * sum(low - 1e-12 <= truth <= high + 1e-12 for low, high in intervals) / len(intervals)
 
 
 # Ten tasks' worth of the rarer outcome and more.
@@ -70,7 +70,7 @@ FEW = [(30, 32, 0.98, 0.3), (30, 32, 0.05, 0.6), (100, 32, 0.01, 0.3), (5, 4, 0.
 def test_intervals_hold_95_times_in_100(case: tuple[int, int, float, float], within: float) -> None:
     _, attempts, mean, _ = case
     rates = (wins(*case) / attempts).tolist()
-    assert held([interval(one, attempts) for one in rates], mean) == pytest.approx(95, abs=within)
+    assert held([interval(task_rates, attempts) for task_rates in rates], mean) == pytest.approx(95, abs=within)
 
 
 def group(wins: int, attempts: int) -> Group:
@@ -88,15 +88,15 @@ def test_intervals_of_pass_at_k_and_of_majorities_hold_95_times_in_100(case: tup
              "majority": (np.array([one.majority for one in by_wins]), 2)}  # fmt: skip
     for name, (rate, worth) in sizes.items():
         rates = rate[drawn]
-        found = [interval(row, worth) for row in rates.tolist()]
-        assert held(found, rates.mean()) == pytest.approx(95, abs=1), name
+        intervals = [interval(row, worth) for row in rates.tolist()]
+        assert held(intervals, rates.mean()) == pytest.approx(95, abs=1), name
 
 
 def test_an_evaluation_has_these_intervals() -> None:
-    found = summarise([group(2, 4), group(0, 4), group(4, 4), group(2, 4)], best_return=1.0)
-    assert found.pass_interval[2] == interval([5 / 6, 0.0, 1.0, 5 / 6], 2)
-    assert found.pass_interval[4] == interval([1.0, 0.0, 1.0, 1.0])
+    result = summarise([group(2, 4), group(0, 4), group(4, 4), group(2, 4)], best_return=1.0)
+    assert result.pass_interval[2] == interval([5 / 6, 0.0, 1.0, 5 / 6], 2)
+    assert result.pass_interval[4] == interval([1.0, 0.0, 1.0, 1.0])
     # Two right ones, and one wrong one of each kind: no tie. A tie of two is worth two trials.
-    assert found.majority_interval == interval([1.0, 0.0, 1.0, 1.0])
+    assert result.majority_interval == interval([1.0, 0.0, 1.0, 1.0])
     tied = summarise([group(1, 2), group(2, 2), group(0, 2)], best_return=1.0)
     assert tied.majority_interval == interval([0.5, 1.0, 0.0], 2)

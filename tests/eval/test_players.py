@@ -56,8 +56,8 @@ def played(source: TaskSource, turns: Callable[[str], Sequence[str] | None]) -> 
     envs = {"": (source.env_id, {**source.env_args, "split": "test"})}
     sampling, limits = Sampling(max_tokens=100_000), EpisodeLimits(episode_tokens=1_000_000)
     with closing(Collector(envs, WRITER, limits=limits)) as collector:
-        found = asyncio.run(collector.collect(specs, Noise(()), sampling))
-    return summarise(found.groups, best_return=source.best_return)
+        collected = asyncio.run(collector.collect(specs, Noise(()), sampling))
+    return summarise(collected.groups, best_return=source.best_return)
 
 
 @pytest.mark.slow

@@ -25,8 +25,8 @@ def audit(path: Path) -> Audit:
     return probe(load(path), trusted=False)
 
 
-def kinds(found: Audit) -> list[tuple[str, str]]:
-    return [(one.kind, one.task_id) for one in found.suspects]
+def kinds(report: Audit) -> list[tuple[str, str]]:
+    return [(suspect.kind, suspect.task_id) for suspect in report.suspects]
 
 
 def box(answer: object) -> str:
@@ -37,17 +37,17 @@ def box(answer: object) -> str:
 def test_honest_episodes_raise_no_suspicion(tmp_path: Path) -> None:
     right = [play(task, call(task), box(task + 7)) for task in range(8)]
     wrong = play(3, call(3), box(11), seed=1)
-    found = audit(save(tmp_path / "e.jsonl", *right, wrong))
-    assert (kinds(found), found.episodes, found.wins, found.notes) == ([], 9, 8, ())
+    report = audit(save(tmp_path / "e.jsonl", *right, wrong))
+    assert (kinds(report), report.episodes, report.wins, report.notes) == ([], 9, 8, ())
 
 
 def test_graders_disagree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = [play(1, call(1), box(r"\frac{16}{2}")), play(2, call(2), box("9.0"))]
-    monkeypatch.setattr(Sums, "right", lambda given, wanted: True)
+    monkeypatch.setattr(Sums, "right", lambda answer, wanted: True)
     won = [play(3, call(8), box("11")), play(4, call(4), box("x = 5 = 11")), play(5, call(5), box("12"))]
-    found = audit(save(tmp_path / "e.jsonl", *lost, *won))
-    assert kinds(found) == [("unearned", "train:3"), ("graders", "train:4"), ("missed", "train:2")]
-    assert "'11', expected '10': neither" in found.suspects[0].why and "ours does not" in found.suspects[1].why
+    report = audit(save(tmp_path / "e.jsonl", *lost, *won))
+    assert kinds(report) == [("unearned", "train:3"), ("graders", "train:4"), ("missed", "train:2")]
+    assert "'11', expected '10': neither" in report.suspects[0].why and "ours does not" in report.suspects[1].why
 
 
 def test_each_suspicious_win_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,13 +55,13 @@ def test_each_suspicious_win_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     silent = play(4, box(11))
     many = play(5, call(5), box(1) + box(12))
     monkeypatch.setattr(Sums, "instructions", "Add: 6 + 7 is 13, and 1.14 is not 140.")
-    told = play(6, call(6), box(13))
+    shown = play(6, call(6), box(13))
     untold = play(7, call(7), box(14))
-    monkeypatch.setattr(Sums, "right", lambda given, wanted: True)
+    monkeypatch.setattr(Sums, "right", lambda answer, wanted: True)
     tool = play(3, call(3), "as the tool says")
     cut = play(2, call(2), CutTurn(r"\boxed{9}", "answer"))
-    found = audit(save(tmp_path / "e.jsonl", honest, silent, many, told, untold, tool, cut))
-    assert kinds(found) == [
+    report = audit(save(tmp_path / "e.jsonl", honest, silent, many, shown, untold, tool, cut))
+    assert kinds(report) == [
         *(("cut", "train:2"), ("no_tool", "train:4"), ("from_tool", "train:3")),
         *(("in_prompt", "train:6"), ("boxes", "train:5")),
     ]
@@ -70,23 +70,23 @@ def test_each_suspicious_win_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_one_answer_to_many_tasks(tmp_path: Path) -> None:
     constant = [play(task, call(task), box(9)) for task in range(4)]
     others = [play(task, call(task), box(task + 7)) for task in range(4, 8)]
-    found = audit(save(tmp_path / "e.jsonl", *constant, *others))
-    assert kinds(found) == [("constant", "train:2")]
-    assert "'9' to 4 of 8 tasks wins 1 of 4 episodes" in found.suspects[0].why
+    report = audit(save(tmp_path / "e.jsonl", *constant, *others))
+    assert kinds(report) == [("constant", "train:2")]
+    assert "'9' to 4 of 8 tasks wins 1 of 4 episodes" in report.suspects[0].why
 
 
 def test_without_its_environment_less_is_looked_for_and_that_is_said(tmp_path: Path) -> None:
     episodes = play(4, box(11)), play(3, call(3), box(10)), play(2, CutTurn(box(9), "answer"))
     path = save(tmp_path / "e.jsonl", *episodes, env_args={"notes": "/etc/passwd"})
-    found = audit(path)
-    assert kinds(found) == [("cut", "train:2"), ("no_tool", "train:2"), ("no_tool", "train:4")]
-    assert "'notes' may name a file" in found.notes[0]
+    report = audit(path)
+    assert kinds(report) == [("cut", "train:2"), ("no_tool", "train:2"), ("no_tool", "train:4")]
+    assert "'notes' may name a file" in report.notes[0]
     trusted = probe(load(path), trusted=True)
-    assert kinds(trusted) == kinds(found) and not trusted.notes
+    assert kinds(trusted) == kinds(report) and not trusted.notes
 
 
 def test_the_gravest_is_first(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(Sums, "right", lambda given, wanted: True)
+    monkeypatch.setattr(Sums, "right", lambda answer, wanted: True)
     save(here / "e.jsonl", *(play(1, box("\x1b[2J"), seed=seed) for seed in range(25)), play(2, call(8), box(1)))
     assert main(["probe", "e.jsonl"]) == 0
     shown = capsys.readouterr().out
@@ -95,5 +95,5 @@ def test_the_gravest_is_first(here: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "\x1b" not in shown and shown.count("| train:1 |") == 40 and "6 more are not shown" in shown
     assert main(["probe", "e.jsonl", "--json", "--id", "train:2"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert [one["kind"] for one in data["suspects"]] == ["unearned"]
+    assert [suspect["kind"] for suspect in data["suspects"]] == ["unearned"]
     assert len(list(sections(audit(here / "e.jsonl")))) == 3

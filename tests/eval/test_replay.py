@@ -25,9 +25,9 @@ def again(path: Path, tools: Tools = "live", *, regrade: bool = False) -> list[R
 
 
 def change_of(path: Path, tools: Tools = "live") -> Change:
-    (one,) = again(path, tools)
-    assert one.change is not None and one.now is None
-    return one.change
+    (episode,) = again(path, tools)
+    assert episode.change is not None and episode.now is None
+    return episode.change
 
 
 TURNS = st.lists(
@@ -44,16 +44,16 @@ def say(turn: tuple[str, CutTurns | str]) -> str:
 @given(TURNS, st.sampled_from(["live", "recorded"]))
 def test_what_was_played_is_played_alike(tmp_path_factory: Any, turns: list[tuple[str, str]], tools: Tools) -> None:
     path = tmp_path_factory.mktemp("replay") / "e.jsonl"
-    (one,) = again(save(path, play(1, *map(say, turns), seed=2**40)), tools)
-    assert one.change is None and one.now == one.recorded
+    (episode,) = again(save(path, play(1, *map(say, turns), seed=2**40)), tools)
+    assert episode.change is None and episode.now == episode.recorded
 
 
 def test_turns_that_were_cut_are_treated_as_they_were(tmp_path: Path) -> None:
     turns = ("8", "answer"), ("8", "continue"), (call(1), "continue"), ("8", "end")
     played = [play(1, call(1), CutTurn(*turn), "8") for turn in turns]
-    assert [one.stop for one in played] == [Stop.TERMINATED, Stop.TERMINATED, Stop.TERMINATED, Stop.TURN_CUT]
+    assert [episode.stop for episode in played] == [Stop.TERMINATED, Stop.TERMINATED, Stop.TERMINATED, Stop.TURN_CUT]
     played += replace(played[-1], stop=Stop.TOKEN_LIMIT), play(1, CutTurn(call(1), "continue"))
-    assert [one.change for one in again(save(tmp_path / "e.jsonl", *played))] == [None] * 6
+    assert [episode.change for episode in again(save(tmp_path / "e.jsonl", *played))] == [None] * 6
 
 
 def test_programs_run_again_in_a_fresh_sandbox(tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def test_programs_run_again_in_a_fresh_sandbox(tmp_path: Path) -> None:
     played = episode(env, env.task_set[3].id, *map(code, programs), *env.gold(env.task_set[3]), seed=5)
     assert played.turns[1][1][0]["content"] == "42" and played.stop is Stop.TERMINATED
     path = save(tmp_path / "e.jsonl", played, played, env_id="agentrl/Arithmetic-v0", env_args={"level": 2})
-    assert [one.change for one in again(path)] == [None, None]
+    assert [replayed.change for replayed in again(path)] == [None, None]
     path.write_text(path.read_text().replace("42", "43"))
-    assert {one.change and one.change.what for one in again(path)} == {"tool"}
+    assert {replayed.change and replayed.change.what for replayed in again(path)} == {"tool"}
 
 
 def test_a_tool_that_answers_by_chance_is_found_at_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +75,8 @@ def test_a_tool_that_answers_by_chance_is_found_at_its_turn(tmp_path: Path, monk
     change = change_of(path)
     assert (change.turn, change.what) == (2, "tool") and "tool add call_0: 0." in change.recorded
     assert change.recorded != change.now
-    (one,) = again(path, "recorded")
-    assert one.change is None, "the tool does not run"
+    (episode,) = again(path, "recorded")
+    assert episode.change is None, "the tool does not run"
 
 
 def test_recorded_tools_answer_the_recorded_calls_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,13 +90,13 @@ def test_recorded_tools_answer_the_recorded_calls_only(tmp_path: Path, monkeypat
 
 def test_a_grader_that_changed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "e.jsonl", *(play(task, call(task), str(task + 7)) for task in range(4)))
-    assert not any(one.regraded for one in again(path, "recorded", regrade=True))
-    monkeypatch.setattr(Sums, "right", lambda given, wanted: given == wanted != "8")
-    found = again(path, "recorded", regrade=True)
-    assert [one.task_id for one in found if one.regraded] == ["train:1"]
-    before, now = found[1].recorded, found[1].now
+    assert not any(episode.regraded for episode in again(path, "recorded", regrade=True))
+    monkeypatch.setattr(Sums, "right", lambda answer, wanted: answer == wanted != "8")
+    replayed = again(path, "recorded", regrade=True)
+    assert [episode.task_id for episode in replayed if episode.regraded] == ["train:1"]
+    before, now = replayed[1].recorded, replayed[1].now
     assert now and (before.won, now.won, now.parts) == (True, False, {"correct": 0})
-    assert [one.change and one.change.what for one in again(path)] == [None, "reward", None, None]
+    assert [episode.change and episode.change.what for episode in again(path)] == [None, "reward", None, None]
 
 
 def test_a_prompt_a_limit_and_a_task_that_changed_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,8 @@ def attempts(task: int, *answers: str) -> Group:
 
 def page(folder: Path, groups: Sequence[Group], **played: Any) -> str:
     folder.mkdir(exist_ok=True)
-    found = Played(groups=list(groups), lost=0, faults=0, **played)
-    result = SetResult(name="", origin=origin(), played=found, seconds=1.0, new=0, new_tokens=0)
+    episodes = Played(groups=list(groups), lost=0, faults=0, **played)
+    result = SetResult(name="", origin=origin(), played=episodes, seconds=1.0, new=0, new_tokens=0)
     write_results(folder, [result], ABOUT)
     return (folder / "report.html").read_text(encoding="utf-8")
 

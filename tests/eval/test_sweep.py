@@ -50,7 +50,7 @@ def test_runs_differ_in_what_is_varied_and_in_nothing_else() -> None:
         (loss, lr) for loss in ("ctpo", "gspo") for lr in (1e-4, 2e-4)
     ]
     settings = [run.config.model_dump(exclude={"run": {"name"}, "algo": {"loss"}, "optim": {"lr"}}) for run in runs]
-    assert all(one == settings[0] for one in settings)
+    assert all(run_settings == settings[0] for run_settings in settings)
     assert all(run.after == warm.name and not warm.after for run in runs)
     assert warm.config.sft.steps > 0 == warm.config.optim.steps and runs[0].config.sft.steps == 0
     assert runs[0].config.model.path == f"{warm.folder}/checkpoints/step-000000"
@@ -171,18 +171,18 @@ def test_tokens_to_a_target_lie_on_a_line_between_evaluations() -> None:
 
 def test_settings_are_compared_by_tokens_seed_by_seed() -> None:
     # The second needs half of what the first does, whatever the seed makes of both.
-    first = SweepRow(values=("a",), results=tuple(result((0, 0.0), (tokens, 0.5)) for tokens in (200, 400, 900)))
+    baseline = SweepRow(values=("a",), results=tuple(result((0, 0.0), (tokens, 0.5)) for tokens in (200, 400, 900)))
     half = SweepRow(values=("b",), results=tuple(result((0, 0.0), (tokens, 0.5)) for tokens in (100, 200, 450)))
-    found = half.reached(0.5, first)
-    assert found is not None and found.ratio == pytest.approx((0.5, 0.5, 0.5)) and found.seeds == 3
-    assert (found.tokens, found.low, found.high) == (250, 100, 450)
+    reached = half.reached(0.5, baseline)
+    assert reached is not None and reached.ratio == pytest.approx((0.5, 0.5, 0.5)) and reached.seeds == 3
+    assert (reached.tokens, reached.low, reached.high) == (250, 100, 450)
     late = SweepRow(values=("c",), results=(None, result((0, 0.0), (1000, 0.4)), result((0, 0.0), (450, 0.5))))
-    found = late.reached(0.5, first)
-    assert found is not None and (found.seeds, found.tokens) == (1, (1000 + 450) / 2)
-    assert found.ratio == pytest.approx((1450 / 1300, 450 / 900, 1000 / 400)), "the extremes draw one seed twice"
-    assert SweepRow(values=("d",), results=(None,)).reached(0.5, first) is None
+    reached = late.reached(0.5, baseline)
+    assert reached is not None and (reached.seeds, reached.tokens) == (1, (1000 + 450) / 2)
+    assert reached.ratio == pytest.approx((1450 / 1300, 450 / 900, 1000 / 400)), "the extremes draw one seed twice"
+    assert SweepRow(values=("d",), results=(None,)).reached(0.5, baseline) is None
     solved = SweepRow(values=("e",), results=(result((0, 1.0)),))
-    assert (found := solved.reached(0.5, solved)) is not None and found.ratio is None
+    assert (reached := solved.reached(0.5, solved)) is not None and reached.ratio is None
 
 
 def test_all_runs_are_in_one_chart_and_one_page(here: Path) -> None:
@@ -193,8 +193,8 @@ def test_all_runs_are_in_one_chart_and_one_page(here: Path) -> None:
         write_rows(run, steps, [{**evals[1], "split": "train"}, *evals])
     ends = {run.name: End(exit_code=0) for run in plan.runs[:3]} | {plan.runs[3].name: End(exit_code=1, error="<b>")}
     (chart,) = curves(plan)
-    told = ["ctpo, seed 0: 40.0%", "ctpo, seed 1: 60.0%", "gspo, seed 0: 50.0%"]
-    assert [line.titles[-1] for line in chart.lines] == [f"{words} after 1,000 tokens" for words in told]
+    titles = ["ctpo, seed 0: 40.0%", "ctpo, seed 1: 60.0%", "gspo, seed 0: 50.0%"]
+    assert [line.titles[-1] for line in chart.lines] == [f"{words} after 1,000 tokens" for words in titles]
     write_page(here / "sweep.html", "sweep", sections(plan, ends), [chart])
     page = (here / "sweep.html").read_text()
     assert "script-src" in page and "style=" not in page, "the page's policy forbids styles in place"

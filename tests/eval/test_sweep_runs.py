@@ -77,7 +77,7 @@ def whole(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Done:
 @pytest.mark.slow
 def test_every_pair_is_trained_from_one_warm_start_on_as_many_tokens(whole: Done) -> None:
     warm = whole.out / "warm-start-seed0"
-    (first,) = read_jsonl(warm / "evals.jsonl")
+    (initial,) = read_jsonl(warm / "evals.jsonl")
     assert not (warm / "metrics.jsonl").exists()
     assert [run["name"] for run in whole.data()["runs"]] == ["warm-start-seed0", *NAMES]
     for name in NAMES:
@@ -86,7 +86,7 @@ def test_every_pair_is_trained_from_one_warm_start_on_as_many_tokens(whole: Done
         assert sum(sampled[:-1]) < TOKENS <= sum(sampled)
         assert [row["step"] for row in evals] == [0, len(steps)]
         same = ("success", "reward_mean", "turns_mean", "truncated")
-        assert [evals[0][key] for key in same] == [first[key] for key in same], "it begins with the warm start"
+        assert [evals[0][key] for key in same] == [initial[key] for key in same], "it begins with the warm start"
         (run,) = (run for run in whole.data()["runs"] if run["name"] == name)
         assert run["exit_code"] == 0 and run["seed"] == 0
         last = {"success": evals[-1]["success"], "tasks": 12, "sampled_tokens": sum(sampled)}
@@ -169,18 +169,18 @@ def test_sweep_that_was_stopped_goes_on(whole: Done, server: Server, tmp_path: P
                 f"{number} of 5 runs are done already" in command.err and f"{NAMES[number - 1]}: resumes" in command.err
             )
     (tmp_path / f"{NAMES[3]}.held").touch()
-    first = (tmp_path / "out" / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns
+    written_at = (tmp_path / "out" / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns
     done = finish(begin(server, tmp_path, *PAIRS, toy=HELD), tmp_path)
     assert "3 of 5 runs are done already" in done.told and f"{name}: resumes" in done.told
-    assert (tmp_path / "out" / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns == first
+    assert (tmp_path / "out" / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns == written_at
     assert without_minutes(done.table) == without_minutes(whole.table)
     assert done.data() == whole.data()
     for name in NAMES[:3]:
         log = (tmp_path / "out" / "logs" / f"{name}.log").read_text()
         assert "agentrl: stopped, step-" in log and "going on with" in log
-        one, other = whole.out / name, tmp_path / "out" / name
-        assert rows_of(one) == rows_of(other) and rows_of(one, "evals.jsonl") == rows_of(other, "evals.jsonl")
-        assert same_weights(one, other)
+        run, other = whole.out / name, tmp_path / "out" / name
+        assert rows_of(run) == rows_of(other) and rows_of(run, "evals.jsonl") == rows_of(other, "evals.jsonl")
+        assert same_weights(run, other)
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def plan(tmp_path: Path) -> SweepPlan:
 
 def play(plan: SweepPlan, *ends: tuple[int, int]) -> tuple[Sweep, list[str]]:
     """Do the runs, each with the tokens that it samples and its exit code; gives the sweep and what it told."""
-    told: list[str] = []
+    progress: list[str] = []
     script = iter(ends)
 
     def start(words: Sequence[str], log: IO[bytes]) -> Scripted:
@@ -68,15 +68,15 @@ def play(plan: SweepPlan, *ends: tuple[int, int]) -> tuple[Sweep, list[str]]:
         write_rows(run, [{"step": 1, "sampled_tokens": tokens}], [{"step": 1, "success": 0.5, "tasks": 8}])
         return Scripted(code)
 
-    sweep = Sweep(plan, 1, told.append, start)
+    sweep = Sweep(plan, 1, progress.append, start)
     sweep.work()
-    return sweep, told
+    return sweep, progress
 
 
 def test_a_failed_run_is_not_taken_for_trained_when_time_is_estimated(plan: SweepPlan, clock: Clock) -> None:
-    _, told = play(plan, (25, 1), (100, 0), (100, 0))
+    _, progress = play(plan, (25, 1), (100, 0), (100, 0))
     # Two minutes for a quarter of a run: two of them take sixteen. Then four for one and a quarter, and one to do.
-    ended = [line.rpartition(", ")[2] for line in told if "failed" in line or "success" in line]
+    ended = [line.rpartition(", ")[2] for line in progress if "failed" in line or "success" in line]
     assert ended == ["about 16 min left", "about 3 min left", "about 0 s left"]
 
 
@@ -97,8 +97,8 @@ def test_run_waits_for_one_that_has_no_folder(plan: SweepPlan, clock: Clock, let
     with (logs / "ctpo-seed0.log").open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         clock.passed = lambda now: fcntl.flock(held, fcntl.LOCK_UN) if now >= lets_go_s else None
-        sweep, told = play(plan, (100, 0), (100, 0), (100, 0))
-    begun = [line.split()[1] for line in told if "begins" in line]
+        sweep, progress = play(plan, (100, 0), (100, 0), (100, 0))
+    begun = [line.split()[1] for line in progress if "begins" in line]
     assert begun == (["gspo-seed0:", "ctpo-seed0:", "dapo-seed0:"] if code == 0 else ["gspo-seed0:", "dapo-seed0:"])
     assert sweep.ends["ctpo-seed0"].exit_code == code
     assert ("does not let go of it" in sweep.ends["ctpo-seed0"].error) is (code == 2)

@@ -95,8 +95,8 @@ def test_majority_is_a_share_of_all_tasks_and_tags_have_tables_of_their_own() ->
     table = summarise(groups, best_return=1.0)
     assert table.majority == 1 / 3 and table.majority_interval == wilson(1 / 3, 3) and "maj@3 33.3%" in str(table)
     tags = by_tag(groups, best_return=1.0)
-    found = {tag: (one.tasks, one.success) for tag, one in tags.items()}
-    assert found == {"easy": (1, 2 / 3), "level:1": (1, 2 / 3), "level:2": (2, 1 / 6)}
+    summaries = {tag: (result.tasks, result.success) for tag, result in tags.items()}
+    assert summaries == {"easy": (1, 2 / 3), "level:1": (1, 2 / 3), "level:2": (2, 1 / 6)}
 
 
 def test_tokens_are_counted_by_the_server_where_there_is_one() -> None:

@@ -37,14 +37,14 @@ def test_an_episode_is_recorded_as_it_was_played(make_collector: Make) -> None:
     assert trajectory.rewards == (0.25, 0.25, 1.25) and trajectory.parts == {"correct": 1.0}
     assert trajectory.stop is Stop.TERMINATED and [run.ok for run in trajectory.tool_runs] == [True, True]
     tokens = trajectory.token_ids
-    for (asked, sampling, _, completion), said in zip(engine.heard, trajectory.sampled, strict=True):
+    for (asked, sampling, _, completion), segment in zip(engine.heard, trajectory.sampled, strict=True):
         assert asked == tokens[: len(asked)], "each prompt is the record so far"
-        assert tokens[len(asked) : len(asked) + len(completion.token_ids)] == completion.token_ids == said.token_ids
-        assert said.logprobs == completion.logprobs and sampling.stop_ids == collector._renderer.stop_ids
+        assert tokens[len(asked) : len(asked) + len(completion.token_ids)] == completion.token_ids == segment.token_ids
+        assert segment.logprobs == completion.logprobs and sampling.stop_ids == collector._renderer.stop_ids
     last, _, _, completion = engine.heard[-1]
     assert tokens == (*last, *completion.token_ids)
-    said = [message["content"] for message in trajectory.messages if message["role"] == "assistant"]
-    assert said == [CALL, CALL, ANSWER]
+    segment = [message["content"] for message in trajectory.messages if message["role"] == "assistant"]
+    assert segment == [CALL, CALL, ANSWER]
 
 
 def test_the_record_is_the_conversation_that_the_template_would_write(make_collector: Make, tokenizer: Any) -> None:
@@ -182,9 +182,9 @@ def test_nothing_to_play_is_nothing_collected(make_collector: Make) -> None:
 
 def test_a_collector_can_be_used_again_and_closed_twice(make_collector: Make) -> None:
     collector = make_collector()
-    first = collect(collector, specs("calm", "chatty"), CALL, ANSWER)
+    before = collect(collector, specs("calm", "chatty"), CALL, ANSWER)
     second = collect(collector, specs("calm", "chatty"), CALL, ANSWER)
-    assert [g.trajectories[0].segments for g in first.groups] == [g.trajectories[0].segments for g in second.groups]
+    assert [g.trajectories[0].segments for g in before.groups] == [g.trajectories[0].segments for g in second.groups]
     assert journal.made <= 2
     collector.close()
 
@@ -218,7 +218,7 @@ def test_a_collector_can_be_sent_to_another_process(make_collector: Make) -> Non
     """With its renderer, and it plays the same there."""
     here, asked = make_collector(), specs("calm", "chatty")
     played = collect(here, asked, CALL, ANSWER)
-    there = pickle.loads(pickle.dumps(here))
-    sent = pickle.loads(pickle.dumps(collect(there, asked, CALL, ANSWER)))
+    copy = pickle.loads(pickle.dumps(here))
+    sent = pickle.loads(pickle.dumps(collect(copy, asked, CALL, ANSWER)))
     assert segments_of(sent) == segments_of(played) and sent.sandbox.keys() == played.sandbox.keys()
-    there.close()
+    copy.close()

@@ -79,11 +79,11 @@ def play(renderer: Renderer) -> Play:
     def played(
         *turns: tuple[str, bool], then: CutTurns = "end", room: int = 1900, most: int = 2000, max_turns: int = 4
     ) -> Trajectory:
-        said = [renderer.turn(text)[: -1 if cut else None] for text, cut in turns]
+        tokens = [renderer.turn(text)[: -1 if cut else None] for text, cut in turns]
         prompt = renderer.prompt(Sum().reset(options={"task": "sum"})[0]).token_ids
         limits = EpisodeLimits(episode_tokens=len(prompt) + room, cut_turns=then)
         with closing(Collector({"": ("tests/Sum-v0", {"max_turns": max_turns})}, renderer, limits=limits)) as collector:
-            collected = collect(collector, specs("sum"), engine=ScriptedEngine(said), max_tokens=most)
+            collected = collect(collector, specs("sum"), engine=ScriptedEngine(tokens), max_tokens=most)
         return only(collected)
 
     return played
@@ -227,11 +227,11 @@ def test_what_becomes_of_cut_turns_is_a_setting() -> None:
 def test_arithmetic_tells_the_next_step_after_a_cut_turn() -> None:
     env = agentrl.make("agentrl/Arithmetic-v0", level=4, split="test")
     env.reset(seed=1)
-    first, second, answer = env.gold(env.episode.task)
-    ((said,), *_) = env.step(CutTurn("I had better", "continue"))
-    assert said["content"] == env.cut_message
-    (_, told), *_ = env.step(first)
-    assert "step" in told["content"].lower()
+    call, second, answer = env.gold(env.episode.task)
+    ((message,), *_) = env.step(CutTurn("I had better", "continue"))
+    assert message["content"] == env.cut_message
+    (_, reply), *_ = env.step(call)
+    assert "step" in reply["content"].lower()
     env.step(second)
     assert env.step(answer)[1] == 1.0
     env.close()

@@ -45,8 +45,8 @@ async def settled() -> None:
 async def test_the_limit_grows_holds_and_is_cut(most: int, felt: Sequence[Cache | None], wanted: list[float]) -> None:
     gate, limits = Gate(most, 10), list[float]()
     fits = felt[0] and felt[0].tokens
-    for one in felt:
-        gate.observe(one and cache(one.used, one.preempted, fits or 0))
+    for seen in felt:
+        gate.observe(seen and cache(seen.used, seen.preempted, fits or 0))
         limits.append(gate.limit)
         # Nobody leaves, and somebody always waits.
         playing = await entered(gate, most)
@@ -78,7 +78,7 @@ def test_without_anyone_who_waits_nothing_grows() -> None:
 def test_those_that_wait_come_in_order_and_whoever_gives_up_takes_no_place() -> None:
     async def go() -> None:
         gate = Gate(2, 10)
-        first, second, third, fourth, fifth = tasks = await entered(gate, 5)
+        earliest, second, third, fourth, fifth = tasks = await entered(gate, 5)
         assert [task.done() for task in tasks] == [True, True, False, False, False]
         third.cancel()
         await gate.__aexit__()
@@ -88,7 +88,7 @@ def test_those_that_wait_come_in_order_and_whoever_gives_up_takes_no_place() -> 
         await gate.__aexit__()
         fifth.cancel()
         (sixth,) = await entered(gate, 1)
-        assert fifth.cancelled() and sixth.done() and first.done() and second.done()
+        assert fifth.cancelled() and sixth.done() and earliest.done() and second.done()
         (seventh,) = await entered(gate, 1)
         assert not seventh.done()
         seventh.cancel()

@@ -28,28 +28,28 @@ def test_a_first_step_counts_from_nothing() -> None:
     meter = counted(0.002, 0.2, queue_s=0.5)
     meter.rerun()
     meter.fault(SandboxError("gone"))
-    found = sandbox_metrics(None, meter.snapshot())
-    assert found["sandbox_ok"] == 2
-    assert (found["sandbox_faults"], found["sandbox_reruns"], found["seconds_sandbox_queue"]) == (1, 1, 1.0)
-    assert found["sandbox_timeout"] == 0
+    metrics = sandbox_metrics(None, meter.snapshot())
+    assert metrics["sandbox_ok"] == 2
+    assert (metrics["sandbox_faults"], metrics["sandbox_reruns"], metrics["seconds_sandbox_queue"]) == (1, 1, 1.0)
+    assert metrics["sandbox_timeout"] == 0
 
 
 def test_only_what_came_since_counts() -> None:
     meter = counted(5.0)
     before = meter.snapshot()
     meter.ran(Result(status="timeout", wall_s=0.5))
-    found = sandbox_metrics(before, meter.snapshot())
-    assert (found["sandbox_ok"], found["sandbox_timeout"]) == (0, 1)
-    assert 0.5 <= found["seconds_sandbox_p99"] <= 0.5 * 10 ** (1 / 3)
+    metrics = sandbox_metrics(before, meter.snapshot())
+    assert (metrics["sandbox_ok"], metrics["sandbox_timeout"]) == (0, 1)
+    assert 0.5 <= metrics["seconds_sandbox_p99"] <= 0.5 * 10 ** (1 / 3)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_percentiles_are_the_bounds_around_numpys(seed: int) -> None:
     waits = 10 ** np.random.default_rng(seed).uniform(-3, 1.5, 500)
-    found = sandbox_metrics(None, counted(*waits).snapshot())
+    metrics = sandbox_metrics(None, counted(*waits).snapshot())
     for key, share in (("seconds_sandbox_p50", 0.5), ("seconds_sandbox_p99", 0.99)):
         exact = np.quantile(waits, share, method="inverted_cdf")
-        assert found[key] == min(bound for bound in LATENCY_BOUNDS_S if bound >= exact)
+        assert metrics[key] == min(bound for bound in LATENCY_BOUNDS_S if bound >= exact)
 
 
 def test_what_took_longer_than_the_last_bound_is_told_as_the_last_bound() -> None:

@@ -35,14 +35,14 @@ def test_order_is_that_of_a_walk(mix: Mix, weights: list[float], first: int, blo
     # Place by place from the start: an environment's own tasks come in its own order, and none is left out.
     seen = Counter[str]()
     walked: list[tuple[str, str]] = []
-    for place in range(first + 40):
-        ((name, _),) = mixed.pick(1, start=place, seed=seed)
+    for index in range(first + 40):
+        ((name, _),) = mixed.pick(1, start=index, seed=seed)
         (task,) = mixed.sources[name].pick(1, start=seen[name], seed=seed)
         seen[name] += 1
         walked.append((name, task.id))
-        if (place + 1) % block == 0:
-            for one, weight in zip(mixed.sources, weights, strict=True):
-                assert abs(seen[one] - (place + 1) * weight / sum(weights)) < len(weights)
+        if (index + 1) % block == 0:
+            for env, weight in zip(mixed.sources, weights, strict=True):
+                assert abs(seen[env] - (index + 1) * weight / sum(weights)) < len(weights)
     assert picked == walked[first:]
 
 
@@ -57,8 +57,8 @@ def test_seeds_differ_and_first_places_are_no_exception(mix: Mix) -> None:
     orders = [[name for name, _ in mixed.pick(64, seed=seed)] for seed in (0, 1)]
     assert orders[0] != orders[1] and all(order.count("five") == 16 for order in orders)
     # Whoever uses the first place of each block alone meets an environment whose share is a fourth in a fourth of them.
-    first = Counter(mixed.pick(1, start=at, seed=0)[0][0] for at in range(0, 1600, 4))
-    assert 70 < first["five"] < 130
+    names = Counter(mixed.pick(1, start=at, seed=0)[0][0] for at in range(0, 1600, 4))
+    assert 70 < names["five"] < 130
 
 
 def test_shares_are_exact(mix: Mix) -> None:

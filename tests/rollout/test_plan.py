@@ -30,7 +30,7 @@ def test_a_seed_shuffles_every_pass_through_finite_tasks(seven: TaskSource, step
         return [task.id for at in range(0, 70, step) for task in seven.pick(step, start=at, seed=seed)][:70]
 
     passes = [order(3)[at : at + 7] for at in range(0, 70, 7)]
-    assert all(sorted(one) == list("0123456") for one in passes), "every task once a pass"
+    assert all(sorted(each) == list("0123456") for each in passes), "every task once a pass"
     assert len(set(map(tuple, passes))) > 7 and list("0123456") not in passes
     assert order(3) == [task.id for task in seven.pick(70, seed=3)], "however many a step takes, from the start on"
     assert order(4) != order(3)

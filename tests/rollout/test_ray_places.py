@@ -123,12 +123,12 @@ async def test_an_actor_that_comes_back_takes_other_weights_of_the_same_version(
     made = fleet(here, model)
     await made.load_weights(WEIGHTS, 3)
     here.made[0].dead, here.loads = True, False
-    said = asyncio.create_task(made.generate((1,), Sampling(), seed=0))
+    completion = asyncio.create_task(made.generate((1,), Sampling(), seed=0))
     await until(lambda: len(here.made) == 2)
     await asyncio.sleep(0.01)  # it is given the weights of before
     await made.load_weights(WEIGHTS, 3)
     here.made[1].loads.set()
-    assert await said == SAID
+    assert await completion == SAID
     assert here.made[1].weights[-1] == (made._weights, 3)
 
 
@@ -176,8 +176,8 @@ async def test_each_actor_is_probed_and_so_is_one_that_comes_back(here: Here, mo
     other = replace(SAID, logprobs=(-1.0, -2.1))
     if wrong is not None:
         here.made[wrong].says = other
-    told = r"given new weights, but engine and trainer disagree by up to 0\.1 "
-    with nullcontext() if wrong is None else pytest.raises(InvariantError, match=told):
+    reason = r"given new weights, but engine and trainer disagree by up to 0\.1 "
+    with nullcontext() if wrong is None else pytest.raises(InvariantError, match=reason):
         await check_weights_in_use(made, Sampling(), score, 1e-3)
     if wrong is None:
         here.made[0].dead = True

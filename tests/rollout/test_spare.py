@@ -21,7 +21,7 @@ def test_groups_that_come_too_late_are_cancelled_and_nobody_waits_for_them(make_
     turns = [collector._renderer.turn(turn) for turn in (CALL, ANSWER)]
     names = ("calm", "late", "calm2", "late", "chatty")
     asked, heard = specs(*names, members=2), list[Trajectory]()
-    said = {
+    turn_of = {
         derive_seed(spec.seed, number): turn for group in asked for spec in group for number, turn in enumerate(turns)
     }
     late = scripted(collector, asked, CALL, ANSWER)
@@ -31,11 +31,11 @@ def test_groups_that_come_too_late_are_cancelled_and_nobody_waits_for_them(make_
         async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
             while len(journal.open_tools) < 4 and not journal.hold.is_set():
                 await asyncio.sleep(0.001)
-            self.turns = [tuple(said[seed])]
+            self.turns = [tuple(turn_of[seed])]
             return await super().generate(prompt_ids, sampling, seed=seed)
 
-    async def play(known: Mapping[int, Trajectory]) -> Collected:
-        return await collector.collect(asked, Patient(()), Sampling(), enough=3, played=known, on_episode=heard.append)
+    async def play(played: Mapping[int, Trajectory]) -> Collected:
+        return await collector.collect(asked, Patient(()), Sampling(), enough=3, played=played, on_episode=heard.append)
 
     async def go() -> tuple[Collected, Collected]:
         collected = await play({})
@@ -94,12 +94,12 @@ def test_as_many_episodes_are_at_play_as_the_engines_cache_holds(make_collector:
     def played(tells: bool) -> tuple[Cramped, list[tuple[int, ...]]]:
         collector = make_collector(concurrency=5 * Cramped.ROOM, max_turns=3)
         engine = Cramped(collector._renderer.turn(CALL), tells=tells)
-        found = collect(collector, specs(*["calm"] * 160), engine=engine)
-        return engine, [episode.token_ids for (episode,) in found.groups]
+        collected = collect(collector, specs(*["calm"] * 160), engine=engine)
+        return engine, [episode.token_ids for (episode,) in collected.groups]
 
-    (bounded, one), (unbounded, other) = played(True), played(False)
-    assert one == other, "no token depends on it"
-    told = [(engine.most, engine.preempted) for engine in (bounded, unbounded)]
+    (bounded, some), (unbounded, other) = played(True), played(False)
+    assert some == other, "no token depends on it"
+    counts = [(engine.most, engine.preempted) for engine in (bounded, unbounded)]
     # One would fit whatever its length.
-    assert Cramped.ROOM / 2 < bounded.most < 2 * Cramped.ROOM < unbounded.most, told
-    assert bounded.preempted < unbounded.preempted / 4, told
+    assert Cramped.ROOM / 2 < bounded.most < 2 * Cramped.ROOM < unbounded.most, counts
+    assert bounded.preempted < unbounded.preempted / 4, counts

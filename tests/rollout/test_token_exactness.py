@@ -125,8 +125,8 @@ def test_the_episodes_are_what_this_file_is_about(played: Played) -> None:
 
 def test_tokens_trained_on_are_the_tokens_that_were_sampled(played: Played) -> None:
     batch = as_batch([played.group])
-    said = [token for _, completion in played.turns for token in completion.token_ids]
-    assert batch.tokens[batch.sampled].tolist() == said
+    sampled = [token for _, completion in played.turns for token in completion.token_ids]
+    assert batch.tokens[batch.sampled].tolist() == sampled
     assert batch.sampler_logp.tolist() == pytest.approx([lp for _, turn in played.turns for lp in turn.logprobs])
     check_trained_tokens([played.group], batch.tokens, batch.sampled)
     turns = iter(played.turns)
@@ -171,10 +171,10 @@ def test_a_tools_words_are_context_for_the_model_and_no_term_of_the_loss(played:
     other = as_batch([with_tools(played.group, lambda s: Segment("tool", tuple(token + 1 for token in s.token_ids)))])
     assert not torch.equal(batch.tokens, other.tokens) and batch.tokens.shape == other.tokens.shape
     logits = full_logits(model, batch)
-    (first, credit), (second, other_credit) = loss_of(logits, batch), loss_of(logits, other)
-    assert torch.equal(first.loss, second.loss) and torch.equal(credit, other_credit)
-    assert all(torch.equal(first.metrics[name], second.metrics[name]) for name in first.metrics)
-    gradients = [torch.autograd.grad(out.loss, logits)[0] for out in (first, second)]
+    (loss, credit), (second, other_credit) = loss_of(logits, batch), loss_of(logits, other)
+    assert torch.equal(loss.loss, second.loss) and torch.equal(credit, other_credit)
+    assert all(torch.equal(loss.metrics[name], second.metrics[name]) for name in loss.metrics)
+    gradients = [torch.autograd.grad(out.loss, logits)[0] for out in (loss, second)]
     assert torch.equal(*gradients)
     with torch.no_grad():
         before, after = (score(model, each, temperature=1.0).logp for each in (batch, other))

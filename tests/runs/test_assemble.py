@@ -32,12 +32,12 @@ def assemble(config: Config, path: Path | None = None, *, fleet: bool = False) -
 
 
 def test_same_seed_same_model() -> None:
-    one, same, other = (assemble(tiny(f"run.seed={seed}")) for seed in (1, 1, 2))
-    weights = [dict(parts.model.named_parameters()) for parts in (one, same, other)]
+    made, same, other = (assemble(tiny(f"run.seed={seed}")) for seed in (1, 1, 2))
+    weights = [dict(parts.model.named_parameters()) for parts in (made, same, other)]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     assert any(not torch.equal(value, weights[2][name]) for name, value in weights[0].items())
-    assert one.tokenizer.get_vocab() == same.tokenizer.get_vocab()
-    assert one.renderer.tokenizer is one.tokenizer
+    assert made.tokenizer.get_vocab() == same.tokenizer.get_vocab()
+    assert made.renderer.tokenizer is made.tokenizer
 
 
 def test_engine_has_weights_of_its_own() -> None:
@@ -148,7 +148,7 @@ def test_native_dialect_is_that_of_the_models_chat_template(tokenizer: Any, tmp_
     # A template that describes tools describes to each environment its own.
     described = Renderer(taught, {}, task_mix(mixed, "train").dialects[0].template_tools)
     assert described.describing(*described._given[1:]) is described  # pyright: ignore[reportPrivateUsage]
-    prompts = [one.prompt([Message(role="user", content="x")]) for one in (described, described.describing([]))]
+    prompts = [writer.prompt([Message(role="user", content="x")]) for writer in (described, described.describing([]))]
     assert ["python" in taught.decode(prompt.token_ids) for prompt in prompts] == [True, False]
     assert with_dialect(tiny("env.args.dialect=xml")) == tiny("env.args.dialect=xml")
     with pytest.raises(ConfigError, match="needs a model that was taught to call tools"):

@@ -44,7 +44,7 @@ def trained(model: Any) -> tuple[Any, torch.optim.Optimizer]:
 
 def written(optimizer: torch.optim.Optimizer) -> Callable[[Path], None]:
     """What writes an optimizer's state into a folder."""
-    held = {f"{place}.{kind}": one for place, own in enumerate(optimizer.state.values()) for kind, one in own.items()}
+    held = {f"{index}.{kind}": data for index, own in enumerate(optimizer.state.values()) for kind, data in own.items()}
     return lambda folder: write_shards(folder, held)
 
 
@@ -59,10 +59,10 @@ def test_transformers_loads_it(model: Any, tokenizer: Any, tmp_path: Path) -> No
     assert again.apply_chat_template(chat)["input_ids"] == tokenizer.apply_chat_template(chat)["input_ids"]
     assert again.eos_token_id == tokenizer.eos_token_id
     assert load_state(path) == state(7)
-    kept: dict[str, Any] = {}
-    load_optimizer(path, lambda folder: kept.update(load_file(folder / shard_name(0, 1))))
+    restored: dict[str, Any] = {}
+    load_optimizer(path, lambda folder: restored.update(load_file(folder / shard_name(0, 1))))
     for number, mine in enumerate(optimizer.state.values()):
-        assert all(torch.equal(one, kept[f"{number}.{kind}"]) for kind, one in mine.items())
+        assert all(torch.equal(moment, restored[f"{number}.{kind}"]) for kind, moment in mine.items())
     sums = subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=path, capture_output=True)
     assert (sums.returncode, sums.stdout) == (0, b"")
     assert checkpoints(tmp_path / "run") == [path] and [entry.name for entry in path.parent.iterdir()] == [path.name]
@@ -103,13 +103,13 @@ def test_checksums_of_other_files_are_not_computed(tmp_path: Path, name: str) ->
 
 
 def test_adapters_that_are_their_own_base(tmp_path: Path) -> None:
-    one, other = paths = [tmp_path / f"step-{step:06d}" for step in (1, 2)]
-    for path, base in zip(paths, (other, one), strict=True):
+    mine, other = paths = [tmp_path / f"step-{step:06d}" for step in (1, 2)]
+    for path, base in zip(paths, (other, mine), strict=True):
         path.mkdir()
         (path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
         sum_ = hashlib.sha256((path / "adapter_config.json").read_bytes()).hexdigest()
         (path / "SHA256SUMS").write_text(f"{sum_}  adapter_config.json\n")
-    assert damage(one).endswith(f"has adapters that belong to {one}, which has its own from there")
+    assert damage(mine).endswith(f"has adapters that belong to {mine}, which has its own from there")
 
 
 def save_for_ever(folder: Path, model: Any, tokenizer: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -126,14 +126,14 @@ def save_for_ever(folder: Path, model: Any, tokenizer: Any, optimizer: torch.opt
 
 def check_passed_over(run: Path, *words: str) -> None:
     """The newest is not taken but the one before it, and the reason is told; by its own name it is refused."""
-    told: list[str] = []
+    warnings: list[str] = []
     *_, before, last = numbered(run)
-    assert newest(run, told.append) == (before, [last])
-    assert model_at(str(before), told.append) == str(before)
-    assert len(told) == 1 and all(word in told[0] for word in (last.name, before.name, *words)), told
+    assert newest(run, warnings.append) == (before, [last])
+    assert model_at(str(before), warnings.append) == str(before)
+    assert len(warnings) == 1 and all(word in warnings[0] for word in (last.name, before.name, *words)), warnings
     if last.is_dir():
         with pytest.raises(RunFolderError, match=f"{last.name}' .*: name another one, or put a whole copy back"):
-            model_at(str(last), told.append)
+            model_at(str(last), warnings.append)
 
 
 def check_damage_is_found(run: Path) -> None:
@@ -155,12 +155,12 @@ def check_damage_is_found(run: Path) -> None:
 Spoil = Callable[[Path, Path], object]
 NINTH = "step-000009"
 SPOILED: list[tuple[Spoil, str]] = [
-    (lambda one, two: shutil.copy(one / "trainer.json", two), "another trainer.json"),
-    (lambda one, two: (two / "adapter_config.json").write_text("{}"), "another adapter_config.json"),
-    (lambda one, two: shutil.copytree(one, two.with_name(NINTH)), f"{NINTH} is of step-000001"),
-    (lambda one, two: two.with_name(NINTH).mkdir(), f"{NINTH} can't be read"),
-    (lambda one, two: two.with_name(NINTH).write_text("x"), f"{NINTH} can't be read"),
-    (lambda one, two: two.with_name(NINTH).symlink_to("nowhere"), f"{NINTH} can't be read"),
+    (lambda older, two: shutil.copy(older / "trainer.json", two), "another trainer.json"),
+    (lambda older, two: (two / "adapter_config.json").write_text("{}"), "another adapter_config.json"),
+    (lambda older, two: shutil.copytree(older, two.with_name(NINTH)), f"{NINTH} is of step-000001"),
+    (lambda older, two: two.with_name(NINTH).mkdir(), f"{NINTH} can't be read"),
+    (lambda older, two: two.with_name(NINTH).write_text("x"), f"{NINTH} can't be read"),
+    (lambda older, two: two.with_name(NINTH).symlink_to("nowhere"), f"{NINTH} can't be read"),
 ]
 
 

@@ -156,9 +156,9 @@ def test_partial_last_line_is_dropped(folder: RunFolder) -> None:
     with (folder.path / "metrics.jsonl").open("a") as stream:
         stream.write('{"step": 4, "lo')
     assert read_jsonl(folder.path / "metrics.jsonl") == rows
-    kept = folder.rows_until(2, {})
-    assert kept["evals.jsonl"] == b"" and not (folder.path / "evals.jsonl").exists()
-    replace(folder.path / "metrics.jsonl", kept["metrics.jsonl"])
+    rows_kept = folder.rows_until(2, {})
+    assert rows_kept["evals.jsonl"] == b"" and not (folder.path / "evals.jsonl").exists()
+    replace(folder.path / "metrics.jsonl", rows_kept["metrics.jsonl"])
     folder.append("metrics.jsonl", {"step": 3})
     assert read_jsonl(folder.path / "metrics.jsonl") == [*rows[:3], {"step": 3}]
     with pytest.raises(RunFolderError, match=r"metrics.jsonl has rows, and the run no checkpoint"):
@@ -236,9 +236,9 @@ def test_what_may_change_while_a_run_goes_on(config: Config) -> None:
     new = changed(config, [*may, "rollout.concurrency=2", "run.threads=1", "model.device=meta"], Path("runs/it"))
     assert (new.optim.steps, new.eval.split, new.rollout.concurrency) == (7, "train", 2)
     assert changed(config, ["lora.rank=0", "algo.loss=ctpo"], Path("it")) == config, "as it was is no change"
-    for kept in ("run.seed=3", "model.path=x", "env.id=a/B-v0", "algo.advantage=rloo", "rollout.cut_turns=answer"):
-        with pytest.raises(ConfigError, match=rf"{kept.partition('=')[0]} can't change .* model.path=runs/it"):
-            changed(config, [kept], Path("runs/it"))
+    for setting in ("run.seed=3", "model.path=x", "env.id=a/B-v0", "algo.advantage=rloo", "rollout.cut_turns=answer"):
+        with pytest.raises(ConfigError, match=rf"{setting.partition('=')[0]} can't change .* model.path=runs/it"):
+            changed(config, [setting], Path("runs/it"))
     with pytest.raises(ConfigError, match=r"did you mean 'optim\.steps'"):
         changed(config, ["optim.stepz=3"], Path("runs/it"))
 

@@ -17,8 +17,8 @@ ROW = {**NUMBERS, "split": "test"}
 
 
 def started(tmp_path: Path, **options: dict[str, Any]) -> tuple[Loggers, list[str]]:
-    said: list[str] = []
-    return Loggers(options, tmp_path, {"optim.lr": 0.1}, said.append), said
+    lines: list[str] = []
+    return Loggers(options, tmp_path, {"optim.lr": 0.1}, lines.append), lines
 
 
 def test_tensorboard_reads_what_was_logged_before_and_after_a_resume(tmp_path: Path) -> None:
@@ -26,24 +26,24 @@ def test_tensorboard_reads_what_was_logged_before_and_after_a_resume(tmp_path: P
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for step in (1, 2):
-        loggers, said = started(tmp_path, tensorboard={})
+        loggers, lines = started(tmp_path, tensorboard={})
         loggers.log(ROW, step)
         loggers.log({"success": step / 4}, step, "eval_")
         loggers.close()
-        assert not said
+        assert not lines
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert sorted(events.Tags()["scalars"]) == ["eval_success", "reward_mean", "step"], "texts are no numbers"
-    assert [(one.step, one.value) for one in events.Scalars("eval_success")] == [(1, 0.25), (2, 0.5)]
+    assert [(event.step, event.value) for event in events.Scalars("eval_success")] == [(1, 0.25), (2, 0.5)]
 
 
 @pytest.mark.slow
 def test_wandb_keeps_a_run_offline(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="needs wandb")
-    loggers, said = started(tmp_path, wandb={"mode": "offline", "settings": {"silent": True}})
+    loggers, lines = started(tmp_path, wandb={"mode": "offline", "settings": {"silent": True}})
     loggers.log(ROW, 1)
     loggers.close()
-    assert not said
+    assert not lines
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     # W&B's own process writes the file, and on a busy machine it may do so only after the run's end.
     while b"reward_mean" not in file.read_bytes():
@@ -62,12 +62,12 @@ def test_a_tracker_is_told_of_the_run_and_its_settings(tmp_path: Path, monkeypat
 def test_a_function_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep, fail = Mock(), Mock(side_effect=ConnectionError("no server"))
     monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(keep=keep, fail=fail))
-    loggers, said = started(tmp_path, **{"mine:fail": {}, "mine:keep": {"tag": "a"}})
+    loggers, lines = started(tmp_path, **{"mine:fail": {}, "mine:keep": {"tag": "a"}})
     loggers.log(ROW, 1)
     loggers.log(ROW, 2)
     loggers.close()
     assert keep.mock_calls == [call(NUMBERS, 1, tag="a"), call(NUMBERS, 2, tag="a")]
-    assert said == ["warning: the logger 'mine:fail' failed and is dropped: ConnectionError('no server')"]
+    assert lines == ["warning: the logger 'mine:fail' failed and is dropped: ConnectionError('no server')"]
 
 
 @pytest.mark.parametrize(

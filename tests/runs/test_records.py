@@ -85,14 +85,14 @@ def test_what_was_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, played: list[Trajectory], suffix: str, trained: bool
 ) -> None:
     path = tmp_path_factory.mktemp("records") / f"step-000001{suffix}"
-    advantages = [[at - 1.5 for at in range(one.n_sampled)] for one in played]
+    advantages = [[at - 1.5 for at in range(each.n_sampled)] for each in played]
     write_episodes(path, played, Signs(), ORIGIN, advantages if trained else None)
     records = list(read_episodes(path))
     assert all(record.origin == ORIGIN for record in records)
     assert [record.trajectory for record in records] == played
     for record, given_ in zip(records, advantages, strict=True):
         assert record.advantages == (tuple(given_) if trained and given_ else None)
-        assert record.pieces == tuple(tuple(map(chr, one.token_ids)) for one in record.trajectory.segments)
+        assert record.pieces == tuple(tuple(map(chr, each.token_ids)) for each in record.trajectory.segments)
 
 
 def test_a_line_can_be_read_without_this_package(tmp_path: Path, episode: Trajectory) -> None:
@@ -103,7 +103,7 @@ def test_a_line_can_be_read_without_this_package(tmp_path: Path, episode: Trajec
     numbers = {"logprobs": [0.0, -0.25, -0.5, -0.75], "advantages": [1.0, 2.0, 3.0, 4.0], "version": 3}
     held = {"source": "policy", "token_ids": [*ids("call")], "pieces": ["c", "a", "l", "l"]}
     assert row["segments"][1] == held | numbers
-    assert [one.get("advantages") for one in row["segments"]][2:] == [None, [5.0, 6.0]]
+    assert [segment.get("advantages") for segment in row["segments"]][2:] == [None, [5.0, 6.0]]
     assert "logprobs" not in row["segments"][0] and row["messages"][1]["name"] == "python"
 
 
@@ -128,10 +128,10 @@ def test_zst_is_a_zstandard_stream_of_the_plain_lines(tmp_path: Path, episode: T
 def test_no_character_breaks_a_line_or_a_file(tmp_path: Path, suffix: str) -> None:
     """Line breaks of any kind stay in their line, and what UTF-8 can't hold is replaced while its ids are kept."""
     text = "\r\n\x0b\x0c\x1c\x85\u2028\u2029"
-    one = bare((0xD800, *ids(text)), task_id=text)
-    write_episodes(tmp_path / f"e{suffix}", [one, one], Signs(), ORIGIN)
+    hostile = bare((0xD800, *ids(text)), task_id=text)
+    write_episodes(tmp_path / f"e{suffix}", [hostile, hostile], Signs(), ORIGIN)
     for record in (read := list(read_episodes(tmp_path / f"e{suffix}"))):
-        assert record.trajectory == one and record.pieces == (("?", *text),)
+        assert record.trajectory == hostile and record.pieces == (("?", *text),)
     assert len(read) == 2
 
 
@@ -162,7 +162,7 @@ RUN: dict[str, object] = {"name": "x", "ok": True, "wall_s": 1.0, "arguments": {
 
 def pack(folder: Path, lines: list[str]) -> Path:
     path = folder / "e.jsonl.zst"
-    path.write_bytes(zstandard.compress("".join(one + "\n" for one in lines).encode()))
+    path.write_bytes(zstandard.compress("".join(row + "\n" for row in lines).encode()))
     return path
 
 
@@ -233,7 +233,7 @@ def test_advantages_of_some_tokens_and_unknown_fields_are_passed_over(tmp_path: 
     segments = row_of(tmp_path, episode)["segments"]
     segments[1]["advantages"] = [0.5]
     (record,) = read_episodes(pack(tmp_path, [line(tmp_path, episode, segments=segments, mood="good")]))
-    pieces = tuple(tuple(map(chr, one.token_ids)) for one in episode.segments)
+    pieces = tuple(tuple(map(chr, segment.token_ids)) for segment in episode.segments)
     assert record == Record(trajectory=episode, origin=ORIGIN, pieces=pieces)
 
 
@@ -263,8 +263,8 @@ def test_plain_files_are_closed_when_reading_stops_early(tmp_path: Path, episode
     del records  # an unclosed file is a warning, and warnings are errors here
 
 
-def begin(path: Path, episode: Trajectory, kept: bytes = b"", *, seeds: range = range(4)) -> EpisodeWriter:
-    writer = EpisodeWriter(path, Signs(), kept, ORIGIN, {"seed": 3})
+def begin(path: Path, episode: Trajectory, head: bytes = b"", *, seeds: range = range(4)) -> EpisodeWriter:
+    writer = EpisodeWriter(path, Signs(), head, ORIGIN, {"seed": 3})
     for seed in seeds:
         writer.add(dataclasses.replace(episode, seed=seed))
     return writer
@@ -282,8 +282,8 @@ def test_each_episode_is_in_the_file_once_it_is_added(tmp_path: Path, episode: T
         writer.add(dataclasses.replace(episode, seed=seed))
         assert seeds_of(read_begun(path)[1]) == list(range(seed + 1)), "whatever becomes of the writer"
     writer.close()
-    (first, *_), whole = list(read_episodes(path)), seeds_of(read_episodes(path))
-    assert whole == [0, 1, 2] and (first.origin, first.evaluation) == (ORIGIN, {"seed": 3})
+    (record, *_), whole = list(read_episodes(path)), seeds_of(read_episodes(path))
+    assert whole == [0, 1, 2] and (record.origin, record.evaluation) == (ORIGIN, {"seed": 3})
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
@@ -294,13 +294,13 @@ def test_a_file_that_was_cut_off_anywhere_goes_on(tmp_path: Path, episode: Traje
     data = path.read_bytes()
     for length in {*range(0, len(data), 97), len(data) - 3, len(data) - 1, len(data)}:
         path.write_bytes(data[:length])
-        kept, records = read_begun(path)
-        assert seeds_of(records) == list(range(len(records))) and kept.count(b"\n") == len(records)
-        begin(path, episode, kept, seeds=range(len(records), 5)).close()
+        head, records = read_begun(path)
+        assert seeds_of(records) == list(range(len(records))) and head.count(b"\n") == len(records)
+        begin(path, episode, head, seeds=range(len(records), 5)).close()
         assert seeds_of(read_episodes(path)) == [0, 1, 2, 3, 4]
         if suffix.endswith("zst"):
-            first = zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
-            assert first.count(b"\n") == 5, "one frame, as other readers expect"
+            unpacked = zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
+            assert unpacked.count(b"\n") == 5, "one frame, as other readers expect"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -314,8 +314,8 @@ def test_what_holds_no_episodes_is_not_gone_on_with(tmp_path: Path, suffix: str,
 
 
 def test_an_older_file_is_refused_in_one_sentence(tmp_path: Path, episode: Trajectory) -> None:
-    said = fails(tmp_path, episode, line(tmp_path, episode, schema=1))
-    assert "it has schema 1 and this version reads 3: play it again" in said and "\n" not in said
+    reason = fails(tmp_path, episode, line(tmp_path, episode, schema=1))
+    assert "it has schema 1 and this version reads 3: play it again" in reason and "\n" not in reason
 
 
 def test_common_readers_open_the_file(tmp_path: Path, episode: Trajectory, require: Callable[..., None]) -> None:

@@ -26,18 +26,18 @@ def folder(tmp_path: Path) -> Path:
 
 def read(folder: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     saved = Shards(folder)
-    found = {name: torch.full(shape, torch.nan) for name, shape in shapes.items()}
-    for name, one in found.items():
-        saved.fill(name, one)
-    return found
+    tensors = {name: torch.full(shape, torch.nan) for name, shape in shapes.items()}
+    for name, tensor in tensors.items():
+        saved.fill(name, tensor)
+    return tensors
 
 
-SHAPES = {name: tuple(one.shape) for name, one in WHOLE.items()}
+SHAPES = {name: tuple(tensor.shape) for name, tensor in WHOLE.items()}
 
 
 def test_rows_of_all_files_are_the_whole(folder: Path) -> None:
     assert Shards(folder).names == sorted(WHOLE)
-    assert all(torch.equal(one, WHOLE[name]) for name, one in read(folder, SHAPES).items())
+    assert all(torch.equal(tensor, WHOLE[name]) for name, tensor in read(folder, SHAPES).items())
 
 
 def test_the_same_tensors_are_the_same_bytes(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_the_same_tensors_are_the_same_bytes(tmp_path: Path) -> None:
         write_shards(tmp_path / str(number), WHOLE)
         files.append((tmp_path / str(number) / shard_name(0, 1)).read_bytes())
     assert len(set(files)) == 1
-    assert all(torch.equal(one, WHOLE[name]) for name, one in read(tmp_path / "0", SHAPES).items())
+    assert all(torch.equal(tensor, WHOLE[name]) for name, tensor in read(tmp_path / "0", SHAPES).items())
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class Browser(AbstractContextManager["Browser"]):
         self.complaints: list[str] = []
         """What the browser said of the page: exceptions, blocked scripts and the like."""
         self._session = ""
-        (target, *_) = [one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page"]
+        (target, *_) = [info for info in self.call("Target.getTargets")["targetInfos"] if info["type"] == "page"]
         self._session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
@@ -61,12 +61,12 @@ class Browser(AbstractContextManager["Browser"]):
             message["sessionId"] = self._session
         os.write(self._in, json.dumps(message).encode() + b"\0")
         while True:
-            said = self._read()
-            if said.get("id") == self._number:
-                assert "error" not in said, said
-                return said["result"]
-            if said.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
-                self.complaints.append(json.dumps(said["params"]))
+            reply = self._read()
+            if reply.get("id") == self._number:
+                assert "error" not in reply, reply
+                return reply["result"]
+            if reply.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+                self.complaints.append(json.dumps(reply["params"]))
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
@@ -85,9 +85,9 @@ class Browser(AbstractContextManager["Browser"]):
 
     def ask(self, script: str) -> Any:
         """The value of a JavaScript expression; a promise is awaited."""
-        told = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
+        reply = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def until(self, script: str) -> None:
         """Wait until an expression is true."""

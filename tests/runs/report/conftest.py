@@ -65,9 +65,9 @@ def play(words: Words) -> Play:
             else:
                 segments.append(Segment("policy", ids, tuple(-noise.expovariate(3.0) for _ in ids), 39))
         turns = sum(segment.trained for segment in segments)
-        given = {"tool_runs": (ToolRun(name="python", ok=True, wall_s=0.0314),) * (turns - 1), "stop": Stop.TERMINATED}
-        given |= {"rewards": (0.0,) * (turns - 1) + (reward,), "parts": {"correct": reward}}
-        return Trajectory(task_id=task, seed=seed, segments=tuple(segments), **(given | options))
+        fields = {"tool_runs": (ToolRun(name="python", ok=True, wall_s=0.0314),) * (turns - 1), "stop": Stop.TERMINATED}
+        fields |= {"rewards": (0.0,) * (turns - 1) + (reward,), "parts": {"correct": reward}}
+        return Trajectory(task_id=task, seed=seed, segments=tuple(segments), **(fields | options))
 
     return make
 
@@ -87,8 +87,8 @@ def save(words: Words) -> Save:
         (run / "episodes").mkdir(parents=True, exist_ok=True)
         path = run / "episodes" / f"step-{step:06d}{suffix}"
         noise = random.Random(step)
-        credit = [[one.ret - noise.random() * 0.9 for _ in range(one.n_sampled)] for one in episodes]
-        training = [numbers(one.n_sampled) for one in episodes]
+        credit = [[episode.ret - noise.random() * 0.9 for _ in range(episode.n_sampled)] for episode in episodes]
+        training = [numbers(episode.n_sampled) for episode in episodes]
         write_episodes(path, episodes, words, ORIGIN, credit, training)
         return path
 

@@ -113,8 +113,8 @@ def test_list_is_filtered_searched_and_walked_by_keys(run: Path, browser: Browse
 def test_tokens_show_each_number_and_are_walked_by_keys(browser: Browser, play: Play, view: View) -> None:
     episode = play(SYSTEM, CALL, "442788679\n", ANSWER, reward=1.0)
     view(episode)
-    said = browser.ask("document.querySelector('#columns .segment.policy .tokens').textContent")
-    assert said == CALL and browser.ask(f"{TOKENS}.length") == 0
+    conversation = browser.ask("document.querySelector('#columns .segment.policy .tokens').textContent")
+    assert conversation == CALL and browser.ask(f"{TOKENS}.length") == 0
     modes = browser.ask("[...document.querySelectorAll('[name=mode] option')].map(one => one.value)")
     for mode in modes[1:]:
         browser.select("mode", mode)
@@ -130,8 +130,8 @@ def test_tokens_show_each_number_and_are_walked_by_keys(browser: Browser, play: 
     assert browser.ask("told.textContent").startswith("sampled, probability ")
     assert " · ratio 1.01 · cumulative ratio 1.01 · " in browser.ask("told.textContent")
     browser.press("ArrowRight")
-    told = browser.ask("told.textContent")
-    assert "cumulative ratio 1.02" in told and "w_t 0.5 · b_t 0.5" in told and told.endswith("clipped")
+    words = browser.ask("told.textContent")
+    assert "cumulative ratio 1.02" in words and "w_t 0.5 · b_t 0.5" in words and words.endswith("clipped")
 
 
 def test_group_stands_side_by_side_with_its_baseline(run: Path, browser: Browser) -> None:
@@ -160,8 +160,8 @@ def test_what_tools_were_asked_attempts_and_tags_are_shown_and_found(browser: Br
     browser.select("text", "", "9 of 9")
     browser.press("g")
     browser.until("document.querySelectorAll('#columns .episode').length === 9")
-    place = "document.querySelectorAll('#columns .episode')[7].getBoundingClientRect().x"
-    assert 0 <= browser.ask(place) < 390, "of a group the chosen one is on the screen"
+    offset = "document.querySelectorAll('#columns .episode')[7].getBoundingClientRect().x"
+    assert 0 <= browser.ask(offset) < 390, "of a group the chosen one is on the screen"
 
 
 def test_two_sources_show_flips_first(browser: Browser, tmp_path: Path, play: Play, save: Save, view: View) -> None:
@@ -170,7 +170,7 @@ def test_two_sources_show_flips_first(browser: Browser, tmp_path: Path, play: Pl
         return save(tmp_path / name, 1, *many)
 
     view(file("a", 1, 0, 1, 0), file("b", 1, 0, 0, 1))
-    assert [re.findall(r"t\d", one)[0] for one in browser.ask(OPTIONS)] == ["t2", "t3", "t0", "t1"]
+    assert [re.findall(r"t\d", option)[0] for option in browser.ask(OPTIONS)] == ["t2", "t3", "t0", "t1"]
     outcomes = browser.ask("[...document.querySelectorAll('#columns .outcome')].map(o => o.className.slice(8))")
     assert outcomes == ["good", "bad"]
     browser.ask("location.hash = '#episode-5', 1")
@@ -201,7 +201,7 @@ def test_policy_blocks_a_script_that_is_not_the_page_s_own(run: Path, browser: B
     browser.open(page)
     browser.until("document.body?.className === 'overview'")
     assert "arith-otb" in browser.ask("document.title")
-    assert any("Content Security Policy" in one for one in browser.complaints)
+    assert any("Content Security Policy" in complaint for complaint in browser.complaints)
     browser.complaints.clear()
 
 
@@ -228,21 +228,21 @@ def test_what_is_printed_is_whole(browser: Browser, play: Play, view: View) -> N
 def test_every_control_has_a_name_and_dark_is_dark(run: Path, browser: Browser) -> None:
     browser.show(write_report(run), dark=True)
     browser.call("Accessibility.enable")
-    nodes = [one for one in browser.call("Accessibility.getFullAXTree")["nodes"] if not one["ignored"]]
+    nodes = [part for part in browser.call("Accessibility.getFullAXTree")["nodes"] if not part["ignored"]]
     controls = {"button", "searchbox", "textbox", "combobox", "spinbutton", "checkbox", "radio", "listbox", "option"}
-    named = [(one["role"]["value"], one["name"]["value"]) for one in nodes
-             if one["role"]["value"] in controls]  # fmt: skip
+    named = [(part["role"]["value"], part["name"]["value"]) for part in nodes
+             if part["role"]["value"] in controls]  # fmt: skip
     browser.call("Accessibility.disable")
     assert {role for role, _ in named} >= {"button", "searchbox", "combobox", "spinbutton", "checkbox", "listbox"}
     assert all(name for _, name in named), named
     assert ("option", "train-2/17, failed, step 1 · 1 turn") in named
-    levels = [one["value"]["value"] for node in nodes if node["role"]["value"] == "heading"
-              for one in node["properties"] if one["name"] == "level"]  # fmt: skip
+    levels = [part["value"]["value"] for node in nodes if node["role"]["value"] == "heading"
+              for part in node["properties"] if part["name"] == "level"]  # fmt: skip
     assert levels[:3] == [1, 2, 3] and max(levels) == 3, "no level is left out"
     # What changes is told, and a region that tells is there before it does.
     assert sum(node["role"]["value"] == "status" for node in nodes) == 4
-    place = browser.ask("document.getElementById('place').textContent")
-    assert place == "Episode 1 of 4: Episode of task train-2/17, failed"
+    announcement = browser.ask("document.getElementById('place').textContent")
+    assert announcement == "Episode 1 of 4: Episode of task train-2/17, failed"
     red, green, blue = map(int, re.findall(r"\d+", browser.ask("getComputedStyle(document.body).backgroundColor"))[:3])
     assert max(red, green, blue) < 60
 

@@ -15,9 +15,9 @@ def run(name: str, seed: int, advantage: str = "otb", values: Sequence[float] = 
 
 
 def test_runs_that_differ_in_name_and_seed_alone_are_a_family() -> None:
-    found = families([run("a", 0), run("b", 0, "rloo"), run("c", 1), run("d", 2)])
-    assert [[one.name for one in family.runs] for family in found] == [["a", "c", "d"], ["b"]]
-    assert [family.title for family in found] == ["algo.advantage=otb (a, c, d)", "algo.advantage=rloo (b)"]
+    groups = families([run("a", 0), run("b", 0, "rloo"), run("c", 1), run("d", 2)])
+    assert [[member.name for member in family.runs] for family in groups] == [["a", "c", "d"], ["b"]]
+    assert [family.title for family in groups] == ["algo.advantage=otb (a, c, d)", "algo.advantage=rloo (b)"]
 
 
 @pytest.mark.parametrize("config", ["", "not = [toml", "x = " + "[" * 100_000, "run = 3"])
@@ -39,10 +39,10 @@ def test_a_band_reaches_from_the_smallest_to_the_largest_of_the_seeds() -> None:
 
 def test_a_mix_has_a_chart_of_each_environment() -> None:
     def mix(name: str, seed: int) -> RunData:
-        one = run(name, seed)
+        base = run(name, seed)
         rows = [{"step": step, "split": split, "env": env, "success": step / 10}
                 for step in (1, 2) for split in ("test", "hard") for env in ("ab", "cd")]  # fmt: skip
-        return dataclasses.replace(one, steps=({**one.steps[0], "env/cd/reward_mean": 0.5},), evals=tuple(rows))
+        return dataclasses.replace(base, steps=({**base.steps[0], "env/cd/reward_mean": 0.5},), evals=tuple(rows))
 
     titles = [chart.title for chart in compared([mix("x", 0), mix("y", 1), run("z", 2)])]
     assert titles == ["Success: ab", "Success: cd", "Training reward", "Training reward: cd"]

@@ -21,8 +21,8 @@ from .conftest import ANSWER, CALL, SYSTEM, Play, Save
 
 def blocks(page: Path) -> dict[str, Any]:
     """Every block of a page, opened as a browser opens it."""
-    found = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]*)</script>', page.read_text(encoding="utf-8"))
-    return {name: json.loads(zlib.decompress(base64.b64decode(text))) for name, text in found}
+    blocks = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]*)</script>', page.read_text(encoding="utf-8"))
+    return {name: json.loads(zlib.decompress(base64.b64decode(text))) for name, text in blocks}
 
 
 def viewed(*paths: Path, every: bool = False) -> dict[str, Any]:
@@ -37,30 +37,40 @@ def test_blocks_hold_every_token_and_number_of_the_file(play: Play, save: Save, 
     path = save(tmp_path, 1, play(SYSTEM, CALL, hostile, ANSWER, reward=1.0, stop=Stop.TURN_LIMIT))
     assert write_view([path], tmp_path / "v.html") == 1
     held, (record,) = blocks(tmp_path / "v.html"), read_episodes(path)
-    assert [one["source"] for one in held["text-0"]["segments"]] == [one.source for one in record.trajectory.segments]
-    assert [one["count"] for one in held["text-0"]["segments"]] == [len(pieces) for pieces in record.pieces]
+    assert [played["source"] for played in held["text-0"]["segments"]] == [
+        played.source for played in record.trajectory.segments
+    ]
+    assert [played["count"] for played in held["text-0"]["segments"]] == [len(pieces) for pieces in record.pieces]
     # JavaScript counts in UTF-16, and so do the sizes.
-    text = "".join(one["text"] for one in held["text-0"]["segments"]).encode("utf-16-le", "surrogatepass")
+    text = "".join(played["text"] for played in held["text-0"]["segments"]).encode("utf-16-le", "surrogatepass")
     sizes = held["numbers-0"]["sizes"]
     cut = [text[2 * (end - size) : 2 * end] for end, size in zip(itertools.accumulate(sizes), sizes, strict=True)]
     whole = [piece for pieces in record.pieces for piece in pieces]
     assert [piece.decode("utf-16-le", "surrogatepass") for piece in cut] == whole
-    numbers, one = held["numbers-0"], record.trajectory
-    assert numbers["ids"] == list(one.token_ids) and record.advantages
-    logp = [value for segment in one.sampled for value in segment.logprobs or ()]
+    numbers, played = held["numbers-0"], record.trajectory
+    assert numbers["ids"] == list(played.token_ids) and record.advantages
+    logp = [value for segment in played.sampled for value in segment.logprobs or ()]
     for name, values in {**record.training, "advantage": record.advantages, "logp": logp}.items():
         assert numbers[name] == pytest.approx(values, rel=1e-3, abs=1e-5), name
     (row,) = held["index"]["rows"]
-    told = {"task": one.task_id, "seed": str(one.seed), "won": True, "turns": 2, "errors": 0, "cut": True, "return": 1}
-    assert (told | {"sampled": one.n_sampled, "tokens": len(one.token_ids)}).items() <= row.items()
+    shown = {
+        "task": played.task_id,
+        "seed": str(played.seed),
+        "won": True,
+        "turns": 2,
+        "errors": 0,
+        "cut": True,
+        "return": 1,
+    }
+    assert (shown | {"sampled": played.n_sampled, "tokens": len(played.token_ids)}).items() <= row.items()
 
 
 def test_attempt_tags_and_what_tools_were_asked_are_held(play: Play, save: Save, tmp_path: Path) -> None:
     asked = (ToolRun(name="python", ok=True, wall_s=0.1, arguments={"code": "1 + 1", "most": math.nan, "of": ["a"]}),)
     held = viewed(save(tmp_path, 1, play("q", "a", reward=1.0, attempt=2, tags=("level:3",), tool_runs=asked)))
     assert {"attempt": 2, "tags": ["level:3"]}.items() <= held["index"]["rows"][0].items()
-    given = {"code": "1 + 1", "most": "NaN", "of": '["a"]'}
-    assert held["text-0"]["tools"] == [["python", True, 0.1, given]]
+    arguments = {"code": "1 + 1", "most": "NaN", "of": '["a"]'}
+    assert held["text-0"]["tools"] == [["python", True, 0.1, arguments]]
 
 
 def test_sources_of_one_name_are_told_apart(play: Play, save: Save, tmp_path: Path) -> None:

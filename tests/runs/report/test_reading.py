@@ -83,8 +83,10 @@ def test_link_opens_the_page_at_its_episode(browser: Browser, play: Play, view: 
 
 @pytest.mark.parametrize("size", [(1280, 900), (390, 800)])
 def test_differences_are_above_the_fold(browser: Browser, play: Play, view: View, size: tuple[int, int]) -> None:
-    told = {"expected": "42", "answer": "41", "tags": ("level:1",)}
-    episodes = [play(LONG, "print(1)", LONG, f"I say {at}", reward=0.0, seed=at, attempt=at, **told) for at in range(3)]
+    facts = {"expected": "42", "answer": "41", "tags": ("level:1",)}
+    episodes = [
+        play(LONG, "print(1)", LONG, f"I say {at}", reward=0.0, seed=at, attempt=at, **facts) for at in range(3)
+    ]
     view(*episodes, width=size[0], height=size[1])
     browser.press("g")
     browser.until("document.querySelectorAll('#columns .episode').length === 3")
@@ -93,7 +95,7 @@ def test_differences_are_above_the_fold(browser: Browser, play: Play, view: View
     browser.until(f"{turns}.length === 3 && {turns}.every(one => one.textContent.startsWith('I say '))")
     assert browser.ask(f"{turns}.every({ON_SCREEN})")
     summaries = browser.ask("[...document.querySelectorAll('#columns .shared summary')].map(one => one.textContent)")
-    assert len(summaries) == 3 and all(one.endswith("tokens, the same in all 3") for one in summaries)
+    assert len(summaries) == 3 and all(summary.endswith("tokens, the same in all 3") for summary in summaries)
     browser.select("turn", "1")
     browser.until("[...document.querySelectorAll('#columns .shared')].every(one => one.open)")
     browser.select("text", "print(1)", "3 of 3")

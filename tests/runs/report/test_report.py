@@ -30,7 +30,7 @@ class Page(HTMLParser):
         self.feed(text)
         self.close()
         assert self.open == []
-        self.ids = {str(found["id"]) for _, found in self.tags if "id" in found}
+        self.ids = {str(attrs["id"]) for _, attrs in self.tags if "id" in attrs}
         self.text = "".join(self.texts)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -57,8 +57,8 @@ def test_report_of_a_whole_run(run: Path) -> None:
     shown = ["clip_fraction", "grad_norm", "entropy", "logp_diff_max", "seconds"]
     assert [chart["id"] for chart in charts["training"]] == shown
     assert "notes" not in page.ids and "text-4" not in page.ids, "those of the first and the last step"
-    for told in ("15.8%", "10.8% to 20.9%", "73.0%", "200 problems", "14 min 20 s", "Sampled tokens", 'loss = "ctpo"'):
-        assert told in page.text
+    for text in ("15.8%", "10.8% to 20.9%", "73.0%", "200 problems", "14 min 20 s", "Sampled tokens", 'loss = "ctpo"'):
+        assert text in page.text
 
 
 def test_report_lies_in_the_run_s_folder_and_replaces_an_older_one(run: Path) -> None:
@@ -67,19 +67,19 @@ def test_report_lies_in_the_run_s_folder_and_replaces_an_older_one(run: Path) ->
     path = write_report(run)
     assert path == run / "report.html" and path.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert {path.name for path in run.iterdir()} == before | {"report.html"}
-    first = path.read_bytes()
-    assert write_report(run).read_bytes() == first
+    content = path.read_bytes()
+    assert write_report(run).read_bytes() == content
 
 
 def test_page_needs_nothing_else(run: Path) -> None:
     page = read(run)
-    for tag, found in page.tags:
+    for tag, attrs in page.tags:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base")
-        assert not {"src", "href", "action", "style"} & set(found)
-        assert not [name for name in found if name.startswith("on")]
+        assert not {"src", "href", "action", "style"} & set(attrs)
+        assert not [name for name in attrs if name.startswith("on")]
     text = (run / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|url\(|@import", text)
-    (policy,) = (found["content"] for _, found in page.tags if found.get("http-equiv") == "Content-Security-Policy")
+    (policy,) = (attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
     assert str(policy).startswith("default-src 'none'") and "unsafe" not in str(policy)
 
 
@@ -97,7 +97,7 @@ def hostile(run: Path, play: Play, save: Save) -> Path:
 
 def test_hostile_text_is_text_and_nothing_of_it_invisible(hostile: Path) -> None:
     page = read(hostile)
-    assert sum(tag == "script" and found.get("type") != "text/plain" for tag, found in page.tags) == 1
+    assert sum(tag == "script" and attrs.get("type") != "text/plain" for tag, attrs in page.tags) == 1
     assert not [tag for tag, _ in page.tags if tag == "img"]
     assert "</span><script>alert(1)</script><img src=x onerror=alert(2)>" in page.text, "of the configuration"
     assert "<script>alert(3)" in page.text and f"x = '{PLACES}'" in page.text
@@ -139,8 +139,8 @@ def test_a_line_that_is_no_row_is_left_out_and_named(run: Path, line: str) -> No
 
 
 def test_one_evaluation_has_no_before_and_after(run: Path) -> None:
-    first = (run / "evals.jsonl").read_text(encoding="utf-8").splitlines()[0]
-    (run / "evals.jsonl").write_text(first + "\n", encoding="utf-8")
+    line = (run / "evals.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    (run / "evals.jsonl").write_text(line + "\n", encoding="utf-8")
     text = read(run).text
     assert "Measured" in text and "Before" not in text
 
@@ -189,7 +189,7 @@ def test_no_damage_is_an_error(tmp_path_factory: pytest.TempPathFactory, metrics
     folder = tmp_path_factory.mktemp("run")
     (folder / "metrics.jsonl").write_text("\n".join(metrics), encoding="utf-8")
     (folder / "evals.jsonl").write_text("\n".join(evals), encoding="utf-8")
-    drawn = [found for tag, found in read(folder).tags if tag in ("path", "line", "circle")]
+    drawn = [attrs for tag, attrs in read(folder).tags if tag in ("path", "line", "circle")]
     assert not re.search(r"\b(nan|inf)\b", f"{drawn} {charts_of(folder / 'report.html')}")
 
 
