@@ -1,4 +1,4 @@
-"""The settings of a run: typed and frozen. Each names its reader, the module in parentheses."""
+"""The settings of a run: typed and frozen. Each description ends with its readers, the modules in parentheses."""
 
 import math
 from collections.abc import Mapping
@@ -38,22 +38,22 @@ class _Section(pydantic.BaseModel):
 
 
 class RunSettings(_Section):
-    """Where the run lives and what makes it repeatable."""
+    """The run's folder, and what makes it repeatable."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     """Folder under ``dir`` (runfolder)."""
     dir: str = "runs"
-    """Where run folders are kept (runfolder)."""
+    """The folder of all run folders (runfolder)."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seeds weights, tasks and sampling (trainer)."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Threads of PyTorch on the CPU; 0 leaves its own choice (trainer)."""
+    """PyTorch's threads on the CPU; 0 leaves the choice to PyTorch (trainer)."""
     deterministic: bool = False
-    """Learn from the trainer's log-probs in place of the engine's, whose rounding may depend on the clock, and use
-    repeatable kernels only: a run that was killed and resumed ends in the bytes of one that was not (trainer)."""
+    """Make a resumed run end in the same bytes as an uninterrupted one: use repeatable kernels only, and the trainer's
+    log-probs instead of the engine's, whose rounding may depend on timing (trainer)."""
     ranks: Count | Annotated[tuple[Count, Count], Field(strict=False)] = 1
-    """Processes, and on GPUs as many devices, over which the weights in training are sharded; of ``[8, 2]`` every 2
-    share a pack's tokens, for long episodes (trainer)."""
+    """Processes, each with a GPU of its own where there are GPUs, over which the trained weights are sharded. With
+    ``[8, 2]`` groups of 2 share the tokens of a pack, for long episodes (trainer)."""
 
     @property
     def world(self) -> int:
@@ -74,20 +74,21 @@ class MixedEnv(_Section):
     args: Arguments = Field(default_factory=dict)
     """The environment's own arguments (rollout)."""
     weight: Positive = 1.0
-    """Its share of a run's tasks, beside the weights of the others (rollout)."""
+    """Its share of a run's tasks, relative to the weights of the others (rollout)."""
 
 
 class EnvSettings(_Section):
-    """What is trained on."""
+    """The environments to train on."""
 
     id: str = "agentrl/Arithmetic-v0"
     """The environment's id (rollout)."""
     args: Arguments = Field(default_factory=dict)
-    """The environment's own arguments, tables such as ``data = {train = "a", test = "b"}`` included, without ``split``,
-    which is set by whoever plays (rollout)."""
+    """The environment's own arguments, such as ``data = {train = "a", test = "b"}``. ``split`` is not among them:
+    training and evaluation set it (rollout)."""
     mix: dict[EnvName, MixedEnv] = Field(default_factory=dict)
-    """Several environments in place of ``id`` and ``args``, a table ``[env.mix.NAME]`` with ``id``, ``args`` and
-    ``weight`` for each: a step's tasks are shared out by weight, and each is evaluated on its own (rollout)."""
+    """Several environments instead of ``id`` and ``args``: a table ``[env.mix.NAME]`` with ``id``, ``args`` and
+    ``weight`` for each. A step's tasks are shared out by weight, and each environment is evaluated separately
+    (rollout)."""
 
     @property
     def played(self) -> Mapping[str, MixedEnv]:
@@ -96,26 +97,26 @@ class EnvSettings(_Section):
 
 
 class ModelSettings(_Section):
-    """Which model is trained."""
+    """The model to train."""
 
     path: str = ""
-    """A folder, a GGUF file or a name on the Hugging Face hub; empty makes a tiny model of our own (trainer)."""
+    """A folder, a GGUF file or a name on the Hugging Face hub; empty makes a tiny model (trainer)."""
     template_args: dict[str, Value] = Field(default_factory=dict)
     """Variables of its chat template, such as ``enable_thinking`` or ``date_string`` (render)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of computation and of the engine's weights; those that are trained and saved are float32 (trainer)."""
+    """Type of the computation and of the engine's weights; the trained and saved weights are float32 (trainer)."""
     device: str = "cpu"
     """A PyTorch device (trainer)."""
     tiny: dict[TinySize, Count] = Field(default_factory=dict)
-    """Sizes of the tiny model: width, layers and query heads, ``{hidden = 128, layers = 4, heads = 4}`` where they are
-    not given (tiny)."""
+    """Sizes of the tiny model: width, layers and query heads; the default is ``{hidden = 128, layers = 4, heads = 4}``
+    (tiny)."""
 
 
 class SftSettings(_Section):
     """The warm start on oracle episodes, before reinforcement learning."""
 
     steps: Annotated[int, Field(ge=0)] = 0
-    """Most updates; 0 leaves the warm start out (sft)."""
+    """Most updates; 0 skips the warm start (sft)."""
     tasks: Count = 1024
     """Oracle episodes to learn from, each of another task (sft)."""
     episodes: Count = 64
@@ -123,18 +124,18 @@ class SftSettings(_Section):
     lr: Positive = 1e-3
     """Learning rate until the last updates, over which it falls to 0 (sft)."""
     temperature: Positive = 1.0
-    """Temperature at which oracle tokens are learned: below that of sampling, the policy ends up able to do everything
-    and sure of nothing, so that reinforcement learning meets each task's reward now and then (sft)."""
+    """Temperature at which oracle tokens are learned. Below the sampling temperature, the policy stays uncertain enough
+    to sample every form of answer sometimes (sft)."""
     stop_at: Share = 1.0
-    """Once an oracle episode has, on average, this probability at that temperature, the rate falls to 0 and the warm
-    start ends (sft)."""
+    """When the average oracle episode has this probability at that temperature, the learning rate falls to 0 and the
+    warm start ends (sft)."""
 
 
 class RolloutSettings(_Section):
     """How episodes are collected."""
 
     tasks: Count = 8
-    """Tasks, and so groups, per step; a finite split is shuffled by run.seed, each pass through it anew (trainer)."""
+    """Tasks, and so groups, per step; run.seed shuffles a finite split anew in each pass (trainer)."""
     group_size: Count = 8
     """Episodes per task (trainer)."""
     temperature: Positive = 1.0
@@ -142,47 +143,47 @@ class RolloutSettings(_Section):
     turn_tokens: Count = 256
     """Most sampled tokens of a turn (rollout)."""
     cut_turns: CutTurns = "end"
-    """What becomes of a turn that this or episode_tokens cuts off: "end" ends the episode there without an answer,
-    "answer" takes it as it stands, "continue" runs its calls or tells the agent to go on (rollout)."""
+    """How to treat a turn that this or episode_tokens cuts off: "end" ends the episode without an answer, "answer"
+    takes the turn as the answer, "continue" runs its calls or asks the agent to continue (rollout)."""
     episode_tokens: Count = 2048
     """Most tokens of an episode, prompt and tool output included (rollout)."""
     overlong_buffer: Annotated[int, Field(ge=0)] = 0
-    """Tokens before the end of turn_tokens and episode_tokens over which an episode's reward falls by up to 1, as
-    DAPO's does; 0 for no penalty (trainer)."""
+    """DAPO's overlong penalty: over so many tokens before the end of turn_tokens and episode_tokens, the reward falls
+    by up to 1; 0 for no penalty (trainer)."""
     spare: Annotated[int, Field(ge=0)] = 0
-    """Groups that a step begins beyond ``tasks``; of all these the last to end are cancelled, which favours short
-    episodes. With "inflight" alone (trainer)."""
+    """Groups that a step begins beyond ``tasks``. The slowest ``spare`` groups are cancelled, which favours short
+    episodes. Only with "inflight" (trainer)."""
     refills: Annotated[int, Field(ge=0)] = 0
-    """How often in a step groups whose episodes all have one return are left out for groups of further tasks, DAPO's
-    dynamic sampling; their tokens count (trainer)."""
+    """DAPO's dynamic sampling: how often a step replaces groups whose episodes all have the same return by groups of
+    further tasks; their tokens count (trainer)."""
     overlap: Literal["off", "lag", "inflight"] = "off"
-    """Whether groups of later steps are played while the trainer learns: "lag" swaps weights when all are played,
-    "inflight" while episodes go on (trainer)."""
+    """Play groups of later steps while the trainer learns: "lag" swaps weights when all groups are complete, "inflight"
+    while episodes are played (trainer)."""
     max_staleness: Count = 1
-    """With overlap, by how many steps weights that sample are older than those that learn: so many with "lag", and at
-    most so many with "inflight" (trainer)."""
+    """With overlap, by how many steps the sampling weights are older than the trained ones: exactly so many with "lag",
+    at most so many with "inflight" (trainer)."""
     concurrency: Count = 64
-    """Most episodes at a time, of each actor in a fleet; fewer where the engine's cache is full (rollout)."""
+    """Most episodes at a time, for each actor of a fleet; fewer if the engine's cache is full (rollout)."""
     max_fault_rate: Below1 = 0.01
     """Share of groups lost to infrastructure faults above which the run stops (rollout)."""
 
 
 class EngineSettings(_Section):
-    """What samples the tokens."""
+    """The engine, which samples the tokens."""
 
     name: str = "transformers"
-    """Engine, by name (engines)."""
+    """Name of the engine (engines)."""
     options: dict[str, Value] = Field(default_factory=dict)
-    """Its own options, such as slots, the episodes whose keys and values it keeps (engines)."""
+    """Its own options, such as slots, the number of episodes in its key-value cache (engines)."""
 
 
 class FleetSettings(_Section):
-    """Where episodes are played and sampled."""
+    """The processes that play and sample episodes."""
 
     name: Literal["local", "ray"] = "local"
     """The run's own process, or actors on a Ray cluster, each with environments and an engine (fleet)."""
     options: Arguments = Field(default_factory=dict)
-    """Ray's own: actors, address, patience, and what each actor asks for, cpus, gpus and resources (fleet)."""
+    """Options of Ray: actors, address, patience, and each actor's cpus, gpus and resources (fleet)."""
 
 
 class AlgoSettings(_Section):
@@ -193,34 +194,35 @@ class AlgoSettings(_Section):
     advantage_options: dict[str, Value | Infinity] = Field(default_factory=dict)
     """Its own options (algos)."""
     energy_ratio: Literal[False, True, "old"] = False
-    """Weigh OTB's energies by a squared ratio: "old" by the weight old/sampler of ``correction``, as its released code
-    does; true by the cumulative ratio θ/sampler, anew in each epoch (trainer)."""
+    """Weight OTB's energies by a squared ratio: "old" uses the importance weight old/sampler of ``correction``, as
+    OTB's released code does; true uses the cumulative ratio θ/sampler of each epoch (trainer)."""
     loss: Loss = "ctpo"
     """The policy loss (algos)."""
     loss_options: dict[str, Value] = Field(default_factory=dict)
     """Its own options (algos)."""
     correction: Literal["none", "token", "prefix", "sequence"] = "sequence"
-    """Truncated weight between the trainer's and the engine's log-probs (algos)."""
+    """Truncated importance weight between the trainer's and the engine's log-probs (algos)."""
     correction_cap: Positive = 5.0
-    """Where that weight is cut off (algos)."""
+    """Upper bound of that weight (algos)."""
     rejection: dict[RejectionLevel, Annotated[tuple[float, float], Field(strict=False)]] = Field(default_factory=dict)
-    """Smallest and largest ratio of those log-probs that is trained on, of each "token", of the whole "sequence", or
-    its "geometric" mean: ``rejection = {geometric = [0.999, 1.001]}`` (trainer)."""
+    """Smallest and largest ratio between those policies that is trained on: of each "token", of the "sequence", or of
+    its "geometric" mean, as in ``rejection = {geometric = [0.999, 1.001]}`` (trainer)."""
     mask_truncated: bool = False
-    """Leave episodes that a limit cut off out of the updates, not out of their groups' baselines (trainer)."""
+    """Mask truncated episodes in the updates; they still count in their groups' baselines (trainer)."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight in the loss of the KL, estimated by k3, to the weights that reinforcement learning began with (algos)."""
+    """Weight of the KL penalty in the loss, estimated by k3; the reference is the model before reinforcement learning
+    (algos)."""
     entropy_coef: float = 0.0
-    """Weight in the loss of the policy's entropy, which a positive one raises (algos)."""
+    """Weight of the entropy bonus in the loss; a positive weight raises the entropy (algos)."""
 
 
 class OptimSettings(_Section):
-    """How weights are updated."""
+    """The updates of the weights."""
 
     steps: Annotated[int, Field(ge=0)] = 100
-    """Most rollout batches (pipeline, trainer)."""
+    """Most training steps, each with one batch of rollouts (pipeline, trainer)."""
     max_sampled_tokens: Annotated[int, Field(ge=0)] = 0
-    """Training ends with the batch at which its sampled tokens reach this; 0 is no limit (pipeline, trainer)."""
+    """Training ends after the step in which its sampled tokens reach this; 0 is no limit (pipeline, trainer)."""
     minibatches: Count = 2
     """Updates per pass over a rollout batch (trainer)."""
     epochs: Count = 1
@@ -232,32 +234,31 @@ class OptimSettings(_Section):
     warmup: Annotated[int, Field(ge=0)] = 0
     """Updates over which the learning rate rises from 0 (trainer)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Whether the learning rate stays after its warmup, or falls to 0 at the last update that steps or tokens allow
+    """The learning rate after its warmup: constant, or falling to 0 at the last update that steps or tokens allow
     (trainer)."""
     betas: Annotated[tuple[Below1, Below1], Field(strict=False)] = (0.9, 0.95)
-    """Of AdamW (trainer)."""
+    """AdamW's betas (trainer)."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Of AdamW (trainer)."""
+    """AdamW's weight decay (trainer)."""
     max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this norm, in the warm start too (trainer, sft)."""
+    """Gradients are clipped to this norm, also in the warm start (trainer, sft)."""
     average: Below1 = 0.0
-    """Decay per update of an exponential average of the weights, which is evaluated and saved as the model in place of
-    those that are trained; 0 keeps none (trainer)."""
+    """Decay per update of an exponential moving average of the weights. The average is evaluated and saved as the
+    model; 0 keeps none (trainer)."""
     gradient_checkpointing: bool = False
-    """Compute each layer's activations again in the backward pass instead of keeping them: slower, less memory
+    """Recompute each layer's activations in the backward pass instead of keeping them: slower, but less memory
     (trainer)."""
 
 
 class LoraSettings(_Section):
-    """Low-rank adapters, trained by reinforcement learning in place of all weights; the warm start trains all."""
+    """Low-rank adapters, which reinforcement learning trains instead of all weights; the warm start trains all."""
 
     rank: Annotated[int, Field(ge=0)] = 0
-    """Of each adapter; 0 trains all weights (trainer)."""
+    """Rank of each adapter; 0 trains all weights (trainer)."""
     alpha: Positive = 32.0
-    """An adapter's product counts alpha/rank times (trainer)."""
+    """An adapter's output is scaled by alpha/rank (trainer)."""
     targets: list[str] = Field(default_factory=list)
-    """Linear layers that get one, by the last part of their names, such as "q_proj"; empty for all of them
-    (trainer)."""
+    """Linear layers that get an adapter, by the last part of their names, such as "q_proj"; empty for all (trainer)."""
 
 
 class EvalSettings(_Section):
@@ -266,33 +267,33 @@ class EvalSettings(_Section):
     split: str = "test"
     """The environment's split (evaluate)."""
     tasks: Count = 200
-    """How many tasks, of each environment (evaluate)."""
+    """Number of tasks of each environment (evaluate)."""
     attempts: Count = 1
     """Episodes per task (evaluate)."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Sampling temperature; 0 is greedy (evaluate)."""
     every: Annotated[int, Field(ge=0)] = 10
-    """Steps between evaluations; 0 evaluates before and after only (trainer)."""
+    """Steps between evaluations; 0 evaluates only before and after training (trainer)."""
 
 
 class SaveSettings(_Section):
-    """What is kept on disk."""
+    """The files that a run saves."""
 
     every: Annotated[int, Field(ge=0)] = 50
-    """Steps between checkpoints; 0 keeps the last one only (trainer)."""
+    """Steps between checkpoints; 0 saves only the last one (trainer)."""
     keep: Annotated[int, Field(ge=0)] = 0
-    """How many checkpoints to keep, the newest ones, beside that of step 0; 0 keeps all (trainer)."""
+    """Number of newest checkpoints to keep, besides that of step 0; 0 keeps all (trainer)."""
     episodes_every: Count = 10
     """Steps between files of episodes (trainer)."""
 
 
 class LogSettings(_Section):
-    """Where metrics go beside the run's JSONL files."""
+    """The trackers that get metrics, besides the run's JSONL files."""
 
     to: Annotated[dict[str, dict[str, Value]], BeforeValidator(_without_options)] = Field(default_factory=dict)
-    """Any of ``tensorboard``, ``wandb``, ``trackio``, and ``module:function`` for functions of your own, each called
-    with a row's numbers by name and its step: a list, or a table with the options of each, such as ``{wandb =
-    {project = "tools", mode = "offline"}}`` (loggers)."""
+    """Any of ``tensorboard``, ``wandb``, ``trackio``, and ``module:function`` for your own function, which is called
+    with each row's numbers by name and its step. A list, or a table with options, such as ``{wandb = {project =
+    "tools"}}`` (loggers)."""
 
 
 class Config(_Section):

@@ -35,7 +35,7 @@ class Collected:
     cancelled: int = 0
     """Groups cancelled because enough others finished earlier."""
     seconds: float
-    """Wall time of the whole collection."""
+    """Wall time of the collection."""
     clock: Clock
     """The episodes' time in environments and in the engine, summed over all of them."""
     sandbox: Mapping[str, float]

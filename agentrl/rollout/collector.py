@@ -155,11 +155,11 @@ class Player:
     """Time spent so far."""
 
     async def in_thread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a blocking call of an environment while other episodes go on."""
+        """Run a blocking call of an environment while other episodes run."""
 
         def timed() -> tuple[Any, float]:
             began = time.perf_counter()
-            # A BaseException, such as from sys.exit() in the environment's own code, would end the whole process.
+            # A BaseException, such as from sys.exit() in the environment's own code, would end the process.
             result = ask(function.__qualname__, lambda: function(*args, **kwargs), passing=(Exception,))
             return result, time.perf_counter() - began
 
@@ -188,11 +188,11 @@ class Player:
 
 
 class Fleet(ABC):
-    """An :class:`Engine` in several places, which plays whole groups where it samples."""
+    """An :class:`Engine` that consists of actors, which play complete groups where they sample."""
 
     @abstractmethod
     async def probe(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Sequence[Completion]:
-        """Sample the same continuation in each place, at least one."""
+        """Sample the same continuation with each actor, at least one."""
 
     @abstractmethod
     async def play(

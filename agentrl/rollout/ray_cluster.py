@@ -15,7 +15,7 @@ ray: Any = import_module("ray")
 errors: Any = import_module("ray.exceptions")
 
 _LAST_WORDS = (
-    "agentrl: this process was killed, or ended by Ray since the node that it is on has died; a run goes on with: "
+    "agentrl: this process was killed, or ended by Ray since the node that it is on has died; resume a run with: "
     "agentrl train --resume FOLDER"
 )
 

@@ -367,8 +367,8 @@ class RayFleet(Fleet):
         if self._probe is not None:
             request, wanted = self._probe
             done: Completion = await actor.generate.remote(*request)
-            apart = max(abs(a - b) for a, b in zip(done.logprobs, wanted.logprobs, strict=False))
-            if done.token_ids != wanted.token_ids or apart > self.rounding:
+            difference = max(abs(a - b) for a, b in zip(done.logprobs, wanted.logprobs, strict=False))
+            if done.token_ids != wanted.token_ids or difference > self.rounding:
                 raise InfrastructureError("it samples from other weights than the others")
 
     async def _revive(self, slot: _Slot) -> None:

@@ -139,7 +139,9 @@ def newest(run: Path, say: Callable[[str], None]) -> tuple[Path | None, list[Pat
     for path in reversed(numbered(run)):
         if not (fault := damage(path)):
             if broken:
-                say(f"warning: {', '.join(broken.values())}: {path.name} is taken instead, the last whole checkpoint")
+                say(
+                    f"warning: {', '.join(broken.values())}: {path.name} is taken instead, the last complete checkpoint"
+                )
             return path, list(broken)
         broken[path] = f"{path.name} {fault}"
     if checkpoints(run):
@@ -162,7 +164,7 @@ def model_at(path: str, say: Callable[[str], None]) -> str:
         return str(newest(folder, say)[0])
     is_checkpoint = path and ((folder / _STATE).exists() or folder in checkpoints(folder.parent.parent))
     if is_checkpoint and (fault := damage(folder)):
-        raise RunFolderError(f"the checkpoint {path!r} {fault}: name another one, or put a whole copy back")
+        raise RunFolderError(f"the checkpoint {path!r} {fault}: name another one, or put an intact copy back")
     return from_gguf(path, say)
 
 
@@ -191,8 +193,8 @@ def load_optimizer(path: Path, load: Callable[[Path], None]) -> None:
         raise
     except Exception as error:  # safetensors raises all kinds of exceptions on a file of another format
         raise RunFolderError(
-            f"{path / _OPTIMIZER} can't be read ({type(error).__name__}): put a whole copy back, or move {path.name} "
-            "away to go on from the checkpoint before it"
+            f"{path / _OPTIMIZER} can't be read ({type(error).__name__}): put an intact copy back, or move {path.name} "
+            "away to resume from the checkpoint before it"
         ) from error
 
 
@@ -230,7 +232,7 @@ def load_reference(run: RunFolder, device: str) -> PreTrainedModel:
     """
     path = run.checkpoint(0)
     if fault := damage(path):
-        raise RunFolderError(f"{path} {fault}, and is the reference of algo.kl_coef: put a whole copy back")
+        raise RunFolderError(f"{path} {fault}, and is the reference of algo.kl_coef: put an intact copy back")
     return load_model(path, device=device)
 
 

@@ -137,7 +137,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             if _sealed(data[:size]) != (size, digest):
                 raise RunFolderError(
                     f"{path} is damaged or gone: its first {size} bytes are not those that it had when step-{step:06d} "
-                    "was saved; put a copy back, or move that checkpoint away to go on from the one before it"
+                    "was saved; put a copy back, or move that checkpoint away to resume from the one before it"
                 )
             # After the seal come rows that were written after the checkpoint. Its own evaluation has the same step and
             # stays; the last piece is empty, or a line that was cut off.
@@ -194,7 +194,7 @@ def is_run(path: Path) -> bool:
 
 def _taken(path: Path) -> RunFolderError:
     return RunFolderError(
-        f"the run folder {str(path)!r} exists already: choose another --name, go on with --resume {path}, or delete it"
+        f"the run folder {str(path)!r} exists already: choose another --name, resume with --resume {path}, or delete it"
     )
 
 

@@ -55,7 +55,7 @@ def read_config(path: Path) -> Config:
         raise RunFolderError(f"there is no run in {str(path)!r}; {nearest(str(path), runs)}")
     data = _read_toml(file)
     if "python" not in data.pop("versions", {}):
-        raise RunFolderError(f"{file} was cut off: a run's ends with the versions that ran it; put a whole copy back")
+        raise RunFolderError(f"{file} was cut off: a run's ends with the versions that ran it; put an intact copy back")
     return parse_config(data)
 
 

@@ -132,7 +132,7 @@ def check_passed_over(run: Path, *words: str) -> None:
     assert model_at(str(before), warnings.append) == str(before)
     assert len(warnings) == 1 and all(word in warnings[0] for word in (last.name, before.name, *words)), warnings
     if last.is_dir():
-        with pytest.raises(RunFolderError, match=f"{last.name}' .*: name another one, or put a whole copy back"):
+        with pytest.raises(RunFolderError, match=f"{last.name}' .*: name another one, or put an intact copy back"):
             model_at(str(last), warnings.append)
 
 
@@ -176,7 +176,7 @@ def test_what_was_not_saved_there_is_passed_over(save: Save, tmp_path: Path, spo
 def test_one_without_checksums_or_optimizer_is_refused(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "checkpoints" / "step-000001"
     save_checkpoint(path, model, tokenizer, state={"step": 1, "updates": 2})
-    with pytest.raises(RunFolderError, match=r"optimizer can't be read .*: put a whole copy back"):
+    with pytest.raises(RunFolderError, match=r"optimizer can't be read .*: put an intact copy back"):
         load_optimizer(path, Shards)
     (path / "SHA256SUMS").unlink()
     with pytest.raises(RunFolderError, match="has no SHA256SUMS"):

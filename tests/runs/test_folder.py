@@ -50,7 +50,7 @@ def test_taken_name_is_an_error_or_gets_a_number(config: Config, tmp_path: Path)
     with RunFolder.create(config, numbered=False) as folder:
         folder.append("evals.jsonl", {"step": 0})
     before = (tmp_path / "runs" / "it" / "config.toml").read_bytes()
-    with pytest.raises(RunFolderError, match=r"choose another --name, go on with --resume .*/it, or delete it"):
+    with pytest.raises(RunFolderError, match=r"choose another --name, resume with --resume .*/it, or delete it"):
         RunFolder.create(config, numbered=False)
     for number in (2, 3):
         with RunFolder.create(config, numbered=True) as folder:

@@ -1,4 +1,4 @@
-"""Plan of a sweep's runs: every pair of the varied settings for every seed, each seed after one warm start."""
+"""Plan the runs of a sweep: every combination of the varied settings for every seed, after one warm start a seed."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ _DEFAULTS = ("eval.every=0",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest:
-    """What the command line asks for."""
+    """Arguments of ``agentrl sweep``."""
 
     preset: str | None
     """The preset that every run begins with."""
@@ -33,8 +33,8 @@ class SweepRequest:
     overrides: Sequence[str]
     """``section.key=value`` each, for all runs."""
     vary: Sequence[str]
-    """``section.key=value,value`` each; every pair of values is a setting of the sweep. ``one+other=1+2,3+4`` varies
-    two settings together."""
+    """``section.key=value,value`` each; the sweep trains every combination of values. ``a.b+c.d=1+2,3+4`` varies two
+    settings together."""
     seeds: str
     """Whole numbers with commas between them."""
     tokens: int
@@ -42,7 +42,7 @@ class SweepRequest:
     out: Path
     """The folder of the sweep."""
     target: float | None = None
-    """Success of which it is asked how many sampled tokens it takes."""
+    """Success until which sampled tokens are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +52,15 @@ class Run:
     values: tuple[str, ...] | None
     """The value of each varied setting; None for a warm start."""
     seed: int
-    """Of the run."""
+    """Seed of the run."""
     folder: Path
     """Its run folder."""
     words: tuple[str, ...]
     """The command line of agentrl that begins it."""
     config: Config
-    """What that command line comes to."""
+    """The settings of that command line."""
     after: str = ""
-    """Name of the warm start that must be done before; empty where there is none."""
+    """Name of the warm start that the run begins with; empty where there is none."""
 
     @property
     def name(self) -> str:
@@ -77,20 +77,20 @@ class SweepPlan:
     keys: tuple[str, ...]
     """The varied settings."""
     seeds: tuple[int, ...]
-    """One run of each pair of values for each of them."""
+    """Each combination of values is trained once for each seed."""
     tokens: int
     """Sampled tokens that end the training of a run."""
     target: float | None
-    """Success of which it is asked how many sampled tokens it takes."""
+    """Success until which sampled tokens are compared."""
     runs: tuple[Run, ...]
-    """The runs in their order: seed by seed, so that a sweep that was stopped has whole comparisons."""
+    """The runs in their order: seed by seed, so that a sweep that was stopped has complete comparisons."""
 
 
 def make_plan(request: SweepRequest) -> SweepPlan:
-    """Work out the runs; nothing is written.
+    """Plan the runs; nothing is written.
 
     Raises:
-        UsageError: a setting is unknown, invalid or the sweep's own, or a run of other settings is in its place.
+        UsageError: a setting is unknown, invalid or set by the sweep, or a folder holds a run with other settings.
     """
     if request.tokens < 1:
         raise ConfigError(f"--tokens is {request.tokens}: give each run at least 1 token to learn from")
@@ -107,7 +107,7 @@ def make_plan(request: SweepRequest) -> SweepPlan:
         raise ConfigError("--target wants evaluations on the way to it: add --set eval.every=10")
     request = replace(request, out=request.out.resolve())
     settings = {
-        values: [f"{key}={value}" for pair in zip(varied, values, strict=True) for key, value in _apart(*pair)]
+        values: [f"{key}={value}" for pair in zip(varied, values, strict=True) for key, value in _split(*pair)]
         for values in itertools.product(*varied.values())
     }
     runs = [run for seed in seeds for run in _runs_of_seed(request, seed, settings, warm=base.sft.steps > 0)]
@@ -131,7 +131,7 @@ def _runs_of_seed(
         after = f"warm-start-seed{seed}"
         yield _run(request, seed, after, ["optim.steps=0"])
         start = (f"model.path={json.dumps(str(request.out / after / 'checkpoints' / 'step-000000'))}", "sft.steps=0")
-    # Every step samples a token at least, so that many steps are more than enough.
+    # Every step samples at least one token, so this number of steps never ends a run before its tokens do.
     budget = (f"optim.steps={request.tokens}", f"optim.max_sampled_tokens={request.tokens}")
     for name, (values, varied) in zip(_names(list(settings)), settings.items(), strict=True):
         run = _run(request, seed, f"{name}seed{seed}", [*start, *budget, *varied])
@@ -175,10 +175,10 @@ def _varied(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return varied
 
 
-def _apart(keys: str, values: str) -> list[tuple[str, str]]:
-    """Take settings that are varied together apart, with the value of each."""
+def _split(keys: str, values: str) -> list[tuple[str, str]]:
+    """Split settings that are varied together, each with its value."""
     names = keys.split("+")
-    # The value of a single setting may hold the sign, as 1e+4 does.
+    # The value of a single setting may contain a plus sign, as 1e+4 does.
     return list(zip(names, values.split("+") if len(names) > 1 else [values], strict=True))
 
 
@@ -193,7 +193,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 def _names(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """What the names of a row's runs begin with; rows that look alike as names are told apart by their number."""
+    """Return the beginning of the names of each row's runs; rows whose names would be equal are numbered."""
     plain = ["".join(re.sub(r"\W+", "-", value, flags=re.ASCII).strip("-") + "-" for value in row) for row in rows]
     taken = {"warm-start-"}
     names: list[str] = []

@@ -101,9 +101,9 @@ def _read_rows(path: Path, notes: list[str]) -> list[RunRow]:
         if row is not None:
             rows.append(row)
         elif at == len(lines) and line:
-            notes.append(f"{path.name} ends in an unfinished line, which is left out.")
+            notes.append(f"{path.name} ends in an unfinished line, which is skipped.")
         elif line.strip():
-            notes.append(f"Line {at} of {path.name} is no JSON object with a step and is left out.")
+            notes.append(f"Line {at} of {path.name} is no JSON object with a step and is skipped.")
     return rows
 
 
