@@ -82,13 +82,13 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _play(arguments: argparse.Namespace) -> int:
-    from agentrl.cli.play import play
+    from agentrl.cli.play import play_by_hand
     from agentrl.config import parse_env
     from agentrl.runs.progress import Display
 
     env_id, options = parse_env(arguments.env)
     chosen = {name: value for name in ("split", "dialect") if (value := getattr(arguments, name)) is not None}
-    play(env_id, Display(sys.stdout), task=arguments.task, seed=arguments.seed, **{**options, **chosen})
+    play_by_hand(env_id, Display(sys.stdout), task=arguments.task, seed=arguments.seed, **{**options, **chosen})
     return 0
 
 

@@ -25,7 +25,7 @@ _LISTEN_S = 0.2
 _STYLES: Mapping[str, str] = {"system": "dim", "user": "cyan", "assistant": "yellow", "tool": "green"}
 
 
-def play(env_id: str, display: Display, *, task: str | None, seed: int | None, **options: Any) -> None:
+def play_by_hand(env_id: str, display: Display, *, task: str | None, seed: int | None, **options: Any) -> None:
     """Play one episode with turns from standard input, to its end or until the person leaves.
 
     Args:

@@ -14,7 +14,7 @@ from agentrl.errors import UsageError
 from agentrl.eval.request import EvalRequest, check_dialect, read_settings
 from agentrl.eval.results import SetResult, write_results
 from agentrl.eval.sets import make_sets
-from agentrl.eval.table import plan, play
+from agentrl.eval.table import plan_episodes, play_tasks
 from agentrl.eval.target import Agent, for_messages, make_agent, tokenizer_of
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
@@ -106,7 +106,9 @@ class _Sets:
 
     async def play(self) -> list[SetResult]:
         """Play all sets; each has a progress bar from the beginning."""
-        specs = {name: plan(source, self.configs[name].eval, self.seed) for name, source in self.sources.items()}
+        specs = {
+            name: plan_episodes(source, self.configs[name].eval, self.seed) for name, source in self.sources.items()
+        }
         for name, groups in specs.items():
             settings = self.configs[name].eval
             if len(groups) < settings.tasks:
@@ -140,7 +142,7 @@ class _Sets:
 
         began, sampling = time.perf_counter(), _sampling(config)
         with closing(make_collector(config, self.agent.renderer, split=config.eval.split)) as collector:
-            played = await play(collector, self.agent.engine, specs, sampling, done=done, on_episode=ended)
+            played = await play_tasks(collector, self.agent.engine, specs, sampling, done=done, on_episode=ended)
         for episode in unsaved:
             self.add(episode)
         for refused in played.refused:

@@ -163,13 +163,13 @@ def parting(a: Record, b: Record) -> Parting | None:
     token = (left if shared < len(left) else right)[shared]
     before = "".join(token.text for token in left[max(0, shared - _AROUND) : shared])[-_AROUND:]
     after = ["".join(token.text for token in side[shared : shared + _AROUND])[:_AROUND] for side in (left, right)]
-    return Parting(index=token.index, turn=token.turn, source=token.source, before=before, a=after[0], b=after[1])
+    return Parting(index=token.position, turn=token.turn, source=token.source, before=before, a=after[0], b=after[1])
 
 
 class _Token(NamedTuple):
-    """A token of an episode, with its index among all tokens."""
+    """A token of an episode, with its position among all tokens."""
 
-    index: int
+    position: int
     id: int
     text: str
     source: str

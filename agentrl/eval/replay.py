@@ -41,7 +41,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grade:
+class Verdict:
     """How an episode was graded."""
 
     ret: float
@@ -62,9 +62,9 @@ class Replayed:
     """Its seed."""
     change: Change | None
     """The first change; None where all is equal."""
-    recorded: Grade
+    recorded: Verdict
     """As recorded."""
-    now: Grade | None
+    now: Verdict | None
     """As graded now; None where it was not played to its end."""
 
     @property
@@ -164,12 +164,12 @@ def _replayed(record: Record, env: ToolEnv, results: deque[_Recorded], *, to_end
     now = None
     if ended:
         ret = math.fsum(rewards)
-        now = Grade(ret=ret, won=ret >= env.best_return - _ROUNDING, parts=env.episode.parts or {})
+        now = Verdict(ret=ret, won=ret >= env.best_return - _ROUNDING, parts=env.episode.parts or {})
     return Replayed(
         task_id=trajectory.task_id,
         seed=trajectory.seed,
         change=change,
-        recorded=Grade(ret=trajectory.ret, won=record.won, parts=trajectory.parts),
+        recorded=Verdict(ret=trajectory.ret, won=record.won, parts=trajectory.parts),
         now=now,
     )
 
@@ -275,6 +275,6 @@ def sections(episodes: Sequence[Replayed], *, regrade: bool) -> Iterator[Section
     )
 
 
-def _graded(episode: Replayed, now: Grade) -> tuple[object, ...]:
+def _graded(episode: Replayed, now: Verdict) -> tuple[object, ...]:
     pairs = [(f"{grade.ret:g}", grade.won, dict(grade.parts)) for grade in (episode.recorded, now)]
     return episode.task_id, episode.seed, *(cell for both in zip(*pairs, strict=True) for cell in both)

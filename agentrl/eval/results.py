@@ -10,7 +10,7 @@ from typing import cast
 from agentrl.eval.episodes import env_call
 from agentrl.eval.pages import Section, shorten, write_page
 from agentrl.eval.sets import short_name
-from agentrl.eval.table import Evaluation, Played, by_tag, summarise
+from agentrl.eval.table import Evaluation, PlayedTasks, by_tag, summarise
 from agentrl.runs.files import replace
 from agentrl.runs.progress import as_argument
 from agentrl.types import Group, Origin, won
@@ -37,7 +37,7 @@ class SetResult:
     """The set's name; empty for the environment of a run that has one."""
     origin: Origin
     """The origin that its episodes record."""
-    played: Played
+    played: PlayedTasks
     """Its episodes."""
     seconds: float
     """Wall time in this process."""

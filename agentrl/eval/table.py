@@ -75,7 +75,7 @@ class Evaluation:
         return json.loads(json.dumps(asdict(self)))
 
 
-def plan(source: TaskSource, settings: EvalSettings, seed: int) -> list[list[EpisodeSpec]]:
+def plan_episodes(source: TaskSource, settings: EvalSettings, seed: int) -> list[list[EpisodeSpec]]:
     """Plan ``settings.attempts`` episodes of each of the first ``settings.tasks`` tasks, or of all if there are fewer.
 
     Args:
@@ -98,7 +98,7 @@ def plan(source: TaskSource, settings: EvalSettings, seed: int) -> list[list[Epi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PlayedTasks:
     """The episodes of a plan that were played."""
 
     groups: list[Group]
@@ -113,7 +113,7 @@ class Played:
     """Episodes whose prompt left no room for a turn."""
 
 
-async def play(
+async def play_tasks(
     collector: Collector,
     engine: Engine,
     specs: Sequence[Sequence[EpisodeSpec]],
@@ -121,13 +121,13 @@ async def play(
     *,
     done: Iterable[Trajectory] = (),
     on_episode: Callable[[Trajectory], None] = lambda _: None,
-) -> Played:
+) -> PlayedTasks:
     """Play the planned episodes.
 
     Args:
         collector: plays the split.
         engine: samples.
-        specs: result of ``plan``.
+        specs: result of ``plan_episodes``.
         sampling: temperature; ``max_tokens`` limits a turn.
         done: episodes that were played before.
         on_episode: called with each newly played episode.
@@ -157,7 +157,9 @@ async def play(
             f"no episode had room for a turn: their prompts have {min(prompts)} tokens or more, and "
             "rollout.episode_tokens allows no more in all; raise it with --set rollout.episode_tokens=…"
         )
-    return Played(groups=groups, lost=len(specs) - len(groups), faults=new.faults, refused=refused, silent=len(prompts))
+    return PlayedTasks(
+        groups=groups, lost=len(specs) - len(groups), faults=new.faults, refused=refused, silent=len(prompts)
+    )
 
 
 def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> Evaluation:

@@ -43,7 +43,7 @@ class EpisodeLimits:
         return "end" if spent and self.cut_turns == "continue" else self.cut_turns
 
 
-async def play(
+async def play_episode(
     env: ToolEnv, engine: Engine, renderer: Writer, spec: EpisodeSpec, *, sampling: Sampling, player: "Player"
 ) -> Trajectory:
     """Play one episode.
@@ -357,7 +357,7 @@ class Collector:
                 dialect = env.dialect
                 self._renderers[spec.env] = self._renderer.describing(dialect.template_tools, dialect.marks)
             renderer = self._renderers[spec.env]
-            trajectory = await play(env, engine, renderer, spec, sampling=sampling, player=player)
+            trajectory = await play_episode(env, engine, renderer, spec, sampling=sampling, player=player)
         except BaseException:
             # A broken sandbox goes with its environment, and an error of closing it must not hide the fault.
             with suppress(Exception):

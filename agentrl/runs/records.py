@@ -109,7 +109,7 @@ def write_episodes(
     """
     nothing = [None] * len(trajectories)
     episodes = zip(trajectories, advantages or nothing, training or nothing, strict=True)
-    rows = (_to_json(episode, tokenizer, _of(origin, episode), *numbers) for episode, *numbers in episodes)
+    rows = (_to_json(episode, tokenizer, _of(origin, episode), a, numbers) for episode, a, numbers in episodes)
     data = b"".join(map(_line, rows))
     replace(path, zstandard.compress(data) if path.suffix == ".zst" else data)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agentrl.config import Config
 from agentrl.engines import check_trains
 from agentrl.engines.base import Sampling
-from agentrl.eval.table import Evaluation, plan, play, summarise
+from agentrl.eval.table import Evaluation, plan_episodes, play_tasks, summarise
 from agentrl.rollout.mix import TaskMix
 from agentrl.runs.assemble import Parts, make_collector, task_mix
 from agentrl.runs.loggers import find_loggers
@@ -115,10 +115,10 @@ class Live:
         config = self._config
         for name in names:
             source = self._sources.held_out.sources[name]
-            specs = plan(source, config.eval, config.run.seed)
+            specs = plan_episodes(source, config.eval, config.run.seed)
             title = f"evaluating{name and f' {name}'} after step {step}"
             with display.phase(title, len(specs) * config.eval.attempts) as bar:
-                played = await play(
+                played = await play_tasks(
                     self._judges,
                     self._parts.engine,
                     specs,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl.eval.results import SetResult, write_results
-from agentrl.eval.table import Played
+from agentrl.eval.table import PlayedTasks
 from agentrl.types import Group
 
 from .played import origin, play
@@ -26,7 +26,7 @@ def attempts(task: int, *answers: str) -> Group:
 
 def page(folder: Path, groups: Sequence[Group], **played: Any) -> str:
     folder.mkdir(exist_ok=True)
-    episodes = Played(groups=list(groups), lost=0, faults=0, **played)
+    episodes = PlayedTasks(groups=list(groups), lost=0, faults=0, **played)
     result = SetResult(name="", origin=origin(), played=episodes, seconds=1.0, new=0, new_tokens=0)
     write_results(folder, [result], ABOUT)
     return (folder / "report.html").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.cli import main
 from agentrl.eval.pages import write_page
-from agentrl.eval.sweep.plan import Run, SweepPlan, SweepRequest, make_plan
+from agentrl.eval.sweep.plan import SweepPlan, SweepRequest, SweepRun, make_plan
 from agentrl.eval.sweep.table import End, RunResult, SweepRow, curves, result_of, sections, table, write_summary
 from agentrl.runs.files import lock_folder
 from agentrl.runs.folder import RunFolder
@@ -131,7 +131,7 @@ def test_seeds_are_pooled_by_their_tasks() -> None:
     assert SweepRow(values=("a",), results=(None,)).pooled is None
 
 
-def write_rows(run: Run, metrics: Sequence[dict[str, Any]], evals: Sequence[dict[str, Any]]) -> None:
+def write_rows(run: SweepRun, metrics: Sequence[dict[str, Any]], evals: Sequence[dict[str, Any]]) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     for name, rows in (("metrics", metrics), ("evals", evals)):
         (run.folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from agentrl.config import with_overrides
 from agentrl.engines.base import Sampling
 from agentrl.errors import ConfigError, InvariantError
-from agentrl.eval.table import Evaluation, plan, play, summarise
+from agentrl.eval.table import Evaluation, plan_episodes, play_tasks, summarise
 from agentrl.train.sft import SftStep, oracle_episodes, warm_start
 from agentrl.types import Group, Trajectory, flatten
 
@@ -129,10 +129,10 @@ def test_gold_that_is_wrong_or_cut_off_is_not_taught(small: Make, settings: tupl
 
 def judged(run: Small, seed: int) -> tuple[Evaluation, list[Trajectory]]:
     """The table and the episodes, those of each task together."""
-    specs = plan(run.source, run.config.eval, seed)
+    specs = plan_episodes(run.source, run.config.eval, seed)
     sampling = Sampling(temperature=run.config.eval.temperature, max_tokens=9)
     ended: list[Trajectory] = []
-    played = asyncio.run(play(run.players, run.parts.engine, specs, sampling, on_episode=ended.append))
+    played = asyncio.run(play_tasks(run.players, run.parts.engine, specs, sampling, on_episode=ended.append))
     table = summarise(played.groups, best_return=run.source.best_return, lost=played.lost)
     found = {(one.task_id, one.seed): one for one in ended}
     return table, [found[spec.task_id, spec.seed] for group in specs for spec in group]

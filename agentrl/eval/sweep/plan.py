@@ -46,7 +46,7 @@ class SweepRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class SweepRun:
     """One run of the sweep."""
 
     values: tuple[str, ...] | None
@@ -82,7 +82,7 @@ class SweepPlan:
     """Sampled tokens that end the training of a run."""
     target: float | None
     """Success until which sampled tokens are compared."""
-    runs: tuple[Run, ...]
+    runs: tuple[SweepRun, ...]
     """The runs in their order: seed by seed, so that a sweep that was stopped has complete comparisons."""
 
 
@@ -125,7 +125,7 @@ def make_plan(request: SweepRequest) -> SweepPlan:
 
 def _runs_of_seed(
     request: SweepRequest, seed: int, settings: Mapping[tuple[str, ...], Sequence[str]], *, warm: bool
-) -> Iterator[Run]:
+) -> Iterator[SweepRun]:
     after, start = "", ()
     if warm:
         after = f"warm-start-seed{seed}"
@@ -138,13 +138,13 @@ def _runs_of_seed(
         yield replace(run, values=values, after=after)
 
 
-def _run(request: SweepRequest, seed: int, name: str, settings: Iterable[str]) -> Run:
+def _run(request: SweepRequest, seed: int, name: str, settings: Iterable[str]) -> SweepRun:
     overrides = [*_DEFAULTS, *request.overrides, f"run.dir={json.dumps(str(request.out))}", *settings]
     source = ["--preset", request.preset] if request.preset is not None else []
     if request.config is not None:
         source.append(str(request.config))
     sets = [word for override in overrides for word in ("--set", override)]
-    return Run(
+    return SweepRun(
         values=None,
         seed=seed,
         folder=request.out / name,
@@ -220,7 +220,7 @@ def _refuse_shared(keys: Iterable[str]) -> None:
             )
 
 
-def _check(run: Run) -> None:
+def _check(run: SweepRun) -> None:
     if not (run.folder / "config.toml").is_file():
         return
     planned, saved = settings_of(run.config), settings_of(read_config(run.folder))

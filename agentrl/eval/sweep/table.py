@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.eval.intervals import wilson
 from agentrl.eval.pages import Section, body
 from agentrl.eval.paired import bootstrap, bootstrap_ratio
-from agentrl.eval.sweep.plan import Run, SweepPlan
+from agentrl.eval.sweep.plan import SweepPlan, SweepRun
 from agentrl.runs.files import replace
 from agentrl.runs.folder import read_jsonl
 from agentrl.runs.report.charts import PHASES, Chart, Line
@@ -126,19 +126,20 @@ class SweepRow:
         )
 
 
-def sampled_tokens(run: Run) -> int:
+def sampled_tokens(run: SweepRun) -> int:
     """Return how many tokens a run has sampled in training so far."""
     return sum(step["sampled_tokens"] for step in read_jsonl(run.folder / "metrics.jsonl"))
 
 
-def result_of(run: Run) -> RunResult | None:
+def result_of(run: SweepRun) -> RunResult | None:
     """Return the result of a run that has sampled all of its tokens and was evaluated after its last step."""
     steps, evals = read_jsonl(run.folder / "metrics.jsonl"), read_jsonl(run.folder / "evals.jsonl")
     last = steps[-1]["step"] if steps else 0
     sampled = sum(step["sampled_tokens"] for step in steps)
     trained = run.values is None or sampled >= run.config.optim.max_sampled_tokens
     # A run is evaluated in one environment after the other, and may have been stopped between two of them.
-    if not trained or {row.get("env", "") for row in evals if row["step"] == last} != run.config.env.played.keys():
+    evaluated = {row.get("env", "") for row in evals if row["step"] == last}
+    if not trained or evaluated != set(run.config.env.played):
         return None
     seconds = sum(step.get(f"seconds_{phase}", 0.0) for step in steps for phase in PHASES)
     same = [row for row in evals if row.get("split") == evals[-1].get("split")]
@@ -245,7 +246,7 @@ def write_summary(plan: SweepPlan, ends: Mapping[str, End]) -> None:
     replace(plan.out / "sweep.json", (json.dumps(data, indent=1) + "\n").encode())
 
 
-def _run_data(plan: SweepPlan, run: Run, ends: Mapping[str, End]) -> dict[str, Any]:
+def _run_data(plan: SweepPlan, run: SweepRun, ends: Mapping[str, End]) -> dict[str, Any]:
     result = result_of(run)
     end = asdict(ends[run.name]) if run.name in ends else {"exit_code": None, "error": ""}
     about = {"name": run.name, "settings": _settings(plan, run.values), "seed": run.seed}

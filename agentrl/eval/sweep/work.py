@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from agentrl.errors import Terminated
-from agentrl.eval.sweep.plan import Run, SweepPlan
+from agentrl.eval.sweep.plan import SweepPlan, SweepRun
 from agentrl.eval.sweep.table import End, result_of, sampled_tokens, write_summary
 from agentrl.processes.parent import end_with_parent
 from agentrl.runs.files import lock_folder, open_file, open_to_append
@@ -44,7 +44,7 @@ def start_process(words: Sequence[str], log: IO[bytes]) -> subprocess.Popen[byte
 class _Job:
     """A run whose process is at work."""
 
-    run: Run
+    run: SweepRun
     process: subprocess.Popen[bytes]
     log: Path
     offset: int
@@ -70,7 +70,7 @@ class Sweep:
         self._began = self._reported = time.monotonic()
         self._share_before = sum(self._shares().values())
 
-    def state(self, run: Run) -> str:
+    def state(self, run: SweepRun) -> str:
         """Return ``done``, ``resumes`` where the run has a folder, or ``new``."""
         if run.name in self.ends:
             return "done"
@@ -95,7 +95,7 @@ class Sweep:
             finally:
                 write_summary(self.plan, self.ends)
 
-    def _train(self, waiting: list[Run]) -> None:
+    def _train(self, waiting: list[SweepRun]) -> None:
         while waiting or self._running:
             for run in list(waiting):
                 ready = not run.after or run.after in self.ends
@@ -109,7 +109,7 @@ class Sweep:
                     self._end(job.run, _end_of(job, code))
             self._report()
 
-    def _begin(self, run: Run) -> bool:
+    def _begin(self, run: SweepRun) -> bool:
         """Start a run, or note why it can't start; return False where it has to wait for an older process."""
         if run.after and self.ends[run.after].exit_code:
             self._end(run, End(exit_code=2, error=f"its warm start {run.after} failed"))
@@ -128,7 +128,7 @@ class Sweep:
         self._running[run.name] = _Job(run=run, process=process, log=Path(log.name), offset=offset)
         return True
 
-    def _end(self, run: Run, end: End) -> None:
+    def _end(self, run: SweepRun, end: End) -> None:
         self.ends[run.name] = end
         write_summary(self.plan, self.ends)
         result = result_of(run)
@@ -143,7 +143,7 @@ class Sweep:
             done = f"{sampled_tokens(run):,} of {self.plan.tokens:,} tokens" if run.values else "at work"
             self._say(f"{self._title(run)}: {done}{self._left()}")
 
-    def _title(self, run: Run) -> str:
+    def _title(self, run: SweepRun) -> str:
         return f"[{self.plan.runs.index(run) + 1}/{len(self.plan.runs)}] {run.name}"
 
     def _shares(self) -> dict[str, float]:

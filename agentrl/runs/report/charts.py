@@ -41,7 +41,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class Stack:
     """Consecutive steps, averaged."""
 
     span: tuple[float, float]
@@ -64,7 +64,7 @@ class Chart:
     """Style and text of each entry in the legend."""
     lines: Sequence[Line] = ()
     """Its lines."""
-    bars: Sequence[Bar] = ()
+    bars: Sequence[Stack] = ()
     """Its bars."""
     within: Sequence[float] = ()
     """Values that its axis must reach, beside 0."""
@@ -143,12 +143,12 @@ def seconds_by_phase(steps: Sequence[RunRow]) -> list[Chart]:
     """Return a chart of how long each phase of a step took, stacked; none where no phase was measured."""
     phases = [phase for phase in PHASES if series(steps, f"seconds_{phase}")]
     rows = [row for row in steps if any(series([row], f"seconds_{phase}") for phase in phases)]
-    size, bars = -(-len(rows) // _MOST_BARS), list[Bar]()
+    size, bars = -(-len(rows) // _MOST_BARS), list[Stack]()
     for start in range(0, len(rows), size or 1):
         part = rows[start : start + size]
         sums = [(phase, sum(value for _, value in series(part, f"seconds_{phase}"))) for phase in phases]
         parts = [(phase, max(0.0, total / len(part))) for phase, total in sums]
-        bars.append(Bar(span=(step_of(part[0]), step_of(part[-1])), parts=parts))
+        bars.append(Stack(span=(step_of(part[0]), step_of(part[-1])), parts=parts))
     keys = [(phase, phase) for phase in phases]
     return [Chart(id="seconds", title="Seconds per step", keys=keys, bars=bars)] if bars else []
 

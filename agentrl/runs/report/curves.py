@@ -45,9 +45,9 @@ def compared(runs: Sequence[RunData]) -> list[Chart]:
     """Return a chart for each quantity that one of the runs has; success and reward for each environment of a mix."""
     groups = families(runs)
     envs = sorted({"", *(env_of(row) for run in runs for row in run.evals)})
-    wanted = [(*quantity, env) for quantity in (_SUCCESS, _REWARD) for env in envs]
-    wanted += [(*diagnostic, "") for diagnostic in DIAGNOSTICS]
-    return [chart for quantity in wanted if (chart := _chart(groups, *quantity)).lines]
+    wanted = [(quantity, env) for quantity in (_SUCCESS, _REWARD) for env in envs]
+    wanted += [(diagnostic, "") for diagnostic in DIAGNOSTICS]
+    return [chart for quantity, env in wanted if (chart := _chart(groups, *quantity, env)).lines]
 
 
 def _settings(run: RunData) -> Mapping[str, str]:

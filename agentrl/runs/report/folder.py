@@ -45,7 +45,7 @@ def read_folder(run: Path) -> RunData:
     """
     if not run.is_dir():
         raise RunFolderError(f"{run} is no folder: name the folder of a run")
-    if not is_run(run):
+    if not holds_run(run):
         raise RunFolderError(f"{run} is no run: it has none of {', '.join(_MARKS)}")
     notes: list[str] = []
     steps = {row["step"]: row for row in _read_rows(run / "metrics.jsonl", notes)}
@@ -60,7 +60,7 @@ def read_folder(run: Path) -> RunData:
     )
 
 
-def is_run(folder: Path) -> bool:
+def holds_run(folder: Path) -> bool:
     """Return True if a folder holds anything that a run writes."""
     return any((folder / mark).exists() for mark in _MARKS)
 

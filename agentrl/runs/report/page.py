@@ -17,7 +17,7 @@ from agentrl.runs.progress import Display, as_argument
 from agentrl.runs.records import count_episodes, episode_files
 from agentrl.runs.report.charts import Chart, curve, data, diagnostics, seconds_by_phase, size_of
 from agentrl.runs.report.curves import compared
-from agentrl.runs.report.folder import RunData, RunRow, env_of, is_run, read_folder, series, step_of
+from agentrl.runs.report.folder import RunData, RunRow, env_of, holds_run, read_folder, series, step_of
 from agentrl.runs.report.pack import Packed, block
 from agentrl.runs.report.text import brief, duration, marked, number, percent, visible
 
@@ -82,7 +82,7 @@ def write_view(paths: Sequence[Path], out: Path, *, every: bool = False) -> int:
         TrajectoryError: a file holds something else than episodes.
     """
     try:
-        alone = {path: episode_files(path) for path in paths if not is_run(path)}
+        alone = {path: episode_files(path) for path in paths if not holds_run(path)}
         runs = {path: read_folder(path) for path in paths if not alone.get(path)}
         packed = Packed(notes=[note for run in runs.values() for note in run.notes])
         files = [
