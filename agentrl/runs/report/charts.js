@@ -35,9 +35,9 @@ function tickStep(low, high, about) {
 }
 
 function ticks(low, high, about) {
-  const apart = tickStep(low, high, about), found = [];
-  for (let tick = Math.ceil(low / apart - 1e-9); tick <= Math.floor(high / apart + 1e-9); tick += 1) found.push(tick * apart);
-  return found.length ? found : [(low + high) / 2];
+  const apart = tickStep(low, high, about), marks = [];
+  for (let tick = Math.ceil(low / apart - 1e-9); tick <= Math.floor(high / apart + 1e-9); tick += 1) marks.push(tick * apart);
+  return marks.length ? marks : [(low + high) / 2];
 }
 
 // The range of the value axis: it reaches to zero and ends, at both ends, on a tick.

@@ -20,13 +20,13 @@ const MODES = {
 let mode = "text";
 
 function largest(values) {
-  const sizes = (values || []).filter((one) => one !== null).map(Math.abs).sort((a, b) => a - b);
+  const sizes = (values || []).filter((value) => value !== null).map(Math.abs).sort((a, b) => a - b);
   return sizes.length ? sizes[Math.floor(0.98 * (sizes.length - 1))] || sizes[sizes.length - 1] : 0;
 }
 
 // Cuts an episode's segments into chunks; a chunk ends with a line where it can, so that it can be a block of its own.
-function chunks(segment, first, sampled) {
-  const found = [];
+function chunks(segment, offset, sampled) {
+  const parts = [];
   for (let from = 0, start = 0; from < segment.pieces.length; ) {
     let to = from, size = 0;
     while (to < segment.pieces.length && to - from < 1200) {
@@ -35,11 +35,11 @@ function chunks(segment, first, sampled) {
       to += 1;
       if (to - from >= 200 && piece.endsWith("\n")) break;
     }
-    found.push({ segment, from, to, start, size, first: first + from, sampled: sampled < 0 ? -1 : sampled + from });
+    parts.push({ segment, from, to, start, size, offset: offset + from, sampled: sampled < 0 ? -1 : sampled + from });
     from = to;
     start += size;
   }
-  return found;
+  return parts;
 }
 
 // Where a text has what is searched for, whatever the case.
@@ -54,32 +54,32 @@ class Column {
     Object.assign(this, { number, row, nodes: [], turns: [], sections: [], hits: [], scale: new Map() });
     this.pane = element("article", { class: "episode", tabindex: "0", "aria-label": `Episode of task ${plain(row.task)}, ${row.won ? "solved" : "failed"}` });
     this.pane.column = this;
-    this.watch = new IntersectionObserver((seen) => seen.forEach((one) => this.turn(one)), { root: this.pane, rootMargin: "1000px" });
+    this.watch = new IntersectionObserver((seen) => seen.forEach((entry) => this.turn(entry)), { root: this.pane, rootMargin: "1000px" });
   }
 
   async fill() {
     [this.texts, this.numbers] = await Promise.all([open(`text-${this.number}`), open(`numbers-${this.number}`)]);
     this.pane.replaceChildren(this.header());
-    let first = 0, sampled = 0;
+    let offset = 0, sampled = 0;
     for (const segment of this.texts.segments) {
       const trained = segment.source === "policy", { text, count } = segment;
-      segment.pieces = tokens(text, this.numbers.sizes.slice(first, first + count));
+      segment.pieces = tokens(text, this.numbers.sizes.slice(offset, offset + count));
       const notes = [`${count} token${count === 1 ? "" : "s"}`];
-      if (trained) notes.push(`reward ${written(segment.reward)}`, `weights ${[segment.version, ...segment.swaps.map((one) => one[1])].map((one) => `v${one}`).join(" → ")}`);
+      if (trained) notes.push(`reward ${written(segment.reward)}`, `weights ${[segment.version, ...segment.swaps.map((part) => part[1])].map((part) => `v${part}`).join(" → ")}`);
       if (segment.cut) notes.push(`cut at ${count} tokens`);
       const title = element("h3", {}, trained ? `policy · turn ${this.turns.length + 1}` : segment.source, ...notes.map((note) => element("span", {}, note)));
       const body = element("div", { class: "tokens" });
       const section = element("section", { class: `segment ${segment.source}` }, title, body);
       this.sections.push(section);
       if (trained) this.turns.push(section);
-      for (const chunk of chunks(segment, first, trained ? sampled : -1)) {
+      for (const chunk of chunks(segment, offset, trained ? sampled : -1)) {
         const node = element("div", { class: "chunk" });
         node.chunk = chunk;
         node.style.height = `${Math.ceil(chunk.size / 80) * 1.45}rem`;
         this.nodes.push(node);
         body.append(node);
       }
-      first += count;
+      offset += count;
       sampled += trained ? count : 0;
       this.pane.append(section);
     }
@@ -96,22 +96,22 @@ class Column {
       facts.append(element("div", { class: "answer" }, element("dt", {}, name), shown));
     }
     const parts = Object.entries(this.texts.parts).map(([name, value]) => `${name} ${written(value)}`);
-    const told = { Stop: `${row.stop}: ${row.why}`, Return: written(row.return), Parts: parts.join(", "), Tokens: `${row.sampled} sampled of ${row.tokens}`, Tags: row.tags.join(", ") };
-    for (const [name, text] of Object.entries(told)) if (text) facts.append(element("div", {}, element("dt", {}, name), element("dd", {}, text)));
+    const details = { Stop: `${row.stop}: ${row.why}`, Return: written(row.return), Parts: parts.join(", "), Tokens: `${row.sampled} sampled of ${row.tokens}`, Tags: row.tags.join(", ") };
+    for (const [name, text] of Object.entries(details)) if (text) facts.append(element("div", {}, element("dt", {}, name), element("dd", {}, text)));
     const outcome = element("span", { class: `outcome ${row.won ? "good" : "bad"}` }, row.won ? "✓ solved" : "✗ failed");
     return element("header", {}, outcome, element("h2", { tabindex: "-1" }, row.task), element("p", {}, [sources[row.source], row.step, attemptOf(row), `seed ${row.seed}`].filter(Boolean).join(", "), " ", element("a", { href: `#episode-${this.number}` }, "link")), facts, ...this.calls());
   }
 
   // What each tool was asked; what it answered stands in the conversation.
   calls() {
-    const calls = this.texts.tools.map(([name, ok, s, given]) => [`${name} ${ok ? "✓" : "✗ failed"}${s === null ? "" : ` ${(1000 * s).toFixed(1)} ms`}`, given]);
+    const calls = this.texts.tools.map(([name, ok, s, asked]) => [`${name} ${ok ? "✓" : "✗ failed"}${s === null ? "" : ` ${(1000 * s).toFixed(1)} ms`}`, asked]);
     if (!calls.length) return [];
     const inputs = ([name, text]) => {
       const shown = element("pre");
       marked(shown, text, false);
       return element("div", {}, name, shown);
     };
-    const list = element("ol", {}, ...calls.map(([call, given]) => element("li", {}, call, ...Object.entries(given).map(inputs))));
+    const list = element("ol", {}, ...calls.map(([call, asked]) => element("li", {}, call, ...Object.entries(asked).map(inputs))));
     const few = calls.slice(0, 8).map(([call]) => call).join(", ") + (calls.length > 8 ? `, ${calls.length - 8} more` : "");
     return [element("details", { class: "calls" }, element("summary", {}, `Tool calls: ${few}`), list)];
   }
@@ -125,7 +125,7 @@ class Column {
   }
 
   show(node) {
-    const { segment, from, to, start, size, first, sampled } = node.chunk;
+    const { segment, from, to, start, size, offset, sampled } = node.chunk;
     const shown = document.createDocumentFragment();
     const hits = this.hits.filter((hit) => hit.segment === segment && hit.start < start + size && hit.stop > start);
     let end = start;
@@ -141,13 +141,13 @@ class Column {
     } else for (let at = from; at < to; at += 1) {
       // <bdi> keeps right-to-left text from moving the tokens around it.
       const token = document.createElement("bdi");
-      token.at = first + at - from;
+      token.at = offset + at - from;
       token.sampled = sampled < 0 ? -1 : sampled + at - from;
       if (token.sampled >= 0) this.colour(token, segment, at);
       marked(token, segment.pieces[at], true);
       shown.append(token);
       end += segment.pieces[at].length;
-      const hit = hits.find((one) => one.start < end && one.stop > end - segment.pieces[at].length);
+      const hit = hits.find((other) => other.start < end && other.stop > end - segment.pieces[at].length);
       if (hit) this.mark(token, hit);
     }
     node.style.height = "";
@@ -171,13 +171,13 @@ class Column {
     node.closest("details")?.setAttribute("open", "");
     this.show(node);
     this.refresh();
-    [...node.children].find((one) => one.hit === hit).scrollIntoView({ block: "center" });
+    [...node.children].find((child) => child.hit === hit).scrollIntoView({ block: "center" });
   }
 
   colour(token, segment, at) {
     const [, key, kind] = MODES[mode], values = this.numbers[key], value = values?.[token.sampled];
     token.className = "even";
-    if (mode === "version") token.className = (segment.version + segment.swaps.filter((one) => one[0] <= at).length) % 2 ? "odd" : "even";
+    if (mode === "version") token.className = (segment.version + segment.swaps.filter((swap) => swap[0] <= at).length) % 2 ? "odd" : "even";
     if (mode === "cumulative" && this.numbers.clipped?.[token.sampled]) token.className += " clipped";
     if (!value) return;
     if (!this.scale.has(key)) this.scale.set(key, largest(values));
@@ -186,12 +186,12 @@ class Column {
   }
 
   describe(token, segment) {
-    const said = [`token ${this.numbers.ids[token.at]}`];
-    if (token.sampled < 0) return [segment, ...said].join(" · ");
+    const words = [`token ${this.numbers.ids[token.at]}`];
+    if (token.sampled < 0) return [segment, ...words].join(" · ");
     for (const [name, key, , write] of Object.values(MODES))
-      if (key && this.numbers[key]) said.push(`${name.replace(", clipped", "").toLowerCase()} ${written(write(this.numbers[key][token.sampled]), 4)}`);
+      if (key && this.numbers[key]) words.push(`${name.replace(", clipped", "").toLowerCase()} ${written(write(this.numbers[key][token.sampled]), 4)}`);
     const p = exp(this.numbers.logp[token.sampled]);
-    return [`sampled, probability ${(100 * p).toFixed(1)}%`, ...said, ...(this.numbers.clipped?.[token.sampled] ? ["clipped"] : [])].join(" · ");
+    return [`sampled, probability ${(100 * p).toFixed(1)}%`, ...words, ...(this.numbers.clipped?.[token.sampled] ? ["clipped"] : [])].join(" · ");
   }
 
   refresh() {

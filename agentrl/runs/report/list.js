@@ -2,28 +2,28 @@
 
 const ROW = 44, MOST_COLUMNS = 16, TOGETHER = 32;
 let rows = [], sources = [], shown = [], at = 0, columns = [], shows = 0, searches = 0, direction = 1;
-const list = $("list"), filters = $("filters").elements, tools = $("tools").elements, told = $("told");
+const list = $("list"), filters = $("filters").elements, tools = $("tools").elements, notice = $("notice");
 const texts = new Map();
 
-function rowOf(number, place) {
+function rowOf(number, index) {
   const row = rows[number], other = rows[row.pair];
-  const outcome = (one) => element("b", { class: one.won ? "good" : "bad" }, `${one.won ? "✓" : "✗"} ${written(one.return)}`);
+  const outcome = (each) => element("b", { class: each.won ? "good" : "bad" }, `${each.won ? "✓" : "✗"} ${written(each.return)}`);
   const notes = [sources.length > 1 && !other ? sources[row.source] : "", row.env, row.step, attemptOf(row), `${row.turns} turn${row.turns === 1 ? "" : "s"}`, row.errors ? `${row.errors} tool error${row.errors === 1 ? "" : "s"}` : "", row.cut ? "cut" : "", ...row.tags].filter(Boolean).join(" · ");
-  const said = (one) => (one.won ? "solved" : "failed");
+  const outcomeOf = (each) => (each.won ? "solved" : "failed");
   const flip = other && other.won !== row.won;
-  const line = element("div", { role: "option", id: `row-${place}`, "aria-selected": String(place === at), "aria-posinset": place + 1, "aria-setsize": shown.length, class: flip ? "flip" : "",
-      "aria-label": plain([row.task, said(row), ...(other ? [`in the other ${said(other)}`] : []), notes].join(", ")) },
+  const line = element("div", { role: "option", id: `row-${index}`, "aria-selected": String(index === at), "aria-posinset": index + 1, "aria-setsize": shown.length, class: flip ? "flip" : "",
+      "aria-label": plain([row.task, outcomeOf(row), ...(other ? [`in the other ${outcomeOf(other)}`] : []), notes].join(", ")) },
     element("span", { class: "score" }, outcome(row), ...(other ? [" → ", outcome(other)] : [])), element("span", { class: "task" }, row.task), element("small", {}, notes));
-  line.style.top = `${place * ROW}px`;
-  line.addEventListener("click", () => choose(place));
+  line.style.top = `${index * ROW}px`;
+  line.addEventListener("click", () => choose(index));
   return line;
 }
 
 function drawList() {
-  const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 5), last = Math.min(shown.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + 5);
+  const top = Math.max(0, Math.floor(list.scrollTop / ROW) - 5), last = Math.min(shown.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + 5);
   list.firstElementChild.style.height = `${shown.length * ROW}px`;
   const lines = [];
-  for (let place = first; place < last; place += 1) lines.push(rowOf(shown[place], place));
+  for (let index = top; index < last; index += 1) lines.push(rowOf(shown[index], index));
   list.firstElementChild.replaceChildren(...lines);
   if (shown.length) list.setAttribute("aria-activedescendant", `row-${at}`);
   else list.removeAttribute("aria-activedescendant");
@@ -44,39 +44,39 @@ function matches(row) {
 async function readText(number) {
   if (texts.has(number)) return;
   const { segments } = await read(`text-${number}`), { task, tags } = rows[number];
-  texts.set(number, [task, ...tags, ...segments.map((one) => one.text)].join("\n").toLowerCase());
+  texts.set(number, [task, ...tags, ...segments.map((segment) => segment.text)].join("\n").toLowerCase());
 }
 
 async function filter() {
   const mine = (searches += 1), was = shown[at], wanted = filters.text.value.toLowerCase();
   const flipped = (number) => (rows[number].pair === undefined ? 1 : rows[rows[number].pair].won === rows[number].won ? 1 : 0);
-  let found = rows.map((_, number) => number).filter((number) => matches(rows[number]));
-  if (rows.some((row) => row.pair !== undefined)) found.sort((a, b) => flipped(a) - flipped(b) || a - b);
+  let matching = rows.map((_, number) => number).filter((number) => matches(rows[number]));
+  if (rows.some((row) => row.pair !== undefined)) matching.sort((a, b) => flipped(a) - flipped(b) || a - b);
   if (wanted) {
     await wait(200);
     const hits = [];
-    for (let place = 0; place < found.length; place += TOGETHER) {
-      const some = found.slice(place, place + TOGETHER);
+    for (let start = 0; start < matching.length; start += TOGETHER) {
+      const some = matching.slice(start, start + TOGETHER);
       await Promise.all(some.map(readText));
       if (mine !== searches) return;
       hits.push(...some.filter((number) => texts.get(number).includes(wanted)));
-      $("count").textContent = `searched ${place + some.length} of ${found.length} …`;
+      $("count").textContent = `searched ${start + some.length} of ${matching.length} …`;
     }
-    found = hits;
+    matching = hits;
   }
   if (mine !== searches) return;
-  shown = found;
+  shown = matching;
   $("count").textContent = `${shown.length} of ${rows.length} episodes`;
   list.scrollTop = 0;
   choose(Math.max(0, shown.indexOf(was)));
 }
 
-function choose(place, towards = 1) {
-  if (place < 0 || place >= shown.length) return shown.length ? undefined : (drawList(), show());
-  at = place;
+function choose(index, towards = 1) {
+  if (index < 0 || index >= shown.length) return shown.length ? undefined : (drawList(), show());
+  at = index;
   direction = towards;
-  if (place * ROW < list.scrollTop) list.scrollTop = place * ROW;
-  if ((place + 1) * ROW > list.scrollTop + list.clientHeight) list.scrollTop = (place + 1) * ROW - list.clientHeight;
+  if (index * ROW < list.scrollTop) list.scrollTop = index * ROW;
+  if ((index + 1) * ROW > list.scrollTop + list.clientHeight) list.scrollTop = (index + 1) * ROW - list.clientHeight;
   drawList();
   show();
 }
@@ -84,17 +84,17 @@ function choose(place, towards = 1) {
 function beside(number) {
   const row = rows[number], layout = tools.layout.value;
   if (layout === "pair" && row.pair !== undefined) return [number, row.pair];
-  const group = (one) => one.source === row.source && one.file === row.file && one.env === row.env && one.task === row.task;
+  const group = (other) => other.source === row.source && other.file === row.file && other.env === row.env && other.task === row.task;
   return layout === "group" ? rows.map((_, other) => other).filter((other) => group(rows[other])).slice(0, MOST_COLUMNS) : [number];
 }
 
 // What all columns begin with is folded away: where they differ is on the screen.
 function fold() {
-  const episodes = columns.map((column) => column.texts.segments), [first] = episodes;
+  const episodes = columns.map((column) => column.texts.segments), [reference] = episodes;
   const alike = (segment, index) => episodes.every((segments) => segments[index]?.source === segment.source && segments[index].text === segment.text);
-  const count = first.findIndex((segment, index) => !alike(segment, index));
+  const count = reference.findIndex((segment, index) => !alike(segment, index));
   if (count < 1) return;
-  const size = first.slice(0, count).reduce((sum, segment) => sum + segment.count, 0);
+  const size = reference.slice(0, count).reduce((sum, segment) => sum + segment.count, 0);
   for (const { sections } of columns) {
     const folded = element("details", { class: "shared" }, element("summary", {}, `${size} tokens, the same in all ${columns.length}`));
     sections[0].before(folded);
@@ -104,17 +104,17 @@ function fold() {
 
 async function show() {
   const mine = (shows += 1), number = shown[at];
-  const next = number === undefined ? [] : beside(number).map((one) => new Column(one, rows[one]));
+  const next = number === undefined ? [] : beside(number).map((member) => new Column(member, rows[member]));
   await Promise.all(next.map((column) => column.fill()));
   // Another episode may have been chosen while this one was being read.
   if (mine !== shows) return next.forEach((column) => column.close());
   columns.forEach((column) => column.close());
   columns = next;
-  told.textContent = "";
+  notice.textContent = "";
   if (columns.length > 1) fold();
   $("columns").className = `of-${Math.min(columns.length, 3)}`;
   $("columns").replaceChildren(...columns.map((column) => column.pane));
-  $("columns").scrollLeft = (columns.find((one) => one.number === number)?.pane.offsetLeft || 0) - $("columns").offsetLeft;
+  $("columns").scrollLeft = (columns.find((column) => column.number === number)?.pane.offsetLeft || 0) - $("columns").offsetLeft;
   // A screen reader reads the list's own choice where the list has the focus.
   if (columns.length && document.activeElement !== list) $("place").textContent = `Episode ${at + 1} of ${shown.length}: ${columns[0].pane.getAttribute("aria-label")}`;
   const figure = tools.layout.value === "group" ? baselineChart(columns) : "";
@@ -128,12 +128,12 @@ async function show() {
   if (hits) reveal(direction < 0 ? hits - 1 : 0);
 }
 
-const chosen = () => columns.find((one) => one.number === shown[at]);
+const chosen = () => columns.find((column) => column.number === shown[at]);
 
-function reveal(place) {
+function reveal(index) {
   const column = chosen();
-  column.reveal(column.hits[place]);
-  told.textContent = `hit ${place + 1} of ${column.hits.length} in this episode`;
+  column.reveal(column.hits[index]);
+  notice.textContent = `hit ${index + 1} of ${column.hits.length} in this episode`;
 }
 
 // The next hit, or the previous one: where this episode has no more, that of the next in the list.
@@ -146,42 +146,42 @@ function jump(by) {
 
 function legend() {
   const [, key, , write, what] = MODES[mode], scale = columns[0] && key ? largest(columns[0].numbers[key]) : 0;
-  const missing = key && columns.length && !columns.some((one) => one.numbers[key]);
+  const missing = key && columns.length && !columns.some((column) => column.numbers[key]);
   $("legend").textContent = missing ? "This episode's file does not hold it." : what + (scale ? ` Full shade at ${write === exp ? `a factor of ${written(exp(scale))}` : written(scale)}.` : "");
 }
 
 function setMode(name) {
   tools.mode.value = mode = name;
   columns.forEach((column) => column.refresh());
-  told.textContent = "";
+  notice.textContent = "";
   legend();
 }
 
 function setLayout(name) {
-  const radio = [...tools.layout].find((one) => one.value === name);
+  const radio = [...tools.layout].find((option) => option.value === name);
   if (radio.closest("label").hidden) return;
   radio.checked = true;
   show();
 }
 
 function goTo(turn) {
-  const column = columns[0], place = Math.min(Math.max(1, turn), column?.turns.length || 1);
-  tools.turn.value = place;
+  const column = columns[0], number = Math.min(Math.max(1, turn), column?.turns.length || 1);
+  tools.turn.value = number;
   for (const { turns } of columns) {
-    turns[place - 1]?.closest("details")?.setAttribute("open", "");
-    turns[place - 1]?.scrollIntoView({ block: "start" });
+    turns[number - 1]?.closest("details")?.setAttribute("open", "");
+    turns[number - 1]?.scrollIntoView({ block: "start" });
   }
 }
 
-// The token that was pointed at, clicked, or reached with the arrow keys is told in a bar at the bottom.
-function tell(token, kept) {
-  document.querySelectorAll("bdi.chosen").forEach((one) => one.classList.remove("chosen"));
+// The token that was pointed at, clicked, or reached with the arrow keys is described in a bar at the bottom.
+function describe(token, stays) {
+  document.querySelectorAll("bdi.chosen").forEach((old) => old.classList.remove("chosen"));
   const column = token.closest(".episode").column;
   token.title = column.describe(token, token.closest(".chunk").chunk.segment.source);
-  if (!kept) return;
+  if (!stays) return;
   token.classList.add("chosen");
   token.scrollIntoView({ block: "nearest" });
-  told.textContent = token.title;
+  notice.textContent = token.title;
 }
 
 const KEYS = {
@@ -197,7 +197,7 @@ const turned = (by) => Object.keys(MODES).at((Object.keys(MODES).indexOf(mode) +
 function move(sibling, end) {
   const token = document.querySelector("bdi.chosen");
   const next = token ? token[sibling] || token.closest(".chunk")[sibling]?.[end] : document.querySelector("#columns .policy bdi");
-  if (next?.localName === "bdi") tell(next, true);
+  if (next?.localName === "bdi") describe(next, true);
   return Boolean(token || next);
 }
 
@@ -213,16 +213,16 @@ document.addEventListener("keydown", (event) => {
 
 document.addEventListener("pointerover", (event) => {
   const token = event.target.closest?.("bdi");
-  if (token && !token.title) tell(token, false);
+  if (token && !token.title) describe(token, false);
 });
 
 // A touch screen shows no tooltips: a tap puts the tooltip's text in a bar at the bottom.
 document.addEventListener("click", (event) => {
   const token = event.target.closest("bdi");
-  if (token) return tell(token, true);
+  if (token) return describe(token, true);
   const inChart = event.target.closest("svg *");
   const owner = inChart && (inChart.querySelector(":scope > title") || inChart.parentNode.querySelector(":scope > title"));
-  told.textContent = owner ? owner.textContent : "";
+  notice.textContent = owner ? owner.textContent : "";
 });
 
 function goToPart(name) {
@@ -237,7 +237,7 @@ function goToPart(name) {
 
 // Closed sections and chunks that are off the screen are not printed.
 window.addEventListener("beforeprint", () => {
-  document.querySelectorAll("details").forEach((one) => (one.open = true));
+  document.querySelectorAll("details").forEach((part) => (part.open = true));
   columns.forEach((column) => column.nodes.forEach((node) => column.show(node)));
 });
 window.addEventListener("afterprint", () => $("episodes").hidden || show());
@@ -259,7 +259,7 @@ async function begin() {
   ["overview", "episodes"].forEach((part) => $(`to-${part}`).addEventListener("click", () => goToPart(part)));
   for (const [name, [title]] of Object.entries(MODES)) tools.mode.append(new Option(title, name));
   ({ rows, sources } = await read("index"));
-  sources.forEach((name, place) => filters.source.append(new Option(plain(name), place)));
+  sources.forEach((name, index) => filters.source.append(new Option(plain(name), index)));
   filters.source.closest("label").hidden = sources.length < 2;
   const paired = rows.some((row) => row.pair !== undefined);
   filters.outcome.querySelector("[value=flip]").hidden = !paired;
@@ -270,7 +270,7 @@ async function begin() {
   $("tools").addEventListener("submit", (event) => event.preventDefault());
   tools.mode.addEventListener("change", () => setMode(tools.mode.value));
   tools.turn.addEventListener("change", () => goTo(Number(tools.turn.value)));
-  [...tools.layout].forEach((one) => one.addEventListener("change", show));
+  [...tools.layout].forEach((option) => option.addEventListener("change", show));
   list.addEventListener("scroll", drawList);
   goToPart($("to-overview").hidden ? "episodes" : "overview");
   window.addEventListener("hashchange", follow);

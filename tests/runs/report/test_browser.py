@@ -127,10 +127,10 @@ def test_tokens_show_each_number_and_are_walked_by_keys(browser: Browser, play: 
     browser.press("ArrowRight")
     assert browser.ask("document.querySelectorAll('.policy bdi.chosen').length") == 1, "keys alone reach a token"
     browser.click("#columns .policy bdi")
-    assert browser.ask("told.textContent").startswith("sampled, probability ")
-    assert " · ratio 1.01 · cumulative ratio 1.01 · " in browser.ask("told.textContent")
+    assert browser.ask("notice.textContent").startswith("sampled, probability ")
+    assert " · ratio 1.01 · cumulative ratio 1.01 · " in browser.ask("notice.textContent")
     browser.press("ArrowRight")
-    words = browser.ask("told.textContent")
+    words = browser.ask("notice.textContent")
     assert "cumulative ratio 1.02" in words and "w_t 0.5 · b_t 0.5" in words and words.endswith("clipped")
 
 
