@@ -58,7 +58,7 @@ class Expected:
     """Statuses that it may end with."""
     value: str | None = None
     """Its value, where that is checked."""
-    kept: bool = False
+    keeps_state: bool = False
     """True if its session's variables must survive it."""
 
 
@@ -98,7 +98,7 @@ class Record:
             return all(began > self.last_kill for began in self.running)
 
     def violate(self, sentence: str) -> None:
-        """Record a violated invariant, and tell it at once."""
+        """Record a violated invariant, and print it at once."""
         self.violations.append(sentence)
         print(sentence, file=sys.stderr, flush=True)
 
@@ -107,26 +107,26 @@ class Record:
         with self.lock:
             return sum(count for name, count in self.counts.items() if not name.startswith("killed "))
 
-    def judge(self, code: str, expected: Expected, found: Result | SandboxError, began: float) -> None:
+    def judge(self, code: str, expected: Expected, outcome: Result | SandboxError, began: float) -> None:
         """Count an outcome, and record a violation if it is wrong.
 
         Args:
             code: The program.
             expected: The allowed outcomes.
-            found: The outcome.
+            outcome: The result, or the fault.
             began: Start time of it or its conversation, on the monotonic clock [seconds].
         """
         with self.lock:
-            if isinstance(found, SandboxError):
+            if isinstance(outcome, SandboxError):
                 self.counts["fault"] += 1
                 if began > self.last_kill:
-                    self.violate(f"a fault that nothing caused: {found}: {code!r}")
+                    self.violate(f"a fault that nothing caused: {outcome}: {code!r}")
                 return
-            self.counts[found.status] += 1
-            right = found.status in expected.statuses and expected.value in (None, found.value)
-            if not right or (expected.kept and found.state == "lost"):
-                told = (found.status, found.value, found.exc_type, found.signal, found.state)
-                self.violate(f"expected {sorted(expected.statuses)} {expected.value}, not {told}: {code!r}")
+            self.counts[outcome.status] += 1
+            right = outcome.status in expected.statuses and expected.value in (None, outcome.value)
+            if not right or (expected.keeps_state and outcome.state == "lost"):
+                seen = (outcome.status, outcome.value, outcome.exc_type, outcome.signal, outcome.state)
+                self.violate(f"expected {sorted(expected.statuses)} {expected.value}, not {seen}: {code!r}")
 
 
 def hostile(rng: random.Random, names: Sequence[str]) -> tuple[str, Expected]:
@@ -173,23 +173,23 @@ def work(sandbox: Sandbox, record: Record, seed: int, left: Iterator[int]) -> No
 def conversation(sandbox: Sandbox, record: Record, rng: random.Random, began: float) -> None:
     """Run cells in one session, a hostile one among them that must leave the variables as they were."""
     secret = rng.randrange(10**9)
-    fine = Expected(statuses={"ok"}, value=repr(secret), kept=True)
+    fine = Expected(statuses={"ok"}, value=repr(secret), keeps_state=True)
     with sandbox.session(seed=secret) as session:
         if not attempt(record, began, f"x = {secret}\nx", fine, session.run):
             return
         code, expected = hostile(rng, UNDONE)
-        if attempt(record, began, f"x = 0\n{code}", replace(expected, kept=True), session.run):
+        if attempt(record, began, f"x = 0\n{code}", replace(expected, keeps_state=True), session.run):
             attempt(record, began, "x", fine, session.run)
 
 
 def attempt(record: Record, began: float, code: str, expected: Expected, run: Callable[..., Result]) -> bool:
     """Run one program and judge it; return True if there was a result and its session's variables survived."""
     try:
-        found: Result | SandboxError = run(code, timeout=HOSTILE_S if "timeout" in expected.statuses else None)
+        outcome: Result | SandboxError = run(code, timeout=HOSTILE_S if "timeout" in expected.statuses else None)
     except SandboxError as error:
-        found = error
-    record.judge(code, expected, found, began)
-    return isinstance(found, Result) and found.state != "lost"
+        outcome = error
+    record.judge(code, expected, outcome, began)
+    return isinstance(outcome, Result) and outcome.state != "lost"
 
 
 def kill_at_random(record: Record, args: argparse.Namespace, stop: threading.Event) -> None:
@@ -212,7 +212,7 @@ def kill_at_random(record: Record, args: argparse.Namespace, stop: threading.Eve
 def local_victim(rng: random.Random) -> tuple[str, Callable[[], None] | None]:
     """Choose a pid 1; return its kind, and a call that kills it and waits for its end, if there is one."""
     kind: Literal["zygote", "session"] = "zygote" if rng.random() < 0.1 else "session"
-    found = first_processes()[kind]
+    candidates = first_processes()[kind]
 
     def end(pid: int) -> None:
         with suppress(psutil.NoSuchProcess):
@@ -222,7 +222,7 @@ def local_victim(rng: random.Random) -> tuple[str, Callable[[], None] | None]:
             while victim.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(0.001)
 
-    return kind, partial(end, rng.choice(found)) if found else None
+    return kind, partial(end, rng.choice(candidates)) if candidates else None
 
 
 def docker_victim(rng: random.Random) -> tuple[str, Callable[[], None] | None]:
@@ -230,26 +230,26 @@ def docker_victim(rng: random.Random) -> tuple[str, Callable[[], None] | None]:
     from agentrl.sandboxes.docker import engine as docker_engine
 
     with docker_engine.connect() as engine:
-        found = [one for one, name in engine.owned().items() if name == docker_engine.owner()]
+        containers = [container for container, name in engine.owned().items() if name == docker_engine.owner()]
 
     def end(container: str) -> None:
         with docker_engine.connect() as again:
             again.remove(container)
         time.sleep(_HEARD_S)
 
-    return "container", partial(end, rng.choice(found)) if found else None
+    return "container", partial(end, rng.choice(containers)) if containers else None
 
 
 def first_processes() -> dict[Literal["zygote", "session"], list[int]]:
     """Find every pid 1 below this process: of a sandbox's namespaces, and of the sessions' inside those."""
     here = len(pids_inside(os.getpid()))
-    found: dict[Literal["zygote", "session"], list[int]] = {"zygote": [], "session": []}
+    first_pids: dict[Literal["zygote", "session"], list[int]] = {"zygote": [], "session": []}
     for child in psutil.Process().children(recursive=True):
         with suppress(FileNotFoundError, ProcessLookupError):
             inside = pids_inside(child.pid)
             if inside[-1] == 1 and len(inside) > here:
-                found["zygote" if len(inside) == here + 1 else "session"].append(child.pid)
-    return found
+                first_pids["zygote" if len(inside) == here + 1 else "session"].append(child.pid)
+    return first_pids
 
 
 def pids_inside(pid: int) -> list[int]:
@@ -308,14 +308,14 @@ def guarded(record: Record, call: Callable[[], None]) -> None:
 
 def watch(record: Record, workers: list[threading.Thread], runs: int) -> None:
     """Wait for the threads, print progress, and compare memory after a third of the runs with memory at the end."""
-    level, told = 0, time.monotonic()
+    level, reported = 0, time.monotonic()
     while any(thread.is_alive() for thread in workers):
         time.sleep(0.1)
         done = record.ended()
         if not level and done > runs / 3:
             level = resident_bytes()
-        if time.monotonic() - told > 10:
-            told = time.monotonic()
+        if time.monotonic() - reported > 10:
+            reported = time.monotonic()
             print(f"{done} done, {len(record.violations)} violations", file=sys.stderr, flush=True)
     for thread in workers:
         thread.join()

@@ -103,23 +103,23 @@ def _listen(command: Sequence[str | Path], everything: bool) -> Seen:
     noticed: dict[str, str] = {}
     held: list[str] = []
     patience = PATIENCE_S * (10 if everything else 1)
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(command, stdout=said, stderr=errors, env={**os.environ, **CANARY}, cwd="/") as process:
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=output, stderr=errors, env={**os.environ, **CANARY}, cwd="/") as process:
             try:
                 process.wait(patience)
             except subprocess.TimeoutExpired:
                 process.kill()
                 noticed["(hung)"] = f"no end after {patience:.0f} s"
-        said.seek(0)
+        output.seek(0)
         errors.seek(0)
-        for line in said:
-            told = json.loads(line)
-            if "broken" in told:
-                noticed["(does not start)"] = told["broken"]
-            elif told["seen"]:
-                noticed[told["name"]] = told["seen"]
+        for line in output:
+            row = json.loads(line)
+            if "broken" in row:
+                noticed["(does not start)"] = row["broken"]
+            elif row["seen"]:
+                noticed[row["name"]] = row["seen"]
             else:
-                held.append(told["name"])
+                held.append(row["name"])
         if process.returncode and not noticed:
             noticed["(died)"] = errors.read().strip()[-300:]
     return Seen(noticed=noticed, held=tuple(held))
@@ -149,7 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def baseline(mutations: Sequence[Mutation]) -> dict[str, str]:
         print("without any mutation ...", end=" ", flush=True)
-        seen = play(None if arguments.all else sorted({pattern for one in mutations for pattern in one.watch}))
+        watched = {pattern for mutation in mutations for pattern in mutation.watch}
+        seen = play(None if arguments.all else sorted(watched))
         print(f"{len(seen.held)} cases hold, {len(seen.noticed)} fail", flush=True)
         return seen.noticed
 

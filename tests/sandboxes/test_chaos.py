@@ -41,7 +41,7 @@ def test_judge(outcome: Result | SandboxError, kill: float, wrong: bool) -> None
     """The last kill had its effect so many seconds after the program began."""
     record, began = chaos.Record(), time.monotonic()
     record.last_kill = began + kill
-    record.judge("2 + 2", chaos.Expected(statuses={"ok"}, value="4", kept=True), outcome, began)
+    record.judge("2 + 2", chaos.Expected(statuses={"ok"}, value="4", keeps_state=True), outcome, began)
     assert bool(record.violations) is wrong
     assert sum(record.counts.values()) == 1
 
