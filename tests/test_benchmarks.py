@@ -34,10 +34,10 @@ def test_sandboxes_are_measured(run: Run, sandbox: Sandbox, tmp_path: Path) -> N
     numbers = tmp_path / "new" / "sandboxes.json"
     shown = run("sandboxes.py", "--quick", "--only", "local", "--json", numbers)
     assert "failed:" not in shown, shown
-    found = json.loads(numbers.read_text())
-    assert all(0 < second < 10 for row in found["seconds"].values() for second in row)
-    assert len(found["seconds"]["local: warm cell"]) == 30 and found["seconds"]["python3 -c pass"]
-    met = {one["name"]: one["met"] for one in found["measures"]}
+    written = json.loads(numbers.read_text())
+    assert all(0 < second < 10 for row in written["seconds"].values() for second in row)
+    assert len(written["seconds"]["local: warm cell"]) == 30 and written["seconds"]["python3 -c pass"]
+    met = {measure["name"]: measure["met"] for measure in written["measures"]}
     assert {"local: warm cells", "local: fresh one-shots", "local: next cell after fork bomb"} <= set(met)
     assert met["local: memory per ready session (PSS)"] is not False  # None for a user who may not look
 
@@ -45,12 +45,12 @@ def test_sandboxes_are_measured(run: Run, sandbox: Sandbox, tmp_path: Path) -> N
 def test_the_head_is_measured(run: Run, tmp_path: Path) -> None:
     numbers = tmp_path / "new" / "head.json"
     shown = run("head.py", "--quick", "--device", "cpu", "--threads", "1", "--json", numbers)
-    found = json.loads(numbers.read_text())
-    assert all(len(row) == 2 and all(0 < second < 10 for second in row) for row in found["seconds"].values())
-    assert {"ours: forward", "ours: forward + backward", "eager log_softmax: forward"} <= set(found["seconds"])
-    promised = [one for one in found["measures"] if one["target"]]
-    assert [one["target"] for one in promised] == ["<= 1/20", "<= 1.05", "<= 1.45", "<= 1.05"]
-    assert all(f"| {one['name']} | {one['value']} |" in shown for one in promised)
+    written = json.loads(numbers.read_text())
+    assert all(len(row) == 2 and all(0 < second < 10 for second in row) for row in written["seconds"].values())
+    assert {"ours: forward", "ours: forward + backward", "eager log_softmax: forward"} <= set(written["seconds"])
+    promised = [measure for measure in written["measures"] if measure["target"]]
+    assert [measure["target"] for measure in promised] == ["<= 1/20", "<= 1.05", "<= 1.45", "<= 1.05"]
+    assert all(f"| {measure['name']} | {measure['value']} |" in shown for measure in promised)
 
 
 def test_long_rows_are_measured(run: Run) -> None:

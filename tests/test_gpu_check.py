@@ -27,9 +27,9 @@ def numbers(value: object) -> Iterator[float]:
 def test_every_piece_has_its_rows_and_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
     done = server.run(SCRIPT, "--out", tmp_path, "--quick", "--seconds", "9999", cwd=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
-    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in PIECES}
-    assert {name: content["ended"] for name, content in found.items()} == dict.fromkeys(PIECES, "done")
-    rows = {name: content["rows"] for name, content in found.items()}
+    pieces = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in PIECES}
+    assert {name: content["ended"] for name, content in pieces.items()} == dict.fromkeys(PIECES, "done")
+    rows = {name: content["rows"] for name, content in pieces.items()}
     assert all(math.isfinite(number) for number in numbers(rows))
     assert all(f"  {name}: " in done.stdout for of in rows.values() for name in of)
     assert [name for name, row in rows["assumptions"].items() if row.get("holds") is False] == []
@@ -39,7 +39,7 @@ def test_every_piece_has_its_rows_and_goes_on_where_it_stopped(server: Server, t
     assert rows["learn"]["float32: end"]["code"] == 0 and "reward_mean" in rows["learn"]["float32: step 1"]
 
     # A piece that was cut off keeps its rows and gets the others; one that is done is left alone.
-    cut = found["kernels"] | {"ended": "out of time", "rows": {"card": rows["kernels"]["card"]}}
+    cut = pieces["kernels"] | {"ended": "out of time", "rows": {"card": rows["kernels"]["card"]}}
     (tmp_path / "kernels.json").write_text(json.dumps(cut))
     done = server.run(SCRIPT, "--out", tmp_path, "--quick", "--seconds", "9999", "kernels", "update", cwd=tmp_path)
     assert done.returncode == 0 and "update: was done before" in done.stderr, done.stderr

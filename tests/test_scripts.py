@@ -143,11 +143,11 @@ def test_this_python_is_found(clone: Path) -> None:
 
 
 def test_second_run_installs_nothing(clone: Path, install: Shell, tmp_path: Path) -> None:
-    first, second = install("train"), install("train")
-    assert first.stdout == second.stdout == "done\n"
-    assert first.stderr.splitlines()[1].endswith("minutes)"), "then what it does, while it does it"
-    assert first.stderr.splitlines()[2:] == ["    downloading torch-2.9-x.whl, 899.8 MB", "    unpacking all of them"]
-    assert not second.stderr
+    run_1, run_2 = install("train"), install("train")
+    assert run_1.stdout == run_2.stdout == "done\n"
+    assert run_1.stderr.splitlines()[1].endswith("minutes)"), "then what it does, while it does it"
+    assert run_1.stderr.splitlines()[2:] == ["    downloading torch-2.9-x.whl, 899.8 MB", "    unpacking all of them"]
+    assert not run_2.stderr
     assert (tmp_path / "pip.log").read_text() == f"pip {clone} .[train]\n"
 
 
@@ -259,9 +259,9 @@ def examples(pytest_of: Shell, **env: str) -> list[str]:
 
 @pytest.mark.slow
 def test_examples_are_the_same_in_every_run_unless_new_ones_are_wanted(pytest_of: Shell) -> None:
-    first, second = examples(pytest_of), examples(pytest_of)
+    drawn, drawn_again = examples(pytest_of), examples(pytest_of)
     new, newer = (examples(pytest_of, AGENTRL_EXAMPLES="new") for _ in range(2))
-    assert first == second and len(first) <= 20
+    assert drawn == drawn_again and len(drawn) <= 20
     assert new != newer and len(new) > 50
 
 

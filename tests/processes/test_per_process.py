@@ -31,14 +31,14 @@ def test_threads_share_one_that_is_made_at_its_first_use() -> None:
         made.append(object())
         return made[-1]
 
-    one, got = PerProcess(make), list[object]()
-    assert not made and not one.existing()
-    threads = [threading.Thread(target=lambda: got.append(one.get())) for _ in range(8)]
+    shared, got = PerProcess(make), list[object]()
+    assert not made and not shared.existing()
+    threads = [threading.Thread(target=lambda: got.append(shared.get())) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert got == made * 8 and one.existing() == made
+    assert got == made * 8 and shared.existing() == made
 
 
 def test_each_key_has_its_own_and_the_last_one_is_closed_first() -> None:
@@ -55,24 +55,24 @@ def test_each_key_has_its_own_and_the_last_one_is_closed_first() -> None:
 
 def test_one_that_is_dropped_is_not_closed_and_another_is_made() -> None:
     closed: list[object] = []
-    one = PerProcess(object, close=closed.append)
-    first = one.get()
-    one.drop(first)
-    one.drop(first)
-    second = one.get()
-    assert second is not first
-    one.drop(first)
-    assert one.get() is second
-    one.close()
-    assert closed == [second]
+    shared = PerProcess(object, close=closed.append)
+    dropped = shared.get()
+    shared.drop(dropped)
+    shared.drop(dropped)
+    remade = shared.get()
+    assert remade is not dropped
+    shared.drop(dropped)
+    assert shared.get() is remade
+    shared.close()
+    assert closed == [remade]
 
 
 def test_what_can_not_be_made_is_tried_again() -> None:
     answers = iter([0, 1])
-    one = PerProcess(lambda: 1 // next(answers))
+    failing = PerProcess(lambda: 1 // next(answers))
     with pytest.raises(ZeroDivisionError):
-        one.get()
-    assert one.get() == 1
+        failing.get()
+    assert failing.get() == 1
 
 
 def test_python_closes_at_its_end_what_was_made_and_the_last_one_first() -> None:
