@@ -29,9 +29,7 @@ _GIB = 1 << 30
 
 def add_commands(commands: Any) -> None:
     """Add the command to argparse's subparsers."""
-    plan = add_command(
-        commands, "plan", _plan, "estimate the memory and time that a run needs, and say what does not fit", _PLAN
-    )
+    plan = add_command(commands, "plan", _plan, "estimate the memory and time that a run needs", _PLAN)
     add_config_arguments(plan)
     plan.add_argument("--memory", type=float, metavar="GIB", help="memory that the run may use (default: all)")
     plan.add_argument("--json", action="store_true", help="write the plan as JSON, in bytes, tokens and seconds")

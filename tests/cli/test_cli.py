@@ -38,7 +38,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return err.removeprefix("agentrl: ").strip()
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """What is said in place of what a command does."""
     with pytest.raises(SystemExit) as ended:
         main(argv)
@@ -54,17 +54,17 @@ COMMANDS = (
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_examples_of_the_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = told(capsys, command, "--help")
+    shown = printed(capsys, command, "--help")
     assert f"examples:\n  agentrl {command}" in shown
     assert max(map(len, shown.splitlines())) <= 120
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(capsys, "--version") == f"agentrl {importlib.metadata.version('agentrl')}\n"
+    assert printed(capsys, "--version") == f"agentrl {importlib.metadata.version('agentrl')}\n"
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = told(capsys, "--help")
+    shown = printed(capsys, "--help")
     assert all(f"\n    {command}" in shown for command in COMMANDS)
     assert "examples:\n  agentrl train --preset quickstart" in shown
 

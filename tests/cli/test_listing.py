@@ -99,7 +99,7 @@ def test_details_of_one(command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "told"),
+    ("env_id", "message"),
     [
         ("test/Sek-v0", "did you mean 'test/Seek-v0'?"),
         ("test/Broken-v0", r"the environment 'test/Broken-v0' is broken: RuntimeError('no \x1b[31mway')"),
@@ -109,9 +109,9 @@ def test_details_of_one(command: Command) -> None:
         ("\x1b[2J" * 5000, "no environment is called"),
     ],
 )
-def test_details_of_what_is_not_there(env_id: str, told: str, command: Command) -> None:
+def test_details_of_what_is_not_there(env_id: str, message: str, command: Command) -> None:
     out, err = command("list", env_id, code=2)
-    assert out == "" and told in err and err.count("\n") == 1 and err.strip().isprintable()
+    assert out == "" and message in err and err.count("\n") == 1 and err.strip().isprintable()
 
 
 def test_hundreds_are_a_line_each() -> None:

@@ -48,8 +48,8 @@ def test_plan_of_the_tiny_model(command: Command) -> None:
     assert [line.split()[0] for line in lines] == ["memory"] * 11 + ["in", "a"]
     spans = ", ".join(rf"[^,]*[1-9][^,]* (s|min) to {verb}" for verb in ("generate", "score", "update"))
     assert re.fullmatch(f"a step    24576 tokens at most, about [0-9]{{4,5}} as gold plays, {spans}", lines[-1])
-    said = command("plan", "--preset", "quickstart", "--memory", "0.01", "--json", *settings(), code=1)
-    row = json.loads(said.out)
+    printed = command("plan", "--preset", "quickstart", "--memory", "0.01", "--json", *settings(), code=1)
+    row = json.loads(printed.out)
     assert row["fits"] is False and row["limit"] == int(0.01 * 2**30) and row["total"] == sum(row["memory"].values())
     assert row["remedy"].startswith("process is the first that does not fit, and all does not even with ")
     assert not list(Path().iterdir()), "a plan writes nothing"

@@ -144,7 +144,7 @@ def test_seeds_choose_the_task(play: Play) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--task", "train-99"), "did you mean 'train-9'?"),
         (("--split", "exam"), "no split is called 'exam'"),
@@ -152,9 +152,9 @@ def test_seeds_choose_the_task(play: Play) -> None:
         (("--seed", "-1"), "seed is -1"),
     ],
 )
-def test_what_is_not_there(play: Play, options: tuple[str, ...], told: str) -> None:
+def test_what_is_not_there(play: Play, options: tuple[str, ...], message: str) -> None:
     shown = play("", *options, code=2)
-    assert told in shown and shown.startswith("agentrl: ") and shown.count("\n") == 1
+    assert message in shown and shown.startswith("agentrl: ") and shown.count("\n") == 1
 
 
 COMMAND = (sys.executable, "-m", "agentrl", "play", "agentrl/Arithmetic-v0", "--seed", "1")

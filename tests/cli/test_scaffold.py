@@ -84,16 +84,16 @@ FOLDERS = ("file/in/it", "a\x1bb", "x" * 300, "null\x00")
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         *(({"name": name}, "a package's name|choose another name") for name in BAD),
         *(({"namespace": namespace}, "the namespace") for namespace in NAMESPACES),
         *(({"folder": Path(folder)}, "can't be (written|printed)") for folder in FOLDERS),
     ],
 )
-def test_what_will_not_do(wrong: dict[str, Any], said: str, here: Path) -> None:
+def test_what_will_not_do(wrong: dict[str, Any], message: str, here: Path) -> None:
     (here / "file").write_text("")
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         create(**{"name": "my_env", "folder": here / "new"} | wrong)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400
     assert [path.name for path in here.iterdir()] == ["file"]

@@ -44,7 +44,7 @@ def test_the_page_s_path_is_printed(here: Path, command: Command, arguments: lis
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["runs/mime"], 2, "did you mean 'runs/mine'?"),
         (["runs/mine", "--out", "runs"], 2, "give one that ends in .html"),
@@ -53,9 +53,9 @@ def test_the_page_s_path_is_printed(here: Path, command: Command, arguments: lis
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_what_can_t_be_shown_is_named(command: Command, arguments: list[str], code: int, said: str) -> None:
+def test_what_can_t_be_shown_is_named(command: Command, arguments: list[str], code: int, message: str) -> None:
     out, err = command("view", *arguments, code=code)
-    assert out == "" and said in err and err.count("\n") == 1 and not Path("view.html").exists()
+    assert out == "" and message in err and err.count("\n") == 1 and not Path("view.html").exists()
 
 
 @pytest.mark.parametrize("folder", ["runs/mine", "runs/it's mine"])

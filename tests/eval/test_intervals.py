@@ -84,8 +84,8 @@ def group(wins: int, attempts: int) -> Group:
 def test_intervals_of_pass_at_k_and_of_majorities_hold_95_times_in_100(case: tuple[int, int, float, float]) -> None:
     drawn, attempts = wins(*case), case[1]
     by_wins = [summarise([group(count, attempts)], best_return=1.0) for count in range(attempts + 1)]
-    sizes = {**{f"pass@{k}": (np.array([one.pass_at[k] for one in by_wins]), attempts // k) for k in (2, attempts)},
-             "majority": (np.array([one.majority for one in by_wins]), 2)}  # fmt: skip
+    sizes = {**{f"pass@{k}": (np.array([of.pass_at[k] for of in by_wins]), attempts // k) for k in (2, attempts)},
+             "majority": (np.array([of.majority for of in by_wins]), 2)}  # fmt: skip
     for name, (rate, worth) in sizes.items():
         rates = rate[drawn]
         intervals = [interval(row, worth) for row in rates.tolist()]

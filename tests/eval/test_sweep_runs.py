@@ -41,7 +41,7 @@ class Done:
 
     out: Path
     table: str
-    told: str
+    progress: str
 
     def data(self) -> dict[str, Any]:
         """What it wrote, without times."""
@@ -60,7 +60,7 @@ def begin(server: Server, folder: Path, *argv: str, toy: str = TOY) -> Command:
 
 def finish(command: Command, folder: Path, code: int = 0) -> Done:
     assert command.wait() == code, command.err
-    return Done(out=folder / "out", table=command.out, told=command.err)
+    return Done(out=folder / "out", table=command.out, progress=command.err)
 
 
 def without_minutes(table: str) -> list[str]:
@@ -108,13 +108,13 @@ def test_table_has_a_row_for_each_pair(whole: Done) -> None:
         pooled = data["pooled"]
         assert pooled["tasks"] == 12 and [pooled["success"]] == data["success"]
         assert f"{pooled['success']:.1%} ({pooled['low']:.1%} to {pooled['high']:.1%})" in row
-    assert "[2/5] otb-ctpo-seed0: begins" in whole.told and " left" in whole.told
+    assert "[2/5] otb-ctpo-seed0: begins" in whole.progress and " left" in whole.progress
 
 
 def test_same_command_does_nothing_twice(whole: Done, server: Server) -> None:
     before = (whole.out / NAMES[0] / "report.html").stat().st_mtime_ns
     again = finish(begin(server, whole.out.parent, *PAIRS), whole.out.parent)
-    assert again.table == whole.table and again.told == "5 of 5 runs are done already\n"
+    assert again.table == whole.table and again.progress == "5 of 5 runs are done already\n"
     assert (whole.out / NAMES[0] / "report.html").stat().st_mtime_ns == before
     listed = begin(server, whole.out.parent, *PAIRS, "--dry-run")
     assert listed.wait() == 0
@@ -171,7 +171,7 @@ def test_sweep_that_was_stopped_goes_on(whole: Done, server: Server, tmp_path: P
     (tmp_path / f"{NAMES[3]}.held").touch()
     written_at = (tmp_path / "out" / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns
     done = finish(begin(server, tmp_path, *PAIRS, toy=HELD), tmp_path)
-    assert "3 of 5 runs are done already" in done.told and f"{name}: resumes" in done.told
+    assert "3 of 5 runs are done already" in done.progress and f"{name}: resumes" in done.progress
     assert (tmp_path / "out" / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns == written_at
     assert without_minutes(done.table) == without_minutes(whole.table)
     assert done.data() == whole.data()
@@ -193,7 +193,7 @@ def test_run_that_fails_is_told_and_the_rest_go_on(server: Server, tmp_path: Pat
     assert f"\n- 8-seed0 failed: {short['error']}\n" in done.table
     assert "| 8 | failed |  |  |  |" in done.table and short["result"] is None
     again = finish(begin(server, tmp_path, *vary), tmp_path, 1)
-    assert "8-seed0: resumes" in again.told and "2 of 3 runs are done already" in again.told
+    assert "8-seed0: resumes" in again.progress and "2 of 3 runs are done already" in again.progress
     assert without_minutes(again.table) == without_minutes(done.table)
 
 

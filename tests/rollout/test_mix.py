@@ -29,13 +29,13 @@ weights = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=3)
 
 
 @given(weights, st.integers(0, 300), st.integers(1, 9), st.integers(0, 3))
-def test_order_is_that_of_a_walk(mix: Mix, weights: list[float], first: int, block: int, seed: int) -> None:
+def test_order_is_that_of_a_walk(mix: Mix, weights: list[float], start: int, block: int, seed: int) -> None:
     mixed = mix(*weights, block=block)
-    picked = [(name, task.id) for name, task in mixed.pick(40, start=first, seed=seed)]
+    picked = [(name, task.id) for name, task in mixed.pick(40, start=start, seed=seed)]
     # Place by place from the start: an environment's own tasks come in its own order, and none is left out.
     seen = Counter[str]()
     walked: list[tuple[str, str]] = []
-    for index in range(first + 40):
+    for index in range(start + 40):
         ((name, _),) = mixed.pick(1, start=index, seed=seed)
         (task,) = mixed.sources[name].pick(1, start=seen[name], seed=seed)
         seen[name] += 1
@@ -43,7 +43,7 @@ def test_order_is_that_of_a_walk(mix: Mix, weights: list[float], first: int, blo
         if (index + 1) % block == 0:
             for env, weight in zip(mixed.sources, weights, strict=True):
                 assert abs(seen[env] - (index + 1) * weight / sum(weights)) < len(weights)
-    assert picked == walked[first:]
+    assert picked == walked[start:]
 
 
 def test_one_environment_is_no_mix(mix: Mix) -> None:

@@ -101,12 +101,12 @@ def test_folder_that_holds_other_things_is_left_alone(config: Config, tmp_path: 
 
 @pytest.mark.parametrize("numbered", [False, True])
 @pytest.mark.parametrize(
-    ("place", "name", "why"),
+    ("parent", "name", "why"),
     [("file", "it", "Not a directory"), ("file/in", "it", "Not a directory"), (".", "a" * 300, "File name too long")],
 )
-def test_a_folder_that_can_not_be_made(tmp_path: Path, place: str, name: str, why: str, numbered: bool) -> None:
+def test_a_folder_that_can_not_be_made(tmp_path: Path, parent: str, name: str, why: str, numbered: bool) -> None:
     (tmp_path / "file").write_text("")
-    config = load_config(overrides=[f"run.dir={tmp_path / place}", f"run.name={name}"])
+    config = load_config(overrides=[f"run.dir={tmp_path / parent}", f"run.name={name}"])
     with pytest.raises(RunFolderError, match=f"can't be made: {why}"):
         RunFolder.create(config, numbered=numbered)
     assert [*tmp_path.iterdir()] == [tmp_path / "file"]

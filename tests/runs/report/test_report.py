@@ -154,11 +154,11 @@ def test_only_the_first_split_is_compared(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("clock", "told"), [([10, 20, 30], "30.0 s"), ([10, 20, 5, 9], "29.0 s"), ([10, 20, 5, 3], "28.0 s")]
+    ("clock", "shown"), [([10, 20, 30], "30.0 s"), ([10, 20, 5, 9], "29.0 s"), ([10, 20, 5, 3], "28.0 s")]
 )
-def test_wall_time_goes_on_where_a_run_was_resumed(tmp_path: Path, clock: list[float], told: str) -> None:
+def test_wall_time_goes_on_where_a_run_was_resumed(tmp_path: Path, clock: list[float], shown: str) -> None:
     write_rows(tmp_path / "metrics.jsonl", ({"step": step, "seconds_run": at} for step, at in enumerate(clock)))
-    assert re.search(rf"Wall time\s*{re.escape(told)}", read(tmp_path).text)
+    assert re.search(rf"Wall time\s*{re.escape(shown)}", read(tmp_path).text)
 
 
 def test_a_step_trained_twice_counts_once(tmp_path: Path) -> None:
