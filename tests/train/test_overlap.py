@@ -183,7 +183,7 @@ def test_a_step_trains_on_its_first_groups_and_says_how_many_it_cancelled(small:
     # One group at a time: the last of them is the last to end.
     run = small("rollout.overlap=inflight", "rollout.spare=2", "rollout.concurrency=4", "optim.steps=2")
     for number, result in enumerate(steps_of(run, 2)):
-        wanted = [task.id for task in run.source.pick(3, first=5 * number, seed=0)]
+        wanted = [task.id for task in run.source.pick(3, start=5 * number, seed=0)]
         assert list(dict.fromkeys(one.task_id for one in result.trajectories)) == wanted
         assert result.metrics["groups_cancelled"] == 2 and result.metrics["groups_lost"] == 0
 
