@@ -104,7 +104,7 @@ class Container:
     """A container with its runner; one session at a time."""
 
     def __init__(self, engine: DockerEngine, spec: ContainerSpec, ended: Callable[["Container", bool], None]) -> None:
-        """Start it, without waiting until it is ready.
+        """Start it, and wait until it has imported everything.
 
         Args:
             engine: Where it runs.
@@ -112,7 +112,7 @@ class Container:
             ended: Called with this container, and whether it can serve another session, after each one and at its end.
 
         Raises:
-            SandboxError: The engine refused.
+            SandboxError: The engine refused, or it did not start.
         """
         self._engine = engine
         self._ended = ended
@@ -135,33 +135,26 @@ class Container:
         """Limit of the whole container [bytes]."""
         self.id = engine.create(spec.image.id, command, _settings(spec), **hard)
         """Its id."""
-        # Attached before the container starts, so that no byte is missed.
+        order: wire.Message = {
+            **{"limits": dataclasses.asdict(spec.limits), "preload": list(PRELOADED["sympy"])},
+            **{"key": self._decoder.key.hex()},
+        }
         try:
+            # Attached before the container starts, so that no byte is missed.
             self._stream = engine.attach(self.id)
             engine.start(self.id)
-            order: wire.Message = {
-                **{"limits": dataclasses.asdict(spec.limits), "preload": list(PRELOADED["sympy"])},
-                **{"key": self._decoder.key.hex()},
-            }
-            self._stream.send(_sources() + mux.frame(mux.CONTROL, wire.pack(order)))
-        except OSError as error:
-            engine.remove(self.id)
-            raise SandboxError(f"a container did not take its orders: {error}") from error
+            threading.Thread(target=self._listen, name=f"agentrl-{self.id[:12]}", daemon=True).start()
+            # Where the container has ended already, the listener knows why.
+            with suppress(OSError):
+                self._stream.send(_sources() + mux.frame(mux.CONTROL, wire.pack(order)))
+            if not self._ready.wait(READY_S):
+                raise SandboxError(f"a container did not start within {READY_S:.0f} seconds")
+            if not self.alive:
+                raise SandboxError(f"a container did not start: {self._why()}")
         except BaseException:
-            engine.remove(self.id)
+            with suppress(SandboxError):
+                self.dispose()
             raise
-        threading.Thread(target=self._listen, name=f"agentrl-{self.id[:12]}", daemon=True).start()
-
-    def await_ready(self) -> None:
-        """Wait until it has imported everything.
-
-        Raises:
-            SandboxError: It did not start.
-        """
-        if not self._ready.wait(READY_S):
-            raise SandboxError(f"a container did not start within {READY_S:.0f} seconds")
-        if not self.alive:
-            raise SandboxError(f"a container did not start: {self._why()}")
 
     def _why(self) -> str:
         errors = self._errors.decode("utf-8", "replace").strip()

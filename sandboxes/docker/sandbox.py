@@ -35,14 +35,7 @@ class ContainerPool(ReadyPool[Container]):
         self.give_back(self.take(), True)
 
     def _make(self) -> Container:
-        container = Container(self._engine, self._spec, self.give_back)
-        try:
-            container.await_ready()
-        except SandboxError:
-            with suppress(SandboxError):
-                container.dispose()
-            raise
-        return container
+        return Container(self._engine, self._spec, self.give_back)
 
 
 class DockerSandbox(WorkerSandbox):
