@@ -96,6 +96,7 @@ def _load(source: Source, stamps: tuple[object, ...]) -> Mapping[str, TaskList]:
     seen, faults, repeats = _Seen(), list[str](), Counter[str]()
     for origin, name in source.files:
         for row, task in _tasks(source, name, source.hub_split(origin)):
+            # None stands for a duplicate, an empty text for a task that is accepted.
             fault = task if isinstance(task, str) else seen.fault(task, row.location, origin)
             if fault is None:
                 repeats[name] += 1
@@ -167,6 +168,7 @@ def _columns(name: str, data: Mapping[str, object], named: Mapping[str, str]) ->
     lower = {path.lower(): path for path in _flat(data)}
     for part, candidates in _PARTS.items():
         paths = [lower[candidate] for candidate in candidates if candidate in lower]
+        # A caller who names the prompt's column has decided whether a passage or choices belong to it.
         if part not in named and paths and not ("prompt" in named and part in ("passage", "choices")):
             columns[part] = paths[0]
     missing = [part for part in ("prompt", "answer") if part not in columns]
@@ -245,6 +247,7 @@ def _choices(value: object) -> tuple[str, str] | None:
         pairs = value.items() if isinstance(value, Mapping) else zip(_LETTERS, value, strict=False)
         texts = {letter: str(text).strip() for letter, text in pairs if isinstance(text, str | int | float)}
         letters = "".join(texts) if len(texts) == len(value) else ""
+        # Choices that bring their letters along are listed as they are.
         own = "".join(match[1] for text in texts.values() if (match := _LETTER.match(text)))
         lines = [text if own == letters else f"({letter}) {text}" for letter, text in texts.items()]
     else:
