@@ -1,4 +1,4 @@
-"""Keeps what sessions run in ready: workers of a zygote, or containers."""
+"""Keeps what sessions run in ready: workers that a zygote forked, or containers."""
 
 import os
 import threading
@@ -36,10 +36,10 @@ M = TypeVar("M", bound=Member)
 class ReadyPool(ABC, Generic[M]):
     """Members: some ready, some serving, some starting; safe from any thread.
 
-    Each call that takes a member makes what is missing. Without ``slots`` to make one takes no time: the call does it,
-    and a member serves one session. With ``slots`` it takes seconds: threads do it, and members come back by
-    :meth:`give_back`. Then there is one for each caller that waits, the pool's size in all, and one ready. Those that
-    nobody waits for leave a core free.
+    Each call that takes a member replaces it. A pool without ``slots`` makes members at once, in that call, and each
+    serves one session. A pool with ``slots`` needs seconds for a member. Threads make it, and :meth:`give_back` takes
+    it back after a session. Such a pool makes one member for each caller that waits. Ahead of callers it makes members
+    up to its size in all, and one that is ready; these leave a core free.
     """
 
     def __init__(self, size: int, slots: threading.Semaphore | None = None) -> None:
@@ -166,6 +166,7 @@ class ReadyPool(ABC, Generic[M]):
         return None
 
     def _missing(self) -> int:
+        """Return how many members to start now."""
         # After a fault the pool starts none until a caller needs one: the engine may be gone.
         if self._closed or self._fault is not None:
             return 0
