@@ -55,3 +55,11 @@ def test_a_session_that_many_close_is_counted_once() -> None:
             session = own.session()
             list(pool.map(lambda _, session=session: session.close(), range(32)))
         assert own.health().sessions == 0
+
+
+def test_ok_has_output_and_value(sandbox: Sandbox) -> None:
+    result = sandbox.run("import sys\nprint('out')\nprint('err', file=sys.stderr)\n6 * 7")
+    assert (result.status, result.stdout, result.stderr, result.value) == ("ok", "out\n", "err\n", "42")
+    assert (result.exc_type, result.traceback, result.exit_code, result.signal) == (None, None, None, None)
+    assert (result.truncated, result.attempts, result.backend) == (False, 1, "local")
+    assert 0 < result.cpu_s < 2 and result.wall_s > 0 and result.queue_s > 0 and result.max_rss > 1 << 20

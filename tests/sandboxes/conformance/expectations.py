@@ -2,10 +2,12 @@
 
 The keys of an expectation: ``verdict`` (allowed statuses), ``etype`` (allowed exception classes, where the status is
 ``error``), ``state``, ``value``, ``value_none``, ``value_lacks``, ``stdout``, ``stdout_has``, ``stdout_lacks``,
-``stdout_starts``, ``stderr_has``, ``tb_has``, ``exit_code``, ``signal``, lengths ``stdout_max``, ``value_max`` and
-``tb_max`` [characters], and ``cpu_max``, ``wall_max`` and ``wall_slack`` [seconds].
+``stdout_starts``, ``stderr_has``, ``tb_has``, ``tb_matches`` (a pattern of the traceback), ``exit_code``, ``signal``,
+lengths ``stdout_max``, ``value_max`` and ``tb_max`` [characters], and ``cpu_max``, ``wall_max`` and ``wall_slack``
+[seconds].
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -27,6 +29,7 @@ CHECKS: Final[dict[str, Callable[[Any, Result], bool]]] = {
     "stdout_starts": lambda wanted, result: result.stdout.startswith(wanted),
     "stderr_has": lambda wanted, result: wanted in result.stderr,
     "tb_has": lambda wanted, result: wanted in (result.traceback or ""),
+    "tb_matches": lambda wanted, result: re.fullmatch(wanted, result.traceback or "", re.DOTALL) is not None,
     "exit_code": lambda wanted, result: result.exit_code == wanted,
     "signal": lambda wanted, result: result.signal == wanted,
     "stdout_max": lambda wanted, result: len(result.stdout) <= wanted,
