@@ -26,8 +26,8 @@ import psutil
 
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, open_sandbox
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "sandboxes"))
-from conformance import programs
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from tests.sandboxes.conformance import programs
 
 EXAMPLES = """examples:
   chaos_sandboxes.py                                20,000 runs from four threads: several minutes
