@@ -189,7 +189,7 @@ def turn(tokens: Sequence[int], logp: float = -1.0) -> Segment:
 
 def trajectory(*segments: Segment, **changed: Any) -> Trajectory:
     """An episode without a reward."""
-    rewards = (0.0,) * sum(one.trained for one in segments)
+    rewards = (0.0,) * sum(segment.trained for segment in segments)
     plain = {"task_id": "t", "seed": 0, "segments": segments, "rewards": rewards, "stop": Stop.TERMINATED}
     return Trajectory(**{**plain, **changed})
 
@@ -273,8 +273,8 @@ def small(shout: str, one_thread: None, model: Any, tokenizer: Any, tmp_path: Pa
         return made[-1]
 
     yield make
-    for one in made:
-        one.players.close()
+    for run in made:
+        run.players.close()
 
 
 def is_time(name: str) -> bool:
@@ -293,9 +293,9 @@ def setting(*overrides: str) -> list[str]:
     return [word for override in overrides for word in ("--set", override)]
 
 
-def same_weights(one: Path, other: Path) -> bool:
+def same_weights(path: Path, other: Path) -> bool:
     """Whether two runs ended with the same weights, bit by bit."""
-    before, after = weights_of(one), weights_of(other)
+    before, after = weights_of(path), weights_of(other)
     return all(torch.equal(before[name], after[name]) for name in before)
 
 

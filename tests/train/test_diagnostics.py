@@ -19,11 +19,11 @@ def laid_out(rows: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def by_bin(rows: list[list[float]]) -> dict[int, list[float]]:
     """The values of each bin by its lower edge."""
-    found: dict[int, list[float]] = {}
+    by_edge: dict[int, list[float]] = {}
     for row in rows:
         for t, value in enumerate(row, start=1):
-            found.setdefault(2 ** (t.bit_length() - 1), []).append(value)
-    return found
+            by_edge.setdefault(2 ** (t.bit_length() - 1), []).append(value)
+    return by_edge
 
 
 def test_effective_sample_size():
@@ -75,8 +75,8 @@ def drift_of(rows: list[list[float]], credits: list[list[float]]) -> dict[str, f
 
 
 def test_what_has_no_advantage_is_not_clipped():
-    told = drift_of([[0.0, 3.0], [0.1, 0.0], [-2.0]], [[0.0, 1.0], [1.0, 1.0], [1.0]])
-    assert (told["clip_fraction"], told["clip_fraction_t1"], told["clip_fraction_t2"]) == (1 / 4, 0.0, 0.5)
-    assert told["log_ratio_abs_max"] == 3.0
-    told = drift_of([[3.0, -3.0]], [[0.0, 0.0]])
-    assert told["clip_fraction"] == 0 and not [name for name in told if name.startswith("clip_fraction_t")]
+    metrics = drift_of([[0.0, 3.0], [0.1, 0.0], [-2.0]], [[0.0, 1.0], [1.0, 1.0], [1.0]])
+    assert (metrics["clip_fraction"], metrics["clip_fraction_t1"], metrics["clip_fraction_t2"]) == (1 / 4, 0.0, 0.5)
+    assert metrics["log_ratio_abs_max"] == 3.0
+    metrics = drift_of([[3.0, -3.0]], [[0.0, 0.0]])
+    assert metrics["clip_fraction"] == 0 and not [name for name in metrics if name.startswith("clip_fraction_t")]

@@ -34,7 +34,7 @@ def played(small: Make, tmp_path: Path) -> tuple[list[Group], Path]:
     run = small("optim.lr=1e-30")
     run.parts.model.save_pretrained(tmp_path / "model")
     episodes = step(trainer_of(run)[0]).trajectories
-    by_task = itertools.groupby(episodes, key=lambda one: one.task_id)
+    by_task = itertools.groupby(episodes, key=lambda episode: episode.task_id)
     return [Group(tuple(rows)) for _, rows in by_task], tmp_path / "model"
 
 
@@ -42,34 +42,34 @@ def test_gradients_are_those_of_backward_on_each_row(script: ModuleType, played:
     groups, weights = played
     recorded = script.measure(groups, weights, Config(), OPTIONS, Display())
     rows = torch.tensor([0, 2, 4, 5, 9, 11])
-    found = script.gradients_of(recorded, rows, {"rloo": ("rloo", {})}, "seq_mean_token_sum")[0]
+    gradients = script.gradients_of(recorded, rows, {"rloo": ("rloo", {})}, "seq_mean_token_sum")[0]
     parameters = list(reference.parameters())
     episodes = flatten(groups)
     for task, pair in enumerate(rows.reshape(3, 2).tolist()):
         returns = [episodes[row].ret for row in pair]
         credit = zip(pair, returns, reversed(returns), strict=True)
         loss = sum((mine - other) * logp_of(reference, episodes[row]).sum() / 2 for row, mine, other in credit)
-        wanted = torch.cat([one.flatten() for one in torch.autograd.grad(loss, parameters)])
-        assert float(found[task].norm()) == pytest.approx(float(wanted.norm()), rel=1e-3, abs=1e-5)
-        torch.testing.assert_close(found[task].float(), wanted, rtol=1e-2, atol=1e-4 * float(wanted.norm()) + 1e-6)
+        wanted = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, parameters)])
+        assert float(gradients[task].norm()) == pytest.approx(float(wanted.norm()), rel=1e-3, abs=1e-5)
+        torch.testing.assert_close(gradients[task].float(), wanted, rtol=1e-2, atol=1e-4 * float(wanted.norm()) + 1e-6)
 
 
 def test_projection_keeps_inner_products(script: ModuleType) -> None:
     parameters = [torch.zeros(100, 300), torch.zeros(500)]
     generator = torch.Generator().manual_seed(0)
-    one, other = ([torch.randn(p.shape, generator=generator) + 0.5 for p in parameters] for _ in range(2))
-    true = sum(float((a * b).sum()) for a, b in zip(one, other, strict=True))
-    norms = [sum(float((part * part).sum()) for part in vector) ** 0.5 for vector in (one, other)]
+    left, right = ([torch.randn(p.shape, generator=generator) + 0.5 for p in parameters] for _ in range(2))
+    true = sum(float((a * b).sum()) for a, b in zip(left, right, strict=True))
+    norms = [sum(float((part * part).sum()) for part in vector) ** 0.5 for vector in (left, right)]
     products: list[float] = []
     for seed in range(20):
-        kept = script.Projection(parameters, 8192, seed=seed)
-        products.append(float(kept(one) @ kept(other)))
+        projection = script.Projection(parameters, 8192, seed=seed)
+        products.append(float(projection(left) @ projection(right)))
     # Each is off by about |one|·|other|/√8192, their mean by a twentieth's root of that.
     off = norms[0] * norms[1] / 8192**0.5
     assert sum(products) / 20 == pytest.approx(true, abs=3 * off / 20**0.5)
     assert all(product == pytest.approx(true, abs=4 * off) for product in products)
     exact = script.Projection(parameters, 10**6, seed=0)
-    assert float(exact(one) @ exact(other)) == pytest.approx(true, rel=1e-4)
+    assert float(exact(left) @ exact(right)) == pytest.approx(true, rel=1e-4)
 
 
 def test_measures_are_right_for_gradients_of_known_noise(script: ModuleType) -> None:
@@ -80,11 +80,11 @@ def test_measures_are_right_for_gradients_of_known_noise(script: ModuleType) -> 
     signal[0] = 2.0
     drawn = signal + noise * torch.randn(4, 1, tasks, 30, generator=generator, dtype=torch.float64)
     measures = script.measures(script.products(drawn[:2], drawn[2:]))
-    found = {name: (float(value), float(error)) for name, (value, error) in measures.items()}
-    value, error = found["variance"]
+    measured = {name: (float(value), float(error)) for name, (value, error) in measures.items()}
+    value, error = measured["variance"]
     assert abs(value - 30 * noise**2 / tasks) < 4 * error and 0 < error < value
-    assert found["norm"][0] == pytest.approx(2.0, rel=0.01)
-    assert found["halves"][0] == pytest.approx(1.0, abs=0.01) == found["reference"][0]
+    assert measured["norm"][0] == pytest.approx(2.0, rel=0.01)
+    assert measured["halves"][0] == pytest.approx(1.0, abs=0.01) == measured["reference"][0]
 
 
 def test_groups_of_a_draw_share_no_row(script: ModuleType) -> None:
@@ -117,8 +117,8 @@ def test_report_of_a_run(script: ModuleType, train: Train, here: Path, capsys: p
     assert "at the weights `step-000000`" in capsys.readouterr().out
     for arguments, wanted in REFUSED:
         assert script.main(arguments) == 2
-        said = capsys.readouterr()
-        assert wanted in said.err and len(said.err.splitlines()) == 1 and not said.out
+        output = capsys.readouterr()
+        assert wanted in output.err and len(output.err.splitlines()) == 1 and not output.out
 
 
 def test_a_group_of_no_rows_is_refused(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

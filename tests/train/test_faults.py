@@ -166,8 +166,8 @@ def test_an_engine_that_fails_between_two_steps_loses_none(faulty: OnDisk, step:
             raise InfrastructureError("it is gone")
         await whole(*arguments)
 
-    told = rf"^it is gone; stopped, step-00000{step} is saved; go on with: .*stopped$"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(InfrastructureError, match=told):
+    message = rf"^it is gone; stopped, step-00000{step} is saved; go on with: .*stopped$"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InfrastructureError, match=message):
         patch.setattr(groups, "check_weights_in_use", failing)
         train(with_overrides(config, ["run.name=stopped"]), quiet())
     run = resume(Path("runs/stopped"), quiet())
@@ -178,8 +178,8 @@ def test_a_grader_that_is_down_for_a_moment_is_counted_and_gives_no_reward(fault
     undisturbed = train(faulty("run.name=whole"), quiet())
     grade_by(raising(InfrastructureError("the grader is down"), range(3, 6)))
     run = train(faulty("run.name=disturbed"), quiet())
-    first, *_ = rows = rows_of(run)
-    assert (first.pop("faults"), first["groups_lost"]) == (3, 0)
+    earliest, *_ = rows = rows_of(run)
+    assert (earliest.pop("faults"), earliest["groups_lost"]) == (3, 0)
     rows_whole = rows_of(undisturbed)
     assert rows_whole[0].pop("faults") == 0 and rows == rows_whole
 
@@ -211,9 +211,9 @@ def test_an_update_without_a_finite_gradient_is_left_out(small: Make, diverging:
     (metrics, weights, steps, _), (plain, whole, *_) = ended(range(1, 2)), ended(range(0))
     assert (metrics["updates_skipped"], plain["updates_skipped"], steps) == (1, 0, 1)
     assert metrics["grad_norm"] > 0 and all(map(math.isfinite, metrics.values())), "they are of the update that was"
-    assert not all(torch.equal(one, whole[name]) for name, one in weights.items())
+    assert not all(torch.equal(weight, whole[name]) for name, weight in weights.items())
     (_, second, _, trainer), third = ended(range(0, 2)), small().weights()
-    assert all(torch.equal(one, third[name]) for name, one in second.items()), "nothing moved"
+    assert all(torch.equal(weight, third[name]) for name, weight in second.items()), "nothing moved"
     assert trainer.skipped == 1 and step(trainer, 2).metrics["updates_skipped"] == 0 == trainer.skipped, "in a row"
 
 
@@ -226,8 +226,8 @@ def test_three_steps_without_a_finite_gradient_stop_the_run_with_their_episodes(
     assert [row["updates_skipped"] for row in rows] == [2, 2, 2] and all("grad_norm" not in row for row in rows)
     assert "NaN" not in (run / "metrics.jsonl").read_text()
     assert len(list(read_episodes(run / "episodes" / "step-000003.jsonl.zst"))) == 8
-    first, last = (path / "model.safetensors" for path in (checkpoints(run)[0], checkpoints(run)[-1]))
-    assert first.read_bytes() == last.read_bytes()
+    earliest, last = (path / "model.safetensors" for path in (checkpoints(run)[0], checkpoints(run)[-1]))
+    assert earliest.read_bytes() == last.read_bytes()
 
 
 Damage = Callable[[Path], object]
@@ -254,7 +254,7 @@ DAMAGES: list[tuple[Damage, str]] = [
     (lambda run: (run / "config.toml").write_text(""), "config.toml was cut off"),
     (overwrite("config.toml", "turn_tokens = 12", "turn_tokens = 13"), "trained with rollout.turn_tokens=12"),
     (lambda run: shutil.rmtree(run / "checkpoints"), "metrics.jsonl has rows, and the run no checkpoint"),
-    (lambda run: [shutil.rmtree(one / "optimizer") for one in checkpoints(run)], "no checkpoint of .* is whole"),
+    (lambda run: [shutil.rmtree(path / "optimizer") for path in checkpoints(run)], "no checkpoint of .* is whole"),
     (add_unused, "unused.jsonl.zst is no episode"),
     (overwrite("checkpoints/step-000000/config.json", "{", "{ "), "config.json .* is the reference of algo.kl_coef"),
     (lambda run: shutil.rmtree(run / "checkpoints" / "step-000000"), "can't be read .* is the reference of algo.kl_co"),
@@ -276,8 +276,8 @@ def contents(run: Path) -> dict[Path, bytes]:
 
 @pytest.mark.slow
 def test_steps_after_a_resumption_are_those_of_a_run_that_never_stopped(config: Config) -> None:
-    told = io.StringIO()
-    display = Display(told)
+    output = io.StringIO()
+    display = Display(output)
     whole = train(config, display)
     other = shutil.copytree(whole, whole.with_name("other"))
     _, _, second, third = checkpoints(other)
@@ -289,18 +289,18 @@ def test_steps_after_a_resumption_are_those_of_a_run_that_never_stopped(config: 
     (other / "checkpoints" / ".step-000001.tmp" / "left by a kill").mkdir(parents=True)
     resume(other, display)
     assert not list(other.rglob(".*.tmp"))
-    assert "the folder episodes of runs/other is gone" in told.getvalue()
-    assert "step-000003 lacks the file optimizer/00001-of-00001" in told.getvalue()
-    assert "step-000002 holds another model.safetensors than it was saved with: step-000001 is" in told.getvalue()
+    assert "the folder episodes of runs/other is gone" in output.getvalue()
+    assert "step-000003 lacks the file optimizer/00001-of-00001" in output.getvalue()
+    assert "step-000002 holds another model.safetensors than it was saved with: step-000001 is" in output.getvalue()
     assert [path.name for path in checkpoints(other)] == [path.name for path in checkpoints(whole)]
     assert len(list((other / "checkpoints").glob("damaged-step-0000*"))) == 3, "what was passed over is kept"
     assert rows_of(whole) == rows_of(other) and len(rows_of(whole)) == 3
-    told = [row["kl_reference"] for row in rows_of(whole)]
-    assert told[0] == 0 < told[1] < told[2], "the reference stays what training began with"
+    distances = [row["kl_reference"] for row in rows_of(whole)]
+    assert distances[0] == 0 < distances[1] < distances[2], "the reference stays what training began with"
     for at in (2, 3):
         path = Path("episodes") / f"step-{at:06d}.jsonl.zst"
-        one, again = ([record.trajectory.segments for record in read_episodes(run / path)] for run in (whole, other))
-        assert one == again
+        played, again = ([record.trajectory.segments for record in read_episodes(run / path)] for run in (whole, other))
+        assert played == again
         assert {part.version for segments in again for part in segments if part.trained} == {at - 1}
     assert same_weights(whole, other)
     for number, (damage, words) in enumerate(DAMAGES):

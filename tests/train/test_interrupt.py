@@ -127,8 +127,8 @@ few, many = torch.ones(257, 512), torch.ones(512, 512)
 print(asyncio.run(run_in_thread(learn)))
 """
     env = {**os.environ, "OMP_NUM_THREADS": "3"}
-    told = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert told.stdout == "0\n", told.stderr
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout == "0\n", done.stderr
 
 
 def test_interrupted_imports_leave_nothing(tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_interrupted_evaluation_ends_quietly(server: Server, warm: Path, tmp_pat
     env = ("--env", "stoppable:test/Stoppable-v0")
     command = server.start(tmp_path, "eval", str(warm), *env, "--tasks", "50", "--set", "rollout.concurrency=8")
     assert command.wait() == 130
-    told = "agentrl: stopped, and no episode is saved: with --out FOLDER they are, and the same command resumes\n"
-    assert command.err == told
+    message = "agentrl: stopped, and no episode is saved: with --out FOLDER they are, and the same command resumes\n"
+    assert command.err == message
     await_end(tmp_path)
 
 
@@ -212,7 +212,7 @@ def test_killed_evaluation_goes_on_as_if_nothing_had_been(server: Server, bare: 
     again = evaluate(server, tmp_path, bare, *words, "--out", "e").done()
     assert again.out == whole.out and "level:1" in whole.out
     records = list(agentrl.read_episodes(tmp_path / "e"))
-    assert len({(one.trajectory.task_id, one.attempt) for one in records}) == len(records) == 24
+    assert len({(record.trajectory.task_id, record.attempt) for record in records}) == len(records) == 24
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "e")]
     last = [summary["sets"][0].pop("this_process") for summary in summaries]
     assert summaries[0] == summaries[1] and last[0]["episodes"] == 24 > last[1]["episodes"]
@@ -250,15 +250,15 @@ def test_ctrl_c_says_what_is_saved(server: Server, bare: Path, tmp_path: Path) -
     command.until(lambda: saved(out) >= 3)
     os.killpg(command.pid, signal.SIGINT)
     assert command.wait() == 130
-    kept = [record.trajectory.task_id for record in read_episodes(out)]
-    told = f"agentrl: stopped, {len(kept)} episodes are saved in e; resume with the same command"
-    assert command.err.splitlines()[-1] == told
+    task_ids = [record.trajectory.task_id for record in read_episodes(out)]
+    message = f"agentrl: stopped, {len(task_ids)} episodes are saved in e; resume with the same command"
+    assert command.err.splitlines()[-1] == message
     again = evaluate(server, tmp_path, bare, "--tasks", "5", "--out", "e")
     assert again.wait() == 0
     after = [record.trajectory.task_id for record in read_episodes(out)]
-    assert after[: len(kept)] == kept, "what was not asked for stays"
+    assert after[: len(task_ids)] == task_ids, "what was not asked for stays"
     # Those that were under way when it was stopped may be of the first five.
-    assert sorted(after[len(kept) :]) == sorted({f"test-1:{number}" for number in range(5)} - {*kept})
+    assert sorted(after[len(task_ids) :]) == sorted({f"test-1:{number}" for number in range(5)} - {*task_ids})
 
 
 def test_a_split_of_fewer_tasks_says_so(server: Server, bare: Path, tmp_path: Path) -> None:
@@ -274,5 +274,5 @@ def test_a_split_of_fewer_tasks_says_so(server: Server, bare: Path, tmp_path: Pa
     words = (*words, "12", "--out", "e", "--set")
     refused = server.start(tmp_path, *words, "rollout.episode_tokens=26")
     assert refused.wait() == 2 and "no episode had room for a turn: their prompts have 26 tokens or more" in refused.err
-    told = server.start(tmp_path, *words, "rollout.episode_tokens=27").done().err
-    assert "warning: 2 episodes count as failed, since their prompts left no" in told
+    errors = server.start(tmp_path, *words, "rollout.episode_tokens=27").done().err
+    assert "warning: 2 episodes count as failed, since their prompts left no" in errors

@@ -99,7 +99,7 @@ def moments(mode: str) -> Iterator[tuple[Callable[[Path], bool], float]]:
 
 
 def timeless(episode: Trajectory) -> Trajectory:
-    return replace(episode, tool_runs=tuple(replace(one, wall_s=0.0) for one in episode.tool_runs))
+    return replace(episode, tool_runs=tuple(replace(run, wall_s=0.0) for run in episode.tool_runs))
 
 
 def ending(run: Path) -> dict[str, Any]:
@@ -185,8 +185,8 @@ def test_in_flight_no_episode_that_has_ended_is_played_again(small: Make) -> Non
     engines = [Blocking(run.parts.engine, answers) for answers in (36, 20, 99)]
     sources = [Overlapped(run.config, run.mix, run.players, engine) for engine in engines]
 
-    async def second(source: Overlapped, first: int) -> list[Trajectory]:
-        played = [await source.batch(number) for number in range(first, 3)]
+    async def second(source: Overlapped, begin: int) -> list[Trajectory]:
+        played = [await source.batch(number) for number in range(begin, 3)]
         return list(map(timeless, flatten(played[-1].trained)))
 
     async def stopped(source: Overlapped) -> None:
@@ -218,14 +218,14 @@ def test_a_group_that_was_lost_before_a_kill_is_lost_after_it(small: Make, mode:
     run = small(f"rollout.overlap={mode}", "rollout.max_fault_rate=0.5")
     # The engine of the run that goes on is well again.
     engines = Losing(run.parts.engine), run.parts.engine
-    one, other = (Overlapped(run.config, run.mix, run.players, engine) for engine in engines)
+    source, other = (Overlapped(run.config, run.mix, run.players, engine) for engine in engines)
 
     async def whole() -> StepGroups:
-        await one.batch(1)
-        while not next(iter(one.state()["ahead"].values()))[1]:  # pyright: ignore
+        await source.batch(1)
+        while not next(iter(source.state()["ahead"].values()))[1]:  # pyright: ignore
             await asyncio.sleep(0)
-        other.restore(one.state(), one.unused())
-        return await one.batch(2)
+        other.restore(source.state(), source.unused())
+        return await source.batch(2)
 
     wanted, played = asyncio.run(whole()), asyncio.run(other.batch(2))
     assert played.trained == wanted.trained and len(wanted.trained) == 2

@@ -54,7 +54,9 @@ def update(learner: Learner, rate: float = 1e-3) -> list[Tensor]:
     batch, seen = batch_of(SHAPES), list[Tensor]()
     packs = learner.packs(batch, range(len(batch)))
     assert len(packs) > 1
-    hook = learner.optimizer.register_step_pre_hook(lambda *_: seen.extend(one.grad.clone() for one in learner.trained))
+    hook = learner.optimizer.register_step_pre_hook(
+        lambda *_: seen.extend(weight.grad.clone() for weight in learner.trained)
+    )
     learner.update(packs, lambda _, stats: -(stats.logp * torch.linspace(-1, 2, len(stats.logp))).sum(), rate)
     hook.remove()
     return seen
@@ -63,13 +65,13 @@ def update(learner: Learner, rate: float = 1e-3) -> list[Tensor]:
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_activations_computed_again_give_the_same_gradients(learner: MakeLearner, dtype: str, rank: int) -> None:
-    kept, again = learner(dtype=dtype, rank=rank), learner(dtype=dtype, rank=rank, gradient_checkpointing=True)
+    keeping, again = learner(dtype=dtype, rank=rank), learner(dtype=dtype, rank=rank, gradient_checkpointing=True)
     layer, calls = again.model.model.layers[1].mlp, list[bool]()
     layer.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     for _ in range(2):
         # To the last bit: a run may change this setting when it goes on.
-        for one, other in zip(update(kept), update(again), strict=True):
-            assert torch.equal(one, other) and one.dtype == torch.float32
+        for mine, theirs in zip(update(keeping), update(again), strict=True):
+            assert torch.equal(mine, theirs) and mine.dtype == torch.float32
     packs = len(again.packs(batch_of(SHAPES), range(len(SHAPES))))
     assert len(calls) == 2 * 2 * packs, "each layer runs twice for each pack of each update"
     assert not again.model.model.layers[1].self_attn.training, "dropout stays off"
@@ -91,35 +93,35 @@ def test_average_is_that_of_the_weights_after_each_update(learner: MakeLearner, 
         # Slowly: each weight of each update by itself, from those that training began with.
         wanted = [0.8 * old + 0.2 * weight.detach().double() for old, weight in zip(wanted, made.trained, strict=True)]
     trained = [weight.detach().clone() for weight in made.trained]
-    assert all(torch.equal(one, other) for one, other in zip(trained, alone.trained, strict=True))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(trained, alone.trained, strict=True))
     sent = {name: weight.detach().clone() for name, weight in made.weights()}
     with made.averaged():
-        for weight, one in zip(made.trained, wanted, strict=True):
-            torch.testing.assert_close(weight.detach().double(), one, atol=1e-6, rtol=1e-6)
+        for weight, mine in zip(made.trained, wanted, strict=True):
+            torch.testing.assert_close(weight.detach().double(), mine, atol=1e-6, rtol=1e-6)
         apart = [float((weight.detach() - sent[name]).abs().max()) for name, weight in made.weights()]
     assert max(apart) > 1e-3
-    assert all(torch.equal(one, weight) for one, weight in zip(trained, made.trained, strict=True))
+    assert all(torch.equal(mine, weight) for mine, weight in zip(trained, made.trained, strict=True))
     with alone.averaged():
-        assert all(torch.equal(one, weight) for one, weight in zip(trained, alone.trained, strict=True))
+        assert all(torch.equal(mine, weight) for mine, weight in zip(trained, alone.trained, strict=True))
 
 
 def test_average_goes_on_as_if_it_had_never_been_saved(learner: MakeLearner, tmp_path: Path) -> None:
-    one, other = learner(average=0.9), learner(average=0.9)
+    saved, loaded = learner(average=0.9), learner(average=0.9)
     (tmp_path / "optimizer").mkdir()
-    one.save(tmp_path / "optimizer")
+    saved.save(tmp_path / "optimizer")
     assert not Shards(tmp_path / "optimizer").names, "before an update the model is its own average"
-    update(one)
+    update(saved)
     # A checkpoint's model is the average.
-    with one.averaged():
-        other.model.load_state_dict(one.model.state_dict())
-        one.save(tmp_path / "optimizer")
-    load_optimizer(tmp_path, other.load)
+    with saved.averaged():
+        loaded.model.load_state_dict(saved.model.state_dict())
+        saved.save(tmp_path / "optimizer")
+    load_optimizer(tmp_path, loaded.load)
     for _ in range(2):
-        update(one)
-        update(other)
-    assert all(torch.equal(mine, yours) for mine, yours in zip(one.trained, other.trained, strict=True))
-    with one.averaged(), other.averaged():
-        assert all(torch.equal(mine, yours) for mine, yours in zip(one.trained, other.trained, strict=True))
+        update(saved)
+        update(loaded)
+    assert all(torch.equal(mine, yours) for mine, yours in zip(saved.trained, loaded.trained, strict=True))
+    with saved.averaged(), loaded.averaged():
+        assert all(torch.equal(mine, yours) for mine, yours in zip(saved.trained, loaded.trained, strict=True))
 
 
 def test_adapters_are_all_that_moves(learner: MakeLearner) -> None:
@@ -134,7 +136,7 @@ def test_adapters_are_all_that_moves(learner: MakeLearner) -> None:
 
 def modules() -> int:
     """All there are in this process."""
-    return sum(issubclass(type(one), torch.nn.Module) for one in gc.get_objects())
+    return sum(issubclass(type(entry), torch.nn.Module) for entry in gc.get_objects())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -142,9 +144,9 @@ def test_reference_of_adapters_is_their_base(learner: MakeLearner, model: Any, d
     made, copied = (learner(rank=2, dtype=dtype, average=0.5) for _ in range(2))
     copied.keep_reference(model)
     before = [made.score_reference(batch_of(SHAPES)), made.score(batch_of(SHAPES)).logp]
-    for one in (made, copied):
+    for tuned in (made, copied):
         for _ in range(2):
-            update(one, 1e-2)
+            update(tuned, 1e-2)
     held = modules()
     wanted = copied.score_reference(batch_of(SHAPES))
     with made.averaged():
@@ -193,10 +195,10 @@ def test_engine_and_trainer_are_as_near_as_measured(tokenizer: Any, dtype: torch
     engine = TransformersEngine(cast_copy(model, dtype), slots=16, max_length=256)
     assert engine.rounding == ROUNDING[dtype] >= 5 * largest, "the check must stay silent on rounding alone"
     prompts = ragged(16)
-    done = together(*(engine.generate(one, Sampling(temperature=0.7, max_tokens=64), seed=1) for one in prompts))
-    said = (Segment("policy", one.token_ids, one.logprobs, 0) for one in done)
-    told = (Segment("prompt", one) for one in prompts)
-    batch = as_batch([Group((trajectory(*segments),)) for segments in zip(told, said, strict=True)])
+    done = together(*(engine.generate(prompt, Sampling(temperature=0.7, max_tokens=64), seed=1) for prompt in prompts))
+    answers = (Segment("policy", answer.token_ids, answer.logprobs, 0) for answer in done)
+    openings = (Segment("prompt", prompt) for prompt in prompts)
+    batch = as_batch([Group((trajectory(*segments),)) for segments in zip(openings, answers, strict=True)])
     with torch.no_grad():
         apart = score(model, batch, temperature=0.7, dtype=dtype).logp.double() - batch.sampler_logp
     assert float(apart.abs().max()) < largest

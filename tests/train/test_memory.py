@@ -42,13 +42,13 @@ def test_activations_of_another_model_and_a_longer_pack_are_foretold(more: list[
     config = small("model.tiny.layers=5", *more)
     layers, shape = config.model.tiny["layers"], model_config(config, tokenizer)
     costs = measure(config, shape, "cpu", (64, 32))
-    kept = saved_bytes(config, _small(shape, layers, "cpu"), 487)
-    assert 487 * (layers * costs.layer + costs.rest) == pytest.approx(kept, rel=0.02)
+    saved = saved_bytes(config, _small(shape, layers, "cpu"), 487)
+    assert 487 * (layers * costs.layer + costs.rest) == pytest.approx(saved, rel=0.02)
     again = config.updated(optim={"gradient_checkpointing": True})
     inputs = saved_bytes(again, _small(shape, layers, "cpu"), 487)
     size = 2 if "model.dtype=bfloat16" in more else 4
     assert costs.recomputes and 487 * (layers * 32 * size + costs.rest) == pytest.approx(inputs, rel=0.2)
-    assert inputs < 0.7 * kept or layers == 1
+    assert inputs < 0.7 * saved or layers == 1
 
 
 def test_operations_by_hand(model: Any) -> None:
@@ -68,31 +68,31 @@ def test_counts_are_those_of_the_real_parts(dtype: str, lora: list[str]) -> None
     parts = assemble(config, source)
     if lora:
         adapt(config, parts.model, base="base", saved=None)
-    found = needs(config, model_config(config, parts.tokenizer)).memory
+    planned = needs(config, model_config(config, parts.tokenizer)).memory
     learner = make_learner(config, parts.model)
     if not lora:
         learner.keep_reference()
     seen: list[int] = []
-    learner.optimizer.register_step_pre_hook(lambda *_: seen.extend(one.grad.nbytes for one in learner.trained))
+    learner.optimizer.register_step_pre_hook(lambda *_: seen.extend(weight.grad.nbytes for weight in learner.trained))
     learner.update([batch_of(1, 20, 10)], lambda _, stats: stats.logp.sum(), 1e-3)
     moments = [part for state in learner.optimizer.state.values() for part in state.values() if part.ndim]
-    assert found["weights"] == sum(weight.nbytes for weight in parts.model.parameters())
-    assert found["gradients"] == sum(seen)
-    assert found["optimizer"] == sum(part.nbytes for part in moments)
-    assert found["average"] == sum(part.nbytes for part in learner._average)
+    assert planned["weights"] == sum(weight.nbytes for weight in parts.model.parameters())
+    assert planned["gradients"] == sum(seen)
+    assert planned["optimizer"] == sum(part.nbytes for part in moments)
+    assert planned["average"] == sum(part.nbytes for part in learner._average)
     reference = learner._reference.parameters() if learner._reference else ()
-    assert found["reference"] == sum(one.nbytes for one in reference)
-    assert found["engine's weights"] == sum(weight.nbytes for weight in parts.engine._compute._model.parameters())
+    assert planned["reference"] == sum(weight.nbytes for weight in reference)
+    assert planned["engine's weights"] == sum(weight.nbytes for weight in parts.engine._compute._model.parameters())
     # 4 rows of padded keys, 3 layers, keys and values, 2 heads of 8 numbers.
-    assert found["engine's cache"] == 4 * key_sizes()[0] * 3 * 2 * 2 * 8 * (4 if dtype == "float32" else 2)
+    assert planned["engine's cache"] == 4 * key_sizes()[0] * 3 * 2 * 2 * 8 * (4 if dtype == "float32" else 2)
     rest = {"process", "engine's cache", "head", "activations", "allocator"}
-    assert set(found) == rest | {"weights", "gradients", "optimizer", "average", "reference", "engine's weights"}
+    assert set(planned) == rest | {"weights", "gradients", "optimizer", "average", "reference", "engine's weights"}
     if lora:
         taught, whole = (
             needs(config.updated(**other), model_config(config, parts.tokenizer)).memory["optimizer"]
             for other in ({"sft": {"steps": 1}}, {"lora": {"rank": 0}})
         )
-        assert taught == whole > 4 * found["optimizer"], "a warm start trains all weights"
+        assert taught == whole > 4 * planned["optimizer"], "a warm start trains all weights"
 
 
 COSTS = Costs(layer=10.0, rest=0.0, recomputes=False, score=1e-9, update=2e-9, step=1e-6, rows=4)
@@ -109,9 +109,9 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_step_by_hand(tokenizer: Any) -> None:
     config = small("rollout.tasks=2", "rollout.group_size=8", "optim.minibatches=4", "optim.epochs=2")
     shape = model_config(config, tokenizer)
-    found, gold = needs(config, shape), needs(config, shape, lengths=(40, 10))
-    assert (found.tokens, found.expected, gold.tokens, gold.expected) == (16 * 64, 16 * 64, 16 * 64, 16 * 40)
-    assert found.memory == gold.memory, "memory is for the longest episodes"
+    longest, gold = needs(config, shape), needs(config, shape, lengths=(40, 10))
+    assert (longest.tokens, longest.expected, gold.tokens, gold.expected) == (16 * 64, 16 * 64, 16 * 64, 16 * 40)
+    assert longest.memory == gold.memory, "memory is for the longest episodes"
     model = _small(shape, 3, "cpu")
     group, token = work(model, batch_of(8, 40, 10)), work(model, batch_of(1, 2, 1))
     score = 2e-9 * group
@@ -119,10 +119,10 @@ def test_step_by_hand(tokenizer: Any) -> None:
     wanted = {"generate": 0.75 * score + 40 * 1e-6 * token, "score": score, "update": 2 * 2 * score}
     assert gold.seconds == pytest.approx(wanted)
     # One layer more for the gradients of the backward pass.
-    assert found.memory["activations"] == 10 * (3 + 1) * 8192
-    assert found.memory["allocator"] == found.memory["activations"] // 4
-    assert found.memory["process"] == 100_000_000 + memory._LATER
-    assert found.total == sum(found.memory.values()) and found.limit and found.remedy == ""
+    assert longest.memory["activations"] == 10 * (3 + 1) * 8192
+    assert longest.memory["allocator"] == longest.memory["activations"] // 4
+    assert longest.memory["process"] == 100_000_000 + memory._LATER
+    assert longest.total == sum(longest.memory.values()) and longest.limit and longest.remedy == ""
 
 
 def test_gold_lengths_are_those_of_real_episodes(tokenizer: Any) -> None:
@@ -179,16 +179,16 @@ def test_what_is_learned_changes_last(
 @pytest.mark.usefixtures("costs")
 def test_vllm_takes_its_share_whatever_it_needs(tokenizer: Any) -> None:
     config = small("engine.name=vllm", "engine.options.memory=0.25")
-    found = needs(config, model_config(config, tokenizer), 10**9).memory
-    assert found["engine's weights"] + found["engine's cache"] == 25 * 10**7
+    parts = needs(config, model_config(config, tokenizer), 10**9).memory
+    assert parts["engine's weights"] + parts["engine's cache"] == 25 * 10**7
 
 
 @pytest.mark.usefixtures("costs")
 def test_a_device_that_is_not_here_has_no_times_and_no_limit(tokenizer: Any) -> None:
     config = small("model.device=cuda:97")
-    found = needs(config, model_config(config, tokenizer))
-    assert found.seconds == {} and found.limit is None and found.remedy == ""
-    assert found.memory["allocator"] == 0
+    absent = needs(config, model_config(config, tokenizer))
+    assert absent.seconds == {} and absent.limit is None and absent.remedy == ""
+    assert absent.memory["allocator"] == 0
     assert "does not fit" in needs(config, model_config(config, tokenizer), 1000).remedy
 
 
@@ -253,8 +253,8 @@ def test_memory_is_what_fresh_processes_take(tmp_path: Path, name: str, options:
     (path := tmp_path / "it.toml").write_text("")
     commands = ["-m", "agentrl", "plan", str(path), "--json", *setting(*overrides)], ["-c", RUN, *overrides]
     started = [subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) for command in commands]
-    plan, run = (one.communicate()[0] for one in started)
-    found, taken = json.loads(plan), int(run) * 1024
-    print(name, found["total"] / 2**20, taken / 2**20, found["memory"]["process"] / 2**20)
-    assert found["fits"] and taken > 1.1 * found["memory"]["process"], "the process itself is not all"
-    assert found["total"] == pytest.approx(taken, rel=0.15), name
+    plan, run = (process.communicate()[0] for process in started)
+    planned, taken = json.loads(plan), int(run) * 1024
+    print(name, planned["total"] / 2**20, taken / 2**20, planned["memory"]["process"] / 2**20)
+    assert planned["fits"] and taken > 1.1 * planned["memory"]["process"], "the process itself is not all"
+    assert planned["total"] == pytest.approx(taken, rel=0.15), name

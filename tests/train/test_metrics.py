@@ -35,15 +35,16 @@ DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 def test_parts_and_lengths_are_those_of_the_episodes(small: Make) -> None:
     result = step(trainer_of(small("rollout.group_size=9", "rollout.cut_turns=end"))[0])
     row, episodes = result.metrics, result.trajectories
-    parts = [one.parts.get("correct", 0.0) for one in episodes]
+    parts = [episode.parts.get("correct", 0.0) for episode in episodes]
     assert row["reward/correct"] == pytest.approx(sum(parts) / 27) == pytest.approx(row["reward_mean"])
-    lengths = [len(one.token_ids) for one in episodes]
+    lengths = [len(episode.token_ids) for episode in episodes]
     made = [(metrics._lengths(list(range(n, 0, -1))), range(1, n + 1)) for n in (1, 2, 150)]
-    for told, these in ((row, lengths), *made):
-        assert told["episode_tokens_mean"] == pytest.approx(sum(these) / len(these))
+    for computed, these in ((row, lengths), *made):
+        assert computed["episode_tokens_mean"] == pytest.approx(sum(these) / len(these))
         for percent in (50, 99):
-            kept = [one for one in these if 100 * sum(other <= one for other in these) >= percent * len(these)]
-            assert told[f"episode_tokens_p{percent}"] == min(kept)
+            enough = percent * len(these)
+            within = [length for length in these if 100 * sum(other <= length for other in these) >= enough]
+            assert computed[f"episode_tokens_p{percent}"] == min(within)
     assert row["trained_tokens"] == sum(lengths)
     for name, of, phase in (("sampled", "sampled_tokens", "generate"), ("trained", "trained_tokens", "update")):
         assert row[f"{name}_tokens_per_second"] * row[f"seconds_{phase}"] == pytest.approx(row[of])
@@ -53,12 +54,12 @@ def test_parts_and_lengths_are_those_of_the_episodes(small: Make) -> None:
 def test_every_metric_is_in_the_documentation(small: Make, overrides: tuple[str, ...]) -> None:
     row = step(trainer_of(small(*overrides))[0]).metrics
     names = re.findall(r"`([^` ]+)`", DOCS.read_text(encoding="utf-8"))
-    told = "|".join(re.sub("<[a-z0-9]+>", ".+", re.sub(r"([.])", r"\\\1", name)) for name in names)
-    assert not [name for name in row if not re.fullmatch(told, name)]
+    names_in_docs = "|".join(re.sub("<[a-z0-9]+>", ".+", re.sub(r"([.])", r"\\\1", name)) for name in names)
+    assert not [name for name in row if not re.fullmatch(names_in_docs, name)]
 
 
 @pytest.mark.parametrize(
-    ("algo", "shapes", "told"),
+    ("algo", "shapes", "unpooled"),
     [
         ({"advantage": "otb_pooled"}, [[3, 4], [5, 2]], 0),
         ({"advantage": "otb_pooled"}, [[3, 4]], 1),
@@ -69,18 +70,18 @@ def test_every_metric_is_in_the_documentation(small: Make, overrides: tuple[str,
         ({}, [[3, 4]], None),
     ],
 )
-def test_a_group_without_a_pool_is_told(algo: Any, shapes: list[list[int]], told: int | None) -> None:
-    assert pool_metrics(AlgoSettings(**algo), batch_of(shapes)).get("groups_unpooled") == told
+def test_a_group_without_a_pool_is_told(algo: Any, shapes: list[list[int]], unpooled: int | None) -> None:
+    assert pool_metrics(AlgoSettings(**algo), batch_of(shapes)).get("groups_unpooled") == unpooled
 
 
 def test_credit_by_position_is_that_of_the_episodes(small: Make) -> None:
     result = step(trainer_of(small())[0])
-    row, credit = result.metrics, [abs(one) for credit in result.advantages for one in credit]
+    row, credit = result.metrics, [abs(advantage) for credit in result.advantages for advantage in credit]
     # The lower edge of the bin of each token's t = 1, 2, …: 1, 2, 2, 4, 4, 4, 4, 8 …
-    edges = [2 ** (t.bit_length() - 1) for one in result.trajectories for t in range(1, one.n_sampled + 1)]
+    edges = [2 ** (t.bit_length() - 1) for advantage in result.trajectories for t in range(1, advantage.n_sampled + 1)]
     assert max(edges) > 2
     for edge in {*edges}:
-        inside = [one for one, where in zip(credit, edges, strict=True) if where == edge]
+        inside = [advantage for advantage, where in zip(credit, edges, strict=True) if where == edge]
         assert row[f"advantage_abs_t{edge}"] == pytest.approx(fmean(inside), abs=1e-6)
     for name in ("advantage_abs", "energy"):
         assert fmean(row[f"{name}_t{edge}"] for edge in edges) == pytest.approx(row[name], abs=1e-6)
@@ -93,8 +94,8 @@ def episode(**parts: float) -> Trajectory:
 
 def test_names_of_parts_stay_distinct_and_break_nothing() -> None:
     names = ["a b", "a\nb", "a/b", "a%2Fb", "\x1b[31m", "\ud800", ""]
-    row = metrics._reward_parts([episode(**{name: 2.0 * place for place, name in enumerate(names)}), episode()])
-    assert sorted(row.values()) == [float(place) for place in range(len(names))]
+    row = metrics._reward_parts([episode(**{name: 2.0 * index for index, name in enumerate(names)}), episode()])
+    assert sorted(row.values()) == [float(index) for index in range(len(names))]
     assert all(re.fullmatch(r"reward/[A-Za-z0-9 %._~-]*", name) for name in row)
     for parts in ({"x" * 65: 1.0}, {"x": float("nan")}, {f"{n}": 1.0 for n in range(65)}):
         with pytest.raises(TrajectoryError, match="has more than 64 parts of a reward"):
@@ -134,7 +135,8 @@ def test_shared_tokens_are_computed_once(model: Any, window: int | None) -> None
     text.layer_types, text.sliding_window = ["sliding_attention" if window else "full_attention"] * 2, window
     prefixes = {row[: end + 1] for row in rows for end in range(len(row))}
     pairs = sum(min(len(prefix), window or 99) for prefix in prefixes)
-    weights = sum(one.numel() for name, one in model.named_parameters() if one.ndim > 1 and "embed" not in name)
+    named = dict(model.named_parameters()).items()
+    weights = sum(weight.numel() for name, weight in named if weight.ndim > 1 and "embed" not in name)
     head = model.get_output_embeddings().weight.numel()
     expected = 6 * weights * len(prefixes) + 6 * head * sum(len(row) - 1 for row in rows) + 2 * 12 * 32 * pairs
     assert pass_flops(copied, batch) == expected
@@ -178,20 +180,21 @@ def test_each_token_s_numbers_are_those_of_its_first_pass(small: Make, reference
     moved.load_state_dict(after[0], strict=False)
     seen, clipped = {"first": 0, "second": 0}, 0
     for record in read_episodes(path):
-        told, episode = record.training, record.trajectory
-        assert set(told) == set(TRAINING) and record.advantages is not None
+        recorded, episode = record.training, record.trajectory
+        assert set(recorded) == set(TRAINING) and record.advantages is not None
         old = logp_of(reference, episode)
-        near(told["old_logp"], old)
+        near(recorded["old_logp"], old)
         # A row of the first minibatch met the policy as it was; one of the second met it after one update.
         ratio = logp_of(moved, episode) - old
-        first = max(map(abs, told["log_ratio"])) < 1e-5
-        seen["first" if first else "second"] += 1
-        near(told["log_ratio"], torch.zeros_like(ratio) if first else ratio)
-        total = torch.tensor(told["log_ratio"]).cumsum(0)
-        near(told["cumulative_log_ratio"], total)
-        near(told["realized_energy"], energy_of(reference, episode).cumsum(0), 1e-3)
-        near([b + a for b, a in zip(told["baseline"], record.advantages, strict=True)], to_go(episode))
-        for t, (shift, cut, credit) in enumerate(zip(total, told["clipped"], record.advantages, strict=True), start=1):
+        is_first = max(map(abs, recorded["log_ratio"])) < 1e-5
+        seen["first" if is_first else "second"] += 1
+        near(recorded["log_ratio"], torch.zeros_like(ratio) if is_first else ratio)
+        total = torch.tensor(recorded["log_ratio"]).cumsum(0)
+        near(recorded["cumulative_log_ratio"], total)
+        near(recorded["realized_energy"], energy_of(reference, episode).cumsum(0), 1e-3)
+        near([b + a for b, a in zip(recorded["baseline"], record.advantages, strict=True)], to_go(episode))
+        tokens = zip(total, recorded["clipped"], record.advantages, strict=True)
+        for t, (shift, cut, credit) in enumerate(tokens, start=1):
             low, high, dual = (width * t**0.5 for width in (-0.025, 0.05, 0.05))
             out = float(shift) > high if credit > 0 else not low <= float(shift) <= dual
             assert cut == (out and credit != 0) or abs(float(shift) - (low if shift < 0 else high)) < 1e-4
@@ -207,5 +210,5 @@ def to_go(episode: Trajectory) -> Tensor:
 
 def test_rows_that_are_not_trained_on_lack_what_updates_tell(small: Make) -> None:
     rejecting = ('algo.rejection={"token"=[0.0,1e-9]}', "optim.minibatches=1", "algo.advantage=group_mean")
-    told = step(trainer_of(small(*rejecting))[0]).record.by_episode()
-    assert told and all(set(one) == {"old_logp", "entropy"} for one in told)
+    recorded = step(trainer_of(small(*rejecting))[0]).record.by_episode()
+    assert recorded and all(set(columns) == {"old_logp", "entropy"} for columns in recorded)

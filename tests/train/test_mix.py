@@ -82,25 +82,25 @@ def test_two_environments_end_to_end(mixed: OnDisk) -> None:
     for row in rows:
         played = records(run, row["step"])
         for name in ("loud", "short"):
-            mine = [one for one in played if one.trajectory.env == name]
-            returns, best = [one.trajectory.ret for one in mine], mine[0].origin.best_return
+            mine = [record for record in played if record.trajectory.env == name]
+            returns, best = [record.trajectory.ret for record in mine], mine[0].origin.best_return
             assert len(mine) == 4 * row[f"env/{name}/groups"]
             assert row[f"env/{name}/reward_mean"] == pytest.approx(fmean(returns))
-            assert row[f"env/{name}/success"] == fmean(one >= best for one in returns)
-            turns = [len(one.trajectory.sampled) for one in mine]
+            assert row[f"env/{name}/success"] == fmean(value >= best for value in returns)
+            turns = [len(record.trajectory.sampled) for record in mine]
             assert row[f"env/{name}/turns_mean"] == pytest.approx(fmean(turns))
-            assert all(one.origin.env_args.get("max_turns") == (1 if name == "short" else None) for one in mine)
-            assert all(one.origin.dialect.startswith("xml" if name == "short" else "fence") for one in mine)
-        side_by_side = groupby((one.trajectory.env, one.trajectory.task_id) for one in played)
+            assert all(record.origin.env_args.get("max_turns") == (1 if name == "short" else None) for record in mine)
+            assert all(record.origin.dialect.startswith("xml" if name == "short" else "fence") for record in mine)
+        side_by_side = groupby((record.trajectory.env, record.trajectory.task_id) for record in played)
         assert all(len(list(group)) % 4 == 0 for _, group in side_by_side), "groups of four do not mix"
     order = [(at, name) for at in (0, 2, 4) for name in ("loud", "short")]
     assert [(row["step"], row["env"]) for row in evals] == order
     # Its evaluation alone is that of the run; the file says of each episode where it is from.
     request = EvalRequest(path=str(run), out=Path("e"))
-    found = {one.name: one.overall for one in evaluate(request, Display())}
-    assert [found[row["env"]].row().items() <= row.items() for row in evals[-2:]] == [True, True]
-    assert [one.trajectory.env for one in read_episodes("e")].count("short") == 3, "it has no more"
-    assert {one.name: one.overall for one in evaluate(request, Display())} == found, "all was there"
+    overall = {result.name: result.overall for result in evaluate(request, Display())}
+    assert [overall[row["env"]].row().items() <= row.items() for row in evals[-2:]] == [True, True]
+    assert [record.trajectory.env for record in read_episodes("e")].count("short") == 3, "it has no more"
+    assert {result.name: result.overall for result in evaluate(request, Display())} == overall, "all was there"
     page = (run / "report.html").read_text()
     titles = [chart["title"] for chart in charts_of(run / "report.html")["curve"]]
     assert titles == ["Learning curve: loud", "Learning curve: short"] and "<th>environment</th>" in page
@@ -117,15 +117,15 @@ def test_two_environments_end_to_end(mixed: OnDisk) -> None:
 def test_one_environment_has_no_names(small: Make) -> None:
     result = step(trainer_of(small())[0])
     assert not [name for name in result.metrics if name.startswith("env/")]
-    assert {one.env for one in result.trajectories} == {""}
+    assert {episode.env for episode in result.trajectories} == {""}
 
 
 def test_the_warm_start_learns_every_environment(mixed: OnDisk) -> None:
     settings = ("sft.steps=2", "sft.tasks=9", "sft.episodes=4", "optim.steps=0", "eval.tasks=1")
-    said = io.StringIO()
-    train(mixed(*settings), Display(said))
+    output = io.StringIO()
+    train(mixed(*settings), Display(output))
     # Six words are all that an environment has to teach: its share would be six and three.
-    assert "2 updates on 9 oracle episodes" in said.getvalue()
+    assert "2 updates on 9 oracle episodes" in output.getvalue()
 
 
 class Caller(Short):
@@ -150,9 +150,9 @@ def test_what_a_mix_refuses(mixed: OnDisk, small: Make) -> None:
     with pytest.raises(UnknownNameError, match="no environment is called 'test/Shuot-v0'; did you mean"):
         train(mixed("env.mix.loud.id=test/Shuot-v0"), Display())
     assert not Path("runs").exists()
-    one, other = step(trainer_of(small())[0]).trajectories[:2]
+    episode, other = step(trainer_of(small())[0]).trajectories[:2]
     with pytest.raises(TrajectoryError, match="a group is of one environment, not of 'a' and 'b'"):
-        Group((replace(one, env="a"), replace(other, env="b")))
+        Group((replace(episode, env="a"), replace(other, env="b")))
 
 
 def test_an_environment_without_a_group_has_no_means() -> None:

@@ -95,14 +95,14 @@ def test_step_with_every_option_is_that_of_loops(watch: Any, reference: Any, max
         beside = lambda row: ours.beside(row, other)
         losses += check_update(ours, update, old, credit, weights, pool, ours.aggregate, beside)[:1]
         if at % 3 == 2:
-            seen = slow.flat([slow.flat(one.packs) for one in watched.updates[at - 2 : at + 1]])
+            seen = slow.flat([slow.flat(update.packs) for update in watched.updates[at - 2 : at + 1]])
             assert sorted(seen) == rows, "rows without a token to train on are in no minibatch"
     assert len(losses) == 6 and result.metrics["loss"] == pytest.approx(sum(losses) / 6, abs=1e-4)
     pool.check(result.metrics)
 
 
 @pytest.mark.parametrize(
-    ("told", "turns", "stop", "cost"),
+    ("limit", "turns", "stop", "cost"),
     [
         (0, (4,), Stop.TERMINATED, 0.0),
         (0, (10,), Stop.TERMINATED, 0.0),
@@ -113,11 +113,11 @@ def test_step_with_every_option_is_that_of_loops(watch: Any, reference: Any, max
         (26, (9,), Stop.TOKEN_LIMIT, 1.0),
     ],
 )
-def test_overlong_costs_by_the_nearer_limit(told: int, turns: tuple[int, ...], stop: Stop, cost: float) -> None:
+def test_overlong_costs_by_the_nearer_limit(limit: int, turns: tuple[int, ...], stop: Stop, cost: float) -> None:
     limits = ("rollout.overlong_buffer=10", "rollout.turn_tokens=20", "rollout.episode_tokens=50")
     rollout = load_config(overrides=limits).rollout
-    first, *later = (turn((7,) * n) for n in turns)
-    episode = trajectory(Segment("prompt", (1,) * 5), first, Segment("tool", (2,) * told), *later, stop=stop)
+    begin, *later = (turn((7,) * n) for n in turns)
+    episode = trajectory(Segment("prompt", (1,) * 5), begin, Segment("tool", (2,) * limit), *later, stop=stop)
     before = as_batch([Group((episode,))])
     after = with_overlong_penalty(before, [episode], rollout)
     assert (before.rewards - after.rewards).tolist() == pytest.approx([0.0] * (sum(turns) - 1) + [cost])
@@ -150,7 +150,7 @@ def test_schedules_after_a_warmup(schedule: str, wanted: list[float]) -> None:
 
 def test_same_seed_same_step_and_another_seed_another(small: Make) -> None:
     seen = [step(trainer_of(small(f"run.seed={seed}"))[0]) for seed in (0, 0, 1)]
-    tokens = [[one.token_ids for one in result.trajectories] for result in seen]
+    tokens = [[episode.token_ids for episode in result.trajectories] for result in seen]
     assert tokens[0] == tokens[1] != tokens[2]
 
 
@@ -164,15 +164,15 @@ def test_updates_after_the_first_meet_ratios_other_than_one(small: Make, minibat
 
 
 def test_learning_rate_falls_with_the_budget_of_tokens(small: Make) -> None:
-    first = step(trainer_of(small())[0]).metrics["sampled_tokens"]
-    budget = int(1.5 * first)
+    sampled = step(trainer_of(small())[0]).metrics["sampled_tokens"]
+    budget = int(1.5 * sampled)
 
     def limited(steps: int) -> Small:
         limits = f"optim.steps={steps}", f"optim.max_sampled_tokens={budget}"
         return small("optim.schedule=linear", "optim.minibatches=3", "optim.lr=1e-3", *limits)
 
     # What the second step samples beyond the budget does not count, so that its last update learns too.
-    share = first / budget
+    share = sampled / budget
     wanted = [1e-3 * (1 - spent) for spent in (0, share / 3, 2 * share / 3)]
     wanted += [1e-3 * (1 - share) * (3 - update) / 3 for update in range(3)]
     assert rates_of(limited(1000), steps=2) == pytest.approx(wanted)

@@ -41,7 +41,7 @@ async def settled(source: Overlapped) -> None:
 
 
 def tokens_of(played: StepGroups) -> list[tuple[str, int, tuple[int, ...]]]:
-    return [(one.task_id, one.seed, one.token_ids) for one in flatten(played.collected.groups)]
+    return [(episode.task_id, episode.seed, episode.token_ids) for episode in flatten(played.collected.groups)]
 
 
 @pytest.mark.parametrize(("mode", "bound"), [("lag", 1), ("lag", 3), ("inflight", 1), ("inflight", 3)])
@@ -125,7 +125,7 @@ def test_each_token_is_of_its_version_and_corrected(small: Make, reference: Any,
             (segment,) = episode.sampled
             assert [len(segment.swaps), segment.version] == ([0, 0] if number == 1 else [1, number - 2])
             under = [logp_of(model, episode).tolist() for model in engine.models]
-            sampled = [under[version][place] for place, version in enumerate(segment.token_versions)]
+            sampled = [under[version][position] for position, version in enumerate(segment.token_versions)]
             assert segment.logprobs == pytest.approx(sampled, abs=1e-4)
             ages += [number - 1 - version for version in segment.token_versions]
             old = under[number - 1]
@@ -156,10 +156,11 @@ def test_a_deterministic_run_does_not_depend_on_the_engines_rounding(small: Make
         run = small(*mode, f"run.deterministic={deterministic}", "optim.steps=3", "optim.lr=1e-2")
         return steps_of(run.on(Wavering(run.parts.engine)), 3), list(run.parts.model.parameters())
 
-    (first, one), (second, other) = ended("true"), ended("true")
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    (first, left), (second, right) = ended("true"), ended("true")
+    assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
     assert [result.trajectories for result in first] == [result.trajectories for result in second]
-    versions = [{v for one in result.trajectories for seg in one.sampled for v in seg.versions} for result in first]
+    turns = [[turn for episode in result.trajectories for turn in episode.sampled] for result in first]
+    versions = [{version for turn in step_turns for version in turn.versions} for step_turns in turns]
     assert versions == [{max(0, step - age)} for step in range(3)]
     again = [ended("false")[1] for _ in range(2)]
     assert not all(torch.equal(a, b) for a, b in zip(*again, strict=True)), "it would show"
@@ -284,15 +285,15 @@ def test_silent_groups_are_left_out_for_the_next_tasks(muted: Make) -> None:
     for number in (1, 2):
         played, begin = asyncio.run(source.batch(number)), at
         own = [int(task.id) for task in run.source.pick(24, seed=0)]
-        asked, heard = numbers(played.collected.groups), [one for one in own[begin:] if one % 2 == 0]
+        asked, heard = numbers(played.collected.groups), [index for index in own[begin:] if index % 2 == 0]
         # In loops: each round asks for as many further tasks as are missing.
-        found = 0
+        even = 0
         for _ in range(4):
-            more = own[at : at + 3 - found]
-            at, found = at + len(more), found + sum(one % 2 == 0 for one in more)
+            more = own[at : at + 3 - even]
+            at, even = at + len(more), even + sum(index % 2 == 0 for index in more)
         assert asked == own[begin:at] and numbers(played.trained) == heard[:3], "in their order, and none is left out"
         seeds = [episode.seed for group in played.collected.groups for episode in group]
-        assert len(set(seeds)) == len(seeds) and played.silent == len(asked) - found > 0
+        assert len(set(seeds)) == len(seeds) and played.silent == len(asked) - even > 0
 
 
 def test_refills_end_and_what_is_missing_stays_silent(muted: Make) -> None:
@@ -310,7 +311,7 @@ def test_spare_groups_begin_with_the_others_and_those_that_end_last_are_left_out
     source = Collecting(run.config, run.mix, run.players, run.parts.engine)
     for number in (1, 2):
         played, own = asyncio.run(source.batch(number)), [int(task.id) for task in run.source.pick(24, seed=0)][at:]
-        missing = sum(one % 2 for one in own[:3])
+        missing = sum(index % 2 for index in own[:3])
         assert missing and numbers(played.collected.groups) == own[: 3 + missing], "what was cancelled comes next"
         assert played.collected.cancelled == 4 and len(played.trained) == 3
         seeds += [episode.seed for episode in flatten(played.collected.groups)]
@@ -332,14 +333,14 @@ def test_groups_that_end_in_the_same_moment_as_the_last_one_that_was_missing_ask
 
 
 def test_a_step_counts_what_it_left_out_and_goes_on_alike(muted: Make) -> None:
-    first, later = (muted("rollout.refills=3").trainer() for _ in range(2))
-    results = [step(first)]
-    later.rollouts.restore(json.loads(json.dumps(first.rollouts.state())), ())
-    results.append(step(first, 2))
+    trainer, later = (muted("rollout.refills=3").trainer() for _ in range(2))
+    results = [step(trainer)]
+    later.rollouts.restore(json.loads(json.dumps(trainer.rollouts.state())), ())
+    results.append(step(trainer, 2))
     again = step(later, 2)
-    assert [one.seed for one in again.trajectories] == [one.seed for one in results[1].trajectories]
+    assert [result.seed for result in again.trajectories] == [result.seed for result in results[1].trajectories]
     for result in results:
-        metrics, taught = result.metrics, sum(one.n_sampled for one in result.trajectories)
+        metrics, taught = result.metrics, sum(result.n_sampled for result in result.trajectories)
         assert metrics["groups_left_out"] > 0 and metrics["episodes"] == 4 * (3 + metrics["groups_left_out"])
         assert metrics["groups_silent"] == metrics["groups_left_out"] and metrics["sampled_tokens"] > taught
-    assert first.sampled_tokens == sum(one.metrics["sampled_tokens"] for one in results)
+    assert trainer.sampled_tokens == sum(result.metrics["sampled_tokens"] for result in results)

@@ -138,23 +138,23 @@ async def until(condition: Callable[[], bool]) -> None:
 def actors() -> list[psutil.Process]:
     """Those on the nodes of this process's cluster."""
     # As text, since asking for the name of one that ends at this moment raises.
-    return [one for one in psutil.Process().children(recursive=True) if "name='ray::Actor" in str(one)]
+    return [process for process in psutil.Process().children(recursive=True) if "name='ray::Actor" in str(process)]
 
 
 def sandboxes() -> dict[psutil.Process, list[psutil.Process]]:
     """The processes of each actor's sandboxes."""
-    return {one: one.children(recursive=True) for one in actors()}
+    return {actor: actor.children(recursive=True) for actor in actors()}
 
 
 def all_gone(before: dict[psutil.Process, list[psutil.Process]]) -> bool:
     """Whether actors, one of which had a sandbox, end with all of their processes."""
-    processes = [*before, *(one for others in before.values() for one in others)]
+    processes = [*before, *(process for others in before.values() for process in others)]
     return len(processes) > len(before) and not psutil.wait_procs(processes, timeout=60)[1]
 
 
 def untimed(collected: Collected) -> Any:
     sandbox = {name: count for name, count in collected.sandbox.items() if not is_time(name)}
-    return [timeless(one) for one in flatten(collected.groups)], collected.faults, collected.lost, sandbox
+    return [timeless(episode) for episode in flatten(collected.groups)], collected.faults, collected.lost, sandbox
 
 
 @pytest.fixture(scope="module")
@@ -203,9 +203,9 @@ def on(cluster: Any, actors: int = 2) -> list[str]:
 
 def test_actors_play_what_one_process_plays(world: World) -> None:
     assert (world.fleet.exact, world.fleet.rounding) == (world.parts.engine.exact, world.parts.engine.rounding)
-    here, there = world.runner.run(world.local(3, 1.0)), world.runner.run(world.collect(world.fleet))
-    assert untimed(there) == untimed(here)
-    assert there.sandbox["sandbox_ok"] > 5, "tools must run, or nothing is shown"
+    locally, on_ray = world.runner.run(world.local(3, 1.0)), world.runner.run(world.collect(world.fleet))
+    assert untimed(on_ray) == untimed(locally)
+    assert on_ray.sandbox["sandbox_ok"] > 5, "tools must run, or nothing is shown"
     assert len(world.seen("node") - {"None"}) == 2, "each plays some"
 
 
@@ -269,13 +269,13 @@ def test_episodes_that_nobody_waits_for_any_more_are_not_played(world: World) ->
 
 
 def test_spare_groups_are_cancelled_once_enough_are_complete(world: World) -> None:
-    here = world.runner.run(world.local(9, 1.0))
-    there = world.runner.run(world.collect(world.fleet, enough=2))
+    locally = world.runner.run(world.local(9, 1.0))
+    on_ray = world.runner.run(world.collect(world.fleet, enough=2))
     # Each of the two actors plays one group at a time.
-    assert 2 <= len(there.groups) <= 4 and there.lost == 0
-    assert there.cancelled == 6 - len(there.groups)
-    played = {one.seed: timeless(one) for one in flatten(here.groups)}
-    assert all(timeless(one) == played[one.seed] for one in flatten(there.groups))
+    assert 2 <= len(on_ray.groups) <= 4 and on_ray.lost == 0
+    assert on_ray.cancelled == 6 - len(on_ray.groups)
+    played = {episode.seed: timeless(episode) for episode in flatten(locally.groups)}
+    assert all(timeless(episode) == played[episode.seed] for episode in flatten(on_ray.groups))
 
 
 def test_what_an_actor_raises_comes_as_itself(world: World, clean_registry: None) -> None:
@@ -305,13 +305,14 @@ def test_weights_in_flight_and_an_actor_that_is_killed(world: World) -> None:
         await world.fleet.load_weights(world.weights(1.0), 7)
         waiting, playing = await world.held()
         await world.fleet.load_weights(world.weights(1.1), 8)
-        min(actors(), key=lambda one: one.pid).kill()
+        min(actors(), key=lambda actor: actor.pid).kill()
         waiting.unlink()
         return await playing
 
     collected = world.runner.run(fly())
     assert [len(group) for group in collected.groups] == [4] * 6 and collected.faults >= 4
-    versions = [{one for seg in episode.sampled for one in seg.token_versions} for episode in flatten(collected.groups)]
+    episodes = flatten(collected.groups)
+    versions = [{version for turn in episode.sampled for version in turn.token_versions} for episode in episodes]
     assert set().union(*versions) == {7, 8} and {7, 8} in versions, "some have turns of both"
     assert {8} in versions, "what is played again is of the newest"
 
@@ -332,9 +333,9 @@ def test_what_a_cluster_can_not_give(world: World) -> None:
             assemble(config, world.mix, fleet=True)
         return str(caught.value)
 
-    said = refused("fleet.options.actors=3")
-    assert "fleet.options.actors=3 of {CPU: 1, player: 1} each do not fit the 3 nodes of the Ray cluster" in said
-    assert "which have room for 2: set it from 1 to that" in said
+    message = refused("fleet.options.actors=3")
+    assert "fleet.options.actors=3 of {CPU: 1, player: 1} each do not fit the 3 nodes of the Ray cluster" in message
+    assert "which have room for 2: set it from 1 to that" in message
     assert "room for 0" in refused("fleet.options.gpus=1")
     assert "can't be made with fleet.options" in refused("fleet.options.actor=3")
     assert ray.is_initialized(), "another user of the connection keeps it"
@@ -365,12 +366,12 @@ def test_a_run_that_is_killed_and_stopped_and_alone(world: World, train: Train, 
 
     stopped_at(2, command, lambda: os.kill(command.pid, signal.SIGKILL))
     command = resumed()
-    code, said = stopped_at(3, command, lambda: os.kill(command.pid, signal.SIGINT))
-    assert code == 130 and f"go on with: agentrl train --resume {run}" in said
+    code, message = stopped_at(3, command, lambda: os.kill(command.pid, signal.SIGINT))
+    assert code == 130 and f"go on with: agentrl train --resume {run}" in message
     command = resumed()
     cluster = world.cluster
-    code, said = stopped_at(4, command, lambda: cluster.remove_node(cluster.head_node, allow_graceful=False))
-    assert code == 1 and ("GCS may have been killed" in said or "node that it is on has died" in said)
+    code, message = stopped_at(4, command, lambda: cluster.remove_node(cluster.head_node, allow_graceful=False))
+    assert code == 1 and ("GCS may have been killed" in message or "node that it is on has died" in message)
     resumed("fleet.name=local").done()
     local.done()
     wanted = tmp_path / "runs" / "local"

@@ -56,8 +56,8 @@ def files_of(run: Path) -> list[Path]:
 
 
 def again(run: Path, *overrides: str, files: list[Path] | None = None) -> Path:
-    first = f"model.path={checkpoints(run)[0]}"
-    config = load_config(path="small.toml", overrides=[*EVERY, "run.name=again", first, *overrides])
+    begun_with = f"model.path={checkpoints(run)[0]}"
+    config = load_config(path="small.toml", overrides=[*EVERY, "run.name=again", begun_with, *overrides])
     return train_on(files or files_of(run), config, quiet())
 
 
@@ -75,8 +75,8 @@ def test_updates_are_those_of_the_run_bit_by_bit(on_disk: OnDisk, settings: tupl
     assert same_weights(run, other) and not (other / "evals.jsonl").exists()
     assert (other / "report.html").exists() and read_config(other).sft.steps == 0
     assert read_versions(run)["update"] == read_versions(other)["update"] == name_of(torch.device("cpu"), torch.float32)
-    for one, file in zip(files_of(run), files_of(other), strict=True):
-        assert list(read_episodes(one)) == list(read_episodes(file)), "with the same advantages"
+    for mine, theirs in zip(files_of(run), files_of(other), strict=True):
+        assert list(read_episodes(mine)) == list(read_episodes(theirs)), "with the same advantages"
     # Stopped after its first step, it goes on with the same files.
     for path in checkpoints(other)[2:]:
         shutil.rmtree(path)
@@ -172,7 +172,7 @@ def test_what_has_nothing_to_compare(played: Path) -> None:
     twice = changed(files_of(played)[0], lambda row: row["seed"] % 2 and longer(row))
     config = load_config(path="small.toml")
     groups = asyncio.run(SavedEpisodes([twice], config).batch(1)).trained
-    prompts = {(one.task_id, one.trajectories[0].segments[0]) for one in groups}
+    prompts = {(group.task_id, group.trajectories[0].segments[0]) for group in groups}
     assert sum(map(len, groups)) == 12 and len(groups) == len(prompts) > 3
     Path("none.jsonl").write_text("")
     for file, wanted in (("none.jsonl", "holds no episode"), ("gone.jsonl", "can't be read: No such file")):
@@ -218,8 +218,8 @@ def check_goes_on(whole: Path, after: int, *overrides: str) -> None:
     assert rows_of(other) == rows_of(whole) and len(rows_of(whole)) == 3
     assert [row["kl_reference"] > 1e-3 for row in rows_of(other)] == [False, True, True]
     assert rows_of(other, "evals.jsonl") == rows_of(whole, "evals.jsonl")
-    for one, again in zip(checkpoints(whole), checkpoints(other), strict=True):
-        assert tensors(one) == tensors(again), one.name
+    for path, again in zip(checkpoints(whole), checkpoints(other), strict=True):
+        assert tensors(path) == tensors(again), path.name
     shutil.rmtree(other)
 
 
@@ -229,8 +229,9 @@ def check_readers(run: Path) -> None:
     assert main(["export", str(run), "whole"]) == 0
     settings = ("eval.tasks=2",)
     for path, config in ((run, None), (checkpoints(run)[-1], None), (Path("whole"), Path("small.toml"))):
-        (found,) = evaluate(EvalRequest(path=str(path), config=config, overrides=settings if config else ()), quiet())
-        row = found.overall.row()
+        request = EvalRequest(path=str(path), config=config, overrides=settings if config else ())
+        (evaluation,) = evaluate(request, quiet())
+        row = evaluation.overall.row()
         assert {name: last[name] for name in row} == row, path
     exported, own = AutoModelForCausalLM.from_pretrained("whole"), load_model(checkpoints(run)[-1])
     weights = dict(exported.named_parameters())
@@ -270,10 +271,10 @@ def test_adapters_beside_a_model_of_ones_own(config: Config, monkeypatch: pytest
 def test_adapters_after_a_warm_start_of_the_whole_model(config: Config) -> None:
     config = with_overrides(config, [*OWN, "model.dtype=bfloat16"])
     run = train(config, quiet())
-    first, *later = checkpoints(run)
-    assert "model.safetensors" in tensors(first), "the adapters' base: it is nowhere else"
+    earliest, *later = checkpoints(run)
+    assert "model.safetensors" in tensors(earliest), "the adapters' base: it is nowhere else"
     assert all(set(tensors(path)) == {"adapter_model.safetensors", f"optimizer/{ONE}"} for path in later)
-    assert {base_of(path) for path in later} == {str(first.resolve())}
+    assert {base_of(path) for path in later} == {str(earliest.resolve())}
     check_goes_on(run, 0)
     check_goes_on(run, 1)
     # A new run can begin where this one ended; its own adapters belong to the merged model then.
@@ -283,10 +284,10 @@ def test_adapters_after_a_warm_start_of_the_whole_model(config: Config) -> None:
     assert all(torch.equal(weight, begun[name]) for name, weight in merged.items())
     assert base_of(checkpoints(onward)[-1]) == str(checkpoints(onward)[0].resolve())
     # A bit of the base is a bit of all: no checkpoint is whole any more.
-    data = (first / "model.safetensors").read_bytes()
-    (first / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    told = r"step-000003 has the adapters of .*step-000000, which holds another model"
-    with pytest.raises(RunFolderError, match=told):
+    data = (earliest / "model.safetensors").read_bytes()
+    (earliest / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    message = r"step-000003 has the adapters of .*step-000000, which holds another model"
+    with pytest.raises(RunFolderError, match=message):
         model_at(str(run), print)
 
 
@@ -297,7 +298,7 @@ def test_weights_are_averaged_for_evaluation_alone(config: Config) -> None:
 
     async def noting(self: Any, named_tensors: Any, version: int) -> None:
         tensors = list(named_tensors)
-        seen.setdefault(version, set()).add(sum(float(one.detach().double().sum()) for _, one in tensors))
+        seen.setdefault(version, set()).add(sum(float(tensor.detach().double().sum()) for _, tensor in tensors))
         await load(self, tensors, version)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -307,8 +308,8 @@ def test_weights_are_averaged_for_evaluation_alone(config: Config) -> None:
     plain = train(with_overrides(config, ["optim.average=0.0", "run.name=plain"]), quiet())
     assert rows_of(averaged) == rows_of(plain), "training does not see it"
     check_goes_on(averaged, 1)
-    one, other = (dict(load_model(checkpoints(run)[-1]).named_parameters()) for run in (averaged, plain))
-    assert not any(torch.equal(weight, other[name]) for name, weight in one.items())
+    trained, other = (dict(load_model(checkpoints(run)[-1]).named_parameters()) for run in (averaged, plain))
+    assert not any(torch.equal(weight, other[name]) for name, weight in trained.items())
     check_readers(averaged)
 
 

@@ -58,9 +58,9 @@ def full_stats(model: Any, batch: Batch, temperature: float) -> tuple[Tensor, Te
         begin, end = batch.row_starts[row : row + 2].tolist()
         tokens = batch.tokens[begin:end]
         log_p = torch.log_softmax(model(tokens[None]).logits[0] / temperature, dim=-1)
-        for place in batch.sampled[batch.starts[row] : batch.starts[row + 1]].tolist():
-            before = log_p[place - begin - 1]
-            logp.append(before[batch.tokens[place]])
+        for position in batch.sampled[batch.starts[row] : batch.starts[row + 1]].tolist():
+            before = log_p[position - begin - 1]
+            logp.append(before[batch.tokens[position]])
             entropy.append(-(before.exp() * before).sum())
             sum_sq.append(before.exp().square().sum())
     return torch.stack(logp), torch.stack(entropy), torch.stack(sum_sq)
@@ -177,8 +177,8 @@ def test_what_a_model_does_to_its_logits_counts(model: Any, reference: Any, tmp_
         ours, theirs = load_model(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
     else:
         ours, theirs = copy.deepcopy(model), copy.deepcopy(reference)
-        for one in (ours, theirs):
-            one.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, one.config.vocab_size))
+        for biased in (ours, theirs):
+            biased.lm_head.bias = torch.nn.Parameter(torch.linspace(-3, 3, biased.config.vocab_size))
     batch = batch_of(SHAPES)
     largest = theirs(batch.tokens[None]).logits.abs().max()
     assert config is not CAPPED or largest > 0.7, "the cap would not matter"
@@ -245,7 +245,7 @@ def counted(model: Any) -> Iterator[list[int]]:
 def assert_alike(model: Any, batch: Batch, shared: int) -> None:
     """The pack scores as its rows do by themselves, with the same gradients, and computes so many tokens less."""
     rows = [part.tolist() for part in batch.tokens.split(batch.row_starts.diff().tolist())]
-    computed = len({tuple(row[: place + 1]) for row in rows for place in range(len(row))})
+    computed = len({tuple(row[: position + 1]) for row in rows for position in range(len(row))})
     assert computed == len(batch.tokens) - shared
     together, alone = copy.deepcopy(model), copy.deepcopy(model)
     weight = torch.linspace(-1, 1, len(batch.sampled))
@@ -262,14 +262,14 @@ def assert_alike(model: Any, batch: Batch, shared: int) -> None:
 
 def forks() -> Batch:
     """Forks in the prompt, in a tool's answer and in a turn; one row is a whole other one's beginning."""
-    told = [(80, 81), (80, 82), (80, 81), (80, 81)]
-    said = [(60, 61, 62), (60, 61, 62), (60, 61), (60, 63, 64)]
-    return as_batch([Group(tuple(member("a", ASKED, *turn) for turn in zip(said, told, strict=True)))])
+    tool_tokens = [(80, 81), (80, 82), (80, 81), (80, 81)]
+    turns = [(60, 61, 62), (60, 61, 62), (60, 61), (60, 63, 64)]
+    return as_batch([Group(tuple(member("a", ASKED, *turn) for turn in zip(turns, tool_tokens, strict=True)))])
 
 
 def two_groups(prompt: Sequence[int], other: Sequence[int]) -> Batch:
     return as_batch(
-        [Group((member(task, one, (60, last)),)) for task, one, last in (("a", prompt, 61), ("b", other, 62))]
+        [Group((member(task, tokens, (60, last)),)) for task, tokens, last in (("a", prompt, 61), ("b", other, 62))]
     )
 
 
@@ -315,18 +315,18 @@ def test_an_update_of_packs_is_that_of_rows(model: Any, reference: Any, dtype: t
 
     Its norms are computed in float32 whatever the weights are.
     """
-    said = tuple(range(60, 100))
-    late = [member("late", ASKED, (*said[:forks], 100, 101 + forks)) for forks in (36, 38, 38, 40)]
-    early = [member("early", ASKED[:9], (120 + place, *said[:20])) for place in range(4)]
+    tokens = tuple(range(60, 100))
+    late = [member("late", ASKED, (*tokens[:forks], 100, 101 + forks)) for forks in (36, 38, 38, 40)]
+    early = [member("early", ASKED[:9], (120 + index, *tokens[:20])) for index in range(4)]
     batch = as_batch([Group(tuple(late)), Group(tuple(early))])
     weight = torch.linspace(-1, 2, len(batch.sampled), dtype=dtype)
     ours, theirs = copy.deepcopy(model).to(dtype), copy.deepcopy(reference).to(dtype)
     learner = Learner(ours, **{**HOW, "max_tokens": 150, "dtype": str(dtype).removeprefix("torch.")})
     seen: list[torch.Tensor] = []
-    learner.optimizer.register_step_pre_hook(lambda *_: seen.extend(one.grad.clone() for one in learner.trained))
+    learner.optimizer.register_step_pre_hook(lambda *_: seen.extend(weight.grad.clone() for weight in learner.trained))
     packs = learner.packs(batch, range(len(batch)))
     with counted(ours) as counts:
-        learner.update(packs, lambda place, stats: (stats.logp * weight[packs[place].index]).sum(), 0.0)
+        learner.update(packs, lambda number, stats: (stats.logp * weight[packs[number].index]).sum(), 0.0)
     assert len(counts) == len(packs) > 1 and sum(counts) < 0.75 * len(batch.tokens)
     logp, _, _ = full_stats(theirs, batch, 0.7)
     (logp * weight).sum().backward()

@@ -34,8 +34,8 @@ def test_gold_is_played_in_the_real_environment(small: Make) -> None:
     for episode in flatten(groups):
         assert (episode.ret, len(episode.tool_runs), len(episode.sampled)) == (1.0, 1, 2)
         word = episode.task_id.removeprefix("train:")
-        said = [run.parts.renderer.text(part.token_ids) for part in episode.sampled]
-        assert said == [f"```python\n{word}\n```", word.upper()]
+        texts = [run.parts.renderer.text(part.token_ids) for part in episode.sampled]
+        assert texts == [f"```python\n{word}\n```", word.upper()]
         assert {part.token_ids[-1] for part in episode.sampled} == {run.parts.tokenizer.eos_token_id}
 
 
@@ -52,23 +52,23 @@ def test_the_rate_rises_is_held_and_falls_to_nothing_over_the_last_updates(small
     steps, rates = warmed(small(*TAUGHT, "sft.episodes=6", "sft.steps=60"))
     assert rates == pytest.approx([3e-3 * min(1, step / 30, (61 - step) / 21) for step in range(1, 61)])
     assert rates[29:40] == [3e-3] * 11
-    assert [one.step for one in steps] == list(range(1, 61)) and steps[-1].loss < 0.1 * steps[0].loss
+    assert [update.step for update in steps] == list(range(1, 61)) and steps[-1].loss < 0.1 * steps[0].loss
     assert 0.0 <= steps[0].likelihood < steps[-1].likelihood <= 1.0
 
 
 def test_where_it_is_good_enough_it_cools_down_and_ends(small: Make) -> None:
     steps, rates = warmed(small(*TAUGHT, "sft.steps=500", "sft.stop_at=0.05"))
-    reached = next(one.step for one in steps if one.likelihood >= 0.05)
+    reached = next(update.step for update in steps if update.likelihood >= 0.05)
     assert len(steps) == reached + 20 < 500
     assert rates[30:reached] == [3e-3] * (reached - 30), "held, however long it takes"
-    assert rates[reached:] == pytest.approx([3e-3 * (20 - place) / 21 for place in range(20)])
+    assert rates[reached:] == pytest.approx([3e-3 * (20 - index) / 21 for index in range(20)])
 
 
 @pytest.mark.slow
 def test_likelihood_is_the_mean_over_episodes_of_what_each_has_before_the_update(small: Make, reference: Any) -> None:
     # Packs of four episodes and of two: a mean over packs would be another.
     run = small(*TAUGHT, "sft.episodes=6", "sft.steps=90", "sft.lr=1e-2", "optim.max_tokens=260", "sft.temperature=0.7")
-    groups, told, measured, model = oracle(run), list[float](), list[float](), copy.deepcopy(reference)
+    groups, rates, measured, model = oracle(run), list[float](), list[float](), copy.deepcopy(reference)
 
     @torch.no_grad()
     def measure(*_: Any) -> None:
@@ -76,10 +76,10 @@ def test_likelihood_is_the_mean_over_episodes_of_what_each_has_before_the_update
         measured.append(fmean(float(logp_of(model, episode, 0.7).sum().exp()) for episode in flatten(groups)))
 
     hook = register_optimizer_step_pre_hook(measure)
-    warm_start(run.config, run.parts.model, groups, lambda step: told.append(step.likelihood))
+    warm_start(run.config, run.parts.model, groups, lambda step: rates.append(step.likelihood))
     hook.remove()
-    assert told[-1] > 0.1
-    for (before, after), now in zip(itertools.pairwise(told), measured[1:], strict=True):
+    assert rates[-1] > 0.1
+    for (before, after), now in zip(itertools.pairwise(rates), measured[1:], strict=True):
         assert after == pytest.approx(0.8 * before + 0.2 * now, rel=1e-2, abs=1e-30)
 
 
@@ -96,7 +96,7 @@ def test_gradient_is_that_of_the_mean_over_gold_tokens(small: Make, reference: A
     lengths = [len(episode.token_ids) for episode in flatten(groups)]
     run = replace(run, config=with_overrides(run.config, [f"optim.max_tokens={sum(lengths) - min(lengths)}"]))
     gradients, steps, ours = list[Any](), list[SftStep](), run.parts.model
-    hook = register_optimizer_step_pre_hook(lambda *_: gradients.extend(one.grad for one in ours.parameters()))
+    hook = register_optimizer_step_pre_hook(lambda *_: gradients.extend(weight.grad for weight in ours.parameters()))
     warm_start(run.config, ours, groups, steps.append)
     hook.remove()
     model = copy.deepcopy(reference)
@@ -134,24 +134,24 @@ def judged(run: Small, seed: int) -> tuple[Evaluation, list[Trajectory]]:
     ended: list[Trajectory] = []
     played = asyncio.run(play_tasks(run.players, run.parts.engine, specs, sampling, on_episode=ended.append))
     table = summarise(played.groups, best_return=run.source.best_return, lost=played.lost)
-    found = {(one.task_id, one.seed): one for one in ended}
-    return table, [found[spec.task_id, spec.seed] for group in specs for spec in group]
+    by_seed = {(episode.task_id, episode.seed): episode for episode in ended}
+    return table, [by_seed[spec.task_id, spec.seed] for group in specs for spec in group]
 
 
 def test_evaluation_depends_on_its_seed_alone(small: Make) -> None:
     run = small("eval.tasks=5", "eval.attempts=3", split="test")
-    (one, first), (two, second), (_, third) = judged(run, 3), judged(run, 3), judged(run, 4)
-    assert one == two and (one.tasks, one.attempts) == (5, 3)
-    tokens = [[episode.token_ids for episode in episodes] for episodes in (first, second, third)]
+    (result, episodes), (again, second), (_, third) = judged(run, 3), judged(run, 3), judged(run, 4)
+    assert result == again and (result.tasks, result.attempts) == (5, 3)
+    tokens = [[episode.token_ids for episode in played] for played in (episodes, second, third)]
     assert tokens[0] == tokens[1] != tokens[2]
-    assert [episode.task_id for episode in first[::3]] == [f"test:{word}" for word in ("kl", "ij", "gh", "ef", "cd")]
-    assert len({episode.token_ids for episode in first[:3]}) > 1, "attempts are sampled anew"
+    assert [episode.task_id for episode in episodes[::3]] == [f"test:{word}" for word in ("kl", "ij", "gh", "ef", "cd")]
+    assert len({episode.token_ids for episode in episodes[:3]}) > 1, "attempts are sampled anew"
 
 
 def test_greedy_evaluation_needs_no_seed(small: Make) -> None:
     run = small("eval.temperature=0", "eval.tasks=100", split="test")
     before = copy.deepcopy(run.parts.model.state_dict())
     plays = [judged(run, seed) for seed in (1, 2)]
-    assert [one.token_ids for one in plays[0][1]] == [one.token_ids for one in plays[1][1]]
+    assert [episode.token_ids for episode in plays[0][1]] == [episode.token_ids for episode in plays[1][1]]
     assert plays[0][0].tasks == 6, "no more tasks than there are"
     assert all(torch.equal(weights, before[name]) for name, weights in run.parts.model.state_dict().items())

@@ -52,7 +52,7 @@ def ranks(server: Server, world: int) -> Generator[None]:
         env = {**os.environ, "AGENTRL_RANKS": store, "WORLD_SIZE": str(world)}
         code = "from agentrl.train.ranks import follow; follow()"
         each = ({**env, "RANK": str(rank)} for rank in range(1, world))
-        followers = [server.begin("-c", code, cwd=Path(folder), env=one) for one in each]
+        followers = [server.begin("-c", code, cwd=Path(folder), env=variables) for variables in each]
         # A world that could not be joined, in another test, has used up a number that the followers still have.
         dist.distributed_c10d._world.group_count = 0  # pyright: ignore[reportPrivateUsage]
         dist.init_process_group("gloo", init_method=store, rank=0, world_size=world, timeout=patience)
@@ -110,12 +110,13 @@ def save(learner: Learner, folder: Path) -> dict[str, Tensor]:
     """Save what a checkpoint holds; give the trained weights and all that safetensors finds, ranks' rows end to end."""
     (folder / "optimizer").mkdir(parents=True)
     with learner.averaged():
-        weights = {name: one.detach().clone() for name, one in learner.state_dict().items()}
+        weights = {name: weight.detach().clone() for name, weight in learner.state_dict().items()}
         torch.save(weights, folder / "model")
         learner.save(folder / "optimizer")
     files = [load_file(file) for file in sorted((folder / "optimizer").iterdir())]
-    held = {name: torch.cat([one[name] for one in files]) if one.ndim else one for name, one in files[0].items()}
-    return held | {name: one for name, one in weights.items() if f"{name}.step" in held}
+    rows = {name: [file[name] for file in files] for name in files[0]}
+    held = {name: torch.cat(parts) if parts[0].ndim else parts[0] for name, parts in rows.items()}
+    return held | {name: weight for name, weight in weights.items() if f"{name}.step" in held}
 
 
 def held_by(learner: Learner) -> dict[str, Tensor]:
@@ -125,7 +126,7 @@ def held_by(learner: Learner) -> dict[str, Tensor]:
 
 def gradients(learner: Learner) -> list[Tensor]:
     """Those of the first update, which are the optimizer's first moments but for a factor."""
-    return [one for name, one in sorted(held_by(learner).items()) if name.endswith(".exp_avg")]
+    return [moment for name, moment in sorted(held_by(learner).items()) if name.endswith(".exp_avg")]
 
 
 def told_by(learner: Learner, packs: Sequence[Batch]) -> dict[str, Any]:
@@ -133,19 +134,20 @@ def told_by(learner: Learner, packs: Sequence[Batch]) -> dict[str, Any]:
     batch = batch_of(SHAPES)
     if not is_adapted(learner.model):
         learner.keep_reference()
-    told: dict[str, Any] = {"before": list(learner.score(batch)), "norm": update(learner, packs)}
-    told["gradients"] = gradients(learner)
+    results: dict[str, Any] = {"before": list(learner.score(batch)), "norm": update(learner, packs)}
+    results["gradients"] = gradients(learner)
     frozen = learner.frozen()
     update(learner, packs)
-    told |= {"reference": learner.score_reference(batch), "after": list(learner.score(batch)), "frozen": frozen(batch)}
+    results |= {"reference": learner.score_reference(batch), "after": list(learner.score(batch))}
+    results["frozen"] = frozen(batch)
     with learner.averaged():
-        told["average"] = {name: one.detach().clone() for name, one in learner.weights()}
-    return told
+        results["average"] = {name: weight.detach().clone() for name, weight in learner.weights()}
+    return results
 
 
-def apart(one: Any, other: Any) -> float:
+def apart(left: Any, right: Any) -> float:
     """Largest distance of two trees of tensors, in parts of the largest number."""
-    trees = ([leaf for leaf in tree_leaves(tree) if leaf is not None] for tree in (one, other))
+    trees = ([leaf for leaf in tree_leaves(tree) if leaf is not None] for tree in (left, right))
     got, wanted = ([torch.as_tensor(leaf).detach().double() for leaf in tree] for tree in trees)
     off = max(float((a - b).abs().max()) for a, b in zip(got, wanted, strict=True))
     return off / max(float(leaf.abs().max()) for leaf in wanted)
@@ -193,10 +195,10 @@ def test_two_ranks_learn_what_one_does(tokenizer: Any, two: None, shape: Any, op
     model = tiny(tokenizer, **shape)
     cut = PACKS if packs > 1 else batch_of(SHAPES).split(99)
     assert len(cut) == packs
-    both, one = (on(world, lambda: told_by(make(model, average=0.8, **options), cut)) for world in (2, 1))
-    assert both.keys() == one.keys()
+    both, alone = (on(world, lambda: told_by(make(model, average=0.8, **options), cut)) for world in (2, 1))
+    assert both.keys() == alone.keys()
     # Adam takes the sign of a gradient that is nearly 0, and so makes more of rounding.
-    for name, wanted in one.items():
+    for name, wanted in alone.items():
         most = 1e-6 if name in ("before", "norm", "gradients", "reference") else 1e-4
         assert apart(both[name], wanted) < most, name
 
@@ -209,9 +211,9 @@ def test_weights_and_moments_stay_float32(model: Any, two: None, lora: int) -> N
         update(learner)
         return before, gradients(learner), dict(learner.weights()), held_by(learner)
 
-    both, one = work(), on(1, work)
+    both, alone = work(), on(1, work)
     assert {leaf.dtype for leaf in tree_leaves(both) if isinstance(leaf, Tensor)} == {torch.float32}
-    assert apart(both[0], one[0]) <= (1e-6 if lora else 0) and apart(both[1], one[1]) < 1e-2
+    assert apart(both[0], alone[0]) <= (1e-6 if lora else 0) and apart(both[1], alone[1]) < 1e-2
     # Changes that bfloat16 could not hold, and no weight that moves is one of its numbers.
     moved = [weight for name, weight in both[2].items() if not torch.equal(weight, model.get_parameter(name))]
     assert moved and all(float((weight == weight.bfloat16()).float().mean()) < 0.1 for weight in moved)
@@ -229,11 +231,11 @@ def test_what_some_ranks_save_others_load(
         update(learner)
         return held, held_by(learner)
 
-    first = three[0] if before == 3 else tmp_path / "saved"
-    saved, wanted = three[1] if before == 3 else on(before, lambda: begin(model, lora, first))
-    files = {file.name: file.read_bytes() for file in (first / "optimizer").iterdir()}
+    folder = three[0] if before == 3 else tmp_path / "saved"
+    saved, wanted = three[1] if before == 3 else on(before, lambda: begin(model, lora, folder))
+    files = {file.name: file.read_bytes() for file in (folder / "optimizer").iterdir()}
     assert len(files) == before
-    held, later = on(after, lambda: go_on(first, tmp_path / "again"))
+    held, later = on(after, lambda: go_on(folder, tmp_path / "again"))
     assert apart(held, saved) == 0 < apart(later, saved)
     assert apart(later, wanted) <= (0 if before == after else 1e-5)
     # To the last bit the step that these ranks take from what they have saved themselves.
@@ -281,7 +283,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: A
     def work() -> list[Any]:
         learner = make(model, average=0.8)
         update(learner)
-        told: list[Any] = [held_by(learner)]
+        results: list[Any] = [held_by(learner)]
         take = learner._step  # pyright: ignore
 
         def poisoned(rate: float) -> float:
@@ -290,10 +292,10 @@ def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: A
             return take(rate)
 
         learner._step = poisoned  # pyright: ignore
-        told += [update(learner), held_by(learner)]
+        results += [update(learner), held_by(learner)]
         learner._step = take  # pyright: ignore
         update(learner)
-        return [*told, held_by(learner)]
+        return [*results, held_by(learner)]
 
     before, norm, after, later = on(world, work)
     assert not math.isfinite(norm) and apart(after, before) == 0 < apart(later, after)

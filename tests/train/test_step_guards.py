@@ -130,7 +130,7 @@ class Forgetful(Around):
     lost: str
 
     async def load_weights(self, named_tensors: Any, version: int) -> None:
-        await super().load_weights([one for one in named_tensors if one[0] != self.lost], version)
+        await super().load_weights([pair for pair in named_tensors if pair[0] != self.lost], version)
 
 
 def test_a_head_that_stays_as_it_was_stops_the_step_that_changed_it(small: Make) -> None:
@@ -171,16 +171,16 @@ def test_what_disagrees_stops_the_step(small: Make, engine: type[Around], determ
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "broken", "wanted"),
+    ("module", "name", "broken", "wanted"),
     [
         (agentrl.train.step, "as_batch", batch_in_another_order, "not the tokens that were sampled"),
         (agentrl.train.learner, "score", score_that_wavers, "before any update a token's log ratio is 0.01"),
     ],
 )
 def test_a_batch_or_a_score_that_is_wrong_stops_the_step(
-    small: Make, monkeypatch: pytest.MonkeyPatch, place: ModuleType, name: str, broken: Any, wanted: str
+    small: Make, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, broken: Any, wanted: str
 ) -> None:
-    monkeypatch.setattr(place, name, broken(getattr(place, name)))
+    monkeypatch.setattr(module, name, broken(getattr(module, name)))
     with pytest.raises(InvariantError, match=wanted):
         step(trainer_of(small("optim.max_tokens=100000"))[0])
 
@@ -199,22 +199,22 @@ class Long(Shout):
     """``Shout`` with a first task that does not even fit into a pack."""
 
     def tasks(self, split: str) -> TaskList:
-        first, *rest = super().tasks(split)
-        return TaskList([replace(first, prompt=first.prompt * 100), *rest])
+        task, *rest = super().tasks(split)
+        return TaskList([replace(task, prompt=task.prompt * 100), *rest])
 
 
 def test_a_prompt_that_leaves_no_room_ends_its_episodes_and_no_run(small: Make) -> None:
     gymnasium.register("test/Long-v0", entry_point=Long)
     run = small("env.id=test/Long-v0", "rollout.tasks=6")
     result = step(trainer_of(run)[0])
-    none = [one for one in result.trajectories if one.n_sampled == 0]
-    assert {one.stop for one in none} == {Stop.TOKEN_LIMIT} and len(none) == 4
+    none = [episode for episode in result.trajectories if episode.n_sampled == 0]
+    assert {episode.stop for episode in none} == {Stop.TOKEN_LIMIT} and len(none) == 4
     assert len(none[0].token_ids) > run.config.optim.max_tokens and result.metrics["grad_norm"] > 0
 
 
 def tasks_of(result: StepResult) -> list[str]:
     """The word of each group."""
-    return [one.task_id.removeprefix("train:") for one in result.trajectories[::4]]
+    return [episode.task_id.removeprefix("train:") for episode in result.trajectories[::4]]
 
 
 def test_steps_play_all_tasks_in_passes_with_seeds_of_their_own(small: Make) -> None:
@@ -222,11 +222,11 @@ def test_steps_play_all_tasks_in_passes_with_seeds_of_their_own(small: Make) -> 
     results = [step(trainer, number) for number in range(1, 5)]
     later.rollouts.restore(trainer.rollouts.state(), ())
     results += [step(trainer, number) for number in range(5, 9)]
-    passes = [tasks_of(one) + tasks_of(other) for one, other in zip(results[::2], results[1::2], strict=True)]
-    assert all(sorted(one) == sorted(WORDS) for one in passes)
+    passes = [tasks_of(episode) + tasks_of(other) for episode, other in zip(results[::2], results[1::2], strict=True)]
+    assert all(sorted(episode) == sorted(WORDS) for episode in passes)
     assert len(set(map(tuple, passes))) > 2 and list(WORDS) not in passes
     seeds = [episode.seed for result in results for episode in result.trajectories]
     assert len(set(seeds)) == len(seeds) == 8 * 12
     again = step(later, 5)
     assert tasks_of(again) == tasks_of(results[4]), "who goes on at a step meets that step's tasks"
-    assert [one.seed for one in again.trajectories] == [one.seed for one in results[4].trajectories]
+    assert [episode.seed for episode in again.trajectories] == [episode.seed for episode in results[4].trajectories]

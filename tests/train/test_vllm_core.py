@@ -86,12 +86,12 @@ class Core:
         done = await self.engine.generate(tuple(prompt["prompt_token_ids"]), Sampling(**how), seed=params.seed)
         await self.at("generate")
         pairs = zip(done.token_ids, done.logprobs, strict=True)
-        told = SimpleNamespace(token_ids=done.token_ids, finish_reason=done.finish)
-        told.logprobs = [{token: SimpleNamespace(logprob=logprob)} for token, logprob in pairs]
+        answer = SimpleNamespace(token_ids=done.token_ids, finish_reason=done.finish)
+        answer.logprobs = [{token: SimpleNamespace(logprob=logprob)} for token, logprob in pairs]
         spans = ((0, done.version), *done.swaps)
         names = [(start, "default" if version < 0 else str(version)) for start, version in spans]
-        told.weight_versions = [SimpleNamespace(start=start, version=name) for start, name in names]
-        yield SimpleNamespace(outputs=[told])
+        answer.weight_versions = [SimpleNamespace(start=start, version=name) for start, name in names]
+        yield SimpleNamespace(outputs=[answer])
 
     async def pause_generation(self, **_: object) -> None:
         await self.at("pause")
@@ -155,8 +155,8 @@ def test_a_core_that_dies_at_any_instant_holds_up_no_run(small: Make, on_core: O
     steps = len(INSTANTS) * (2 if mode == "inflight" else 1) + 3
     results = played(on_core(small(*SETTINGS, f"rollout.overlap={mode}", f"optim.steps={steps}")))
     assert not Core.instants and Core.started == 1 + len(INSTANTS)
-    assert all(one.metrics["groups_lost"] == 0 and one.metrics["logp_diff_max"] < 1e-4 for one in results)
-    assert sum(one.metrics["faults"] for one in results) > 0
+    assert all(result.metrics["groups_lost"] == 0 and result.metrics["logp_diff_max"] < 1e-4 for result in results)
+    assert sum(result.metrics["faults"] for result in results) > 0
 
 
 @pytest.mark.parametrize("mode", ["off", "lag", "inflight"])

@@ -38,8 +38,8 @@ def trained(require: Require, folder: Path, *settings: str) -> Path:
 def test_the_quickstart_learns_with_vllm(require: Require, tmp_path: Path) -> None:
     # vLLM's kernels for a CPU know no heads narrower than 32.
     run = trained(require, tmp_path, "model.tiny.heads=4", "optim.steps=20")
-    first, *_, last = [row["success"] for row in read_jsonl(run / "evals.jsonl")]
-    assert last > max(0.85, first + 0.05)
+    begin, *_, end = [row["success"] for row in read_jsonl(run / "evals.jsonl")]
+    assert end > max(0.85, begin + 0.05)
     (record, *_) = read_episodes(run / "episodes" / "step-000020.jsonl.zst")
     assert record.trajectory.sampled[0].versions == (19,)
 
@@ -54,11 +54,12 @@ def test_steps_are_played_while_the_trainer_learns(require: Require, tmp_path: P
         "eval.tasks=4", "optim.steps=6", "save.episodes_every=1",
     )  # fmt: skip
     played = [read_episodes(path) for path in sorted((run / "episodes").glob("step-*"))]
-    found = [
-        [{version for turn in one.trajectory.sampled for version in turn.versions} for one in step] for step in played
+    steps = [
+        [{version for turn in record.trajectory.sampled for version in turn.versions} for record in records]
+        for records in played
     ]
-    for step, versions in enumerate(found):
+    for step, versions in enumerate(steps):
         assert set().union(*versions) <= {step - 1, step}, "of the step's own weights, or those before them"
-    assert any(step - 1 in versions for step, episodes in enumerate(found) for versions in episodes if step)
+    assert any(step - 1 in versions for step, episodes in enumerate(steps) for versions in episodes if step)
     if mode == "lag":
-        assert all(len(versions) == 1 for episodes in found for versions in episodes), "nothing is sampled meanwhile"
+        assert all(len(versions) == 1 for episodes in steps for versions in episodes), "nothing is sampled meanwhile"

@@ -51,7 +51,7 @@ def test_run_folder_fits_together(train: Train, server: Server, tmp_path: Path) 
         assert sum(record.trajectory.n_sampled for record in records) == row["sampled_tokens"]
         assert sum(len(record.trajectory.token_ids) for record in records) == row["tokens"]
         assert sum(record.trajectory.ret for record in records) == pytest.approx(6 * row["reward_mean"])
-        credit = [abs(one) for record in records for one in record.advantages or ()]
+        credit = [abs(advantage) for record in records for advantage in record.advantages or ()]
         assert len(credit) == row["sampled_tokens"]
         assert sum(credit) / len(credit) == pytest.approx(row["advantage_abs"], abs=1e-6)
         assert {part.version for record in records for part in record.trajectory.sampled} == {row["step"] - 1}
@@ -72,8 +72,8 @@ def test_a_run_that_ended_can_be_trained_longer(train: Train, server: Server, tm
     settings = ("eval.every=0", "optim.warmup=3", "run.deterministic=true")
     train("whole", *settings).done()
     train("short", *settings, "optim.steps=2").done()
-    one, other = tmp_path / "runs" / "whole", tmp_path / "runs" / "short"
-    before = (other / "config.toml").read_text()
+    complete, short = tmp_path / "runs" / "whole", tmp_path / "runs" / "short"
+    before = (short / "config.toml").read_text()
 
     def resumed(*settings: str) -> Command:
         return server.start(tmp_path, "train", "--resume", "runs/short", *setting(*settings))
@@ -81,17 +81,17 @@ def test_a_run_that_ended_can_be_trained_longer(train: Train, server: Server, tm
     refused = resumed("env.args.level=2")
     assert refused.wait() == 2 and "env.args.level can't change in a resumed run, only run.th" in refused.err
     assert "it has ended: raise optim.steps or optim.max_sampled_tokens" in resumed().done().err
-    assert (other / "config.toml").read_text() == before
+    assert (short / "config.toml").read_text() == before
     assert "it has ended" not in resumed("optim.steps=4", "save.every=1", "rollout.concurrency=1").done().err
-    assert (read_config(other).optim.steps, read_config(other).save.every) == (4, 1)
-    assert 'dialect = "fence' in (other / "config.toml").read_text()
-    assert rows_of(one) == rows_of(other)
-    assert [row["step"] for row in read_jsonl(other / "evals.jsonl")] == [0, 2, 4]
-    assert [path.name for path in checkpoints(other)] == [f"step-{step:06d}" for step in (0, 2, 3, 4)]
-    assert same_weights(one, other)
-    clock = [row["seconds_run"] for row in read_jsonl(other / "metrics.jsonl")]
+    assert (read_config(short).optim.steps, read_config(short).save.every) == (4, 1)
+    assert 'dialect = "fence' in (short / "config.toml").read_text()
+    assert rows_of(complete) == rows_of(short)
+    assert [row["step"] for row in read_jsonl(short / "evals.jsonl")] == [0, 2, 4]
+    assert [path.name for path in checkpoints(short)] == [f"step-{step:06d}" for step in (0, 2, 3, 4)]
+    assert same_weights(complete, short)
+    clock = [row["seconds_run"] for row in read_jsonl(short / "metrics.jsonl")]
     assert clock == sorted(clock), "the clock goes on where it stood"
-    assert clock[2] > read_jsonl(other / "evals.jsonl")[1]["seconds_run"]
+    assert clock[2] > read_jsonl(short / "evals.jsonl")[1]["seconds_run"]
 
 
 @pytest.mark.slow
@@ -114,8 +114,8 @@ def test_steps_that_teach_nothing_are_told_once(train: Train, tmp_path: Path, re
     command = train("silent", *settings, f"algo.advantage={advantage}").done()
     # Not 0 for ogb, whose baseline has 1e-8 in its denominator.
     assert all((row["advantage_abs"] == 0) is (advantage == "otb") for row in rows_of(tmp_path / "runs" / "silent"))
-    told = [line for line in command.err.splitlines() if line.startswith("warning")]
-    assert len(told) == 1 and "last 5 steps taught nothing" in told[0] and f"on average {reward}" in told[0]
+    warnings = [line for line in command.err.splitlines() if line.startswith("warning")]
+    assert len(warnings) == 1 and "last 5 steps taught nothing" in warnings[0] and f"on average {reward}" in warnings[0]
 
 
 @pytest.mark.parametrize("stop_at", [0.9, 1e-300, 1.0])
@@ -129,8 +129,8 @@ def test_warm_start_that_ends_too_early_is_told(server: Server, tmp_path: Path, 
         "rollout.turn_tokens=32",
         "optim.steps=0",
     ]
-    told = server.start(tmp_path, "train", "warm.toml", *setting(*settings)).done().err
-    assert ("not the 90% of sft.stop_at" in told) is ("warning" in told) is (stop_at == 0.9)
+    errors = server.start(tmp_path, "train", "warm.toml", *setting(*settings)).done().err
+    assert ("not the 90% of sft.stop_at" in errors) is ("warning" in errors) is (stop_at == 0.9)
 
 
 SIZES = {
@@ -266,9 +266,9 @@ def test_whole_run_on_two_ranks_is_that_on_one(start: Start, server: Server, tmp
     command = start("two", "optim.steps=2", "run.ranks=2", *adapters).done()
     assert command.out == "runs/two\n" and command.err.count("step 0 (") == 1
     server.start(tmp_path, "train", "--resume", "runs/two", *setting("optim.steps=3", "run.ranks=1")).done()
-    one, two = (rows_of(tmp_path / "runs" / name) for name in ("one", "two"))
-    assert len(one) == len(two) == 3 and all(row["grad_norm"] > 0 for row in one)
-    for mine, wanted in zip(two, one, strict=True):
+    single, double = (rows_of(tmp_path / "runs" / name) for name in ("one", "two"))
+    assert len(single) == len(double) == 3 and all(row["grad_norm"] > 0 for row in single)
+    for mine, wanted in zip(double, single, strict=True):
         # What rows share is computed once in a pack, and two ranks have other packs.
         assert mine.pop("update_flops") > 0 < wanted.pop("update_flops")
         assert mine == pytest.approx(wanted, rel=1e-3, abs=1e-5)
@@ -287,10 +287,10 @@ def test_two_ranks_play_ahead_as_one_does(start: Start, tmp_path: Path) -> None:
     start("one", *short, "rollout.overlap=lag").done()
     start("two", *short, "rollout.overlap=lag", "run.ranks=2").done()
     start("flying", *short, "optim.average=0", "rollout.overlap=inflight", "run.ranks=2").done()
-    one, two, flying = (rows_of(tmp_path / "runs" / name) for name in ("one", "two", "flying"))
-    assert [[row["staleness_max"] for row in rows] for rows in (one, two)] == [[0, 1, 1]] * 2
-    assert [row["reward_mean"] for row in two] == [row["reward_mean"] for row in one]
-    assert [row["grad_norm"] for row in two] == pytest.approx([row["grad_norm"] for row in one], rel=1e-3)
+    single, double, flying = (rows_of(tmp_path / "runs" / name) for name in ("one", "two", "flying"))
+    assert [[row["staleness_max"] for row in rows] for rows in (single, double)] == [[0, 1, 1]] * 2
+    assert [row["reward_mean"] for row in double] == [row["reward_mean"] for row in single]
+    assert [row["grad_norm"] for row in double] == pytest.approx([row["grad_norm"] for row in single], rel=1e-3)
     assert len(flying) == 3 and max(row["staleness_max"] for row in flying) <= 1
 
 

@@ -77,8 +77,8 @@ class Skewed(Around):
         logits = self._eager(row[None]).logits[0, -len(tokens) - 1 : -1].detach() / sampling.temperature
         logp = torch.log_softmax(logits, dim=-1).gather(1, row[-len(tokens) :, None])[:, 0]
         drawn = torch.randn(len(tokens), generator=torch.Generator().manual_seed(seed))
-        said = (logp + self._noise * drawn).clamp(max=0.0)
-        return replace(done, token_ids=tuple(tokens), logprobs=tuple(said.tolist()))
+        noisy = (logp + self._noise * drawn).clamp(max=0.0)
+        return replace(done, token_ids=tuple(tokens), logprobs=tuple(noisy.tolist()))
 
 
 @dataclass
@@ -101,10 +101,10 @@ class Watched:
     def step(self, number: int) -> StepResult:
         self.updates.clear()
         result = asyncio.run(self.trainer.step(number))
-        firsts = itertools.accumulate((one.n_sampled for one in result.trajectories), initial=0)
-        row_at = {first: row for row, first in enumerate(firsts)}
+        firsts = itertools.accumulate((episode.n_sampled for episode in result.trajectories), initial=0)
+        row_at = {begin: row for row, begin in enumerate(firsts)}
         for update in self.updates:
-            update.packs = [[row_at[first] for first in pack] for pack in update.packs]
+            update.packs = [[row_at[begin] for begin in pack] for pack in update.packs]
         return result
 
 
@@ -124,8 +124,8 @@ def make_watched(small: Make, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         def keep(*_: Any) -> None:
             named = dict(run.parts.model.named_parameters())
-            weights = {name: one.detach().clone() for name, one in named.items()}
-            gradient = {name: one.grad.clone() for name, one in named.items() if one.grad is not None}
+            weights = {name: weight.detach().clone() for name, weight in named.items()}
+            gradient = {name: weight.grad.clone() for name, weight in named.items() if weight.grad is not None}
             watched.updates.append(Update(packs=watched.packs.copy(), weights=weights, gradient=gradient))
             watched.packs.clear()
 
@@ -144,8 +144,8 @@ class Slow:
     def __init__(self, model: Any, result: StepResult) -> None:
         self.model = copy.deepcopy(model)
         self.episodes = result.trajectories
-        self.sampler = [[lp for part in one.sampled for lp in part.logprobs or ()] for one in self.episodes]
-        self.rewards = [rewards_of(one) for one in self.episodes]
+        self.sampler = [[lp for part in episode.sampled for lp in part.logprobs or ()] for episode in self.episodes]
+        self.rewards = [rewards_of(episode) for episode in self.episodes]
 
     def take(self, weights: dict[str, Tensor]) -> None:
         self.model.load_state_dict(weights, strict=False)
@@ -163,8 +163,8 @@ class Slow:
         return self.otb(ratios, kappa)
 
     def otb(self, weights: list[list[float]] | None, kappa: float = 0.0) -> list[list[float]]:
-        group = [one.task_id for one in self.episodes]
-        energy = [energy_of(self.model, one, TEMPERATURE).tolist() for one in self.episodes]
+        group = [episode.task_id for episode in self.episodes]
+        energy = [energy_of(self.model, episode, TEMPERATURE).tolist() for episode in self.episodes]
         return slow.otb(self.rewards, energy, group, tail="carry", weights=weights, pool=kappa)
 
     def weights(self, old: Sequence[Sequence[float]], kind: str) -> list[list[float]]:
@@ -173,7 +173,7 @@ class Slow:
         for row, pair in enumerate(zip(old, self.sampler, strict=True)):
             steps = [a - b for a, b in zip(*pair, strict=True)]
             logs = {"sequence": [math.fsum(steps)] * len(steps), "prefix": sums(*pair), "token": steps}
-            rows.append([min(math.exp(one), CAP) for one in logs.get(kind, [0.0] * len(old[row]))])
+            rows.append([min(math.exp(log_ratio), CAP) for log_ratio in logs.get(kind, [0.0] * len(old[row]))])
         return rows
 
 
@@ -204,13 +204,13 @@ class Pool:
             "S_std": float(shift.std(correction=0)),
             "ratio_mean": float(shift.exp().mean()),
             "log_ratio_abs_max": max(map(abs, self.step)),
-            "kl_old": sum(math.exp(one) - 1 - one for one in self.step) / len(self.step),
+            "kl_old": sum(math.exp(log_ratio) - 1 - log_ratio for log_ratio in self.step) / len(self.step),
             "clip_fraction": sum(self.cut) / len(self.cut),
         }
         for edge in (1, 2, 4, 8):
             inside = torch.tensor([edge <= t < 2 * edge for t in self.place])
             wanted[f"S_std_t{edge}"] = float(shift[inside].std(correction=0))
-            cut = [one for one, t in zip(self.cut, self.credited_place, strict=True) if edge <= t < 2 * edge]
+            cut = [flag for flag, t in zip(self.cut, self.credited_place, strict=True) if edge <= t < 2 * edge]
             wanted[f"clip_fraction_t{edge}"] = sum(cut) / len(cut)
         for name, value in wanted.items():
             assert metrics[name] == pytest.approx(value, rel=2e-3, abs=1e-5), name
@@ -240,7 +240,7 @@ def check_update(
             "seq_mean_token_mean": 1 / (len(rows) * len(steps)),
             "seq_mean_token_sum": 1 / len(rows),
             "token_sum_const": 1 / (len(rows) * CONSTANT),
-            "token_mean": 1 / sum(len(old[one]) for one in rows),
+            "token_mean": 1 / sum(len(old[row]) for row in rows),
         }[aggregate]
         factors = [weight * share for weight in weights[row]]
         value += math.fsum(f * loss for f, loss in zip(factors, losses, strict=True))
@@ -252,10 +252,10 @@ def check_update(
         pool.shift += sums(logp.tolist(), old[row])
         pool.step += steps
         pool.place += range(1, len(steps) + 1)
-        kept = [(t, slope == 0) for t, (slope, a) in enumerate(zip(slopes, credit[row], strict=True), 1) if a]
-        pool.credited_place += [t for t, _ in kept]
-        pool.cut += [cut for _, cut in kept]
-    wanted = {name: one.grad for name, one in ours.model.named_parameters() if one.grad is not None}
+        seen_tokens = [(t, slope == 0) for t, (slope, a) in enumerate(zip(slopes, credit[row], strict=True), 1) if a]
+        pool.credited_place += [t for t, _ in seen_tokens]
+        pool.cut += [cut for _, cut in seen_tokens]
+    wanted = {name: weight.grad for name, weight in ours.model.named_parameters() if weight.grad is not None}
     norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in wanted.values()))
     assert update.gradient.keys() == wanted.keys() and norm > 0.01, "a gradient of nothing proves nothing"
     limited = min(1.0, NORM / norm)
@@ -286,30 +286,31 @@ def test_step_is_that_of_loops_over_rows_and_tokens(watch: Any, reference: Any, 
     )  # fmt: skip
     result = watched.step(1)
     ours, pool = Slow(reference, result), Pool()
-    assert len({len(row) for row in ours.sampler}) > 3 and any(len(one.sampled) > 1 for one in result.trajectories)
+    assert len({len(row) for row in ours.sampler}) > 3
+    assert any(len(episode.sampled) > 1 for episode in result.trajectories)
     old, credit = ours.all_logp(), ours.credit(by_ratio, kappa)
     weights = ours.weights(old, kind)
-    capped = [one == CAP for one in slow.flat(weights)]
+    capped = [value == CAP for value in slow.flat(weights)]
     assert kind == "none" or (any(capped) and not all(capped))
     for mine, theirs in zip(result.advantages, credit, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4)
-    told: list[tuple[float, float]] = []
+    moments: list[tuple[float, float]] = []
     for number, update in enumerate(watched.updates):
         assert max_tokens == 5000 or len(update.packs) > 1
         if by_ratio and number == 3:
             ours.take(update.weights)
             credit = ours.credit(by_ratio, kappa)
-        told.append(check_update(ours, update, old, credit, weights, pool, aggregate))
-    assert len(told) == 6
+        moments.append(check_update(ours, update, old, credit, weights, pool, aggregate))
+    assert len(moments) == 6
     uneven = any(len(set(map(len, update.packs))) > 1 for update in watched.updates)
     assert uneven or max_tokens != 120
-    losses, norms = zip(*told, strict=True)
+    losses, norms = zip(*moments, strict=True)
     assert max(norms) > 3 * NORM, "the limit must be met"
     assert result.metrics["loss"] == pytest.approx(sum(losses) / 6, abs=1e-4)
     assert result.metrics["grad_norm"] == pytest.approx(sum(norms) / 6, rel=2e-3)
     pool.check(result.metrics)
     steps = [a - b for a, b in zip(slow.flat(old), slow.flat(ours.sampler), strict=True)]
-    kl = sum(math.exp(one) - 1 - one for one in steps) / len(steps)
+    kl = sum(math.exp(ratio) - 1 - ratio for ratio in steps) / len(steps)
     assert result.metrics["kl_sampler"] == pytest.approx(kl, rel=1e-3) and kl > 0.02
 
 
@@ -342,4 +343,4 @@ def test_packs_change_no_metric(watch: Any) -> None:
     for name, value in results[0].items():
         # What rows of a pack share is computed once.
         if not is_time(name) and name != "update_flops":
-            assert [one[name] for one in results] == pytest.approx([value] * 3, rel=1e-3, abs=1e-6), name
+            assert [row[name] for row in results] == pytest.approx([value] * 3, rel=1e-3, abs=1e-6), name
