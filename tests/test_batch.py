@@ -24,9 +24,9 @@ def episode(*segments: Segment, rewards: tuple[float, ...], task: str = "t") -> 
 
 def worked_example() -> list[Group]:
     prompt = Segment("prompt", (10, 11, 12))
-    first = episode(prompt, policy(20, 21), Segment("tool", (30,)), policy(23), rewards=(0.25, 1.0))
+    leading = episode(prompt, policy(20, 21), Segment("tool", (30,)), policy(23), rewards=(0.25, 1.0))
     second = episode(Segment("prompt", (13, 14)), policy(24), rewards=(-1.0,))
-    return [Group((first,)), Group((second,))]
+    return [Group((leading,)), Group((second,))]
 
 
 def test_the_worked_example() -> None:
@@ -79,11 +79,11 @@ def slowly(groups: list[Group]) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"group": number, "tokens": [], "sampled": [], "rewards": [], "logp": []}
             turn = 0
             for segment in trajectory.segments:
-                for place, token in enumerate(segment.token_ids):
+                for index, token in enumerate(segment.token_ids):
                     if segment.logprobs is not None:
                         row["sampled"].append(len(row["tokens"]))
                         row["rewards"].append(0.0)
-                        row["logp"].append(segment.logprobs[place])
+                        row["logp"].append(segment.logprobs[index])
                     row["tokens"].append(token)
                 if segment.trained:
                     if trajectory.rewards[turn]:
@@ -97,10 +97,10 @@ def read_back(batch: Batch) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for i in range(len(batch)):
         begin, end = batch.row_starts[i : i + 2].tolist()
-        first, last = batch.starts[i : i + 2].tolist()
+        start, stop = batch.starts[i : i + 2].tolist()
         assert batch.positions[begin:end].tolist() == list(range(end - begin))
-        row = {"group": batch.group[i], "tokens": batch.tokens[begin:end], "sampled": batch.sampled[first:last] - begin}
-        row |= {"rewards": batch.rewards[first:last], "logp": batch.sampler_logp[first:last]}
+        row = {"group": batch.group[i], "tokens": batch.tokens[begin:end], "sampled": batch.sampled[start:stop] - begin}
+        row |= {"rewards": batch.rewards[start:stop], "logp": batch.sampler_logp[start:stop]}
         rows.append({name: values.tolist() for name, values in row.items()})
     return rows
 

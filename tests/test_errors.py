@@ -23,7 +23,7 @@ def test_branches_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "hint"),
+    ("name", "names", "hint"),
     [
         ("fense", ["fence", "hermes"], "did you mean 'fence'?"),
         ("ppo", ["cppo", "ppo_clip"], "did you mean 'ppo_clip'?"),
@@ -31,10 +31,10 @@ def test_branches_do_not_mix() -> None:
         ("zzz", [], "there are none yet"),
     ],
 )
-def test_nearest(name: str, known: list[str], hint: str) -> None:
-    assert nearest(name, known) == hint
-    listed = f" There are {', '.join(known)}" if hint.endswith("?") else ""
-    assert str(UnknownNameError("dialect", name, known)) == f"no dialect is called {name!r}; {hint}{listed}"
+def test_nearest(name: str, names: list[str], hint: str) -> None:
+    assert nearest(name, names) == hint
+    listed = f" There are {', '.join(names)}" if hint.endswith("?") else ""
+    assert str(UnknownNameError("dialect", name, names)) == f"no dialect is called {name!r}; {hint}{listed}"
 
 
 def test_it_comes_from_another_process_as_it_is() -> None:
@@ -44,8 +44,8 @@ def test_it_comes_from_another_process_as_it_is() -> None:
 
 
 def test_many_names_are_not_listed_beside_the_nearest() -> None:
-    known = [f"task-{number}" for number in range(11)]
-    assert str(UnknownNameError("task", "taks-3", known)) == "no task is called 'taks-3'; did you mean 'task-3'?"
+    names = [f"task-{number}" for number in range(11)]
+    assert str(UnknownNameError("task", "taks-3", names)) == "no task is called 'taks-3'; did you mean 'task-3'?"
 
 
 def test_what_is_no_text_is_no_name() -> None:

@@ -73,12 +73,12 @@ def test_large_logits_and_a_sure_token():
 def test_one_output_and_one_gradient(use, wanted):
     hidden, weight, targets = inputs(20, 70, 8)
     leaves, exact = leaves_of(hidden, weight, device=DEVICE)
-    place = ("hidden", "weight").index(wanted)
-    leaves[1 - place].requires_grad_(False)
+    position = ("hidden", "weight").index(wanted)
+    leaves[1 - position].requires_grad_(False)
     getattr(token_stats(*leaves, targets.to(DEVICE), form="triton"), use).mean().backward()
     getattr(reference(*exact, targets), use).mean().backward()
-    assert leaves[1 - place].grad is None
-    torch.testing.assert_close(leaves[place].grad.double().cpu(), exact[place].grad, atol=1e-5, rtol=0)
+    assert leaves[1 - position].grad is None
+    torch.testing.assert_close(leaves[position].grad.double().cpu(), exact[position].grad, atol=1e-5, rtol=0)
 
 
 def test_types_are_mixed_in_the_wider_one():
@@ -131,13 +131,13 @@ def test_sums_of_squares_can_be_left_out_to_measure_them():
 
 def test_the_same_inputs_give_the_same_bits():
     hidden, weight, targets = (tensor.to(DEVICE) for tensor in inputs(*USUAL, dtype=torch.bfloat16))
-    found = []
+    results = []
     for _ in range(2):
         leaves = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
         stats = token_stats(*leaves, targets, form="triton")
         (stats.logp + stats.entropy).sum().backward()
-        found.append([*stats, *(leaf.grad for leaf in leaves)])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        results.append([*stats, *(leaf.grad for leaf in leaves)])
+    assert all(torch.equal(left, right) for left, right in zip(*results, strict=True))
 
 
 def test_products_of_bfloat16_are_added_in_float32():

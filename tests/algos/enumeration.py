@@ -95,8 +95,8 @@ class World:
     def row_noise(self, estimator: str) -> float:
         """Variance of one row's gradient over ‖g‖², with the exact baseline of an estimator or without one."""
         weight = weights_of(self)
-        found = Population.of(self, weight[estimator]).variance if estimator in weight else self.variance(self.to_go)
-        return found / float(self.gradient.square().sum())
+        variance = Population.of(self, weight[estimator]).variance if estimator in weight else self.variance(self.to_go)
+        return variance / float(self.gradient.square().sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +114,12 @@ class Policy:
 
     def episodes(self) -> list[Episode]:
         """Every episode that can be played."""
-        found: list[Episode] = []
+        episodes: list[Episode] = []
         for length in range(1, self.longest + 1):
             for body in itertools.product(range(1, self.logits.shape[1]), repeat=length - 1):
                 last = range(self.logits.shape[1]) if length == self.longest else [END]
-                found.extend((*body, token) for token in last)
-        return found
+                episodes.extend((*body, token) for token in last)
+        return episodes
 
     def logp(self, logits: Tensor, episode: Episode) -> Tensor:
         """Log-prob of each token of an episode [n], differentiable."""
@@ -131,16 +131,16 @@ class Policy:
         """List all episodes."""
         episodes = self.episodes()
         log_probs = torch.log_softmax(self.logits, 1)
-        blocks = torch.tensor([self.block(one[:t]) for one in episodes for t in range(len(one))])
-        tokens = torch.tensor([token for one in episodes for token in one])
+        blocks = torch.tensor([self.block(episode[:t]) for episode in episodes for t in range(len(episode))])
+        tokens = torch.tensor([token for episode in episodes for token in episode])
         logp, probs = log_probs[blocks, tokens], log_probs[blocks].exp()
         score = torch.zeros(len(tokens), *self.logits.shape, dtype=torch.float64)
         score[torch.arange(len(tokens)), blocks] = torch.eye(self.logits.shape[1], dtype=torch.float64)[tokens] - probs
-        lengths = torch.tensor([len(one) for one in episodes])
+        lengths = torch.tensor([len(episode) for episode in episodes])
         return World(
             starts=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
             probability=torch.stack([part.sum().exp() for part in logp.split(lengths.tolist())]),
-            rewards=torch.tensor([float(r) for one in episodes for r in self.reward(one)], dtype=torch.float64),
+            rewards=torch.tensor([float(r) for episode in episodes for r in self.reward(episode)], dtype=torch.float64),
             energy=token_energy(logp, probs.square().sum(1)),
             score=score.flatten(1),
         )
@@ -233,8 +233,8 @@ class Groups:
         parts: list[Tensor] = []
         for offsets in self.starts.unfold(0, self.size + 1, self.size):
             here = slice(int(offsets[0]), int(offsets[-1]))
-            one = torch.zeros(self.size, dtype=torch.int64)
-            parts.append(algos.advantage(name, rewards[here], energy[here], offsets - offsets[0], one))
+            digits = torch.zeros(self.size, dtype=torch.int64)
+            parts.append(algos.advantage(name, rewards[here], energy[here], offsets - offsets[0], digits))
         return torch.cat(parts)
 
     def estimates(self, advantages: Tensor) -> Tensor:
@@ -315,10 +315,10 @@ class Population:
     def of(cls, world: World, weight: Tensor) -> "Population":
         """B_t = E[weight·G | alive at t] / E[weight | alive at t], from a weight of each token [S]."""
         chance = world.token_probability * weight
-        place = world.ordinal
-        zeros = torch.zeros(int(place.max()) + 1, dtype=torch.float64)
-        baseline = zeros.index_add(0, place, chance * world.to_go) / zeros.index_add(0, place, chance)
-        return cls(baseline=baseline, variance=world.variance(world.to_go - baseline[place]))
+        ordinal = world.ordinal
+        zeros = torch.zeros(int(ordinal.max()) + 1, dtype=torch.float64)
+        baseline = zeros.index_add(0, ordinal, chance * world.to_go) / zeros.index_add(0, ordinal, chance)
+        return cls(baseline=baseline, variance=world.variance(world.to_go - baseline[ordinal]))
 
 
 def weights_of(world: World) -> dict[str, Tensor]:
@@ -358,8 +358,8 @@ def table() -> str:
     lines = [f"| N = {SIZE}: bias, noise, cosine | {head} |", "|---" * (len(worlds) + 1) + "|"]
     groups = [Groups.of(world, SIZE) for world in worlds.values()]
     for name in ESTIMATORS:
-        found = [group.exact(name) for group in groups]
-        cells = " | ".join(f"{one.bias:.3f}, {one.noise:.3g}, {one.cosine:.3f}" for one in found)
+        exact_of = [group.exact(name) for group in groups]
+        cells = " | ".join(f"{exact.bias:.3f}, {exact.noise:.3g}, {exact.cosine:.3f}" for exact in exact_of)
         lines.append(f"| {name} | {cells} |")
     lines += ["", f"| many rows: noise of a row | {head} |", "|---" * (len(worlds) + 1) + "|"]
     for name in ("otb", "otb, instantaneous", "otb, uniform", "none"):

@@ -55,7 +55,7 @@ def otb(rewards, energy, group, *, kind="cumulative", leave_one_out=False, tail=
         out = []
         for t in range(len(row)):
             mine, others = taking_part(members, t), list(taking_part(strangers, t).values())
-            kept = [pair for j, pair in mine.items() if not ((leave_one_out or pool == math.inf) and j == i)]
+            counted = [pair for j, pair in mine.items() if not ((leave_one_out or pool == math.inf) and j == i)]
             if len(members) == 1 and not strangers:
                 baseline = 0.0
             elif len(mine) == 1 and not others:
@@ -66,8 +66,8 @@ def otb(rewards, energy, group, *, kind="cumulative", leave_one_out=False, tail=
                 mean = math.fsum(w for w, _ in others) / max(len(others), 1)
                 of_pool = math.fsum(w * g for w, g in others) / math.fsum(w for w, _ in others) if mean else 0.0
                 pseudo = pool * mean if others else 0.0
-                baseline = math.fsum([*(w * g for w, g in kept), pseudo * of_pool])
-                baseline /= math.fsum([*(w for w, _ in kept), pseudo]) + 1e-8
+                baseline = math.fsum([*(w * g for w, g in counted), pseudo * of_pool])
+                baseline /= math.fsum([*(w for w, _ in counted), pseudo]) + 1e-8
             out.append(to_go[i][t] - baseline)
         result.append(out)
     return result
@@ -168,15 +168,15 @@ def cppo(logp, old, advantages, *, threshold=0.15, budget=0.015, floor=0.8, adap
         moved = [abs(math.exp(new) - math.exp(past)) for new, past in zip(new_row, old_row, strict=True)]
         room = budget
         if adaptive and moved:
-            place = 0.9 * (len(moved) - 1)
-            low, high = sorted(moved)[math.floor(place)], sorted(moved)[math.ceil(place)]
-            room = clip(low + (place - math.floor(place)) * (high - low), budget, 2 * budget)
+            position = 0.9 * (len(moved) - 1)
+            low, high = sorted(moved)[math.floor(position)], sorted(moved)[math.ceil(position)]
+            room = clip(low + (position - math.floor(position)) * (high - low), budget, 2 * budget)
         spent, width, loss_row = 0.0, 0.0, []
         for t, (new, past, a, far) in enumerate(zip(new_row, old_row, credit, moved, strict=True), start=1):
             weight = 1 - (1 - floor) / (len(moved) - 1) * (t - 1) if len(moved) > 1 else 1.0
             ratio = math.exp(clip(new - past, -20.0, 10.0))
-            kept = a * (ratio - 1) <= 0 or weight * far <= min(threshold, threshold + room * width - spent)
-            loss_row.append(-a * ratio if kept else 0.0)
+            trained = a * (ratio - 1) <= 0 or weight * far <= min(threshold, threshold + room * width - spent)
+            loss_row.append(-a * ratio if trained else 0.0)
             spent, width = spent + weight * far, width + weight
         losses.append(loss_row)
         slopes.append(

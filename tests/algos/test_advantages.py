@@ -162,7 +162,7 @@ def test_the_table_of_advantages():
         otb(rewards, energy, starts, group, pool=math.inf, tail="carry"),
     )
     reading = ["otb", "otb_loo", "otb_pooled", "ogb"]
-    assert [name for name, one in algos.ADVANTAGES.items() if "energy" in one.inputs] == reading
+    assert [name for name, algorithm in algos.ADVANTAGES.items() if "energy" in algorithm.inputs] == reading
     algos.advantage("grpo", rewards, None, starts, group)
     with pytest.raises(ValueError, match="needs the energy"):
         algos.advantage("otb", rewards, None, starts, group)

@@ -26,8 +26,8 @@ def with_memory(seed: int, longest: int = 3, tokens: int = 3) -> Policy:
     prefixes = [prefix for t in range(longest) for prefix in itertools.product(bodies, repeat=t)]
     logits = random_logits(seed, len(prefixes), tokens).tolist()
     scores = random_logits(seed + 100, 1000).tolist()
-    place = enumeration.terminal(lambda episode: scores[sum((y + 1) * 7**t for t, y in enumerate(episode)) % 1000])
-    return by_prefix(dict(zip(prefixes, logits, strict=True)), longest, place)
+    world_of = enumeration.terminal(lambda episode: scores[sum((y + 1) * 7**t for t, y in enumerate(episode)) % 1000])
+    return by_prefix(dict(zip(prefixes, logits, strict=True)), longest, world_of)
 
 
 def without_memory(seed: int, *, per_prefix: bool) -> Policy:
@@ -52,8 +52,8 @@ CROWDS = [*itertools.product(WORLDS, (2, 3)), ("careful", 4)]
 """Worlds and the sizes of their groups."""
 
 
-def close(one: Tensor, other: Tensor, atol: float = 1e-10) -> None:
-    torch.testing.assert_close(one, other, atol=atol, rtol=0)
+def close(left: Tensor, right: Tensor, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(left, right, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("policy", [with_memory(1), without_memory(2, per_prefix=False), *POLICIES.values()])
@@ -71,24 +71,24 @@ def test_groups_are_the_slow_loop_over_ordered_pairs(leave_one_out: bool):
     episodes, logits = policy.episodes(), policy.logits.clone().requires_grad_()
     probs = torch.softmax(policy.logits, 1).tolist()
     energy = {}
-    for one in episodes:
-        rows = [probs[policy.block(one[:t])] for t in range(len(one))]
-        energy[one] = [sum(((v == y) - p) ** 2 for v, p in enumerate(row)) for y, row in zip(one, rows, strict=True)]
+    for episode in episodes:
+        rows = [probs[policy.block(episode[:t])] for t in range(len(episode))]
+        tokens = zip(episode, rows, strict=True)
+        energy[episode] = [sum(((v == y) - p) ** 2 for v, p in enumerate(row)) for y, row in tokens]
     estimates, chances = [], []
     for pair in itertools.product(episodes, repeat=2):
-        credit = reference.otb(
-            [policy.reward(one) for one in pair], [energy[one] for one in pair], [0, 0], leave_one_out=leave_one_out
-        )
-        logp = [policy.logp(logits, one) for one in pair]
+        rewards, energies = [policy.reward(episode) for episode in pair], [energy[episode] for episode in pair]
+        credit = reference.otb(rewards, energies, [0, 0], leave_one_out=leave_one_out)
+        logp = [policy.logp(logits, episode) for episode in pair]
         loss = sum((torch.tensor(a, dtype=torch.float64) * lp).sum() for a, lp in zip(credit, logp, strict=True)) / 2
         estimates.append(torch.autograd.grad(loss, logits)[0].flatten())
         chances.append(sum(float(lp.detach().sum()) for lp in logp))
     weights = torch.tensor(chances, dtype=torch.float64).exp()
     mean = weights @ torch.stack(estimates)
-    found = Groups.of(policy.world(), 2).exact("otb_loo" if leave_one_out else "otb")
-    close(found.mean, mean)
+    exact = Groups.of(policy.world(), 2).exact("otb_loo" if leave_one_out else "otb")
+    close(exact.mean, mean)
     variance = float(weights @ (torch.stack(estimates) - mean).square().sum(1))
-    assert found.variance == pytest.approx(variance, rel=1e-9)
+    assert exact.variance == pytest.approx(variance, rel=1e-9)
 
 
 @pytest.mark.parametrize(("name", "size"), CROWDS)
@@ -118,8 +118,8 @@ def test_weighted_advantages_cancel_in_every_group_wherever_two_rows_live(estima
     groups = Groups.of(WORLDS["memory 0"], 3)
     weighted = weights_of(groups.world)[estimator][groups.token] * groups.advantages(estimator)
     lengths = groups.starts.diff()
-    place = torch.arange(len(groups.token)) - torch.repeat_interleave(groups.starts[:-1], lengths)
-    cell = torch.repeat_interleave(groups.group, lengths) * 3 + place
+    ordinal = torch.arange(len(groups.token)) - torch.repeat_interleave(groups.starts[:-1], lengths)
+    cell = torch.repeat_interleave(groups.group, lengths) * 3 + ordinal
     total, alive = (
         torch.zeros(3 * len(groups.probability), dtype=torch.float64).index_add(0, cell, values)
         for values in (weighted, torch.ones_like(weighted))
@@ -137,8 +137,8 @@ def test_exact_otb_lies_between_mean_and_optimum_where_the_past_tells_no_rewards
     (1 − λ)·mean + λ·B* with λ = E w_t / E W_t, and keeps (1 − λ)² of what the mean loses to the optimum.
     """
     world = without_memory(seed, per_prefix=per_prefix).world()
-    found = {name: Population.of(world, weight) for name, weight in weights_of(world).items()}
-    otb, best, mean = found["otb"], found["otb, instantaneous"], found["otb, uniform"]
+    variances = {name: Population.of(world, weight) for name, weight in weights_of(world).items()}
+    otb, best, mean = variances["otb"], variances["otb, instantaneous"], variances["otb, uniform"]
     alive, w, realized = (_by_position(world, weight) for weight in (1.0, world.energy, weights_of(world)["otb"]))
     share = w / realized
     close(otb.baseline, (1 - share) * mean.baseline + share * best.baseline)
@@ -150,9 +150,9 @@ def test_exact_otb_lies_between_mean_and_optimum_where_the_past_tells_no_rewards
 
 def _by_position(world: World, weight: Tensor | float) -> Tensor:
     """E[weight; alive at t] [T]."""
-    place = world.ordinal
-    zeros = torch.zeros(int(place.max()) + 1, dtype=torch.float64)
-    return zeros.index_add(0, place, world.token_probability * weight)
+    ordinal = world.ordinal
+    zeros = torch.zeros(int(ordinal.max()) + 1, dtype=torch.float64)
+    return zeros.index_add(0, ordinal, world.token_probability * weight)
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
@@ -161,10 +161,10 @@ def test_the_instantaneous_baseline_is_optimal_wherever_tokens_have_parameters_o
     best = Population.of(world, weights["otb, instantaneous"])
     for name in ("otb", "otb, uniform"):
         assert best.variance <= Population.of(world, weights[name]).variance + 1e-12
-    place = world.ordinal
-    for nudge in torch.eye(int(place.max()) + 1, dtype=torch.float64) * 1e-3:
+    ordinal = world.ordinal
+    for nudge in torch.eye(int(ordinal.max()) + 1, dtype=torch.float64) * 1e-3:
         for sign in (1, -1):
-            assert world.variance(world.to_go - (best.baseline + sign * nudge)[place]) > best.variance
+            assert world.variance(world.to_go - (best.baseline + sign * nudge)[ordinal]) > best.variance
 
 
 @pytest.mark.parametrize("seed", GENERATORS)

@@ -108,9 +108,9 @@ def test_only_what_is_wanted_gets_a_gradient():
 def test_a_second_derivative_is_refused():
     hidden, weight, targets = inputs(2, 5, 3)
     loss = token_stats(hidden.requires_grad_(), weight, targets).logp.square().sum()
-    (first,) = torch.autograd.grad(loss, hidden, create_graph=True)
+    (by_hidden,) = torch.autograd.grad(loss, hidden, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+        by_hidden.sum().backward()
 
 
 def test_no_tokens():

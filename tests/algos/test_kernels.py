@@ -45,9 +45,9 @@ def test_on_a_gpu_the_form_is_triton(triton, require):
     require(torch.cuda.is_available(), "needs a CUDA device")
     hidden, weight, targets = (tensor.cuda() for tensor in inputs(50, 300, 16, dtype=torch.bfloat16))
     auto, triton_form = (token_stats(hidden, weight, targets, form=form) for form in ("auto", "triton"))
-    assert all(torch.equal(one, other) for one, other in zip(auto, triton_form, strict=True))
-    for one, other in zip(auto, token_stats(hidden, weight, targets, form="torch"), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+    assert all(torch.equal(left, right) for left, right in zip(auto, triton_form, strict=True))
+    for left, right in zip(auto, token_stats(hidden, weight, targets, form="torch"), strict=True):
+        torch.testing.assert_close(left, right, atol=1e-4, rtol=0)
 
 
 def test_triton_wants_a_gpu(triton, monkeypatch):
@@ -81,7 +81,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(triton, monkeypatch, tmp_pat
     types = {"cap": "fp32", "coldness": "fp32"} | POINTERS | dict.fromkeys(fixed, "constexpr")
     signature = {argument: types.get(argument, "i32") for argument in kernel.arg_names}
     # What a launch finds out by itself: rows begin at multiples of 16 bytes.
-    wide = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind != "constexpr"}
+    wide = {(index,): [["tt.divisibility", 16]] for index, kind in enumerate(signature.values()) if kind != "constexpr"}
     source = ASTSource(kernel, signature, {name: fixed[name] for name in signature if name in fixed}, wide)
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)

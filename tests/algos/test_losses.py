@@ -28,17 +28,17 @@ def test_weights_multiply_each_tokens_loss_and_get_no_gradient(loss):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("place", [1, 2, "weights"])
-def test_only_the_log_prob_gets_a_gradient_and_nan_is_refused(loss, place):
+@pytest.mark.parametrize("position", [1, 2, "weights"])
+def test_only_the_log_prob_gets_a_gradient_and_nan_is_refused(loss, position):
     logp, old, advantages, starts = case([[0.1, 0.2]], [[1.0, -1.0]])
     args, options = [logp, old.requires_grad_(), advantages.requires_grad_(), starts], {"weights": torch.ones(2)}
     loss(*args, **options).loss.backward()
     assert logp.grad is not None and old.grad is None and advantages.grad is None
     bad = torch.tensor([math.nan, 1.0])
-    if place == "weights":
+    if position == "weights":
         options["weights"] = bad
     else:
-        args[place] = bad
+        args[position] = bad
     with pytest.raises(ValueError, match="finite"):
         loss(*args, **options)
 
@@ -86,7 +86,8 @@ def test_cppo_is_the_slow_loop(rows, budget, floor, adaptive):
     lengths = [len(row) for row in steps]
     options = {"threshold": 0.1, "budget": budget, "floor": floor, "adaptive": adaptive}
     out = cppo(logp, old, advantages, starts, **options)
-    losses, slopes = reference.cppo(*(reference.cut(one.tolist(), lengths) for one in (logp, old)), credit, **options)
+    rows = (reference.cut(tensor.tolist(), lengths) for tensor in (logp, old))
+    losses, slopes = reference.cppo(*rows, credit, **options)
     assert_slow(out, logp, advantages, losses, slopes)
 
 

@@ -46,7 +46,8 @@ def test_ogb_is_otb_of_rows_of_one_token(batch, leave_one_out, pool):
     got = ogb(flat_rewards, tensors(energy, group)[0], starts, groups, leave_one_out=leave_one_out, pool=pool)
     whole = [[[math.fsum(row)] if row else [] for row in rows] for rows in (rewards, energy)]
     credit = reference.otb(*whole, group, leave_one_out=leave_one_out, pool=pool)
-    expected = torch.tensor([one for row, told in zip(rewards, credit, strict=True) for one in told * len(row)])
+    pairs = zip(rewards, credit, strict=True)
+    expected = torch.tensor([value for row, advantage in pairs for value in advantage * len(row)])
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -58,8 +59,8 @@ def test_the_only_group_of_a_step_is_its_own_pool_without_the_row(tail):
     assert torch.equal(
         otb(rewards, energy, starts, group, pool=4, tail=tail), otb(rewards, energy, starts, group, tail=tail)
     )
-    one = otb(rewards[:3], energy[:3], starts[:2], group[:1], pool=math.inf, tail=tail)
-    assert one.tolist() == pytest.approx(reference.flat([[float(rewards[t:3].sum()) for t in range(3)]]))
+    alone = otb(rewards[:3], energy[:3], starts[:2], group[:1], pool=math.inf, tail=tail)
+    assert alone.tolist() == pytest.approx(reference.flat([[float(rewards[t:3].sum()) for t in range(3)]]))
 
 
 @pytest.mark.parametrize("by", [otb, ogb])
@@ -71,18 +72,18 @@ def test_a_constant_on_all_returns_changes_nothing_where_finished_rows_stay(by):
     torch.testing.assert_close(*credit, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_a_small_pool_survives_a_huge_group_before_between_or_behind_it(place):
+@pytest.mark.parametrize("position", range(3))
+def test_a_small_pool_survives_a_huge_group_before_between_or_behind_it(position):
     # All sums less the huge group's would leave nothing of the small ones.
     rewards, energy, length = ([small, other] for small, other in ((1.0, 0.0), (1e-3, 3e-3), (1, 1)))
-    rewards.insert(place, 0.0)
-    energy.insert(place, 1e18)
-    length.insert(place, 9)
+    rewards.insert(position, 0.0)
+    energy.insert(position, 1e18)
+    length.insert(position, 9)
     rows = [[reward] * count for reward, count in zip(rewards, length, strict=True)]
     flat_rewards, starts, group = tensors(rows, range(3))
-    flat_energy = tensors([[one] * count for one, count in zip(energy, length, strict=True)], range(3))[0]
+    flat_energy = tensors([[value] * count for value, count in zip(energy, length, strict=True)], range(3))[0]
     for tail, reach in (("zero", 1), ("carry", 9)):
-        got = otb(flat_rewards, flat_energy, starts, group, pool=math.inf, tail=tail)[place : place + reach]
+        got = otb(flat_rewards, flat_energy, starts, group, pool=math.inf, tail=tail)[position : position + reach]
         assert got.tolist() == pytest.approx([-1e-3 / (4e-3 + 1e-8)] * reach, rel=1e-5)
 
 
@@ -112,7 +113,7 @@ def world(seed: int) -> World:
     scores = random_logits(seed + 100, 3, 2).tolist()
     logits = random_logits(seed, 3, 2).tolist()
     policy = by_prefix(
-        dict(zip(prefixes, logits, strict=True)), 3, lambda one: [scores[t][y] for t, y in enumerate(one)]
+        dict(zip(prefixes, logits, strict=True)), 3, lambda episode: [scores[t][y] for t, y in enumerate(episode)]
     )
     return policy.world()
 

@@ -111,9 +111,9 @@ def test_behaviour_weights_are_checked():
 )
 def test_rejection_is_the_slow_loop(bounds):
     sampler = torch.full((5,), -2.0)
-    kept = rejection_mask(sampler + STEPS, sampler, STARTS, bounds)
-    slow = [not one for row in reference.rejected([[0.5, 2.0, -1.0], [-0.25, 0.125]], bounds) for one in row]
-    assert kept.tolist() == slow and (not all(slow) or not bounds)
+    accepted = rejection_mask(sampler + STEPS, sampler, STARTS, bounds)
+    slow = [not rejected for row in reference.rejected([[0.5, 2.0, -1.0], [-0.25, 0.125]], bounds) for rejected in row]
+    assert accepted.tolist() == slow and (not all(slow) or not bounds)
 
 
 @pytest.mark.parametrize("bounds", [(2.0, 1.0), (-0.1, 1.0), (1.0, 1.0), (math.nan, 1.0)])

@@ -58,8 +58,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def spoken(text: object, finish: str = "stop", **message: object) -> Reply:
-    said = {"role": "assistant", "content": text, **message}
-    choice = {"index": 0, "finish_reason": finish, "message": said}
+    reply = {"role": "assistant", "content": text, **message}
+    choice = {"index": 0, "finish_reason": finish, "message": reply}
     return 200, {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice],
                  "usage": {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}}  # fmt: skip
 

@@ -17,7 +17,8 @@ def test_any_temperature_from_0_on_will_do(temperature: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [*(("temperature", one) for one in (-0.1, -math.inf, math.nan)), ("max_tokens", 0)]
+    ("name", "value"),
+    [("temperature", -0.1), ("temperature", -math.inf), ("temperature", math.nan), ("max_tokens", 0)],
 )
 def test_a_temperature_below_0_and_no_token_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} is"):

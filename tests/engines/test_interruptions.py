@@ -75,17 +75,17 @@ def new_weights(model: Any) -> list[tuple[str, Tensor]]:
 
 def test_new_weights_are_sampled_from_and_nothing_old_is_kept(make_engine: MakeEngine, reference: Any) -> None:
     engine = make_engine()
-    first = ask(engine, seed=1)
+    answer = ask(engine, seed=1)
     weights = new_weights(reference)
     asyncio.run(engine.load_weights(((name, tensor) for name, tensor in weights), 7))
     changed = copy.deepcopy(reference)
     assert not changed.load_state_dict(dict(weights), strict=False).unexpected_keys
-    computed, prompt = engine.computed_tokens, (*PROMPT, *first.token_ids, 8)
+    computed, prompt = engine.computed_tokens, (*PROMPT, *answer.token_ids, 8)
     second = ask(engine, prompt, seed=1)
     assert engine.computed_tokens - computed == len(prompt) + 7, "what the old weights had cached is computed again"
     assert second.logprobs == pytest.approx(expected_logprobs(changed, prompt, second, 1.0), abs=1e-4)
     assert second.logprobs != pytest.approx(expected_logprobs(reference, prompt, second, 1.0), abs=1e-2)
-    assert (first.version, second.version) == (0, 7)
+    assert (answer.version, second.version) == (0, 7)
 
 
 def test_requests_under_way_go_on_with_new_weights_and_no_old_keys(make_engine: MakeEngine, reference: Any) -> None:
@@ -96,7 +96,7 @@ def test_requests_under_way_go_on_with_new_weights_and_no_old_keys(make_engine: 
         asyncio.run(engine.load_weights(models[-1].named_parameters(), 0))
     asyncio.run(engine.load_weights(reference.named_parameters(), 0))
     # Two groups that share a prompt, more requests than slots, and one that ends before the first swap.
-    prompts = [(9,), *((*PROMPT, place // 3) for place in range(6))]
+    prompts = [(9,), *((*PROMPT, position // 3) for position in range(6))]
 
     async def scenario() -> list[Completion]:
         requests = (
@@ -112,12 +112,12 @@ def test_requests_under_way_go_on_with_new_weights_and_no_old_keys(make_engine: 
         return await asyncio.gather(*tasks)
 
     done = asyncio.run(scenario())
-    assert {len(one.swaps) for one in done} == {0, 2} and {one.version for one in done} == {0, 2}
-    for prompt, one in zip(prompts, done, strict=True):
-        segment = Segment("policy", one.token_ids, one.logprobs, one.version, swaps=one.swaps)
-        under = [expected_logprobs(model, prompt, one, 1.0) for model in models]
-        wanted = [under[version][place] for place, version in enumerate(segment.token_versions)]
-        assert one.logprobs == pytest.approx(wanted, abs=1e-4), "each token is of its version, on keys of that version"
+    assert {len(answer.swaps) for answer in done} == {0, 2} and {answer.version for answer in done} == {0, 2}
+    for prompt, answer in zip(prompts, done, strict=True):
+        segment = Segment("policy", answer.token_ids, answer.logprobs, answer.version, swaps=answer.swaps)
+        under = [expected_logprobs(model, prompt, answer, 1.0) for model in models]
+        wanted = [under[version][position] for position, version in enumerate(segment.token_versions)]
+        assert answer.logprobs == pytest.approx(wanted, abs=1e-4), "tokens are of their versions, on their keys"
     assert done[0].version == 0 and not done[0].swaps, "who has ended by then has met the old weights only"
 
 
@@ -142,10 +142,10 @@ def test_weights_that_do_not_fit_are_refused(
     engine = make_engine()
     name, right = next(model.named_parameters())
     wrong = ("no.such", right) if shape is None else (name, torch.ones(shape))
-    first = ask(engine, seed=1)
+    answer = ask(engine, seed=1)
     with pytest.raises(InfrastructureError, match="no parameter"):
         asyncio.run(engine.load_weights([(name, right + 0.1), wrong], 1))
-    computed, prompt = engine.computed_tokens, (*PROMPT, *first.token_ids, 8)
+    computed, prompt = engine.computed_tokens, (*PROMPT, *answer.token_ids, 8)
     ask(engine, prompt)
     assert engine.computed_tokens - computed == len(prompt) + 7, "half of the weights are new: the cache is void"
 
@@ -157,12 +157,12 @@ def test_a_model_that_breaks_fails_every_request_and_the_next_ones_work(
     engine = make_engine(slots=2)
     steps, forward = 0, engine._compute.forward
 
-    def out_of_memory(*given: Any) -> Any:
+    def out_of_memory(*arguments: Any) -> Any:
         nonlocal steps
         steps += 1
         if when == "at the first step" or steps == 4:
             raise MemoryError("no room")
-        return forward(*given)
+        return forward(*arguments)
 
     ask(engine, seed=3)
     monkeypatch.setattr(engine._compute, "forward", out_of_memory)

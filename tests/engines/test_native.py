@@ -89,15 +89,15 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path
 @pytest.mark.parametrize("name", TAKEN)
 def test_it_samples_as_the_model_itself_does(name: str) -> None:
     """Turns of rows of all lengths, some of which go on: equal tokens, and log-probs up to rounding."""
-    model, said = made(TAKEN[name]()), []
+    model, completions = made(TAKEN[name]()), []
     for native in (True, False):
         engine = TransformersEngine(copy.deepcopy(model), slots=5, max_length=512, native=native)
         assert engine.step.startswith("native ") is native
         rows = [(*row, *range(3, 60 * (number % 3 + 1))) for number, row in enumerate(ragged(7))]
         turns = [_turns(engine, rows)]
         rows = [(*row, *turn.token_ids, 7, 8, 9) for row, turn in zip(rows, turns[0], strict=True)]
-        said.append([*turns[0], *_turns(engine, rows)])
-    for ours, theirs in zip(*said, strict=True):
+        completions.append([*turns[0], *_turns(engine, rows)])
+    for ours, theirs in zip(*completions, strict=True):
         assert ours.token_ids == theirs.token_ids
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=2e-5)
 
@@ -217,24 +217,24 @@ def test_a_compiler_that_fails_says_why(own_cache: Path, tmp_path: Path, monkeyp
 
 @pytest.mark.usefixtures("compiler")
 def test_it_is_compiled_once_for_each_set_of_options(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = build.library()
-    (kept,) = own_cache.iterdir()
-    assert kept.name == f"step-{first.digest}.so" and own_cache.stat().st_mode & 0o777 == 0o700
-    made_at = kept.stat().st_mtime_ns
+    loaded = build.library()
+    (compiled,) = own_cache.iterdir()
+    assert compiled.name == f"step-{loaded.digest}.so" and own_cache.stat().st_mode & 0o777 == 0o700
+    made_at = compiled.stat().st_mtime_ns
     build.library.cache_clear()
-    assert build.library().digest == first.digest and kept.stat().st_mtime_ns == made_at
+    assert build.library().digest == loaded.digest and compiled.stat().st_mtime_ns == made_at
     monkeypatch.setenv("CFLAGS", "-DOTHER")
     build.library.cache_clear()
-    assert build.library().digest != first.digest and len([*own_cache.iterdir()]) == 2
+    assert build.library().digest != loaded.digest and len([*own_cache.iterdir()]) == 2
 
 
 @pytest.mark.usefixtures("compiler")
 def test_what_was_cut_short_is_compiled_again(own_cache: Path) -> None:
     own_cache.mkdir(parents=True, mode=0o700)
-    kept = own_cache / f"step-{build._digest(build.find_compiler())}.so"
-    kept.write_bytes(b"\x7fELF")
-    kept.chmod(0o700)
-    assert build.library().calls.panel() > 0 and kept.stat().st_size > 4
+    compiled = own_cache / f"step-{build._digest(build.find_compiler())}.so"
+    compiled.write_bytes(b"\x7fELF")
+    compiled.chmod(0o700)
+    assert build.library().calls.panel() > 0 and compiled.stat().st_size > 4
 
 
 @pytest.mark.usefixtures("compiler")

@@ -40,12 +40,12 @@ def test_token_ids_go_there_and_come_back(fake: Fake) -> None:
 
 def test_messages_go_there_and_a_text_comes_back(fake: Fake) -> None:
     writer = Transcript()
-    first = writer.prompt([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2? <|end|>"}])
+    opening = writer.prompt([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2? <|end|>"}])
     fake.follow(spoken("Four \ud800."), spoken(None, "length"))
-    done = ask(fake, first.token_ids)
+    done = ask(fake, opening.token_ids)
     assert (writer.text(done.token_ids), done.finish, done.usage) == ("Four ?.", "stop", (11, 3))
     after = writer.extend(done.token_ids, [{"role": "tool", "content": "4", "name": "python"}])
-    tokens = (*first.token_ids, *done.token_ids, *(token for one in after for token in one.token_ids))
+    tokens = (*opening.token_ids, *done.token_ids, *(token for segment in after for token in segment.token_ids))
     cut = ask(fake, tokens)
     assert (cut.token_ids, cut.finish) == ((), "length")
     path, fields, _ = fake.asked[1]
@@ -108,7 +108,7 @@ def test_prompt_that_the_server_has_no_room_for_is_a_cut_turn(fake: Fake) -> Non
 
 def test_chat_server_is_evaluated_on_two_sets(fake: Fake, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def answer(_path: str, fields: dict[str, Any]) -> Reply:
-        spoken_before = [one for one in fields["messages"] if one["role"] == "assistant"]
+        spoken_before = [message for message in fields["messages"] if message["role"] == "assistant"]
         number = fields["messages"][-1]["content"]
         return spoken(rf"\boxed{{{number}}}" if spoken_before else "```python\nprint(42)\n```")
 
@@ -116,20 +116,20 @@ def test_chat_server_is_evaluated_on_two_sets(fake: Fake, here: Path, capsys: py
     words = f"--engine openai --base-url {fake.url} --model m --tasks 3 --attempts 2 --out o".split()
     sets = ["--env", "one=agentrl/Arithmetic-v0?level=1", "--env", "two=agentrl/Arithmetic-v0?level=2&attempts=1"]
     assert main(["eval", *words, *sets, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)
     columns = ("tasks", "attempts", "turns_mean", "tokens_mean")
-    told = {name: [row[column] for column in columns] for name, row in found.items()}
-    assert told == {"one": [3, 2, 2.0, 6.0], "two": [3, 1, 2.0, 6.0]}
+    columns_of = {name: [row[column] for column in columns] for name, row in rows.items()}
+    assert columns_of == {"one": [3, 2, 2.0, 6.0], "two": [3, 1, 2.0, 6.0]}
     records = list(read_episodes("o"))
     assert len(records) == 9 and {record.trajectory.usage for record in records} == {(22, 6)}
     assert {record.trajectory.answer for record in records} == {"42"}
     expected = {record.trajectory.expected for record in records}
     assert len(expected) == 6 and all(map(str.isdigit, expected)), "the answers of three tasks of each set"
     played = [record.trajectory for record in records]
-    assert {(one.env, one.tags) for one in played} == {("one", ("level:1",)), ("two", ("level:2",))}
+    assert {(episode.env, episode.tags) for episode in played} == {("one", ("level:1",)), ("two", ("level:2",))}
     asked = len(fake.asked)
     assert main(["eval", *words, *sets, "--json"]) == 0 and len(fake.asked) == asked, "nothing is played twice"
-    assert json.loads(capsys.readouterr().out) == found
+    assert json.loads(capsys.readouterr().out) == rows
     written = [path.read_bytes() for path in here.rglob("*") if path.is_file()]
     assert written and not any(KEY.encode() in data for data in written)
     assert main(["eval", *words[:5], "other", *words[6:], *sets]) == 2
@@ -178,6 +178,7 @@ def test_greedy_answers_of_vllms_server_are_those_of_our_own_engine(served: tupl
     server = ["--engine", "openai", "--base-url", url, "--model", "m", "--tokenizer", path]
     assert main(["eval", *server, *common, "--out", "theirs"]) == 0
     ours, theirs = (
-        {one.trajectory.task_id: one.trajectory.token_ids for one in read_episodes(out)} for out in ("ours", "theirs")
+        {record.trajectory.task_id: record.trajectory.token_ids for record in read_episodes(out)}
+        for out in ("ours", "theirs")
     )
     assert ours == theirs and len(ours) == 4

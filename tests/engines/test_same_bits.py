@@ -36,15 +36,15 @@ def talk(model: Any, slots: int, seed: int, native: bool) -> list[list[Completio
     order = random.Random(seed)
 
     async def conversation(number: int) -> list[Completion]:
-        words, said = random.Random(number), list[Completion]()
+        words, turns = random.Random(number), list[Completion]()
         tokens = [(7 * number + 13 * i) % 250 + 3 for i in range(1 + 67 * number + 600 * (number > 6))]
         for turn in range(3):
             for _ in range(order.randrange(30)):
                 await asyncio.sleep(0)
             sampling = Sampling(max_tokens=3 + words.randrange(6), temperature=0.8)
-            said.append(await engine.generate(tuple(tokens), sampling, seed=10 * number + turn))
-            tokens += [*said[-1].token_ids, *(words.randrange(3, 250) for _ in range(words.randrange(30)))]
-        return said
+            turns.append(await engine.generate(tuple(tokens), sampling, seed=10 * number + turn))
+            tokens += [*turns[-1].token_ids, *(words.randrange(3, 250) for _ in range(words.randrange(30)))]
+        return turns
 
     async def all_of_them() -> list[list[Completion]]:
         return await asyncio.gather(*map(conversation, range(8)))
@@ -76,7 +76,7 @@ def check_company(name: str, native: bool) -> None:
             weights.mul_(4 if weights.ndim > 1 else 1)  # so that tokens differ in probability, and rounding shows
     model.set_attn_implementation(NAME)
     use_fast_linear(model)
-    first = talk(model, slots=64, seed=0, native=native)
-    assert sum(len(turn.token_ids) for said in first for turn in said) > 100
+    conversations = talk(model, slots=64, seed=0, native=native)
+    assert sum(len(turn.token_ids) for turns in conversations for turn in turns) > 100
     for slots, seed in ((3, 1), (1, 2)):
-        assert talk(model, slots, seed, native) == first
+        assert talk(model, slots, seed, native) == conversations

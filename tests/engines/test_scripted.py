@@ -18,16 +18,16 @@ def say(engine: Engine, max_tokens: int = 10) -> Completion:
 
 def test_turns_come_in_order_with_log_prob_0() -> None:
     engine = ScriptedEngine([[4, 5, STOP], (6, STOP)])
-    first, second = say(engine), say(engine)
-    assert first == Completion(token_ids=(4, 5, STOP), logprobs=(0.0, 0.0, 0.0), finish="stop", version=0)
+    opening, second = say(engine), say(engine)
+    assert opening == Completion(token_ids=(4, 5, STOP), logprobs=(0.0, 0.0, 0.0), finish="stop", version=0)
     assert second.token_ids == (6, STOP)
 
 
 def test_a_turn_without_a_stop_token_within_the_limit_has_not_stopped() -> None:
     engine = ScriptedEngine([[4], [], [4, 5, 6, STOP], [4, 5, STOP]])
-    said = [say(engine, max_tokens=3) for _ in range(4)]
-    assert [len(one.token_ids) for one in said] == [1, 0, 3, 3]
-    assert [one.finish for one in said] == ["length", "length", "length", "stop"]
+    completions = [say(engine, max_tokens=3) for _ in range(4)]
+    assert [len(completion.token_ids) for completion in completions] == [1, 0, 3, 3]
+    assert [completion.finish for completion in completions] == ["length", "length", "length", "stop"]
 
 
 def test_the_script_is_read_once() -> None:

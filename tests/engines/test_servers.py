@@ -62,8 +62,8 @@ def test_content_in_parts_is_the_text_of_the_parts(fake: Fake) -> None:
 
 def test_call_that_the_server_cuts_out_of_a_text_is_no_wrong_answer(fake: Fake, evaluate: Evaluate) -> None:
     fake.answer = lambda _path, _fields: called("python", '{"code": "print(4)"}')
-    status, _, said = evaluate()
-    assert status == 2 and "a call of 'python' out of the text" in said and "dialect=native" in said
+    status, _, errors = evaluate()
+    assert status == 2 and "a call of 'python' out of the text" in errors and "dialect=native" in errors
 
 
 def test_native_calls_of_a_server_are_played(fake: Fake, evaluate: Evaluate) -> None:
@@ -97,18 +97,18 @@ def test_one_request_s_refusal_costs_one_episode_by_name(fake: Fake, evaluate: E
         return FILTERED if prompts[-1] == prompts[0] else ANSWER
 
     fake.answer = answer
-    status, table, said = evaluate("--set", "rollout.concurrency=1", "--json")
+    status, table, errors = evaluate("--set", "rollout.concurrency=1", "--json")
     assert status == 0 and [json.loads(table)["Arithmetic-v0"][name] for name in ("tasks", "lost")] == [5, 1]
     ((refused,),) = (row["refused"] for row in json.loads(Path("o/summary.json").read_text())["sets"])
-    assert f"skipped: {refused}" in said and "attempt 0: the server refuses the request: " in refused
+    assert f"skipped: {refused}" in errors and "attempt 0: the server refuses the request: " in refused
     assert "filtered" in refused and len(prompts) == 7, "six tasks and one greeting"
 
 
 @pytest.mark.parametrize("reply", [FILTERED, spoken(None, "content_filter")])
 def test_where_every_request_is_refused_there_is_no_result(fake: Fake, evaluate: Evaluate, reply: Reply) -> None:
     fake.answer = lambda _path, fields: ANSWER if fields["messages"][0]["content"] == "Hello" else reply
-    status, _, said = evaluate()
-    assert status == 1 and "no task was played to its end; task " in said and "filter" in said
+    status, _, errors = evaluate()
+    assert status == 1 and "no task was played to its end; task " in errors and "filter" in errors
 
 
 def test_requests_that_are_refused_in_a_row_end_an_evaluation(fake: Fake, evaluate: Evaluate) -> None:
@@ -129,11 +129,11 @@ def test_fields_that_a_server_does_not_know_are_dropped_after_asking_once(
     fake: Fake, evaluate: Evaluate, unknown: tuple[str, ...], dropped: set[str]
 ) -> None:
     fake.answer = lambda _path, fields: (422, {"detail": "extra"}) if set(unknown) & set(fields) else ANSWER
-    status, _, said = evaluate("--set", "rollout.concurrency=1")
+    status, _, errors = evaluate("--set", "rollout.concurrency=1")
     assert status == 0 and set(fake.asked[-1][1]) & {"max_tokens", "max_completion_tokens", "seed"} == dropped
     refused = [fields for _, fields, _ in fake.asked if set(unknown) & set(fields)]
     assert 2 <= len(refused) <= 4 and len(fake.asked) == 6 + len(refused) + 1
-    assert all(said.count(f"does not know the field {name!r}") == 1 for name in unknown)
+    assert all(errors.count(f"does not know the field {name!r}") == 1 for name in unknown)
     assert json.loads(Path("o/summary.json").read_text())["notes"]
 
 
@@ -151,8 +151,8 @@ def test_server_that_is_gone_gets_few_requests(
     fake.hangs_up = not answer
     monkeypatch.setattr("agentrl.engines.openai._LONGEST_PAUSE_S", 0.01)
     few = ["--set", "rollout.concurrency=8", "--set", "engine.options.retries=3"]
-    status, _, said = evaluate(*few, tasks=60)
-    assert status == 1 and "4 requests in a row failed" in said
+    status, _, errors = evaluate(*few, tasks=60)
+    assert status == 1 and "4 requests in a row failed" in errors
     assert len(fake.asked) <= 8 + 3, "each episode at a time its own, and then one for all"
 
 

@@ -105,9 +105,9 @@ def test_the_next_turn_computes_only_what_is_new(make_engine: MakeEngine, refere
 @pytest.mark.parametrize("back", [1, 2, 5])
 def test_a_prompt_that_leaves_the_parked_tokens_is_computed(make_engine: MakeEngine, reference: Any, back: int) -> None:
     engine = make_engine(slots=3)
-    first = ask(engine)
+    answer = ask(engine)
     # The last sampled token is in no cache yet: the one before it is the last that is parked.
-    parked = [*PROMPT, *first.token_ids[:-1]]
+    parked = [*PROMPT, *answer.token_ids[:-1]]
     other = [*parked, 9, 9]
     other[len(parked) - back] = (parked[-back] + 1) % 250 + 3
     completion = ask(engine, other, seed=1)
@@ -144,12 +144,12 @@ def test_a_long_prompt_is_computed_in_parts_and_holds_up_nobody(
 
     monkeypatch.setattr(engine._compute, "forward", counted)
     short = engine.generate(PROMPT, Sampling(max_tokens=9), seed=0)
-    first, *members = together(short, *(engine.generate(prompt, Sampling(max_tokens=5), seed=i) for i in range(2)))
+    leader, *members = together(short, *(engine.generate(prompt, Sampling(max_tokens=5), seed=i) for i in range(2)))
     assert max(widths) == 512 + len(PROMPT) and len(widths) == 9
     assert engine.computed_tokens == len(PROMPT) + 8 + len(prompt) + 1 + 2 * 4
     later = ask(engine, (*prompt, *members[1].token_ids, *prompt[:700]), seed=5)
     assert engine.computed_tokens == len(PROMPT) + 8 + len(prompt) + 1 + 2 * 4 + 1 + 700 + 7
-    rows = [(PROMPT, first), *((prompt, member) for member in members)]
+    rows = [(PROMPT, leader), *((prompt, member) for member in members)]
     for begun, completion in [*rows, ((*prompt, *members[1].token_ids, *prompt[:700]), later)]:
         assert completion.logprobs == pytest.approx(expected_logprobs(reference, begun, completion, 1.0), abs=1e-4)
     # The longest row is forgotten with the weights, and its row of the cache is used for a short one.

@@ -75,7 +75,8 @@ class Served:
     def kill(self) -> None:
         """End vLLM's process as a lack of memory would."""
         # The last one that began: one that was closed may still be ending.
-        core = max((one for one in psutil.Process().children() if one.children()), key=psutil.Process.create_time)
+        parents = (process for process in psutil.Process().children() if process.children())
+        core = max(parents, key=psutil.Process.create_time)
         os.kill(core.pid, signal.SIGKILL)
 
 
@@ -104,16 +105,17 @@ def test_heads_that_it_has_no_kernel_for_are_refused(require: Require, tokenizer
 @pytest.fixture(scope="module")
 def served(require: Require, tokenizer: Any) -> Generator[Served]:
     require(find_spec("vllm") is not None, NEEDED)
-    one = Served(tokenizer)
-    yield one
-    one.engine.close()
-    one.runner.close()
+    started = Served(tokenizer)
+    yield started
+    started.engine.close()
+    started.runner.close()
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 def test_log_probs_are_those_of_the_distribution_that_was_sampled(served: Served, temperature: float) -> None:
     prompts = ragged(12)
-    asked = [served.generate(one, seed=n, temperature=temperature, max_tokens=24) for n, one in enumerate(prompts)]
+    options = {"temperature": temperature, "max_tokens": 24}
+    asked = [served.generate(prompt, seed=n, **options) for n, prompt in enumerate(prompts)]
     for prompt, done in zip(prompts, served.run(*asked), strict=True):
         assert len(done.token_ids) == 24 and done.finish == "length" and (done.version, done.swaps) == (0, ())
         assert done.logprobs == pytest.approx(served.expected(0, prompt, done, temperature), abs=CLOSE)
@@ -127,7 +129,7 @@ def test_greedy_tokens_are_the_most_probable_and_have_log_prob_0(served: Served)
 
 def test_same_seed_same_tokens_alone_and_in_company(served: Served) -> None:
     alone = [served.ask(seed=seed) for seed in (3, 3, 4, 2**63 - 1)]
-    assert alone[0] == alone[1] and len({one.token_ids for one in alone}) == 3
+    assert alone[0] == alone[1] and len({completion.token_ids for completion in alone}) == 3
     crowd = served.run(*(served.generate(seed=seed, max_tokens=8 + seed % 9) for seed in range(12)))
     assert crowd[3].token_ids[:8] == alone[0].token_ids
 
@@ -173,16 +175,16 @@ def test_prefixes_are_computed_once(served: Served, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(served.engine._llm, "generate", watched)
     prompt = tuple(range(3, 80))
-    first = served.ask(prompt)
-    served.ask((*prompt, *first.token_ids, 9))
+    answer = served.ask(prompt)
+    served.ask((*prompt, *answer.token_ids, 9))
     assert cached == [0, 64], "all whole blocks of 32 tokens"
 
 
 def test_more_prompts_at_once_than_fit_into_a_step(served: Served) -> None:
-    prompts = [tuple((7 * n + 13 * place) % 250 + 3 for place in range(480)) for n in range(16)]
+    prompts = [tuple((7 * n + 13 * index) % 250 + 3 for index in range(480)) for n in range(16)]
     done = served.run(*(served.generate(prompt, seed=n) for n, prompt in enumerate(prompts)))
-    for prompt, one in zip(prompts, done, strict=True):
-        assert one.logprobs == pytest.approx(served.expected(0, prompt, one), abs=CLOSE)
+    for prompt, completion in zip(prompts, done, strict=True):
+        assert completion.logprobs == pytest.approx(served.expected(0, prompt, completion), abs=CLOSE)
 
 
 def test_a_cancelled_request_disturbs_nobody(served: Served) -> None:
@@ -272,9 +274,9 @@ def test_a_process_that_dies_as_it_takes_weights_is_started_again_with_them(serv
         return await asyncio.gather(loading, *tasks, return_exceptions=True)
 
     ((loaded, *failed),) = served.run(scenario())
-    assert loaded is None and [type(one) for one in failed] == [InfrastructureError] * 3
+    assert loaded is None and [type(error) for error in failed] == [InfrastructureError] * 3
     again = served.run(*(served.generate(seed=n) for n in range(3)))
-    assert [one.version for one in again] == [4] * 3
+    assert [error.version for error in again] == [4] * 3
     assert again[0].logprobs == pytest.approx(served.expected(4, PROMPT, again[0]), abs=CLOSE)
     served.kill()
     while not served.engine._llm.errored:
@@ -295,10 +297,10 @@ def test_a_closed_engine_leaves_nobody_waiting_and_nothing_behind(served: Served
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     (failed,) = served.run(scenario())
-    assert [type(one) for one in failed] == [InfrastructureError] * 2
+    assert [type(process) for process in failed] == [InfrastructureError] * 2
     with pytest.raises(InfrastructureError, match="closed"):
         served.ask()
     assert not served.folder.exists()
     # vLLM collects no child that has ended, and one that it has killed takes a moment to end on a busy machine.
-    running = [one for one in descendants() if "VLLM" in one.name()]
+    running = [process for process in descendants() if "VLLM" in process.name()]
     assert not psutil.wait_procs(running, timeout=60)[1]

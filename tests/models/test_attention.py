@@ -104,7 +104,9 @@ def forked(lengths: tuple[int, ...], shares: bool) -> Tensor:
 
 @pytest.mark.parametrize("how", hows(None, 1, 4, 100))
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize(("lengths", "shares"), [*((one, False) for one in RAGGED), *((one, True) for one in SHARING)])
+@pytest.mark.parametrize(
+    ("lengths", "shares"), [*itertools.product(RAGGED, [False]), *itertools.product(SHARING, [True])]
+)
 def test_a_pack_and_its_gradients_are_those_of_its_rows(
     monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], shares: bool, heads: tuple[int, int], how: How
 ) -> None:

@@ -60,12 +60,12 @@ def write(require: Callable[[bool, str], None], tokenizer: Any, tmp_path: Path) 
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
         writer.add_vocab_size(len(tokenizer))
-        kept = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+        fields = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
         tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
         writer.add_tokenizer_model("gpt2")
         writer.add_token_list(tokens)
         writer.add_token_types([3 if token in {PAD, START, END} else 1 for token in tokens])
-        writer.add_token_merges([" ".join(pair) for pair in kept["merges"]])
+        writer.add_token_merges([" ".join(pair) for pair in fields["merges"]])
         writer.add_eos_token_id(tokenizer.eos_token_id)
         writer.add_bos_token_id(tokenizer.convert_tokens_to_ids(START))
         writer.add_chat_template(tokenizer.chat_template)
@@ -92,16 +92,16 @@ def write(require: Callable[[bool, str], None], tokenizer: Any, tmp_path: Path) 
 @torch.no_grad()
 def test_a_model_is_converted_once_with_the_numbers_that_were_written(write: Any, tokenizer: Any, cache: Path) -> None:
     file, model = write()
-    told: list[str] = []
-    folder = from_gguf(str(file), told.append)
+    messages: list[str] = []
+    folder = from_gguf(str(file), messages.append)
     tokens = torch.arange(20)[None]
     assert torch.allclose(LlamaForCausalLM.from_pretrained(folder)(tokens).logits, model(tokens).logits, atol=1e-5)
-    kept = AutoTokenizer.from_pretrained(folder)
-    assert kept("7 plus\n12").input_ids == tokenizer("7 plus\n12").input_ids
-    assert kept.chat_template == tokenizer.chat_template and kept.eos_token == END
-    assert Path(folder).parent == cache / "agentrl" / "gguf" and len(told) == 1
+    saved_tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert saved_tokenizer("7 plus\n12").input_ids == tokenizer("7 plus\n12").input_ids
+    assert saved_tokenizer.chat_template == tokenizer.chat_template and saved_tokenizer.eos_token == END
+    assert Path(folder).parent == cache / "agentrl" / "gguf" and len(messages) == 1
     # A folder that holds the file means it too, and nothing is made again.
-    assert from_gguf(str(file.parent), told.append) == folder and len(told) == 1
+    assert from_gguf(str(file.parent), messages.append) == folder and len(messages) == 1
     assert [path.name for path in Path(folder).parent.iterdir()] == [Path(folder).name]
 
 

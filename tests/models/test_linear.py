@@ -24,9 +24,9 @@ def operands(rows: int, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_and_gradients_are_those_of_float64(shape: tuple[int, int, int], with_bias: bool) -> None:
     x, weight, bias = operands(*shape)
-    given = [x, weight, *([bias] if with_bias else [])]
-    ours = [tensor.clone().requires_grad_() for tensor in given]
-    exact = [tensor.double().requires_grad_() for tensor in given]
+    inputs = [x, weight, *([bias] if with_bias else [])]
+    ours = [tensor.clone().requires_grad_() for tensor in inputs]
+    exact = [tensor.double().requires_grad_() for tensor in inputs]
     got, wanted = linear(*ours), nn.functional.linear(*exact)
     torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
     got.sin().sum().backward()

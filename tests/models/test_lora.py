@@ -65,8 +65,8 @@ def saved(model: Any, tmp_path: Path) -> tuple[Any, Path]:
 def test_fresh_adapters_change_nothing_and_are_all_that_is_trained(model: Any) -> None:
     made, same, other = copy.deepcopy(model), copy.deepcopy(model), copy.deepcopy(model)
     before = torch.get_rng_state()
-    for one, seed in ((made, 5), (same, 5), (other, 6)):
-        add_adapters(one, rank=4, alpha=8.0, targets=(), base="base", seed=seed)
+    for adapted, seed in ((made, 5), (same, 5), (other, 6)):
+        add_adapters(adapted, rank=4, alpha=8.0, targets=(), base="base", seed=seed)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(logp(made), logp(model))
     trained = {name: weight for name, weight in made.named_parameters() if weight.requires_grad}
@@ -87,10 +87,10 @@ def test_merged_weights_compute_what_the_adapters_do(model: Any) -> None:
     # Against the formula: W + (alpha / rank)·B·A.
     layer = made.model.layers[1].mlp.up_proj
     product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-    found = weights["model.layers.1.mlp.up_proj.weight"]
-    torch.testing.assert_close(found, layer.base_layer.weight + 6 / 3 * product, atol=1e-6, rtol=1e-6)
+    weight = weights["model.layers.1.mlp.up_proj.weight"]
+    torch.testing.assert_close(weight, layer.base_layer.weight + 6 / 3 * product, atol=1e-6, rtol=1e-6)
     assert dict(merged(model)).keys() == weights.keys()
-    assert all(one is dict(model.named_parameters())[name] for name, one in merged(model))
+    assert all(weight is dict(model.named_parameters())[name] for name, weight in merged(model))
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -104,8 +104,8 @@ def test_gradients_are_those_of_pefts_own_layers(model: Any, plain: bool) -> Non
         made = copy.deepcopy(theirs)
         use_lean_adapters(made)
     assert (type(made.model.layers[0].mlp.up_proj) is LeanAdapter) == plain
-    for one in (made, theirs):
-        logits = one(TOKENS, use_cache=False, agentrl_plan=PackedRows(ROW)).logits
+    for layered in (made, theirs):
+        logits = layered(TOKENS, use_cache=False, agentrl_plan=PackedRows(ROW)).logits
         (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).mean().backward()
     wanted = {name: weight.grad for name, weight in theirs.named_parameters() if ".lora_" in name}
     for name, weight in made.named_parameters():

@@ -60,10 +60,10 @@ def attend_densely(starts: Tensor, source: Tensor, query: Tensor, key: Tensor, v
     """Each row by a mask and a softmax over all of its scores."""
     out = torch.zeros_like(query)
     for row in source.tensor_split(starts[1:-1]):
-        place = torch.arange(len(row))
-        hidden = place > place[:, None]
+        position = torch.arange(len(row))
+        hidden = position > position[:, None]
         if how.window is not None:
-            hidden |= place <= place[:, None] - how.window
+            hidden |= position <= position[:, None] - how.window
         keys, values = (part[row].repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
         scores = how.scale * torch.einsum("qhd,khd->hqk", query[row], keys)
         if how.softcap is not None:

@@ -67,11 +67,11 @@ def test_weights_follow_from_the_seed_alone(tokenizer: Any) -> None:
     sizes = {"hidden": 16, "layers": 1, "heads": 2}
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first = make_model(tokenizer, **sizes, seed=1)
+    original = make_model(tokenizer, **sizes, seed=1)
     assert torch.equal(torch.get_rng_state(), before), "making a model draws nothing from the caller's generator"
     torch.rand(3)
-    assert weights(make_model(tokenizer, **sizes, seed=1)) == weights(first)
-    assert weights(make_model(tokenizer, **sizes, seed=2)) != weights(first)
+    assert weights(make_model(tokenizer, **sizes, seed=1)) == weights(original)
+    assert weights(make_model(tokenizer, **sizes, seed=2)) != weights(original)
 
 
 @pytest.mark.parametrize(("heads", "keys"), [(1, 1), (2, 1), (4, 2), (8, 4)])
