@@ -62,7 +62,7 @@ class Batch:
         return torch.nonzero(self.starts.diff() > 0)[:, 0]
 
     def split(self, max_tokens: int, rows: Sequence[int] | None = None) -> list["Batch"]:
-        """Split into packs of whole rows, in order.
+        """Split into packs of complete rows, in order.
 
         Args:
             max_tokens: most tokens of a pack.
@@ -107,7 +107,7 @@ class Batch:
         return [self._select(torch.tensor(sorted(pack, key=position.__getitem__))) for pack in packs]
 
     def _fill(self, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """Fill packs with whole rows, one after the other."""
+        """Fill packs with complete rows, one after the other."""
         lengths = self.row_starts.diff().tolist()
         packs: list[list[int]] = []
         room = 0

@@ -23,7 +23,7 @@ CutTurns = Literal["answer", "end", "continue"]
 
 ``answer``: as any other turn: its calls run, and a text without a call is the final answer. ``end``: the episode ends
 there without an answer, and its calls do not run. ``continue``: its calls run, and a text without a call is no answer:
-the agent is told to go on.
+a message tells the agent to continue.
 """
 
 Swaps = tuple[tuple[int, int], ...]
@@ -259,7 +259,7 @@ class Trajectory:
     tags: tuple[str, ...] = ()
     """The task's tags."""
     answer: str | None = None
-    """The final answer as :meth:`ToolEnv.answer_of` tells it; None where the environment can't."""
+    """The final answer as :meth:`ToolEnv.answer_of` returns it; None where the environment can't."""
     expected: str = ""
     """The task's expected answer; empty where it has none."""
     usage: tuple[int, int] | None = None
@@ -392,7 +392,7 @@ class Origin:
     turn_tokens: int
     """Token limit of a turn."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Versions of all that plays and grades it, as ``agentrl.toolenv.versions`` gives them."""
+    """Versions of all that plays and grades it, as ``agentrl.toolenv.versions`` returns them."""
 
 
 def won(trajectory: Trajectory, best_return: float) -> bool:

@@ -104,7 +104,7 @@ LOSSES: Mapping[str, Algorithm[LossOut]] = MappingProxyType({
 def advantage(
     name: str, rewards: Tensor, energy: Tensor | None, starts: Tensor, group: Tensor, **options: object
 ) -> Tensor:
-    """Credit every sampled token of a step, whole groups together.
+    """Credit every sampled token of a step, complete groups together.
 
     Args:
         name: A name of ``ADVANTAGES``.

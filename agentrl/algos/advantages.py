@@ -39,7 +39,7 @@ class Terms(NamedTuple):
     realized: Tensor
     """W_t, the realized energy that weighs the row at t in its group's baseline."""
     baseline: Tensor
-    """B_t, which all rows of a group have in common unless the row's own sample is left out."""
+    """B_t, the same for all rows of a group unless the row's own sample is excluded."""
     to_go: Tensor
     """G_t, the reward from here to the row's end."""
 
@@ -109,7 +109,7 @@ def otb_terms(
 def group_mean(rewards: Tensor, starts: Tensor, group: Tensor, *, std: bool = False) -> Tensor:
     """Group mean: A = R − mean(R) of the row's group on every token: Dr.GRPO; with ``std``, over std(R) + 1e-6: GRPO.
 
-    R is the row's whole return. The standard deviation has ddof 1. A group of one row has no baseline and no scale.
+    R is the row's return. The standard deviation has ddof 1. A group of one row has no baseline and no scale.
 
     Source: arXiv 2402.03300 (GRPO), arXiv 2503.20783 (Dr.GRPO).
     """
@@ -153,7 +153,7 @@ def ogb(
 ) -> Tensor:
     """Optimal Group Baseline: A = R − Σ W_T^i R^i / (Σ W_T^i + 1e-8) on every token, W_T the row's total energy.
 
-    The options are those of ``otb``, with whole rows in place of their tokens at t.
+    The options are those of ``otb``, with rows in place of their tokens at t.
 
     Source: arXiv 2602.07078, the group-level form. The pool is ours.
     """
@@ -171,7 +171,7 @@ def ogb(
 
 
 def reinforce_pp(rewards: Tensor, starts: Tensor, group: Tensor) -> Tensor:
-    """REINFORCE++: returns whitened over the whole batch, A = (R − mean) / (std + 1e-8) on every token.
+    """REINFORCE++: returns whitened over the batch, A = (R − mean) / (std + 1e-8) on every token.
 
     Mean and (population) standard deviation are taken over tokens, so a row counts as often as it is long. Groups
     play no part.

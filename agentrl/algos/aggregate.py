@@ -1,4 +1,4 @@
-"""From one loss per token to one number, for a whole minibatch or for its packs one after the other.
+"""From one loss per token to one number, for a minibatch or for its packs one after the other.
 
 Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows, ``starts`` [R+1] the offset of each row.
 """
@@ -50,7 +50,7 @@ def coefficients(aggregate: Aggregate, rows: Rows, max_tokens: int | None) -> Te
 
 
 def pack_shares(aggregate: Aggregate, packs: Sequence[Tensor]) -> list[float]:
-    """Compute the share of each pack, so that Σ share·loss(pack) is the loss of the whole minibatch.
+    """Compute the share of each pack, so that Σ share·loss(pack) is the loss of the minibatch.
 
     Args:
         aggregate: How each pack's loss is aggregated.

@@ -61,7 +61,7 @@ class Cache:
     used: float
     """Share of that which requests under way hold, in [0, 1]."""
     preempted: int
-    """How often, so far, a request had to give its room to others, and was computed anew later."""
+    """Number of times so far that a request lost its room to others and was computed anew later."""
 
 
 def check_request(prompt_ids: tuple[int, ...], sampling: Sampling, seed: int, *, vocab: int, max_length: int) -> None:

@@ -67,7 +67,7 @@ _ALWAYS: dict[str, Any] = {
     "use_tqdm_on_load": False,
 }
 _ON_CPU = {
-    # Only whole blocks are cached: in the usual ones of 128 tokens, no prefix of a short prompt ever would be.
+    # Only complete blocks are cached: with the default of 128 tokens, no prefix of a short prompt would be.
     "block_size": 32,
     # A prompt that is computed in parts would end vLLM's process: a CPU's generator can't take back what was drawn for
     # the first part.
@@ -218,7 +218,7 @@ class VllmEngine:
         )
 
     async def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Load all weights; requests that are running go on with them.
+        """Load all weights; requests that are running continue with them.
 
         Raises:
             InfrastructureError: a parameter of the model is missing, a tensor is unknown to it or of another shape, or

@@ -1,6 +1,6 @@
 """Convert a GGUF file, in which llama.cpp keeps a model, to a folder in Hugging Face's form, weights in float32.
 
-transformers reads the file; the package ``gguf`` tells it how the weights are quantized.
+transformers reads the file, with the package ``gguf`` for the quantized weights.
 """
 
 import hashlib

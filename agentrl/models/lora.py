@@ -51,7 +51,7 @@ def target_names(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
 def add_adapters(
     model: PreTrainedModel, *, rank: int, alpha: float, targets: Sequence[str], base: str, seed: int
 ) -> None:
-    """Freeze a model's weights, and give it fresh adapters to train.
+    """Freeze a model's weights, and add fresh adapters to train.
 
     Args:
         model: has none yet; it computes the same as before.
@@ -112,7 +112,7 @@ def save_adapters(model: Any, folder: Path, weights: Mapping[str, Tensor] | None
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Freeze a model's weights, and give it the adapters saved in ``folder``, to train on.
+    """Freeze a model's weights, and add the adapters saved in ``folder``, to train further.
 
     Raises:
         UsageError: they are damaged, of another kind than LoRA, or were trained beside other weights.

@@ -66,7 +66,7 @@ def tiny_config(
     """Make the configuration of a tiny Qwen3 model for ``tokenizer``.
 
     Args:
-        tokenizer: gives the vocabulary and the special tokens.
+        tokenizer: has the vocabulary and the special tokens.
         hidden: width of the model and of its feed-forward layers: a wide one learns by heart what is to be copied.
         layers: how many.
         heads: query heads; there is one key head for every two of them.

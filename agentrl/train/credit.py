@@ -89,7 +89,7 @@ def correction_weights(algo: AlgoSettings, scored: Scored) -> Tensor:
 
 
 def credit(algo: AlgoSettings, scored: Scored, logp: Tensor) -> Scored:
-    """Compute the advantages of all rows of the step, for a policy that gives the tokens ``logp`` [S]."""
+    """Compute the advantages of all rows of the step under a policy with log-probs ``logp`` [S]."""
     batch, options = scored.batch, _options(algo, scored, logp)
     advantages = algos.advantage(algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **options)
     return replace(scored, advantages=advantages * scored.in_loss)

@@ -107,7 +107,7 @@ class Collecting(RolloutSource):
         engine: samples from a copy of the policy.
 
     Raises:
-        ConfigError: ``run.deterministic`` asks for what the engine can't give.
+        ConfigError: ``run.deterministic`` is set, and the engine is not exact.
     """
 
     staleness = 0

@@ -30,7 +30,7 @@ def check_logp(logp: Tensor) -> None:
 
 
 def check_agreement(logp: Tensor, sampler_logp: Tensor, rounding: float) -> float:
-    """Check that engine and trainer give the same log-probs to the same tokens.
+    """Check that engine and trainer compute the same log-probs for the same tokens.
 
     Args:
         logp: the trainer's log-probs [S].
@@ -91,7 +91,7 @@ async def check_weights_in_use(
         rounding: largest |Δ log-prob| that the trainer's arithmetic explains, in nats.
 
     Raises:
-        InvariantError: the trainer gives a completion other log-probs.
+        InvariantError: the trainer computes other log-probs for a completion.
         InfrastructureError: the engine failed.
     """
     # Later checks skip tokens of older weights, so an actor that keeps old weights would go unnoticed.

@@ -107,7 +107,7 @@ class Learner:
     def _score(self, model: PreTrainedModel, batch: Batch) -> TokenStats:
         # An episode whose prompt left no room has nothing to score, however long that prompt is.
         rows = batch.sampled_rows.tolist()
-        # Packs keep the order of the rows, so that their results end to end are those of the whole batch.
+        # Packs keep the order of the rows, so that their concatenated results are those of the batch.
         with torch.no_grad():
             stats = [self._stats(model, pack) for pack in batch.split(self._max_tokens, rows)]
         return TokenStats(*(torch.cat(part) for part in zip(*stats, strict=True)))

@@ -164,7 +164,7 @@ class Run:
         return step >= min(optim.steps, self._trainer.rollouts.steps) or spent
 
     def _likely_steps(self) -> int:
-        """Estimate the steps of the whole training, if each goes on to sample as many tokens as so far."""
+        """Estimate the steps of the training, if each step samples as many tokens as those so far."""
         optim = self._config.optim
         last = int(min(optim.steps, self._trainer.rollouts.steps))
         if self._ended(self.done):

@@ -160,6 +160,6 @@ def make_source(config: Config, mix: TaskMix, collector: Collector, engine: Engi
     """Make the source that ``rollout.overlap`` asks for.
 
     Raises:
-        ConfigError: ``run.deterministic`` asks for what the engine can't give.
+        ConfigError: ``run.deterministic`` is set, and the engine is not exact.
     """
     return (Collecting if config.rollout.overlap == "off" else Overlapped)(config, mix, collector, engine)

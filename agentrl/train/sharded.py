@@ -87,7 +87,7 @@ class ShardedLearner(Learner):
         options: those of ``Learner``.
 
     Raises:
-        ConfigError: the model's heads can't be dealt to so many ranks, or it can't compute activations again.
+        ConfigError: the ranks can't share the model's heads evenly, or it can't compute activations again.
     """
 
     def __init__(

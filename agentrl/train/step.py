@@ -73,7 +73,7 @@ class Trainer:
     Args:
         config: the run's settings.
         learner: holds the policy's weights and optimizer, and the reference that ``algo.kl_coef`` needs.
-        rollouts: gives the groups of each step.
+        rollouts: the source of the groups of each step.
     """
 
     def __init__(self, config: Config, learner: Learner, rollouts: RolloutSource) -> None:
@@ -83,7 +83,7 @@ class Trainer:
         # The tolerance for the trainer against itself; against the engine the larger of the two counts.
         self._rounding = ROUNDING[getattr(torch, config.model.dtype)]
         self.updates = 0
-        """Gradient steps begun in the whole run."""
+        """Gradient steps begun in the run."""
         self.sampled_tokens = 0
         """Tokens sampled in all finished steps of the run."""
         self.skipped = 0

@@ -89,7 +89,7 @@ class Update:
         logp.retain_grad()
         old_logp, advantages = self._scored.old_logp[pack.index], self._scored.advantages[pack.index]
         check_logp(logp.detach())
-        # Before the very first update θ is *old*: the same weights must give the same log-probs twice.
+        # Before the very first update θ is *old*: scoring twice must compute the same log-probs.
         if self._repeatable is not None:
             check_first_ratio(logp.detach(), old_logp, self._repeatable)
         weights = self._weights[pack.index]
