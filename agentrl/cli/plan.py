@@ -65,7 +65,7 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
     from agentrl.runs.assemble import model_config, run_tokenizer, task_mix, with_dialect
     from agentrl.runs.checkpoint import model_at
     from agentrl.train.live import check_playing
-    from agentrl.train.memory import gold_lengths, needs
+    from agentrl.train.memory import needs, play_gold
 
     logging.set_verbosity_error()
     # Settings that no run can follow are refused. The engine is not made, since its package may not be installed here.
@@ -79,7 +79,7 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
     shape = model_config(config, tokenizer)
     if config.engine.name == "vllm" and config.model.device == "cpu" and not torch.cuda.is_available():
         check_cpu_heads(shape.get_text_config())
-    needed = needs(config, shape, limit, gold_lengths(config, mix, tokenizer))
+    needed = needs(config, shape, limit, play_gold(config, mix, tokenizer))
     if as_json:
         print(json.dumps({**asdict(needed), "total": needed.total, "fits": not needed.remedy}))
     else:

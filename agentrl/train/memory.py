@@ -7,6 +7,7 @@ that is needed at once is the sum of all parts, in the backward pass of a later 
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from agentrl.rollout.mix import TaskMix
 from agentrl.runs.assemble import make_collector, make_renderer
 from agentrl.train.costs import Costs, batch_of, measure, trains_adapters, work
 from agentrl.train.sft import oracle_episodes
-from agentrl.types import flatten
+from agentrl.types import Trajectory, flatten
 
 _CONTEXT = 512 << 20
 """Bytes that a process needs on a GPU before it has a tensor there, about."""
@@ -38,8 +39,20 @@ _HEAP = 0.25
 """Memory that a CPU's heap holds beside the live activations, as a share of them. It differs from shape to shape: with
 this one, the sum of all parts was off by 9% at most in six shapes."""
 _GOLD = 8
-"""Episodes of the gold player whose lengths are looked at."""
+"""Episodes of the gold player that are looked at."""
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gold:
+    """Means over episodes of the environments' gold players."""
+
+    tokens: int
+    """All tokens of an episode."""
+    sampled: int
+    """Tokens of its turns."""
+    seconds: float
+    """Seconds of tools and grading, while as many episodes are played at a time as processors allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,16 +78,14 @@ class Needs:
         return sum(self.memory.values())
 
 
-def needs(
-    config: Config, shape: PreTrainedConfig, limit: int | None = None, lengths: tuple[int, int] | None = None
-) -> Needs:
+def needs(config: Config, shape: PreTrainedConfig, limit: int | None = None, gold: Gold | None = None) -> Needs:
     """Estimate what a run needs, from some seconds of measuring.
 
     Args:
         config: the run's settings.
         shape: the configuration of its model.
         limit: bytes that the run may use; by default what its device has.
-        lengths: all tokens of an episode, and the sampled ones; by default an episode is as long as it may be.
+        gold: episodes like those that the run will play; by default they are as long as they may be.
 
     Raises:
         ConfigError: an option of the engine is no number.
@@ -84,9 +95,9 @@ def needs(
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     longest = config.rollout.episode_tokens
-    lengths = lengths or (longest, longest - 1)
+    gold = gold or Gold(tokens=longest, sampled=longest - 1, seconds=0.0)
     # Activations are nearly the same on any device, but times are not.
-    costs = measure(config, shape, config.model.device if here else "cpu", lengths)
+    costs = measure(config, shape, config.model.device if here else "cpu", (gold.tokens, gold.sampled))
     model = _Model(shape, config)
     limit = limit or (_limit(config.model.device) if here else None)
 
@@ -96,24 +107,32 @@ def needs(
     return Needs(
         memory=memory(config),
         tokens=_episodes(config) * longest,
-        expected=_episodes(config) * lengths[0],
-        seconds=model.seconds(config, costs, lengths) if here else {},
+        expected=_episodes(config) * gold.tokens,
+        seconds=model.seconds(config, costs, gold) if here else {},
         limit=limit,
         remedy=_remedy(config, limit, costs.recomputes, memory) if limit else "",
     )
 
 
-def gold_lengths(config: Config, mix: TaskMix, tokenizer: Any) -> tuple[int, int] | None:
-    """Play a few episodes with the gold player; return their mean tokens, all and sampled, or None without one."""
+def play_gold(config: Config, mix: TaskMix, tokenizer: Any) -> Gold | None:
+    """Play a few episodes with the gold player; None where an environment has none."""
+    config, began = config.updated(sft={"tasks": _GOLD}), 0.0
+    episodes: list[Trajectory] = []
     renderer = make_renderer(config, tokenizer, mix)
     with closing(make_collector(config, renderer, split="train")) as players:
         try:
-            played = oracle_episodes(config.updated(sft={"tasks": _GOLD}), renderer, players, mix)
-            episodes = flatten(asyncio.run(played))
+            # The first time starts sandboxes, which are ready for all episodes of a run but the first.
+            for _ in range(2):
+                began = time.perf_counter()
+                episodes = flatten(asyncio.run(oracle_episodes(config, renderer, players, mix)))
         except (ConfigError, InvariantError):
             return None
-    totals = sum(len(episode.token_ids) for episode in episodes), sum(episode.n_sampled for episode in episodes)
-    return round(totals[0] / len(episodes)), round(totals[1] / len(episodes))
+    seconds = time.perf_counter() - began
+    return Gold(
+        tokens=round(sum(len(episode.token_ids) for episode in episodes) / len(episodes)),
+        sampled=round(sum(episode.n_sampled for episode in episodes) / len(episodes)),
+        seconds=seconds / len(episodes),
+    )
 
 
 class _Model:
@@ -170,15 +189,16 @@ class _Model:
             return max(0, int(_option(config, "memory", 0.3) * limit) - size * self._weights)
         return size * self._cached * _cached_tokens(config)
 
-    def seconds(self, config: Config, costs: Costs, lengths: tuple[int, int]) -> dict[str, float]:
-        tokens, sampled = lengths
-        operations = config.rollout.tasks * work(self._meta, batch_of(config.rollout.group_size, tokens, sampled))
+    def seconds(self, config: Config, costs: Costs, gold: Gold) -> dict[str, float]:
+        group = batch_of(config.rollout.group_size, gold.tokens, gold.sampled)
+        operations = config.rollout.tasks * work(self._meta, group)
         score = costs.score * operations
-        steps = _episodes(config) * sampled / costs.rows
+        steps = _episodes(config) * gold.sampled / costs.rows
+        sampling = steps * costs.step * work(self._meta, batch_of(1, 2, 1))
         # Prompts and tool output go through the engine as they go through a score; each sampled token takes a step.
-        read = score * (1 - sampled / tokens)
+        read = score * (1 - gold.sampled / gold.tokens)
         return {
-            "generate": read + steps * costs.step * work(self._meta, batch_of(1, 2, 1)),
+            "generate": _episodes(config) * gold.seconds + read + sampling,
             "score": score,
             "update": config.optim.epochs * costs.update * operations,
         }

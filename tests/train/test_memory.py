@@ -14,7 +14,7 @@ from agentrl.models.cache import key_sizes
 from agentrl.runs.assemble import adapt, assemble, model_config, task_mix, task_source
 from agentrl.train import memory
 from agentrl.train.costs import Costs, _small, batch_of, measure, saved_bytes, work
-from agentrl.train.memory import gold_lengths, needs
+from agentrl.train.memory import Gold, needs, play_gold
 from agentrl.train.metrics import pass_flops
 from agentrl.train.score import new_tokens
 from agentrl.train.sharded import make_learner
@@ -109,14 +109,14 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_step_by_hand(tokenizer: Any) -> None:
     config = small("rollout.tasks=2", "rollout.group_size=8", "optim.minibatches=4", "optim.epochs=2")
     shape = model_config(config, tokenizer)
-    longest, gold = needs(config, shape), needs(config, shape, lengths=(40, 10))
+    longest, gold = needs(config, shape), needs(config, shape, gold=Gold(tokens=40, sampled=10, seconds=0.5))
     assert (longest.tokens, longest.expected, gold.tokens, gold.expected) == (16 * 64, 16 * 64, 16 * 64, 16 * 40)
     assert longest.memory == gold.memory, "memory is for the longest episodes"
     model = _small(shape, 3, "cpu")
     group, token = work(model, batch_of(8, 40, 10)), work(model, batch_of(1, 2, 1))
     score = 2e-9 * group
     # Three quarters of the tokens are read, and 160 are sampled by 4 rows at a time.
-    wanted = {"generate": 0.75 * score + 40 * 1e-6 * token, "score": score, "update": 2 * 2 * score}
+    wanted = {"generate": 16 * 0.5 + 0.75 * score + 40 * 1e-6 * token, "score": score, "update": 2 * 2 * score}
     assert gold.seconds == pytest.approx(wanted)
     # One layer more for the gradients of the backward pass.
     assert longest.memory["activations"] == 10 * (3 + 1) * 8192
@@ -125,12 +125,12 @@ def test_step_by_hand(tokenizer: Any) -> None:
     assert longest.total == sum(longest.memory.values()) and longest.limit and longest.remedy == ""
 
 
-def test_gold_lengths_are_those_of_real_episodes(tokenizer: Any) -> None:
+def test_gold_is_played_in_the_real_environment(tokenizer: Any) -> None:
     config = small("rollout.episode_tokens=192", "env.args.level=1")
-    tokens, sampled = gold_lengths(config, task_mix(config, "train"), tokenizer) or (0, 0)
-    assert 0 < sampled < tokens < 192
+    gold = play_gold(config, task_mix(config, "train"), tokenizer)
+    assert gold and 0 < gold.sampled < gold.tokens < 192 and gold.seconds > 0
     without = config.updated(env={"id": "agentrl/MathPython-v0", "args": {}})
-    assert gold_lengths(without, task_mix(without, "train"), tokenizer) is None
+    assert play_gold(without, task_mix(without, "train"), tokenizer) is None
 
 
 @pytest.mark.usefixtures("costs")
