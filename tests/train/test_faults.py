@@ -238,7 +238,7 @@ def overwrite(file: str, old: str, new: str) -> Damage:
 
 
 def add_unused(run: Path) -> None:
-    """Give the newest checkpoint episodes that can't be read, with their checksum, and a row that would be cut."""
+    """Put into the newest checkpoint episodes that can't be read, with their checksum, and a row that would be cut."""
     last, name, data = checkpoints(run)[-1], "unused.jsonl.zst", b"no episodes"
     (last / name).write_bytes(data)
     with (run / "metrics.jsonl").open("a") as rows:

@@ -44,10 +44,10 @@ class Options(Slow):
             rewards[-1] -= max(0.0, 1 - (0 if episode.stop is Stop.TOKEN_LIMIT else room) / BUFFER)
         return sum(a != b for a, b in zip(before, self.rewards, strict=True))
 
-    def kept(self, old: list[list[float]]) -> list[list[bool]]:
+    def loss_mask(self, old: list[list[float]]) -> list[list[bool]]:
         steps = [[a - b for a, b in zip(*pair, strict=True)] for pair in zip(old, self.sampler, strict=True)]
         return [
-            [not one and not episode.stop.truncated for one in row]
+            [not rejected and not episode.stop.truncated for rejected in row]
             for row, episode in zip(slow.rejected(steps, BOUNDS), self.episodes, strict=True)
         ]
 
@@ -79,14 +79,14 @@ def test_step_with_every_option_is_that_of_loops(watch: Any, reference: Any, max
     assert 0 < ours.shape() < len(ours.rewards)
     other = Options(frozen, result).all_logp()
     old = ours.all_logp()
-    weights, kept = ours.weights(old, "sequence"), ours.kept(old)
-    credit = [[a * keep for a, keep in zip(*pair, strict=True)] for pair in zip(ours.otb(weights), kept, strict=True)]
+    weights, mask = ours.weights(old, "sequence"), ours.loss_mask(old)
+    credit = [[a * keep for a, keep in zip(*pair, strict=True)] for pair in zip(ours.otb(weights), mask, strict=True)]
     for mine, theirs in zip(result.advantages, credit, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4)
-    rows = [row for row, keep in enumerate(kept) if any(keep)]
+    rows = [row for row, keep in enumerate(mask) if any(keep)]
     stops = {episode.stop for episode in result.trajectories}
-    assert len(stops) > 1 and 4 < len(rows) < len(kept) and any(not all(kept[row]) for row in rows), "each has its say"
-    assert result.metrics["tokens_masked"] == sum(not keep for keep in slow.flat(kept))
+    assert len(stops) > 1 and 4 < len(rows) < len(mask) and any(not all(mask[row]) for row in rows), "each has its say"
+    assert result.metrics["tokens_masked"] == sum(not keep for keep in slow.flat(mask))
     drift = [torch.tensor(a) - torch.tensor(b) for a, b in zip(other, old, strict=True)]
     kl = torch.cat([x.exp() - 1 - x for x in drift]).mean()
     assert result.metrics["kl_reference"] == pytest.approx(kl.item(), rel=1e-3) and kl > 1e-3

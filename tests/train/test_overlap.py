@@ -156,10 +156,10 @@ def test_a_deterministic_run_does_not_depend_on_the_engines_rounding(small: Make
         run = small(*mode, f"run.deterministic={deterministic}", "optim.steps=3", "optim.lr=1e-2")
         return steps_of(run.on(Wavering(run.parts.engine)), 3), list(run.parts.model.parameters())
 
-    (first, left), (second, right) = ended("true"), ended("true")
+    (results, left), (repeated, right) = ended("true"), ended("true")
     assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
-    assert [result.trajectories for result in first] == [result.trajectories for result in second]
-    turns = [[turn for episode in result.trajectories for turn in episode.sampled] for result in first]
+    assert [result.trajectories for result in results] == [result.trajectories for result in repeated]
+    turns = [[turn for episode in result.trajectories for turn in episode.sampled] for result in results]
     versions = [{version for turn in step_turns for version in turn.versions} for step_turns in turns]
     assert versions == [{max(0, step - age)} for step in range(3)]
     again = [ended("false")[1] for _ in range(2)]
@@ -176,8 +176,8 @@ def test_what_a_checkpoint_keeps_of_a_step_is_what_is_trained_on(small: Make) ->
         await settled(source)
         return source.unused(), flatten((await source.batch(2)).collected.groups)
 
-    kept, trained = asyncio.run(go())
-    assert list(kept) == list(trained), "with the trainer's log-probs, which the engine's are not"
+    unused, trained = asyncio.run(go())
+    assert list(unused) == list(trained), "with the trainer's log-probs, which the engine's are not"
 
 
 def test_a_step_trains_on_its_first_groups_and_says_how_many_it_cancelled(small: Make) -> None:
@@ -185,7 +185,7 @@ def test_a_step_trains_on_its_first_groups_and_says_how_many_it_cancelled(small:
     run = small("rollout.overlap=inflight", "rollout.spare=2", "rollout.concurrency=4", "optim.steps=2")
     for number, result in enumerate(steps_of(run, 2)):
         wanted = [task.id for task in run.source.pick(3, start=5 * number, seed=0)]
-        assert list(dict.fromkeys(one.task_id for one in result.trajectories)) == wanted
+        assert list(dict.fromkeys(episode.task_id for episode in result.trajectories)) == wanted
         assert result.metrics["groups_cancelled"] == 2 and result.metrics["groups_lost"] == 0
 
 

@@ -104,7 +104,7 @@ class World:
 
     async def rejoined(self) -> None:
         """Wait until all actors can play."""
-        await until(lambda: all(place.ready for place in self.fleet._slots))
+        await until(lambda: all(slot.ready for slot in self.fleet._slots))
 
     def order(self, name: str, text: str = "") -> Path:
         """Have environments do something."""
@@ -174,7 +174,7 @@ def world(cluster: Any, warm: Path, tmp_path_factory: pytest.TempPathFactory) ->
     for name, text in {"shaped": SHAPED, "told": TOLD}.items():
         (folder / f"{name}.py").write_text(text)
     (folder / "run.toml").write_text(ARITHMETIC.replace("steps = 90", "steps = 0"))
-    settings = [f"model.path={warm}", *told(folder), "rollout.concurrency=4", *on(cluster)]
+    settings = [f"model.path={warm}", *messages_of(folder), "rollout.concurrency=4", *on(cluster)]
     config = load_config(path=folder / "run.toml", overrides=settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
@@ -188,7 +188,7 @@ def world(cluster: Any, warm: Path, tmp_path_factory: pytest.TempPathFactory) ->
         gymnasium.registry.pop(env_id)
 
 
-def told(folder: Path) -> list[str]:
+def messages_of(folder: Path) -> list[str]:
     """Settings of an environment that is ordered about in a folder."""
     for name in ("orders", "seen"):
         (folder / name).mkdir()
@@ -215,13 +215,13 @@ def test_an_actor_that_dies_loses_nothing_and_comes_back_with_the_newest_weights
         await world.collect(world.fleet)  # each actor has a sandbox now, whatever test was before
         world.order("die")
         before = sandboxes()
-        there = await world.collect(world.fleet)
-        assert untimed(there)[0] == untimed(here)[0] and not there.lost
-        assert there.faults in (4, 8), "its groups' episodes are counted"
+        collected = await world.collect(world.fleet)
+        assert untimed(collected)[0] == untimed(here)[0] and not collected.lost
+        assert collected.faults in (4, 8), "its groups' episodes are counted"
         [dead] = before.keys() - actors()
         assert all_gone({dead: before[dead]}), "its sandbox's processes end with it"
         # It is not back yet, so it is not among those that are given these.
-        assert [place.ready for place in world.fleet._slots].count(False) == 1
+        assert [slot.ready for slot in world.fleet._slots].count(False) == 1
         here = await world.local(5, 1.2)
         await world.rejoined()
         world.forget()
@@ -241,7 +241,7 @@ def test_a_node_that_dies_loses_nothing_and_its_actor_waits_for_another(world: W
         await until(lambda: bool(psutil.wait_procs(before, timeout=0)[0]))
         waiting.unlink()
         assert untimed(await playing)[0] == untimed(here)[0]
-        assert [place.ready for place in world.fleet._slots].count(False) == 1, "there is no room for it"
+        assert [slot.ready for slot in world.fleet._slots].count(False) == 1, "there is no room for it"
         [dead] = before.keys() - actors()
         assert all_gone({dead: before[dead]}), "its sandbox's processes end with it"
         world.cluster.add_node(num_cpus=1, resources={"player": 1}, object_store_memory=100 << 20)
@@ -258,7 +258,7 @@ def test_episodes_that_nobody_waits_for_any_more_are_not_played(world: World) ->
         await asyncio.wait({playing})
         # An actor that answers has heard of what was cancelled before.
         for _ in range(2):
-            await asyncio.gather(*(place.handle.greet.remote() for place in world.fleet._slots))
+            await asyncio.gather(*(slot.handle.greet.remote() for slot in world.fleet._slots))
         waiting.unlink()
         # Those of before would come first.
         _, last = world.mix.pick(7, seed=0)[-1]
@@ -343,7 +343,7 @@ def test_what_a_cluster_can_not_give(world: World) -> None:
 
 def test_a_run_that_is_killed_and_stopped_and_alone(world: World, train: Train, server: Server, tmp_path: Path) -> None:
     settings = ["run.deterministic=true", "rollout.concurrency=3", "save.every=1", "rollout.overlap=lag"]
-    settings += ["optim.steps=6", *told(tmp_path)]
+    settings += ["optim.steps=6", *messages_of(tmp_path)]
     (tmp_path / "told.py").write_text(TOLD)
     waiting = tmp_path / "orders" / "wait"
     local = train("local", *settings)

@@ -220,9 +220,9 @@ def test_a_model_with_a_state_beside_attention_is_refused(tmp_path: Path) -> Non
 ASKED = tuple(range(40, 52))
 
 
-def member(task: str, prompt: Sequence[int], answer: Sequence[int], told: Sequence[int] = ()) -> Trajectory:
+def member(task: str, prompt: Sequence[int], answer: Sequence[int], tool: Sequence[int] = ()) -> Trajectory:
     """An episode of one turn; ``told`` stands between the prompt and the turn."""
-    segments = [Segment("prompt", tuple(prompt)), *([Segment("tool", tuple(told))] if told else [])]
+    segments = [Segment("prompt", tuple(prompt)), *([Segment("tool", tuple(tool))] if tool else [])]
     return trajectory(*segments, *([turn(answer)] if answer else []), task_id=task)
 
 

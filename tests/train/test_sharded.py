@@ -100,8 +100,8 @@ def make(model: Any, *, lora: int = 0, saved: Path | None = None, sequence_ranks
 
 
 def update(learner: Learner, packs: Sequence[Batch] = PACKS) -> float:
-    def loss_of(place: int, stats: TokenStats) -> Tensor:
-        return -(stats.logp * torch.linspace(-1, 2, len(stats.logp))).sum() - 0.1 * (place + 1) * stats.entropy.sum()
+    def loss_of(number: int, stats: TokenStats) -> Tensor:
+        return -(stats.logp * torch.linspace(-1, 2, len(stats.logp))).sum() - 0.1 * (number + 1) * stats.entropy.sum()
 
     return learner.update(list(packs), loss_of, 1e-3)
 

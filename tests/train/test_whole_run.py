@@ -229,18 +229,18 @@ def test_other_processes_than_the_run_asks_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [
         ("exit 1", "has ended: it said nothing"),
         # Before it has joined.
         ('touch "$(dirname "${AGENTRL_RANKS#file://}")/1.ready"; kill -9 $$', "was killed by SIGKILL"),
     ],
 )
-def test_rank_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, told: str) -> None:
+def test_rank_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, message: str) -> None:
     (rank := tmp_path / "rank").write_text(f"#!/bin/sh\n{script}\n")
     rank.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(rank))
-    words = f"rank 1 {told}; the run goes on from its last checkpoint"
+    words = f"rank 1 {message}; the run goes on from its last checkpoint"
     with pytest.raises(InfrastructureError, match=words), ranks(parse_config({"run": {"ranks": 2}})):
         pass
 

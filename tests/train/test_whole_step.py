@@ -194,8 +194,8 @@ class Pool:
     shift: list[float] = field(default_factory=list[float])
     step: list[float] = field(default_factory=list[float])
     cut: list[bool] = field(default_factory=list[bool])
-    place: list[int] = field(default_factory=list[int])
-    credited_place: list[int] = field(default_factory=list[int])
+    ordinals: list[int] = field(default_factory=list[int])
+    credited_ordinals: list[int] = field(default_factory=list[int])
 
     def check(self, metrics: dict[str, float]) -> None:
         shift = torch.tensor(self.shift, dtype=torch.float64)
@@ -208,9 +208,9 @@ class Pool:
             "clip_fraction": sum(self.cut) / len(self.cut),
         }
         for edge in (1, 2, 4, 8):
-            inside = torch.tensor([edge <= t < 2 * edge for t in self.place])
+            inside = torch.tensor([edge <= t < 2 * edge for t in self.ordinals])
             wanted[f"S_std_t{edge}"] = float(shift[inside].std(correction=0))
-            cut = [flag for flag, t in zip(self.cut, self.credited_place, strict=True) if edge <= t < 2 * edge]
+            cut = [flag for flag, t in zip(self.cut, self.credited_ordinals, strict=True) if edge <= t < 2 * edge]
             wanted[f"clip_fraction_t{edge}"] = sum(cut) / len(cut)
         for name, value in wanted.items():
             assert metrics[name] == pytest.approx(value, rel=2e-3, abs=1e-5), name
@@ -251,9 +251,9 @@ def check_update(
             further.backward()
         pool.shift += sums(logp.tolist(), old[row])
         pool.step += steps
-        pool.place += range(1, len(steps) + 1)
+        pool.ordinals += range(1, len(steps) + 1)
         seen_tokens = [(t, slope == 0) for t, (slope, a) in enumerate(zip(slopes, credit[row], strict=True), 1) if a]
-        pool.credited_place += [t for t, _ in seen_tokens]
+        pool.credited_ordinals += [t for t, _ in seen_tokens]
         pool.cut += [cut for _, cut in seen_tokens]
     wanted = {name: weight.grad for name, weight in ours.model.named_parameters() if weight.grad is not None}
     norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in wanted.values()))
