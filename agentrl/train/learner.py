@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch
+from agentrl.config import OptimSettings
 from agentrl.errors import ConfigError
 from agentrl.models.load import cast_copy
 from agentrl.models.lora import is_adapted, merged, without_adapters
@@ -33,52 +34,35 @@ class Learner:
 
     Args:
         model: loaded by ``load_model``; its weights change.
-        betas: of AdamW.
-        weight_decay: of AdamW.
-        max_grad_norm: larger gradients are clipped to this norm.
-        max_tokens: most tokens of a pack, prompts and tool output included.
+        optim: AdamW's settings, and those of clipping, packs, average and checkpointing; the rate is an update's own.
         temperature: sampling temperature, at which log-probs are computed.
         dtype: of the computation, such as ``"bfloat16"``.
-        average: decay of the weights' exponential average; 0 keeps none.
-        gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
 
     Raises:
         ConfigError: the model can't compute activations again.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        betas: tuple[float, float],
-        weight_decay: float,
-        max_grad_norm: float,
-        max_tokens: int,
-        temperature: float,
-        dtype: str,
-        average: float = 0.0,
-        gradient_checkpointing: bool = False,
-    ) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, optim: OptimSettings, *, temperature: float, dtype: str) -> None:
+        self.model, self._optim = model, optim
         named: dict[str, Tensor] = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._names, self.trained = list(named), list(named.values())
         """The weights that the optimizer moves, in order."""
         # On a CPU a fused step is one pass over the weights instead of one per operation: three times as fast for large
         # models.
         fused = model.device.type == "cpu" or None
-        self.optimizer = torch.optim.AdamW(self.trained, betas=betas, weight_decay=weight_decay, fused=fused)
-        self._max_grad_norm, self._max_tokens, self._temperature = max_grad_norm, max_tokens, temperature
+        betas, decay = optim.betas, optim.weight_decay
+        self.optimizer = torch.optim.AdamW(self.trained, betas=betas, weight_decay=decay, fused=fused)
+        self._temperature = temperature
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._reference: PreTrainedModel | None = None
-        self._decay = average
         self._average: list[Tensor] = []
         """Exponential average of ``trained``; empty until the first update."""
-        if gradient_checkpointing:
+        if optim.gradient_checkpointing:
             checkpoint_layers(model)
 
     def packs(self, batch: Batch, rows: Sequence[int]) -> list[Batch]:
         """Cut rows of a batch into packs that fit into the learner's memory, in any order."""
-        return batch.balanced(self._max_tokens, rows)
+        return batch.balanced(self._optim.max_tokens, rows)
 
     def score(self, batch: Batch) -> TokenStats:
         """Score every sampled token under the policy as it is now; three tensors [S] on the CPU, without gradients."""
@@ -109,7 +93,7 @@ class Learner:
         rows = batch.sampled_rows.tolist()
         # Packs keep the order of the rows, so that their concatenated results are those of the batch.
         with torch.no_grad():
-            stats = [self._stats(model, pack) for pack in batch.split(self._max_tokens, rows)]
+            stats = [self._stats(model, pack) for pack in batch.split(self._optim.max_tokens, rows)]
         return TokenStats(*(torch.cat(part) for part in zip(*stats, strict=True)))
 
     def update(self, packs: Sequence[Batch], loss_of: LossOf, rate: float) -> float:
@@ -132,15 +116,15 @@ class Learner:
         """Take a step down the accumulated gradient, unless it is not finite; return its norm before it was clipped."""
         # The norm is that of the minibatch's gradient, so it can be clipped only after the last pack. All ranks compute
         # the same norm, and so agree on whether there is a step.
-        norm = float(torch.nn.utils.clip_grad_norm_(self.trained, self._max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.trained, self._optim.max_grad_norm))
         if math.isfinite(norm):
-            if self._decay and not self._average:
+            if self._optim.average and not self._average:
                 self._average = [weight.detach().clone() for weight in self.trained]
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
             if self._average:
-                get_ema_multi_avg_fn(self._decay)(self._average, self.trained, None)
+                get_ema_multi_avg_fn(self._optim.average)(self._average, self.trained, None)
         # None instead of zeros: the memory of the gradients is free while the engine generates.
         self.optimizer.zero_grad(set_to_none=True)
         return norm

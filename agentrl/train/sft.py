@@ -142,8 +142,8 @@ def warm_start(
     sft = config.sft
     batch = as_batch(groups)
     # The warm start has its own optimizer: reinforcement learning begins without moments of other gradients.
-    how = {"betas": (0.9, 0.98), "weight_decay": 0.01, "temperature": sft.temperature, "average": 0.0}
-    learner = make_learner(config, model, **how)
+    optim = config.optim.model_copy(update={"betas": (0.9, 0.98), "weight_decay": 0.01, "average": 0.0})
+    learner = make_learner(config, model, optim, temperature=sft.temperature)
     generator = torch.Generator().manual_seed(derive_seed(config.run.seed, "sft"))
     order: list[int] = []
     smooth: float | None = None

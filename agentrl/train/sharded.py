@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch
-from agentrl.config import Config
+from agentrl.config import Config, OptimSettings
 from agentrl.errors import ConfigError, RunFolderError
 from agentrl.models.lora import merged, without_adapters
 from agentrl.train.fsdp import PackPart, full, on_cpu, shard, skeleton_of
@@ -52,26 +52,18 @@ class _Call(NamedTuple):
     """Its arguments for this rank, the learner not among them."""
 
 
-def make_learner(config: Config, model: PreTrainedModel, **options: Any) -> Learner:
+def make_learner(
+    config: Config, model: PreTrainedModel, optim: OptimSettings | None = None, temperature: float | None = None
+) -> Learner:
     """Make the learner of ``model``, on all ranks where there are several.
 
-    ``options`` replace what the settings say.
+    Optimizer and temperature are those of the rollouts' policy by default.
     """
-    optim = config.optim
-    options = {
-        "betas": optim.betas,
-        "weight_decay": optim.weight_decay,
-        "max_grad_norm": optim.max_grad_norm,
-        "max_tokens": optim.max_tokens,
-        "temperature": config.rollout.temperature,
-        "dtype": config.model.dtype,
-        "average": optim.average,
-        "gradient_checkpointing": optim.gradient_checkpointing,
-        **options,
-    }
+    optim, temperature = optim or config.optim, temperature or config.rollout.temperature
     if not dist.is_initialized():
-        return Learner(model, **options)
-    return ShardedLearner(model, sequence_ranks=config.run.sequence_ranks, **options)
+        return Learner(model, optim, temperature=temperature, dtype=config.model.dtype)
+    ranks = config.run.sequence_ranks
+    return ShardedLearner(model, optim, sequence_ranks=ranks, temperature=temperature, dtype=config.model.dtype)
 
 
 class ShardedLearner(Learner):
@@ -82,16 +74,23 @@ class ShardedLearner(Learner):
 
     Args:
         model: complete on rank 0, where it has no weights of its own until ``close``; a skeleton on the others.
+        optim: as of ``Learner``.
         sequence_ranks: ranks that share the tokens of a pack.
         device: type of device that the ranks compute on; that of ``model`` by default.
-        options: those of ``Learner``.
+        how: temperature and dtype, as of ``Learner``.
 
     Raises:
         ConfigError: the ranks can't share the model's heads evenly, or it can't compute activations again.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, sequence_ranks: int = 1, device: str | None = None, **options: Any
+        self,
+        model: PreTrainedModel,
+        optim: OptimSettings,
+        *,
+        sequence_ranks: int = 1,
+        device: str | None = None,
+        **how: Any,
     ) -> None:
         device = device or model.device.type
         self._rank, self._world, self._share = dist.get_rank(), dist.get_world_size(), sequence_ranks
@@ -107,10 +106,11 @@ class ShardedLearner(Learner):
                 raise ConfigError(
                     f"the {sequence_ranks} ranks of run.ranks that share tokens must divide {heads} heads"
                 )
-            order = _New(skeleton_of(model), {"sequence_ranks": sequence_ranks, "device": device, **options})
+            options = {"optim": optim, "sequence_ranks": sequence_ranks, "device": device, **how}
+            order = _New(skeleton_of(model), options)
             skeleton = _scatter([order] * self._world).skeleton
-        shard(skeleton, device, getattr(torch, options["dtype"]), sequence_ranks)
-        super().__init__(skeleton, **options)
+        shard(skeleton, device, getattr(torch, how["dtype"]), sequence_ranks)
+        super().__init__(skeleton, optim, **how)
         self._all = list(skeleton.parameters())
         for index, weight in enumerate(model.parameters() if self._rank == 0 else ()):
             self._spread("", index, weight.detach())
@@ -304,7 +304,7 @@ class ShardedLearner(Learner):
         """Compute the tokens of a pack such that there are packs for all ranks."""
         lengths = batch.row_starts.diff()[list(rows)]
         fair = -(-int(lengths.sum()) * self._share // self._world)
-        return min(self._max_tokens, fair + int(lengths.max()))
+        return min(self._optim.max_tokens, fair + int(lengths.max()))
 
     def _dealt(self, packs: Sequence[Batch]) -> list[list[Batch]]:
         """Deal packs to ranks in turns; in the last turn, ranks that are left without a pack get the smallest."""

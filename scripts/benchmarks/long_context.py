@@ -18,6 +18,7 @@ import torch
 from measures import command_line
 
 from agentrl.batch import Batch, as_batch
+from agentrl.config import OptimSettings
 from agentrl.engines.base import Sampling
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.models.tiny import make_model, make_tokenizer
@@ -65,10 +66,8 @@ def update(rows: int, share: float) -> Callable[[Any, argparse.Namespace, int], 
 
     def run(model: Any, args: argparse.Namespace, tokens: int) -> int:
         batch = episodes(args, tokens, rows, int(tokens * share))
-        learner = Learner(
-            model, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0, max_tokens=rows * tokens, temperature=1.0,
-            dtype="float32", gradient_checkpointing=args.gradient_checkpointing,
-        )  # fmt: skip
+        optim = OptimSettings(max_tokens=rows * tokens, gradient_checkpointing=args.gradient_checkpointing)
+        learner = Learner(model, optim, temperature=1.0, dtype="float32")
         learner.update(learner.packs(batch, range(rows)), lambda _place, stats: stats.logp.mean(), 1e-6)
         return len(batch.tokens)
 

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from agentrl.batch import Batch, as_batch
+from agentrl.config import OptimSettings
 from agentrl.engines.base import Completion, Sampling
 from agentrl.models.attention import NAME
 from agentrl.models.linear import use_fast_linear
@@ -177,9 +178,7 @@ def policy(bench: Bench, shape: str) -> Any:
 
 def learner_of(model: Any, tokens: int, dtype: str = "bfloat16") -> Learner:
     """Make a learner whose packs hold so many tokens."""
-    return Learner(
-        model, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0, max_tokens=tokens, temperature=1.0, dtype=dtype
-    )  # fmt: skip
+    return Learner(model, OptimSettings(max_tokens=tokens), temperature=1.0, dtype=dtype)
 
 
 def batch_of(prompts: Sequence[tuple[int, ...]], turns: Sequence[Completion]) -> Batch:

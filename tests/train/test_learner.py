@@ -29,7 +29,7 @@ from agentrl.types import Group, Segment
 
 from ..engines.asking import ragged, together
 from .conftest import Make, trajectory
-from .test_score import HOW, batch_of
+from .test_score import OPTIM, batch_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = [[3, 4], [7, 2, 3, 5, 1], [2, 30, 8, 1], [5, 9]]
@@ -40,11 +40,11 @@ MakeLearner = Callable[..., Learner]
 def learner(model: Any) -> MakeLearner:
     """Make a learner of a copy of the model: ``learner(average=0.9)``."""
 
-    def make(*, rank: int = 0, **options: Any) -> Learner:
+    def make(*, rank: int = 0, dtype: str = "float32", **options: Any) -> Learner:
         own = copy.deepcopy(model)
         if rank:
             add_adapters(own, rank=rank, alpha=rank, targets=(), base="base", seed=0)
-        return Learner(own, **{**HOW, **options})
+        return Learner(own, OPTIM.model_copy(update=options), temperature=0.7, dtype=dtype)
 
     return make
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GraniteConfig, Lfm2Config
 
 from agentrl.batch import Batch, as_batch
+from agentrl.config import OptimSettings
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import UsageError
 from agentrl.models import attention
@@ -30,11 +31,7 @@ from ..engines.asking import PROMPT, ask, expected_logprobs
 from .conftest import trajectory, turn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-HOW: dict[str, Any] = {
-    **{"betas": (0.9, 0.95), "weight_decay": 0.0, "max_grad_norm": 1e9, "max_tokens": 45},
-    **{"temperature": 0.7, "dtype": "float32"},
-}
-"""How a learner learns."""
+OPTIM = OptimSettings(max_grad_norm=1e9, max_tokens=45)
 SHAPES = [[3, 4], [1, 1], [7, 2, 3, 5, 1], [2], [2, 30, 8, 1]]
 """For each row the lengths of prompt, turn, tool answer, turn …"""
 
@@ -321,7 +318,8 @@ def test_an_update_of_packs_is_that_of_rows(model: Any, reference: Any, dtype: t
     batch = as_batch([Group(tuple(late)), Group(tuple(early))])
     weight = torch.linspace(-1, 2, len(batch.sampled), dtype=dtype)
     ours, theirs = copy.deepcopy(model).to(dtype), copy.deepcopy(reference).to(dtype)
-    learner = Learner(ours, **{**HOW, "max_tokens": 150, "dtype": str(dtype).removeprefix("torch.")})
+    optim = OPTIM.model_copy(update={"max_tokens": 150})
+    learner = Learner(ours, optim, temperature=0.7, dtype=str(dtype).removeprefix("torch."))
     seen: list[torch.Tensor] = []
     learner.optimizer.register_step_pre_hook(lambda *_: seen.extend(weight.grad.clone() for weight in learner.trained))
     packs = learner.packs(batch, range(len(batch)))

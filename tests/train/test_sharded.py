@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch
-from agentrl.config import parse_config
+from agentrl.config import Config, parse_config
 from agentrl.errors import ConfigError, RunFolderError
 from agentrl.models.attention import NAME
 from agentrl.models.lora import add_adapters, is_adapted
@@ -34,10 +34,9 @@ from agentrl.train.learner import Learner
 from agentrl.train.sharded import dismiss, make_learner
 
 from ..forked import Server
-from .test_score import HOW, batch_of
+from .test_score import OPTIM, batch_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-DECAY = {**HOW, "weight_decay": 0.1}
 SHAPES = [[3, 4], [7, 2, 3, 5, 1], [2, 30, 8, 1], [5, 9], [4, 3]]
 PACKS = batch_of(SHAPES).split(45)
 
@@ -82,6 +81,12 @@ def tiny(tokenizer: Any, **shape: Any) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
 
 
+def config_of(ranks: list[int], *, dtype: str = "float32", **options: Any) -> Config:
+    """The settings of a learner."""
+    config = parse_config({"run": {"ranks": ranks}, "model": {"dtype": dtype}, "rollout": {"temperature": 0.7}})
+    return config.model_copy(update={"optim": OPTIM.model_copy(update={"weight_decay": 0.1, **options})})
+
+
 def make(model: Any, *, lora: int = 0, saved: Path | None = None, sequence_ranks: int = 1, **options: Any) -> Learner:
     """A learner of a copy, of adapters if these have a rank; it goes on from what was saved, if anything was."""
     own = copy.deepcopy(model)
@@ -92,8 +97,7 @@ def make(model: Any, *, lora: int = 0, saved: Path | None = None, sequence_ranks
                 weight.data = torch.linspace(-0.1, 0.1, weight.numel()).view_as(weight)
     if saved:
         own.load_state_dict(torch.load(saved / "model"), strict=False)
-    config = parse_config({"run": {"ranks": [2, sequence_ranks]}})
-    learner = make_learner(config, own, **{**DECAY, **options})
+    learner = make_learner(config_of([2, sequence_ranks], **options), own)
     if saved:
         learner.load(saved / "optimizer")
     return learner
@@ -263,7 +267,7 @@ def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, two
 @pytest.mark.slow
 def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any, two: None) -> None:
     own = copy.deepcopy(model)
-    learner = make_learner(parse_config({"run": {"ranks": 2}}), own, **DECAY)
+    learner = make_learner(config_of([2, 1]), own)
     assert all(weight.isnan().all() and weight.untyped_storage().nbytes() <= 8 for weight in own.parameters())
     update(learner)
     trained = {name: weight.clone() for name, weight in learner.weights()}
