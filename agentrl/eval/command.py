@@ -57,6 +57,7 @@ def run(request: EvalRequest, display: Display, settings: tuple[Config, str] | N
             for name, config in make_sets(base, request.envs).items()
         }
         sources = {name: _source(config) for name, config in sets.items()}
+        # Each set is played by itself: the mix only serves to make the renderer and to name the dialects.
         mix = TaskMix(sources, dict.fromkeys(sources, 1.0), block=1)
         check_dialect(request, mix.label)
         origins = {name: source.origin(_sampling(sets[name])) for name, source in sources.items()}
@@ -65,6 +66,7 @@ def run(request: EvalRequest, display: Display, settings: tuple[Config, str] | N
         # The folder's episodes count towards this evaluation only if the same weights and settings would play them.
         played_with = {name: values[name] for name in _DECIDES} | {"seed": request.seed}
         _check_same(request, records, origins, played_with)
+        # Only a loaded model tells its weights.
         agent = make_agent(config, mix, model)
         stack.enter_context(closing(agent.engine))
         played_with["weights"] = agent.weights

@@ -102,6 +102,7 @@ def compare(a: Path, b: Path) -> Comparison:
     try:
         pairs = paired(load(a), load(b))
     except UsageError as error:
+        # An evaluation that was stopped lacks episodes, which looks like other tasks: name it.
         stopped = [str(path) for path in (a, b) if (path / EPISODES).exists() and not (path / "summary.json").exists()]
         where = " and that in ".join(stopped)
         remedy = f"; the evaluation in {where} has not ended: resume it with its command" if stopped else ""
@@ -127,6 +128,8 @@ def paired(a: Sequence[Record], b: Sequence[Record]) -> list[Pair]:
     Raises:
         UsageError: the tasks are not the same, or not as often.
     """
+    # Several environments may have equal task ids, so their own id is part of the key. The id of a single one is not,
+    # since B may name it differently.
     several = any(len({record.origin.env_id for record in side}) > 1 for side in (a, b))
     mine, theirs = (_by_task(side, several) for side in (a, b))
     if mine.keys() != theirs.keys():
@@ -140,6 +143,7 @@ def paired(a: Sequence[Record], b: Sequence[Record]) -> list[Pair]:
             counts = f"{len(left)} episodes of task {key[1]!r} and B {len(right)}"
             raise UsageError(f"A has {counts}: evaluate both with the same number of attempts, to the end")
         pairs += zip(*_in_order(left, right), strict=True)
+    # Equal task ids of two environments may be different tasks: only equal prompts show that they are not.
     if not several and a[0].origin.env_id != b[0].origin.env_id and all(_prompt("user", *pair) for pair in pairs):
         ids = f"{a[0].origin.env_id!r} and {b[0].origin.env_id!r}"
         raise UsageError(f"these are tasks of {ids}, which only share their names: compare agents on the same tasks")
@@ -153,6 +157,7 @@ def parting(a: Record, b: Record) -> Parting | None:
     """
     left, right = (list(_tokens(record)) for record in (a, b))
     prompts = [record.trajectory.segments[0].token_ids for record in (a, b)]
+    # Different prompts hide where the agents differ. After them, the agents' own tokens are compared.
     if prompts[0] != prompts[1]:
         behind = left[len(prompts[0]) :], right[len(prompts[1]) :]
         if [token.id for token in behind[0]] != [token.id for token in behind[1]]:
@@ -203,6 +208,7 @@ def _in_order(a: Sequence[Record], b: Sequence[Record]) -> Sequence[Sequence[Rec
 
 
 def _contrast(pairs: Sequence[Pair]) -> Contrast:
+    # Attempts at one task are not independent, so each task counts once, with its share of wins.
     wins: dict[tuple[str, str], list[tuple[bool, bool]]] = defaultdict(list)
     for a, b in pairs:
         wins[a.origin.env_id, a.trajectory.task_id].append((a.won, b.won))
@@ -271,6 +277,7 @@ def _of_episodes(pairs: Sequence[Pair]) -> Iterator[Difference]:
         ids = [f"{len(record.trajectory.segments[0].token_ids)} tokens" for record in tokens[0]]
         name = f"tokens of one text (chat template or tokenizer), in {len(tokens)} of {len(pairs)} episodes"
         yield Difference(room="prompt", name=name, a=ids[0], b=ids[1])
+    # Equal tokens with different outcomes can only come from the grader.
     judged = [pair for pair in pairs if pair[0].won != pair[1].won and parting(*pair) is None]
     if judged:
         texts = ["won" if record.won else "lost" for record in judged[0]]

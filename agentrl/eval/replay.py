@@ -130,6 +130,7 @@ def replay(
     Raises:
         UsageError: an environment is not there or not to be made, or an episode's messages are not those of its turns.
     """
+    # Episodes of equal origin share an environment, whose recorded tools share the answers of the current turn.
     made: dict[str, tuple[ToolEnv, deque[_Recorded]]] = {}
     with ExitStack() as stack:
         for record in records:
@@ -152,6 +153,7 @@ def _replayed(record: Record, env: ToolEnv, results: deque[_Recorded], *, to_end
         for turn_change, reward in _turns(record, env, results):
             rewards.append(reward)
             change = change or turn_change
+            # After a change the recorded turns answer other observations than they did: only a grade still counts.
             if change and not to_end:
                 break
         else:

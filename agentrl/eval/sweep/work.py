@@ -101,6 +101,7 @@ class Sweep:
                 ready = not run.after or run.after in self.ends
                 if ready and len(self._running) < self._jobs and self._begin(run):
                     waiting.remove(run)
+            # Polled, not waited for: Ctrl-C must reach this process at any moment.
             time.sleep(_POLL_S)
             for job in list(self._running.values()):
                 code = job.process.poll()
