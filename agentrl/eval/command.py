@@ -66,8 +66,7 @@ def run(request: EvalRequest, display: Display, settings: tuple[Config, str] | N
         # The folder's episodes count towards this evaluation only if the same weights and settings would play them.
         played_with = {name: values[name] for name in _DECIDES} | {"seed": request.seed}
         _check_same(request, records, origins, played_with)
-        # Only a loaded model tells its weights.
-        agent = make_agent(config, mix, model)
+        agent = make_agent(config, mix, model)  # only a loaded model tells its weights
         stack.enter_context(closing(agent.engine))
         played_with["weights"] = agent.weights
         _check_same(request, records, origins, {"weights": agent.weights})
@@ -89,8 +88,8 @@ def run(request: EvalRequest, display: Display, settings: tuple[Config, str] | N
         if request.out is not None:
             about: dict[str, object] = {"target": request.path or agent.weights, "weights": agent.weights}
             about |= {"engine": config.engine.name, "seed": request.seed, "settings": played_with}
-            about |= {"notes": list(agent.notes)} if agent.notes else {}
-            write_results(request.out, results, about | {"versions": versions_of(_PACKAGES)})
+            notes = {"notes": list(agent.notes)} if agent.notes else {}
+            write_results(request.out, results, about | notes | {"versions": versions_of(_PACKAGES)})
         return results
 
 

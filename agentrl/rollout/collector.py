@@ -21,7 +21,7 @@ from agentrl.render.transcript import Writer
 from agentrl.rollout.collected import Clock, Collected
 from agentrl.rollout.gate import Gate, wait_for_enough
 from agentrl.rollout.metrics import sandbox_metrics
-from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.plan import EpisodeSpec, PlayRequest
 from agentrl.toolenv.author import ask
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.registry import make
@@ -195,17 +195,8 @@ class Fleet(ABC):
         """Sample the same continuation with each actor, at least one."""
 
     @abstractmethod
-    async def play(
-        self,
-        collector: "Collector",
-        specs: Sequence[Sequence[EpisodeSpec]],
-        sampling: Sampling,
-        *,
-        on_episode: Callable[[Trajectory], None],
-        played: Mapping[int, Trajectory],
-        enough: int | None,
-    ) -> Collected:
-        """Play at least one group with copies of ``collector``; the arguments are those of its own ``play``."""
+    async def play(self, collector: "Collector", request: PlayRequest) -> Collected:
+        """Play at least one group with copies of ``collector``."""
 
 
 class Collector:
@@ -276,11 +267,11 @@ class Collector:
         ready = [group for group in specs if all(spec.seed in played for spec in group)]
         # A resumed run does not begin groups that it had cancelled.
         specs = ready if enough is not None and len(ready) >= enough else specs
-        options: dict[str, Any] = {"on_episode": on_episode, "played": played, "enough": enough}
+        request = PlayRequest(specs=specs, sampling=sampling, on_episode=on_episode, played=played, enough=enough)
         if specs and isinstance(engine, Fleet):
-            collected = await engine.play(self, specs, sampling, **options)
+            collected = await engine.play(self, request)
         else:
-            collected = await self.play(specs, engine, sampling, **options)
+            collected = await self.play(request, engine)
         if collected.lost > self._max_fault_rate * len(specs):
             raise FaultRateError(
                 f"{collected.lost} of {len(specs)} groups were lost to infrastructure faults, more than "
@@ -288,17 +279,8 @@ class Collector:
             ) from collected.last_fault
         return collected
 
-    async def play(
-        self,
-        specs: Sequence[Sequence[EpisodeSpec]],
-        engine: Engine,
-        sampling: Sampling,
-        *,
-        on_episode: Callable[[Trajectory], None],
-        played: Mapping[int, Trajectory],
-        enough: int | None = None,
-    ) -> Collected:
-        """Play groups here, however many are lost; the arguments are those of :meth:`collect`."""
+    async def play(self, request: PlayRequest, engine: Engine) -> Collected:
+        """Play groups here, however many are lost."""
         began, before = time.perf_counter(), sandbox_counters()
         if self._threads is None:
             # A thread for each episode, since a waiting tool holds its thread. Sandboxes limit running programs.
@@ -308,12 +290,12 @@ class Collector:
         self._gate.observe(engine.cache)
 
         async def member(spec: EpisodeSpec) -> Trajectory | None:
-            trajectory, attempts = played.get(spec.seed), 0
+            trajectory, attempts = request.played.get(spec.seed), 0
             while trajectory is None and attempts < 2:
                 attempts += 1
                 async with self._gate:
                     try:
-                        trajectory = await self._episode(spec, engine, sampling, player)
+                        trajectory = await self._episode(spec, engine, request.sampling, player)
                     except FaultRateError:
                         raise
                     except RefusedError as error:
@@ -322,7 +304,7 @@ class Collector:
                     except InfrastructureError as error:
                         faults.append(error)
             if trajectory is not None:
-                on_episode(trajectory)
+                request.on_episode(trajectory)
             return trajectory
 
         async def complete(group: Sequence[EpisodeSpec]) -> Group | None:
@@ -331,14 +313,16 @@ class Collector:
             episodes = [episode for task in tasks if (episode := task.result())]
             return Group(tuple(episodes)) if len(episodes) == len(group) else None
 
-        playing = [asyncio.create_task(complete(group)) for group in specs]
-        ended, cancelled = await wait_for_enough(enough, playing, self._leaving, lambda group: group is not None)
+        playing = [asyncio.create_task(complete(group)) for group in request.specs]
+        ended, cancelled = await wait_for_enough(
+            request.enough, playing, self._leaving, lambda group: group is not None
+        )
         groups = tuple(group for group in ended if group)
         return Collected(
             groups=groups,
             faults=len(faults),
             last_fault=faults[-1] if faults else None,
-            lost=len(ended) - len(groups) - sum(any(spec in refused for spec in group) for group in specs),
+            lost=len(ended) - len(groups) - sum(any(spec in refused for spec in group) for group in request.specs),
             refused=refused,
             cancelled=cancelled,
             seconds=time.perf_counter() - began,

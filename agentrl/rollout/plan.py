@@ -1,8 +1,8 @@
 """Plan episodes: the tasks of a split, their order, and the turns of the environment's gold player."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from agentrl.toolenv.registry import make
 from agentrl.toolenv.tasks import TaskSet
 from agentrl.toolenv.tools.python import backend_of
 from agentrl.toolenv.versions import code_versions
-from agentrl.types import Message, Origin, Task
+from agentrl.types import Message, Origin, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,22 @@ class EpisodeSpec:
     """Which attempt at its task it is in an evaluation, from 0."""
     script: tuple[tuple[int, ...], ...] | None = None
     """Token ids of each turn, where a script such as the gold player's is played; None where an engine samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayRequest:
+    """Groups to play."""
+
+    specs: Sequence[Sequence[EpisodeSpec]]
+    """One sequence per group, its members' task and seeds."""
+    sampling: Sampling
+    """Temperature; ``max_tokens`` limits a turn."""
+    on_episode: Callable[[Trajectory], None] = lambda _: None
+    """Called with each finished episode."""
+    played: Mapping[int, Trajectory] = field(default_factory=dict[int, Trajectory])
+    """Episodes that were played before, by their seed; they are used as they are."""
+    enough: int | None = None
+    """Once so many groups are complete, the others are cancelled; None plays all."""
 
 
 class TaskSource:

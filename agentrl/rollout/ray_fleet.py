@@ -13,7 +13,7 @@ import asyncio
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from agentrl.rollout.collected import Collected, joined
 from agentrl.rollout.collector import Collector, Fleet
 from agentrl.rollout.gate import wait_for_enough
 from agentrl.rollout.metrics import sandbox_metrics
-from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.plan import EpisodeSpec, PlayRequest
 from agentrl.rollout.ray_cluster import cause, check_room, connect, errors, gist, ray
 from agentrl.sandboxes import Counters
 from agentrl.toolenv.tools.python import close_shared_sandbox, sandbox_counters
@@ -83,9 +83,8 @@ class Actor:
             fetched = await reference
             self._collectors.setdefault(reference, fetched)
         try:
-            collected = await self._collectors[reference].play(
-                [group], self._engine, sampling, on_episode=lambda _: None, played=played
-            )
+            request = PlayRequest(specs=[group], sampling=sampling, played=played)
+            collected = await self._collectors[reference].play(request, self._engine)
         except UsageError as error:  # something that the run's own machine has is missing on this one
             raise UsageError(f"on {socket.gethostname()}, where an actor of the fleet plays: {error}") from error
         return collected, sandbox_counters()
@@ -217,16 +216,7 @@ class RayFleet(Fleet):
         self._weights, self._version, self._probe = placed, version, None
         await asyncio.gather(*(self._send_weights(slot, slot.handle) for slot in self._slots if slot.ready))
 
-    async def play(
-        self,
-        collector: Collector,
-        specs: Sequence[Sequence[EpisodeSpec]],
-        sampling: Sampling,
-        *,
-        on_episode: Callable[[Trajectory], None],
-        played: Mapping[int, Trajectory],
-        enough: int | None,
-    ) -> Collected:
+    async def play(self, collector: Collector, request: PlayRequest) -> Collected:
         """Play groups, each on the actor that has the fewest episodes; ``on_episode`` is called after each group.
 
         Raises:
@@ -239,16 +229,17 @@ class RayFleet(Fleet):
         sent = [self._sent[collector]]
 
         async def play_group(group: Sequence[EpisodeSpec]) -> Collected:
-            ready = {spec.seed: played[spec.seed] for spec in group if spec.seed in played}
-            actor, (part, counters), deaths = await self._call(len(group), "play", sent, group, sampling, ready)
+            ready = {spec.seed: request.played[spec.seed] for spec in group if spec.seed in request.played}
+            arguments = sent, group, request.sampling, ready
+            actor, (part, counters), deaths = await self._call(len(group), "play", *arguments)
             if counters is not None:
                 self._counters[actor] = counters
             for episode in flatten(part.groups):
-                on_episode(episode)
+                request.on_episode(episode)
             return replace(part, faults=part.faults + deaths * (len(group) - len(ready)))
 
-        playing = [asyncio.create_task(play_group(group)) for group in specs]
-        parts, cancelled = await wait_for_enough(enough, playing, self._leaving, lambda part: bool(part.groups))
+        playing = [asyncio.create_task(play_group(group)) for group in request.specs]
+        parts, cancelled = await wait_for_enough(request.enough, playing, self._leaving, lambda part: bool(part.groups))
         collected = replace(joined(parts), cancelled=cancelled)
         sandbox = sandbox_metrics(before, self._counted())
         return replace(collected, seconds=time.perf_counter() - began, sandbox=sandbox)

@@ -19,7 +19,7 @@ from agentrl.config import parse_config
 from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import InfrastructureError, InvariantError
 from agentrl.rollout.collected import Clock, Collected
-from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.plan import EpisodeSpec, PlayRequest
 from agentrl.train.invariants import check_weights_in_use
 
 pytest.importorskip("ray")
@@ -200,8 +200,9 @@ async def test_a_request_waits_for_no_episodes(here: Here, model: Any) -> None:
 
 async def test_actors_are_told_which_of_their_episodes_were_played_before(here: Here, model: Any) -> None:
     groups = [[EpisodeSpec(task_id="t", seed=seed)] for seed in (2, 3)]
-    options: dict[str, Any] = {"on_episode": print, "played": {1: "one", 2: "two"}, "enough": None}
-    await fleet(here, model).play("collector", groups, Sampling(), **options)
+    played: Any = {1: "one", 2: "two"}
+    request = PlayRequest(specs=groups, sampling=Sampling(), played=played)
+    await fleet(here, model).play("collector", request)
     assert here.made[0].episodes == [{2: "two"}, {}]
 
 
