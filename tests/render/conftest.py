@@ -146,3 +146,16 @@ def tokenizer_of(name: str, template: str | None = None, pieces: str | None = No
 def renderer_of(name: str, **args: object) -> Renderer:
     """The renderer of a family."""
     return Renderer(tokenizer_of(name), args)
+
+
+class Wrapped:
+    """Passes everything on to another tokenizer."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        return self.inner(text, **options)

@@ -1,4 +1,4 @@
-"""A model's other end tokens, which its generation_config.json lists, end a turn as the template's own does."""
+"""What ends a turn: the template's own token, and others that a model's files list; inside of a turn none may stand."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,26 @@ import pytest
 
 from agentrl.errors import RenderError, UsageError
 from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.toolenv.dialects import get_dialect
 
-from .conftest import MORE, ids, result, tokenizer_of
-from .test_stops import CHAT
+from .conftest import MORE, ids, result, search, tokenizer_of
+
+CHAT = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}TURN{% else %}{{ m.content }}<|im_end|>{% endif %}
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+FIELD = "{% if m.THOUGHT %}<think>{{ m.THOUGHT }}CLOSE{% endif %}{{ m.content }}<|im_end|>"
+SPLIT = "{% set parts = m.content.split('</think>') %}{{ parts | join('CLOSE') }}<|im_end|>"
+LIST = """{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}
+{{- part.thinking + 'CLOSE' if part.type == 'thinking' else part.text }}{% endfor %}{% endif %}<|im_end|>"""
+BEFORE_CALLS = """{% if m.tool_calls and m.thinking %}{{ m.thinking }}CLOSE{{ m.tool_calls[0].function.name }}
+{%- else %}{{ m.content }}{% endif %}<|im_end|>"""
+EOS = "{% if m.thinking %}{{ m.thinking }}CLOSE{% endif %}{{ m.content }}<|endoftext|>"
+TURNS = [
+    *(FIELD.replace("THOUGHT", name) for name in ("reasoning_content", "reasoning", "thinking")),
+    *(SPLIT, LIST, BEFORE_CALLS),
+]
+CALLING = "{{ m.content }}{% if m.tool_calls %}CLOSE{{ m.tool_calls[0].function.name }}{% endif %}<|im_end|>"
 
 
 def saved(folder: Path, family: str, ends: Any, file: str = "generation_config.json", **template: str) -> Any:
@@ -77,3 +94,30 @@ def test_an_end_inside_of_turns_is_refused_with_its_file(tmp_path: Path) -> None
     thinking = "{% if m.thinking %}{{ m.thinking }}</think>{% endif %}{{ m.content }}<|im_end|>"
     with pytest.raises(RenderError, match=r"'</think>', which ends .*: take it out of generation_config\.json"):
         Renderer(saved(tmp_path, "qwen3", ["</think>"], template=CHAT.replace("TURN", thinking)))
+
+
+def make(turn: str, close: str, **options: Any) -> Renderer:
+    """The renderer of a template whose assistant speaks so."""
+    return Renderer(tokenizer_of("qwen3", CHAT.replace("TURN", turn.replace("CLOSE", close))), **options)
+
+
+@pytest.mark.parametrize("turn", TURNS)
+def test_a_stop_behind_the_thinking_is_refused(turn: str) -> None:
+    assert make(turn, "</think>").stop_ids
+    for close in ("<|im_end|>", "<|im_end|>\\n<|im_start|>assistant\\n", "</think><|im_end|>"):
+        with pytest.raises(RenderError, match=r"writes '<\|im_end\|>', which ends .* inside of turns too"):
+            make(turn, close)
+
+
+def test_the_end_of_a_text_counts_too() -> None:
+    """Sampling stops at ``eos_token`` as well, even where turns end with another token."""
+    with pytest.raises(RenderError, match=r"writes '<\|im_end\|>'"):
+        make(EOS, "<|im_end|>")
+
+
+def test_a_stop_before_a_call_is_refused_where_the_template_describes_tools() -> None:
+    """Calls of other dialects stand inside of the content."""
+    close, tools = "<|im_end|>\n<|im_start|>assistant\n", get_dialect("native-hermes", [search]).template_tools
+    assert make(CALLING, close).stop_ids and make(CALLING, "<tool_call>", tools=tools).stop_ids
+    with pytest.raises(RenderError, match="before a call"):
+        make(CALLING, close, tools=tools)

@@ -8,19 +8,14 @@ from typing import Any
 import pytest
 
 from agentrl.errors import RenderError, UsageError
+from agentrl.models.tiny import CHAT_TEMPLATE
 from agentrl.render.renderer import Renderer, load_tokenizer
 from agentrl.toolenv.dialects import get_dialect
 
-from .conftest import USER, ids, result, search, tokenizer_of
-from .wrapped import Wrapped
+from .conftest import USER, Wrapped, ids, result, search, tokenizer_of
 
-DEFAULT = """{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-TOOL_USE = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}" + DEFAULT.replace(
-    "{{ m.content }}", "{{ '<tool_response>' + m.content + '</tool_response>' if m.role == 'tool' else m.content }}"
-)
+RESULT = "('<tool_response>' + message.content + '</tool_response>' if message.role == 'tool' else message.content)"
+TOOL_USE = "{% for t in tools %}{{ t | tojson }}{% endfor %}" + CHAT_TEMPLATE.replace("message['content']", RESULT)
 
 
 class Losing(Wrapped):
@@ -94,11 +89,11 @@ def test_files_of_anyones_are_refused_in_a_sentence(tmp_path: Path, file: str, c
 
 def test_a_named_template_is_chosen_once() -> None:
     """Tools in the prompt choose ``tool_use``, and so results are written by it too; without tools it is the other."""
-    named: Any = {"default": DEFAULT, "tool_use": TOOL_USE}
+    named: Any = {"default": CHAT_TEMPLATE, "tool_use": TOOL_USE}
     tools = get_dialect("native-hermes", [search]).template_tools
-    by_name = copy.deepcopy(tokenizer_of("qwen3", DEFAULT))
+    by_name = copy.deepcopy(tokenizer_of("qwen3", CHAT_TEMPLATE))
     by_name.chat_template = named
-    for chosen, schemas in ((TOOL_USE, tools), (DEFAULT, ())):
+    for chosen, schemas in ((TOOL_USE, tools), (CHAT_TEMPLATE, ())):
         alone, chosen_of_two = Renderer(tokenizer_of("qwen3", chosen), tools=schemas), Renderer(by_name, tools=schemas)
         assert chosen_of_two.prompt([USER]) == alone.prompt([USER])
         assert chosen_of_two.extend([], [result("42")]) == alone.extend([], [result("42")])
@@ -107,8 +102,8 @@ def test_a_named_template_is_chosen_once() -> None:
 
 
 def test_no_template_of_the_name_that_is_needed() -> None:
-    by_name = copy.deepcopy(tokenizer_of("qwen3", DEFAULT))
-    by_name.chat_template = {"rag": DEFAULT}
+    by_name = copy.deepcopy(tokenizer_of("qwen3", CHAT_TEMPLATE))
+    by_name.chat_template = {"rag": CHAT_TEMPLATE}
     with pytest.raises(RenderError, match=r"refuses these messages: .*rag"):
         Renderer(by_name)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.models.tiny import CHAT_TEMPLATE
 from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import get_dialect
 
@@ -88,16 +89,11 @@ def test_a_template_that_only_appends_is_exact() -> None:
     assert kinds(spoken) == {"exact": 7} and all(verdict.spoken for verdict in spoken.values())
 
 
-CHATML = """{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' }}
-{%- if WHEN %}{{ '!' }}{% endif %}{{ '\\n' }}{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-
-
 def test_what_the_renderer_can_not_know_differs() -> None:
     """A template that looks into what is said writes what no renderer of shapes can foresee."""
-    plain = judge("qwen2_5", template=CHATML.replace("WHEN", "false"))
-    assert kinds(plain) == {"exact": 11}
-    looking = judge("qwen2_5", template=CHATML.replace("WHEN", "'Hive' in m.content"))
+    assert kinds(judge("qwen2_5", template=CHAT_TEMPLATE)) == {"exact": 11}
+    marked = CHAT_TEMPLATE.replace("<|im_end|>", "<|im_end|>' + ('!' if 'Hive' in message.content else '') + '")
+    looking = judge("qwen2_5", template=marked)
     assert looking["talk"].kind == "differs" and looking["words and a call"].kind == "exact"
     assert ("", "!") in looking["talk"].pairs
 

@@ -12,8 +12,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import IN_TEXT, TextTokens
 from agentrl.types import Message
 
-from .conftest import tokenizer_of
-from .wrapped import Wrapped
+from .conftest import Wrapped, tokenizer_of
 
 SCHEMES = ["first", "always", "never", "legacy"]
 WORDS = ["What is", " 12", "+", "30?", "\n", "print(", "é", "🙂", "  ", ""]

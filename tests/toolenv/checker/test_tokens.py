@@ -14,7 +14,7 @@ from agentrl.toolenv.checker.subject import Subject
 from agentrl.toolenv.checker.tokens import play_in_tokens
 from agentrl.toolenv.dialects import DIALECTS
 
-from ...render.wrapped import Wrapped
+from ...render.conftest import Wrapped
 from .broken_contract import EditsTheAgent, ForgetsTheBeginning
 from .conftest import Register
 from .good import Good
