@@ -45,14 +45,14 @@ def _plan(arguments: argparse.Namespace) -> int:
     return show_plan(config, memory=arguments.memory, as_json=arguments.json)
 
 
-def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = False, whole: bool = False) -> int:
+def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = False, checks: bool = False) -> int:
     """Print what a run will need; return the exit code, 1 where it does not fit or a package is missing.
 
     Args:
         config: the run's settings.
         memory: GiB that it may use; by default all of its device.
         as_json: print JSON.
-        whole: also check everything else that a run checks before it loads its model.
+        checks: also check everything else that a run checks before it loads its model.
 
     Raises:
         UsageError: something that the config names is missing.
@@ -73,7 +73,7 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
     path = model_at(config.model.path, partial(print, file=sys.stderr))
     config = with_dialect(config.updated(model={"path": path}))
     tokenizer = run_tokenizer(config, mix := task_mix(config, "train"))
-    if whole:
+    if checks:
         _show_tasks(config, tokenizer)
     limit = None if memory is None else int(memory * _GIB)
     shape = model_config(config, tokenizer)
@@ -84,7 +84,7 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
         print(json.dumps({**asdict(needed), "total": needed.total, "fits": not needed.remedy}))
     else:
         _show(needed)
-    lacking = missing_parts(config) if whole else []
+    lacking = missing_parts(config) if checks else []
     for sentence in lacking:
         print(f"missing   {sentence}")
     return int(bool(needed.remedy or lacking))

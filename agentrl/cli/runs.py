@@ -77,7 +77,7 @@ def _new_run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         from agentrl.cli.plan import show_plan
 
-        return show_plan(config, whole=True)
+        return show_plan(config, checks=True)
     check_parts(config)
     numbered = arguments.name is None
     if not numbered:

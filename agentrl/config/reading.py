@@ -29,7 +29,7 @@ _INSTEAD = {
     "critic gae vf lam lambda": "there is no critic: algo.advantage compares the episodes of a group",
     "generations samples n": "set rollout.group_size, the episodes per task",
     "batch micro accumulation": "set rollout.tasks and group_size, optim.minibatches, and optim.max_tokens for memory",
-    "response completion new length": "set rollout.turn_tokens for a turn and rollout.episode_tokens for the whole",
+    "response completion new length": "set rollout.turn_tokens for a turn and rollout.episode_tokens for the episode",
     "rate": "set optim.lr",
     "dataset datasets data": "the environment has the tasks: set env.id, and env.args.data where it takes one",
 }

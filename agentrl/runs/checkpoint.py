@@ -145,7 +145,7 @@ def newest(run: Path, say: Callable[[str], None]) -> tuple[Path | None, list[Pat
             return path, list(broken)
         broken[path] = f"{path.name} {fault}"
     if checkpoints(run):
-        raise RunFolderError(f"no checkpoint of {str(run)!r} is whole: {', '.join(broken.values())}: put a copy back")
+        raise RunFolderError(f"no checkpoint of {str(run)!r} is intact: {', '.join(broken.values())}: put a copy back")
     return None, list(broken)
 
 

@@ -169,7 +169,7 @@ def read_begun(path: Path) -> tuple[bytes, list[Record]]:
     """
     try:
         with open_file(path) as raw:
-            data = b"".join(_chunks(path, raw, whole=False))
+            data = b"".join(_chunks(path, raw, complete=False))
         lines = data[: data.rfind(b"\n") + 1]
         return lines, [_parsed(line) for line in lines.split(b"\n")[:-1]]
     except FileNotFoundError:
@@ -229,11 +229,11 @@ def read_episodes(path: str | Path) -> Iterator[Record]:
         raise TrajectoryError(f"line {number} of {path} is no episode: {_reason(error)}") from error
 
 
-def _chunks(path: Path, raw: BinaryIO, *, whole: bool = True) -> Iterator[bytes]:
-    return _unpacked(raw, whole=whole) if path.suffix == ".zst" else iter(partial(raw.read, 1 << 20), b"")
+def _chunks(path: Path, raw: BinaryIO, *, complete: bool = True) -> Iterator[bytes]:
+    return _unpacked(raw, complete=complete) if path.suffix == ".zst" else iter(partial(raw.read, 1 << 20), b"")
 
 
-def _unpacked(raw: BinaryIO, *, whole: bool) -> Iterator[bytes]:
+def _unpacked(raw: BinaryIO, *, complete: bool) -> Iterator[bytes]:
     # Unlike decompress(), a decompressobj returns the readable part of a stream that was cut off.
     stream, packed, unpacked = zstandard.ZstdDecompressor().decompressobj(), 0, 0
     # Little at a time: in a file that was made to use up the memory, each byte may unpack to 32 thousand.
@@ -242,7 +242,7 @@ def _unpacked(raw: BinaryIO, *, whole: bool) -> Iterator[bytes]:
         packed, unpacked = packed + len(chunk), unpacked + len(data)
         if unpacked > max(_FREE, packed * _RATIO):
             raise ValueError(f"it is packed {_RATIO} times, which no episodes are")
-    if whole and not stream.eof:
+    if complete and not stream.eof:
         raise ValueError("the stream was cut off")
 
 

@@ -254,7 +254,7 @@ DAMAGES: list[tuple[Damage, str]] = [
     (lambda run: (run / "config.toml").write_text(""), "config.toml was cut off"),
     (overwrite("config.toml", "turn_tokens = 12", "turn_tokens = 13"), "trained with rollout.turn_tokens=12"),
     (lambda run: shutil.rmtree(run / "checkpoints"), "metrics.jsonl has rows, and the run no checkpoint"),
-    (lambda run: [shutil.rmtree(path / "optimizer") for path in checkpoints(run)], "no checkpoint of .* is whole"),
+    (lambda run: [shutil.rmtree(path / "optimizer") for path in checkpoints(run)], "no checkpoint of .* is intact"),
     (add_unused, "unused.jsonl.zst is no episode"),
     (overwrite("checkpoints/step-000000/config.json", "{", "{ "), "config.json .* is the reference of algo.kl_coef"),
     (lambda run: shutil.rmtree(run / "checkpoints" / "step-000000"), "can't be read .* is the reference of algo.kl_co"),
