@@ -34,13 +34,14 @@ class CountingTool(FunctionTool):
         self.closed += 1
 
 
-FAULTS = {"fail": ToolError("that failed"), "bug": KeyError("code"), "down": InfrastructureError("gone")}
+FAULTS = {"fail": (ToolError, "that failed"), "bug": (KeyError, "code"), "down": (InfrastructureError, "gone")}
 
 
 def python(code: str) -> str:
     """Upper-case."""
     if code in FAULTS:
-        raise FAULTS[code]
+        kind, reason = FAULTS[code]
+        raise kind(reason)
     return code.upper()
 
 
