@@ -7,9 +7,12 @@ import copy
 import importlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CI = os.environ.get("AGENTRL_CI") == "1"
+ROOT = Path(__file__).resolve().parents[1]
 
 # The examples of a property test are the same in every run, but in CI's second pass, which looks for new ones.
 settings.register_profile(
@@ -163,6 +167,21 @@ def sandbox() -> Iterator[Any]:
         yield opened
 
 
+def python(*argv: str, folder: Path | None = None, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    """What Python says where nobody installed this checkout, nothing is typed, and these variables are set."""
+    paths = {"PYTHONPATH": str(ROOT)} | env
+    done = subprocess.run(
+        [sys.executable, *argv],
+        cwd=folder,
+        env=os.environ | paths,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
 def load_script(name: str, folder: str = "scripts") -> Any:
     """Import a module of a folder of scripts, which is no package."""
     with pytest.MonkeyPatch.context() as patch:
@@ -183,6 +202,16 @@ def tiny_tokenizer() -> Any:
 def tokenizer() -> Any:
     """The tiny tokenizer."""
     return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def graders(require: Callable[[bool, str], None]) -> Iterator[None]:
+    """The processes that grade with math-verify, ended when the file's tests have run."""
+    require(find_spec("math_verify") is not None, "needs math-verify")
+    from agentrl.grading.latex import close_graders
+
+    yield
+    close_graders()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agentrl.config import Config, load_config, parse_config, presets, with_overrides
-from agentrl.errors import ConfigError, UnknownNameError, UsageError
+from agentrl.errors import ConfigError, UsageError
 
 MAX_SETTINGS = 75
 
@@ -101,11 +101,6 @@ def test_bad_overrides(override: str, wanted: str) -> None:
         with pytest.raises(ConfigError) as caught:
             attempt()
         assert wanted in one_sentence(caught.value)
-
-
-def test_unknown_preset_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match=r"no preset is called .quikstart.; did you mean .quickstart.\?"):
-        load_config(preset="quikstart")
 
 
 @pytest.mark.parametrize("name", presets())

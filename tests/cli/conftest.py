@@ -1,17 +1,12 @@
-"""Commands, and programs of their own for what only those can show."""
+"""Commands, in this process."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.cli import main
 
-ROOT = Path(__file__).resolve().parents[2]
 Command = Callable[..., Any]
 
 
@@ -24,16 +19,3 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
         return capsys.readouterr()
 
     return run
-
-
-def python(*argv: str, folder: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    """What Python says where nobody installed this checkout, nothing is typed, and these variables are set."""
-    paths = {"PYTHONPATH": str(ROOT)} | env
-    return subprocess.run(
-        [sys.executable, *argv],
-        cwd=folder,
-        env=os.environ | paths,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.metadata
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from agentrl.cli import main
 from agentrl.config import load_config
 from agentrl.runs.folder import RunFolder
 
-from .conftest import Command, python
+from ..conftest import python
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -85,10 +84,8 @@ QUICK = ("--preset", "quickstart")
         (("train", "quickstart"), "there is no file 'quickstart'; did you mean --preset quickstart?"),
         (("plan", *QUICK, "optim.lr=1"), "there is no file 'optim.lr=1'; did you mean --set optim.lr=1?"),
         (("train", "none.toml"), "the config 'none.toml' can't be read: No such file"),
-        (("train", *QUICK, "--set", "optim.stepz=1"), "unknown setting 'optim.stepz'; did you mean 'optim.steps'?"),
         (("train", *QUICK, "--set", "env.id=agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
         (("train", *QUICK, "--set", "env.id=nowhere:a/B-v0"), "needs a module that can't be imported"),
-        (("train", *QUICK, "--set", "env.args.levl=1"), "it has no argument 'levl'; did you mean 'level'?"),
         (("train", *QUICK, "--set", "env.args.level=9"), "level is 9: choose from 1 to 5"),
         (("train", *QUICK, "--set", "eval.split=tset"), "no split is called 'tset'; did you mean 'test'?"),
         (("train", *QUICK, "--set", "env.args.split=tset"), "'env.args.split' has no effect: training plays"),
@@ -98,7 +95,6 @@ QUICK = ("--preset", "quickstart")
         (("train", *QUICK, "--set", "model.path=nobody/nothing"), "no tokenizer can be loaded from 'nobody/nothing'"),
         (("train", *QUICK, "--set", "model.device=gpu9"), "there is no device 'gpu9' here"),
         (("train", *QUICK, "--set", "env.args.dialect=native"), "needs a model that was taught to call tools"),
-        (("train", *QUICK, "--name", "a/b"), "setting 'run.name' is 'a/b'"),
         (("train", *QUICK, "--name", 'a"\n'), "setting 'run.name' is"),
         (("train", *QUICK, "--seed", "-1"), "setting 'run.seed' is -1"),
         (("train", "--resume", "runs/none"), "there is no run in 'runs/none'; there are none yet"),
@@ -114,16 +110,16 @@ QUICK = ("--preset", "quickstart")
         (("eval", "a/b", *QUICK, "--env", "agentrl/Nope-v0"), "no environment is called 'agentrl/Nope-v0'"),
         (("eval", *QUICK), "say what to evaluate: either a run"),
         (("eval", "a/b", *QUICK, "--engine", "openai", "--model", "m"), "say what to evaluate: either a run"),
-        (("train", *QUICK, "--set", "engine.name=openai"), "engine 'openai' only evaluates"),
         (("eval", "nobody/nothing", *QUICK, "--tasks", "0"), "setting 'eval.tasks' is 0"),
-        (("eval", "nobody/nothing", *QUICK, "--temperature", "-1"), "setting 'eval.temperature' is -1"),
         (("view", "runs/none"), "there is no run in 'runs/none'"),
-        (("play", "agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
         (("list", "agentrl/Arithmetic-v0?levl=3"), "it has no argument 'levl'; did you mean 'level'?"),
         (("play", "agentrl/Arithmetic-v0?level=9"), "level is 9: choose from 1 to 5"),
         (("check-env", "agentrl/Arithmetic-v0?level"), "'level' in 'agentrl/Arithmetic-v0?level' sets nothing: write"),
         (("check-env", "agentrl/Arithmetic-v0?level=[9]"), "level is [9]: choose from 1 to 5"),
-        (("check-env", "agentrl/Arithmetik-v0"), "did you mean 'agentrl/Arithmetic-v0'?"),
+        (("play", "agentrl/Arithmetic-v0", "--task", "train-99"), "no task is called 'train-99'"),
+        (("play", "agentrl/Arithmetic-v0", "--split", "exam"), "no split is called 'exam'"),
+        (("play", "agentrl/Arithmetic-v0", "--dialect", "fense"), "did you mean 'fence'?"),
+        (("play", "agentrl/Arithmetic-v0", "--seed", "-1"), "seed is -1"),
         (("play", "os:system"), "'os', before the colon of the id 'os:system', is Python's own"),
         (("new", "My-Env"), "'My-Env' can't be a package's name"),
     ],
@@ -246,16 +242,17 @@ from agentrl.cli import main
 assert main(["list"]) == 0
 sys.exit(main({list(argv)!r}))
 """
-    done = python("-c", code)
+    done = python("-c", code, status=2)
     words = LOADING if extra == "transformers" else ""
     assert done.stderr == f"{words}agentrl: {extra} is not installed: pip install 'agentrl[train]'\n"
-    assert done.returncode == 2 and "agentrl/Arithmetic-v0" in done.stdout and not list(here.iterdir())
+    assert "agentrl/Arithmetic-v0" in done.stdout and not list(here.iterdir())
 
 
 def test_module_runs_as_a_program_too() -> None:
-    done = python("-m", "agentrl", "list", "quickstart")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("agentrl: 'quickstart' is a preset, no environment: agentrl config quickstart prints")
+    done = python("-m", "agentrl", "list", "quickstart", status=2)
+    assert done.stdout == "" and done.stderr.startswith(
+        "agentrl: 'quickstart' is a preset, no environment: agentrl config quickstart prints"
+    )
 
 
 @pytest.mark.parametrize("argv", [["list"], ["list", "--json"]])
@@ -277,10 +274,3 @@ def test_a_broken_pipe_elsewhere_is_no_reader_that_left(monkeypatch: pytest.Monk
     monkeypatch.setattr("agentrl.cli.listing.overview", breaks)
     with pytest.raises(BrokenPipeError):
         main(["list", "--json"])
-
-
-@pytest.mark.slow
-def test_check_env_reports_and_sets_the_exit_code(command: Command) -> None:
-    assert command("check-env", "agentrl/Arithmetic-v0").out == "no findings\n"
-    report = json.loads(command("check-env", "agentrl/Arithmetic-v0", "--json").out)
-    assert report == {"ok": True, "findings": [], "skipped": []}

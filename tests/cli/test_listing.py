@@ -2,11 +2,7 @@
 
 import io
 import json
-import os
-import subprocess
-from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping
 from typing import ClassVar
 
 import pytest
@@ -17,8 +13,8 @@ from agentrl.runs.progress import Display
 from agentrl.toolenv.tools.function import tool
 from agentrl.types import Task
 
-from ..toolenv.offers import offer
-from .conftest import ROOT, Command, python
+from ..conftest import python
+from .conftest import Command
 
 
 @tool
@@ -105,7 +101,6 @@ def test_details_of_one(command: Command) -> None:
         ("test/Broken-v0", r"the environment 'test/Broken-v0' is broken: RuntimeError('no \x1b[31mway')"),
         ("test/Leaves-v0", "is broken: SystemExit(3)"),
         ("Lacking-v0", "needs a module that can't be imported"),
-        ("os:system", "is Python's own"),
         ("\x1b[2J" * 5000, "no environment is called"),
     ],
 )
@@ -131,47 +126,4 @@ def test_nothing_is_started() -> None:
         "from agentrl.toolenv.tools.python import sandbox_counters\nassert sandbox_counters() is None\n"
         "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules), 'a heavy library was imported'\n"
     )
-    done = python("-c", code)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-PLUGINS = {
-    "good": ("good_plugin", "import agentrl\nagentrl.register('good/Seek-v0', 'good_plugin:Seek')\n"
-             "class Seek(agentrl.ToolEnv):\n    'Seek.'\n"),
-    "raises": ("raises_plugin", "print('loud')\nraise RuntimeError('\\x1b[2Jno')\n"),
-    "thief": ("thief_plugin", "import agentrl\nagentrl.register('agentrl/Arithmetic-v0', 'thief_plugin:X')\n"),
-    "../odd \x1b[31m; rm -rf": ("odd_plugin", "import agentrl\nagentrl.register('odd/Seek-v0', 'good_plugin:Seek')\n"),
-}  # fmt: skip
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a command that finds the plugins installed."""
-    for number, (point, (module, code)) in enumerate(PLUGINS.items()):
-        offer(tmp_path, f"plugin_{number}", module, point, code=code)
-    return partial(python, "-m", "agentrl", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
-
-
-def test_plugins_are_listed_with_their_faults(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = run("list")
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0 and all(line.isprintable() for line in lines)
-    assert "environments good (from plugin_0 1.0)" in lines and "environments odd (from plugin_3 1.0)" in lines
-    assert any(line.split()[:3] == ["agentrl/Arithmetic-v0", "tools", "python;"] for line in lines)
-    broken = lines[lines.index("broken plugins") + 1 : lines.index("presets")]
-    assert broken == [
-        r"  'raises' of plugin_1 1.0: 'raises_plugin' can't be loaded: RuntimeError('\x1b[2Jno')",
-        "  'thief' of plugin_2 1.0: 'thief_plugin' wants ids that are taken, and does not get them: "
-        "'agentrl/Arithmetic-v0'",
-    ]
-    assert done.stderr.strip() == "loud"
-    listed = json.loads(run("list", "--json").stdout)
-    assert [plugin["name"] for plugin in listed["broken_plugins"]] == ["raises", "thief"]
-    assert {"good/Seek-v0", "odd/Seek-v0"} <= set(listed["environments"])
-
-
-def test_broken_plugins_stop_nobody_from_playing(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = run("play", "agentrl/Arithmetic-v0", "--seed", "1")
-    assert done.returncode == 0 and "left after 0 turns" in done.stdout
-    assert done.stderr.count("UserWarning: plugin 'raises'") == done.stderr.count("UserWarning: plugin 'thief'") == 1
-    assert "\x1b" not in done.stdout + done.stderr
+    assert python("-c", code).stderr == ""

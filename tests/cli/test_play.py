@@ -143,20 +143,6 @@ def test_seeds_choose_the_task(play: Play) -> None:
     assert len({play("") for _ in range(8)}) > 1, "without a seed it is another task each time"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--task", "train-99"), "did you mean 'train-9'?"),
-        (("--split", "exam"), "no split is called 'exam'"),
-        (("--dialect", "fense"), "did you mean 'fence'?"),
-        (("--seed", "-1"), "seed is -1"),
-    ],
-)
-def test_what_is_not_there(play: Play, options: tuple[str, ...], message: str) -> None:
-    shown = play("", *options, code=2)
-    assert message in shown and shown.startswith("agentrl: ") and shown.count("\n") == 1
-
-
 COMMAND = (sys.executable, "-m", "agentrl", "play", "agentrl/Arithmetic-v0", "--seed", "1")
 
 

@@ -86,9 +86,3 @@ def test_settings_of_other_trainers_get_an_answer(setting: dict[str, object], wa
     with pytest.raises(ConfigError, match="unknown setting ") as caught:
         parse_config(setting)
     assert wanted in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("args", [{"split": 1}, {"split": "train"}])
-def test_the_split_is_no_argument_of_a_run(args: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=r"'env.args.split' has no effect: .* eval.split"):
-        parse_config({"env": {"args": args}})

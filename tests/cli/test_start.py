@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT
+from ..conftest import ROOT
 
 # As the installed program does it; the line says that Python itself is up, and its Ctrl-C is ours.
 PROGRAM = "import sys; from agentrl_start import main; print('up', flush=True); sys.exit(main())"

@@ -46,7 +46,6 @@ def test_the_page_s_path_is_printed(here: Path, command: Command, arguments: lis
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["runs/mime"], 2, "did you mean 'runs/mine'?"),
         (["runs/mine", "--out", "runs"], 2, "give one that ends in .html"),
         (["evaluation/notes.txt"], 1, "can't be read to its end"),
         (["runs"], 2, "is no run"),

@@ -1,5 +1,6 @@
 """Installed distributions that offer environments: Gymnasium knows them, and none is loaded before it is asked for."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,9 +10,8 @@ import pytest
 
 from agentrl.cli.scaffold import create
 
+from ..conftest import ROOT, python
 from .offers import offer
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +24,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def run(code: str, *folders: Path, cwd: Path, options: tuple[str, ...] = ("-W", "error")) -> str:
-    path = os.pathsep.join(map(str, (*folders, ROOT)))
-    done = subprocess.run(
-        [sys.executable, *options, "-c", code],
-        cwd=cwd, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+def run(
+    code: str, *folders: Path, cwd: Path, options: tuple[str, ...] = ("-W", "error")
+) -> subprocess.CompletedProcess[str]:
+    return python(*options, "-c", code, folder=cwd, PYTHONPATH=os.pathsep.join(map(str, (*folders, ROOT))))
 
 
 NEWCOMER = "import agentrl, gymnasium; env = gymnasium.make('me/MyEnv-v0'); env.reset(seed=0); env.close()"
@@ -55,7 +51,7 @@ for other in others:
         "import agentrl, gymnasium; gymnasium.make_vec('me/MyEnv-v0', num_envs=2, vectorization_mode='sync')",
         "import agentrl, gymnasium; gymnasium.spec('me/MyEnv-v0'); gymnasium.registry['me/MyEnv-v0']",
         "import agentrl; agentrl.make('me/MyEnv-v0')",
-        "import my_env, agentrl; assert 'me/MyEnv-v0' in agentrl.list_envs()",
+        "import my_env, agentrl, sys; assert 'my_env.env' not in sys.modules and 'me/MyEnv-v0' in agentrl.list_envs()",
     ],
 )
 def test_gymnasium_knows_what_is_installed(site: Path, tmp_path: Path, code: str) -> None:
@@ -79,27 +75,32 @@ gymnasium.pprint_registry(gymnasium.registry, disable_print=True)
     "code",
     [
         *("raise ValueError('bug')", "import sys; sys.exit(3)", "import gymnasium; gymnasium.make('me/No-v0')"),
-        *("import agentrl; agentrl.make('me/MyEnv-v0')", ""),
+        *("import agentrl; agentrl.make('me/MyEnv-v0')", "", "def broken(:", "import no_such_library"),
     ],
 )
 def test_a_broken_plugin_breaks_nobody(site: Path, tmp_path: Path, code: str) -> None:
     offer(tmp_path, "broken", "broken", code=code)
-    assert run(NEWCOMERS, site, tmp_path, cwd=tmp_path, options=()).count("plugin 'broken'") == 1
+    assert run(NEWCOMERS, site, tmp_path, cwd=tmp_path, options=()).stderr.count("plugin 'broken'") == 1
 
 
-def test_a_plugin_that_registers_nothing_is_named(tmp_path: Path) -> None:
+def test_plugins_are_listed_with_their_faults(tmp_path: Path) -> None:
     offer(tmp_path, "hollow", "hollow", code="")
     offer(tmp_path, "folder", "folder")
     (tmp_path / "folder").mkdir()
-    listed = run("from agentrl.cli import main; main(['list'])", tmp_path, cwd=tmp_path)
+    offer(tmp_path, "raises", "raises", code="print('loud')\nraise RuntimeError('\\x1b[2Jno')")
+    done = run("from agentrl.cli import main; main(['list'])", tmp_path, cwd=tmp_path)
+    listed = done.stdout
+    assert done.stderr == "loud\n" and r"'raises' can't be loaded: RuntimeError('\x1b[2Jno')" in listed
     problem = "registers no environment, as it was loaded from"
     assert f"'hollow' of hollow 1.0: 'hollow' {problem} '{tmp_path}/hollow.py'" in listed
     assert f"'folder' {problem} '{tmp_path}/folder'" in listed
+    done = run("from agentrl.cli import main; main(['list', '--json'])", tmp_path, cwd=tmp_path)
+    assert {plugin["name"] for plugin in json.loads(done.stdout)["broken_plugins"]} == {"hollow", "folder", "raises"}
     code = "from agentrl.cli import doctor; print(doctor.offers())"
-    assert "'hollow of hollow 1.0': \"registers no environment" in run(code, tmp_path, cwd=tmp_path)
+    assert "'hollow of hollow 1.0': \"registers no environment" in run(code, tmp_path, cwd=tmp_path).stdout
 
 
 def test_who_imported_it_before_makes_no_difference(site: Path, tmp_path: Path) -> None:
     code = "import my_env; from agentrl.cli import main; main(['list', 'me/MyEnv-v0']); main(['list'])"
-    listed = run(code, site, cwd=tmp_path)
+    listed = run(code, site, cwd=tmp_path).stdout
     assert "distribution  my-env 0.1.0" in listed and "broken plugins" not in listed

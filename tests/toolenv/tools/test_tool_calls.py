@@ -2,8 +2,7 @@
 
 import asyncio
 import dataclasses
-import subprocess
-import sys
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +12,7 @@ import pytest
 
 from agentrl.toolenv.tools.function import ToolContext, ToolError, tool
 
+from ...conftest import python
 from .test_function import context
 
 
@@ -135,5 +135,4 @@ def hang() -> str:
     time.sleep(3600)
 hang.call({})
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.stderr.splitlines()[-1] == "KeyboardInterrupt", ran.stderr
+    assert python("-c", code, status=-signal.SIGINT).stderr.splitlines()[-1] == "KeyboardInterrupt"
