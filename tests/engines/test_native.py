@@ -1,6 +1,5 @@
 """The step in C: which models it takes, that it computes what they do, and how it is compiled and kept."""
 
-import asyncio
 import copy
 import gc
 import os
@@ -23,7 +22,7 @@ from agentrl.models.attention import NAME
 from agentrl.models.linear import use_fast_linear
 from agentrl.native import Unavailable, build
 
-from .asking import PROMPT, ask, expected_logprobs, ragged, together
+from .asking import PROMPT, ask, ragged, together
 
 SIZES = {"vocab_size": 300, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64,
          "intermediate_size": 200, "num_key_value_heads": 2}  # fmt: skip
@@ -132,25 +131,6 @@ def test_other_types_are_refused() -> None:
     model = made(hf.LlamaConfig(**SIZES)).to(torch.bfloat16)
     with pytest.raises(Unavailable, match="float32 on a CPU, and the model is bfloat16 on cpu"):
         NativeStep(model, 2, 64)
-
-
-@pytest.mark.usefixtures("compiler")
-def test_new_weights_are_taken() -> None:
-    model = made(hf.Qwen3Config(**HEADS))
-    engine, other = TransformersEngine(copy.deepcopy(model), slots=2, native=True), made(hf.Qwen3Config(**HEADS))
-    before = ask(engine)
-    with torch.no_grad():
-        for weights in other.parameters():
-            weights.mul_(1.2)
-    asyncio.run(engine.load_weights(other.named_parameters(), 1))
-    after = ask(engine)
-    assert after.logprobs != before.logprobs
-    assert after.logprobs == pytest.approx(expected_logprobs(_plain(other), PROMPT, after, 1.0), abs=1e-5)
-
-
-def _plain(model: Any) -> Any:
-    model.set_attn_implementation("eager")
-    return model
 
 
 @pytest.mark.usefixtures("compiler")
@@ -265,19 +245,23 @@ def test_nothing_is_loaded_from_where_others_may_write(
     assert loaded and planted not in loaded
 
 
+THREADS = ["-m", "not slow", "-k", "threads", "tests/models/test_native_attention.py", "tests/models/test_norm.py"]
+
+
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "flags", ["-march=x86-64-v2", "-march=x86-64-v3", "-fsanitize=address,undefined -fno-sanitize-recover=all"]
 )
-def test_other_processors_and_sanitizers_find_the_same(flags: str, tmp_path: Path) -> None:
-    """The tests of the same bits, with a step compiled for other vectors, or with every access checked."""
+@pytest.mark.parametrize("watching", [["tests/engines/test_same_bits.py"], THREADS])
+def test_other_processors_and_sanitizers_find_the_same(flags: str, watching: list[str], tmp_path: Path) -> None:
+    """The tests of the same bits, with code compiled for other vectors, or with every access checked."""
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CFLAGS": flags, "OMP_NUM_THREADS": "1"}
     if "sanitize" in flags:
         runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
-        env |= {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/engines/test_same_bits.py"]
+        env |= {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *watching]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert [*(tmp_path / "agentrl" / "native").iterdir()]

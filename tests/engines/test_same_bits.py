@@ -52,22 +52,15 @@ def talk(model: Any, slots: int, seed: int, native: bool) -> list[list[Completio
     return asyncio.run(all_of_them())
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("name", CONFIGS)
-def test_log_probs_have_the_same_bits_in_any_company(name: str) -> None:
-    check_company(name, native=True)
+EAGER = [pytest.param(name, False, marks=pytest.mark.ci if name != "deep" else ()) for name in CONFIGS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.ci) for name in CONFIGS if name != "deep"), "deep"]
-)
-def test_so_have_those_that_pytorch_computes(name: str) -> None:
-    check_company(name, native=False)
-
-
-def check_company(name: str, native: bool) -> None:
+@pytest.mark.parametrize(("name", "native"), [*((name, True) for name in CONFIGS), *EAGER])
+def test_log_probs_have_the_same_bits_in_any_company(request: pytest.FixtureRequest, name: str, native: bool) -> None:
+    """Computed in C, and by PyTorch."""
+    if native:
+        request.getfixturevalue("compiler")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = AutoModelForCausalLM.from_config(CONFIGS[name])

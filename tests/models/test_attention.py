@@ -28,16 +28,21 @@ def starts_of(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
-def attend_slowly(query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
-    """One row [n, H, D], token by token."""
-    key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for part in (key, value))
-    out: list[Tensor] = []
-    for i in range(query.shape[0]):
-        seen = slice(0 if how.window is None else max(0, i - how.window + 1), i + 1)
-        scores = how.scale * torch.einsum("khd,hd->kh", key[seen], query[i])
-        scores = scores if how.softcap is None else how.softcap * torch.tanh(scores / how.softcap)
-        out.append(torch.einsum("kh,khd->hd", torch.softmax(scores, 0), value[seen]))
-    return torch.stack(out)
+def attend_densely(starts: Tensor, source: Tensor, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+    """Each row by a mask and a softmax over all of its scores."""
+    out = torch.zeros_like(query)
+    for row in source.tensor_split(starts[1:-1]):
+        position = torch.arange(len(row))
+        hidden = position > position[:, None]
+        if how.window is not None:
+            hidden |= position <= position[:, None] - how.window
+        keys, values = (part[row].repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
+        scores = how.scale * torch.einsum("qhd,khd->hqk", query[row], keys)
+        if how.softcap is not None:
+            scores = how.softcap * torch.tanh(scores / how.softcap)
+        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
+        out = out.index_copy(0, row, torch.einsum("hqk,khd->qhd", weights, values))
+    return out
 
 
 def random_heads(count: int, heads: tuple[int, int], size: int = 8) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,9 +122,7 @@ def test_a_pack_and_its_gradients_are_those_of_its_rows(
     inputs = [tensor.requires_grad_() for tensor in random_heads(int(source.max()) + 1, heads)]
     weight = torch.randn(len(inputs[0]), heads[0], 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     packed = PackedRows(starts_of(lengths), source if shares else None).attend(0, *inputs, how)
-    slow = torch.zeros_like(packed)
-    for row in source.split(list(lengths)):
-        slow = slow.index_copy(0, row, attend_slowly(*(tensor[row] for tensor in inputs), how))
+    slow = attend_densely(starts_of(lengths), source, *inputs, how)
     torch.testing.assert_close(packed, slow, **CPU_EXACT)
     got, wanted = (torch.autograd.grad((out * weight).sum(), inputs) for out in (packed, slow))
     for ours, theirs in zip(got, wanted, strict=True):

@@ -14,18 +14,6 @@ from agentrl.errors import UsageError
 from agentrl.models.gguf import from_gguf
 from agentrl.models.tiny import END, PAD, START
 
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -69,17 +57,12 @@ def write(require: Callable[[bool, str], None], tokenizer: Any, tmp_path: Path) 
         writer.add_eos_token_id(tokenizer.eos_token_id)
         writer.add_bos_token_id(tokenizer.convert_tokens_to_ids(START))
         writer.add_chat_template(tokenizer.chat_template)
-        for name, weights in model.model.named_parameters():
-            *layer, part, _ = name.split(".")
-            if name.startswith("layers"):
-                at, named = layer[1], NAMES[".".join([*layer[2:], part])]
-                if (heads := {"attn_q": 4, "attn_k": 2}.get(named)) is not None:
-                    # llama.cpp turns neighbouring numbers of a head, transformers those of its two halves.
-                    weights = weights.view(heads, 2, -1, 64).transpose(1, 2).reshape(weights.shape)
-                named = f"blk.{at}.{named}"
-            else:
-                named = {"embed_tokens": "token_embd", "norm": "output_norm"}[part]
-            writer.add_tensor(f"{named}.weight", weights.detach().numpy().copy())
+        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+        for name, weights in model.named_parameters():
+            if heads := {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2]):
+                # llama.cpp turns neighbouring numbers of a head, transformers those of its two halves.
+                weights = weights.view(heads, 2, -1, 64).transpose(1, 2).reshape(weights.shape)
+            writer.add_tensor(names.get_name(name, try_suffixes=[".weight"]), weights.detach().numpy().copy())
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

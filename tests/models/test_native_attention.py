@@ -1,11 +1,7 @@
 """Attention in C: forward and gradients are those of an explicit softmax in float64, on any number of threads."""
 
 import itertools
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +15,10 @@ from agentrl.models.attention import BucketedRows, How, PackedRows
 from agentrl.models.native import NativeRows
 from agentrl.native import build
 
-pytestmark = pytest.mark.usefixtures("compiler", "own_threads")
-SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all"
+from .test_attention import attend_densely
+
+pytestmark = pytest.mark.usefixtures("compiler", "one_thread")
 SIZES = (8, 14, 16, 24, 32, 40, 64, 128)
-
-
-@pytest.fixture
-def own_threads() -> Generator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 def packed(draw: random.Random) -> tuple[Tensor, Tensor]:
@@ -54,23 +44,6 @@ def tensors(count: int, heads: int, kheads: int, size: int, seed: int = 0) -> li
         torch.randn(count, number, size, generator=random, dtype=torch.float64).requires_grad_()
         for number in (heads, kheads, kheads, heads)
     ]
-
-
-def attend_densely(starts: Tensor, source: Tensor, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
-    """Each row by a mask and a softmax over all of its scores."""
-    out = torch.zeros_like(query)
-    for row in source.tensor_split(starts[1:-1]):
-        position = torch.arange(len(row))
-        hidden = position > position[:, None]
-        if how.window is not None:
-            hidden |= position <= position[:, None] - how.window
-        keys, values = (part[row].repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
-        scores = how.scale * torch.einsum("qhd,khd->hqk", query[row], keys)
-        if how.softcap is not None:
-            scores = how.softcap * torch.tanh(scores / how.softcap)
-        weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
-        out = out.index_copy(0, row, torch.einsum("hqk,khd->qhd", weights, values))
-    return out
 
 
 def results(plan: Any, inputs: list[Tensor], how: How) -> list[Tensor]:
@@ -189,19 +162,3 @@ def test_without_a_compiler_pytorch_computes(tmp_path: Path, monkeypatch: pytest
     assert not torch.equal(plain[0], compiled[0])
     expected = results(BucketedRows(*plan._rows), inputs, how)
     assert all(torch.equal(*pair) for pair in zip(plain, expected, strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.parametrize("flags", ["-march=x86-64-v2", "-march=x86-64-v3", SANITIZERS])
-def test_other_processors_and_sanitizers_find_the_same(flags: str, tmp_path: Path) -> None:
-    """The tests of any number of threads, with code compiled for other vectors, or with every access checked."""
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CFLAGS": flags, "OMP_NUM_THREADS": "1"}
-    if flags == SANITIZERS:
-        runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
-        env |= {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-m", "not slow", "-k", "threads"]
-    files = __file__, str(Path(__file__).with_name("test_norm.py"))
-    done = subprocess.run([*command, *files], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert [*(tmp_path / "agentrl" / "native").iterdir()]

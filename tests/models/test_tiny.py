@@ -7,14 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from agentrl.errors import ConfigError
 from agentrl.models.attention import NAME
 from agentrl.models.load import load_model
 from agentrl.models.tiny import END, PAD, START, make_model, make_tokenizer
-from agentrl.render.renderer import Renderer
-from agentrl.types import Message
 
 
 @given(st.text(max_size=20))
@@ -49,14 +46,6 @@ def test_control_tokens_are_single_and_end_a_turn(tokenizer: Any) -> None:
     assert ids == tokenizer.convert_tokens_to_ids(names) and len(set(ids)) == 3
     assert set(ids) == set(tokenizer.all_special_ids)
     assert (tokenizer.pad_token, tokenizer.eos_token) == (PAD, END)
-
-
-def test_a_tokenizer_comes_back_from_its_folder(tokenizer: Any, tmp_path: Path) -> None:
-    tokenizer.save_pretrained(tmp_path)
-    loaded: Any = AutoTokenizer.from_pretrained(tmp_path)
-    messages = [Message(role="user", content=f"a  b{END}é 12")]
-    assert Renderer(loaded).prompt(messages) == Renderer(tokenizer).prompt(messages)
-    assert loaded.eos_token_id == tokenizer.eos_token_id and loaded.chat_template == tokenizer.chat_template
 
 
 def weights(model: Any) -> list[Any]:
