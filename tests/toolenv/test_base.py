@@ -1,17 +1,13 @@
 """ToolEnv: reset and step, what ends an episode and what does not."""
 
 import doctest
-import runpy
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import gymnasium
 import pytest
-from gymnasium.utils.env_checker import check_env
 
-import agentrl
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, UnknownNameError
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
@@ -284,17 +280,6 @@ def test_a_tool_of_ones_own_may_raise_or_give_anything(env: Shout) -> None:
     assert env.step(call("a"))[0][0]["content"] == "Unsayable: (a Unsayable that can't be shown)"
     with pytest.raises(EnvContractError, match=r"Shout\.tools: python\.call gave None \(NoneType\): return text"):
         env.step(call("a"))
-
-
-def test_a_new_environment_takes_forty_lines(clean_registry: None) -> None:
-    example = Path(__file__).parent / "examples" / "trivia.py"
-    assert len(example.read_text(encoding="utf-8").splitlines()) <= 40
-    runpy.run_path(str(example))
-    findings, _, unchecked = str(agentrl.check_env("examples/Trivia-v0")).partition("\n")
-    assert findings == "no findings"
-    assert unchecked.endswith("that takes an entry point 'module:Class', as a text."), "the rest must have been checked"
-    assert "\n" not in unchecked
-    check_env(gymnasium.make("examples/Trivia-v0").unwrapped)
 
 
 @pytest.mark.parametrize("name", ["ToolEnv", "tool"])

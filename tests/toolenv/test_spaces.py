@@ -49,33 +49,6 @@ def test_samples_are_in_and_follow_the_seed(space: Any) -> None:
     assert [space.sample() for _ in range(50)] == samples
 
 
-json = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(st.characters(), max_size=5),
-    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.dictionaries(st.text(max_size=7), inner, max_size=3),
-    max_leaves=8,
-)
-keys = st.sampled_from(["role", "content", "name", "tool_call_id", "mood"])
-values = st.sampled_from(["system", "user", "assistant", "tool", "robot", "", "\udc80", None, 3, (), b"tool"])
-
-
-def is_message(thing: Any) -> bool:
-    """What a message is, said once more and more slowly."""
-    if type(thing) is not dict or "role" not in thing or "content" not in thing:
-        return False
-    texts = {key: value for key, value in thing.items() if isinstance(value, str)}
-    try:
-        "".join(texts.values()).encode()
-    except UnicodeEncodeError:
-        return False
-    keys_ = {"role", "content", "name", "tool_call_id"}
-    return texts == thing and set(thing) <= keys_ and thing["role"] in {"system", "user", "assistant", "tool"}
-
-
-@given(json | st.lists(st.dictionaries(keys, values), max_size=3).map(tuple))
-def test_a_space_contains_messages_and_nothing_else(thing: Any) -> None:
-    assert Messages().contains(thing) == (type(thing) is tuple and all(map(is_message, thing)))
-
-
 def test_messages_come_back_from_json() -> None:
     space = Messages(seed=2)
     samples = [space.sample() for _ in range(9)]

@@ -65,14 +65,10 @@ def test_the_same_finding_is_reported_once_and_many_of_one_kind_are_counted(regi
 def test_wrong_arguments_are_refused(register: Register) -> None:
     with pytest.raises(ConfigError, match="tasks is 0"):
         check_env(Good(), tasks=0)
-    with pytest.raises(UnknownNameError):
-        check_env("agentrl/Arithmetc-v0")
     with pytest.raises(UnknownNameError, match="dialect"):
         check_env(register(Good), dialect="morse")
     with pytest.raises(ConfigError, match="arguments already"):
         check_env(Good(), dialect="fence")
-    with pytest.raises(ConfigError, match="level is 9: choose from 1 to 5"):
-        check_env("agentrl/Arithmetic-v0", arguments={"level": 9})
 
 
 def test_every_check_is_announced(register: Register) -> None:
@@ -180,8 +176,6 @@ def test_a_long_check_tells_how_far_it_is(
     monkeypatch.undo()
     monkeypatch.setattr(environments.CheckProgress, "_QUIET_S", 3600.0)
     assert main(["check-env", env_id]) == 0 and capsys.readouterr().err == ""
-    assert main(["check-env", env_id, "--tasks", "0"]) == 2
-    assert "tasks is 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["check-env", "play", "list"])
@@ -232,5 +226,3 @@ def test_the_command_says_what_was_seen_and_what_to_do(
     assert json.loads(capsys.readouterr().out) == {"ok": True, "findings": [], "skipped": []}
     assert main(["check-env", good, "--tokenizer", str(tmp_path / "none")]) == 2
     assert "no tokenizer can be loaded from" in capsys.readouterr().err
-    assert main(["check-env", good, "--dialect", "morse"]) == 2
-    assert "morse" in capsys.readouterr().err

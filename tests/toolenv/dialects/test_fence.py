@@ -22,18 +22,6 @@ def test_which_blocks_are_calls(text: str, codes: list[object]) -> None:
     assert [(call.arguments, call.error) for call in FENCE.parse(text)] == [({"code": code}, "") for code in codes]
 
 
-@pytest.mark.parametrize("text", ["```python\nprint(1)", "```python\nprint(1)\n``", "```python", "```python\nx```"])
-def test_an_open_block_is_a_malformed_call(text: str) -> None:
-    (call,) = FENCE.parse(text)
-    assert call.name == "python"
-    assert "not closed" in call.error
-
-
-def test_other_tools_can_be_named() -> None:
-    (call,) = Fence([sql]).parse("```sql\nselect 1\n```\n```python\nx\n```")
-    assert (call.name, dict(call.arguments)) == ("sql", {"query": "select 1"})
-
-
 def test_instructions_name_every_tool() -> None:
     assert FENCE.instructions() == "To use python, write\n```python\ncode\n```"
     assert Fence().instructions() == ""

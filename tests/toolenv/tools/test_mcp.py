@@ -12,14 +12,12 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import psutil
 import pytest
 
-import agentrl
 from agentrl.errors import ConfigError, InfrastructureError, UsageError
-from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.tools import timed
 from agentrl.toolenv.tools.function import ToolError
 from agentrl.toolenv.tools.mcp import McpTool, close_sessions, mcp_tools, sessions
@@ -174,24 +172,6 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         mcp_tools(["another", "server"])
 
 
-class Sums(ToolEnv):
-    """Is played with a server that adds, which all its episodes share."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.tools = (offered(shared=True)["add"],)
-
-    def tasks(self, split: str) -> list[Task]:
-        start = {"train": 100, "test": 200}[split]
-        return [Task(id=str(i), prompt=f"{i} plus one?", answer=str(i + 1)) for i in range(start, start + 9)]
-
-    def gold(self, task: Task) -> list[str]:
-        return [self.dialect.render("add", {"a": int(task.id)}), task.answer]
-
-    def reward(self, episode: Episode) -> dict[str, float]:
-        return {"correct": float(episode.final == episode.task.answer)}
-
-
 class Notes(ToolEnv):
     """Is played with a server that remembers."""
 
@@ -254,15 +234,6 @@ def test_episodes_share_a_server_that_may_be_shared() -> None:
     assert not children()
     left.reset(seed=0)
     assert noted(left) == "x", "another one begins"
-
-
-@pytest.mark.usefixtures("ended")
-def test_a_whole_check_takes_one_shared_server(monkeypatch: pytest.MonkeyPatch, clean_registry: None) -> None:
-    begin = Mock(side_effect=sessions.McpSession.begin)
-    monkeypatch.setattr(sessions.McpSession, "begin", begin)
-    agentrl.register("test/Sums-v0", Sums)
-    assert agentrl.check_env("test/Sums-v0").findings == ()
-    assert begin.call_count <= 2, "one to list the tools, one to call them"
 
 
 @pytest.mark.usefixtures("ended")
