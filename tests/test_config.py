@@ -27,7 +27,7 @@ def one_sentence(error: BaseException) -> str:
     [
         ("[optimm]\nsteps = 3", "unknown setting 'optimm'; did you mean 'optim'?"),
         ("[optim]\nstep = 3", "unknown setting 'optim.step'; did you mean 'optim.steps'?"),
-        ("[optim]\nzzz = 3", "unknown setting 'optim.zzz'; choose one of average, "),
+        ("[optim]\nzzz = 3", "unknown setting 'optim.zzz'; choose one of betas, "),
         ("optim = 3", "setting 'optim' is 3: "),
         ("[optim]\nsteps = '3'", "setting 'optim.steps' is '3': Input should be a valid integer"),
         ("[optim]\nsteps = -1", "greater than or equal to 0"),

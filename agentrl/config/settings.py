@@ -242,9 +242,6 @@ class OptimSettings(_Section):
     """AdamW's weight decay (trainer)."""
     max_grad_norm: Positive = 1.0
     """Gradients are clipped to this norm, also in the warm start (trainer, sft)."""
-    average: Below1 = 0.0
-    """Decay per update of an exponential moving average of the weights. The average is evaluated and saved as the
-    model; 0 keeps none (trainer)."""
     gradient_checkpointing: bool = False
     """Recompute each layer's activations in the backward pass instead of keeping them: slower, but less memory
     (trainer)."""

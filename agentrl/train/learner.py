@@ -1,14 +1,12 @@
 """The learner: only it owns the policy's weights in training, the optimizer and their device."""
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -24,9 +22,8 @@ from agentrl.train.score import computing_in, score
 LossOf = Callable[[int, TokenStats], Tensor]
 """Maps a pack's number in the update and the statistics of its tokens to the pack's loss; an update's loss is the sum
 over its packs."""
-_MOMENTS, _TRAINED = ("step", "exp_avg", "exp_avg_sq"), "trained"
-"""Kinds of tensors that a checkpoint holds for each weight: AdamW's state, and the weight where the model has its
-average."""
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""Kinds of tensors that a checkpoint holds for each weight: AdamW's state."""
 
 
 class Learner:
@@ -34,7 +31,7 @@ class Learner:
 
     Args:
         model: loaded by ``load_model``; its weights change.
-        optim: AdamW's settings, and those of clipping, packs, average and checkpointing; the rate is an update's own.
+        optim: AdamW's settings, and those of clipping, packs and checkpointing; the rate is an update's own.
         temperature: sampling temperature, at which log-probs are computed.
         dtype: of the computation, such as ``"bfloat16"``.
 
@@ -55,8 +52,6 @@ class Learner:
         self._temperature = temperature
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._reference: PreTrainedModel | None = None
-        self._average: list[Tensor] = []
-        """Exponential average of ``trained``; empty until the first update."""
         if optim.gradient_checkpointing:
             checkpoint_layers(model)
 
@@ -118,13 +113,9 @@ class Learner:
         # the same norm, and so agree on whether there is a step.
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained, self._optim.max_grad_norm))
         if math.isfinite(norm):
-            if self._optim.average and not self._average:
-                self._average = [weight.detach().clone() for weight in self.trained]
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
-            if self._average:
-                get_ema_multi_avg_fn(self._optim.average)(self._average, self.trained, None)
         # None instead of zeros: the memory of the gradients is free while the engine generates.
         self.optimizer.zero_grad(set_to_none=True)
         return norm
@@ -133,71 +124,37 @@ class Learner:
         """Yield the named weights, adapters added. The others are not copied: read them before the next update."""
         return merged(self.model)
 
-    @contextmanager
-    def averaged(self) -> Generator[None]:
-        """Put the averaged weights into the model within the block, where there is an average.
-
-        Within, the model can be read and not trained.
-        """
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        """Exchange the trained and the averaged weights."""
-        self._exchange(self._average)
-
-    @torch.no_grad()
-    def _exchange(self, others: Sequence[Tensor]) -> None:
-        """Exchange the values of the trained weights with ``others``, where there are any, one tensor at a time."""
-        for weight, other in zip(self.trained, others, strict=False):
-            before = weight.clone()
-            weight.copy_(other)
-            other.copy_(before)
-
     def state_dict(self) -> dict[str, Tensor]:
         """Return the model's weights and buffers by the model's names."""
         return self.model.state_dict()
 
     def save(self, folder: Path) -> None:
-        """Write the optimizer's state into a folder, and the trained weights where there is an average.
-
-        Call it within ``averaged``: the checkpoint's model has the average then, and this folder the trained weights.
+        """Write the optimizer's state into a folder.
 
         Raises:
             OSError, SafetensorError: it can't be written.
         """
         moments = zip(self._names, (self.optimizer.state.get(weight, {}) for weight in self.trained), strict=True)
         tensors = {f"{name}.{kind}": moment for name, state in moments for kind, moment in state.items()}
-        # Within ``averaged`` the two have changed places.
-        trained = zip(self._names, self._average, strict=False)
-        write_shards(folder, {**tensors, **{f"{name}.{_TRAINED}": weight for name, weight in trained}})
+        write_shards(folder, tensors)
 
     def load(self, folder: Path) -> None:
-        """Restore what ``save`` has written; where there is an average, the model has the averaged weights now.
+        """Restore what ``save`` has written.
 
         Raises:
             ValueError: it belongs to another model, or is incomplete.
             OSError, SafetensorError: it can't be read.
         """
         saved, weights = Shards(folder), dict(zip(self._names, self.trained, strict=True))
-        trained: dict[str, Tensor] = {}
         for full in saved.names:
             name, _, kind = full.rpartition(".")
-            if name not in weights or kind not in (*_MOMENTS, _TRAINED):
+            if name not in weights or kind not in _MOMENTS:
                 raise ValueError("it belongs to another model")
             held = torch.zeros(()) if kind == "step" else torch.zeros_like(weights[name])
             saved.fill(full, held)
-            if kind == _TRAINED:
-                trained[name] = held
-            else:
-                self.optimizer.state[weights[name]][kind] = held
-        if len(trained) % len(weights) or any(len(state) < len(_MOMENTS) for state in self.optimizer.state.values()):
+            self.optimizer.state[weights[name]][kind] = held
+        if any(len(state) < len(_MOMENTS) for state in self.optimizer.state.values()):
             raise ValueError("a part of it is missing")
-        self._average = [trained[name] for name in self._names if trained]
-        self._exchange(self._average)
 
     def close(self) -> None:
         """End training: the model keeps its weights, and another learner may train it."""

@@ -206,18 +206,12 @@ class Run:
             )
 
     async def _evaluate(self, live: Live, names: Sequence[str]) -> None:
-        config = self._config
-        if config.optim.average:
-            with self._trainer.learner.averaged():
-                await self._trainer.sync(-1 - self.done)  # a version names one set of weights
         async for name, result in live.evaluate(self.done, names, self._display):
-            row = {"step": self.done, "split": config.eval.split, "seconds_run": time.perf_counter() - self._began}
-            row |= ({"env": name} if name else {}) | result.row()
+            row = {"step": self.done, "split": self._config.eval.split}
+            row |= {"seconds_run": time.perf_counter() - self._began} | ({"env": name} if name else {}) | result.row()
             self._write(partial(self._folder.append, "evals.jsonl", row))
             self._loggers.log(result.row(), self.done, f"env/{name}/eval_" if name else "eval_")
             self._display.say(f"step {self.done} ({self._elapsed()}){name and f', {name}'}: {result}")
-        if config.optim.average:
-            await self._trainer.sync(self.done)
 
     def save(self) -> None:
         """Write a checkpoint of the last finished step, unless there is one or the next update has begun."""
@@ -231,19 +225,17 @@ class Run:
             "records": self._folder.seal(),
             **rollouts.state(),
         }
-        # The checkpoint's model is the one that evaluation measures.
-        with learner.averaged():
-            save_checkpoint(
-                self._folder.checkpoint(self.done),
-                self._policy.model,
-                self._policy.tokenizer,
-                weights=learner.state_dict(),
-                optimizer=learner.save,
-                state=state,
-                unused=rollouts.unused(),
-                origins=rollouts.origins,
-            )
-            prune(self._folder.path, self._config.save.keep)
+        save_checkpoint(
+            self._folder.checkpoint(self.done),
+            self._policy.model,
+            self._policy.tokenizer,
+            weights=learner.state_dict(),
+            optimizer=learner.save,
+            state=state,
+            unused=rollouts.unused(),
+            origins=rollouts.origins,
+        )
+        prune(self._folder.path, self._config.save.keep)
 
     def _elapsed(self) -> str:
         seconds = int(time.perf_counter() - self._began)

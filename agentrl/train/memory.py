@@ -1,6 +1,6 @@
 """Estimate the memory, tokens and seconds of a run before its model is loaded.
 
-Counted are weights, gradients, the optimizer's two moments, the average, the engine's copy and its cache; beside
+Counted are weights, gradients, the optimizer's two moments, the engine's copy and its cache; beside
 adapters all else is frozen. Measured on small models (``costs.py``) are a pack's activations and all times. The most
 that is needed at once is the sum of all parts, in the backward pass of a later pack of an update.
 """
@@ -179,7 +179,6 @@ class _Model:
             "head": head,
             "activations": round(activations),
             "allocator": round(_HEAP * activations) if config.model.device == "cpu" else 0,
-            "average": 4 * (adapters or self._weights) if optim.average else 0,
             "optimizer": 8 * trained,
         }
 

@@ -144,11 +144,6 @@ def check_overlap(config: Config) -> None:
             "run.deterministic=true needs rollout.overlap='off' or 'lag': with 'inflight' the clock decides which "
             "weights sample a token"
         )
-    if inflight and config.optim.average:
-        raise ConfigError(
-            "optim.average is evaluated in the engine, whose weights episodes of rollout.overlap='inflight' would "
-            "then be sampled from: set rollout.overlap to 'lag', or optim.average to 0"
-        )
     if config.rollout.spare and not inflight:
         raise ConfigError(
             "rollout.spare cancels groups by the clock, which needs rollout.overlap='inflight': set it so, or "

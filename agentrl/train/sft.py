@@ -142,7 +142,7 @@ def warm_start(
     sft = config.sft
     batch = as_batch(groups)
     # The warm start has its own optimizer: reinforcement learning begins without moments of other gradients.
-    optim = config.optim.model_copy(update={"betas": (0.9, 0.98), "weight_decay": 0.01, "average": 0.0})
+    optim = config.optim.model_copy(update={"betas": (0.9, 0.98), "weight_decay": 0.01})
     learner = make_learner(config, model, optim, temperature=sft.temperature)
     generator = torch.Generator().manual_seed(derive_seed(config.run.seed, "sft"))
     order: list[int] = []

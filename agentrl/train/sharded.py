@@ -165,9 +165,6 @@ class ShardedLearner(Learner):
             weight.data = self._on_all(ShardedLearner._full_weight, index)
         self._on_all(ShardedLearner._free)
 
-    def _swap(self) -> None:
-        self._on_all(ShardedLearner._swap_average)
-
     def _score(self, model: PreTrainedModel, batch: Batch) -> TokenStats:
         return self._scored("", batch)
 
@@ -261,14 +258,19 @@ class ShardedLearner(Learner):
     def _copy(self, name: str) -> None:
         self._copies[name] = [weight.detach().clone() for weight in self.trained]
 
-    def _swap_average(self) -> None:
-        self._exchange(self._average)
+    @torch.no_grad()
+    def _exchange(self, others: Sequence[Tensor]) -> None:
+        """Exchange the values of the trained weights with ``others``, where there are any, one tensor at a time."""
+        for weight, other in zip(self.trained, others, strict=False):
+            before = weight.clone()
+            weight.copy_(other)
+            other.copy_(before)
 
     def _free(self) -> None:
         super().close()
         # FSDP2's hooks refer to the modules that they hang on.
         del self.model, self.optimizer, self.trained, self._all
-        self._average, self._copies = [], {}
+        self._copies = {}
         gc.collect()
 
     @torch.no_grad()

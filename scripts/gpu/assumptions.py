@@ -102,8 +102,7 @@ def restored(bench: Bench) -> Answer:
     learner = learner_of(tiny(bench.device), 9999, "float32")
     updated(bench, learner)
     with tempfile.TemporaryDirectory() as folder:
-        with learner.averaged():
-            learner.save(Path(folder))
+        learner.save(Path(folder))
         other = learner_of(copy.deepcopy(learner.model), 9999, "float32")
         other.load(Path(folder))
     for each in (learner, other):

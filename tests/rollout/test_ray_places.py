@@ -119,7 +119,7 @@ async def until(ready: Callable[[], object]) -> None:
 
 
 async def test_an_actor_that_comes_back_takes_other_weights_of_the_same_version(here: Here, model: Any) -> None:
-    # As those are that an evaluation takes of a run with optim.average, and those that are trained.
+    # As a caller may do that loads others before and after an evaluation.
     made = fleet(here, model)
     await made.load_weights(WEIGHTS, 3)
     here.made[0].dead, here.loads = True, False

@@ -30,7 +30,7 @@ from .test_interrupt import lines
 
 SETTINGS = (
     *("env.id=killable:test/Killable-v0", "rollout.tasks=2", "rollout.concurrency=4", "run.deterministic=true"),
-    *("env.args.max_turns=2", "optim.steps=6", "eval.tasks=1", "eval.every=2", "save.every=1", "optim.average=0.5"),
+    *("env.args.max_turns=2", "optim.steps=6", "eval.tasks=1", "eval.every=2", "save.every=1"),
 )
 KILLABLE = f"""{AUDITED}{JITTERY}
 import errno

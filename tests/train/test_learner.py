@@ -1,4 +1,4 @@
-"""What the learner can be told to do beside its updates: compute activations again, keep an average, train adapters.
+"""What the learner can be told to do beside its updates: compute activations again, train adapters.
 
 ``model.dtype`` is the type of computation: what is trained and saved is float32, so that small steps add up.
 """
@@ -38,7 +38,7 @@ MakeLearner = Callable[..., Learner]
 
 @pytest.fixture
 def learner(model: Any) -> MakeLearner:
-    """Make a learner of a copy of the model: ``learner(average=0.9)``."""
+    """Make a learner of a copy of the model: ``learner(rank=2)``."""
 
     def make(*, rank: int = 0, dtype: str = "float32", **options: Any) -> Learner:
         own = copy.deepcopy(model)
@@ -83,45 +83,19 @@ def test_a_model_that_cannot_compute_again_is_refused(learner: MakeLearner, monk
         learner(gradient_checkpointing=True)
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_average_is_that_of_the_weights_after_each_update(learner: MakeLearner, rank: int) -> None:
-    made, alone = learner(average=0.8, rank=rank), learner(rank=rank)
-    wanted = [weight.detach().double() for weight in made.trained]
-    for number in range(1, 5):
-        update(made, 1e-2 / number)
-        update(alone, 1e-2 / number)
-        # Slowly: each weight of each update by itself, from those that training began with.
-        wanted = [0.8 * old + 0.2 * weight.detach().double() for old, weight in zip(wanted, made.trained, strict=True)]
-    trained = [weight.detach().clone() for weight in made.trained]
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(trained, alone.trained, strict=True))
-    sent = {name: weight.detach().clone() for name, weight in made.weights()}
-    with made.averaged():
-        for weight, mine in zip(made.trained, wanted, strict=True):
-            torch.testing.assert_close(weight.detach().double(), mine, atol=1e-6, rtol=1e-6)
-        apart = [float((weight.detach() - sent[name]).abs().max()) for name, weight in made.weights()]
-    assert max(apart) > 1e-3
-    assert all(torch.equal(mine, weight) for mine, weight in zip(trained, made.trained, strict=True))
-    with alone.averaged():
-        assert all(torch.equal(mine, weight) for mine, weight in zip(trained, alone.trained, strict=True))
-
-
-def test_average_goes_on_as_if_it_had_never_been_saved(learner: MakeLearner, tmp_path: Path) -> None:
-    saved, loaded = learner(average=0.9), learner(average=0.9)
+def test_training_goes_on_as_if_it_had_never_been_saved(learner: MakeLearner, tmp_path: Path) -> None:
+    saved, loaded = learner(), learner()
     (tmp_path / "optimizer").mkdir()
     saved.save(tmp_path / "optimizer")
-    assert not Shards(tmp_path / "optimizer").names, "before an update the model is its own average"
+    assert not Shards(tmp_path / "optimizer").names, "before an update there is nothing to save"
     update(saved)
-    # A checkpoint's model is the average.
-    with saved.averaged():
-        loaded.model.load_state_dict(saved.model.state_dict())
-        saved.save(tmp_path / "optimizer")
+    loaded.model.load_state_dict(saved.model.state_dict())
+    saved.save(tmp_path / "optimizer")
     load_optimizer(tmp_path, loaded.load)
     for _ in range(2):
         update(saved)
         update(loaded)
     assert all(torch.equal(mine, yours) for mine, yours in zip(saved.trained, loaded.trained, strict=True))
-    with saved.averaged(), loaded.averaged():
-        assert all(torch.equal(mine, yours) for mine, yours in zip(saved.trained, loaded.trained, strict=True))
 
 
 def test_adapters_are_all_that_moves(learner: MakeLearner) -> None:
@@ -141,7 +115,7 @@ def modules() -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_reference_of_adapters_is_their_base(learner: MakeLearner, model: Any, dtype: str) -> None:
-    made, copied = (learner(rank=2, dtype=dtype, average=0.5) for _ in range(2))
+    made, copied = (learner(rank=2, dtype=dtype) for _ in range(2))
     copied.keep_reference(model)
     before = [made.score_reference(batch_of(SHAPES)), made.score(batch_of(SHAPES)).logp]
     for tuned in (made, copied):
@@ -149,8 +123,7 @@ def test_reference_of_adapters_is_their_base(learner: MakeLearner, model: Any, d
             update(tuned, 1e-2)
     held = modules()
     wanted = copied.score_reference(batch_of(SHAPES))
-    with made.averaged():
-        torch.testing.assert_close(made.score_reference(batch_of(SHAPES)), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(made.score_reference(batch_of(SHAPES)), wanted, atol=1e-6, rtol=0)
     torch.testing.assert_close(before[0], wanted, atol=1e-6, rtol=0)
     assert modules() == held, "there is no second model"
     # The adapters are on again, and learn on.

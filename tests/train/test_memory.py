@@ -61,9 +61,7 @@ def test_operations_by_hand(model: Any) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [[], [LORA], [LORA, 'lora.targets=["q_proj", "down_proj"]']])
 def test_counts_are_those_of_the_real_parts(dtype: str, lora: list[str]) -> None:
-    config = small(
-        f"model.dtype={dtype}", "optim.average=0.9", "algo.kl_coef=0.1", "engine.options.native=false", *lora
-    )
+    config = small(f"model.dtype={dtype}", "algo.kl_coef=0.1", "engine.options.native=false", *lora)
     source = task_source(config, "train")
     parts = assemble(config, source)
     if lora:
@@ -79,14 +77,13 @@ def test_counts_are_those_of_the_real_parts(dtype: str, lora: list[str]) -> None
     assert planned["weights"] == sum(weight.nbytes for weight in parts.model.parameters())
     assert planned["gradients"] == sum(seen)
     assert planned["optimizer"] == sum(part.nbytes for part in moments)
-    assert planned["average"] == sum(part.nbytes for part in learner._average)
     reference = learner._reference.parameters() if learner._reference else ()
     assert planned["reference"] == sum(weight.nbytes for weight in reference)
     assert planned["engine's weights"] == sum(weight.nbytes for weight in parts.engine._compute._model.parameters())
     # 4 rows of padded keys, 3 layers, keys and values, 2 heads of 8 numbers.
     assert planned["engine's cache"] == 4 * key_sizes()[0] * 3 * 2 * 2 * 8 * (4 if dtype == "float32" else 2)
     rest = {"process", "engine's cache", "head", "activations", "allocator"}
-    assert set(planned) == rest | {"weights", "gradients", "optimizer", "average", "reference", "engine's weights"}
+    assert set(planned) == rest | {"weights", "gradients", "optimizer", "reference", "engine's weights"}
     if lora:
         taught, whole = (
             needs(config.updated(**other), model_config(config, parts.tokenizer)).memory["optimizer"]

@@ -222,7 +222,6 @@ def test_an_error_of_later_groups_stops_the_run_at_once(small: Make, mode: str) 
     ("overrides", "words"),
     [
         (("rollout.overlap=inflight", "run.deterministic=true"), "needs rollout.overlap='off' or 'lag'"),
-        (("rollout.overlap=inflight", "optim.average=0.9"), "set rollout.overlap to 'lag', or optim.average to 0"),
         (("rollout.spare=1",), "needs rollout.overlap='inflight': set it so"),
         (("rollout.spare=1", "rollout.overlap=lag"), "needs rollout.overlap='inflight': set it so"),
     ],

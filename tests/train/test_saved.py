@@ -1,6 +1,6 @@
 """Updates from saved episodes: those of the run that played them, bit by bit, without engine and environment.
 
-Runs that train adapters or keep an average: they go on exactly, and every reader of checkpoints sees their model.
+Runs that train adapters: they go on exactly, and every reader of checkpoints sees their model.
 """
 
 import asyncio
@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentrl.algos import ADVANTAGES, LOSSES
 from agentrl.cli import main
 from agentrl.config import Config, load_config, with_overrides
-from agentrl.engines.transformers import TransformersEngine
 from agentrl.errors import AgentRLError, RunFolderError, UsageError
 from agentrl.eval.command import EvalRequest
 from agentrl.eval.command import run as evaluate
@@ -32,7 +31,7 @@ from agentrl.runs.checkpoint import export, load_state, model_at
 from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.records import read_episodes
 from agentrl.runs.settings import read_config, read_versions
-from agentrl.runs.shards import Shards, shard_name
+from agentrl.runs.shards import shard_name
 from agentrl.train.learner import Learner
 from agentrl.train.run import resume, train, train_on
 from agentrl.train.saved import SavedEpisodes
@@ -62,7 +61,7 @@ def again(run: Path, *overrides: str, files: list[Path] | None = None) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [(), ("algo.kl_coef=0.1", "optim.average=0.5", "optim.epochs=2")])
+@pytest.mark.parametrize("settings", [(), ("algo.kl_coef=0.1", "optim.epochs=2")])
 def test_updates_are_those_of_the_run_bit_by_bit(on_disk: OnDisk, settings: tuple[str, ...]) -> None:
     run = train(on_disk("run.name=played", *EVERY, *settings), quiet())
     gymnasium.registry.pop("test/Shout-v0")  # nothing is to be played
@@ -193,7 +192,7 @@ def test_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert not any(here.iterdir())
 
 
-LORA = ("lora.rank=2", "lora.alpha=8", "optim.average=0.5", "optim.lr=1e-2", "algo.kl_coef=0.1")
+LORA = ("lora.rank=2", "lora.alpha=8", "optim.lr=1e-2", "algo.kl_coef=0.1")
 ONE = shard_name(0, 1)
 TINY = "model.tiny={hidden=32,heads=2,layers=2}"
 OWN = ("model.path=''", TINY, "sft.steps=2", "sft.episodes=4")
@@ -251,9 +250,6 @@ def test_adapters_beside_a_model_of_ones_own(config: Config, monkeypatch: pytest
         held = {file.name for file in path.iterdir()}
         assert {"adapter_config.json", "adapter_model.safetensors", "optimizer"} < held
         assert not {"config.json", "model.safetensors"} & held and base_of(path) == str(Path("model").resolve())
-    # Fresh ones first, then others: the average of what was trained, which is saved beside it.
-    names = [" ".join(Shards(path / "optimizer").names) for path in checkpoints(run)]
-    assert [".trained" in held for held in names] == [False, True, True, True]
     check_goes_on(run, 0)
     check_goes_on(run, 2, "optim.gradient_checkpointing=true")
     check_readers(run)
@@ -289,28 +285,6 @@ def test_adapters_after_a_warm_start_of_the_whole_model(config: Config) -> None:
     message = r"step-000003 has the adapters of .*step-000000, which holds another model"
     with pytest.raises(RunFolderError, match=message):
         model_at(str(run), print)
-
-
-@pytest.mark.slow
-def test_weights_are_averaged_for_evaluation_alone(config: Config) -> None:
-    config = with_overrides(config, ["lora.rank=0", "eval.every=1", "save.episodes_every=1"])
-    load, seen = TransformersEngine.load_weights, dict[int, set[float]]()
-
-    async def noting(self: Any, named_tensors: Any, version: int) -> None:
-        tensors = list(named_tensors)
-        seen.setdefault(version, set()).add(sum(float(tensor.detach().double().sum()) for _, tensor in tensors))
-        await load(self, tensors, version)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TransformersEngine, "load_weights", noting)
-        averaged = train(config, quiet())
-    assert min(seen) < -1 and all(len(sums) == 1 for sums in seen.values()), "a version names one set of weights"
-    plain = train(with_overrides(config, ["optim.average=0.0", "run.name=plain"]), quiet())
-    assert rows_of(averaged) == rows_of(plain), "training does not see it"
-    check_goes_on(averaged, 1)
-    trained, other = (dict(load_model(checkpoints(run)[-1]).named_parameters()) for run in (averaged, plain))
-    assert not any(torch.equal(weight, other[name]) for name, weight in trained.items())
-    check_readers(averaged)
 
 
 def test_layers_that_are_not_there_are_refused_before_anything_is_written(config: Config) -> None:

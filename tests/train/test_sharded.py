@@ -113,10 +113,9 @@ def update(learner: Learner, packs: Sequence[Batch] = PACKS) -> float:
 def save(learner: Learner, folder: Path) -> dict[str, Tensor]:
     """Save what a checkpoint holds; give the trained weights and all that safetensors finds, ranks' rows end to end."""
     (folder / "optimizer").mkdir(parents=True)
-    with learner.averaged():
-        weights = {name: weight.detach().clone() for name, weight in learner.state_dict().items()}
-        torch.save(weights, folder / "model")
-        learner.save(folder / "optimizer")
+    weights = {name: weight.detach().clone() for name, weight in learner.state_dict().items()}
+    torch.save(weights, folder / "model")
+    learner.save(folder / "optimizer")
     files = [load_file(file) for file in sorted((folder / "optimizer").iterdir())]
     rows = {name: [file[name] for file in files] for name in files[0]}
     held = {name: torch.cat(parts) if parts[0].ndim else parts[0] for name, parts in rows.items()}
@@ -144,8 +143,7 @@ def told_by(learner: Learner, packs: Sequence[Batch]) -> dict[str, Any]:
     update(learner, packs)
     results |= {"reference": learner.score_reference(batch), "after": list(learner.score(batch))}
     results["frozen"] = frozen(batch)
-    with learner.averaged():
-        results["average"] = {name: weight.detach().clone() for name, weight in learner.weights()}
+    results["weights"] = {name: weight.detach().clone() for name, weight in learner.weights()}
     return results
 
 
@@ -159,7 +157,7 @@ def apart(left: Any, right: Any) -> float:
 
 def begin(model: Any, lora: int, folder: Path) -> Any:
     """What a learner holds when it saves after its first update, and what after the second."""
-    learner = make(model, average=0.8, lora=lora)
+    learner = make(model, lora=lora)
     update(learner)
     saved = save(learner, folder)
     update(learner)
@@ -199,7 +197,7 @@ def test_two_ranks_learn_what_one_does(tokenizer: Any, two: None, shape: Any, op
     model = tiny(tokenizer, **shape)
     cut = PACKS if packs > 1 else batch_of(SHAPES).split(99)
     assert len(cut) == packs
-    both, alone = (on(world, lambda: told_by(make(model, average=0.8, **options), cut)) for world in (2, 1))
+    both, alone = (on(world, lambda: told_by(make(model, **options), cut)) for world in (2, 1))
     assert both.keys() == alone.keys()
     # Adam takes the sign of a gradient that is nearly 0, and so makes more of rounding.
     for name, wanted in alone.items():
@@ -230,7 +228,7 @@ def test_what_some_ranks_save_others_load(
     model: Any, two: None, three: tuple[Path, Any], tmp_path: Path, before: int, after: int, lora: int
 ) -> None:
     def go_on(saved: Path, again: Path) -> Any:
-        learner = make(model, average=0.8, lora=lora, saved=saved)
+        learner = make(model, lora=lora, saved=saved)
         held = save(learner, again)
         update(learner)
         return held, held_by(learner)
@@ -285,7 +283,7 @@ def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any, two
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: Any, two: None, world: int) -> None:
     def work() -> list[Any]:
-        learner = make(model, average=0.8)
+        learner = make(model)
         update(learner)
         results: list[Any] = [held_by(learner)]
         take = learner._step  # pyright: ignore

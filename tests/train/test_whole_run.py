@@ -250,7 +250,7 @@ def start(server: Server, tmp_path: Path) -> Start:
     """Start ``agentrl train`` with a toy environment: ``start("name", "run.ranks=2")``."""
     (tmp_path / "toy.py").write_text(TOY)
     (tmp_path / "run.toml").write_text(ARITHMETIC)
-    settings = ("env.id='toy:test/Toy-v0'", "sft.steps=2", "sft.tasks=8", "optim.average=0.5", "algo.kl_coef=0.1")
+    settings = ("env.id='toy:test/Toy-v0'", "sft.steps=2", "sft.tasks=8", "algo.kl_coef=0.1")
     settings += ("rollout.concurrency=6", "rollout.turn_tokens=8", "eval.tasks=1")
 
     def begin(name: str, *overrides: str) -> Command:
@@ -286,7 +286,7 @@ def test_two_ranks_play_ahead_as_one_does(start: Start, tmp_path: Path) -> None:
     short = ("optim.steps=3", "eval.every=0", "save.every=0")
     start("one", *short, "rollout.overlap=lag").done()
     start("two", *short, "rollout.overlap=lag", "run.ranks=2").done()
-    start("flying", *short, "optim.average=0", "rollout.overlap=inflight", "run.ranks=2").done()
+    start("flying", *short, "rollout.overlap=inflight", "run.ranks=2").done()
     single, double, flying = (rows_of(tmp_path / "runs" / name) for name in ("one", "two", "flying"))
     assert [[row["staleness_max"] for row in rows] for rows in (single, double)] == [[0, 1, 1]] * 2
     assert [row["reward_mean"] for row in double] == [row["reward_mean"] for row in single]
