@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,11 @@ from agentrl.toolenv.base import ToolEnv
 Row = Mapping[str, Any]
 LAYOUTS: dict[str, dict[str, tuple[str, Row]]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 """By kind of problem and data set: the name of a file, and a row of it with names of what differs in ``<>``."""
+
+
+def tables(name: str) -> dict[str, Any]:
+    """What the TOML file of this name holds."""
+    return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def filled(template: Any, values: Row) -> Any:

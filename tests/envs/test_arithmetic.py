@@ -72,20 +72,9 @@ def test_problems_are_many_and_the_same_each_time(level: int) -> None:
     assert len({problem.prompts for problem in problems}) > 990
     for problem in problems:
         assert problem.values[-1] == evaluate(problem.expression) > 0
+        assert len(problem.prompts) == len(problem.sums) == {4: 2, 5: 3}.get(level, 1)
         assert [value_of_python(text) for text in problem.sums] == list(problem.values)
         assert all(len(prompt) < 100 for prompt in problem.prompts)
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("level", LEVELS)
-def test_gold_is_perfect(level: int, split: str) -> None:
-    env = Arithmetic(level=level, split=split)
-    for task in itertools.islice(env.task_set, 6):
-        env.reset(seed=0, options={"task": task.id})
-        turns = [env.step(action) for action in env.gold(task)]
-        assert [turn[1:4] for turn in turns] == [(0.0, False, False)] * (len(turns) - 1) + [(1.0, True, False)]
-        assert len(turns) == {4: 3, 5: 4}.get(level, 2)
-    env.close()
 
 
 def test_gold_writes_the_problem_without_spaces() -> None:

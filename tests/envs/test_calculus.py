@@ -3,9 +3,7 @@
 import functools
 import itertools
 import re
-import tomllib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -16,6 +14,8 @@ from sympy.parsing.sympy_parser import implicit_multiplication_application, pars
 from agentrl.envs.generated.calculus import equal
 from agentrl.envs.generated.calculus_problems import AnswerKind, CalculusProblem, make_problem
 from agentrl.grading.formulas import FUNCTIONS, MAX_CHARS, parse, write
+
+from .published import tables
 
 X = sympy.Symbol("x", positive=True)
 make_problem = functools.cache(make_problem)
@@ -83,9 +83,7 @@ def test_kinds_and_variety() -> None:
         assert len({problem.answer for problem in problems}) > 26
 
 
-TABLES: dict[str, dict[str, dict[str, list[str]]]] = tomllib.loads(
-    Path(__file__).with_name("calculus.toml").read_text()
-)
+TABLES: dict[str, dict[str, dict[str, list[str]]]] = tables("calculus")
 """Answers to be found equal, and others to be found different, by the kind and by what is expected."""
 JUDGED = [
     (answer, expected, kind, verdict == "equal")

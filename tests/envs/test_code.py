@@ -2,7 +2,6 @@
 
 import json
 import time
-import tomllib
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import agentrl
 from agentrl.envs.code.env import Code, problem_of, submission
 from agentrl.errors import ConfigError
 from agentrl.sandboxes import SandboxUnavailable
+
+from .published import tables
 
 ID = "agentrl/Code-v0"
 SAMPLE = [(split, task.id) for split in ("train", "test") for task in Code(split=split).task_set]
@@ -38,7 +39,7 @@ def play(env: Code, text: str, task: str = "caesar") -> tuple[float, dict[str, f
     return reward, info["parts"]
 
 
-TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("code_graded.toml").read_text(encoding="utf-8"))
+TABLES = tables("code_graded")
 
 
 @pytest.mark.parametrize(("text", "code"), [*TABLES["submissions"], *((text, None) for text in TABLES["nothing"])])

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,8 @@ from agentrl.envs.code.grading import CallCase, Problem, StreamCase
 from agentrl.envs.code.values import TRUTH, Tolerance
 from agentrl.errors import ConfigError
 from agentrl.toolenv.tasks import split_of
+
+from .published import tables
 
 ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("code_rows.json").read_text(encoding="utf-8"))
 FUNCTION, PROGRAM, HUMAN_EVAL, MBPP, APPS_PROGRAM, APPS_CALL, LEETCODE = ROWS.values()
@@ -91,7 +92,7 @@ def test_asserts_that_are_read(source: str, expected: CallCase) -> None:
     assert read_asserts(f"assert {source}", "f") == (expected,)
 
 
-WRONG: dict[str, list[Any]] = tomllib.loads(Path(__file__).with_name("code_wrong.toml").read_text())
+WRONG = tables("code_wrong")
 LARGE = ["assert f(" + "(" * 900, "assert f(" + "-" * 90000 + "1) == 1", "assert f(1) == " + "[" * 250 + "]" * 250]
 
 

@@ -1,9 +1,5 @@
 """Running hidden tests: verdicts, limits, what a submission finds around it, and faults that are nobody's reward."""
 
-import tomllib
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from agentrl.envs.code import grading
@@ -14,6 +10,8 @@ from agentrl.errors import InfrastructureError
 from agentrl.sandboxes.host.profiles import profile_of
 from agentrl.toolenv.tools.python import close_shared_sandbox, shared_sandbox
 
+from .published import tables
+
 ECHO = Problem(entry_point="echo", cases=tuple(call_of([n], {}, n) for n in range(4)))
 PROGRAM = Problem(cases=(StreamCase(stdin="a\n", stdout="a\n"),))
 
@@ -22,7 +20,7 @@ def echo(body: str) -> str:
     return f"def echo(n):\n    {body}\n    return n\n"
 
 
-TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("code_graded.toml").read_text(encoding="utf-8"))
+TABLES = tables("code_graded")
 
 
 @pytest.mark.parametrize(("body", "expected"), TABLES["verdicts"])

@@ -2,8 +2,6 @@
 
 import json
 import math
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +10,8 @@ from hypothesis import strategies as st
 
 from agentrl.envs.code.inside import Claim, describe
 from agentrl.envs.code.values import MAX_VALUE_CHARS, Tolerance, described, read_claim, same_output, same_value
+
+from .published import tables
 
 INF, NAN = float("inf"), float("nan")
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
@@ -138,7 +138,7 @@ def test_subclasses_are_described_by_what_they_hold() -> None:
     assert describe(range(2)) == {"other": "range"}
 
 
-OUTPUTS: list[Any] = tomllib.loads(Path(__file__).with_name("code_graded.toml").read_text("utf-8"))["outputs"]
+OUTPUTS = tables("code_graded")["outputs"]
 
 
 @pytest.mark.parametrize(("expected", "written", "right"), OUTPUTS)

@@ -1,10 +1,7 @@
 """Countdown-v0: puzzles that have a solution, every solution found right, and nothing else."""
 
 import itertools
-import tomllib
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +9,8 @@ from hypothesis import strategies as st
 
 from agentrl.envs.generated.countdown import key_of, make_puzzle, solves
 from agentrl.grading.formulas import parts, write
+
+from .published import tables
 
 
 def reachable(numbers: tuple[Fraction, ...]) -> set[Fraction]:
@@ -46,7 +45,7 @@ def test_puzzles_have_the_level_s_numbers_and_a_solution(level: int) -> None:
         assert sorted(part for part in parts(puzzle.solution) if isinstance(part, Fraction)) == sorted(puzzle.numbers)
 
 
-TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("countdown.toml").read_text(encoding="utf-8"))
+TABLES = tables("countdown")
 
 
 @pytest.mark.parametrize("answer", TABLES["right"])

@@ -12,6 +12,8 @@ import zstandard
 from agentrl.envs.datafiles import SourceRow, left_over, read_rows, stamp
 from agentrl.errors import UsageError
 
+from .published import write
+
 DATA = [{"problem": "1+1", "answer": 2}, {"problem": "é\N{GREEK SMALL LETTER PI}", "answer": [1, {"a": None}]}]
 
 
@@ -72,28 +74,12 @@ def test_bad_lines_are_handed_on(tmp_path: Path) -> None:
 
 
 def test_parquet(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     rows = [
         {"prompt": [{"role": "user", "content": str(i)}], "reward_model": {"ground_truth": str(i)}} for i in range(3000)
     ]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    read = list(read_rows(str(tmp_path / "a.parquet")))
+    read = list(read_rows(write(tmp_path / "a.parquet", rows)))
     assert [row.data for row in read] == rows
     assert read[1700].location == "a.parquet row 1701"
-
-
-def test_a_folder_through_the_datasets_library(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    for split in ("train", "test"):
-        (folder / f"{split}.jsonl").write_bytes(as_lines([{"problem": split, "answer": "1"}]))
-    rows = list(read_rows(str(folder), split="test"))
-    assert [row.data for row in rows] == [{"problem": "test", "answer": "1"}]
-    assert rows[0].location.endswith("[test] row 1")
-    with pytest.raises(UsageError, match="split 'dev'"):
-        list(read_rows(str(folder), split="dev"))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
 """LinearSystems-v0: systems whose solutions sympy agrees with, every way to write them, and nothing else."""
 
 import itertools
-import tomllib
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import sympy
 
 from agentrl.envs.generated.linear_systems import System, key_of, make_system, solves, write_system
+
+from .published import tables
 
 ONE = System(rows=((2, 3), (1, -1)), right=(4, -3), kind="one", solution=(Fraction(-1), Fraction(2)))
 HALVES = System(rows=((2, 0), (0, 4)), right=(-1, 3), kind="one", solution=(Fraction(-1, 2), Fraction(3, 4)))
@@ -54,7 +54,7 @@ def test_equations_in_another_order_are_the_same_problem() -> None:
 
 
 SYSTEMS = {"one": ONE, "halves": HALVES, "none": NONE, "many": MANY}
-TABLES: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("linear_systems.toml").read_text())
+TABLES: dict[str, dict[str, list[str]]] = tables("linear_systems")
 
 
 @pytest.mark.parametrize(("name", "answer"), [(name, text) for name in SYSTEMS for text in TABLES["right"][name]])

@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import re
-import tomllib
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +18,8 @@ from agentrl.envs.math.data import SAMPLE
 from agentrl.envs.math.env import Math
 from agentrl.errors import ConfigError, UsageError
 from agentrl.grading.latex import same_answer
+
+from .published import tables
 
 pytestmark = pytest.mark.usefixtures("graders")
 IDS = ("agentrl/Math-v0", "agentrl/MathPython-v0")
@@ -145,7 +146,7 @@ def test_the_sample() -> None:
             assert agentrl.make(env_id, split=split).task_set.size == size
 
 
-TABLES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("math.toml").read_text())
+TABLES = tables("math")
 REWARDED = [(text, reward) for reward, texts in ((1.0, TABLES["right"]), (0.0, TABLES["wrong"])) for text in texts]
 
 

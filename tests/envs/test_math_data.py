@@ -1,12 +1,12 @@
 """Layouts, bad rows, duplicates and splits of mathematical data sets."""
 
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl.envs.datafiles import read_rows
 from agentrl.envs.math.data import Source, load_problems
 from agentrl.errors import ConfigError, UsageError
 
@@ -90,7 +90,7 @@ def test_what_adds_nothing_is_not_left_over(write: Write, row: dict[str, Any]) -
 ASKED = "Answer with the letter of the right choice."
 
 
-CHOICES: list[Any] = tomllib.loads(Path(__file__).with_name("math.toml").read_text())["choices"]
+CHOICES: list[Any] = published.tables("math")["choices"]
 
 
 @pytest.mark.parametrize(("choices", "answer", "shown", "letter"), CHOICES)
@@ -234,3 +234,5 @@ def test_folders_and_their_splits(write: Write, tmp_path: Path) -> None:
     turned = Source(data=both, split=(("test", "train"), ("train", "test")))
     assert load_problems(turned)["test"][0].prompt == "train 0"
     assert set(problems(Source(data=folder, split="test"))) == {"test 0", "test 1", "test 2"}
+    assert next(read_rows(folder, split="test")).location.endswith("[test] row 1")
+    refused(folder, "split 'dev'", split="dev")

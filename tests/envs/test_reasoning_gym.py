@@ -1,8 +1,6 @@
 """reasoning-gym/<task>-v0: every task of the library by id, its scores, and answers that do no harm."""
 
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +15,8 @@ from agentrl.envs.reasoning_gym.names import TASKS
 from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError, UsageError
 from agentrl.toolenv.checker import tasks as checker_tasks
 from agentrl.toolenv.tasks import split_of
+
+from ..conftest import python
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the library's, as it is imported
 NO_GOLD = {"boxnet", "rush_hour"}
@@ -41,15 +41,10 @@ def played(env: ReasoningGym, text: str, index: int = 0) -> float:
     return env.step(text)[1]
 
 
-def printed(code: str) -> str:
-    """What a Python without our settings prints."""
-    surroundings = {"PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(command, env=surroundings, capture_output=True, text=True, check=True).stdout
-
-
 def test_the_names_are_the_library_s() -> None:
-    names = printed("from reasoning_gym.factory import DATASETS; print(*sorted(DATASETS))").split()
+    names = python(
+        "-W", "ignore", "-c", "from reasoning_gym.factory import DATASETS; print(*sorted(DATASETS))"
+    ).stdout.split()
     assert set(TASKS) == set(names) - {"composite"}
     assert len(TASKS) == len(set(TASKS)) == 105
 
@@ -58,7 +53,8 @@ def test_every_task_is_registered_without_the_library() -> None:
     assert {f"reasoning-gym/{name}-v0" for name in TASKS} <= set(gymnasium.registry)
     assert {f"reasoning-gym/{name}-v0" for name in TASKS} <= set(agentrl.list_envs())
     code = "import sys, gymnasium, agentrl; env = gymnasium.make('reasoning-gym/chain_sum-v0').unwrapped; env.reset()\n"
-    assert printed(f"{code}env.close(); print('reasoning_gym' in sys.modules)") == "False\n"
+    code += "env.close(); print('reasoning_gym' in sys.modules)"
+    assert python("-W", "ignore", "-c", code).stdout == "False\n"
 
 
 def test_a_machine_without_the_library_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
