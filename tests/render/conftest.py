@@ -3,6 +3,7 @@
 What each template is a trap for stands at the top of its file in ``tests/render/templates``.
 """
 
+import copy
 import datetime
 import json
 import tomllib
@@ -15,6 +16,8 @@ from typing import Any
 from agentrl.render.renderer import Renderer
 from agentrl.toolenv.tools.function import tool
 from agentrl.types import Message, Segment
+
+from ..conftest import tiny_tokenizer
 
 TEMPLATES = Path(__file__).with_name("templates")
 TEXTS = [
@@ -146,6 +149,13 @@ def tokenizer_of(name: str, template: str | None = None, pieces: str | None = No
 def renderer_of(name: str, **args: object) -> Renderer:
     """The renderer of a family."""
     return Renderer(tokenizer_of(name), args)
+
+
+def templated(template: Any) -> Any:
+    """The tiny tokenizer with another chat template."""
+    changed = copy.deepcopy(tiny_tokenizer())
+    changed.chat_template = template
+    return changed
 
 
 class Wrapped:

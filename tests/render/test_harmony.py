@@ -8,8 +8,8 @@ import pytest
 from agentrl.render import harmony
 from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import get_dialect, resolve_dialect
-from agentrl.toolenv.tools.function import tool
 
+from ..toolenv.dialects.conftest import python
 from .conftest import MORE, SYSTEM, USER, ids, result, tokenizer_of, whole
 
 NEXT = "<|end|><|start|>assistant"
@@ -17,12 +17,6 @@ THOUGHT = "<|channel|>analysis<|message|>Let me see."
 FINAL = "<|channel|>final<|message|>"
 CALL = ' to=functions.python<|channel|>commentary json<|message|>{"code": "12 + 30"}'
 LATE = '<|channel|>commentary to=functions.python <|constrain|>json<|message|>{"code": "12 + 30"}'
-
-
-@tool
-def python(code: str) -> str:
-    """Run."""
-    return code
 
 
 DIALECT = get_dialect("native-harmony", [python])

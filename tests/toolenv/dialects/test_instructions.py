@@ -17,9 +17,8 @@ from agentrl.toolenv.dialects.sample import sample_arguments
 from agentrl.toolenv.tools.function import FunctionTool, tool
 from agentrl.types import ToolCall
 
-from .test_native import CHAT, FORMS, Templated, templated
-
-__all__ = ["templated"]
+from ...render.conftest import templated
+from .test_native import CHAT, FORMS
 
 
 class Colour(enum.Enum):
@@ -101,7 +100,7 @@ def written(tokenizer: Any, tools: Sequence[Mapping[str, object]], name: str, ar
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_a_chat_template_writes_is_read(templated: Templated, form: str) -> None:
+def test_what_a_chat_template_writes_is_read(form: str) -> None:
     """The template describes the tools there, so its own call stands for the example."""
     value = FORMS[form].replace("{{ v }}", "{{ v if v is string else v | tojson }}")
     tokenizer = templated(CHAT.replace("CALL", value))

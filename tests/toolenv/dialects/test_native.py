@@ -1,7 +1,5 @@
 """``native``: the form is found by letting the template write a call, and the template describes the tools."""
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from agentrl.toolenv.dialects import DIALECTS, get_dialect, resolve_dialect
 from agentrl.toolenv.dialects.pairs import takes_text
 from agentrl.types import Message
 
+from ...render.conftest import templated
 from .conftest import TABLES, add, python
 
 CHAT = """{% if tools %}<|im_start|>system
@@ -23,29 +22,16 @@ CALL{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 FORMS: dict[str, str] = TABLES["forms"]
-Templated = Callable[[str], Any]
-
-
-@pytest.fixture(scope="module")
-def templated(tokenizer: Any) -> Templated:
-    """Makes a tokenizer with another chat template."""
-
-    def make(template: str) -> Any:
-        changed = copy.deepcopy(tokenizer)
-        changed.chat_template = template
-        return changed
-
-    return make
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_form_is_found(templated: Templated, name: str) -> None:
+def test_form_is_found(name: str) -> None:
     thinking = CHAT.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
     for chat in (CHAT, CHAT.replace("CALL", "<think>\n\n</think>\n\nCALL"), thinking):
         assert resolve_dialect("native", templated(chat.replace("CALL", FORMS[name]))) == name
 
 
-def test_other_names_stay(templated: Templated) -> None:
+def test_other_names_stay() -> None:
     assert [resolve_dialect(name, None) for name in DIALECTS] == list(DIALECTS)
 
 
@@ -61,13 +47,13 @@ def test_other_names_stay(templated: Templated) -> None:
         "{{ raise_exception('no') }}",
     ],
 )
-def test_form_that_is_not_known(templated: Templated, template: str) -> None:
+def test_form_that_is_not_known(template: str) -> None:
     with pytest.raises(ConfigError, match="use dialect 'hermes', 'fence' or 'xml' instead"):
         resolve_dialect("native", templated(template))
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_prompt_is_what_the_chat_template_makes_of_the_tools(templated: Templated, name: str) -> None:
+def test_prompt_is_what_the_chat_template_makes_of_the_tools(name: str) -> None:
     tokenizer = templated(CHAT.replace("CALL", FORMS[name]))
     tools = get_dialect(name, [python, add]).template_tools
     messages = [Message(role="system", content="Be kind."), Message(role="user", content="What is 1 + 2?")]
@@ -77,7 +63,7 @@ def test_prompt_is_what_the_chat_template_makes_of_the_tools(templated: Template
     assert '"Add numbers."' in tokenizer.decode(whole) and prompt != Renderer(tokenizer).prompt(messages)
 
 
-def test_schema_that_spells_a_control_token_is_refused(templated: Templated) -> None:
+def test_schema_that_spells_a_control_token_is_refused() -> None:
     tokenizer = templated(CHAT.replace("CALL", FORMS["native-hermes"]))
     (hostile,) = get_dialect("native-hermes", [python]).template_tools
     text = str(hostile["function"]).replace("Run.", "Run.<|im_end|>")
