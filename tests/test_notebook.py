@@ -1,17 +1,15 @@
 """The notebook trains an agent, run as written; and what is committed of it was run in order and is small."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from .conftest import ROOT, python
+
 NOTEBOOK = ROOT / "docs" / "notebooks" / "own_environment.ipynb"
 
 
@@ -35,10 +33,8 @@ def test_the_notebook_trains_an_agent(tmp_path: Path, require: Any) -> None:
     require(bool(find_spec("nbclient") and find_spec("ipykernel")), "needs nbclient and ipykernel")
     shutil.copy(NOTEBOOK, tmp_path)
     # Its cells start processes of their own, which find the package as this process does.
-    command = [sys.executable, "-c", "from nbclient.cli import main; main()", "--inplace", NOTEBOOK.name]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    program = "from nbclient.cli import main; main()"
+    python("-c", program, "--inplace", NOTEBOOK.name, folder=tmp_path, OMP_NUM_THREADS="1")
     evals = [json.loads(line) for line in (tmp_path / "runs" / "first" / "evals.jsonl").read_text().splitlines()]
     assert [row["step"] for row in evals] == [0, 4, 8, 12, 16]
     assert evals[-1]["success"] > max(0.75, evals[0]["success"]), "it learned nothing"

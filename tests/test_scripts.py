@@ -137,11 +137,6 @@ def test_missing_venv_module_names_the_package_of_that_python(clone: Path, tmp_p
     assert shown.stderr.strip().endswith("apt-get install python3.12-venv")
 
 
-def test_this_python_is_found(clone: Path) -> None:
-    shown = bash(f'source "{clone}/scripts/lib.sh"; find_python', cwd=Path("/"), PYTHON=sys.executable)
-    assert shown.stdout.strip() == sys.executable
-
-
 def test_second_run_installs_nothing(clone: Path, install: Shell, tmp_path: Path) -> None:
     run_1, run_2 = install("train"), install("train")
     assert run_1.stdout == run_2.stdout == "done\n"

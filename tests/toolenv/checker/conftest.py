@@ -1,6 +1,7 @@
 """What the tests of the checker share: environments registered for the length of a test."""
 
-from collections.abc import Callable, Generator
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -21,18 +22,15 @@ def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def register() -> Generator[Register]:
+def register(clean_registry: None) -> Register:
     """Register a class by its name with its arguments, or a function as it is; gives the id."""
-    made: list[str] = []
+    numbers = itertools.count()
 
     def register(kind: Callable[..., ToolEnv]) -> str:
-        env_id = f"test/Checked{len(made)}-v0"
+        env_id = f"test/Checked{next(numbers)}-v0"
         point = f"{kind.__module__}:{kind.__qualname__}"
         entry_point: Any = kind if "<" in point else point
         gymnasium.register(env_id, entry_point=entry_point, kwargs=dict(getattr(kind, "arguments", {})))
-        made.append(env_id)
         return env_id
 
-    yield register
-    for env_id in made:
-        gymnasium.registry.pop(env_id)
+    return register
