@@ -93,8 +93,8 @@ def require() -> Callable[[bool, str], None]:
     Where ``AGENTRL_CI=1`` is set the test fails instead.
     """
 
-    def check(there: bool, reason: str) -> None:
-        if not there:
+    def check(present: bool, reason: str) -> None:
+        if not present:
             pytest.skip(reason)
 
     return check

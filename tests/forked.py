@@ -42,7 +42,7 @@ class Command:
 
     def descendants(self) -> set[int]:
         """Its children, their children and so on."""
-        return {one.pid for one in psutil.Process(self.pid).children(recursive=True)}
+        return {child.pid for child in psutil.Process(self.pid).children(recursive=True)}
 
     def wait(self) -> int:
         """The exit code; a signal's number, negative, where one ended it."""

@@ -25,7 +25,7 @@ def missing() -> dict[str, str]:
         "reasoning-gym": (find_spec("reasoning_gym"), "pip install 'agentrl[reasoning-gym]'"),
         "a CUDA device": (os.path.exists("/dev/nvidia0"), "needs the hardware"),
     }
-    return {name: remedy for name, (there, remedy) in lacks.items() if not there}
+    return {name: remedy for name, (present, remedy) in lacks.items() if not present}
 
 
 class Progress:
@@ -39,7 +39,7 @@ class Progress:
         self._stopped = threading.Event()
 
     def pytest_report_header(self) -> list[str]:
-        """Say what will be skipped, and how long the rest takes."""
+        """Report what will be skipped, and how long the rest takes."""
         all_files = self._config.args_source is pytest.Config.ArgsSource.TESTPATHS
         everything = all_files and not self._config.getoption("markexpr")
         lines = [f"On two quiet cores these tests take {MINUTES} minutes."] if everything else []

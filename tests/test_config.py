@@ -184,7 +184,7 @@ def test_config_round_trip(args: dict[str, Any], path: str) -> None:
     config = parse_config({"env": {"args": args}, "model": {"path": path}, "optim": {"lr": 3e-7}})
     again = written_and_read(config)
     assert again == config
-    read, written = ({name: type(value) for name, value in one.items()} for one in (again.env.args, args))
+    read, written = ({name: type(value) for name, value in table.items()} for table in (again.env.args, args))
     assert read == written
 
 
@@ -211,6 +211,6 @@ def is_model(kind: object) -> bool:
 
 
 def test_settings_stay_few() -> None:
-    found = leaves(Config)
-    assert {"optim.lr", "env.mix.weight", "lora.rank"} <= {*found}, "in tables of tables too"
-    assert len(found) <= MAX_SETTINGS, found
+    settings = leaves(Config)
+    assert {"optim.lr", "env.mix.weight", "lora.rank"} <= {*settings}, "in tables of tables too"
+    assert len(settings) <= MAX_SETTINGS, settings

@@ -51,5 +51,5 @@ def test_hostile_episodes_are_all_played(tokenizer: Any, count: int) -> None:
         collected = asyncio.run(collector.collect(specs, ScriptedEngine(()), Sampling(max_tokens=2000)))
     assert (len(collected.groups), collected.faults, collected.lost) == (count, 0, 0)
     for (trajectory,) in collected.groups:
-        told = [tokenizer.decode(segment.token_ids) for segment in trajectory.segments if segment.source == "tool"]
-        assert "42" in told[-1], "the next program of the same episode runs as ever"
+        answers = [tokenizer.decode(segment.token_ids) for segment in trajectory.segments if segment.source == "tool"]
+        assert "42" in answers[-1], "the next program of the same episode runs as ever"

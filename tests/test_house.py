@@ -55,7 +55,7 @@ OUTPUT = {"build", "dist", "runs"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """One import statement, resolved to the module that it loads."""
+    """One import use, resolved to the module that it loads."""
 
     target: str
     line: int
@@ -124,7 +124,7 @@ def load(root: Path) -> dict[str, Module]:
     return modules
 
 
-def find_imports(node: ast.AST, package: str, known: set[str], when: str = "module") -> Iterator[Import]:
+def find_imports(node: ast.AST, package: str, modules: set[str], when: str = "module") -> Iterator[Import]:
     """Walk down, noting whether an import runs with the module, inside a function, or for type checkers only."""
     for child in ast.iter_child_nodes(node):
         inner = when
@@ -132,12 +132,12 @@ def find_imports(node: ast.AST, package: str, known: set[str], when: str = "modu
             inner = "function"
         elif when == "module" and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             inner = "typing"
-        for target in targets(child, package, known):
+        for target in targets(child, package, modules):
             yield Import(target=target, line=child.lineno, when=inner)  # pyright: ignore
-        yield from find_imports(child, package, known, inner)
+        yield from find_imports(child, package, modules, inner)
 
 
-def targets(node: ast.AST, package: str, known: set[str]) -> Iterator[str]:
+def targets(node: ast.AST, package: str, modules: set[str]) -> Iterator[str]:
     match node:
         case ast.Import(names=names):
             yield from (alias.name for alias in names)
@@ -146,10 +146,10 @@ def targets(node: ast.AST, package: str, known: set[str]) -> Iterator[str]:
             base = ".".join([*above, *([module] if module else [])])
             for alias in names:
                 inside = f"{base}.{alias.name}"
-                yield inside if inside in known else base
-        case ast.Call(func=ast.Attribute(attr="import_module") | ast.Name(id="import_module"), args=[first, *_]):
-            if isinstance(first, ast.Constant):
-                yield str(first.value)
+                yield inside if inside in modules else base
+        case ast.Call(func=ast.Attribute(attr="import_module") | ast.Name(id="import_module"), args=[module, *_]):
+            if isinstance(module, ast.Constant):
+                yield str(module.value)
 
 
 def ours(modules: Mapping[str, Module]) -> Iterator[Module]:
@@ -173,8 +173,8 @@ def opens_a_file(node: ast.AST) -> bool:
 
 def code_lines(text: str, tree: ast.AST) -> int:
     """Lines that hold code: no blank lines, no comments, no docstrings."""
-    told = enumerate(map(str.strip, text.splitlines()), start=1)
-    lines = {number for number, line in told if line and not line.startswith("#")}
+    numbered = enumerate(map(str.strip, text.splitlines()), start=1)
+    lines = {number for number, line in numbered if line and not line.startswith("#")}
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
@@ -188,20 +188,20 @@ def rule_floor(root: Path) -> Iterator[str]:
             yield f"{module.path} is a new room: give it a floor in tests/test_house.py"
             continue
         floor = FLOOR_OF[module.room]
-        for found in module.imports:
-            if found.target.split(".")[0] != "agentrl":
+        for use in module.imports:
+            if use.target.split(".")[0] != "agentrl":
                 continue
-            other = room_of(found.target)
-            if left := [one for one in ALONE if is_in(module.name, one) and not is_in(found.target, one)]:
-                yield f"{module.at(found.line)}: {left[0]} imports nothing else of ours, but this does"
+            other = room_of(use.target)
+            if left := [name for name in ALONE if is_in(module.name, name) and not is_in(use.target, name)]:
+                yield f"{module.at(use.line)}: {left[0]} imports nothing else of ours, but this does"
             elif other == module.room:
                 continue
             elif other not in FLOOR_OF:
-                yield f"{module.at(found.line)} imports {found.target}, which has no floor: give it a floor"
+                yield f"{module.at(use.line)} imports {use.target}, which has no floor: give it a floor"
             elif FLOOR_OF[other] >= floor:
-                yield f"{module.at(found.line)} is on floor {floor} and imports {found.target} from {FLOOR_OF[other]}"
+                yield f"{module.at(use.line)} is on floor {floor} and imports {use.target} from {FLOOR_OF[other]}"
             elif other in BARRED.get(module.room, set()):
-                yield f"{module.at(found.line)} is in {module.room}, which may not import {other}"
+                yield f"{module.at(use.line)} is in {module.room}, which may not import {other}"
 
 
 def is_in(name: str, package: str) -> bool:
@@ -212,7 +212,7 @@ def rule_cycles(root: Path) -> Iterator[str]:
     """No module needs itself to be imported; imports for type checkers count as well."""
     modules = load(root)
     graph = {
-        module.name: {found.target for found in module.imports if found.when != "function" and found.target in modules}
+        module.name: {use.target for use in module.imports if use.when != "function" and use.target in modules}
         for module in ours(modules)
     }
     try:
@@ -225,9 +225,9 @@ def rule_torch_free(root: Path) -> Iterator[str]:
     """The lower floors never name torch, and importing what the base install offers loads no extra."""
     modules = load(root)
     for module in ours(modules):
-        for found in module.imports:
-            if module.room in TORCH_FREE and found.target.split(".")[0] == "torch":
-                yield f"{module.at(found.line)} imports torch, but {module.room} works without it"
+        for use in module.imports:
+            if module.room in TORCH_FREE and use.target.split(".")[0] == "torch":
+                yield f"{module.at(use.line)} imports torch, but {module.room} works without it"
         if module.room in LIGHT:
             yield from (f"importing {module.name} loads an extra: {way}" for way in ways_to_extras(module, modules))
 
@@ -236,13 +236,13 @@ def ways_to_extras(start: Module, modules: Mapping[str, Module]) -> Iterator[str
     stack, seen = [(start, start.name)], {start.name}
     while stack:
         module, way = stack.pop()
-        for found in module.imports:
-            step = f"{way} -> {found.target}"
-            if found.when == "module" and found.target.split(".")[0] in EXTRAS:
-                yield f"{step} ({module.at(found.line)})"
-            elif found.when == "module" and found.target in modules and found.target not in seen:
-                seen.add(found.target)
-                stack.append((modules[found.target], step))
+        for use in module.imports:
+            step = f"{way} -> {use.target}"
+            if use.when == "module" and use.target.split(".")[0] in EXTRAS:
+                yield f"{step} ({module.at(use.line)})"
+            elif use.when == "module" and use.target in modules and use.target not in seen:
+                seen.add(use.target)
+                stack.append((modules[use.target], step))
 
 
 def rule_file_length(root: Path) -> Iterator[str]:
@@ -255,9 +255,9 @@ def rule_file_length(root: Path) -> Iterator[str]:
 def rule_function_length(root: Path) -> Iterator[str]:
     """A function is one step."""
     for module in load(root).values():
-        for name, first, last in module.functions:
-            if (lines := last - first + 1) > MAX_FUNCTION:
-                yield f"{module.at(first)}: {name} has {lines} lines; the house allows {MAX_FUNCTION}"
+        for name, start, last in module.functions:
+            if (lines := last - start + 1) > MAX_FUNCTION:
+                yield f"{module.at(start)}: {name} has {lines} lines; the house allows {MAX_FUNCTION}"
 
 
 def rule_tests(root: Path) -> Iterator[str]:

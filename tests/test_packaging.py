@@ -75,13 +75,13 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 def package_files() -> dict[str, bytes]:
     """The package as it lies in the repository, envs and sandboxes through their links."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for top, folders, names in os.walk(ROOT / "agentrl", followlinks=True):
         folders[:] = [folder for folder in folders if folder != "__pycache__"]
         for name in names:
             path = Path(top) / name
-            found[path.relative_to(ROOT).as_posix()] = path.read_bytes()
-    return found | {START: (ROOT / START).read_bytes()}
+            contents[path.relative_to(ROOT).as_posix()] = path.read_bytes()
+    return contents | {START: (ROOT / START).read_bytes()}
 
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
@@ -163,7 +163,7 @@ print(json.dumps(played))
 def test_every_environment_resets_on_the_base_install(base: Path, tmp_path: Path) -> None:
     played = json.loads(run([base / "python", "-W", "error", "-c", PLAY_ALL, *HEAVY], cwd=tmp_path))
     graded_by_math_verify = [played.pop(f"agentrl/{name}-v0") for name in ("Math", "MathPython")]
-    assert all("pip install 'agentrl[math]'" in said for said in graded_by_math_verify), graded_by_math_verify
+    assert all("pip install 'agentrl[math]'" in message for message in graded_by_math_verify), graded_by_math_verify
     assert played and all(isinstance(messages, int) and messages for messages in played.values()), played
 
 

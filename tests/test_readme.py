@@ -119,8 +119,8 @@ PROGRAM = "import site, sys; site.addsitedir(sys.argv.pop(1)); from agentrl_star
 
 def environment(folder: Path) -> dict[str, str]:
     """The variables of a shell in which the environment with that bin folder is active."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return kept | {"PATH": f"{folder}{os.pathsep}{kept['PATH']}", "VIRTUAL_ENV": str(folder.parent)}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return variables | {"PATH": f"{folder}{os.pathsep}{variables['PATH']}", "VIRTUAL_ENV": str(folder.parent)}
 
 
 @pytest.mark.slow

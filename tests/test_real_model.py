@@ -55,8 +55,8 @@ def test_greedy_turns_are_those_of_generate(folder: str, name: str, require: Cal
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     theirs: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     asked = [f"Tom has {7 * n + 3} {what}. {'Why? ' * (n % 7)}" for n in range(25) for what in ("apples", "Vögel")]
-    chats = [[{"role": "user", "content": one}] for one in asked]
-    prompts = [tuple(tokenizer.apply_chat_template(one, add_generation_prompt=True)["input_ids"]) for one in chats]
+    chats = [[{"role": "user", "content": question}] for question in asked]
+    prompts = [tuple(tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]) for chat in chats]
     greedy = Sampling(temperature=0.0, max_tokens=8, stop_ids=frozenset({tokenizer.eos_token_id}))
 
     async def sample(engine: Engine) -> list[Completion]:
@@ -80,13 +80,14 @@ def test_it_trains_and_a_resumed_run_ends_as_a_whole_one(folder: str, here: Path
     shutil.copytree(whole, killed)
     shutil.rmtree(checkpoints(killed)[-1])
     assert main(["train", "--resume", "runs/killed"]) == 0
-    first, second = (checkpoints(run)[-1] for run in (whole, killed))
-    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+    unbroken, resumed = (checkpoints(run)[-1] for run in (whole, killed))
+    assert (unbroken / "model.safetensors").read_bytes() == (resumed / "model.safetensors").read_bytes()
     played = [read_episodes(run / "episodes" / "step-000005.jsonl.zst") for run in (whole, killed)]
-    assert [one.trajectory.segments for one in played[0]] == [one.trajectory.segments for one in played[1]]
+    segments = [[episode.trajectory.segments for episode in episodes] for episodes in played]
+    assert segments[0] == segments[1]
     assert main(["export", "runs/whole", "exported"]) == 0
     exported: Any = AutoModelForCausalLM.from_pretrained("exported")
-    trained: Any = AutoModelForCausalLM.from_pretrained(first)
+    trained: Any = AutoModelForCausalLM.from_pretrained(unbroken)
     assert all(map(torch.equal, exported.parameters(), trained.parameters()))
 
 

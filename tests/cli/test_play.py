@@ -22,7 +22,7 @@ Play = Callable[..., str]
 
 @tool
 def echo(text: str) -> str:
-    """Say it again."""
+    """Repeat it."""
     return f"\x1b[31m{text}\x1b[0m\u202e"
 
 
@@ -87,7 +87,7 @@ def test_a_whole_episode(play: Play) -> None:
     assert shown.splitlines() == [
         "task train-7, split train, at most 3 turns",
         "[system]",
-        *("To use echo, write", "```echo", "text", "```", "Say it again."),
+        *("To use echo, write", "```echo", "text", "```", "Repeat it."),
         "[user]",
         r"\x1b[2JSay 7.",
         "(your turn ends with a line that holds only a dot; :help lists the commands)",
@@ -111,7 +111,7 @@ def test_gold_plays_turn_by_turn(play: Play) -> None:
 
 def test_commands(play: Play) -> None:
     shown = play(":help\n:tools\n:dance\n:gold \n:quit\n2\n.\n")
-    assert "Ctrl-D" in shown and "echo: Say it again." in shown and "no command ':dance'" in shown
+    assert "Ctrl-D" in shown and "echo: Repeat it." in shown and "no command ':dance'" in shown
     assert shown.endswith("left after 1 turns: nothing was graded\n")
     assert "there are no tools" in play(":tools\n", env="test/Plain-v0")
 

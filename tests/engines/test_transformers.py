@@ -174,11 +174,11 @@ def test_rows_that_finished_stay_parked(make_engine: MakeEngine, reference: Any)
 def test_who_comes_while_all_slots_are_taken_waits(make_engine: MakeEngine) -> None:
     engine, order = make_engine(slots=2), []
 
-    async def one(number: int) -> None:
+    async def request(number: int) -> None:
         await engine.generate((*PROMPT, number), Sampling(max_tokens=3), seed=number)
         order.append(number)
 
-    outcomes(*map(one, range(5)))
+    outcomes(*map(request, range(5)))
     assert [set(order[:2]), set(order[2:4]), set(order[4:])] == [{0, 1}, {2, 3}, {4}]
 
 

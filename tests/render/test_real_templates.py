@@ -163,11 +163,11 @@ class Peer:
     def render_ids(self, rows: list[Any], **_options: object) -> list[int]:
         return list(self.renderer.prompt(rows).token_ids)
 
-    def bridge_to_next_turn(self, known: list[int], turn: list[int], answers: list[Any], **_options: object) -> Any:
+    def bridge_to_next_turn(self, tokens: list[int], turn: list[int], answers: list[Any], **_options: object) -> Any:
         if answers[0]["role"] == "user":
             return None
         added = self.renderer.extend(turn[:-1] if self.forgets else turn, answers)
-        return [*known, *turn, *(token for segment in added for token in segment.token_ids)]
+        return [*tokens, *turn, *(token for segment in added for token in segment.token_ids)]
 
 
 def test_peers_are_compared_token_by_token(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ def everything(
     *,
     here: Hidden,
 ) -> str:
-    """Tell the weather
+    """Report the weather
     of a city.
 
     It is made up.
@@ -62,7 +62,7 @@ def signature() -> Signature:
 
 
 def test_the_docstring_describes_function_and_arguments(signature: Signature) -> None:
-    assert signature.description == "Tell the weather of a city."
+    assert signature.description == "Report the weather of a city."
     assert signature.hidden == "here" and not signature.is_method
     properties = json.loads(json.dumps(signature.schema))["properties"]
     assert {name: schema.get("description") for name, schema in properties.items()} == {
