@@ -45,7 +45,7 @@ def folder(tmp_path: Path, tokenizer: Any) -> Path:
 @pytest.mark.slow
 def test_plan_of_the_tiny_model(command: Command) -> None:
     lines = command("plan", "--preset", "quickstart", *settings()).out.splitlines()
-    assert [line.split()[0] for line in lines] == ["memory"] * 11 + ["in", "a"]
+    assert [line.split()[0] for line in lines] == ["memory"] * 10 + ["in", "a"]
     spans = ", ".join(rf"[^,]*[1-9][^,]* (s|min) to {verb}" for verb in ("generate", "score", "update"))
     assert re.fullmatch(f"a step    24576 tokens at most, about [0-9]{{4,5}} as gold plays, {spans}", lines[-1])
     printed = command("plan", "--preset", "quickstart", "--memory", "0.01", "--json", *settings(), code=1)
