@@ -1,8 +1,5 @@
 """The Triton form of the scoring head, in a process of its own: Triton reads how it is to run when it is imported."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import torch
 
 from agentrl.algos.head import token_stats
 
+from ..conftest import python
 from .scoring import inputs
 
 CHECKS = Path(__file__).with_name("check_kernels.py")
@@ -18,10 +16,7 @@ CHECKS = Path(__file__).with_name("check_kernels.py")
 
 def check(**env: str) -> None:
     """Run the checks and show what failed."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", CHECKS]
-    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+    assert " passed" in python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(CHECKS), **env).stdout
 
 
 @pytest.fixture

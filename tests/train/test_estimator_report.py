@@ -4,7 +4,6 @@ import argparse
 import itertools
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,18 +13,11 @@ from agentrl.config import Config
 from agentrl.runs.progress import Display
 from agentrl.types import Group, flatten
 
+from ..conftest import load_script
 from .conftest import Make, Train, logp_of, step, trainer_of
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+script = load_script("estimator_report")
 OPTIONS = argparse.Namespace(group_size=2, draws=3, width=10**6, seed=0, aggregate="seq_mean_token_sum")
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(SCRIPTS)
-    import estimator_report
-
-    return estimator_report
 
 
 @pytest.fixture
@@ -38,7 +30,7 @@ def played(small: Make, tmp_path: Path) -> tuple[list[Group], Path]:
     return [Group(tuple(rows)) for _, rows in by_task], tmp_path / "model"
 
 
-def test_gradients_are_those_of_backward_on_each_row(script: ModuleType, played: Any, reference: Any) -> None:
+def test_gradients_are_those_of_backward_on_each_row(played: Any, reference: Any) -> None:
     groups, weights = played
     recorded = script.measure(groups, weights, Config(), OPTIONS, Display())
     rows = torch.tensor([0, 2, 4, 5, 9, 11])
@@ -54,7 +46,7 @@ def test_gradients_are_those_of_backward_on_each_row(script: ModuleType, played:
         torch.testing.assert_close(gradients[task].float(), wanted, rtol=1e-2, atol=1e-4 * float(wanted.norm()) + 1e-6)
 
 
-def test_projection_keeps_inner_products(script: ModuleType) -> None:
+def test_projection_keeps_inner_products() -> None:
     parameters = [torch.zeros(100, 300), torch.zeros(500)]
     generator = torch.Generator().manual_seed(0)
     left, right = ([torch.randn(p.shape, generator=generator) + 0.5 for p in parameters] for _ in range(2))
@@ -72,7 +64,7 @@ def test_projection_keeps_inner_products(script: ModuleType) -> None:
     assert float(exact(left) @ exact(right)) == pytest.approx(true, rel=1e-4)
 
 
-def test_measures_are_right_for_gradients_of_known_noise(script: ModuleType) -> None:
+def test_measures_are_right_for_gradients_of_known_noise() -> None:
     # Every task's gradient is one vector of norm 2 and noise of variance 30·.01 per group.
     generator = torch.Generator().manual_seed(0)
     tasks, noise = 400, 0.1
@@ -87,7 +79,7 @@ def test_measures_are_right_for_gradients_of_known_noise(script: ModuleType) -> 
     assert measured["halves"][0] == pytest.approx(1.0, abs=0.01) == measured["reference"][0]
 
 
-def test_groups_of_a_draw_share_no_row(script: ModuleType) -> None:
+def test_groups_of_a_draw_share_no_row() -> None:
     group = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 1])
     parts = script.drawn(group, 2, torch.Generator().manual_seed(0))
     assert [group[part].bincount().tolist() for part in parts] == [[2, 2], [2, 2], [1]]
@@ -105,7 +97,7 @@ REFUSED = [
 
 
 @pytest.mark.slow
-def test_report_of_a_run(script: ModuleType, train: Train, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_a_run(train: Train, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train("one", "optim.steps=2", "rollout.group_size=4", "eval.every=0", "save.every=0").done()
     assert script.main(["runs/one", "--draws", "4", "--width", "1024"]) == 0
     shown = capsys.readouterr().out
@@ -121,7 +113,7 @@ def test_report_of_a_run(script: ModuleType, train: Train, here: Path, capsys: p
         assert wanted in output.err and len(output.err.splitlines()) == 1 and not output.out
 
 
-def test_a_group_of_no_rows_is_refused(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_of_no_rows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         script.main(["runs/one", "--group-size", "0"])
     assert caught.value.code == 2 and "'0' is no whole number above 0" in capsys.readouterr().err

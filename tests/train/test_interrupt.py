@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.records import EPISODES, read_begun, read_episodes
 from agentrl.types import Trajectory
 
+from ..conftest import python
 from ..forked import Command, Server, is_alive
 from .conftest import AUDITED, TOY, Train, setting
 
@@ -126,9 +125,7 @@ torch.set_num_threads(1)
 few, many = torch.ones(257, 512), torch.ones(512, 512)
 print(asyncio.run(run_in_thread(learn)))
 """
-    env = {**os.environ, "OMP_NUM_THREADS": "3"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stdout == "0\n", done.stderr
+    assert python("-c", code, OMP_NUM_THREADS="3").stdout == "0\n"
 
 
 def test_interrupted_imports_leave_nothing(tmp_path: Path) -> None:
@@ -139,9 +136,8 @@ import signal, sys, agentrl.cli
 sys.addaudithook(lambda event, names: event == "import" and names[0] == "torch.nn" and signal.raise_signal(2))
 sys.exit(agentrl.cli.main())
 """
-    words = [sys.executable, "-c", code, "train", "--preset", "quickstart"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.removeprefix("loading PyTorch …\n")) == (130, "agentrl: interrupted\n")
+    done = python("-c", code, "train", "--preset", "quickstart", folder=tmp_path, status=130)
+    assert done.stderr.removeprefix("loading PyTorch …\n") == "agentrl: interrupted\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -168,10 +164,6 @@ def bare(warm: Path, tmp_path: Path) -> Path:
     """The warm model in no run folder."""
     shutil.copytree(warm, tmp_path / "model")
     return Path("model")
-
-
-def saved(path: Path) -> int:
-    return len(read_begun(path)[1]) if path.exists() else 0
 
 
 MORTAL = f"""
@@ -247,7 +239,7 @@ def test_more_can_be_played_but_not_with_other_weights(server: Server, bare: Pat
 def test_ctrl_c_says_what_is_saved(server: Server, bare: Path, tmp_path: Path) -> None:
     words, out = ("--tasks", "2000", "--out", "e"), tmp_path / "e" / EPISODES
     command = evaluate(server, tmp_path, bare, *words)
-    command.until(lambda: saved(out) >= 3)
+    command.until(lambda: out.exists() and len(read_begun(out)[1]) >= 3)
     os.killpg(command.pid, signal.SIGINT)
     assert command.wait() == 130
     task_ids = [record.trajectory.task_id for record in read_episodes(out)]

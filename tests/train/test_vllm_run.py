@@ -1,8 +1,6 @@
 """Runs with vLLM as their engine: steps of the quickstart, and some that are played while the trainer learns."""
 
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +10,9 @@ from agentrl.runs.folder import read_jsonl
 from agentrl.runs.records import read_episodes
 from agentrl.runs.settings import read_config
 
+from ..conftest import python
+from .conftest import setting
+
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 Require = Callable[[bool, str], None]
 
@@ -19,15 +20,9 @@ Require = Callable[[bool, str], None]
 def trained(require: Require, folder: Path, *settings: str) -> Path:
     """The folder of a run of the quickstart with vLLM, whose log-probs the trainer has found to be its own."""
     require(importlib.util.find_spec("vllm") is not None, "needs vLLM: pip install 'agentrl[vllm]'")
-    command = [sys.executable, "-m", "agentrl", "train", "--preset", "quickstart", "--name", "it"]
-    settings = ("engine.name=vllm", "engine.options.memory=0.1", "eval.every=0", *settings)
-    done = subprocess.run(
-        [*command, *(word for setting in settings for word in ("--set", setting))],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and done.stdout == "runs/it\n", done.stderr
+    words = setting("engine.name=vllm", "engine.options.memory=0.1", "eval.every=0", *settings)
+    done = python("-m", "agentrl", "train", "--preset", "quickstart", "--name", "it", *words, folder=folder)
+    assert done.stdout == "runs/it\n", done.stderr
     run = folder / "runs" / "it"
     rows = read_jsonl(run / "metrics.jsonl")
     assert len(rows) == read_config(run).optim.steps
