@@ -9,6 +9,7 @@ import torch
 from agentrl.algos import blocks, launch
 from agentrl.algos.head import token_stats
 
+from . import scoring
 from .scoring import SETTINGS, assert_same, assert_stats_close, inputs, leaves_of, low_inputs, reference
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -59,13 +60,7 @@ def test_very_low_logits(dtype):
 
 
 def test_large_logits_and_a_sure_token():
-    weight = torch.tensor([[-1e4], [1e4], [0.0], [9990.0], [0.0], [0.0], [1e4 - 1.0]], device=DEVICE)
-    stats = token_stats(torch.ones(2, 1, device=DEVICE), weight, torch.tensor([1, 6], device=DEVICE), form="triton")
-    p = 1 / (1 + math.exp(-1.0) + math.exp(-10.0))
-    assert stats.logp.tolist() == pytest.approx([math.log(p), math.log(p) - 1.0], abs=1e-5)
-    assert stats.sum_sq.tolist() == pytest.approx([p * p * (1 + math.exp(-2.0))] * 2, abs=1e-5)
-    sure = token_stats(torch.ones(1, 1, device=DEVICE), weight[:2], torch.tensor([1], device=DEVICE), form="triton")
-    assert [part.item() for part in sure] == [0.0, 0.0, 1.0]
+    scoring.check_huge_logits("triton", DEVICE)
 
 
 @pytest.mark.parametrize("use", ["logp", "entropy"])
@@ -114,11 +109,7 @@ def test_tied_weights_get_both_gradients():
 
 
 def test_no_tokens():
-    hidden, weight, targets = (tensor.to(DEVICE) for tensor in inputs(0, 9, 3))
-    stats = token_stats(hidden.requires_grad_(), weight.requires_grad_(), targets, form="triton")
-    assert all(part.shape == (0,) for part in stats)
-    stats.logp.sum().backward()
-    assert weight.grad.abs().sum() == 0
+    scoring.check_no_tokens("triton", DEVICE)
 
 
 def test_sums_of_squares_can_be_left_out_to_measure_them():
@@ -148,15 +139,9 @@ def test_products_of_bfloat16_are_added_in_float32():
 
 
 def test_blocks_never_reach_tokens_times_vocabulary(monkeypatch):
-    largest, original = [], launch._gradient_block
+    sizes = scoring.sizes_of(monkeypatch, launch, "_gradient_block")
     monkeypatch.setattr(launch, "_LEAST_WIDTH", 64)
     monkeypatch.setattr(launch, "_BLOCK_ELEMENTS", 64)
-
-    def watch(*arguments):
-        largest.append((block := original(*arguments)).numel())
-        return block
-
-    monkeypatch.setattr(launch, "_gradient_block", watch)
     hidden, weight, targets = (tensor.to(DEVICE) for tensor in inputs(20, 203, 8))
     token_stats(hidden.requires_grad_(), weight, targets, form="triton").logp.sum().backward()
-    assert len(largest) == 4 and max(largest) == 20 * 64 and sum(largest) == 20 * 203
+    assert len(sizes) == 4 and max(sizes) == 20 * 64 and sum(sizes) == 20 * 203

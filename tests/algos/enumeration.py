@@ -59,10 +59,11 @@ class World:
         lengths = self.starts.diff()
         return torch.arange(int(self.starts[-1])) - torch.repeat_interleave(self.starts[:-1], lengths)
 
-    @property
-    def token_probability(self) -> Tensor:
-        """Of the episode that each token is in [S]."""
-        return torch.repeat_interleave(self.probability, self.starts.diff())
+    def by_position(self, weight: Tensor | float) -> Tensor:
+        """E[weight; alive at t] of each position [T], from a weight of each token [S]."""
+        chance = torch.repeat_interleave(self.probability, self.starts.diff()) * weight
+        zeros = torch.zeros(int(self.ordinal.max()) + 1, dtype=torch.float64)
+        return zeros.index_add(0, self.ordinal, chance)
 
     @property
     def to_go(self) -> Tensor:
@@ -157,12 +158,6 @@ class Exact:
     truth: Tensor
     """The true gradient [P]."""
 
-    @classmethod
-    def of(cls, probability: Tensor, estimates: Tensor, truth: Tensor) -> "Exact":
-        """From the estimate ĝ of each case [C, P], and the probability of each [C]."""
-        mean = probability @ estimates
-        return cls(mean=mean, variance=float(probability @ (estimates - mean).square().sum(1)), truth=truth)
-
     @property
     def bias(self) -> float:
         """‖E ĝ − g‖ / ‖g‖."""
@@ -245,7 +240,10 @@ class Groups:
 
     def exact(self, estimator: str) -> Exact:
         """Mean and variance of the estimated gradient."""
-        return Exact.of(self.probability, self.estimates(self.advantages(estimator)), self.world.gradient)
+        estimates = self.estimates(self.advantages(estimator))
+        mean = self.probability @ estimates
+        variance = float(self.probability @ (estimates - mean).square().sum(1))
+        return Exact(mean=mean, variance=variance, truth=self.world.gradient)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,11 +312,8 @@ class Population:
     @classmethod
     def of(cls, world: World, weight: Tensor) -> "Population":
         """B_t = E[weight·G | alive at t] / E[weight | alive at t], from a weight of each token [S]."""
-        chance = world.token_probability * weight
-        ordinal = world.ordinal
-        zeros = torch.zeros(int(ordinal.max()) + 1, dtype=torch.float64)
-        baseline = zeros.index_add(0, ordinal, chance * world.to_go) / zeros.index_add(0, ordinal, chance)
-        return cls(baseline=baseline, variance=world.variance(world.to_go - baseline[ordinal]))
+        baseline = world.by_position(weight * world.to_go) / world.by_position(weight)
+        return cls(baseline=baseline, variance=world.variance(world.to_go - baseline[world.ordinal]))
 
 
 def weights_of(world: World) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Slow, independent references: Python floats and loops, written from the formulas, sharing nothing with the package.
 
-A batch is a list of rows, a row a list of numbers; ``flat`` and ``starts_of`` turn rows into the package's layout.
+A batch is a list of rows, a row a list of numbers; ``flat`` lays rows end to end, as the package has them.
 """
 
 import math
@@ -8,13 +8,6 @@ import math
 
 def flat(rows):
     return [value for row in rows for value in row]
-
-
-def starts_of(rows):
-    starts = [0]
-    for row in rows:
-        starts.append(starts[-1] + len(row))
-    return starts
 
 
 def cut(values, lengths):

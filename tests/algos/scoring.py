@@ -1,5 +1,8 @@
 """What the tests of both forms of the scoring head share: inputs, settings, whole float64 logits to compare with."""
 
+import math
+
+import pytest
 import torch
 
 from agentrl.algos.head import TokenStats, token_stats
@@ -48,6 +51,38 @@ def low_inputs(tokens, vocabulary, width, *, dtype=torch.float32):
 def assert_stats_close(got, expected, atol):
     for mine, true in zip(got, expected, strict=True):
         torch.testing.assert_close(mine.double(), true.double(), atol=atol, rtol=0)
+
+
+def check_huge_logits(form, device="cpu"):
+    """A softmax of logits of 1e4 does not overflow."""
+    weight = torch.tensor([[-1e4], [1e4], [0.0], [9990.0], [0.0], [0.0], [1e4 - 1.0]], device=device)
+    stats = token_stats(torch.ones(2, 1, device=device), weight, torch.tensor([1, 6], device=device), form=form)
+    p = 1 / (1 + math.exp(-1.0) + math.exp(-10.0))
+    assert stats.logp.tolist() == pytest.approx([math.log(p), math.log(p) - 1.0], abs=1e-5)
+    assert stats.sum_sq.tolist() == pytest.approx([p * p * (1 + math.exp(-2.0))] * 2, abs=1e-5)
+    sure = token_stats(torch.ones(1, 1, device=device), weight[:2], torch.tensor([1], device=device), form=form)
+    assert [part.item() for part in sure] == [0.0, 0.0, 1.0]
+
+
+def check_no_tokens(form, device="cpu"):
+    """Without a token there are no statistics and a gradient of zeros."""
+    hidden, weight, targets = (tensor.to(device) for tensor in inputs(0, 9, 3))
+    stats = token_stats(hidden.requires_grad_(), weight.requires_grad_(), targets, form=form)
+    assert all(part.shape == (0,) for part in stats)
+    stats.logp.sum().backward()
+    assert weight.grad.abs().sum() == 0
+
+
+def sizes_of(monkeypatch, owner, name):
+    """How many numbers each tensor has that a function returns from now on."""
+    sizes, original = [], getattr(owner, name)
+
+    def watch(*arguments):
+        sizes.append((block := original(*arguments)).numel())
+        return block
+
+    monkeypatch.setattr(owner, name, watch)
+    return sizes
 
 
 def leaves_of(*tensors, device="cpu"):

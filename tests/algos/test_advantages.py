@@ -123,10 +123,12 @@ def test_bfloat16_rewards_come_back_as_float32():
     [
         *({"starts": torch.tensor([0, 2])}, {"starts": torch.tensor([1, 2, 4])}, {"starts": torch.tensor([0, 5, 4])}),
         *({"starts": torch.tensor([0.0, 2.0, 4.0])}, {"starts": torch.tensor([0, 3, 1, 4])}),
+        *({"starts": torch.empty(0, dtype=torch.int64)}, {"starts": torch.tensor([[0, 2, 4]])}),
         *({"group": torch.tensor([0])}, {"group": torch.tensor([0.0, 1.0])}, {"energy": torch.ones(3)}),
         *({"energy": -torch.ones(4)}, {"energy": torch.ones(4, dtype=torch.int64)}),
         {"energy": torch.tensor([1.0, float("nan"), 1.0, 1.0])},
-        *({"rewards": torch.tensor([1.0, float("inf"), 1.0, 1.0])}, {"rewards": torch.full((4,), float("inf"))}),
+        *({"rewards": torch.tensor([1.0, bad, 1.0, 1.0])} for bad in (math.nan, math.inf, -math.inf)),
+        *({"rewards": torch.full((4,), bad)} for bad in (math.nan, math.inf, -math.inf)),
         *({"weights": torch.tensor([1.0, 1.0, -1.0, 1.0])}, {"weights": torch.ones(2, 2)}),
     ],
 )

@@ -11,6 +11,7 @@ from agentrl.algos import blocks
 from agentrl.algos.head import token_energy, token_stats
 from agentrl.errors import UsageError
 
+from . import scoring
 from .scoring import SETTINGS, assert_same, assert_stats_close, inputs, low_inputs, of_logits
 
 
@@ -64,11 +65,7 @@ def test_log_probs_are_never_above_zero_and_entropies_never_below():
 
 
 def test_huge_logits_do_not_overflow(small_blocks):
-    weight = torch.tensor([[-1e4], [1e4], [0.0], [9990.0], [0.0], [0.0], [1e4 - 1.0]])
-    stats = token_stats(torch.ones(2, 1), weight, torch.tensor([1, 6]))
-    p = 1 / (1 + math.exp(-1.0) + math.exp(-10.0))
-    assert stats.logp.tolist() == pytest.approx([math.log(p), math.log(p) - 1.0], abs=1e-5)
-    assert stats.sum_sq.tolist() == pytest.approx([p * p * (1 + math.exp(-2.0))] * 2, abs=1e-5)
+    scoring.check_huge_logits("auto")
 
 
 def test_mixed_types_give_each_input_a_gradient_of_its_own_type():
@@ -114,26 +111,15 @@ def test_a_second_derivative_is_refused():
 
 
 def test_no_tokens():
-    hidden, weight, targets = inputs(0, 9, 3)
-    stats = token_stats(hidden.requires_grad_(), weight.requires_grad_(), targets)
-    assert all(part.shape == (0,) for part in stats)
-    stats.logp.sum().backward()
-    assert weight.grad.abs().sum() == 0
+    scoring.check_no_tokens("auto")
 
 
 def test_blocks_never_reach_tokens_times_vocabulary(monkeypatch):
-    largest = []
-    original = blocks._Walk.logits
-
-    def watch(*arguments):
-        largest.append((block := original(*arguments)).numel())
-        return block
-
-    monkeypatch.setattr(blocks._Walk, "logits", watch)
+    sizes = scoring.sizes_of(monkeypatch, blocks._Walk, "logits")
     hidden, weight, targets = inputs(1500, 20_000, 4)
     token_stats(hidden.requires_grad_(), weight, targets).logp.sum().backward()
-    assert max(largest) <= blocks._BLOCK_ELEMENTS["cpu"] < 1500 * 20_000
-    assert sum(largest) == 2 * 1500 * 20_000
+    assert max(sizes) <= blocks._BLOCK_ELEMENTS["cpu"] < 1500 * 20_000
+    assert sum(sizes) == 2 * 1500 * 20_000
 
 
 def problem(hidden, weight, targets, **options):

@@ -118,14 +118,13 @@ def world(seed: int) -> World:
     return policy.world()
 
 
-def expected(tasks: Sequence[World], size: int, name: str, ratios: Sequence[Tensor] = (), **options: object) -> Tensor:
+def expected(tasks: Sequence[World], size: int, name: str, ratios: Sequence[Tensor], **options: object) -> Tensor:
     """The exact mean of each task's gradient [tasks, P], over every step of one group of each of the ``tasks``.
 
-    With ``ratios``, one for each episode of each task, tasks' probabilities are those of the sampler: a row's gradient
-    is multiplied by its ratio.
+    The tasks' probabilities are those of the sampler: a row's gradient is multiplied by the one of the ``ratios`` that
+    its task and episode have.
     """
     total = torch.zeros(len(tasks), tasks[0].score.shape[1], dtype=torch.float64)
-    ratios = ratios or [torch.ones_like(task.probability) for task in tasks]
     of_token = [torch.repeat_interleave(r, task.starts.diff()) for r, task in zip(ratios, tasks, strict=True)]
     for step in steps(tasks, size):
         ratio = torch.cat([r[token] for r, token in zip(of_token, step.tokens, strict=True)])
@@ -147,15 +146,9 @@ UNBIASED = [
 
 
 @pytest.mark.parametrize(("name", "options"), UNBIASED)
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_pool_is_exactly_unbiased(name, options, size):
-    close(expected(TASKS, size, name, **options), torch.stack([task.gradient for task in TASKS]), 1e-12)
-
-
-@pytest.mark.parametrize(("name", "options"), UNBIASED)
-def test_off_policy_with_the_whole_ratio_a_pool_is_unbiased(name, options):
-    samplers = [world(10), world(13)]
+@pytest.mark.parametrize(("size", "samplers"), [(1, TASKS), (2, TASKS), (2, [world(10), world(13)])])
+def test_a_pool_is_exactly_unbiased_also_off_policy_with_the_ratio_of_the_row(name, options, size, samplers):
     drifted = [replace(task, probability=other.probability) for task, other in zip(TASKS, samplers, strict=True)]
     ratios = [task.probability / other.probability for task, other in zip(TASKS, samplers, strict=True)]
-    assert max(float(ratio.log().abs().max()) for ratio in ratios) > 1
-    close(expected(drifted, 2, name, ratios, **options), torch.stack([task.gradient for task in TASKS]), 1e-12)
+    assert samplers is TASKS or max(float(ratio.log().abs().max()) for ratio in ratios) > 1
+    close(expected(drifted, size, name, ratios, **options), torch.stack([task.gradient for task in TASKS]), 1e-12)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from agentrl.algos.ratios import behaviour_weights, rejection_mask, token_log_ratio
-from agentrl.algos.rows import Rows, check_per_token
+from agentrl.algos.rows import Rows
 from agentrl.errors import ConfigError, UnknownNameError
 
 from . import reference
@@ -42,24 +42,13 @@ def test_prefix_sums_are_exact_to_the_row_however_large_the_rows_before():
 
 def test_starts_may_be_narrow_integers():
     assert Rows.of(STARTS.int(), STEPS).row.tolist() == [0, 0, 0, 2, 2]
-    with pytest.raises(ValueError, match="starts must be integer offsets"):
-        Rows.of(torch.empty(0, dtype=torch.int64), STEPS)
-    with pytest.raises(ValueError, match="starts must be integer offsets"):
-        Rows.of(STARTS[None], STEPS)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_not_finite_are_refused(bad):
-    with pytest.raises(ValueError, match="x must be finite"):
-        check_per_token("x", torch.tensor([0.0, bad]), torch.zeros(2))
-    with pytest.raises(ValueError, match="x must be finite"):
-        check_per_token("x", torch.tensor([bad, bad]), torch.zeros(2))
 
 
 def test_narrow_log_probs_are_widened_before_they_are_subtracted():
     # In bfloat16 the difference would be -1.
     narrow = [torch.tensor([value], dtype=torch.bfloat16) for value in (-1.0, -(2.0**-9))]
     assert token_log_ratio(*narrow).tolist() == [2.0**-9 - 1.0]
+    assert token_log_ratio(narrow[0], torch.tensor([-1.001])).tolist() == pytest.approx([0.001], abs=1e-6)
 
 
 def test_one_broken_log_prob_is_held_at_twenty():
