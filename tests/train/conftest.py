@@ -169,6 +169,10 @@ class Small:
     def weights(self) -> dict[str, Tensor]:
         return {name: weights.detach().clone() for name, weights in self.parts.model.named_parameters()}
 
+    def gradients(self) -> dict[str, Tensor]:
+        named = self.parts.model.named_parameters()
+        return {name: weights.grad.clone() for name, weights in named if weights.grad is not None}
+
     def on(self, engine: Engine) -> "Small":
         """The same run with another engine."""
         return replace(self, parts=replace(self.parts, engine=engine))
@@ -198,12 +202,7 @@ def trainer_of(run: Small) -> tuple[Trainer, list[dict[str, Tensor]]]:
     """A trainer, and the gradient of each of its updates."""
     trainer = run.trainer()
     gradients: list[dict[str, Tensor]] = []
-
-    def keep(*_: Any) -> None:
-        named = run.parts.model.named_parameters()
-        gradients.append({name: weights.grad.clone() for name, weights in named if weights.grad is not None})
-
-    trainer.learner.optimizer.register_step_pre_hook(keep)
+    trainer.learner.optimizer.register_step_pre_hook(lambda *_: gradients.append(run.gradients()))
     return trainer, gradients
 
 

@@ -37,6 +37,7 @@ from agentrl.errors import (
 from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.progress import Display
 from agentrl.runs.records import read_episodes
+from agentrl.runs.shards import Shards
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import tool
@@ -98,7 +99,7 @@ def grade_by(function: Callable[[], object]) -> None:
     grade = function
 
 
-def raising(error: Exception, places: range) -> Callable[[], object]:
+def raising(error: Exception, places: Sequence[int]) -> Callable[[], object]:
     """Raises at these calls, counting from 0."""
     calls = itertools.count()
 
@@ -117,22 +118,20 @@ def test_a_tool_that_hangs_holds_up_nobody(faulty: OnDisk) -> None:
         assert "stopped: hang ran longer than 0.05 s" in record.trajectory.messages[3]["content"]
 
 
-def test_an_engine_that_fails_stops_no_run(faulty: OnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, steps = TransformersEngine._step, itertools.count()  # pyright: ignore
-
-    def failing(self: TransformersEngine) -> None:
+@pytest.mark.parametrize("part", ["engine", "grader"])
+def test_what_fails_for_a_moment_is_counted_and_changes_nothing(faulty: OnDisk, monkeypatch: Any, part: str) -> None:
+    undisturbed, whole = train(faulty("run.name=whole"), quiet()), TransformersEngine._step  # pyright: ignore
+    if part == "engine":
         # While the engine is compared with the trainer, and in the first step's episodes.
-        if next(steps) in (20, 70):
-            raise RuntimeError("out of memory")
-        whole(self)
-
-    undisturbed = train(faulty("run.name=one"), quiet())
-    monkeypatch.setattr(TransformersEngine, "_step", failing)
-    run = train(faulty("run.name=two"), quiet())
-    rows = rows_of(run)
-    assert sum(row.pop("faults") for row in rows) > 0 == sum(row.pop("groups_lost") for row in rows)
-    for row in (wanted := rows_of(undisturbed)):
-        assert row.pop("faults") == row.pop("groups_lost") == 0
+        fail = raising(RuntimeError("out of memory"), (20, 70))
+        monkeypatch.setattr(TransformersEngine, "_step", lambda engine: (fail(), whole(engine)))
+    else:
+        grade_by(raising(InfrastructureError("the grader is down"), range(3, 6)))
+    run = train(faulty("run.name=disturbed"), quiet())
+    rows, wanted = rows_of(run), rows_of(undisturbed)
+    faults = [row.pop("faults") for row in rows]
+    assert faults == [3, 0] if part == "grader" else sum(faults) > 0
+    assert all(row.pop("faults") == row["groups_lost"] == 0 for row in wanted)
     assert rows == wanted and same_weights(run, undisturbed), "what is played again is the same"
 
 
@@ -170,18 +169,10 @@ def test_an_engine_that_fails_between_two_steps_loses_none(faulty: OnDisk, step:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(InfrastructureError, match=message):
         patch.setattr(groups, "check_weights_in_use", failing)
         train(with_overrides(config, ["run.name=stopped"]), quiet())
+    saved = Shards(checkpoints(Path("runs/stopped"))[-1] / "optimizer").names
+    assert bool(saved) == (step > 0), "before an update there is nothing to save"
     run = resume(Path("runs/stopped"), quiet())
     assert rows_of(run) == rows_of(undisturbed) and same_weights(run, undisturbed)
-
-
-def test_a_grader_that_is_down_for_a_moment_is_counted_and_gives_no_reward(faulty: OnDisk) -> None:
-    undisturbed = train(faulty("run.name=whole"), quiet())
-    grade_by(raising(InfrastructureError("the grader is down"), range(3, 6)))
-    run = train(faulty("run.name=disturbed"), quiet())
-    earliest, *_ = rows = rows_of(run)
-    assert (earliest.pop("faults"), earliest["groups_lost"]) == (3, 0)
-    rows_whole = rows_of(undisturbed)
-    assert rows_whole[0].pop("faults") == 0 and rows == rows_whole
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import asyncio
 import copy
 import gc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +20,6 @@ from agentrl.errors import ConfigError
 from agentrl.models.load import ROUNDING, cast_copy
 from agentrl.models.lora import add_adapters
 from agentrl.models.tiny import make_model
-from agentrl.runs.checkpoint import load_optimizer
-from agentrl.runs.shards import Shards
 from agentrl.train.learner import Learner
 from agentrl.train.score import score
 from agentrl.types import Group, Segment
@@ -83,44 +80,25 @@ def test_a_model_that_cannot_compute_again_is_refused(learner: MakeLearner, monk
         learner(gradient_checkpointing=True)
 
 
-def test_training_goes_on_as_if_it_had_never_been_saved(learner: MakeLearner, tmp_path: Path) -> None:
-    saved, loaded = learner(), learner()
-    (tmp_path / "optimizer").mkdir()
-    saved.save(tmp_path / "optimizer")
-    assert not Shards(tmp_path / "optimizer").names, "before an update there is nothing to save"
-    update(saved)
-    loaded.model.load_state_dict(saved.model.state_dict())
-    saved.save(tmp_path / "optimizer")
-    load_optimizer(tmp_path, loaded.load)
-    for _ in range(2):
-        update(saved)
-        update(loaded)
-    assert all(torch.equal(mine, yours) for mine, yours in zip(saved.trained, loaded.trained, strict=True))
-
-
-def test_adapters_are_all_that_moves(learner: MakeLearner) -> None:
-    made = learner(rank=2, weight_decay=0.1)
-    before = {name: weight.clone() for name, weight in made.model.named_parameters()}
-    for _ in range(2):  # A has no gradient as long as B is 0
-        update(made)
-    moved = {name for name, weight in made.model.named_parameters() if not torch.equal(weight, before[name])}
-    assert moved == {name for name in before if ".lora_" in name}
-    assert len(made.optimizer.state) == len(moved) == len(made.trained)
-
-
 def modules() -> int:
     """All there are in this process."""
     return sum(issubclass(type(entry), torch.nn.Module) for entry in gc.get_objects())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_reference_of_adapters_is_their_base(learner: MakeLearner, model: Any, dtype: str) -> None:
-    made, copied = (learner(rank=2, dtype=dtype) for _ in range(2))
+def test_adapters_are_all_that_moves_and_their_base_is_the_reference(
+    learner: MakeLearner, model: Any, dtype: str
+) -> None:
+    made, copied = (learner(rank=2, dtype=dtype, weight_decay=0.1) for _ in range(2))
+    weights = {name: weight.clone() for name, weight in made.model.named_parameters()}
     copied.keep_reference(model)
     before = [made.score_reference(batch_of(SHAPES)), made.score(batch_of(SHAPES)).logp]
     for tuned in (made, copied):
-        for _ in range(2):
+        for _ in range(2):  # A has no gradient as long as B is 0
             update(tuned, 1e-2)
+    moved = {name for name, weight in made.model.named_parameters() if not torch.equal(weight, weights[name])}
+    assert moved == {name for name in weights if ".lora_" in name}
+    assert len(made.optimizer.state) == len(moved) == len(made.trained)
     held = modules()
     wanted = copied.score_reference(batch_of(SHAPES))
     torch.testing.assert_close(made.score_reference(batch_of(SHAPES)), wanted, atol=1e-6, rtol=0)

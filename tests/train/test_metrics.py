@@ -25,8 +25,10 @@ from agentrl.types import Group, Segment, Trajectory
 
 from ..runs.origins import ORIGIN, Signs
 from .conftest import Make, energy_of, logp_of, step, trainer_of, trajectory, turn
+from .test_diagnostics import by_bin
 from .test_options import ALL
 from .test_score import batch_of
+from .test_whole_step import rewards_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -76,16 +78,14 @@ def test_a_group_without_a_pool_is_told(algo: Any, shapes: list[list[int]], unpo
 
 def test_credit_by_position_is_that_of_the_episodes(small: Make) -> None:
     result = step(trainer_of(small())[0])
-    row, credit = result.metrics, [abs(advantage) for credit in result.advantages for advantage in credit]
-    # The lower edge of the bin of each token's t = 1, 2, …: 1, 2, 2, 4, 4, 4, 4, 8 …
-    edges = [2 ** (t.bit_length() - 1) for advantage in result.trajectories for t in range(1, advantage.n_sampled + 1)]
-    assert max(edges) > 2
-    for edge in {*edges}:
-        inside = [advantage for advantage, where in zip(credit, edges, strict=True) if where == edge]
+    row, bins = result.metrics, by_bin([[abs(advantage) for advantage in credit] for credit in result.advantages])
+    assert max(bins) > 2 and [*map(len, result.advantages)] == [episode.n_sampled for episode in result.trajectories]
+    for edge, inside in bins.items():
         assert row[f"advantage_abs_t{edge}"] == pytest.approx(fmean(inside), abs=1e-6)
     for name in ("advantage_abs", "energy"):
-        assert fmean(row[f"{name}_t{edge}"] for edge in edges) == pytest.approx(row[name], abs=1e-6)
-    assert f"energy_t{2 * max(edges)}" not in row, "a bin without a token has no mean"
+        values = [row[f"{name}_t{edge}"] for edge, inside in bins.items() for _ in inside]
+        assert fmean(values) == pytest.approx(row[name], abs=1e-6)
+    assert f"energy_t{2 * max(bins)}" not in row, "a bin without a token has no mean"
 
 
 def episode(**parts: float) -> Trajectory:
@@ -168,11 +168,7 @@ def test_each_token_s_numbers_are_those_of_its_first_pass(small: Make, reference
     run = small("algo.advantage=otb", *MANY)
     trainer, _ = trainer_of(run)
     after: list[dict[str, Tensor]] = []
-
-    def keep(*_: Any) -> None:
-        after.append(run.weights())
-
-    trainer.learner.optimizer.register_step_post_hook(keep)
+    trainer.learner.optimizer.register_step_post_hook(lambda *_: after.append(run.weights()))
     result = step(trainer)
     path = tmp_path / "e.jsonl"
     write_episodes(path, result.trajectories, Signs(), ORIGIN, result.advantages, result.record.by_episode())
@@ -192,7 +188,8 @@ def test_each_token_s_numbers_are_those_of_its_first_pass(small: Make, reference
         total = torch.tensor(recorded["log_ratio"]).cumsum(0)
         near(recorded["cumulative_log_ratio"], total)
         near(recorded["realized_energy"], energy_of(reference, episode).cumsum(0), 1e-3)
-        near([b + a for b, a in zip(recorded["baseline"], record.advantages, strict=True)], to_go(episode))
+        to_go = torch.tensor(rewards_of(episode)).flip(0).cumsum(0).flip(0)
+        near([b + a for b, a in zip(recorded["baseline"], record.advantages, strict=True)], to_go)
         tokens = zip(total, recorded["clipped"], record.advantages, strict=True)
         for t, (shift, cut, credit) in enumerate(tokens, start=1):
             low, high, dual = (width * t**0.5 for width in (-0.025, 0.05, 0.05))
@@ -200,12 +197,6 @@ def test_each_token_s_numbers_are_those_of_its_first_pass(small: Make, reference
             assert cut == (out and credit != 0) or abs(float(shift) - (low if shift < 0 else high)) < 1e-4
             clipped += int(cut)
     assert all(seen.values()) and clipped
-
-
-def to_go(episode: Trajectory) -> Tensor:
-    """The rewards from each sampled token on."""
-    lengths = [len(segment.token_ids) for segment in episode.sampled]
-    return torch.tensor([sum(episode.rewards[turn:]) for turn, length in enumerate(lengths) for _ in range(length)])
 
 
 def test_rows_that_are_not_trained_on_lack_what_updates_tell(small: Make) -> None:

@@ -180,8 +180,6 @@ def test_what_has_nothing_to_compare(played: Path) -> None:
 
 
 def test_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from agentrl.cli import main
-
     for words, wanted in (
         (["--resume", "runs/x", "--episodes", "e.jsonl"], "leave all options out but --set"),
         (["--preset", "quickstart", "--dry-run", "--episodes", "e.jsonl"], "plays nothing: leave one of them out"),

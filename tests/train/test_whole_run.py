@@ -6,7 +6,6 @@ The processes of a run with several ranks: it is a run on one, whatever becomes 
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -205,9 +204,6 @@ def test_the_whole_loop(server: Server, tokenizer: Any, tmp_path: Path, name: st
     assert {weights.dtype for weights in weights_of(run).values()} <= {torch.float32, torch.int64}
 
 
-Start = Callable[..., Command]
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -246,7 +242,7 @@ def test_rank_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 
 
 @pytest.fixture
-def start(server: Server, tmp_path: Path) -> Start:
+def start(server: Server, tmp_path: Path) -> Train:
     """Start ``agentrl train`` with a toy environment: ``start("name", "run.ranks=2")``."""
     (tmp_path / "toy.py").write_text(TOY)
     (tmp_path / "run.toml").write_text(ARITHMETIC)
@@ -261,7 +257,7 @@ def start(server: Server, tmp_path: Path) -> Start:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adapters", [(), pytest.param(("lora.rank=2", "lora.alpha=8"), marks=pytest.mark.ci)])
-def test_whole_run_on_two_ranks_is_that_on_one(start: Start, server: Server, tmp_path: Path, adapters: Any) -> None:
+def test_whole_run_on_two_ranks_is_that_on_one(start: Train, server: Server, tmp_path: Path, adapters: Any) -> None:
     start("one", "optim.steps=3", *adapters).done()
     command = start("two", "optim.steps=2", "run.ranks=2", *adapters).done()
     assert command.out == "runs/two\n" and command.err.count("step 0 (") == 1
@@ -282,7 +278,7 @@ def test_whole_run_on_two_ranks_is_that_on_one(start: Start, server: Server, tmp
 
 
 @pytest.mark.slow
-def test_two_ranks_play_ahead_as_one_does(start: Start, tmp_path: Path) -> None:
+def test_two_ranks_play_ahead_as_one_does(start: Train, tmp_path: Path) -> None:
     short = ("optim.steps=3", "eval.every=0", "save.every=0")
     start("one", *short, "rollout.overlap=lag").done()
     start("two", *short, "rollout.overlap=lag", "run.ranks=2").done()
@@ -295,7 +291,7 @@ def test_two_ranks_play_ahead_as_one_does(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rank_that_is_killed_ends_the_run_which_goes_on_later(start: Start, server: Server, tmp_path: Path) -> None:
+def test_rank_that_is_killed_ends_the_run_which_goes_on_later(start: Train, server: Server, tmp_path: Path) -> None:
     command = start("it", "optim.steps=100000", "run.ranks=3", "eval.every=0")
     metrics = tmp_path / "runs" / "it" / "metrics.jsonl"
     command.until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 2)

@@ -123,10 +123,8 @@ def make_watched(small: Make, monkeypatch: pytest.MonkeyPatch) -> Any:
             return real(model, batch, temperature=temperature, dtype=dtype)
 
         def keep(*_: Any) -> None:
-            named = dict(run.parts.model.named_parameters())
-            weights = {name: weight.detach().clone() for name, weight in named.items()}
-            gradient = {name: weight.grad.clone() for name, weight in named.items() if weight.grad is not None}
-            watched.updates.append(Update(packs=watched.packs.copy(), weights=weights, gradient=gradient))
+            update = Update(packs=watched.packs.copy(), weights=run.weights(), gradient=run.gradients())
+            watched.updates.append(update)
             watched.packs.clear()
 
         monkeypatch.setattr(agentrl.train.learner, "score", score)
