@@ -59,7 +59,6 @@ def own_time(clock: SessionClock) -> float:
         # No wait is saved for later.
         ([(101.0, {2: 50.0}), (104.0, {2: 50.0})], [1 / STRETCH, 3.0]),
     ],
-    ids=["idle", "waits", "threads", "later"],
 )
 def test_own_time(kernel: Any, steps: list[tuple[float, dict[int, float]]], shown: list[float]) -> None:
     clock = SessionClock()

@@ -1,6 +1,7 @@
 """What a sandbox counts, and what it says of its health."""
 
 import time
+from functools import partial
 from itertools import pairwise
 
 import psutil
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError
-from agentrl.sandboxes.base import LATENCY_BOUNDS_S, Counters, ForkRefused, SandboxClosed
+from agentrl.sandboxes.base import LATENCY_BOUNDS_S, ForkRefused, SandboxClosed
 from agentrl.sandboxes.host.counters import Meter
 from agentrl.sandboxes.host.local import LocalSandbox
 
@@ -32,21 +33,6 @@ def test_latency_falls_into_the_bucket_below_its_bound(times: list[tuple[float, 
     assert counted.queue_s == pytest.approx(sum(queue for queue, _ in times))
 
 
-def test_a_snapshot_stays_as_it_is() -> None:
-    meter = Meter()
-    meter.ran(Result(status="ok"))
-    before = meter.snapshot()
-    meter.ran(Result(status="timeout"))
-    meter.rerun()
-    assert (before.runs, before.reruns) == ({"ok": 1}, 0)
-    assert (meter.snapshot().runs, meter.snapshot().reruns) == ({"ok": 1, "timeout": 1}, 1)
-
-
-def test_fault_rate() -> None:
-    assert Meter().snapshot().fault_rate == 0.0
-    assert Counters(runs={"ok": 2, "error": 1}, faults=1).fault_rate == 0.25
-
-
 @pytest.mark.parametrize(("error", "faults"), [(SandboxError, 1), (SandboxClosed, 0), (ForkRefused, 0)])
 def test_only_faults_are_faults(error: type[SandboxError], faults: int) -> None:
     def fail() -> Result:
@@ -55,7 +41,8 @@ def test_only_faults_are_faults(error: type[SandboxError], faults: int) -> None:
     meter = Meter()
     with pytest.raises(error):
         meter.measure(fail)
-    assert meter.snapshot().faults == faults and meter.snapshot().runs == {}
+    counted = meter.snapshot()
+    assert counted.faults == counted.fault_rate == faults and counted.runs == {}
 
 
 def test_a_sandbox_counts_cells_and_programs(sandbox: Sandbox) -> None:
@@ -71,6 +58,12 @@ def test_a_sandbox_counts_cells_and_programs(sandbox: Sandbox) -> None:
     assert counted.runs == {"ok": 3, "error": 1, "timeout": 1}
     assert (counted.faults, counted.reruns, sum(counted.latency)) == (0, 0, 5)
     assert counted.queue_s > 0
+    own.close()
+    for call in (partial(own.run, "1"), own._pools["plain"].start):  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(SandboxClosed, match="closed"):
+            call()
+    assert own.counters().faults == 0, "what the owner closed is no fault"
+    assert not own.health().ok and own.health().sessions == 0 and "plain zygote closed" in own.health().detail
 
 
 def test_a_dead_zygote_is_counted_and_seen_until_it_is_replaced(sandbox: Sandbox) -> None:
@@ -90,12 +83,3 @@ def test_a_dead_zygote_is_counted_and_seen_until_it_is_replaced(sandbox: Sandbox
         assert (counted.faults, counted.fault_rate) == (1, 1 / (1 + sum(counted.runs.values())))
         assert own.run("1 + 1").value == "2"
         assert own.health().ok and own.health().faults == 1
-
-
-def test_what_the_owner_closed_is_no_fault(sandbox: Sandbox) -> None:
-    with LocalSandbox(Limits(), ready=0) as own:
-        own.session().close()
-    with pytest.raises(SandboxClosed):
-        own.run("1")
-    assert own.counters().faults == 0
-    assert not own.health().ok and own.health().sessions == 0 and "plain zygote closed" in own.health().detail

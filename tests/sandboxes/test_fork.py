@@ -116,11 +116,7 @@ def test_files_that_are_open_are_the_forks_own(session: Session) -> None:
 DRAW = "import random\nrandom.random()"
 
 
-@pytest.mark.parametrize(
-    ("before", "draws"),
-    [("", DRAW), (DRAW, f"{DRAW}\n{DRAW}"), ("while True: pass", DRAW)],
-    ids=["new", "used", "back"],
-)
+@pytest.mark.parametrize(("before", "draws"), [("", DRAW), (DRAW, f"{DRAW}\n{DRAW}"), ("while True: pass", DRAW)])
 def test_random_state_is_copied_and_then_apart(sandbox: Sandbox, before: str, draws: str) -> None:
     with sandbox.session(seed=4) as session:
         if before:

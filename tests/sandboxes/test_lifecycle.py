@@ -1,4 +1,3 @@
-import asyncio
 import gc
 import os
 import signal
@@ -48,8 +47,6 @@ def test_close_leaves_no_process_and_no_descriptor_behind(sandbox: Sandbox) -> N
     assert not alive(made)
     session.close()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
-    with pytest.raises(SandboxError, match="closed"):
-        opened.run("1")
 
 
 def test_session_close_ends_its_processes_soon(own: Sandbox) -> None:
@@ -76,18 +73,6 @@ def test_a_session_that_nobody_holds_is_closed(own: Sandbox) -> None:
     del session
     gc.collect()
     assert own.health().sessions == 0
-
-
-def test_asyncio_uses_threads(own: Sandbox) -> None:
-    async def episode(number: int) -> str | None:
-        with own.session(seed=number) as session:
-            await asyncio.to_thread(session.run, f"x = {number}")
-            return (await asyncio.to_thread(session.run, "x + 1")).value
-
-    async def everything() -> list[str | None]:
-        return list(await asyncio.gather(*(episode(number) for number in range(8))))
-
-    assert asyncio.run(everything()) == [str(number + 1) for number in range(8)]
 
 
 def test_closing_the_sandbox_wakes_every_call(sandbox: Sandbox) -> None:

@@ -59,18 +59,14 @@ def test_a_copy_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no end after" in seen.noticed["(hung)"]
 
 
-def test_every_mutation_fits_the_code(tmp_path: Path) -> None:
+def test_every_mutation_fits_the_code_and_is_watched_by_cases_that_exist_and_end() -> None:
+    names = Counter(mutation.name for mutation in script.load())
+    assert len(names) >= 80 and set(names.values()) == {1}
     for mutation in script.load():
         for patch in mutation.patches:
             text = (script.PACKAGE / patch.file).read_text(encoding="utf-8")
             assert text.count(patch.old) == 1, f"{mutation.name}: {patch.file} does not hold {patch.old!r} once"
             assert patch.old != patch.new
-
-
-def test_every_mutation_is_watched_by_cases_that_exist_and_end() -> None:
-    names = Counter(mutation.name for mutation in script.load())
-    assert len(names) >= 80 and set(names.values()) == {1}
-    for mutation in script.load():
         watching = cases(mutation.watch)
         assert watching and mutation.defence, mutation.name
         assert not [case.name for case in watching if case.unbounded], mutation.name

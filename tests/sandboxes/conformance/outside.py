@@ -346,11 +346,7 @@ _CASES: Final[tuple[tuple[str, Callable[[Sandbox], None], str], ...]] = (
     ("concurrency", closed_session_says_so, "A result from a session that is gone would be invented."),
     ("input", nonsense_is_refused, "A caller's mistake must not be scored as the program's."),
     ("determinism", replay_repeats_the_session, "A finding that can't be replayed can't be examined."),
-    (
-        "determinism",
-        replay_does_not_bring_back_what_was_lost,
-        "Else the replay knows more than its original.",
-    ),
+    ("determinism", replay_does_not_bring_back_what_was_lost, "Else the replay knows more than its original."),
     ("determinism", seeds_differ, "The same numbers in every episode are no samples."),
     ("trap", failures_are_no_faults, "Elsewhere 61.7% of runs ended as UnknownError, and nobody noticed."),
     ("state", fork_copies_and_separates, "Branches of a rollout must not see each other."),
