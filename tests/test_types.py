@@ -34,6 +34,7 @@ def test_a_segment_holds_tuples_whatever_it_was_given() -> None:
     [
         (("prompt", (1,), (-1.0,)), "was not sampled"),
         (("tool", (1,), None, 0), "was not sampled"),
+        (("tool", (1,), None, None, True), "never cut"),
         (("policy", (1,)), "needs the log-probs"),
         (("policy", (1,), (-1.0,)), "version"),
         (("policy", (1, 2), (-1.0,), 0), "2 sampled tokens came with 1"),

@@ -28,7 +28,7 @@ def sources(trajectory: Trajectory) -> str:
     return " ".join(segment.source for segment in trajectory.segments)
 
 
-def test_an_episode_is_recorded_as_it_was_played(make_collector: Make) -> None:
+def test_an_episode_is_recorded_as_it_was_played(make_collector: Make, tokenizer: Any) -> None:
     collector = make_collector()
     engine = Overheard(ScriptedEngine([collector._renderer.turn(turn) for turn in (CALL, CALL, ANSWER)]))
     trajectory = only(collect(collector, specs("chatty"), engine=engine))
@@ -45,12 +45,8 @@ def test_an_episode_is_recorded_as_it_was_played(make_collector: Make) -> None:
     assert tokens == (*last, *completion.token_ids)
     segment = [message["content"] for message in trajectory.messages if message["role"] == "assistant"]
     assert segment == [CALL, CALL, ANSWER]
-
-
-def test_the_record_is_the_conversation_that_the_template_would_write(make_collector: Make, tokenizer: Any) -> None:
-    trajectory = only(collect(make_collector(), specs("chatty"), CALL, ANSWER))
-    whole = tokenizer.apply_chat_template(list(trajectory.messages), return_dict=False)
-    assert list(trajectory.token_ids) == whole[: len(trajectory.token_ids)]
+    written = tokenizer.apply_chat_template(list(trajectory.messages), return_dict=False)
+    assert list(tokens) == written[: len(tokens)], "the record is the conversation that the template would write"
 
 
 def test_the_environments_turn_limit_ends_an_episode(make_collector: Make) -> None:
@@ -104,15 +100,10 @@ def test_too_many_lost_groups_end_the_collection(make_collector: Make) -> None:
     assert isinstance(caught.value.__cause__, InfrastructureError)
 
 
-def test_a_bug_in_an_environment_is_raised_as_it_is(make_collector: Make) -> None:
-    with pytest.raises(KeyError, match="a bug in the environment"):
-        collect(make_collector(), specs(*["slow"] * 6, "bug", "bug", "calm"), CALL, CALL, ANSWER)
-
-
-def test_a_bug_in_many_episodes_is_told_of_once(make_collector: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_an_environment_is_raised_once(make_collector: Make, caplog: pytest.LogCaptureFixture) -> None:
     """Asyncio writes each error that nobody asks for to the terminal, behind the one that says it all."""
-    with pytest.raises(KeyError):
-        collect(make_collector(), specs(*["bug"] * 4, members=3), CALL)
+    with pytest.raises(KeyError, match="a bug in the environment"):
+        collect(make_collector(), specs(*["slow"] * 6, *["bug"] * 4, "calm", members=3), CALL, CALL, ANSWER)
     gc.collect()
     assert not caplog.records
 
@@ -180,17 +171,8 @@ def test_nothing_to_play_is_nothing_collected(make_collector: Make) -> None:
     assert (collected.groups, collected.faults, collected.lost) == ((), 0, 0)
 
 
-def test_a_collector_can_be_used_again_and_closed_twice(make_collector: Make) -> None:
-    collector = make_collector()
-    before = collect(collector, specs("calm", "chatty"), CALL, ANSWER)
-    second = collect(collector, specs("calm", "chatty"), CALL, ANSWER)
-    assert [g.trajectories[0].segments for g in before.groups] == [g.trajectories[0].segments for g in second.groups]
-    assert journal.made <= 2
-    collector.close()
-
-
 def segments_of(collected: Collected) -> list[Any]:
-    return [(t.seed, t.token_ids, t.stop) for group in collected.groups for t in group]
+    return [(t.seed, t.segments, t.stop) for group in collected.groups for t in group]
 
 
 def test_seeds_alone_decide_what_a_real_engine_plays(make_collector: Make, make_engine: Callable[..., Any]) -> None:
@@ -214,11 +196,14 @@ def test_turns_and_episodes_do_not_share_their_noise(make_collector: Make) -> No
     assert len(set(itertools.chain(*noise))) == 48 * 50
 
 
-def test_a_collector_can_be_sent_to_another_process(make_collector: Make) -> None:
-    """With its renderer, and it plays the same there."""
+def test_a_collector_plays_the_same_again_and_in_another_process_and_can_be_closed_twice(make_collector: Make) -> None:
     here, asked = make_collector(), specs("calm", "chatty")
-    played = collect(here, asked, CALL, ANSWER)
+    played, again = collect(here, asked, CALL, ANSWER), collect(here, asked, CALL, ANSWER)
+    assert journal.made <= 2
     copy = pickle.loads(pickle.dumps(here))
     sent = pickle.loads(pickle.dumps(collect(copy, asked, CALL, ANSWER)))
-    assert segments_of(sent) == segments_of(played) and sent.sandbox.keys() == played.sandbox.keys()
+    assert (
+        segments_of(sent) == segments_of(again) == segments_of(played) and sent.sandbox.keys() == played.sandbox.keys()
+    )
     copy.close()
+    here.close()

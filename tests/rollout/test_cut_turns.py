@@ -13,7 +13,7 @@ import pytest
 import agentrl
 from agentrl.config import load_config
 from agentrl.engines.scripted import ScriptedEngine
-from agentrl.errors import InvariantError, TrajectoryError
+from agentrl.errors import InvariantError
 from agentrl.eval.table import summarise
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector, EpisodeLimits
@@ -23,7 +23,7 @@ from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import tool
 from agentrl.train.invariants import check_tools_are_called
-from agentrl.types import CutTurn, CutTurns, Group, Segment, Stop, Task, Trajectory
+from agentrl.types import CutTurn, CutTurns, Group, Stop, Task, Trajectory
 
 from ..runs.origins import ORIGIN
 from .conftest import ANSWER, CALL, collect, only, specs
@@ -186,12 +186,6 @@ def test_the_record_is_what_was_sampled_and_shown_whatever_was_cut(play: Play, r
         assert list(trajectory.token_ids) == whole[: len(trajectory.token_ids)]
     else:
         assert len(trajectory.segments) == 2 and trajectory.token_ids[-1] == cut[-2]
-
-
-def test_only_what_was_sampled_can_be_cut() -> None:
-    assert Segment("policy", (1,), (-0.5,), 0).cut is False
-    with pytest.raises(TrajectoryError, match="never cut"):
-        Segment("tool", (1,), cut=True)
 
 
 def test_files_keep_which_turns_were_cut_and_those_of_before_say_none(play: Play, tokenizer: Any, here: Path) -> None:

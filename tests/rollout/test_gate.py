@@ -30,11 +30,10 @@ async def settled() -> None:
     ("most", "felt", "wanted"),
     [
         (9, [None, None], [9, 9]),  # the engine says nothing
-        (9, [cache(tokens=29)], [2]),  # two of the longest episodes, of 10 tokens, fit
         (9, [cache(tokens=5)], [1]),  # one is always let in
         (9, [cache(tokens=1000)], [9]),
         (9, [cache(tokens=29), *[cache(0.79)] * 9], [2, 3, 4, 5, 6, 7, 8, 9, 9, 9]),
-        (9, [cache(tokens=29), cache(0.8), cache(0.94)], [2, 2, 2]),
+        (9, [cache(tokens=29), cache(0.8), cache(0.94)], [2, 2, 2]),  # two of the longest episodes, of 10 tokens, fit
         # All eight are at play: of these three quarters, and then a whole round for another one.
         (99, [cache(tokens=20), *[cache(0.5)] * 6, cache(0.95)], [2, 3, 4, 5, 6, 7, 8, 6]),
         (99, [cache(tokens=20), *[cache(0.5)] * 6, cache(0.1, 1), cache(0.99, 2)], [2, 3, 4, 5, 6, 7, 8, 6, 6]),

@@ -57,9 +57,8 @@ def test_groups_that_come_too_late_are_cancelled_and_nobody_waits_for_them(make_
 
 
 def test_a_group_that_is_lost_leaves_its_place_to_a_spare_one(make_collector: Make) -> None:
-    collected = collect(
-        make_collector(max_fault_rate=0.5), specs("fault-always", "calm", "calm2", members=2), ANSWER, enough=2
-    )
+    asked = specs("fault-always", "calm", "calm2", members=2)
+    collected = collect(make_collector(max_fault_rate=0.5), asked, ANSWER, enough=2)
     assert [group.task_id for group in collected.groups] == ["calm", "calm2"]
     assert collected.lost + collected.cancelled == 1
 

@@ -9,6 +9,7 @@ Shapes: S sampled tokens of all rows, T tokens of the pack, V vocabulary.
 import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -74,10 +75,8 @@ def played(tokenizer: Any, model: Any, one_thread: None) -> Played:
     collector = Collector({"": ("agentrl/Arithmetic-v0", {"level": 4})}, renderer, limits=limits, concurrency=1)
     task = source.tasks[0].id
     members = [[EpisodeSpec(task_id=task, seed=seed) for seed in range(GOLD_SEED + 1)]]
-    try:
+    with closing(collector):
         collected = asyncio.run(collector.collect(members, engine, Sampling(max_tokens=120)))
-    finally:
-        collector.close()
     return Played(group=collected.groups[0], turns=[(prompt, done) for prompt, _, _, done in engine.heard])
 
 
