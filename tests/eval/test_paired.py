@@ -37,28 +37,17 @@ def test_bootstrap_is_that_of_drawing_tasks_one_by_one() -> None:
 @pytest.mark.parametrize(("up", "down"), [(0.2, 0.1), (0.1, 0.02), (0.3, 0.25), (0.05, 0.0)])
 def test_so_many_tasks_show_the_difference_four_times_in_five(up: float, down: float) -> None:
     gains = [1.0] * round(1000 * up) + [-1.0] * round(1000 * down)
-    n = tasks_needed(gains + [0.0] * (1000 - len(gains)))
+    n = tasks_needed(padded := gains + [0.0] * (1000 - len(gains)))
     # By hand, for 20% and 10%: (1.95996 √0.3 + 0.84162 √0.29)² / 0.01 = 233.1.
     assert n is not None and (n == 234 or (up, down) != (0.2, 0.1))
+    assert tasks_needed([gain / 2 for gain in padded]) == n, "by the mean and the mean square, of several attempts too"
     for tasks, least, most in ((n, 0.74, 0.83), (n // 3, 0.0, 0.55)):
         drawn = np.random.default_rng(1).multinomial(tasks, [up, down, 1 - up - down], size=600)
         shown = sum(mcnemar(int(better), int(worse)) <= 0.05 for better, worse, _ in drawn) / 600
         assert least <= shown <= most
 
 
-def test_with_several_attempts_tasks_count_and_not_episodes() -> None:
-    rng = random.Random(3)
-    # d = ±1/2 or 0: the same formula, on the mean and the mean square.
-    effects = [0.5] * 30 + [-0.5] * 10 + [0.0] * 60
-    n = tasks_needed(effects)
-    assert n is not None
-    shown = 0
-    for _ in range(300):
-        drawn = rng.choices(effects, k=n)
-        mean = math.fsum(drawn) / n
-        error = math.sqrt(sum((both - mean) ** 2 for both in drawn) / n / (n - 1))
-        shown += abs(mean) > 1.96 * error
-    assert 0.7 <= shown / 300 <= 0.9
+def test_attempts_at_a_task_are_one_pair() -> None:
     both = contrast([0.0, 0.5, 1.0], [1.0, 0.5, 0.5])
     assert (both.tasks, both.better, both.worse, both.difference) == (3, 1, 1, pytest.approx(1 / 6))
     assert (both.a, both.b, both.p) == (0.5, pytest.approx(2 / 3), 1.0)

@@ -15,7 +15,7 @@ from agentrl.errors import InfrastructureError, UsageError
 from agentrl.eval.episodes import load, remake
 from agentrl.eval.replay import Change, Replayed, Tools, replay
 from agentrl.toolenv.registry import make
-from agentrl.types import CutTurn, CutTurns, Message, Stop, Trajectory
+from agentrl.types import CutTurn, CutTurns, Message, Stop
 
 from .played import ID, Sums, call, episode, origin, play, save
 
@@ -152,9 +152,8 @@ def test_what_a_person_trusts_is_made() -> None:
 def test_messages_that_are_not_those_of_the_turns_are_refused(tmp_path: Path) -> None:
     played = play(1, call(1), "8")
     for broken in ({"messages": ()}, {"messages": played.messages[:-1]}, {"tool_runs": ()}):
-        fields = {name: getattr(played, name) for name in Trajectory.__slots__}
         with pytest.raises(UsageError, match="can't be played again"):
-            again(save(tmp_path / "e.jsonl", Trajectory(**(fields | broken))))
+            again(save(tmp_path / "e.jsonl", replace(played, **broken)))
 
 
 def test_what_the_command_says(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,9 +46,6 @@ def planned(*vary: str, **changes: Any) -> SweepPlan:
 def test_runs_differ_in_what_is_varied_and_in_nothing_else() -> None:
     vary = ("algo.loss=ctpo,gspo", "optim.lr=1e-4,2e-4")
     warm, *runs = planned(*vary, seeds="3", overrides=["eval.every=5"]).runs
-    assert [(run.config.algo.loss, run.config.optim.lr) for run in runs] == [
-        (loss, lr) for loss in ("ctpo", "gspo") for lr in (1e-4, 2e-4)
-    ]
     settings = [run.config.model_dump(exclude={"run": {"name"}, "algo": {"loss"}, "optim": {"lr"}}) for run in runs]
     assert all(run_settings == settings[0] for run_settings in settings)
     assert all(run.after == warm.name and not warm.after for run in runs)

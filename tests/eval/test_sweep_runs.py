@@ -165,9 +165,8 @@ def test_sweep_that_was_stopped_goes_on(whole: Done, server: Server, tmp_path: P
             assert not is_alive(child)
             assert command.out == "" and command.err.endswith("agentrl: stopped; the same command resumes the sweep\n")
         if number:
-            assert (
-                f"{number} of 5 runs are done already" in command.err and f"{NAMES[number - 1]}: resumes" in command.err
-            )
+            assert f"{number} of 5 runs are done already" in command.err
+            assert f"{NAMES[number - 1]}: resumes" in command.err
     (tmp_path / f"{NAMES[3]}.held").touch()
     written_at = (tmp_path / "out" / NAMES[0] / "metrics.jsonl").stat().st_mtime_ns
     done = finish(begin(server, tmp_path, *PAIRS, toy=HELD), tmp_path)
