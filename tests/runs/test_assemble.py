@@ -82,11 +82,7 @@ def test_dtype_and_threads() -> None:
         ("engine.options.max_length=long", ConfigError, "engine 'transformers' can't be made with engine.options"),
         ("engine.options.sluts=3", ConfigError, "engine 'transformers' can't be made with engine.options: "),
         ("engine.options.slots=0", ConfigError, "slots is 0: an engine needs at least one"),
-        (
-            "engine.name=transfomers",
-            UnknownNameError,
-            "no engine is called 'transfomers'; did you mean 'transformers'?",
-        ),
+        ("engine.name=vlm", UnknownNameError, "no engine is called 'vlm'; did you mean 'vllm'?"),
         ("model.template_args.enable_thinking=false", ConfigError, "no variable 'enable_thinking' to set"),
         ("model.tiny.heads=3", ConfigError, "model.tiny.heads=3 in model.tiny.hidden=16"),
         ("model.path=/no/such/folder", UsageError, "no tokenizer can be loaded from '/no/such/folder'"),

@@ -194,9 +194,8 @@ def test_what_is_no_record_is_named_by_line(tmp_path: Path, episode: Trajectory,
     assert fails(tmp_path, episode, bad).startswith("line 2 of ")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+HOSTILE: dict[str, tuple[dict[str, Any], ...]] = {
+    "episode": (
         *({"schema": 1}, {"origin": {}}, {"origin": {**dataclasses.asdict(ORIGIN), "best_return": "1"}}),
         *({"schema": "2"}, {"stop": "tired"}, {"stop": []}, {"rewards": [1.0]}, {"rewards": [0.0, math.nan]}),
         *({"rewards": [0.0, math.inf]}, {"rewards": ["0", "1"]}, {"rewards": None}, {"segments": None}),
@@ -207,26 +206,22 @@ def test_what_is_no_record_is_named_by_line(tmp_path: Path, episode: Trajectory,
         *({"messages": 3}, {"rewards": [0.0, 10**400]}, {"parts": 3}, {"seed": "x"}, {"task_id": 3}),
         *({"schema": 2}, {"attempt": "1"}, {"tags": "ab"}, {"answer": 3}, {"tags": [1]}),
         *({"usage": [1]}, {"usage": [1, "2"]}),
-    ],
-)
-def test_hostile_fields_are_refused(tmp_path: Path, episode: Trajectory, changes: dict[str, object]) -> None:
-    assert "is no episode" in fails(tmp_path, episode, line(tmp_path, episode, **changes))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
+    ),
+    "segment": (
         *({"source": "user"}, {"source": []}, {"source": "tool"}, {"logprobs": None}, {"logprobs": [0.0]}),
         *({"logprobs": [0.1] * 4}, {"logprobs": [math.nan] * 4}, {"logprobs": ["0"] * 4}, {"version": None}),
         *({"swaps": bad} for bad in (None, 3, [[0]], [[1, "3"]], [[0, 3]], [[1, 3], [9, 4]])),
         *({"training": 3}, {"training": {"entropy": [math.nan] * 4}}, {"training": {"entropy": ["0"] * 4}}),
         *({"pieces": None}, {"advantages": 3}, {"pieces": ["a"]}, {"pieces": [1, 2, 3, 4]}, {"token_ids": "call"}),
-    ],
-)
-def test_hostile_segments_are_refused(tmp_path: Path, episode: Trajectory, changes: dict[str, object]) -> None:
-    segments = row_of(tmp_path, episode)["segments"]
-    segments[1] |= changes
-    assert "is no episode" in fails(tmp_path, episode, line(tmp_path, episode, segments=segments))
+    ),
+}
+
+
+@pytest.mark.parametrize(("part", "changes"), [(part, changes) for part in HOSTILE for changes in HOSTILE[part]])
+def test_hostile_fields_are_refused(tmp_path: Path, episode: Trajectory, part: str, changes: dict[str, Any]) -> None:
+    row = row_of(tmp_path, episode)
+    (row if part == "episode" else row["segments"][1]).update(changes)
+    assert "is no episode" in fails(tmp_path, episode, json.dumps(row))
 
 
 def test_advantages_of_some_tokens_and_unknown_fields_are_passed_over(tmp_path: Path, episode: Trajectory) -> None:

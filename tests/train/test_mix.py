@@ -26,7 +26,7 @@ from agentrl.train.run import resume, train
 from agentrl.types import Group, Task, ToolRun
 
 from ..runs.origins import ORIGIN
-from ..runs.report.charts_of import charts_of
+from ..runs.report.blocks import blocks
 from .conftest import SMALL, Make, OnDisk, python, rows_of, same_weights, step, trainer_of
 
 MIX = """
@@ -102,7 +102,7 @@ def test_two_environments_end_to_end(mixed: OnDisk) -> None:
     assert [record.trajectory.env for record in read_episodes("e")].count("short") == 3, "it has no more"
     assert {result.name: result.overall for result in evaluate(request, Display())} == overall, "all was there"
     page = (run / "report.html").read_text()
-    titles = [chart["title"] for chart in charts_of(run / "report.html")["curve"]]
+    titles = [chart["title"] for chart in blocks(run / "report.html")["charts"]["curve"]]
     assert titles == ["Learning curve: loud", "Learning curve: short"] and "<th>environment</th>" in page
     swept = result_of(SweepRun(values=None, seed=0, folder=run, words=(), config=mixed()))
     assert swept and swept.tasks == 7 and swept.success == fmean(row["success"] for row in evals[-2:])

@@ -30,12 +30,8 @@ def test_overview_and_episodes_are_parts_that_are_clicked(run: Path, browser: Br
     browser.until("document.querySelector('#chart-curve path.line.success')?.getBoundingClientRect().width > 100")
     shown = browser.ask("[...document.querySelectorAll('#training figure')].map(one => one.id.slice(6))")
     assert shown == ["clip_fraction", "grad_norm", "entropy", "logp_diff_max", "seconds"]
-    assert browser.ask("document.querySelector('#chart-curve .eval:last-of-type title').textContent").startswith(
-        "step 40"
-    )
-    assert browser.ask("document.querySelector('#chart-curve .target title').textContent").startswith(
-        "step 1: training"
-    )
+    for element, words in ((".eval:last-of-type", "step 40"), (".target", "step 1: training")):
+        assert browser.ask(f"document.querySelector('#chart-curve {element} title').textContent").startswith(words)
     assert browser.shot(tmp_path / "shot.png").startswith(PNG)
     browser.click("#to-episodes")
     browser.until(FILLED)

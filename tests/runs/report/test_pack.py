@@ -1,9 +1,6 @@
-import base64
 import itertools
-import json
 import math
 import re
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +13,8 @@ from agentrl.runs.records import read_episodes
 from agentrl.runs.report import write_report, write_view
 from agentrl.types import Stop, ToolRun
 
+from .blocks import blocks
 from .conftest import ANSWER, CALL, SYSTEM, Play, Save
-
-
-def blocks(page: Path) -> dict[str, Any]:
-    """Every block of a page, opened as a browser opens it."""
-    blocks = re.findall(r'<script type="text/plain" id="([^"]+)">([^<]*)</script>', page.read_text(encoding="utf-8"))
-    return {name: json.loads(zlib.decompress(base64.b64decode(text))) for name, text in blocks}
 
 
 def viewed(*paths: Path, every: bool = False) -> dict[str, Any]:
@@ -37,17 +29,15 @@ def test_blocks_hold_every_token_and_number_of_the_file(play: Play, save: Save, 
     path = save(tmp_path, 1, play(SYSTEM, CALL, hostile, ANSWER, reward=1.0, stop=Stop.TURN_LIMIT))
     assert write_view([path], tmp_path / "v.html") == 1
     held, (record,) = blocks(tmp_path / "v.html"), read_episodes(path)
-    assert [played["source"] for played in held["text-0"]["segments"]] == [
-        played.source for played in record.trajectory.segments
-    ]
-    assert [played["count"] for played in held["text-0"]["segments"]] == [len(pieces) for pieces in record.pieces]
+    segments, numbers, played = held["text-0"]["segments"], held["numbers-0"], record.trajectory
+    assert [segment["source"] for segment in segments] == [segment.source for segment in played.segments]
+    assert [segment["count"] for segment in segments] == [len(pieces) for pieces in record.pieces]
     # JavaScript counts in UTF-16, and so do the sizes.
-    text = "".join(played["text"] for played in held["text-0"]["segments"]).encode("utf-16-le", "surrogatepass")
-    sizes = held["numbers-0"]["sizes"]
+    text = "".join(segment["text"] for segment in segments).encode("utf-16-le", "surrogatepass")
+    sizes = numbers["sizes"]
     cut = [text[2 * (end - size) : 2 * end] for end, size in zip(itertools.accumulate(sizes), sizes, strict=True)]
     whole = [piece for pieces in record.pieces for piece in pieces]
     assert [piece.decode("utf-16-le", "surrogatepass") for piece in cut] == whole
-    numbers, played = held["numbers-0"], record.trajectory
     assert numbers["ids"] == list(played.token_ids) and record.advantages
     logp = [value for segment in played.sampled for value in segment.logprobs or ()]
     for name, values in {**record.training, "advantage": record.advantages, "logp": logp}.items():

@@ -11,7 +11,7 @@ from agentrl.errors import RunFolderError
 from agentrl.runs.report import write_report
 from agentrl.types import ToolRun
 
-from .charts_of import charts_of
+from .blocks import blocks
 from .conftest import Play, Save, write_rows
 
 HOSTILE = "</span><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x00\x1b[2J\u200b"
@@ -51,7 +51,7 @@ def read(run: Path) -> Page:
 
 
 def test_report_of_a_whole_run(run: Path) -> None:
-    page, charts = read(run), charts_of(run / "report.html")
+    page, charts = read(run), blocks(run / "report.html")["charts"]
     assert {"curve", "training", "text-0", "numbers-3", "config"} <= page.ids
     assert [chart["id"] for chart in charts["curve"]] == ["curve"]
     shown = ["clip_fraction", "grad_norm", "entropy", "logp_diff_max", "seconds"]
@@ -122,20 +122,14 @@ def test_each_input_may_be_missing(run: Path, missing: str) -> None:
     assert gone[missing] not in ids and set(gone.values()) - {gone[missing]} <= ids
 
 
-def test_a_run_killed_while_it_wrote_a_line(run: Path) -> None:
-    text = (run / "metrics.jsonl").read_text(encoding="utf-8")
-    (run / "metrics.jsonl").write_text(text[:-30], encoding="utf-8")
-    page = read(run)
-    assert "metrics.jsonl ends in an unfinished line" in page.text
-    assert re.search(r"Training steps\s*39", page.text)
-
-
 @pytest.mark.parametrize("line", ["[1]", "{}", '{"step": "x"}', '{"step": NaN}', "[" * 100_000, '{"step": true}'])
-def test_a_line_that_is_no_row_is_left_out_and_named(run: Path, line: str) -> None:
+def test_lines_that_are_no_rows_are_left_out_and_named(run: Path, line: str) -> None:
     text = (run / "metrics.jsonl").read_text(encoding="utf-8")
-    (run / "metrics.jsonl").write_text(f"{line}\n{text}", encoding="utf-8")
+    # A run that is killed while it writes a line leaves the beginning of it.
+    (run / "metrics.jsonl").write_text(f"{line}\n{text[:-30]}", encoding="utf-8")
     page = read(run)
-    assert "Line 1 of metrics.jsonl" in page.text and re.search(r"Training steps\s*40", page.text)
+    assert "Line 1 of metrics.jsonl" in page.text and "metrics.jsonl ends in an unfinished line" in page.text
+    assert re.search(r"Training steps\s*39", page.text)
 
 
 def test_one_evaluation_has_no_before_and_after(run: Path) -> None:
@@ -190,7 +184,7 @@ def test_no_damage_is_an_error(tmp_path_factory: pytest.TempPathFactory, metrics
     (folder / "metrics.jsonl").write_text("\n".join(metrics), encoding="utf-8")
     (folder / "evals.jsonl").write_text("\n".join(evals), encoding="utf-8")
     drawn = [attrs for tag, attrs in read(folder).tags if tag in ("path", "line", "circle")]
-    assert not re.search(r"\b(nan|inf)\b", f"{drawn} {charts_of(folder / 'report.html')}")
+    assert not re.search(r"\b(nan|inf)\b", f"{drawn} {blocks(folder / 'report.html')['charts']}")
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
