@@ -158,6 +158,12 @@ class Exact:
     truth: Tensor
     """The true gradient [P]."""
 
+    @classmethod
+    def of(cls, probability: Tensor, estimates: Tensor, truth: Tensor) -> "Exact":
+        """From the estimate ĝ of each case [C, P], and the probability of each [C]."""
+        mean = probability @ estimates
+        return cls(mean=mean, variance=float(probability @ (estimates - mean).square().sum(1)), truth=truth)
+
     @property
     def bias(self) -> float:
         """‖E ĝ − g‖ / ‖g‖."""
@@ -240,10 +246,7 @@ class Groups:
 
     def exact(self, estimator: str) -> Exact:
         """Mean and variance of the estimated gradient."""
-        estimates = self.estimates(self.advantages(estimator))
-        mean = self.probability @ estimates
-        variance = float(self.probability @ (estimates - mean).square().sum(1))
-        return Exact(mean=mean, variance=variance, truth=self.world.gradient)
+        return Exact.of(self.probability, self.estimates(self.advantages(estimator)), self.world.gradient)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
