@@ -51,7 +51,7 @@ class PerProcess(Generic[T, *Key]):
             return list(self._made.values())
 
     def drop(self, shared: T) -> None:
-        """Hand ``one`` over to the caller, who closes it; the next ``get`` makes another."""
+        """Hand ``shared`` over to the caller, who closes it; the next ``get`` makes another."""
         with self._lock:
             self._made = {key: made for key, made in self._made.items() if made is not shared}
 

@@ -1,8 +1,8 @@
 """Estimate the memory, tokens and seconds of a run before its model is loaded.
 
-Counted are weights, gradients, the optimizer's two moments, the engine's copy and its cache; beside
-adapters all else is frozen. Measured on small models (``costs.py``) are a pack's activations and all times. The most
-that is needed at once is the sum of all parts, in the backward pass of a later pack of an update.
+Counted are weights, gradients, the optimizer's two moments, the engine's copy and its cache; beside adapters all else
+is frozen. Measured on small models (``costs.py``) are a pack's activations and all times. The most that is needed at
+once is the sum of all parts, in the backward pass of a later pack of an update.
 """
 
 import asyncio
