@@ -1,18 +1,20 @@
 """``collate`` turns episodes into packed tensors; only here are rows concatenated, shifted and filtered.
 
-Algorithms see tensors in *sampled coordinates* only: the S sampled tokens of all rows, concatenated, with row offsets.
-No algorithm sees a mask, padding or a tool token.
+Algorithms see tensors in *sampled coordinates* only: the S sampled tokens of all episodes, concatenated, each episode
+in the order of its turns, with the offsets of the episodes. No algorithm sees a mask, padding or a tool token.
 
-Legend: R rows (one episode each), T packed model-input tokens, S sampled tokens.
+Legend: E episodes, R ≥ E rows, T packed model-input tokens, S sampled tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain, groupby
 
 import torch
 from torch import Tensor
 
 from agentrl.errors import TrajectoryError
+from agentrl.segments import Row, complete_rows, turn_order
 from agentrl.types import Group, Trajectory
 
 
@@ -28,6 +30,8 @@ class Batch:
             row_starts = [0, 7, 10]
             sampled    = [3, 4, 6, 9]                S = 4
             starts     = [0, 3, 4]
+
+    A row that continues another one begins with that one's tokens. They are sampled tokens in the row that owns them.
     """
 
     tokens: Tensor
@@ -46,11 +50,48 @@ class Batch:
     """Zero except on the last sampled token of a turn, float32 [S]."""
     sampler_logp: Tensor
     """Log-prob of each sampled token as the engine reported it, float32 [S]."""
+    episode: Tensor
+    """The batch's episode that each row belongs to, counted in the order of their first rows, int64 [R]."""
     index: Tensor
-    """Position of each sampled token in the sampled coordinates of all episodes given to ``collate``, int64 [S]."""
+    """Position of each sampled token among those of all episodes given to ``collate``, each in time, int64 [S]."""
 
     def __len__(self) -> int:
         return len(self.group)
+
+    @property
+    def episode_starts(self) -> Tensor:
+        """Offsets of the episodes in the sampled tokens in time, int64 [E+1]."""
+        counts = torch.zeros(self._episodes, dtype=torch.int64, device=self.starts.device)
+        return torch.nn.functional.pad(counts.index_add(0, self.episode, self.starts.diff()).cumsum(0), (1, 0))
+
+    @property
+    def episode_group(self) -> Tensor:
+        """The group of each episode, int64 [E]."""
+        group = torch.zeros(self._episodes, dtype=torch.int64, device=self.group.device)
+        return group.scatter(0, self.episode, self.group)
+
+    @property
+    def sampled_episodes(self) -> Tensor:
+        """Episodes that hold a sampled token; one whose prompt left no room for a turn is none of them [≤ E]."""
+        return torch.nonzero(self.episode_starts.diff() > 0)[:, 0]
+
+    def in_time(self, values: Tensor) -> Tensor:
+        """Sort [S] from the order of rows into that of time: episodes end to end, each in the order of its turns."""
+        return values[self._order()]
+
+    def in_rows(self, values: Tensor) -> Tensor:
+        """Sort [S] from the order of time back into that of rows."""
+        return torch.empty_like(values).index_copy(0, self._order(), values)
+
+    def _order(self) -> Tensor:
+        # The index numbers an episode's tokens in time. A pack may have its episodes in another order than the step.
+        of_token = torch.repeat_interleave(self.episode, self.starts.diff())
+        by_index = self.index.argsort()
+        return by_index[of_token[by_index].argsort(stable=True)]
+
+    @property
+    def _episodes(self) -> int:
+        return int(self.episode.max()) + 1 if len(self.episode) else 0
 
     def to(self, device: torch.device | str) -> "Batch":
         """Copy the batch to another device."""
@@ -58,11 +99,13 @@ class Batch:
 
     @property
     def sampled_rows(self) -> Tensor:
-        """Rows that hold a sampled token; an episode whose prompt left no room for a turn is none of them [≤ R]."""
+        """Rows that own a sampled token: not, for example, that of an episode whose prompt left no room [≤ R]."""
         return torch.nonzero(self.starts.diff() > 0)[:, 0]
 
     def split(self, max_tokens: int, rows: Sequence[int] | None = None) -> list["Batch"]:
         """Split into packs of complete rows, in order.
+
+        The rows of an episode are in one pack where that holds them.
 
         Args:
             max_tokens: most tokens of a pack.
@@ -71,59 +114,65 @@ class Batch:
         Raises:
             TrajectoryError: a row alone is longer than ``max_tokens``.
         """
-        rows = range(len(self)) if rows is None else rows
-        return [self._select(torch.tensor(pack)) for pack in self._fill(rows, max_tokens)]
+        lengths, episode = self._checked_lengths(max_tokens, rows), self.episode.tolist()
+        packs: list[list[int]] = []
+        room = 0
+        for _, grouped in groupby(range(len(self)) if rows is None else rows, key=episode.__getitem__):
+            piece = list(grouped)
+            fits = _size(lengths, piece) <= max_tokens
+            for part in [piece] if fits else [[row] for row in piece]:
+                size = _size(lengths, part)
+                # Next fit and not best fit: rows keep their order, so packs concatenate to the rows in order.
+                if not packs or size > room:
+                    packs.append([])
+                    room = max_tokens
+                packs[-1].extend(part)
+                room -= size
+        return [self._select(torch.tensor(pack)) for pack in packs]
 
-    def balanced(self, max_tokens: int, rows: Sequence[int]) -> list["Batch"]:
-        """Split rows into few packs that take about equally long, by the sum of their squared lengths.
+    def balanced(self, max_tokens: int, episodes: Sequence[int]) -> list["Batch"]:
+        """Split episodes into few packs that take about equally long, by the sum of their rows' squared lengths.
 
-        Rows of a group stay together where a pack holds them: tokens that they share are computed once per pack.
+        Episodes of a group stay together where a pack holds them: tokens that they share are computed once per pack.
 
         Args:
-            max_tokens: most tokens of a pack.
-            rows: which rows; those of a pack keep their order.
+            max_tokens: most tokens of a pack; an episode that has more is a pack of its own.
+            episodes: which episodes; those of a pack keep their order.
 
         Raises:
             TrajectoryError: a row alone is longer than ``max_tokens``.
         """
-        lengths, group = self.row_starts.diff().tolist(), self.group.tolist()
-        members: dict[int, list[int]] = {}
-        for row in rows:
-            members.setdefault(group[row], []).append(row)
-        pieces = [piece for rows_of_group in members.values() for piece in self._fill(rows_of_group, max_tokens)]
-
-        def size(rows: Sequence[int], power: int = 1) -> int:
-            return sum(lengths[row] ** power for row in rows)
-
-        packs: list[list[int]] = [[] for _ in range(-(-size(rows) // max_tokens))]
+        rows_of: dict[int, list[int]] = {}
+        for row, episode in enumerate(self.episode.tolist()):
+            rows_of.setdefault(episode, []).append(row)
+        chosen = [row for episode in episodes for row in rows_of[episode]]
+        lengths, group = self._checked_lengths(max_tokens, chosen), self.episode_group.tolist()
+        pieces: dict[int, list[list[int]]] = {}
+        for episode in episodes:
+            of_group, rows = pieces.setdefault(group[episode], [[]]), rows_of[episode]
+            if of_group[-1] and _size(lengths, [*of_group[-1], *rows]) > max_tokens:
+                of_group.append([])
+            of_group[-1].extend(rows)
+        packs: list[list[int]] = [[] for _ in range(-(-_size(lengths, chosen) // max_tokens))]
         # Greedy: the most expensive piece comes first, and each goes to the cheapest pack that has room.
-        for piece in sorted(pieces, key=lambda piece: -size(piece, 2)):
-            fitting = [pack for pack in packs if size(pack) + size(piece) <= max_tokens]
+        for piece in sorted(chain.from_iterable(pieces.values()), key=lambda piece: -_size(lengths, piece, 2)):
+            fitting = [pack for pack in packs if not pack or _size(lengths, [*pack, *piece]) <= max_tokens]
             if not fitting:
                 packs.append([])
                 fitting = packs[-1:]
-            min(fitting, key=lambda pack: size(pack, 2)).extend(piece)
-        position = {row: number for number, row in enumerate(rows)}
-        return [self._select(torch.tensor(sorted(pack, key=position.__getitem__))) for pack in packs]
+            min(fitting, key=lambda pack: _size(lengths, pack, 2)).extend(piece)
+        position = {row: number for number, row in enumerate(chosen)}
+        return [self._select(torch.tensor(sorted(pack, key=position.__getitem__))) for pack in packs if pack]
 
-    def _fill(self, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """Fill packs with complete rows, one after the other."""
+    def _checked_lengths(self, max_tokens: int, rows: Sequence[int] | None = None) -> list[int]:
         lengths = self.row_starts.diff().tolist()
-        packs: list[list[int]] = []
-        room = 0
-        for row in rows:
-            if lengths[row] > max_tokens:
-                raise TrajectoryError(
-                    f"an episode of {lengths[row]} tokens does not fit into max_tokens={max_tokens}: raise it, or "
-                    "lower the token budget of an episode"
-                )
-            # Next fit and not best fit: rows keep their order, so packs concatenate to the episodes in order.
-            if not packs or lengths[row] > room:
-                packs.append([])
-                room = max_tokens
-            packs[-1].append(row)
-            room -= lengths[row]
-        return packs
+        longest = max(lengths if rows is None else (lengths[row] for row in rows), default=0)
+        if longest > max_tokens:
+            raise TrajectoryError(
+                f"an episode of {longest} tokens does not fit into max_tokens={max_tokens}: raise it, or lower the "
+                "token budget of an episode"
+            )
+        return lengths
 
     def _select(self, rows: Tensor) -> "Batch":
         tokens, row_starts = _gather_rows(self.row_starts, rows)
@@ -140,6 +189,7 @@ class Batch:
             group=self.group[rows],
             rewards=self.rewards[sampled],
             sampler_logp=self.sampler_logp[sampled],
+            episode=_numbered(self.episode[rows]),
             index=self.index[sampled],
         )
 
@@ -154,7 +204,7 @@ def collate(groups: Sequence[Group], *, max_tokens: int) -> list[Batch]:
         max_tokens: most model-input tokens of a pack.
 
     Raises:
-        TrajectoryError: one episode alone is longer than ``max_tokens``, or as of ``as_batch``.
+        TrajectoryError: one row alone is longer than ``max_tokens``, or as of ``as_batch``.
     """
     return as_batch(groups).split(max_tokens)
 
@@ -167,44 +217,63 @@ def as_batch(groups: Sequence[Group]) -> Batch:
     """
     if not groups:
         raise TrajectoryError("there is no group to make a batch of")
-    rows = [(number, trajectory) for number, group in enumerate(groups) for trajectory in group]
-    lengths = [len(trajectory.token_ids) for _, trajectory in rows]
-    counts = [trajectory.n_sampled for _, trajectory in rows]
-    row_starts, starts = _offsets(lengths), _offsets(counts)
-    total = int(row_starts[-1])
+    episodes = [(number, trajectory) for number, group in enumerate(groups) for trajectory in group]
+    rows = [(row, trajectory) for _, trajectory in episodes for row in trajectory.rows]
+    tokens = [row for _, trajectory in episodes for row in complete_rows(trajectory.rows)]
+    policy = [[segment for segment in row.segments if segment.trained] for row, _ in rows]
+    row_starts = _offsets([len(row) for row in tokens])
     sampled = [
         offset + position
-        for (_, trajectory), offset in zip(rows, row_starts.tolist(), strict=False)
-        for position in _sampled_places(trajectory)
+        for (row, trajectory), offset in zip(rows, row_starts.tolist(), strict=False)
+        for position in _sampled_positions(row, trajectory)
     ]
-    policy = [segment for _, trajectory in rows for segment in trajectory.sampled]
+    total = int(row_starts[-1])
+    index = torch.tensor(_ranks([trajectory for _, trajectory in episodes]), dtype=torch.int64)
+    rewards = torch.tensor([r for _, trajectory in episodes for r in _rewards(trajectory)], dtype=torch.float32)
+    counts = torch.tensor([len(trajectory.rows) for _, trajectory in episodes])
     return Batch(
-        tokens=torch.tensor([token for _, trajectory in rows for token in trajectory.token_ids]),
+        tokens=torch.tensor([token for row in tokens for token in row]),
         # Each row counts from 0: rows do not attend to each other.
         positions=torch.arange(total) - torch.repeat_interleave(row_starts[:-1], row_starts.diff()),
         row_starts=row_starts,
         # The dtype is named because torch makes floats of an empty list.
         sampled=torch.tensor(sampled, dtype=torch.int64),
-        starts=starts,
-        group=torch.tensor([number for number, _ in rows]),
-        rewards=torch.tensor([r for _, trajectory in rows for r in _rewards(trajectory)], dtype=torch.float32),
-        sampler_logp=torch.tensor([lp for segment in policy for lp in segment.logprobs or ()], dtype=torch.float32),
-        index=torch.arange(len(sampled)),
+        starts=_offsets([sum(len(segment.token_ids) for segment in owned) for owned in policy]),
+        group=torch.repeat_interleave(torch.tensor([number for number, _ in episodes]), counts),
+        rewards=rewards[index],
+        sampler_logp=torch.tensor(
+            [lp for owned in policy for segment in owned for lp in segment.logprobs or ()], dtype=torch.float32
+        ),
+        episode=torch.repeat_interleave(counts),
+        index=index,
     )
 
 
-def _sampled_places(trajectory: Trajectory) -> list[int]:
-    """Return the positions of the sampled tokens within their row."""
-    places: list[int] = []
-    position = 0
-    for segment in trajectory.segments:
+def _sampled_positions(row: Row, trajectory: Trajectory) -> list[int]:
+    """Return the positions of the tokens that were sampled in a row."""
+    positions: list[int] = []
+    position = row.fork
+    for segment in row.segments:
         if segment.trained:
-            places.extend(range(position, position + len(segment.token_ids)))
+            positions.extend(range(position, position + len(segment.token_ids)))
         position += len(segment.token_ids)
     # A token is predicted at the position before it, and position 0 has none.
-    if places and places[0] == 0:
+    if positions and positions[0] == 0:
         raise TrajectoryError(f"episode of task {trajectory.task_id!r} has an empty prompt: nothing predicts its turn")
-    return places
+    return positions
+
+
+def _ranks(episodes: Sequence[Trajectory]) -> list[int]:
+    """Return the position of each sampled token, in the order of rows, among all in the order of time."""
+    ranks: list[int] = []
+    done = 0
+    for episode in episodes:
+        lengths = [len(segment.token_ids) for segment in episode.segments if segment.trained]
+        positions = [range(0)] * len(lengths)
+        for turn in turn_order(episode.segments):
+            positions[turn] = range(done, done := done + lengths[turn])
+        ranks.extend(chain.from_iterable(positions))
+    return ranks
 
 
 def _rewards(trajectory: Trajectory) -> list[float]:
@@ -221,8 +290,21 @@ def _rewards(trajectory: Trajectory) -> list[float]:
     return rewards
 
 
+def _size(lengths: Sequence[int], rows: Sequence[int], power: int = 1) -> int:
+    """Sum the lengths of ``rows``, or their squares."""
+    return sum(lengths[row] ** power for row in rows)
+
+
 def _offsets(lengths: Sequence[int]) -> Tensor:
     return torch.nn.functional.pad(torch.tensor(lengths, dtype=torch.int64).cumsum(0), (1, 0))
+
+
+def _numbered(labels: Tensor) -> Tensor:
+    """Number labels in the order in which they first appear."""
+    _, number = torch.unique(labels, return_inverse=True)
+    begins = torch.full((int(number.max()) + 1 if len(number) else 0,), len(labels))
+    begins = begins.scatter_reduce(0, number, torch.arange(len(labels)), "amin")
+    return begins.argsort().argsort()[number]
 
 
 def _gather_rows(starts: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

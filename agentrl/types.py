@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import ClassVar, Literal, NotRequired, cast
+from typing import Any, ClassVar, Literal, NotRequired, cast
 
 from typing_extensions import TypedDict  # that of Python 3.11 lacks what pydantic needs to check messages
 
 from agentrl.errors import EnvContractError, TrajectoryError
+from agentrl.segments import Row, Segment, parents_first, turn_order
 
 Role = Literal["system", "user", "assistant", "tool"]
-Source = Literal["prompt", "policy", "tool", "template"]
 CutTurns = Literal["answer", "end", "continue"]
 """How the environment treats a turn that a token limit cut off.
 
@@ -25,9 +25,6 @@ CutTurns = Literal["answer", "end", "continue"]
 there without an answer, and its calls do not run. ``continue``: its calls run, and a text without a call is no answer:
 a message tells the agent to continue.
 """
-
-Swaps = tuple[tuple[int, int], ...]
-"""Where new weights came while tokens were sampled: index of the first token that they sampled, and their version."""
 
 _NO_MORE: Mapping[str, object] = {"extra": "forbid"}
 """For classes that are read from untrusted files: an unknown field is an error."""
@@ -134,78 +131,6 @@ class Stop(StrEnum):
         return self is not Stop.TERMINATED
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A run of token ids from one source.
-
-    Log-probs and a weight version exist exactly where the source is ``"policy"``.
-
-    Example:
-        >>> Segment("policy", (5, 9), (-0.1, -2.3), 0).trained
-        True
-
-    Raises:
-        TrajectoryError: log-probs are missing, superfluous, of another length, not finite or above 0, or the swaps are
-            not in order.
-    """
-
-    source: Source
-    """Who produced the tokens."""
-    token_ids: tuple[int, ...]
-    """The ids, exactly as sampled or rendered [n]."""
-    logprobs: tuple[float, ...] | None = None
-    """Log-prob of each token under the distribution it was sampled from [n], in nats."""
-    version: int | None = None
-    """The version of the weights that sampled the tokens, up to the first swap."""
-    cut: bool = False
-    """True if a token limit ended the turn, not the policy."""
-    swaps: Swaps = ()
-    """Where new weights came meanwhile."""
-
-    def __post_init__(self) -> None:
-        if self.source not in ("prompt", "policy", "tool", "template"):
-            raise TrajectoryError(f"unknown segment source {self.source!r}: use prompt, policy, tool or template")
-        # Callers may give lists; a tuple keeps the record from changing with them.
-        object.__setattr__(self, "token_ids", tuple(self.token_ids))
-        if self.source != "policy":
-            if self.logprobs is not None or self.version is not None or self.cut or self.swaps:
-                raise TrajectoryError(
-                    f"a {self.source} segment was not sampled: it has no log-probs and no version, and is never cut"
-                )
-            return
-        if self.logprobs is None or self.version is None:
-            raise TrajectoryError("a policy segment needs the log-probs it was sampled with and its weights' version")
-        object.__setattr__(self, "logprobs", tuple(self.logprobs))
-        object.__setattr__(self, "swaps", tuple((start, version) for start, version in self.swaps))
-        starts = [0, *(start for start, _ in self.swaps)]
-        if starts != sorted({*starts}) or starts[-1] >= max(1, len(self.token_ids)):
-            raise TrajectoryError(f"weights can't be swapped at {starts[1:]} of {len(self.token_ids)} sampled tokens")
-        if len(self.logprobs) != len(self.token_ids):
-            raise TrajectoryError(f"{len(self.token_ids)} sampled tokens came with {len(self.logprobs)} log-probs")
-        # One NaN would spread through the loss of the whole batch.
-        for logprob in self.logprobs:
-            if not (math.isfinite(logprob) and logprob <= 0.0):
-                raise TrajectoryError(f"{logprob} is no log-prob of a sampled token: it must be finite and at most 0")
-
-    @property
-    def trained(self) -> bool:
-        """True if the policy sampled these tokens: only those enter the loss."""
-        return self.source == "policy"
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """Versions of all weights that sampled some of the tokens, in order; none where nothing was sampled."""
-        return () if self.version is None else (self.version, *(version for _, version in self.swaps))
-
-    @property
-    def token_versions(self) -> tuple[int, ...]:
-        """Version of the weights that sampled each token [n]; none where nothing was sampled."""
-        starts = (0, *(start for start, _ in self.swaps), len(self.token_ids))
-        return tuple(
-            version for version, (a, b) in zip(self.versions, pairwise(starts), strict=False) for _ in range(a, b)
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRun:
     """The cost and outcome of one tool call."""
@@ -221,9 +146,16 @@ class ToolRun:
     """The arguments as the tool received them. Its answer is the tool message at the same place in ``messages``."""
 
 
+class _Derived(tuple[Any, ...]):
+    """Rows that were made of an episode's segments, or segments of its rows: they follow when the others change."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One episode as it was played: tokens, rewards, and why it ended.
+
+    Most episodes are one row of tokens, given as ``segments``. Where the history was rewritten, or sub-agents played,
+    there are several, given as ``rows``.
 
     Example:
         A turn that calls a tool, the tool's answer, and the final turn::
@@ -232,18 +164,20 @@ class Trajectory:
             rewards  =              0.0                                               1.0
 
     Raises:
-        TrajectoryError: the number of rewards is not the number of policy segments, the first segment is no prompt, or
-            a reward or a part is none that training can use.
+        TrajectoryError: the number of rewards is not the number of policy segments, a row begins nowhere, turns have
+            no order, or a reward or a part is none that training can use.
     """
 
     task_id: str
     """The task that was played."""
     seed: int
     """The seed of the episode: environment and sampling derive theirs from it."""
-    segments: tuple[Segment, ...]
-    """All tokens in order; the next prompt was always the previous tokens plus new ones."""
+    segments: tuple[Segment, ...] = ()
+    """The segments of all rows, row by row; in an episode of one row, all tokens in order."""
+    rows: tuple[Row, ...] = ()
+    """The rows; one row of ``segments`` by default."""
     rewards: tuple[float, ...]
-    """One reward per policy segment, paid on the segment's last token."""
+    """One reward per policy segment, in the order of turns, paid on the segment's last token."""
     stop: Stop
     """The reason why the episode ended."""
     messages: tuple[Message, ...] = ()
@@ -266,10 +200,8 @@ class Trajectory:
     """Tokens that a server says it has read and written, over all turns; None where no server played."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "segments", tuple(self.segments))
         object.__setattr__(self, "rewards", tuple(self.rewards))
-        if not self.segments or self.segments[0].source != "prompt":
-            raise TrajectoryError(f"episode of task {self.task_id!r} does not begin with a prompt")
+        self._set_rows()
         if len(self.rewards) != len(self.sampled):
             raise TrajectoryError(f"{len(self.sampled)} policy segments came with {len(self.rewards)} rewards")
         if not all(abs(reward) <= _LARGEST_REWARD for reward in self.rewards):  # NaN fails too
@@ -284,15 +216,38 @@ class Trajectory:
                 f"or a name of more than {_PARTS} characters"
             )
 
+    def _set_rows(self) -> None:
+        """Derive the rows from the segments, or the segments from the rows."""
+        segments, rows = self.segments, self.rows
+        if not rows or (isinstance(rows, _Derived) and not isinstance(segments, _Derived)):
+            try:
+                segments, rows = tuple(segments), _Derived((Row(tuple(segments)),))
+            except TrajectoryError as error:
+                raise TrajectoryError(f"episode of task {self.task_id!r} does not begin with a prompt") from error
+        else:
+            of_rows = _Derived(segment for row in rows for segment in row.segments)
+            if segments and not isinstance(segments, _Derived) and tuple(segments) != of_rows:
+                raise TrajectoryError(f"episode of task {self.task_id!r} has segments and other rows: give either")
+            segments, rows = of_rows, tuple(rows)
+            parents_first(rows)
+        object.__setattr__(self, "segments", segments)
+        object.__setattr__(self, "rows", rows)
+
     @property
     def sampled(self) -> tuple[Segment, ...]:
-        """The policy segments, in order."""
-        return tuple(segment for segment in self.segments if segment.trained)
+        """The policy segments of all rows, in the order of turns."""
+        segments = [segment for segment in self.segments if segment.trained]
+        return tuple(segments[turn] for turn in turn_order(segments))
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All tokens of the episode, concatenated [T]."""
+        """The tokens of ``segments``, concatenated: each token of the episode once."""
         return tuple(token for segment in self.segments for token in segment.token_ids)
+
+    @property
+    def longest_row(self) -> int:
+        """How many tokens the longest row has, those that it inherits included."""
+        return max(row.fork + len(row.token_ids) for row in self.rows)
 
     @property
     def n_sampled(self) -> int:
@@ -347,7 +302,7 @@ class Group:
             if other.env != leader.env:
                 raise TrajectoryError(f"a group is of one environment, not of {leader.env!r} and {other.env!r}")
             # Returns are comparable only from the same starting point.
-            if other.segments[0] != leader.segments[0]:
+            if other.rows[0].segments[0] != leader.rows[0].segments[0]:
                 raise TrajectoryError(f"members of the group of task {leader.task_id!r} began with different prompts")
 
     @property

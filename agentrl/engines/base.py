@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from agentrl.errors import ConfigError
-from agentrl.types import Swaps
+from agentrl.segments import Swaps
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,7 +26,8 @@ from agentrl.errors import RenderError, UsageError, first_line
 from agentrl.render import harmony
 from agentrl.render.template import ChatTemplate, Piece, Shape, Slot, Template, shapes_of
 from agentrl.render.tokens import IN_TEXT, Owned, TextTokenizer, TextTokens
-from agentrl.types import Message, Segment, Source
+from agentrl.segments import Segment, Source
+from agentrl.types import Message
 
 _ENDS = "end_token_ids"
 _HUB_S = 5.0

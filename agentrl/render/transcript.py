@@ -6,7 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 from agentrl.render.renderer import Renderer
-from agentrl.types import Message, Segment, Source
+from agentrl.segments import Segment, Source
+from agentrl.types import Message
 
 _FIRST = 0x110000
 """The first number that is no character: text can't spell what lies from here on."""

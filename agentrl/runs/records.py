@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Protocol
 
@@ -17,6 +18,7 @@ from pydantic import AfterValidator, FiniteFloat, TypeAdapter, ValidationError
 
 from agentrl.errors import TrajectoryError
 from agentrl.runs.files import NewFile, is_file, is_folder, open_file, replace
+from agentrl.segments import turn_order
 from agentrl.types import Origin, Trajectory, won
 
 SCHEMA = 3
@@ -66,11 +68,11 @@ class Record:
     origin: Origin
     """Environment and sampling settings of the episode."""
     pieces: tuple[tuple[str, ...], ...]
-    """The text of each token, per segment."""
+    """The text of each token, for each segment of ``trajectory.segments``."""
     advantages: tuple[float, ...] | None = None
-    """One advantage per sampled token, over all policy segments end to end [S]; None where there was no training."""
+    """One advantage per sampled token, turn after turn in time [S]; None where there was no training."""
     training: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
-    """One number per sampled token, over all policy segments end to end [S], by a name of ``TRAINING``."""
+    """One number per sampled token, turn after turn in time [S], by a name of ``TRAINING``."""
     evaluation: Mapping[str, object] = field(default_factory=dict[str, object])
     """Weights, seed and settings of the evaluation that played it; empty where none did."""
 
@@ -283,15 +285,19 @@ def _to_json(
     advantages: Sequence[float] | None = None,
     training: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, object]:
-    done = 0
-    segments: list[dict[str, object]] = []
+    sampled = [segment for segment in trajectory.segments if segment.trained]
+    slices, done = [slice(0)] * len(sampled), 0
+    for turn in turn_order(sampled):
+        slices[turn] = slice(done, done := done + len(sampled[turn].token_ids))
+    of_turn, segments = iter(slices), list[dict[str, object]]()
     for segment in trajectory.segments:
         row: dict[str, object] = {"source": segment.source, "token_ids": segment.token_ids}
         row["pieces"] = [_piece(tokenizer, token) for token in segment.token_ids]
         if segment.trained:
             row |= {"logprobs": segment.logprobs, "version": segment.version} | ({"cut": True} if segment.cut else {})
             row |= {"swaps": segment.swaps} if segment.swaps else {}
-            mine = slice(done, done := done + len(segment.token_ids))
+            row |= {} if segment.turn is None else {"turn": segment.turn}
+            mine = next(of_turn)
             row |= {} if advantages is None else {"advantages": advantages[mine]}
             # More digits would be noise and treble the file.
             numbers = {
@@ -299,13 +305,16 @@ def _to_json(
             }
             row |= {"training": numbers} if numbers else {}
         segments.append(row)
+    rows, of_row = list[dict[str, object]](), iter(segments)
+    for own in trajectory.rows:
+        rows.append({"parent": own.parent, "fork": own.fork, "segments": list(islice(of_row, len(own.segments)))})
     return {
         "schema": SCHEMA,
         "origin": asdict(origin),
-        **_TRAJECTORY.dump_python(trajectory, exclude={"segments"}, warnings=False),
+        **_TRAJECTORY.dump_python(trajectory, exclude={"segments", "rows"}, warnings=False),
         "return": trajectory.ret,
         "success": won(trajectory, origin.best_return),
-        "segments": segments,
+        **({"segments": segments} if len(rows) == 1 else {"rows": rows}),
     }
 
 
@@ -325,32 +334,46 @@ class _SegmentRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _Segments:
+    """The segments of a row of tokens."""
+
+    segments: tuple[_SegmentRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
     """The fields of a line that are not of the trajectory."""
 
     schema: Annotated[int, AfterValidator(_this_schema)]
     origin: Origin
-    segments: tuple[_SegmentRow, ...]
+    segments: tuple[_SegmentRow, ...] = ()
+    """Those of an episode of one row."""
+    rows: tuple[_Segments, ...] = ()
+    """The rows of an episode that has several."""
     evaluation: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
-_ROW, _TRAJECTORY = TypeAdapter(_Row), TypeAdapter(Trajectory)
+_LINE, _TRAJECTORY = TypeAdapter(_Line), TypeAdapter(Trajectory)
 
 
 def _parsed(line: bytes) -> Record:
     # Strictly, so that a hostile or damaged line is refused here and not where it is used.
-    row, trajectory = _ROW.validate_json(line, strict=True), _TRAJECTORY.validate_json(line, strict=True)
-    training = {name: tuple(x for part in row.segments for x in part.training.get(name, ())) for name in TRAINING}
-    advantages = tuple(advantage for part in row.segments for advantage in part.advantages)
+    read, trajectory = _LINE.validate_json(line, strict=True), _TRAJECTORY.validate_json(line, strict=True)
+    segments = [*read.segments, *(segment for row in read.rows for segment in row.segments)]
+    pairs = zip(segments, trajectory.segments, strict=True)
+    sampled = [segment for segment, its_tokens in pairs if its_tokens.trained]
+    in_time = [sampled[turn] for turn in turn_order(trajectory.segments)]
+    training = {name: tuple(x for part in in_time for x in part.training.get(name, ())) for name in TRAINING}
+    advantages = tuple(advantage for part in in_time for advantage in part.advantages)
     # A number is recorded for all sampled tokens or for none: where some lack it, it is dropped.
     count = trajectory.n_sampled
     return Record(
         trajectory=trajectory,
-        origin=row.origin,
-        pieces=tuple(part.pieces for part in row.segments),
+        origin=read.origin,
+        pieces=tuple(part.pieces for part in segments),
         advantages=advantages if len(advantages) == count > 0 else None,
         training={name: values for name, values in training.items() if len(values) == count > 0},
-        evaluation=row.evaluation,
+        evaluation=read.evaluation,
     )
 
 

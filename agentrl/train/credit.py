@@ -1,6 +1,6 @@
 """Credit of a step's sampled tokens: rewards, advantages, importance weights, and which tokens are trained on.
 
-Legend: S sampled tokens of all rows of the step, laid end to end.
+Legend: S sampled tokens of all episodes of the step end to end, each episode in the order of its turns.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,10 @@ class Scored:
 
     batch: Batch
     """The rows, in the order of the episodes."""
+    rewards: Tensor
+    """Reward of each token, 0 except on the last one of a turn."""
+    sampler_logp: Tensor
+    """Log-prob of each token as the engine reported it, in nats."""
     age: Tensor
     """By how many steps the weights that sampled each token are older than those that scored it."""
     disagreement: float
@@ -42,14 +46,18 @@ class Scored:
     """Advantage of each token; 0 until credit is assigned, and for tokens that are not trained on."""
 
     @property
-    def trained_rows(self) -> Tensor:
-        """Rows that hold a token to train on [≤ R]."""
-        starts = self.batch.starts
-        counts = torch.nn.functional.pad(self.in_loss.long().cumsum(0), (1, 0))[starts].diff()
+    def starts(self) -> Tensor:
+        """Offsets of the episodes [E+1]."""
+        return self.batch.episode_starts
+
+    @property
+    def trained_episodes(self) -> Tensor:
+        """Episodes that hold a token to train on [≤ E]."""
+        counts = torch.nn.functional.pad(self.in_loss.long().cumsum(0), (1, 0))[self.starts].diff()
         return torch.nonzero(counts > 0)[:, 0]
 
 
-def with_overlong_penalty(batch: Batch, episodes: Sequence[Trajectory], rollout: RolloutSettings) -> Batch:
+def with_overlong_penalty(rewards: Tensor, episodes: Sequence[Trajectory], rollout: RolloutSettings) -> Tensor:
     """Subtract a penalty for length from each episode's last reward (DAPO's soft overlong punishment).
 
     The penalty rises linearly from 0 to 1 over the last ``rollout.overlong_buffer`` tokens that an episode, or its
@@ -57,23 +65,24 @@ def with_overlong_penalty(batch: Batch, episodes: Sequence[Trajectory], rollout:
 
     Source: arXiv 2503.14476, equation 13, where an episode is one turn.
     """
-    rewards = batch.rewards.clone()
-    for end, episode in zip(batch.starts[1:].tolist(), episodes, strict=True):
+    penalized, end = rewards.clone(), 0
+    for episode in episodes:
+        end += episode.n_sampled
         if episode.n_sampled:
             longest = max(len(segment.token_ids) for segment in episode.sampled)
-            room = min(rollout.turn_tokens - longest, rollout.episode_tokens - len(episode.token_ids))
+            room = min(rollout.turn_tokens - longest, rollout.episode_tokens - episode.longest_row)
             # The tool output that no longer fitted is not in the record, which may then end before the limit.
             room = 0 if episode.stop is Stop.TOKEN_LIMIT else room
-            rewards[end - 1] -= max(0.0, 1 - room / rollout.overlong_buffer)
-    return replace(batch, rewards=rewards)
+            penalized[end - 1] -= max(0.0, 1 - room / rollout.overlong_buffer)
+    return penalized
 
 
-def loss_mask(algo: AlgoSettings, batch: Batch, old_logp: Tensor, episodes: Sequence[Trajectory]) -> Tensor:
+def loss_mask(algo: AlgoSettings, scored: Scored, episodes: Sequence[Trajectory]) -> Tensor:
     """Return which tokens are trained on, bool [S]: no rejected token, and none of a masked truncated episode."""
-    mask = rejection_mask(old_logp, batch.sampler_logp, batch.starts, algo.rejection)
+    mask = rejection_mask(scored.old_logp, scored.sampler_logp, scored.starts, algo.rejection)
     if algo.mask_truncated:
         ended = torch.tensor([not episode.stop.truncated for episode in episodes])
-        mask &= torch.repeat_interleave(ended, batch.starts.diff())
+        mask &= torch.repeat_interleave(ended, scored.starts.diff())
     return mask
 
 
@@ -81,8 +90,8 @@ def correction_weights(algo: AlgoSettings, scored: Scored) -> Tensor:
     """Compute the truncated weight old/sampler of each token [S]."""
     return behaviour_weights(
         scored.old_logp,
-        scored.batch.sampler_logp,
-        scored.batch.starts,
+        scored.sampler_logp,
+        scored.starts,
         kind=algo.correction,
         cap=algo.correction_cap,
     )
@@ -90,27 +99,26 @@ def correction_weights(algo: AlgoSettings, scored: Scored) -> Tensor:
 
 def credit(algo: AlgoSettings, scored: Scored, logp: Tensor) -> Scored:
     """Compute the advantages of all rows of the step under a policy with log-probs ``logp`` [S]."""
-    batch, options = scored.batch, _options(algo, scored, logp)
-    advantages = algos.advantage(algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **options)
+    group, options = scored.batch.episode_group, _options(algo, scored, logp)
+    advantages = algos.advantage(algo.advantage, scored.rewards, scored.energy, scored.starts, group, **options)
     return replace(scored, advantages=advantages * scored.in_loss)
 
 
 def credit_terms(algo: AlgoSettings, scored: Scored) -> Terms | None:
     """Compute the terms of the advantages before the first update; None where there is no baseline of each token."""
-    batch, options = scored.batch, _options(algo, scored, scored.old_logp)
-    return algos.terms(algo.advantage, batch.rewards, scored.energy, batch.starts, batch.group, **options)
+    group, options = scored.batch.episode_group, _options(algo, scored, scored.old_logp)
+    return algos.terms(algo.advantage, scored.rewards, scored.energy, scored.starts, group, **options)
 
 
 def pool_metrics(algo: AlgoSettings, batch: Batch) -> dict[str, float]:
     """Count the groups that had no other group to take a baseline from, where the advantage pools them: 0 or 1."""
     if not algos.pools(algo.advantage, algo.advantage_options):
         return {}
-    return {"groups_unpooled": int(len(batch.group[batch.starts.diff() > 0].unique()) == 1)}
+    return {"groups_unpooled": int(len(batch.episode_group[batch.sampled_episodes].unique()) == 1)}
 
 
 def _options(algo: AlgoSettings, scored: Scored, logp: Tensor) -> dict[str, object]:
     """Return the options of the advantage, with the weights that correct its energies."""
-    batch = scored.batch
     options: dict[str, object] = {**algo.advantage_options}
     # The episodes are off-policy: the sampler's, while the energy is that of the trained policy. The ratio of the two
     # corrects for it. "old" is w ← ρ̄²w of OTB's released code, with the loss's weight as ρ̄.
@@ -118,7 +126,7 @@ def _options(algo: AlgoSettings, scored: Scored, logp: Tensor) -> dict[str, obje
         options["weights"] = correction_weights(algo, scored)
     elif algo.energy_ratio:
         options["weights"] = behaviour_weights(
-            logp, batch.sampler_logp, batch.starts, kind="prefix", cap=algo.correction_cap
+            logp, scored.sampler_logp, scored.starts, kind="prefix", cap=algo.correction_cap
         )
     return options
 

@@ -23,11 +23,12 @@ from agentrl.rollout.collector import Collector
 from agentrl.rollout.metrics import episode_means
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec
+from agentrl.segments import Row, Segment
 from agentrl.train.interrupts import computing
 from agentrl.train.invariants import check_agreement, check_tools_are_called, check_versions, check_weights_in_use
 from agentrl.train.learner import Learner
 from agentrl.train.order import TaskOrder
-from agentrl.types import Group, Origin, Segment, Trajectory, flatten, won
+from agentrl.types import Group, Origin, Trajectory, flatten, won
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,8 +235,11 @@ def rescored(groups: Sequence[Group], score: Callable[[Batch], TokenStats], roun
         logprobs = tuple(itertools.islice(logprob_values, len(segment.token_ids))) if segment.trained else None
         return replace(segment, logprobs=logprobs)
 
+    def row_again(row: Row) -> Row:
+        return replace(row, segments=tuple(map(again, row.segments)))
+
     return tuple(
-        Group(tuple(replace(episode, segments=tuple(map(again, episode.segments))) for episode in group))
+        Group(tuple(replace(episode, segments=(), rows=tuple(map(row_again, episode.rows))) for episode in group))
         for group in groups
     )
 

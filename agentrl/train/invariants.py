@@ -134,7 +134,7 @@ def check_trained_tokens(groups: Sequence[Group], tokens: Tensor, sampled: Tenso
     Args:
         groups: the episodes of the step.
         tokens: packed tokens of all of them, in order [T].
-        sampled: index into ``tokens`` of each sampled token [S].
+        sampled: index into ``tokens`` of each sampled token, in time [S].
 
     Raises:
         InvariantError: they are not.

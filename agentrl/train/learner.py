@@ -22,6 +22,8 @@ from agentrl.train.score import computing_in, score
 LossOf = Callable[[int, TokenStats], Tensor]
 """Maps a pack's number in the update and the statistics of its tokens to the pack's loss; an update's loss is the sum
 over its packs."""
+Gradients = tuple[Tensor, Tensor | None]
+"""The gradient of a loss by log-probs, and that by entropies, where it uses them; [S] each."""
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """Kinds of tensors that a checkpoint holds for each weight: AdamW's state."""
 
@@ -55,9 +57,9 @@ class Learner:
         if optim.gradient_checkpointing:
             checkpoint_layers(model)
 
-    def packs(self, batch: Batch, rows: Sequence[int]) -> list[Batch]:
-        """Cut rows of a batch into packs that fit into the learner's memory, in any order."""
-        return batch.balanced(self._optim.max_tokens, rows)
+    def packs(self, batch: Batch, episodes: Sequence[int]) -> list[Batch]:
+        """Cut episodes of a batch into packs, in any order; only one of a single episode may have to be split again."""
+        return batch.balanced(self._optim.max_tokens, episodes)
 
     def score(self, batch: Batch) -> TokenStats:
         """Score every sampled token under the policy as it is now; three tensors [S] on the CPU, without gradients."""
@@ -95,7 +97,7 @@ class Learner:
         """Take one step of the optimizer down the gradient of all packs' losses.
 
         Args:
-            packs: the update's rows, as ``packs`` cuts them.
+            packs: the update's episodes, as ``packs`` cuts them.
             loss_of: computes the loss of each pack; log-prob and entropy carry gradients.
             rate: the learning rate.
 
@@ -161,12 +163,44 @@ class Learner:
         self.optimizer.state.clear()
 
     def _accumulate(self, number: int, pack: Batch, loss_of: LossOf) -> None:
-        loss_of(number, self._stats(self.model, pack)).backward()
+        parts = self._parts(pack)
+        if len(parts) == 1:
+            loss_of(number, self._stats(self.model, pack)).backward()
+            return
+        # The loss of an episode depends on all of its tokens, but only one part's activations fit into memory. So the
+        # parts are scored first, and computed again for the gradients that the loss has by each one's tokens.
+        with torch.no_grad():
+            scored = [self._stats(self.model, part) for part in parts]
+        for part, gradients in zip(parts, loss_gradients(loss_of, number, scored), strict=True):
+            descend(self._stats(self.model, part), gradients)
+
+    def _parts(self, pack: Batch) -> list[Batch]:
+        """Split an update's pack where the rows of its one episode are too long together."""
+        limit = self._optim.max_tokens
+        return [pack] if len(pack.tokens) <= limit else pack.split(limit, pack.sampled_rows.tolist())
 
     def _stats(self, model: PreTrainedModel, pack: Batch) -> TokenStats:
         """Score a pack on the model's device, and bring the result to the CPU, where the algorithms work."""
         stats = score(model, pack.to(model.device), temperature=self._temperature, dtype=self._dtype)
         return TokenStats(*(part.cpu() for part in stats))
+
+
+def loss_gradients(loss_of: LossOf, number: int, parts: Sequence[TokenStats]) -> list[Gradients]:
+    """Compute the gradients of a pack's loss by the log-probs and entropies of each of its parts."""
+    stats = TokenStats(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    logp, entropy = stats.logp.requires_grad_(), stats.entropy.requires_grad_()
+    loss_of(number, stats).backward()
+    by_logp = torch.zeros_like(logp) if logp.grad is None else logp.grad
+    sizes = [len(part.logp) for part in parts]
+    # There is none by the entropy unless the loss uses it, and never one by Σπ².
+    by_entropy = [None] * len(parts) if entropy.grad is None else entropy.grad.split(sizes)
+    return list(zip(by_logp.split(sizes), by_entropy, strict=True))
+
+
+def descend(stats: TokenStats, gradients: Gradients) -> None:
+    """Accumulate the weights' gradient from that of the loss by ``stats``."""
+    pairs = [(out, by.to(out.device)) for out, by in zip(stats, gradients, strict=False) if by is not None]
+    torch.autograd.backward([out for out, _ in pairs], [by for _, by in pairs])
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:

@@ -40,8 +40,8 @@ def summary(number: int, played: StepGroups, scored: Scored) -> dict[str, float]
     means = episode_means(episodes)
     runs = [run for trajectory in episodes for run in trajectory.tool_runs]
     clock = collected.clock
-    credit, starts = scored.advantages.abs(), scored.batch.starts
-    old, sampler, reference = scored.old_logp, scored.batch.sampler_logp, scored.reference_logp
+    credit, starts = scored.advantages.abs(), scored.starts
+    old, sampler, reference = scored.old_logp, scored.sampler_logp, scored.reference_logp
     return {
         "step": number,
         "episodes": len(episodes),

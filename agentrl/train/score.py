@@ -5,7 +5,7 @@ vocabulary: prompt, template and tool tokens have no logits, so they can have no
 """
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -38,20 +38,20 @@ def hidden_states(
     Returns:
         Which sampled tokens this rank has, all of them without a ``share`` [S], and their hidden states [S, d].
     """
-    computed, source = _once(batch)
-    rows: AttentionPlan = PackedRows(batch.row_starts, source)
+    computed, source, rows = _once(batch)
     # The hidden state before a token predicts it. Before a row's first sampled token it is the hidden state of the
     # prompt's last token, which may have been computed in another row.
     places, first_computed = source[batch.sampled - 1], 0
+    plan: AttentionPlan = rows
     if share is not None:
-        rows = share.plan(rows, len(computed))
+        plan = share.plan(rows, len(computed))
         computed, first_computed = share.part(computed)
     own = torch.nonzero((places >= first_computed) & (places < first_computed + len(computed)))[:, 0]
     options: dict[str, Any] = {
         "input_ids": batch.tokens[computed][None],
         "position_ids": batch.positions[computed][None],
         "use_cache": False,
-        "agentrl_plan": rows,
+        "agentrl_plan": plan,
     }
     out: Any = computing_in(dtype, model, lambda: model.base_model(**options))
     return own, out.last_hidden_state[0].index_select(0, places[own] - first_computed)
@@ -80,23 +80,32 @@ class _Work(nn.Module):
         return work()
 
 
-def _once(batch: Batch) -> tuple[Tensor, Tensor]:
+def _once(batch: Batch) -> tuple[Tensor, Tensor, PackedRows]:
     """Deduplicate the tokens that rows have in common up to where they fork: the model computes each of them once.
 
+    A row that another one begins with takes no part of its own: the longer row computes it.
+
     Returns:
-        The positions in T that the model computes [C], and for each position the index in C of the computed one [T].
+        The positions in T that the model computes [C], for each position the index in C of the computed one [T], and
+        the rows that attend.
     """
     starts, device = batch.row_starts.tolist(), batch.tokens.device
-    twin = torch.arange(starts[-1])
-    for before, row, shared in _forks(batch):
+    twin, forks = torch.arange(starts[-1]), _forks(batch)
+    for before, row, shared in forks:
         twin[starts[row] :][:shared] = twin[starts[before] :][:shared]
-    # The first of equal positions stands for all: so a row's own tokens come after those that it shares.
-    position = torch.arange(len(twin))
-    representative = (
-        torch.full_like(position, len(position)).scatter_reduce_(0, twin, position, "amin")[twin].to(device)
-    )
-    is_first = representative == position.to(device)
-    return torch.nonzero(is_first)[:, 0], (is_first.cumsum(0) - 1)[representative]
+    lengths = [end - begin for begin, end in pairwise(starts)]
+    contained = {before for before, row, shared in forks if before != row and shared == lengths[before]}
+    attending = [row for row in range(len(lengths)) if row not in contained]
+    # Of equal positions the first one of an attending row stands for all. So a row's own tokens come after those that
+    # it shares.
+    position = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in attending])
+    rank = torch.full_like(twin, len(twin)).scatter_reduce_(0, twin[position], torch.arange(len(position)), "amin")[
+        twin
+    ]
+    computed, source = rank.unique(return_inverse=True)
+    row_starts = torch.tensor([0, *accumulate(lengths[row] for row in attending)])
+    rows = PackedRows(row_starts.to(device), source[position].to(device))
+    return position[computed].to(device), source.to(device), rows
 
 
 def _forks(batch: Batch) -> list[tuple[int, int, int]]:

@@ -152,10 +152,10 @@ def warm_start(
         step += 1
         # Shuffled passes are laid end to end, so that every episode is seen equally often whatever ``sft.episodes`` is.
         if len(order) < sft.episodes:
-            order += torch.randperm(len(batch), generator=generator).tolist()
-        rows, order = order[: sft.episodes], order[sft.episodes :]
+            order += torch.randperm(len(batch.episode_group), generator=generator).tolist()
+        episodes, order = order[: sft.episodes], order[sft.episodes :]
         rate = sft.lr * min(1.0, step / _WARMUP_STEPS, (last - step + 1) / (_COOLING_STEPS + 1))
-        nll, likelihood = _update(learner, learner.packs(batch, rows), rate)
+        nll, likelihood = _update(learner, learner.packs(batch, episodes), rate)
         smooth = likelihood if smooth is None else _SMOOTHING * smooth + (1 - _SMOOTHING) * likelihood
         on_step(SftStep(step=step, loss=nll, likelihood=smooth))
         # Reaching the target brings the end forward; the updates that cool the rate down still follow.
@@ -167,7 +167,7 @@ def warm_start(
 
 def _update(learner: Learner, packs: Sequence[Batch], rate: float) -> tuple[float, float]:
     """Do one update; return the mean negative log-prob of an oracle token and the mean probability of an episode."""
-    total, rows = sum(len(pack.sampled) for pack in packs), sum(map(len, packs))
+    total, count = sum(len(pack.sampled) for pack in packs), sum(len(pack.episode_group) for pack in packs)
     losses: list[float] = []
     likelihoods: list[float] = []
 
@@ -175,8 +175,8 @@ def _update(learner: Learner, packs: Sequence[Batch], rate: float) -> tuple[floa
         # Divided by the tokens of all packs, so that packing does not change the gradient.
         loss = -stats.logp.sum() / total
         losses.append(float(loss.detach()))
-        per_episode = stats.logp.detach().split(packs[number].starts.diff().tolist())
-        likelihoods.append(sum(math.exp(float(part.sum())) for part in per_episode) / rows)
+        per_episode = packs[number].in_time(stats.logp.detach()).split(packs[number].episode_starts.diff().tolist())
+        likelihoods.append(sum(math.exp(float(part.sum())) for part in per_episode) / count)
         return loss
 
     if not math.isfinite(learner.update(packs, loss_of, rate)):

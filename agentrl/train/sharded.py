@@ -26,7 +26,7 @@ from agentrl.config import Config, OptimSettings
 from agentrl.errors import ConfigError, RunFolderError
 from agentrl.models.lora import merged, without_adapters
 from agentrl.train.fsdp import PackPart, full, on_cpu, shard, skeleton_of
-from agentrl.train.learner import Learner, LossOf
+from agentrl.train.learner import Gradients, Learner, LossOf, descend, loss_gradients
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -98,7 +98,7 @@ class ShardedLearner(Learner):
         """Shards of frozen copies of the trained weights, by the copy's name."""
         # Two threads of rank 0 may call: one that learns, and one that scores what was played meanwhile.
         self._calling = threading.RLock()
-        self._losses: tuple[LossOf, int] | None = None
+        self._losses: tuple[LossOf, Sequence[Batch]] | None = None
         self._full, skeleton = model, model
         if self._rank == 0:
             heads = model.config.get_text_config().num_attention_heads
@@ -117,9 +117,11 @@ class ShardedLearner(Learner):
             # From here on the shards are the weights. What stays here has no memory, and NaN shows where it is read.
             weight.data = weight.new_full((1,) * weight.ndim, torch.nan).expand(weight.shape)
 
-    def packs(self, batch: Batch, rows: Sequence[int]) -> list[Batch]:
-        """Cut rows of a batch into packs that fit into a rank's memory, in any order; one a rank or more."""
-        return batch.balanced(self._room(batch, rows), rows)
+    def packs(self, batch: Batch, episodes: Sequence[int]) -> list[Batch]:
+        """Cut episodes of a batch into packs, in any order; one a rank or more. See ``Learner``."""
+        chosen = set(episodes)
+        rows = [row for row, episode in enumerate(batch.episode.tolist()) if episode in chosen]
+        return batch.balanced(self._room(batch, rows), episodes)
 
     def keep_reference(self, model: PreTrainedModel | None = None) -> None:
         """Freeze a copy of the weights, those of ``model`` or else the policy's as they are now, as the reference."""
@@ -138,8 +140,10 @@ class ShardedLearner(Learner):
 
     def update(self, packs: Sequence[Batch], loss_of: LossOf, rate: float) -> float:
         """Take one step of the optimizer down the gradient of all packs' losses; see ``Learner``."""
-        self._losses = loss_of, len(packs)
-        return self._on_each(ShardedLearner._descend, [(own, rate) for own in self._dealt(packs)])
+        self._losses = loss_of, packs
+        dealt = self._dealt(packs)
+        counts = [max(len(self._parts(pack)) for pack in turn) for turn in zip(*dealt, strict=True)]
+        return self._on_each(ShardedLearner._descend, [(own, counts, rate) for own in dealt])
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the named weights in full; ranks gather some at a time."""
@@ -189,34 +193,46 @@ class ShardedLearner(Learner):
             finally:
                 self._exchange(others)
 
-    def _descend(self, packs: Sequence[Batch], rate: float) -> float:
-        """Accumulate the gradient over this rank's packs, as many as any other rank has, and take a step."""
-        for turn, pack in enumerate(packs):
-            _, own = part = self._own(pack)
-            parts = self._gathered(on_cpu(part))
+    def _descend(self, packs: Sequence[Batch], counts: Sequence[int], rate: float) -> float:
+        """Accumulate the gradient over this rank's packs, as many as any other rank has, and take a step.
+
+        Args:
+            packs: one a turn.
+            counts: most parts that a rank's pack of the turn has. All ranks compute so many, since they gather weights.
+            rate: the learning rate.
+        """
+        for turn, (pack, count) in enumerate(zip(packs, counts, strict=True)):
+            parts = self._parts(pack)
+            parts += [parts[-1]] * (count - len(parts))
+            # Activations of a single part are kept. Several would not fit into memory, and are computed again.
+            with nullcontext() if count == 1 else torch.no_grad():
+                scored = [self._own(part) for part in parts]
             # The loss is computed on rank 0, from all ranks' log-probs; only its gradient by them comes back.
-            gradients = _scatter(None if parts is None else self._upstream(turn, parts))
-            # There is none by the entropy unless the loss uses it, and never one by Σπ².
-            pairs = [(output, by) for output, by in zip(own, gradients, strict=False) if by is not None]
-            torch.autograd.backward([output for output, _ in pairs], [by.to(output.device) for output, by in pairs])
+            gathered = self._gathered([on_cpu(part) for part in scored])
+            gradients = _scatter(None if gathered is None else self._upstream(turn, gathered))
+            for part, (_, stats), by in zip(parts, scored, gradients, strict=True):
+                own = stats if count == 1 else self._own(part)[1]
+                descend(own, by)
         return self._step(rate)
 
-    def _upstream(self, turn: int, parts: Sequence[PackPart]) -> list[tuple[Tensor, Tensor | None]]:
-        """Compute the losses of a turn's packs, and for each rank their gradient by its log-probs and entropies."""
+    def _upstream(self, turn: int, scored: Sequence[Sequence[PackPart]]) -> list[list[Gradients]]:
+        """Compute the losses of a turn's packs, and for each rank and part their gradients by its tokens."""
         assert self._losses is not None
-        loss_of, count = self._losses
-        answers: list[tuple[Tensor, Tensor | None]] = []
-        for within, (owns, stats) in enumerate(self._joined(parts)):
-            number = turn * self._world // self._share + within
-            logp, entropy = stats.logp.requires_grad_(), stats.entropy.requires_grad_()
-            # All ranks must take part in a turn: a rank without a pack computes another's, with a gradient of 0.
-            if number < count:
-                loss_of(number, stats).backward()
-            by_logp = torch.zeros_like(logp) if logp.grad is None else logp.grad
-            # FSDP2 takes the mean of the ranks' gradients, and the loss needs their sum: hence the factor W.
-            for own in owns:
-                by_entropy = None if entropy.grad is None else self._world * entropy.grad[own]
-                answers.append((self._world * by_logp[own], by_entropy))
+        loss_of, packs = self._losses
+        answers: list[list[Gradients]] = [[] for _ in scored]
+        joined = [list(self._joined(part)) for part in zip(*scored, strict=True)]
+        for within in range(self._world // self._share):
+            number, parts = turn * (self._world // self._share) + within, [part[within] for part in joined]
+            # All ranks must take part in a turn: a rank without a pack computes another's, and one with fewer parts its
+            # last one again, with a gradient of 0.
+            real = len(self._parts(packs[number])) if number < len(packs) else 0
+            gradients = loss_gradients(loss_of, number, [stats for _, stats in parts[:real]]) if real else []
+            for position, (owns, _) in enumerate(parts):
+                by_logp, by_entropy = gradients[position] if position < real else (None, None)
+                for rank, own in enumerate(owns, within * self._share):
+                    # FSDP2 takes the mean of the ranks' gradients, and the loss needs their sum: hence the factor W.
+                    of_logp = torch.zeros(len(own)) if by_logp is None else self._world * by_logp[own]
+                    answers[rank].append((of_logp, None if by_entropy is None else self._world * by_entropy[own]))
         return answers
 
     def _begin_weights(self) -> None:

@@ -1,6 +1,6 @@
 """One training step: collect → score → credit → update → sync.
 
-Legend: S sampled tokens of all rows of the step, laid end to end.
+Legend: S sampled tokens of all episodes of the step end to end, each episode in the order of its turns.
 """
 
 import math
@@ -139,7 +139,7 @@ class Trainer:
         metrics |= {**self._synced.seconds, **played.metrics, **pool_metrics(self.config.algo, scored.batch)}
         metrics |= rates(metrics, peak_flops(self.learner.model.device, self.config.model.dtype))
         metrics |= env_metrics(played.collected.groups, self.rollouts.origins)
-        advantages = [part.tolist() for part in scored.advantages.split(scored.batch.starts.diff().tolist())]
+        advantages = [part.tolist() for part in scored.advantages.split(scored.starts.diff().tolist())]
         return StepResult(trajectories=flatten(played.trained), advantages=advantages, metrics=metrics, record=record)
 
     async def sync(self, version: int) -> None:
@@ -161,27 +161,31 @@ class Trainer:
                 f"no prompt leaves room for a turn within rollout.episode_tokens={rollout.episode_tokens}"
             )
         # Wrong tokens would show as disagreeing log-probs too. They are checked first, for the clearer message.
-        check_trained_tokens(groups, batch.tokens, batch.sampled)
+        check_trained_tokens(groups, batch.tokens, batch.in_time(batch.sampled))
         age = self.rollouts.check(groups)
-        logp, entropy, sum_sq = self.learner.score(batch)
+        logp, entropy, sum_sq = (batch.in_time(part) for part in self.learner.score(batch))
+        rewards, sampler_logp = batch.in_time(batch.rewards), batch.in_time(batch.sampler_logp)
         # Tokens of older weights rightly differ. The engine was compared with those weights when it got them.
-        same_weights = torch.where(age == 0, batch.sampler_logp, logp)
+        same_weights = torch.where(age == 0, sampler_logp, logp)
         disagreement = check_agreement(logp, same_weights, max(self._rounding, self.rollouts.rounding))
-        return Scored(
-            batch=with_overlong_penalty(batch, episodes, rollout) if rollout.overlong_buffer else batch,
+        scored = Scored(
+            batch=batch,
+            rewards=with_overlong_penalty(rewards, episodes, rollout) if rollout.overlong_buffer else rewards,
+            sampler_logp=sampler_logp,
             age=age,
             disagreement=disagreement,
             old_logp=logp,
-            reference_logp=self.learner.score_reference(batch) if algo.kl_coef else None,
+            reference_logp=batch.in_time(self.learner.score_reference(batch)) if algo.kl_coef else None,
             entropy=entropy,
             energy=token_energy(logp, sum_sq),
-            in_loss=loss_mask(algo, batch, logp, episodes),
+            in_loss=torch.ones_like(logp, dtype=torch.bool),
             advantages=torch.zeros_like(logp),
         )
+        return replace(scored, in_loss=loss_mask(algo, scored, episodes))
 
     def _credit_again(self, scored: Scored) -> Scored:
         """Recompute energy and advantages of the same rows under the policy as it is now."""
-        logp, _, sum_sq = self.learner.score(scored.batch)
+        logp, _, sum_sq = (scored.batch.in_time(part) for part in self.learner.score(scored.batch))
         return credit(self.config.algo, replace(scored, energy=token_energy(logp, sum_sq)), logp)
 
     def _update(self, scored: Scored, number: int, sampled: int, record: TokenRecord) -> dict[str, float]:
@@ -196,15 +200,15 @@ class Trainer:
         optim, algo = self.config.optim, self.config.algo
         # The ratio old/sampler does not change while θ is updated: the loss's own ratio is θ/old.
         weights = correction_weights(algo, scored)
-        observations, minibatches = Observations(record), self._minibatches(scored.trained_rows, number)
+        observations, minibatches = Observations(record), self._minibatches(scored.trained_episodes, number)
         updates = sum(map(len, minibatches))
         collected: list[dict[str, float] | None] = []
-        for epoch, rows in enumerate(minibatches):
+        for epoch, parts in enumerate(minibatches):
             # The last pass has moved θ, and with it the ratios θ/sampler that weigh the energies. old_logp stays, since
             # the loss's ratio is measured from it in every pass.
             if epoch and algo.energy_ratio is True:
                 scored = self._credit_again(scored)
-            for part in rows:
+            for part in parts:
                 # The rate falls within a step too, by the share of its updates that is done.
                 spent = self._tokens_spent(sampled, len(collected) / updates)
                 rate = learning_rate(optim, self.updates + 1, spent)
@@ -218,12 +222,12 @@ class Trainer:
         means = {name: sum(row[name] for row in done) / len(done) for name in done[0]}
         return means | observations.drift.metrics() | observations.work.metrics() | always
 
-    def _minibatches(self, rows: Tensor, number: int) -> list[list[list[int]]]:
-        """Shuffle the rows for each pass of step ``number`` and cut them into minibatches, none of which is empty."""
+    def _minibatches(self, episodes: Tensor, number: int) -> list[list[list[int]]]:
+        """Shuffle episodes for each pass of step ``number`` and cut them into minibatches, none of which is empty."""
         passes: list[list[list[int]]] = []
         for epoch in range(self.config.optim.epochs):
             generator = torch.Generator().manual_seed(derive_seed(self.config.run.seed, "rows", number, epoch))
-            shuffled = rows[torch.randperm(len(rows), generator=generator)]
+            shuffled = episodes[torch.randperm(len(episodes), generator=generator)]
             passes.append([part.tolist() for part in shuffled.tensor_split(self.config.optim.minibatches) if len(part)])
         return passes
 
@@ -241,14 +245,14 @@ class Trainer:
         return (self.sampled_tokens + share * min(new, budget - self.sampled_tokens)) / budget
 
     def _update_once(
-        self, scored: Scored, rows: Sequence[int], weights: Tensor, rate: float, observations: Observations
+        self, scored: Scored, episodes: Sequence[int], weights: Tensor, rate: float, observations: Observations
     ) -> dict[str, float] | None:
-        """Do one gradient step at learning rate ``rate`` on ``rows``, accumulated over packs.
+        """Do one gradient step at learning rate ``rate`` on ``episodes``, accumulated over packs.
 
         Returns:
             Its metrics; None where the gradient is not finite and the step was skipped.
         """
-        packs = self.learner.packs(scored.batch, rows)
+        packs = self.learner.packs(scored.batch, episodes)
         update = Update(self.config.algo, scored, weights, packs, None if self._has_updated else self._rounding)
         # From here on the weights belong to no complete step: a run that is stopped now must not save them.
         self.updates += 1

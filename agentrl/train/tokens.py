@@ -1,6 +1,6 @@
 """Training's numbers for each sampled token of a step, for the file of its episodes.
 
-Legend: S sampled tokens of all rows of the step, laid end to end.
+Legend: S sampled tokens of all episodes of the step end to end, each episode in the order of its turns.
 """
 
 from dataclasses import dataclass
@@ -50,8 +50,8 @@ class TokenRecord:
 
         An episode that no update has seen lacks the numbers about updates.
         """
-        scored, starts = self.scored, self.scored.batch.starts
-        # An update sees all tokens of a row, so a row with NaN has NaN throughout.
+        scored, starts = self.scored, self.scored.starts
+        # An update sees all tokens of an episode, so one with NaN has NaN throughout.
         logp = torch.where(self.logp.isnan(), scored.old_logp, self.logp)
         updated = {
             "log_ratio": logp - scored.old_logp,

@@ -1,6 +1,6 @@
 """One gradient step: the losses of its packs, and what the step's metrics and records keep of them.
 
-Legend: S sampled tokens of all rows of the step, laid end to end.
+Legend: S sampled tokens of all episodes of the step end to end, each episode in the order of its turns.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class Update:
         self._repeatable = repeatable
         self._aggregate: Aggregate = algos.aggregation(algo.loss, algo.loss_options)
         # Packs differ in rows and tokens: weighed by these shares their gradients add up to the minibatch's own.
-        self._shares = pack_shares(self._aggregate, [pack.starts for pack in packs])
+        self._shares = pack_shares(self._aggregate, [pack.episode_starts for pack in packs])
         self._seen: list[_SeenPack] = []
         self.total = 0.0
         """The loss of the packs so far, regularizers included."""
@@ -83,17 +83,19 @@ class Update:
             InvariantError: a log-prob is none, or differs from *old* before the first update.
         """
         algo, pack = self._algo, self._packs[number]
+        stats = TokenStats(*(pack.in_time(part) for part in stats))
+        index, starts = pack.in_time(pack.index), pack.episode_starts
         # Autograd drops the gradient of a tensor that is no leaf, and the drift finds clipped tokens by it. The copy
         # gets the gradient of the policy loss alone, since the regularizer reads the original.
         logp = stats.logp.clone()
         logp.retain_grad()
-        old_logp, advantages = self._scored.old_logp[pack.index], self._scored.advantages[pack.index]
+        old_logp, advantages = self._scored.old_logp[index], self._scored.advantages[index]
         check_logp(logp.detach())
         # Before the very first update θ is *old*: scoring twice must compute the same log-probs.
         if self._repeatable is not None:
             check_first_ratio(logp.detach(), old_logp, self._repeatable)
-        weights = self._weights[pack.index]
-        out = algos.loss(algo.loss, logp, old_logp, advantages, pack.starts, weights=weights, **algo.loss_options)
+        weights = self._weights[index]
+        out = algos.loss(algo.loss, logp, old_logp, advantages, starts, weights=weights, **algo.loss_options)
         self._seen.append(_SeenPack(out=out, logp=logp, old_logp=old_logp, advantages=advantages))
         loss = out.loss
         if algo.kl_coef or algo.entropy_coef:
@@ -104,8 +106,8 @@ class Update:
     def observe(self, observations: Observations, model: PreTrainedModel) -> None:
         """Add all packs to ``observations``, after the backward passes: before, log-probs have no gradient."""
         for pack, seen in zip(self._packs, self._seen, strict=True):
-            observations.drift.add(seen.out, seen.logp, seen.old_logp, seen.advantages, pack.starts)
-            observations.record.add(pack.index, seen.logp)
+            observations.drift.add(seen.out, seen.logp, seen.old_logp, seen.advantages, pack.episode_starts)
+            observations.record.add(pack.in_time(pack.index), seen.logp)
             observations.work.add(model, pack)
 
     def _regularizer(self, pack: Batch, stats: TokenStats) -> Tensor:
@@ -114,8 +116,8 @@ class Update:
         return regularizer(
             stats.logp,
             stats.entropy,
-            pack.starts,
-            reference_logp=None if reference is None else reference[pack.index],
+            pack.episode_starts,
+            reference_logp=None if reference is None else reference[pack.in_time(pack.index)],
             kl_coef=algo.kl_coef,
             entropy_coef=algo.entropy_coef,
             aggregate=self._aggregate,

@@ -127,7 +127,7 @@ def test_tokens_trained_on_are_the_tokens_that_were_sampled(played: Played) -> N
     sampled = [token for _, completion in played.turns for token in completion.token_ids]
     assert batch.tokens[batch.sampled].tolist() == sampled
     assert batch.sampler_logp.tolist() == pytest.approx([lp for _, turn in played.turns for lp in turn.logprobs])
-    check_trained_tokens([played.group], batch.tokens, batch.sampled)
+    check_trained_tokens([played.group], batch.tokens, batch.in_time(batch.sampled))
     turns = iter(played.turns)
     for trajectory in played.group:
         tokens = trajectory.token_ids

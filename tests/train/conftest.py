@@ -186,6 +186,12 @@ Make = Callable[..., Small]
 OnDisk = Callable[..., Config]
 
 
+def rewards_in_time(episode: Trajectory) -> list[float]:
+    """Each turn's reward on its last sampled token."""
+    turns = zip(episode.sampled, episode.rewards, strict=True)
+    return [reward for part, paid in turns for reward in [*[0.0] * (len(part.token_ids) - 1), paid]]
+
+
 def turn(tokens: Sequence[int], logp: float = -1.0) -> Segment:
     """What version 0 has sampled."""
     return Segment("policy", tuple(tokens), (logp,) * len(tokens), 0)

@@ -24,11 +24,10 @@ from agentrl.train.metrics import pass_flops, peak_flops, rates
 from agentrl.types import Group, Segment, Trajectory
 
 from ..runs.origins import ORIGIN, Signs
-from .conftest import Make, energy_of, logp_of, step, trainer_of, trajectory, turn
+from .conftest import Make, energy_of, logp_of, rewards_in_time, step, trainer_of, trajectory, turn
 from .test_diagnostics import by_bin
 from .test_options import ALL
 from .test_score import batch_of
-from .test_whole_step import rewards_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -188,7 +187,7 @@ def test_each_token_s_numbers_are_those_of_its_first_pass(small: Make, reference
         total = torch.tensor(recorded["log_ratio"]).cumsum(0)
         near(recorded["cumulative_log_ratio"], total)
         near(recorded["realized_energy"], energy_of(reference, episode).cumsum(0), 1e-3)
-        to_go = torch.tensor(rewards_of(episode)).flip(0).cumsum(0).flip(0)
+        to_go = torch.tensor(rewards_in_time(episode)).flip(0).cumsum(0).flip(0)
         near([b + a for b, a in zip(recorded["baseline"], record.advantages, strict=True)], to_go)
         tokens = zip(total, recorded["clipped"], record.advantages, strict=True)
         for t, (shift, cut, credit) in enumerate(tokens, start=1):

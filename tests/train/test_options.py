@@ -118,9 +118,9 @@ def test_overlong_costs_by_the_nearer_limit(limit: int, turns: tuple[int, ...], 
     rollout = load_config(overrides=limits).rollout
     begin, *later = (turn((7,) * n) for n in turns)
     episode = trajectory(Segment("prompt", (1,) * 5), begin, Segment("tool", (2,) * limit), *later, stop=stop)
-    before = as_batch([Group((episode,))])
+    before = as_batch([Group((episode,))]).rewards
     after = with_overlong_penalty(before, [episode], rollout)
-    assert (before.rewards - after.rewards).tolist() == pytest.approx([0.0] * (sum(turns) - 1) + [cost])
+    assert (before - after).tolist() == pytest.approx([0.0] * (sum(turns) - 1) + [cost])
 
 
 def test_a_step_that_masks_everything_updates_nothing(small: Make) -> None:

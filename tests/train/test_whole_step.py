@@ -19,11 +19,10 @@ from agentrl.engines.base import Completion, Sampling
 from agentrl.models.load import ROUNDING
 from agentrl.toolenv.base import Episode
 from agentrl.train.step import StepResult, Trainer
-from agentrl.types import Trajectory
 
 from ..algos import reference as slow
 from ..engines.around import Around
-from .conftest import Make, Shout, Small, energy_of, is_time, logp_of
+from .conftest import Make, Shout, Small, energy_of, is_time, logp_of, rewards_in_time
 
 TEMPERATURE, CAP, NORM, LR, BETAS, DECAY = 0.7, 1.5, 0.1, 1e-4, (0.8, 0.9), 3.0
 CONSTANT = 7
@@ -143,7 +142,7 @@ class Slow:
         self.model = copy.deepcopy(model)
         self.episodes = result.trajectories
         self.sampler = [[lp for part in episode.sampled for lp in part.logprobs or ()] for episode in self.episodes]
-        self.rewards = [rewards_of(episode) for episode in self.episodes]
+        self.rewards = [rewards_in_time(episode) for episode in self.episodes]
 
     def take(self, weights: dict[str, Tensor]) -> None:
         self.model.load_state_dict(weights, strict=False)
@@ -173,12 +172,6 @@ class Slow:
             logs = {"sequence": [math.fsum(steps)] * len(steps), "prefix": sums(*pair), "token": steps}
             rows.append([min(math.exp(log_ratio), CAP) for log_ratio in logs.get(kind, [0.0] * len(old[row]))])
         return rows
-
-
-def rewards_of(episode: Trajectory) -> list[float]:
-    """Each turn's reward on its last sampled token."""
-    turns = zip(episode.sampled, episode.rewards, strict=True)
-    return slow.flat([[0.0] * (len(part.token_ids) - 1) + [paid] for part, paid in turns])
 
 
 def sums(newer: Sequence[float], older: Sequence[float]) -> list[float]:

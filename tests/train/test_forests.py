@@ -1,0 +1,273 @@
+"""Updates on episodes of several rows, against loops over each row alone and over an episode's tokens in time."""
+
+import asyncio
+import copy
+import itertools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentrl.batch import as_batch, collate
+from agentrl.models.load import ROUNDING
+from agentrl.rollout.collected import Clock, Collected
+from agentrl.segments import Row, Segment, complete_rows
+from agentrl.train.groups import RolloutSource, StepGroups
+from agentrl.train.learner import Learner
+from agentrl.train.score import score
+from agentrl.train.step import StepResult, Trainer
+from agentrl.types import Group, Origin, Trajectory
+
+from ..algos import reference as slow
+from .conftest import Make, rewards_in_time, trajectory
+
+CAP, LR, TEMPERATURE = 1.5, 2e-5, 0.7
+WIDTHS = {"low": 0.05, "high": 0.1, "dual": 0.1}
+SETTINGS = (
+    *("algo.advantage=otb", "algo.correction=sequence", f"algo.correction_cap={CAP}"),
+    *(f"algo.loss_options.clip_{side}={width}" for side, width in WIDTHS.items()),
+    *("optim.minibatches=2", "optim.epochs=2", f"optim.lr={LR}", f"rollout.temperature={TEMPERATURE}"),
+    *("rollout.episode_tokens=36", "rollout.turn_tokens=36"),
+)
+
+
+class Given(RolloutSource):
+    """A source of the same groups in each step."""
+
+    rounding, steps = math.inf, 1
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.groups, self.origins = tuple(groups), dict[str, Origin]()
+
+    async def batch(self, number: int) -> StepGroups:
+        collected = Collected(groups=self.groups, faults=0, lost=0, seconds=1.0, clock=Clock(), sandbox={})
+        return StepGroups(collected=collected, trained=self.groups)
+
+    def check(self, groups: Sequence[Group]) -> Tensor:
+        return torch.zeros(sum(episode.n_sampled for group in groups for episode in group), dtype=torch.long)
+
+    async def published(self, learner: Learner, version: int) -> None:
+        pass
+
+    def state(self) -> Mapping[str, object]:
+        return {}
+
+
+def tokens(rng: random.Random, most: int = 5) -> tuple[int, ...]:
+    return tuple(rng.randrange(3, 250) for _ in range(rng.randint(1, most)))
+
+
+def sampled(rng: random.Random, turn: int | None = None) -> Segment:
+    ids = tokens(rng)
+    return Segment("policy", ids, tuple(-5.5 - 3 * rng.random() for _ in ids), 0, turn=turn)
+
+
+def forest(rng: random.Random, opening: Segment, rows: int) -> Trajectory:
+    """An episode whose rows begin anew or fork anywhere, and whose turns were sampled in any order."""
+    made = [Row((opening, sampled(rng), Segment("tool", tokens(rng)), sampled(rng)))]
+    for _ in range(rows - 1):
+        lengths = list(map(len, complete_rows(made)))
+        parent = rng.choice([None, *range(len(made))])
+        context = Segment("prompt" if parent is None else "template", tokens(rng))
+        turns = [sampled(rng), *([Segment("tool", tokens(rng)), sampled(rng)] if rng.random() < 0.5 else [])]
+        if parent is None:
+            made.append(Row((context, *turns)))
+        else:
+            begin = (context,) if rng.random() < 0.7 else ()
+            made.append(Row((*begin, *turns), parent, rng.randint(1, lengths[parent])))
+    count = sum(segment.trained for row in made for segment in row.segments)
+    numbers = iter(rng.sample(range(3 * count), count))
+    numbered = [
+        replace(row, segments=tuple(replace(s, turn=next(numbers)) if s.trained else s for s in row.segments))
+        for row in made
+    ]
+    rewards = tuple(rng.choice([0.0, 0.25, 1.0]) for _ in range(count))
+    return trajectory(rows=tuple(numbered), rewards=rewards, seed=rng.randrange(10**6))
+
+
+def groups_of(model: Any, seed: int, rows: Sequence[Sequence[int]] = ((3, 1, 2), (4, 2, 3))) -> list[Group]:
+    """Groups of episodes of so many rows each, with log-probs of the sampler that are the model's and some noise."""
+    rng = random.Random(seed)
+    groups: list[Group] = []
+    for number, counts in enumerate(rows):
+        opening = Segment("prompt", tokens(rng))
+        episodes = [replace(forest(rng, opening, count), task_id=str(number)) for count in counts]
+        groups.append(Group(tuple(as_sampled(model, episode, rng) for episode in episodes)))
+    return groups
+
+
+def as_sampled(model: Any, episode: Trajectory, rng: random.Random) -> Trajectory:
+    numbers = logp_of(model, episode).tolist()
+    by_turn: dict[int | None, tuple[float, ...]] = {}
+    for part in episode.sampled:
+        by_turn[part.turn] = tuple(min(0.0, numbers.pop(0) + rng.gauss(0, 0.2)) for _ in part.token_ids)
+    rows = [
+        replace(row, segments=tuple(replace(s, logprobs=by_turn[s.turn]) if s.trained else s for s in row.segments))
+        for row in episode.rows
+    ]
+    return replace(episode, segments=(), rows=tuple(rows))
+
+
+def shuffled(episode: Trajectory, rng: random.Random) -> Trajectory:
+    """The same episode with its rows in another order, except that the first stays."""
+    order = [0, *rng.sample(range(1, len(episode.rows)), len(episode.rows) - 1)]
+    rows = [episode.rows[number] for number in order]
+    moved = [row if row.parent is None else replace(row, parent=order.index(row.parent)) for row in rows]
+    return replace(episode, segments=(), rows=tuple(moved))
+
+
+def logp_of(model: Any, episode: Trajectory) -> Tensor:
+    """Log-probs of an episode's sampled tokens in time [n], each row by itself through transformers' own attention."""
+    return distributions(model, episode)[0]
+
+
+def distributions(model: Any, episode: Trajectory) -> tuple[Tensor, Tensor]:
+    """Log-probs [n] and energies [n] of an episode's sampled tokens in time."""
+    parts: list[tuple[int, Tensor, Tensor]] = []
+    for row, ids in zip(episode.rows, complete_rows(episode.rows), strict=True):
+        all_logp = torch.log_softmax(model(torch.tensor(ids)[None]).logits[0].double() / TEMPERATURE, dim=-1)
+        begin = row.fork
+        for segment in row.segments:
+            end = begin + len(segment.token_ids)
+            if segment.trained:
+                logp, chosen = all_logp[begin - 1 : end - 1], torch.tensor(ids[begin:end])
+                one_hot = torch.nn.functional.one_hot(chosen, logp.shape[1])
+                energy = (one_hot - logp.detach().exp()).square().sum(1)
+                parts.append((segment.turn or 0, logp.gather(1, chosen[:, None])[:, 0], energy))
+            begin = end
+    parts.sort(key=lambda part: part[0])
+    return torch.cat([part[1] for part in parts]), torch.cat([part[2] for part in parts])
+
+
+def updates_of(small: Make, groups: Sequence[Group], *overrides: str) -> tuple[Trainer, StepResult, list[Any], Any]:
+    """A step on ``groups``: its result, and the weights before each update with the gradient that it took."""
+    run = small(*SETTINGS, *overrides)
+    before = copy.deepcopy(run.parts.model)
+    before.set_attn_implementation("eager")
+    trainer = replace_source(run.trainer(), groups)
+    seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+
+    def keep(*_: Any) -> None:
+        seen.append((run.weights(), run.gradients()))
+
+    trainer.learner.optimizer.register_step_pre_hook(keep)
+    return trainer, asyncio.run(trainer.step(1)), seen, before
+
+
+def replace_source(trainer: Trainer, groups: Sequence[Group]) -> Trainer:
+    trainer.rollouts = Given(groups)
+    return trainer
+
+
+@pytest.fixture(autouse=True)
+def any_disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The log-probs of the sampler are made up.
+    monkeypatch.setitem(ROUNDING, torch.float32, 50.0)
+
+
+@pytest.mark.parametrize(("max_tokens", "seed"), [(5000, 0), (5000, 1), (100, 2), (36, 0), (36, 3)])
+def test_an_update_is_that_of_loops_over_rows_and_over_tokens_in_time(
+    small: Make, reference: Any, max_tokens: int, seed: int
+) -> None:
+    groups = groups_of(reference, seed)
+    episodes = [episode for group in groups for episode in group]
+    longest = max(episode.longest_row for episode in episodes)
+    totals = [sum(map(len, complete_rows(episode.rows))) for episode in episodes]
+    assert longest <= max_tokens and (max_tokens > 36 or max(totals) > max_tokens), "an episode has to be cut"
+    trainer, result, seen, model = updates_of(small, groups, f"optim.max_tokens={max_tokens}")
+    with torch.no_grad():
+        pairs = [distributions(model, episode) for episode in episodes]
+    old, energy = ([part.tolist() for part in parts] for parts in zip(*pairs, strict=True))
+    credit = slow.otb([rewards_in_time(e) for e in episodes], energy, [e.task_id for e in episodes])
+    for mine, theirs in zip(result.advantages, credit, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    sampler = [[lp for part in episode.sampled for lp in part.logprobs or ()] for episode in episodes]
+    weight = [min(math.exp(math.fsum(o) - math.fsum(s)), CAP) for o, s in zip(old, sampler, strict=True)]
+    halves = halves_of(trainer, len(episodes))
+    assert len(seen) == len(halves) == 4
+    shifts, norms = list[float](), list[float]()
+    for (weights, gradient), rows in zip(seen, halves, strict=True):
+        model.load_state_dict(weights, strict=False)
+        model.zero_grad(set_to_none=True)
+        for row in rows:
+            logp = logp_of(model, episodes[row])
+            steps = [a - b for a, b in zip(logp.tolist(), old[row], strict=True)]
+            shifts += itertools.accumulate(steps)
+            _, (slopes,) = slow.ctpo([steps], [credit[row]], **WIDTHS)
+            share = weight[row] / (len(rows) * len(steps))
+            (logp * torch.tensor([share * slope for slope in slopes])).sum().backward()
+        wanted = {name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None}
+        norm = math.sqrt(sum(float(part.square().sum()) for part in wanted.values()))
+        norms.append(norm)
+        for name, part in wanted.items():
+            torch.testing.assert_close(gradient[name], part, rtol=2e-3, atol=2e-5 * max(1.0, norm), msg=name)
+    assert min(norms) > 0.1 and max(map(abs, shifts)) > WIDTHS["low"], "a window that nothing leaves shows nothing"
+
+
+def halves_of(trainer: Trainer, count: int) -> list[list[int]]:
+    passes = trainer._minibatches(torch.arange(count), 1)  # pyright: ignore[reportPrivateUsage]
+    return [part for parts in passes for part in parts]
+
+
+def test_rows_in_another_order_and_in_packs_give_the_same_numbers(small: Make, reference: Any) -> None:
+    groups, rng = groups_of(reference, 0), random.Random(7)
+    others = [Group(tuple(shuffled(episode, rng) for episode in group)) for group in groups]
+    assert others != groups
+    _, expected, seen, _ = updates_of(small, groups, "optim.max_tokens=5000")
+    for again, limit in [(others, 5000), (groups, 36), (others, 36)]:
+        _, result, also_seen, _ = updates_of(small, again, f"optim.max_tokens={limit}")
+        for mine, theirs in zip(expected.advantages, result.advantages, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-6)
+        assert expected.metrics["S_std"] == pytest.approx(result.metrics["S_std"], rel=1e-4)
+        assert expected.metrics["clip_fraction"] == pytest.approx(result.metrics["clip_fraction"], abs=1e-6)
+        for (_, gradient), (_, other) in zip(seen, also_seen, strict=True):
+            for name, part in gradient.items():
+                torch.testing.assert_close(part, other[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_a_batch_sorts_tokens_in_time_and_back(reference: Any) -> None:
+    groups = groups_of(reference, 5)
+    batch = as_batch(groups)
+    episodes = [episode for group in groups for episode in group]
+    in_time = batch.in_time(batch.tokens[batch.sampled]).tolist()
+    assert in_time == [token for episode in episodes for part in episode.sampled for token in part.token_ids]
+    assert batch.in_time(batch.rewards).tolist() == [r for episode in episodes for r in rewards_in_time(episode)]
+    values = torch.randn(len(batch.sampled))
+    assert torch.equal(batch.in_rows(batch.in_time(values)), values)
+    assert batch.episode.tolist() == [n for n, episode in enumerate(episodes) for _ in episode.rows]
+    assert batch.episode_starts.diff().tolist() == [episode.n_sampled for episode in episodes]
+    assert batch.episode_group.tolist() == [n for n, group in enumerate(groups) for _ in group]
+    rows = [row for episode in episodes for row in complete_rows(episode.rows)]
+    assert [part.tolist() for part in batch.tokens.split(batch.row_starts.diff().tolist())] == list(map(list, rows))
+    packs = collate(groups, max_tokens=36)
+    assert torch.cat([pack.tokens for pack in packs]).equal(batch.tokens) and len(packs) > 1
+
+
+def test_a_cut_episode_has_the_gradient_of_the_whole_one_to_the_bit(model: Any) -> None:
+    rng = random.Random(0)
+    segments = [Segment("prompt", tokens(rng))]
+    for _ in range(4):
+        segments += [sampled(rng), Segment("tool", tokens(rng))]
+    whole = trajectory(*segments[:-1], rewards=(0.0, 0.5, 0.0, 1.0))
+    rows, length = [Row(whole.segments[:2])], sum(len(s.token_ids) for s in whole.segments[:2])
+    for begin in range(2, len(whole.segments), 2):
+        rows.append(Row(whole.segments[begin : begin + 2], parent=len(rows) - 1, fork=length))
+        length += len(rows[-1].token_ids)
+    cut = replace(whole, segments=(), rows=tuple(rows))
+    assert len(cut.rows) == 4 and cut.sampled == whole.sampled and cut.token_ids == whole.token_ids
+    other = trajectory(segments[0], sampled(rng), seed=1)
+    gradients: list[dict[str, Tensor]] = []
+    for episode in (whole, cut):
+        batch = as_batch([Group((episode, other))])
+        double = copy.deepcopy(model).double()
+        stats = score(double, batch, temperature=TEMPERATURE, dtype=torch.float64)
+        factor = torch.linspace(-1, 1, len(batch.sampled), dtype=torch.float64)
+        (batch.in_time(stats.logp) * factor).sum().backward()
+        gradients.append({name: part.grad for name, part in double.named_parameters() if part.grad is not None})
+    for name, part in gradients[0].items():
+        assert torch.equal(part, gradients[1][name]), name
