@@ -109,8 +109,8 @@ UPDATING = tuple(_passes(loss, passes) for loss in LOSSES for passes in (1, 4))
 
 
 def _stale(arm: Arm, loss: str, staleness: int) -> Arm:
-    overlap: dict[str, Setting] = {"rollout.overlap": "lag", "rollout.max_staleness": staleness} if staleness else {}
-    settings = {**arm.settings, **LOSSES[loss], "optim.minibatches": 4, **overlap}
+    lag: dict[str, Setting] = {"rollout.overlap.mode": "lag", "rollout.overlap.staleness": staleness}
+    settings = {**arm.settings, **LOSSES[loss], "optim.minibatches": 4, **(lag if staleness else {})}
     return Arm(name=f"{arm.name}, {loss}, staleness {staleness}", settings=settings)
 
 

@@ -50,7 +50,7 @@ SETTINGS = (
         "model.tiny.heads=2",
         "optim.lr=1e-4",
     ),
-    *("rollout.tasks=8", "rollout.group_size=8", "rollout.turn_tokens=6", "rollout.cut_turns=answer"),
+    *("rollout.tasks=8", "rollout.group_size=8", "rollout.turn_tokens=6", "rollout.truncated.turn=answer"),
     *("rollout.overlap=inflight", "rollout.concurrency=16", "rollout.max_fault_rate=0.9"),
 )
 STEP = 64

@@ -57,7 +57,11 @@ def one_sentence(error: BaseException) -> str:
         ("[env.mix.'a/b']\nid = 'b'", "is 'a/b': String should match pattern"),
         ("[env]\nid = 'z'\n[env.mix.a]\nid = 'b'", "give each its id and args there, and no env.id or env.args"),
         ("[algo]\nloss_options = {power = [0.5]}", "setting 'algo.loss_options.power' is [0.5]"),
-        ("[algo]\nenergy_ratio = 'new'", "setting 'algo.energy_ratio' is 'new': Input should be False, True or 'old'"),
+        ("[rollout]\noverlap = 'lagged'", "no overlap is called 'lagged'; did you mean 'lag'?"),
+        ("[rollout]\noverlap = 3", "setting 'rollout.overlap' is 3: Input should be a valid dictionary"),
+        ("[rollout.truncated]\ntern = 'end'", "unknown setting 'rollout.truncated.tern'; did you mean 'rollout.trunca"),
+        ("[rollout.plan.options]\na = {b = 1}", "setting 'rollout.plan.options.a' is {'b': 1}: Input should be text"),
+        ("[algo]\ncorrection = 'row'", "no correction is called 'row'; choose one of none, prefix, sequence, token"),
         ("[algo]\nrejection = {row = [0.5, 2]}", "Input should be 'token', 'sequence' or 'geometric'"),
         ("[algo.rejection]\ntoken = [0.5]", "setting 'algo.rejection.token.1' is [0.5]: Field required"),
         ("[optim", "is not TOML: "),
@@ -125,6 +129,27 @@ def test_later_words_win(tmp_path: Path) -> None:
     assert config.model.tiny == load_config(preset="quickstart").model.tiny
     run = config.run.model_copy(update={"name": "other"})
     assert with_overrides(config, ["run.name=other"]) == config.model_copy(update={"run": run})
+
+
+@pytest.mark.parametrize(
+    ("words", "overlap"),
+    [
+        (["rollout.overlap=lag"], ("lag", 3)),
+        (["rollout.overlap.staleness=2"], ("inflight", 2)),
+        (['rollout.overlap={mode="lag",staleness=2}'], ("lag", 2)),
+        (["rollout.overlap=lag", "rollout.overlap.staleness=2"], ("lag", 2)),
+        (["rollout.overlap.staleness=2", "rollout.overlap=lag"], ("lag", 2)),
+    ],
+)
+def test_a_text_may_stand_for_a_table(tmp_path: Path, words: list[str], overlap: tuple[str, int]) -> None:
+    path = tmp_path / "it.toml"
+    path.write_text("rollout = {overlap = 'inflight', plan = 'other'}\nalgo = {correction = 'token'}")
+    before = ["rollout.overlap.staleness=3"]
+    config = load_config(path=path, overrides=before)
+    assert (config.rollout.plan.name, config.algo.correction.kind, config.algo.correction.cap) == ("other", "token", 5)
+    for changed in (with_overrides(config, words), load_config(path=path, overrides=[*before, *words])):
+        assert (changed.rollout.overlap.mode, changed.rollout.overlap.staleness) == overlap
+        assert written_and_read(changed) == changed
 
 
 @pytest.mark.parametrize(

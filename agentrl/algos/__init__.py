@@ -101,6 +101,10 @@ LOSSES: Mapping[str, Algorithm[LossOut]] = MappingProxyType({
 """Every loss by its name in a config."""
 
 
+ENERGY_WEIGHTS = ("old", "cumulative")
+"""Words that a config has for the option ``weights`` of an advantage, before there are tensors."""
+
+
 def advantage(
     name: str, rewards: Tensor, energy: Tensor | None, starts: Tensor, group: Tensor, **options: object
 ) -> Tensor:
@@ -208,6 +212,10 @@ def check_options(kind: Literal["advantage", "loss"], name: str, options: Mappin
     token, starts = torch.zeros(1), torch.tensor([0, 1])
     try:
         if kind == "advantage":
+            if "weights" in options:
+                if options["weights"] not in ENERGY_WEIGHTS:
+                    raise UnknownNameError("energy weight", str(options["weights"]), ENERGY_WEIGHTS)
+                options = {**options, "weights": torch.ones(1)}
             advantage(name, token, token, starts, starts[:1], **options)
         else:
             loss(name, token, token, token, starts, **options)

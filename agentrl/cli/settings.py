@@ -5,6 +5,8 @@ import re
 import textwrap
 from collections.abc import Mapping
 
+from pydantic import BaseModel
+
 from agentrl.config import Config, load_config, presets
 from agentrl.errors import UnknownNameError
 
@@ -26,19 +28,25 @@ def explained(what: str | None = None) -> str:
     if what is not None and what not in [*sections, *names]:
         raise UnknownNameError("section or preset", what, [*sections, *names])
     chosen = load_config(preset=what if what in names else None)
-    values, defaults = chosen.model_dump(), Config().model_dump()
-    about = Config.model_json_schema()["$defs"]
     text = "# For agentrl train FILE.toml; --set section.key=value changes one of them.\n"
     for section in [what] if what in sections else sections:
-        schema = about[type(getattr(Config(), section)).__name__]
-        text += f"\n{_comment(schema['description'])}[{section}]\n"
-        for key, setting in schema["properties"].items():
-            default = _value(defaults[section][key])
-            # A description ends with the modules that read the setting, which users need not know.
-            meaning = re.sub(r" \([\w, ]+\)\.$", ".", setting["description"])
-            text += f"\n{_comment(meaning)}{_comment(f'{_kind(setting)}; default {default}')}"
-            text += f"{key} = {_value(values[section][key])}\n"
+        text += _section(section, getattr(chosen, section))
     return text
+
+
+def _section(name: str, section: BaseModel) -> str:
+    """Write the table ``name``, and below its settings the tables in it."""
+    values, defaults, schema = section.model_dump(), type(section)().model_dump(), section.model_json_schema()
+    text, tables = f"\n{_comment(schema['description'])}[{name}]\n", ""
+    for key, setting in schema["properties"].items():
+        if isinstance(table := getattr(section, key), BaseModel):
+            tables += _section(f"{name}.{key}", table)
+            continue
+        # A description ends with the modules that read the setting, which users need not know.
+        meaning = re.sub(r"\s\([\w, ]+\)\.$", ".", setting["description"])
+        text += f"\n{_comment(meaning)}{_comment(f'{_kind(setting)}; default {_value(defaults[key])}')}"
+        text += f"{key} = {_value(values[key])}\n"
+    return text + tables
 
 
 def _value(value: object) -> str:

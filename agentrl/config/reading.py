@@ -9,7 +9,7 @@ from typing import Any
 
 import pydantic
 
-from agentrl.config.settings import Config, EngineSettings, EnvSettings, MixedEnv
+from agentrl.config.settings import Config, EngineSettings, EnvSettings, MixedEnv, in_full
 from agentrl.errors import ConfigError, UnknownNameError, UsageError, nearest
 
 _RANKS = "set run.ranks, the processes, each with a device, over which the weights in training are sharded"
@@ -25,7 +25,7 @@ _INSTEAD = {
     "options log.to.wandb.project='tools'",
     "kl ref reference": "the KL to the weights that reinforcement learning began with weighs algo.kl_coef",
     "entropy": "the bonus for entropy weighs algo.entropy_coef",
-    "dynamic filter overlong": "set rollout.refills, rollout.overlong_buffer or algo.mask_truncated",
+    "dynamic filter overlong": "set rollout.plan.refills, rollout.truncated.penalty or rollout.truncated.mask",
     "critic gae vf lam lambda": "there is no critic: algo.advantage compares the episodes of a group",
     "generations samples n": "set rollout.group_size, the episodes per task",
     "batch micro accumulation": "set rollout.tasks and group_size, optim.minibatches, and optim.max_tokens for memory",
@@ -152,12 +152,13 @@ def parse_toml(data: bytes, name: str) -> dict[str, Any]:
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     new: dict[str, Any] = {}
     for override in overrides:
-        new = _merged(new, _parsed(override))
+        new = _merged(new, in_full(_parsed(override)))
     return _laid_over(data, new)
 
 
 def _laid_over(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Merge settings; the options of one engine do not hold for another."""
+    base, new = in_full(base), in_full(new)
     before, after = _table(base, "engine"), _table(new, "engine")
     name = before.get("name", EngineSettings().name)
     if "options" in before and after.get("name", name) != name:
@@ -201,7 +202,7 @@ def _parsed(override: str) -> dict[str, Any]:
 def _explained(fault: Mapping[str, Any]) -> UsageError:
     # The types that pydantic has tried are no parts of the setting's name.
     name = [str(part) for part in fault["loc"] if "constrained-" not in str(part)]
-    depth = 3 if name[:2] == ["env", "mix"] else 1
+    depth = {"env.mix": 3, "rollout.plan": 2}.get(".".join(name[:2]), 1)
     if name[depth:] and name[depth].rpartition("_")[2] in ("args", "options", "to") and len(name) > depth + 2:
         table = ", or a table of these" if name[depth] == "args" else ""
         return ConfigError(f"setting {'.'.join(name[: depth + 2])!r} is {fault['input']!r}: {_VALUE_KINDS}{table}")
@@ -211,7 +212,7 @@ def _explained(fault: Mapping[str, Any]) -> UsageError:
         remedy = _hint([*name, *inside]) or nearest(name[-1], _keys(section), prefix=".".join([*section, ""]))
         return ConfigError(f"unknown setting {'.'.join(name)!r}; {remedy}")
     if fault["type"] == "literal_error" and name[-1] != "[key]" and re.fullmatch(_NAMES, fault["ctx"]["expected"]):
-        kind = name[-2] if name[-1] == "name" else name[-1]
+        kind = name[-2] if name[-1] in ("name", "mode", "kind") else name[-1]
         return UnknownNameError(kind, fault["input"], re.findall("'([^']*)'", fault["ctx"]["expected"]))
     return ConfigError(
         f"setting {'.'.join(name)!r} is {fault['input']!r}: {fault['msg']}; agentrl config {name[0]} says more"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BeforeValidator, Field
@@ -14,6 +14,7 @@ Infinity = Annotated[float, Field(ge=math.inf, allow_inf_nan=True)]
 Arguments = dict[str, Value | dict[str, Value]]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Below1 = Annotated[float, Field(ge=0, lt=1)]
@@ -29,6 +30,20 @@ def _without_options(names: object) -> object:
         return names
     listed: list[object] = names
     return {name: {} for name in listed} if all(isinstance(name, str) for name in listed) else listed
+
+
+SHORT_FORMS = {"rollout": {"overlap": "mode", "plan": "name"}, "algo": {"correction": "kind"}}
+"""Tables that may be written as one text, by section, each with the key that the text is the value of."""
+
+
+def in_full(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the short forms in plain data by tables, so that other data can be merged into them."""
+    full = {**data}
+    for section, keys in SHORT_FORMS.items():
+        if isinstance(table := full.get(section), Mapping):
+            texts = {name: {key: table[name]} for name, key in keys.items() if isinstance(table.get(name), str)}
+            full[section] = {**table, **texts}
+    return full
 
 
 class _Section(pydantic.BaseModel):
@@ -115,7 +130,7 @@ class ModelSettings(_Section):
 class SftSettings(_Section):
     """The warm start on oracle episodes, before reinforcement learning."""
 
-    steps: Annotated[int, Field(ge=0)] = 0
+    steps: Whole = 0
     """Most updates; 0 skips the warm start (sft)."""
     tasks: Count = 1024
     """Oracle episodes to learn from, each of another task (sft)."""
@@ -131,6 +146,47 @@ class SftSettings(_Section):
     warm start ends (sft)."""
 
 
+class TruncatedSettings(_Section):
+    """What becomes of turns and episodes that turn_tokens, episode_tokens or a limit of turns cuts off."""
+
+    turn: CutTurns = "end"
+    """How to treat a turn that turn_tokens or episode_tokens cuts off: "end" ends the episode without an answer,
+    "answer" takes the turn as the answer, "continue" runs its calls or asks the agent to continue (rollout)."""
+    grade: bool = True
+    """Reward a truncated episode with the environment's grade; false rewards it with 0 (rollout)."""
+    mask: bool = False
+    """Mask truncated episodes in the updates; they still count in their groups' baselines (trainer)."""
+    penalty: Whole = 0
+    """DAPO's overlong penalty: over so many tokens before the end of turn_tokens and episode_tokens, the reward falls
+    by up to 1; 0 for no penalty (trainer)."""
+
+
+class OverlapSettings(_Section):
+    """Playing groups of later steps while the trainer learns; ``overlap = "lag"`` sets the mode alone."""
+
+    mode: Literal["off", "lag", "inflight"] = "off"
+    """When the engine gets new weights: "lag" waits until all groups are complete, "inflight" swaps while episodes are
+    played; "off" plays one step at a time (trainer)."""
+    staleness: Count = 1
+    """By how many steps the sampling weights are older than the trained ones: exactly so many with "lag", at most so
+    many with "inflight" (trainer)."""
+    spare: Whole = 0
+    """Groups that a step begins beyond rollout.tasks. The slowest ``spare`` groups are cancelled, which favours short
+    episodes. Only with "inflight" (trainer)."""
+
+
+class PlanSettings(_Section):
+    """Which tasks a step plays; ``plan = "uniform"`` sets the name alone."""
+
+    name: str = "uniform"
+    """Name of the plan that picks the tasks: "uniform" shuffles them (rollout)."""
+    options: dict[str, Value] = Field(default_factory=dict)
+    """Its own options (rollout)."""
+    refills: Whole = 0
+    """DAPO's dynamic sampling: how often a step replaces groups whose episodes all have the same return by groups of
+    further tasks; their tokens count (trainer)."""
+
+
 class RolloutSettings(_Section):
     """How episodes are collected."""
 
@@ -142,30 +198,15 @@ class RolloutSettings(_Section):
     """Sampling temperature (rollout, trainer)."""
     turn_tokens: Count = 256
     """Most sampled tokens of a turn (rollout)."""
-    cut_turns: CutTurns = "end"
-    """How to treat a turn that this or episode_tokens cuts off: "end" ends the episode without an answer, "answer"
-    takes the turn as the answer, "continue" runs its calls or asks the agent to continue (rollout)."""
     episode_tokens: Count = 2048
     """Most tokens of an episode, prompt and tool output included (rollout)."""
-    overlong_buffer: Annotated[int, Field(ge=0)] = 0
-    """DAPO's overlong penalty: over so many tokens before the end of turn_tokens and episode_tokens, the reward falls
-    by up to 1; 0 for no penalty (trainer)."""
-    spare: Annotated[int, Field(ge=0)] = 0
-    """Groups that a step begins beyond ``tasks``. The slowest ``spare`` groups are cancelled, which favours short
-    episodes. Only with "inflight" (trainer)."""
-    refills: Annotated[int, Field(ge=0)] = 0
-    """DAPO's dynamic sampling: how often a step replaces groups whose episodes all have the same return by groups of
-    further tasks; their tokens count (trainer)."""
-    overlap: Literal["off", "lag", "inflight"] = "off"
-    """Play groups of later steps while the trainer learns: "lag" swaps weights when all groups are complete, "inflight"
-    while episodes are played (trainer)."""
-    max_staleness: Count = 1
-    """With overlap, by how many steps the sampling weights are older than the trained ones: exactly so many with "lag",
-    at most so many with "inflight" (trainer)."""
     concurrency: Count = 64
     """Most episodes at a time, for each actor of a fleet; fewer if the engine's cache is full (rollout)."""
     max_fault_rate: Below1 = 0.01
     """Share of groups lost to infrastructure faults above which the run stops (rollout)."""
+    truncated: TruncatedSettings = Field(default_factory=TruncatedSettings)
+    overlap: OverlapSettings = Field(default_factory=OverlapSettings)
+    plan: PlanSettings = Field(default_factory=PlanSettings)
 
 
 class EngineSettings(_Section):
@@ -186,42 +227,45 @@ class FleetSettings(_Section):
     """Options of Ray: actors, address, patience, and each actor's cpus, gpus and resources (fleet)."""
 
 
+class CorrectionSettings(_Section):
+    """Truncated importance weight trainer/engine of the tokens; ``correction = "token"`` sets the kind alone."""
+
+    kind: Literal["none", "token", "prefix", "sequence"] = "sequence"
+    """Which ratio is the weight of a token: its own, that of the tokens up to it, or that of the episode (algos)."""
+    cap: Positive = 5.0
+    """Upper bound of that weight, and of the cumulative one of energies (algos)."""
+
+
 class AlgoSettings(_Section):
     """The algorithm: an advantage function and a loss function."""
 
     advantage: Advantage = "otb"
     """The estimator (algos)."""
     advantage_options: dict[str, Value | Infinity] = Field(default_factory=dict)
-    """Its own options (algos)."""
-    energy_ratio: Literal[False, True, "old"] = False
-    """Weight OTB's energies by a squared ratio: "old" uses the importance weight old/sampler of ``correction``, as
-    OTB's released code does; true uses the cumulative ratio θ/sampler of each epoch (trainer)."""
+    """Its own options. For OTB, ``weights`` weighs energies by a squared ratio: "old" uses the importance weight
+    old/sampler of ``correction``, as OTB's released code does; "cumulative" the product of the ratios θ/sampler, in
+    each epoch anew (algos, trainer)."""
     loss: Loss = "ctpo"
     """The policy loss (algos)."""
     loss_options: dict[str, Value] = Field(default_factory=dict)
     """Its own options (algos)."""
-    correction: Literal["none", "token", "prefix", "sequence"] = "sequence"
-    """Truncated importance weight between the trainer's and the engine's log-probs (algos)."""
-    correction_cap: Positive = 5.0
-    """Upper bound of that weight (algos)."""
     rejection: dict[RejectionLevel, Annotated[tuple[float, float], Field(strict=False)]] = Field(default_factory=dict)
-    """Smallest and largest ratio between those policies that is trained on: of each "token", of the "sequence", or of
-    its "geometric" mean, as in ``rejection = {geometric = [0.999, 1.001]}`` (trainer)."""
-    mask_truncated: bool = False
-    """Mask truncated episodes in the updates; they still count in their groups' baselines (trainer)."""
+    """Smallest and largest ratio trainer/engine of probabilities that is trained on: of each "token", of the
+    "sequence", or of its "geometric" mean, as in ``rejection = {geometric = [0.999, 1.001]}`` (trainer)."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL penalty in the loss, estimated by k3; the reference is the model before reinforcement learning
     (algos)."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus in the loss; a positive weight raises the entropy (algos)."""
+    correction: CorrectionSettings = Field(default_factory=CorrectionSettings)
 
 
 class OptimSettings(_Section):
     """The updates of the weights."""
 
-    steps: Annotated[int, Field(ge=0)] = 100
+    steps: Whole = 100
     """Most training steps, each with one batch of rollouts (pipeline, trainer)."""
-    max_sampled_tokens: Annotated[int, Field(ge=0)] = 0
+    max_sampled_tokens: Whole = 0
     """Training ends after the step in which its sampled tokens reach this; 0 is no limit (pipeline, trainer)."""
     minibatches: Count = 2
     """Updates per pass over a rollout batch (trainer)."""
@@ -231,7 +275,7 @@ class OptimSettings(_Section):
     """Most tokens of one forward pass (batch)."""
     lr: Positive = 1e-6
     """Learning rate (trainer)."""
-    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup: Whole = 0
     """Updates over which the learning rate rises from 0 (trainer)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """The learning rate after its warmup: constant, or falling to 0 at the last update that steps or tokens allow
@@ -250,7 +294,7 @@ class OptimSettings(_Section):
 class LoraSettings(_Section):
     """Low-rank adapters, which reinforcement learning trains instead of all weights; the warm start trains all."""
 
-    rank: Annotated[int, Field(ge=0)] = 0
+    rank: Whole = 0
     """Rank of each adapter; 0 trains all weights (trainer)."""
     alpha: Positive = 32.0
     """An adapter's output is scaled by alpha/rank (trainer)."""
@@ -269,16 +313,16 @@ class EvalSettings(_Section):
     """Episodes per task (evaluate)."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Sampling temperature; 0 is greedy (evaluate)."""
-    every: Annotated[int, Field(ge=0)] = 10
+    every: Whole = 10
     """Steps between evaluations; 0 evaluates only before and after training (trainer)."""
 
 
 class SaveSettings(_Section):
     """The files that a run saves."""
 
-    every: Annotated[int, Field(ge=0)] = 50
+    every: Whole = 50
     """Steps between checkpoints; 0 saves only the last one (trainer)."""
-    keep: Annotated[int, Field(ge=0)] = 0
+    keep: Whole = 0
     """Number of newest checkpoints to keep, besides that of step 0; 0 keeps all (trainer)."""
     episodes_every: Count = 10
     """Steps between files of episodes (trainer)."""
@@ -309,6 +353,11 @@ class Config(_Section):
     eval: EvalSettings = Field(default_factory=EvalSettings)
     save: SaveSettings = Field(default_factory=SaveSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _in_full(cls, data: Any) -> Any:
+        return in_full(data) if isinstance(data, Mapping) else data
 
     def updated(self, **sections: Mapping[str, object]) -> "Config":
         """Copy the settings with some replaced, as in ``config.updated(optim={"steps": 5})``; values aren't checked."""

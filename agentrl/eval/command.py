@@ -26,7 +26,7 @@ from agentrl.runs.records import EPISODES, EpisodeWriter, Record, read_begun
 from agentrl.runs.settings import settings_of, versions_of
 from agentrl.types import Origin, Trajectory, won
 
-_DECIDES = ("model.template_args", "model.dtype", "rollout.cut_turns", "rollout.episode_tokens")
+_DECIDES = ("model.template_args", "model.dtype", "rollout.truncated.turn", "rollout.episode_tokens")
 """Settings that an episode depends on beside its origin; a resumed evaluation may change tasks and attempts."""
 _PACKAGES = ("agentrl", "torch", "transformers", "vllm", "openai")
 

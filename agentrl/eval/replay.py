@@ -216,7 +216,7 @@ def _cut_treatment(record: Record, answers: Sequence[Message]) -> CutTurns:
     if not answers:
         return "answer" if record.trajectory.stop is Stop.TERMINATED else "end"
     # Its calls ran, as they do under "answer" and "continue"; only the grader may see the difference.
-    return "answer" if record.evaluation.get("rollout.cut_turns") == "answer" else "continue"
+    return "answer" if record.evaluation.get("rollout.truncated.turn") == "answer" else "continue"
 
 
 def _end(trajectory: Trajectory, *, last: bool, cut: bool) -> tuple[bool, bool]:

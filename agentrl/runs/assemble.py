@@ -269,7 +269,7 @@ def make_collector(config: Config, renderer: Writer, *, split: str) -> Collector
     return Collector(
         {name: (env.id, {**env.args, "split": split}) for name, env in config.env.played.items()},
         renderer,
-        limits=EpisodeLimits(episode_tokens=rollout.episode_tokens, cut_turns=rollout.cut_turns),
+        limits=EpisodeLimits(episode_tokens=rollout.episode_tokens, cut_turns=rollout.truncated.turn),
         concurrency=rollout.concurrency,
         max_fault_rate=rollout.max_fault_rate,
     )

@@ -225,9 +225,10 @@ def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
         raise ConfigError(f"optim.steps={new.optim.steps} is too few: the run has done {done} already")
     before, after = kept_settings(config), kept_settings(new)
     for name in (override.partition("=")[0] for override in overrides):
-        # An override may reach into a table, as env.args.dialect does. One that changes nothing is allowed.
-        setting = ".".join(name.split(".")[:2])
-        if before.get(setting) != after.get(setting):
+        # An override may reach into a setting, as env.args.dialect does, or set a table, as rollout.overlap does. One
+        # that changes nothing is allowed.
+        reached = [key for key in before if f"{name}.".startswith(f"{key}.") or key.startswith(f"{name}.")]
+        if any(before[key] != after[key] for key in reached):
             raise ConfigError(
                 f"{name} can't change in a resumed run, only {', '.join(MAY_CHANGE)}; a new run can begin with "
                 f"this one's model: --set model.path={path}"

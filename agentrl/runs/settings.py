@@ -2,11 +2,12 @@
 
 import importlib.metadata
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic import BaseModel
 
 from agentrl.config import Config, RunSettings, parse_config, parse_toml
 from agentrl.errors import RunFolderError, nearest
@@ -70,9 +71,16 @@ def kept_settings(config: Config) -> dict[str, Any]:
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """Flatten all settings to plain data by ``section.key``."""
-    sections: dict[str, dict[str, Any]] = config.model_dump(mode="json")
-    return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
+    """Flatten all settings to plain data by ``section.key``, those of a table by ``section.table.key``."""
+    return dict(_named(config, config.model_dump(mode="json")))
+
+
+def _named(settings: BaseModel, data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings:
+        if isinstance(value, BaseModel):
+            yield from _named(value, data[key], f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", data[key]
 
 
 def read_versions(path: Path) -> dict[str, str]:

@@ -60,7 +60,7 @@ class Scored:
 def with_overlong_penalty(rewards: Tensor, episodes: Sequence[Trajectory], rollout: RolloutSettings) -> Tensor:
     """Subtract a penalty for length from each episode's last reward (DAPO's soft overlong punishment).
 
-    The penalty rises linearly from 0 to 1 over the last ``rollout.overlong_buffer`` tokens that an episode, or its
+    The penalty rises linearly from 0 to 1 over the last ``rollout.truncated.penalty`` tokens that an episode, or its
     longest turn, may have. For an episode that ran out of tokens it is 1.
 
     Source: arXiv 2503.14476, equation 13, where an episode is one turn.
@@ -73,14 +73,14 @@ def with_overlong_penalty(rewards: Tensor, episodes: Sequence[Trajectory], rollo
             room = min(rollout.turn_tokens - longest, rollout.episode_tokens - episode.longest_row)
             # The tool output that no longer fitted is not in the record, which may then end before the limit.
             room = 0 if episode.stop is Stop.TOKEN_LIMIT else room
-            penalized[end - 1] -= max(0.0, 1 - room / rollout.overlong_buffer)
+            penalized[end - 1] -= max(0.0, 1 - room / rollout.truncated.penalty)
     return penalized
 
 
-def loss_mask(algo: AlgoSettings, scored: Scored, episodes: Sequence[Trajectory]) -> Tensor:
+def loss_mask(config: Config, scored: Scored, episodes: Sequence[Trajectory]) -> Tensor:
     """Return which tokens are trained on, bool [S]: no rejected token, and none of a masked truncated episode."""
-    mask = rejection_mask(scored.old_logp, scored.sampler_logp, scored.starts, algo.rejection)
-    if algo.mask_truncated:
+    mask = rejection_mask(scored.old_logp, scored.sampler_logp, scored.starts, config.algo.rejection)
+    if config.rollout.truncated.mask:
         ended = torch.tensor([not episode.stop.truncated for episode in episodes])
         mask &= torch.repeat_interleave(ended, scored.starts.diff())
     return mask
@@ -92,8 +92,8 @@ def correction_weights(algo: AlgoSettings, scored: Scored) -> Tensor:
         scored.old_logp,
         scored.sampler_logp,
         scored.starts,
-        kind=algo.correction,
-        cap=algo.correction_cap,
+        kind=algo.correction.kind,
+        cap=algo.correction.cap,
     )
 
 
@@ -122,11 +122,11 @@ def _options(algo: AlgoSettings, scored: Scored, logp: Tensor) -> dict[str, obje
     options: dict[str, object] = {**algo.advantage_options}
     # The episodes are off-policy: the sampler's, while the energy is that of the trained policy. The ratio of the two
     # corrects for it. "old" is w ← ρ̄²w of OTB's released code, with the loss's weight as ρ̄.
-    if algo.energy_ratio == "old":
+    if options.get("weights") == "old":
         options["weights"] = correction_weights(algo, scored)
-    elif algo.energy_ratio:
+    elif options.get("weights") == "cumulative":
         options["weights"] = behaviour_weights(
-            logp, scored.sampler_logp, scored.starts, kind="prefix", cap=algo.correction_cap
+            logp, scored.sampler_logp, scored.starts, kind="prefix", cap=algo.correction.cap
         )
     return options
 
@@ -144,8 +144,8 @@ def check_credit(config: Config) -> None:
     """Refuse settings of credit that contradict each other.
 
     Raises:
-        ConfigError: a group has one episode and its advantage compares several, the advantage has no energies to
-            weigh, the bounds of a rejection are no bounds, or all turns would be overlong.
+        ConfigError: a group has one episode and its advantage compares several, energies are weighed by no
+            correction, the bounds of a rejection are no bounds, or all turns would be overlong.
     """
     algo, rollout = config.algo, config.rollout
     if rollout.group_size == 1 and compares(algo):
@@ -153,17 +153,14 @@ def check_credit(config: Config) -> None:
             f"algo.advantage={algo.advantage!r} compares the episodes of a task, and rollout.group_size is 1: raise "
             f"that, or {ALONE}"
         )
-    if algo.energy_ratio and "weights" not in algos.ADVANTAGES[algo.advantage].known_options:
+    if algo.advantage_options.get("weights") == "old" and algo.correction.kind == "none":
         raise ConfigError(
-            f"algo.energy_ratio weighs the energy of each token, which advantage {algo.advantage!r} can't do: set it "
-            "to false, or choose algo.advantage=otb"
+            "algo.advantage_options.weights='old' weighs energies by algo.correction, which is 'none': choose one"
         )
-    if algo.energy_ratio == "old" and algo.correction == "none":
-        raise ConfigError("algo.energy_ratio='old' weighs energies by algo.correction, which is 'none': choose one")
     token_logp = torch.zeros(1)
     rejection_mask(token_logp, token_logp, torch.tensor([0, 1]), algo.rejection)
-    if rollout.overlong_buffer >= min(rollout.turn_tokens, rollout.episode_tokens):
+    if rollout.truncated.penalty >= min(rollout.turn_tokens, rollout.episode_tokens):
         raise ConfigError(
-            f"rollout.overlong_buffer={rollout.overlong_buffer} leaves no length without a penalty: it must be below "
-            f"rollout.turn_tokens={rollout.turn_tokens} and rollout.episode_tokens={rollout.episode_tokens}"
+            f"rollout.truncated.penalty={rollout.truncated.penalty} leaves no length without a penalty: it must be "
+            f"below rollout.turn_tokens={rollout.turn_tokens} and rollout.episode_tokens={rollout.episode_tokens}"
         )

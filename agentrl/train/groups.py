@@ -252,10 +252,10 @@ def is_silent(group: Group) -> bool:
 async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: int, order: TaskOrder) -> Collected:
     """Play ``rollout.group_size`` episodes of each of ``rollout.tasks`` tasks for step ``number``.
 
-    ``rollout.spare`` further groups begin with them, and the slowest groups are cancelled.
+    ``rollout.overlap.spare`` further groups begin with them, and the slowest groups are cancelled.
 
-    Dynamic sampling (DAPO, arXiv 2503.14476): up to ``rollout.refills`` times, groups of further tasks replace silent
-    groups.
+    Dynamic sampling (DAPO, arXiv 2503.14476): up to ``rollout.plan.refills`` times, groups of further tasks replace
+    silent groups.
 
     Raises:
         FaultRateError: too many groups were lost to infrastructure faults.
@@ -264,8 +264,8 @@ async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: in
     parts = list[Collected]()
     begin, missing = 0, rollout.tasks
     # Where several end in the same moment there may be more than are missing.
-    while missing > 0 and len(parts) <= rollout.refills:
-        indices = order.of(number, begin, begin + missing + rollout.spare)
+    while missing > 0 and len(parts) <= rollout.plan.refills:
+        indices = order.of(number, begin, begin + missing + rollout.overlap.spare)
         lowest, count = min(indices), max(indices) - min(indices) + 1
         tasks = mix.pick(count, start=lowest, seed=seed)
         specs = list[list[EpisodeSpec]]()

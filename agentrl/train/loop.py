@@ -150,7 +150,7 @@ class Run:
         self._record(number, result)
         # A run that is stopped from here on loses nothing. But a deterministic run that plays ahead must first play all
         # of the next groups with the weights before these: else it would not end in the bytes of an undisturbed run.
-        if not (self._config.run.deterministic and self._config.rollout.overlap == "lag"):
+        if not (self._config.run.deterministic and self._config.rollout.overlap.mode == "lag"):
             self._finished(number)
 
     def _finished(self, step: int) -> None:

@@ -38,8 +38,8 @@ class _Ahead:
 class Overlapped(Collecting):
     """A ``RolloutSource`` that plays groups of later steps while the trainer learns.
 
-    It plays up to ``rollout.max_staleness`` steps ahead. With ``rollout.overlap="lag"`` all groups end before the
-    engine gets new weights, with "inflight" they continue.
+    It plays up to ``rollout.overlap.staleness`` steps ahead. With the mode "lag" all groups end before the engine gets
+    new weights, with "inflight" they continue.
 
     Args:
         config: the run's settings.
@@ -50,8 +50,8 @@ class Overlapped(Collecting):
 
     def __init__(self, config: Config, mix: TaskMix, collector: Collector, engine: Engine) -> None:
         super().__init__(config, mix, collector, engine)
-        self._lag = config.rollout.overlap == "lag"
-        self.staleness = config.rollout.max_staleness
+        self._lag = config.rollout.overlap.mode == "lag"
+        self.staleness = config.rollout.overlap.staleness
         self._ahead: dict[int, _Ahead] = {}
 
     async def batch(self, number: int) -> StepGroups:
@@ -138,23 +138,23 @@ def check_overlap(config: Config) -> None:
     Raises:
         ConfigError: they do.
     """
-    inflight = config.rollout.overlap == "inflight"
+    inflight = config.rollout.overlap.mode == "inflight"
     if inflight and config.run.deterministic:
         raise ConfigError(
             "run.deterministic=true needs rollout.overlap='off' or 'lag': with 'inflight' the clock decides which "
             "weights sample a token"
         )
-    if config.rollout.spare and not inflight:
+    if config.rollout.overlap.spare and not inflight:
         raise ConfigError(
-            "rollout.spare cancels groups by the clock, which needs rollout.overlap='inflight': set it so, or "
-            "rollout.spare to 0"
+            "rollout.overlap.spare cancels groups by the clock, which needs rollout.overlap='inflight': set it so, or "
+            "rollout.overlap.spare to 0"
         )
 
 
 def make_source(config: Config, mix: TaskMix, collector: Collector, engine: Engine) -> Collecting:
-    """Make the source that ``rollout.overlap`` asks for.
+    """Make the source that ``rollout.overlap.mode`` asks for.
 
     Raises:
         ConfigError: ``run.deterministic`` is set, and the engine is not exact.
     """
-    return (Collecting if config.rollout.overlap == "off" else Overlapped)(config, mix, collector, engine)
+    return (Collecting if config.rollout.overlap.mode == "off" else Overlapped)(config, mix, collector, engine)

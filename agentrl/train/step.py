@@ -117,7 +117,7 @@ class Trainer:
             played = await self.rollouts.batch(number)
         learn = partial(self._learn, number, played, watch)
         # With overlap the learner works in a thread, since this thread's event loop plays groups of later steps.
-        result = learn() if self.config.rollout.overlap == "off" else await run_in_thread(learn)
+        result = learn() if self.config.rollout.overlap.mode == "off" else await run_in_thread(learn)
         if learned is not None:
             await learned(result)
         await self.sync(number)
@@ -170,7 +170,7 @@ class Trainer:
         disagreement = check_agreement(logp, same_weights, max(self._rounding, self.rollouts.rounding))
         scored = Scored(
             batch=batch,
-            rewards=with_overlong_penalty(rewards, episodes, rollout) if rollout.overlong_buffer else rewards,
+            rewards=with_overlong_penalty(rewards, episodes, rollout) if rollout.truncated.penalty else rewards,
             sampler_logp=sampler_logp,
             age=age,
             disagreement=disagreement,
@@ -181,7 +181,7 @@ class Trainer:
             in_loss=torch.ones_like(logp, dtype=torch.bool),
             advantages=torch.zeros_like(logp),
         )
-        return replace(scored, in_loss=loss_mask(algo, scored, episodes))
+        return replace(scored, in_loss=loss_mask(self.config, scored, episodes))
 
     def _credit_again(self, scored: Scored) -> Scored:
         """Recompute energy and advantages of the same rows under the policy as it is now."""
@@ -206,7 +206,7 @@ class Trainer:
         for epoch, parts in enumerate(minibatches):
             # The last pass has moved θ, and with it the ratios θ/sampler that weigh the energies. old_logp stays, since
             # the loss's ratio is measured from it in every pass.
-            if epoch and algo.energy_ratio is True:
+            if epoch and algo.advantage_options.get("weights") == "cumulative":
                 scored = self._credit_again(scored)
             for part in parts:
                 # The rate falls within a step too, by the share of its updates that is done.

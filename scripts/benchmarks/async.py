@@ -35,8 +35,8 @@ MODES: Mapping[str, Sequence[str]] = {
     "off": (),
     "lag": ("rollout.overlap=lag",),
     "inflight, 1": ("rollout.overlap=inflight",),
-    "inflight, 2": ("rollout.overlap=inflight", "rollout.max_staleness=2"),
-    "inflight, 2, 2 spare": ("rollout.overlap=inflight", "rollout.max_staleness=2", "rollout.spare=2"),
+    "inflight, 2": ("rollout.overlap=inflight", "rollout.overlap.staleness=2"),
+    "inflight, 2, 2 spare": ("rollout.overlap=inflight", "rollout.overlap.staleness=2", "rollout.overlap.spare=2"),
 }
 
 
@@ -84,7 +84,7 @@ def config_of(args: argparse.Namespace, mode: str, seconds: float) -> Config:
                 "optim.lr=1e-4",
             ),
             *(f"rollout.tasks={args.tasks}", f"rollout.group_size={args.group}", f"rollout.turn_tokens={args.turn}"),
-            *("rollout.cut_turns=continue", "rollout.concurrency=256", f"optim.steps={args.steps}"),
+            *("rollout.truncated.turn=continue", "rollout.concurrency=256", f"optim.steps={args.steps}"),
             *("rollout.max_fault_rate=0", *MODES[mode]),
         ]
     )

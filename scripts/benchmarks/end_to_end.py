@@ -131,7 +131,7 @@ def ours(load: Load, turns: Turns) -> None:
     agentrl.register("benchmark/Talk-v0", talk)
     episodes = load["tasks"] * load["group_size"]
     rollout = {"tasks": load["tasks"], "group_size": load["group_size"], "turn_tokens": load["longest"]}
-    rollout |= {"cut_turns": "answer", "episode_tokens": load["longest"] + 128, "concurrency": episodes}
+    rollout |= {"truncated": {"turn": "answer"}, "episode_tokens": load["longest"] + 128, "concurrency": episodes}
     config = parse_config(
         {
             "env": {"id": "benchmark/Talk-v0"},

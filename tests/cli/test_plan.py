@@ -93,7 +93,7 @@ def test_a_folder_without_a_config_is_named(folder: Path, command: Command) -> N
         ("optim.max_tokens=1", "optim.max_tokens=1 can't hold an episode of rollout.episode_tokens=192"),
         ("engine.name=vlm", "no engine is called 'vlm'; did you mean 'vllm'?"),
         ("engine.name=openai", "engine 'openai' only evaluates"),
-        ("rollout.spare=1", "rollout.spare cancels groups by the clock"),
+        ("rollout.overlap.spare=1", "rollout.overlap.spare cancels groups by the clock"),
         ("engine.options.slots=many", "engine.options.slots is 'many': give a number above 0"),
         ("engine.options.slots=0", "engine.options.slots is 0: give a number above 0"),
     ],

@@ -11,6 +11,7 @@ from agentrl.algos import ADVANTAGES, LOSSES
 from agentrl.cli.settings import explained
 from agentrl.config import AlgoSettings, Config, load_config, parse_config, presets
 from agentrl.errors import ConfigError, UnknownNameError
+from agentrl.runs.settings import settings_of
 
 from .conftest import Command
 
@@ -33,7 +34,7 @@ def test_a_section_alone(section: str) -> None:
 def test_each_setting_has_meaning_kind_and_default() -> None:
     lines = explained("quickstart").splitlines()
     settings = [at for at, line in enumerate(lines) if " = " in line and not line.startswith("#")]
-    assert len(settings) == len(NAMES)
+    assert len(settings) == len(settings_of(Config()))
     for at in settings:
         start = max(index for index in range(at) if not lines[index].startswith("#"))
         comment = " ".join(line.removeprefix("# ") for line in lines[start + 1 : at])
@@ -41,7 +42,7 @@ def test_each_setting_has_meaning_kind_and_default() -> None:
         assert "``" not in comment and len(lines[at]) < 120
     at = lines.index("turn_tokens = 32")
     assert lines[at - 2 : at] == ["# Most sampled tokens of a turn.", "# a whole number, at least 1; default 256"]
-    at = lines.index('cut_turns = "end"')
+    at = lines.index('turn = "end"')
     assert lines[at - 1] == '# "answer" or "end" or "continue"; default "end"'
 
 
@@ -74,7 +75,7 @@ def test_names_of_algorithms_are_those_of_the_table() -> None:
         ({"algo": {"kl_loss_coef": 0.1}}, "weighs algo.kl_coef"),
         ({"algo": {"use_reference_model": True}}, "weighs algo.kl_coef"),
         ({"algo": {"entropy_bonus": 0.1}}, "weighs algo.entropy_coef"),
-        ({"rollout": {"dynamic_sampling": True}}, "set rollout.refills"),
+        ({"rollout": {"dynamic_sampling": True}}, "set rollout.plan.refills"),
         ({"optim": {"batch_size": 4}}, "set rollout.tasks and group_size, optim.minibatches"),
         ({"optim": {"learning_rate": 4}}, "set optim.lr"),
         ({"rollout": {"num_generations": 4}}, "set rollout.group_size"),

@@ -15,7 +15,11 @@ from agentrl.types import Group
 
 from .played import origin, play
 
-SETTINGS = {"model.dtype": "float32", "model.template_args": {"enable_thinking": False}, "rollout.cut_turns": "end"}
+SETTINGS = {
+    "model.dtype": "float32",
+    "model.template_args": {"enable_thinking": False},
+    "rollout.truncated.turn": "end",
+}
 ABOUT: dict[str, Any] = {"target": "m", "seed": 3, "settings": SETTINGS, "versions": {"agentrl": "1", "torch": "2"}}
 
 

@@ -23,7 +23,7 @@ arms, learn, schedule, work = map(load, ("arms", "learn", "schedule", "work"))
 SMALL_WARM = {"env.id": "test/Toy-v0", "sft.steps": 2, "sft.tasks": 4, "sft.episodes": 4, "eval.tasks": 1}
 SMALL_WARM |= {"model.tiny.hidden": 16, "model.tiny.layers": 1, "model.tiny.heads": 2}
 SMALL_BASE = {"env.id": "test/Toy-v0", "rollout.tasks": 2, "rollout.group_size": 2, "rollout.turn_tokens": 4}
-SMALL_BASE |= {"rollout.cut_turns": "answer", "eval.tasks": 1}
+SMALL_BASE |= {"rollout.truncated.turn": "answer", "eval.tasks": 1}
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_every_arm_is_a_run_that_can_begin(signed: Any) -> None:
         assert config.rollout.tasks * config.rollout.group_size == 128 and config.optim.lr == 1e-3
         assert config.algo.loss_options["aggregate"] == "seq_mean_token_sum"
         assert (config.optim.schedule, config.optim.warmup, config.optim.max_grad_norm) == ("constant", 0, 1000.0)
-        assert (config.rollout.max_staleness == 8) == ("staleness 8" in arm.name)
+        assert (config.rollout.overlap.staleness == 8) == ("staleness 8" in arm.name)
     check_run(load_config(preset=arms.PRESET, overrides=arms.overrides(arms.WARM)))
 
 

@@ -214,8 +214,8 @@ def test_an_agent_whose_calls_were_all_cut_off_is_told_of_it(play: Play) -> None
 
 
 def test_what_becomes_of_cut_turns_is_a_setting() -> None:
-    assert load_config().rollout.cut_turns == EpisodeLimits(episode_tokens=9).cut_turns == "end"
-    assert load_config(overrides=["rollout.cut_turns=continue"]).rollout.cut_turns == "continue"
+    assert load_config().rollout.truncated.turn == EpisodeLimits(episode_tokens=9).cut_turns == "end"
+    assert load_config(overrides=["rollout.truncated.turn=continue"]).rollout.truncated.turn == "continue"
 
 
 def test_arithmetic_tells_the_next_step_after_a_cut_turn() -> None:

@@ -229,7 +229,8 @@ def test_what_may_change_while_a_run_goes_on(config: Config, tmp_path: Path) -> 
     new = changed(config, [*may, "rollout.concurrency=2", "run.threads=1", "model.device=meta"], Path("runs/it"))
     assert (new.optim.steps, new.eval.split, new.rollout.concurrency) == (7, "train", 2)
     assert changed(config, ["lora.rank=0", "algo.loss=ctpo"], Path("it")) == config, "as it was is no change"
-    for setting in ("run.seed=3", "model.path=x", "env.id=a/B-v0", "algo.advantage=rloo", "rollout.cut_turns=answer"):
+    refused = ["run.seed=3", "model.path=x", "env.id=a/B-v0", "algo.advantage=rloo", "env.args.level=7"]
+    for setting in (*refused, "rollout.truncated.turn=answer", "rollout.overlap=lag"):
         with pytest.raises(ConfigError, match=rf"{setting.partition('=')[0]} can't change .* model.path=runs/it"):
             changed(config, [setting], Path("runs/it"))
     with pytest.raises(ConfigError, match=r"did you mean 'optim\.steps'"):

@@ -46,7 +46,7 @@ tasks = 3
 group_size = 4
 turn_tokens = 12
 # Its model never stops by itself, and is to have something to learn from.
-cut_turns = "answer"
+truncated = { turn = "answer" }
 episode_tokens = 160
 concurrency = 12
 [optim]
@@ -73,7 +73,7 @@ lr = 8e-3
 tasks = 2
 group_size = 3
 turn_tokens = 24
-cut_turns = "answer"
+truncated = { turn = "answer" }
 episode_tokens = 128
 concurrency = 6
 [optim]

@@ -29,7 +29,7 @@ from .conftest import Make, rewards_in_time, trajectory
 CAP, LR, TEMPERATURE = 1.5, 2e-5, 0.7
 WIDTHS = {"low": 0.05, "high": 0.1, "dual": 0.1}
 SETTINGS = (
-    *("algo.advantage=otb", "algo.correction=sequence", f"algo.correction_cap={CAP}"),
+    *("algo.advantage=otb", "algo.correction=sequence", f"algo.correction.cap={CAP}"),
     *(f"algo.loss_options.clip_{side}={width}" for side, width in WIDTHS.items()),
     *("optim.minibatches=2", "optim.epochs=2", f"optim.lr={LR}", f"rollout.temperature={TEMPERATURE}"),
     *("rollout.episode_tokens=36", "rollout.turn_tokens=36"),

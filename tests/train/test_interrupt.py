@@ -152,7 +152,12 @@ def test_interrupted_evaluation_ends_quietly(server: Server, warm: Path, tmp_pat
     await_end(tmp_path)
 
 
-BRIEF = ("rollout.turn_tokens=24", "rollout.episode_tokens=128", "rollout.concurrency=6", "rollout.cut_turns=answer")
+BRIEF = (
+    "rollout.turn_tokens=24",
+    "rollout.episode_tokens=128",
+    "rollout.concurrency=6",
+    "rollout.truncated.turn=answer",
+)
 
 
 def evaluate(server: Server, folder: Path, model: Path, *words: str) -> Command:

@@ -121,7 +121,7 @@ def ending(run: Path) -> dict[str, Any]:
 def begin(train: Train, folder: Path, mode: str, ranks: int, plan: Sequence[str]) -> Command:
     """Have a run end in peace, and begin one like it that is killed."""
     (folder / "killable.py").write_text(KILLABLE)
-    settings = (*SETTINGS, f"rollout.overlap={mode}", "rollout.max_staleness=2", f"run.ranks={ranks}")
+    settings = (*SETTINGS, f"rollout.overlap={mode}", "rollout.overlap.staleness=2", f"run.ranks={ranks}")
     train("whole", *settings).done()
     (folder / "plan.txt").write_text("\n".join(plan))
     return train("killed", *settings, "save.keep=2")
@@ -181,7 +181,7 @@ class Blocking(Around):
 
 
 def test_in_flight_no_episode_that_has_ended_is_played_again(small: Make) -> None:
-    run = small("rollout.overlap=inflight", "rollout.max_staleness=2")
+    run = small("rollout.overlap=inflight", "rollout.overlap.staleness=2")
     engines = [Blocking(run.parts.engine, answers) for answers in (36, 20, 99)]
     sources = [Overlapped(run.config, run.mix, run.players, engine) for engine in engines]
 

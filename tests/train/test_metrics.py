@@ -34,7 +34,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_parts_and_lengths_are_those_of_the_episodes(small: Make) -> None:
-    result = step(trainer_of(small("rollout.group_size=9", "rollout.cut_turns=end"))[0])
+    result = step(trainer_of(small("rollout.group_size=9", "rollout.truncated.turn=end"))[0])
     row, episodes = result.metrics, result.trajectories
     parts = [episode.parts.get("correct", 0.0) for episode in episodes]
     assert row["reward/correct"] == pytest.approx(sum(parts) / 27) == pytest.approx(row["reward_mean"])
@@ -156,7 +156,7 @@ def test_share_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak_flops(torch.device("cuda"), "float32") is None is peak_flops(torch.device("cpu"), "bfloat16")
 
 
-MANY = ("optim.minibatches=2", "optim.epochs=2", "optim.lr=3e-3", "algo.loss=ctpo", "algo.energy_ratio=false")
+MANY = ("optim.minibatches=2", "optim.epochs=2", "optim.lr=3e-3", "algo.loss=ctpo")
 
 
 def near(values: Any, wanted: Tensor, atol: float = 1e-4) -> None:

@@ -24,9 +24,10 @@ from .test_whole_step import CONSTANT, TEMPERATURE, Pool, Slow, check_update, lo
 KL, ENTROPY, BUFFER, TURN, EPISODE = 0.3, 0.05, 12, 20, 90
 BOUNDS = {"token": (0.75, 1.3), "sequence": (0.5, 2.5), "geometric": (0.9, 1.2)}
 ALL = (
-    *(f"algo.kl_coef={KL}", f"algo.entropy_coef={ENTROPY}", "algo.energy_ratio=old", "algo.mask_truncated=true"),
+    *(f"algo.kl_coef={KL}", f"algo.entropy_coef={ENTROPY}", "algo.advantage_options.weights=old"),
     *(f"algo.rejection.{level}={list(pair)}" for level, pair in BOUNDS.items()),
-    *(f"rollout.overlong_buffer={BUFFER}", f"rollout.turn_tokens={TURN}", f"rollout.episode_tokens={EPISODE}"),
+    *("rollout.truncated.mask=true", f"rollout.truncated.penalty={BUFFER}"),
+    *(f"rollout.turn_tokens={TURN}", f"rollout.episode_tokens={EPISODE}"),
     *("env.args.max_turns=2", "rollout.group_size=8", "optim.max_grad_norm=0.1"),
 )
 
@@ -114,7 +115,7 @@ def test_step_with_every_option_is_that_of_loops(watch: Any, reference: Any, max
     ],
 )
 def test_overlong_costs_by_the_nearer_limit(limit: int, turns: tuple[int, ...], stop: Stop, cost: float) -> None:
-    limits = ("rollout.overlong_buffer=10", "rollout.turn_tokens=20", "rollout.episode_tokens=50")
+    limits = ("rollout.truncated.penalty=10", "rollout.turn_tokens=20", "rollout.episode_tokens=50")
     rollout = load_config(overrides=limits).rollout
     begin, *later = (turn((7,) * n) for n in turns)
     episode = trajectory(Segment("prompt", (1,) * 5), begin, Segment("tool", (2,) * limit), *later, stop=stop)
@@ -124,7 +125,7 @@ def test_overlong_costs_by_the_nearer_limit(limit: int, turns: tuple[int, ...], 
 
 
 def test_a_step_that_masks_everything_updates_nothing(small: Make) -> None:
-    trainer, gradients = trainer_of(small("algo.mask_truncated=true", "rollout.cut_turns=end", "algo.kl_coef=0.1"))
+    trainer, gradients = trainer_of(small('rollout.truncated={mask=true,turn="end"}', "algo.kl_coef=0.1"))
     metrics = step(trainer).metrics
     assert not gradients and trainer.updates == 0 and "loss" not in metrics
     assert metrics["tokens_masked"] == metrics["sampled_tokens"] and metrics["advantage_abs"] == 0
@@ -205,11 +206,17 @@ def rates_of(run: Small, steps: int) -> list[float]:
         ("algo.advantage_options.tail=carried", UnknownNameError, "no tail is called 'carried'"),
         ("algo.advantage_options.tale=zero", ConfigError, "has no option 'tale'; did you mean 'tail'?"),
         ("optim.max_tokens=100", ConfigError, "can't hold an episode of rollout.episode_tokens=2048"),
-        ("algo.energy_ratio=old algo.correction=none", ConfigError, "by algo.correction, which is 'none'"),
-        ("algo.energy_ratio=old algo.advantage=grpo", ConfigError, "advantage 'grpo' can't do"),
-        ("algo.energy_ratio=true algo.advantage=ogb", ConfigError, "advantage 'ogb' can't do"),
+        ("algo.advantage_options.weights=old algo.correction=none", ConfigError, "by algo.correction, which is 'none'"),
+        ("algo.advantage_options.weights=old algo.advantage=grpo", ConfigError, "'grpo' has no option 'weights'"),
+        ("algo.advantage_options.weights=cumulative algo.advantage=ogb", ConfigError, "'ogb' has no option 'weights'"),
+        (
+            "algo.advantage_options.weights=new",
+            UnknownNameError,
+            "no energy weight is called 'new'; choose one of cum",
+        ),
+        ("algo.advantage_options.weights=true", UnknownNameError, "no energy weight is called 'True'"),
         ("algo.rejection.token=[2,1]", ConfigError, "the bounds of a ratio must rise from 0 up"),
-        ("rollout.overlong_buffer=256", ConfigError, "leaves no length without a penalty"),
+        ("rollout.truncated.penalty=256", ConfigError, "leaves no length without a penalty"),
     ],
 )
 def test_settings_that_training_refuses(override: str, kind: type[Exception], wanted: str) -> None:

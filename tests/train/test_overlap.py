@@ -46,7 +46,8 @@ def tokens_of(played: StepGroups) -> list[tuple[str, int, tuple[int, ...]]]:
 
 @pytest.mark.parametrize(("mode", "bound"), [("lag", 1), ("lag", 3), ("inflight", 1), ("inflight", 3)])
 def test_groups_begin_in_order_and_as_early_as_the_bound_allows(small: Make, mode: str, bound: int) -> None:
-    run = small(f"rollout.overlap={mode}", f"rollout.max_staleness={bound}", "optim.steps=6", "rollout.turn_tokens=3")
+    overlap = f'rollout.overlap={{mode="{mode}",staleness={bound}}}'
+    run = small(overlap, "optim.steps=6", "rollout.turn_tokens=3")
     mix, begun = run.mix, list[int]()
     pick = mix.pick
 
@@ -130,7 +131,7 @@ def test_each_token_is_of_its_version_and_corrected(small: Make, reference: Any,
             ages += [number - 1 - version for version in segment.token_versions]
             old = under[number - 1]
             ratio = torch.tensor(old).double().sum() - torch.tensor(segment.logprobs).double().sum()
-            wanted += [min(run.config.algo.correction_cap, float(ratio.exp()))] * len(old)
+            wanted += [min(run.config.algo.correction.cap, float(ratio.exp()))] * len(old)
         assert weights.tolist() == pytest.approx(wanted, rel=1e-3)
         assert number == 1 or max(abs(weight - 1) for weight in wanted) > 0.01, "the weights must have moved"
         metrics = result.metrics
@@ -150,7 +151,7 @@ class Wavering(Around):
 @pytest.mark.slow
 @pytest.mark.parametrize("age", [0, 1])
 def test_a_deterministic_run_does_not_depend_on_the_engines_rounding(small: Make, age: int) -> None:
-    mode = ("rollout.overlap=lag", f"rollout.max_staleness={age}") if age else ()
+    mode = ("rollout.overlap=lag", f"rollout.overlap.staleness={age}") if age else ()
 
     def ended(deterministic: str) -> tuple[list[StepResult], list[torch.Tensor]]:
         run = small(*mode, f"run.deterministic={deterministic}", "optim.steps=3", "optim.lr=1e-2")
@@ -182,7 +183,7 @@ def test_what_a_checkpoint_keeps_of_a_step_is_what_is_trained_on(small: Make) ->
 
 def test_a_step_trains_on_its_first_groups_and_says_how_many_it_cancelled(small: Make) -> None:
     # One group at a time: the last of them is the last to end.
-    run = small("rollout.overlap=inflight", "rollout.spare=2", "rollout.concurrency=4", "optim.steps=2")
+    run = small("rollout.overlap=inflight", "rollout.overlap.spare=2", "rollout.concurrency=4", "optim.steps=2")
     for number, result in enumerate(steps_of(run, 2)):
         wanted = [task.id for task in run.source.pick(3, start=5 * number, seed=0)]
         assert list(dict.fromkeys(episode.task_id for episode in result.trajectories)) == wanted
@@ -204,7 +205,7 @@ class Failing(Around):
 
 @pytest.mark.parametrize("mode", ["lag", "inflight"])
 def test_an_error_of_later_groups_stops_the_run_at_once(small: Make, mode: str) -> None:
-    run = small(f"rollout.overlap={mode}", "rollout.max_staleness=2", "optim.steps=6")
+    run = small(f"rollout.overlap={mode}", "rollout.overlap.staleness=2", "optim.steps=6")
     trainer = run.on(Failing(run.parts.engine)).trainer()
     rows = list[StepResult]()
 
@@ -222,8 +223,8 @@ def test_an_error_of_later_groups_stops_the_run_at_once(small: Make, mode: str) 
     ("overrides", "words"),
     [
         (("rollout.overlap=inflight", "run.deterministic=true"), "needs rollout.overlap='off' or 'lag'"),
-        (("rollout.spare=1",), "needs rollout.overlap='inflight': set it so"),
-        (("rollout.spare=1", "rollout.overlap=lag"), "needs rollout.overlap='inflight': set it so"),
+        (("rollout.overlap.spare=1",), "needs rollout.overlap='inflight': set it so"),
+        (("rollout.overlap.spare=1", "rollout.overlap=lag"), "needs rollout.overlap='inflight': set it so"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(overrides: Sequence[str], words: str) -> None:
@@ -280,7 +281,7 @@ def test_without_refills_every_group_is_trained_on(muted: Make) -> None:
 
 
 def test_silent_groups_are_left_out_for_the_next_tasks(muted: Make) -> None:
-    run, at = muted("rollout.refills=3"), 0
+    run, at = muted("rollout.plan.refills=3"), 0
     source = Collecting(run.config, run.mix, run.players, run.parts.engine)
     for number in (1, 2):
         played, begin = asyncio.run(source.batch(number)), at
@@ -297,7 +298,7 @@ def test_silent_groups_are_left_out_for_the_next_tasks(muted: Make) -> None:
 
 
 def test_refills_end_and_what_is_missing_stays_silent(muted: Make) -> None:
-    played = play(muted("rollout.refills=2", "env.args.every=23"), 1)
+    played = play(muted("rollout.plan.refills=2", "env.args.every=23"), 1)
     asked, trained = played.collected.groups, played.trained
     assert 6 < len(asked) <= 9 and len(trained) == 3 and played.silent > len(asked) - 3
     silent = [group for group in asked if is_silent(group)]
@@ -306,7 +307,8 @@ def test_refills_end_and_what_is_missing_stays_silent(muted: Make) -> None:
 
 def test_spare_groups_begin_with_the_others_and_those_that_end_last_are_left_out(muted: Make) -> None:
     # One group at a time, so that the clock decides nothing.
-    settings = ("rollout.spare=2", "rollout.overlap=inflight", "rollout.refills=1", "rollout.concurrency=4")
+    overlap = 'rollout.overlap={mode="inflight",spare=2}'
+    settings = (overlap, "rollout.plan.refills=1", "rollout.concurrency=4")
     run, seeds, at = muted(*settings), list[int](), 0
     source = Collecting(run.config, run.mix, run.players, run.parts.engine)
     for number in (1, 2):
@@ -320,7 +322,7 @@ def test_spare_groups_begin_with_the_others_and_those_that_end_last_are_left_out
 
 
 def test_groups_that_end_in_the_same_moment_as_the_last_one_that_was_missing_ask_for_no_more(muted: Make) -> None:
-    settings = ("rollout.spare=3", "rollout.refills=2", "rollout.overlap=inflight")
+    settings = ("rollout.overlap.spare=3", "rollout.plan.refills=2", "rollout.overlap=inflight")
     run, asked = muted("env.args.every=1", *settings), list[int]()
 
     async def collect(specs: Sequence[Sequence[EpisodeSpec]], enough: int) -> Collected:
@@ -333,7 +335,7 @@ def test_groups_that_end_in_the_same_moment_as_the_last_one_that_was_missing_ask
 
 
 def test_a_step_counts_what_it_left_out_and_goes_on_alike(muted: Make) -> None:
-    trainer, later = (muted("rollout.refills=3").trainer() for _ in range(2))
+    trainer, later = (muted("rollout.plan.refills=3").trainer() for _ in range(2))
     results = [step(trainer)]
     later.rollouts.restore(json.loads(json.dumps(trainer.rollouts.state())), ())
     results.append(step(trainer, 2))

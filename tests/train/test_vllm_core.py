@@ -143,7 +143,7 @@ def on_core(monkeypatch: pytest.MonkeyPatch) -> OnCore:
 
 
 def played(run: Small) -> list[StepResult]:
-    Core.flying = int(run.config.rollout.overlap == "inflight")
+    Core.flying = int(run.config.rollout.overlap.mode == "inflight")
     with closing(run.parts.engine):
         return steps_of(run, run.config.optim.steps)
 

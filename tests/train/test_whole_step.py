@@ -29,7 +29,7 @@ CONSTANT = 7
 WIDTHS = {"low": 0.2, "high": 0.3, "dual": 0.4}
 SETTINGS = (
     *("env.id=test/Loud-v0", "env.args.tooled=true", f"rollout.temperature={TEMPERATURE}"),
-    *("algo.advantage=otb", "algo.advantage_options.tail=carry", f"algo.correction_cap={CAP}"),
+    *("algo.advantage=otb", "algo.advantage_options.tail=carry", f"algo.correction.cap={CAP}"),
     "rollout.episode_tokens=200",
     *(f"algo.loss_options.clip_{side}={width}" for side, width in WIDTHS.items()),
     *("optim.minibatches=3", "optim.epochs=2", f"optim.lr={LR}", f"optim.max_grad_norm={NORM}"),
@@ -255,6 +255,7 @@ def check_update(
     return value, norm
 
 
+BY_RATIO = {False: [], True: ["algo.advantage_options.weights=cumulative"]}
 CASES = {
     "sequence, a row a pack": ("sequence", 80, False, "seq_mean_token_mean", 0.0),
     "sequence, some rows a pack": ("sequence", 120, False, "token_mean", 0.0),
@@ -271,7 +272,7 @@ def test_step_is_that_of_loops_over_rows_and_tokens(watch: Any, reference: Any, 
     kind, max_tokens, by_ratio, aggregate, kappa = CASES[case]
     constant = f"algo.loss_options.max_tokens={CONSTANT}"
     watched = watch(
-        f"algo.correction={kind}", f"optim.max_tokens={max_tokens}", f"algo.energy_ratio={by_ratio}".lower(),
+        f"algo.correction={kind}", f"optim.max_tokens={max_tokens}", *BY_RATIO[by_ratio],
         f"algo.loss_options.aggregate={aggregate}", f"algo.advantage_options.pool={kappa}",
         *([constant] if aggregate == "token_sum_const" else []),
     )  # fmt: skip
