@@ -287,6 +287,8 @@ def _rewards(trajectory: Trajectory) -> list[float]:
         if reward:
             # Added, not set: an empty turn shares the token with the turn before.
             rewards[end - 1] += reward
+    if rewards:
+        rewards[-1] -= trajectory.penalty
     return rewards
 
 

@@ -76,6 +76,10 @@ class DialectError(AgentRLError, ValueError):
     """A call that a dialect can't write so that it reads the same call back."""
 
 
+class TokenLimitError(AgentRLError):
+    """A history leaves no room for a turn within the limits of an episode's tokens."""
+
+
 class RenderError(AgentRLError):
     """A chat template that can't be rendered append-only."""
 

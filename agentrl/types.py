@@ -44,14 +44,16 @@ class CutTurn(str):
     Args:
         text: what the assistant had said by then.
         then: how the environment treats the turn.
+        stop: why the episode stops if the turn ends it.
     """
 
     then: CutTurns
+    stop: "Stop"
 
-    def __new__(cls, text: str, then: CutTurns = "end") -> "CutTurn":
-        """Make the text and attach ``then``."""
+    def __new__(cls, text: str, then: CutTurns = "end", stop: "Stop | None" = None) -> "CutTurn":
+        """Make the text and attach the other two."""
         made = super().__new__(cls, text)
-        made.then = then
+        made.then, made.stop = then, stop or Stop.TURN_CUT
         return made
 
 
@@ -178,6 +180,8 @@ class Trajectory:
     """The rows; one row of ``segments`` by default."""
     rewards: tuple[float, ...]
     """One reward per policy segment, in the order of turns, paid on the segment's last token."""
+    penalty: float = 0.0
+    """A penalty for length, at least 0, that training subtracts from the last reward; success ignores it."""
     stop: Stop
     """The reason why the episode ended."""
     messages: tuple[Message, ...] = ()
@@ -198,13 +202,15 @@ class Trajectory:
     """The task's expected answer; empty where it has none."""
     usage: tuple[int, int] | None = None
     """Tokens that a server says it has read and written, over all turns; None where no server played."""
+    forks: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How often a further row began, by cause, as ``agentrl.rollout.policy.Policy.forks`` counts them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rewards", tuple(self.rewards))
         self._set_rows()
         if len(self.rewards) != len(self.sampled):
             raise TrajectoryError(f"{len(self.sampled)} policy segments came with {len(self.rewards)} rewards")
-        if not all(abs(reward) <= _LARGEST_REWARD for reward in self.rewards):  # NaN fails too
+        if not all(abs(reward) <= _LARGEST_REWARD for reward in (*self.rewards, self.penalty)):  # NaN fails too
             raise TrajectoryError(
                 f"episode of task {self.task_id!r} has a reward that is not finite or beyond ±{_LARGEST_REWARD:g}: "
                 f"{self.rewards}; give rewards of about 1"
@@ -278,6 +284,11 @@ class Trajectory:
         """The episode's return: the sum of its rewards, undiscounted."""
         # fsum rounds once, so rounding errors do not grow with the number of turns.
         return math.fsum(self.rewards)
+
+    @property
+    def learned_return(self) -> float:
+        """The return that training learns from: less the penalty for length."""
+        return self.ret - self.penalty
 
 
 @dataclass(frozen=True, slots=True)

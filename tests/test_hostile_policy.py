@@ -10,8 +10,9 @@ import pytest
 from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.collector import Collector, EpisodeLimits
+from agentrl.rollout.collector import Collector
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
+from agentrl.rollout.policy import EpisodeLimits
 
 KILLERS = (
     "import resource as r; r.prlimit(1, r.RLIMIT_NOFILE, (0, 0))",

@@ -188,12 +188,15 @@ def _turns(record: Record, env: ToolEnv, results: deque[_Recorded]) -> Iterator[
         results.extend(zip((message for message in answers if message["role"] == "tool"), runs, strict=False))
         cut = trajectory.sampled[number - 1].cut
         action = CutTurn(text, _cut_treatment(record, answers)) if cut else text
+        last = number == len(trajectory.turns)
         messages, reward, *end, _ = env.step(action)
+        if last and not any(end) and trajectory.stop is Stop.TOKEN_LIMIT:
+            reward += env.truncate(Stop.TOKEN_LIMIT)
         change = _message_change(number, answers, messages)
         before = trajectory.rewards[number - 1]
         if change is None and not _near(reward, before):
             change = Change(turn=number, what="reward", recorded=f"{before:g}", now=f"{reward:g}")
-        ended = _end(trajectory, last=number == len(trajectory.turns), cut=cut and not answers)
+        ended = _end(trajectory, last=last, cut=cut and not answers)
         if change is None and tuple(end) != ended:
             change = Change(turn=number, what="end", recorded=_ENDS[ended], now=_ENDS[end[0], end[1]])
         yield change, reward

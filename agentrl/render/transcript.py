@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl.render.renderer import Renderer
 from agentrl.segments import Segment, Source
-from agentrl.types import Message
+from agentrl.types import Message, Role
 
 _FIRST = 0x110000
 """The first number that is no character: text can't spell what lies from here on."""
@@ -52,13 +52,16 @@ class Transcript:
             segments += [Segment("template", (_mark(message["role"]),)), Segment(source, _ids(message["content"]))]
         return [*segments, Segment("template", (_mark("assistant"),))]
 
-    def turn(self, text: str, calls: Sequence[tuple[str, str]] = (), *, ended: bool) -> tuple[int, ...]:
+    def turn(
+        self, text: str, calls: Sequence[tuple[str, str]] = (), *, ended: bool = True, answered_by: Role = "user"
+    ) -> tuple[int, ...]:
         """Write what a server has said.
 
         Args:
             text: the text.
             calls: name and arguments, as JSON, of each call that the server has read and cut out of the text.
             ended: whether the turn has its end mark.
+            answered_by: who speaks next; it changes nothing here.
         """
         written = [token for call in calls for part in call for token in (_CALL, *_ids(part))]
         return (*_ids(text), *written, *((_END,) if ended else ()))

@@ -1,190 +1,27 @@
-"""Play episodes token-exactly: one episode, or many groups of them concurrently.
-
-The collector records exactly the tokens that were sampled. Each prompt is the tokens so far plus new ones: no text is
-tokenized again.
-"""
+"""Play many groups of episodes concurrently."""
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.engines.base import Completion, Engine, Sampling
-from agentrl.engines.rng import derive_seed
 from agentrl.engines.scripted import ScriptedEngine
-from agentrl.errors import FaultRateError, InfrastructureError, RefusedError
+from agentrl.errors import EnvContractError, FaultRateError, InfrastructureError, RefusedError
 from agentrl.render.transcript import Writer
-from agentrl.rollout.collected import Clock, Collected
+from agentrl.rollout.collected import Collected
+from agentrl.rollout.driver import Driver, StepDriver
 from agentrl.rollout.gate import Gate, wait_for_enough
 from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec, PlayRequest
-from agentrl.toolenv.author import ask
+from agentrl.rollout.policy import EpisodeLimits, Player, Policy
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.registry import make
 from agentrl.toolenv.tools.python import sandbox_counters
-from agentrl.types import CutTurn, CutTurns, Group, Segment, Stop, Trajectory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeLimits:
-    """Limits of an episode's length."""
-
-    episode_tokens: int
-    """Most tokens of an episode, prompt and tool output included."""
-    cut_turns: CutTurns = "end"
-    """How to treat a turn that the limit of a turn, or of the episode, cut off."""
-
-    def after_cut(self, spent: bool) -> CutTurns:
-        """Return how to treat a cut turn; an episode whose tokens are ``spent`` can't continue."""
-        return "end" if spent and self.cut_turns == "continue" else self.cut_turns
-
-
-async def play_episode(
-    env: ToolEnv, engine: Engine, renderer: Writer, spec: EpisodeSpec, *, sampling: Sampling, player: "Player"
-) -> Trajectory:
-    """Play one episode.
-
-    Args:
-        env: steps in a thread of ``player``, so that other episodes run meanwhile.
-        engine: samples the turns.
-        renderer: writes messages as tokens.
-        spec: task and seed.
-        sampling: temperature; ``max_tokens`` is the limit of a turn.
-        player: threads, limits and clock.
-
-    Raises:
-        InfrastructureError: a sandbox or the engine failed.
-    """
-    opening, _ = await player.in_thread(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
-    segments = [renderer.prompt(opening)]
-    tokens = list(segments[0].token_ids)
-    rewards, usages = list[float](), list[tuple[int, int]]()
-    stop: Stop | None = None
-    while stop is None:
-        # Only the opening can be too long: later messages are checked before they are appended.
-        room = player.limits.episode_tokens - len(tokens)
-        if room < 1:
-            stop = Stop.TOKEN_LIMIT
-            break
-        turn = Sampling(
-            temperature=sampling.temperature,
-            max_tokens=min(room, sampling.max_tokens),
-            stop_ids=renderer.stop_ids,
-        )
-        completion = await player.timed(engine.generate(tuple(tokens), turn, seed=derive_seed(spec.seed, len(rewards))))
-        player.gate.observe(engine.cache)
-        segments.append(_policy(completion))
-        usages += [completion.usage] if completion.usage else []
-        tokens += completion.token_ids
-        # A cut turn that has filled the room reached the episode's limit, otherwise that of the turn.
-        spent = len(completion.token_ids) == room
-        action = renderer.text(completion.token_ids)
-        if completion.finish == "length":
-            action = CutTurn(action, player.limits.after_cut(spent))
-        messages, reward, terminated, truncated, _ = await player.in_thread(env.step, action)
-        rewards.append(reward)
-        if terminated or truncated:
-            stop = Stop.TERMINATED if terminated else _why_truncated(action, spent)
-            break
-        # An answer after which no token could be sampled is dropped: an episode ends with a sampled turn.
-        new = renderer.extend(completion.token_ids, messages)
-        if len(tokens) + sum(len(segment.token_ids) for segment in new) >= player.limits.episode_tokens:
-            stop = Stop.TOKEN_LIMIT
-            break
-        segments += new
-        tokens += [token for segment in new for token in segment.token_ids]
-    trajectory = _trajectory(env, spec, segments, rewards, stop, usages)
-    assert list(trajectory.token_ids) == tokens, "an episode's record must be the very tokens that were played"
-    return trajectory
-
-
-def _why_truncated(action: str, spent: bool) -> Stop:
-    # Gymnasium's flag does not name the limit. Unless a cut turn ended the episode, it was the number of turns.
-    if not isinstance(action, CutTurn) or action.then != "end":
-        return Stop.TURN_LIMIT
-    return Stop.TOKEN_LIMIT if spent else Stop.TURN_CUT
-
-
-def _policy(completion: Completion) -> Segment:
-    cut = completion.finish == "length"
-    return Segment("policy", completion.token_ids, completion.logprobs, completion.version, cut, completion.swaps)
-
-
-def _trajectory(
-    env: ToolEnv,
-    spec: EpisodeSpec,
-    segments: Sequence[Segment],
-    rewards: Sequence[float],
-    stop: Stop,
-    usages: Sequence[tuple[int, int]],
-) -> Trajectory:
-    episode = env.episode
-    return Trajectory(
-        task_id=spec.task_id,
-        seed=spec.seed,
-        segments=tuple(segments),
-        rewards=tuple(rewards),
-        stop=stop,
-        messages=episode.messages,
-        parts=episode.parts or {},
-        tool_runs=episode.tool_runs,
-        env=spec.env,
-        attempt=spec.attempt,
-        tags=episode.task.tags,
-        answer=episode.answer,
-        expected=episode.task.answer,
-        usage=(sum(read for read, _ in usages), sum(wrote for _, wrote in usages)) if usages else None,
-    )
-
-
-@dataclass(slots=True, kw_only=True)
-class Player:
-    """The threads that environments run in, the limits of an episode, and the clock."""
-
-    limits: EpisodeLimits
-    """Limits of each episode."""
-    threads: ThreadPoolExecutor
-    """Threads in which environments step."""
-    gate: Gate
-    """Bounds the episodes at a time."""
-    clock: Clock = field(default_factory=Clock)
-    """Time spent so far."""
-
-    async def in_thread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a blocking call of an environment while other episodes run."""
-
-        def timed() -> tuple[Any, float]:
-            began = time.perf_counter()
-            # A BaseException, such as from sys.exit() in the environment's own code, would end the process.
-            result = ask(function.__qualname__, lambda: function(*args, **kwargs), passing=(Exception,))
-            return result, time.perf_counter() - began
-
-        call = self.threads.submit(timed)
-        done = asyncio.wrap_future(call)
-        try:
-            result, seconds = await asyncio.shield(done)
-        except asyncio.CancelledError:
-            # The caller closes the environment next. That must not happen while a thread is still inside of it, even
-            # if the caller is cancelled again.
-            call.cancel()
-            while not done.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([done])
-            _ = done.cancelled() or done.exception()  # read, or asyncio would print it
-            raise
-        self.clock.tools += seconds
-        return result
-
-    async def timed(self, completion: Awaitable[Completion]) -> Completion:
-        """Wait for a completion, and count the time."""
-        began = time.perf_counter()
-        result = await completion
-        self.clock.engine += time.perf_counter() - began
-        return result
+from agentrl.types import Group, Trajectory
 
 
 class Fleet(ABC):
@@ -209,6 +46,7 @@ class Collector:
         envs: each environment's id and own arguments, by the name in an episode's spec.
         renderer: writes messages as tokens.
         limits: how long an episode may be.
+        driver: plays each episode.
         concurrency: most episodes at a time, of all collections together.
         max_fault_rate: share of lost groups above which the collection fails.
     """
@@ -219,13 +57,14 @@ class Collector:
         renderer: Writer,
         *,
         limits: EpisodeLimits,
+        driver: Driver | None = None,
         concurrency: int = 64,
         max_fault_rate: float = 0.01,
     ) -> None:
         self._envs = envs
         self._renderer = renderer
         self._renderers: dict[str, Writer] = {}
-        self._limits = limits
+        self._limits, self._driver = limits, driver or StepDriver()
         self._concurrency = concurrency
         self._max_fault_rate = max_fault_rate
         self._threads: ThreadPoolExecutor | None = None
@@ -340,8 +179,9 @@ class Collector:
             if spec.env not in self._renderers:
                 dialect = env.dialect
                 self._renderers[spec.env] = self._renderer.describing(dialect.template_tools, dialect.marks)
-            renderer = self._renderers[spec.env]
-            trajectory = await play_episode(env, engine, renderer, spec, sampling=sampling, player=player)
+            policy = Policy(engine, self._renderers[spec.env], spec, sampling, player)
+            await self._driver.play(env, policy)
+            trajectory = _trajectory(env, policy, self._limits, sampling.max_tokens)
         except BaseException:
             # A broken sandbox goes with its environment, and an error of closing it must not hide the fault.
             with suppress(Exception):
@@ -360,3 +200,30 @@ class Collector:
         for idle in self._idle.values():
             while idle:
                 idle.pop().close()
+
+
+def _trajectory(env: ToolEnv, policy: Policy, limits: EpisodeLimits, turn_tokens: int) -> Trajectory:
+    episode, spec, rows = env.episode, policy.spec, policy.rows()
+    if episode.stop is None:
+        raise EnvContractError("a driver returned before its episode ended: call env.truncate with the reason")
+    return Trajectory(
+        task_id=spec.task_id,
+        seed=spec.seed,
+        segments=rows[0].segments if len(rows) == 1 else (),
+        rows=() if len(rows) == 1 else rows,
+        rewards=tuple(policy.rewards),
+        penalty=limits.penalty_of(rows, episode.stop, turn_tokens),
+        stop=episode.stop,
+        messages=episode.messages,
+        parts=episode.parts or {},
+        tool_runs=episode.tool_runs,
+        env=spec.env,
+        attempt=spec.attempt,
+        tags=episode.task.tags,
+        answer=episode.answer,
+        expected=episode.task.answer,
+        usage=(sum(read for read, _ in policy.usages), sum(wrote for _, wrote in policy.usages))
+        if policy.usages
+        else None,
+        forks=dict(policy.forks),
+    )

@@ -15,7 +15,9 @@ def episode_means(episodes: Sequence[Trajectory]) -> dict[str, float]:
     """Compute the means over ``episodes``, at least one, that training and evaluation both report."""
     runs = [run for episode in episodes for run in episode.tool_runs]
     sums = {
-        "reward_mean": sum(episode.ret for episode in episodes),
+        "reward_mean": sum(episode.learned_return for episode in episodes),
+        "penalty_mean": sum(episode.penalty for episode in episodes),
+        "rows_mean": sum(len(episode.rows) for episode in episodes),
         "turns_mean": sum(len(episode.sampled) for episode in episodes),
         "tool_calls_mean": len(runs),
         "tool_errors_mean": sum(not run.ok for run in runs),

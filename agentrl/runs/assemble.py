@@ -19,9 +19,10 @@ from agentrl.models.lora import add_adapters, base_of, load_adapters, target_nam
 from agentrl.models.tiny import make_model, make_tokenizer, tiny_config
 from agentrl.render.renderer import Renderer, load_tokenizer
 from agentrl.render.transcript import Writer
-from agentrl.rollout.collector import Collector, EpisodeLimits
+from agentrl.rollout.collector import Collector
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import TaskSource
+from agentrl.rollout.policy import EpisodeLimits
 from agentrl.toolenv.dialects import NATIVE, resolve_dialect
 
 _TOKENIZER_TASKS = 500
@@ -263,13 +264,18 @@ def task_mix(config: Config, split: str) -> TaskMix:
     )
 
 
-def make_collector(config: Config, renderer: Writer, *, split: str) -> Collector:
-    """Make a collector of episodes of one split of the config's environments."""
+def make_collector(config: Config, renderer: Writer, *, split: str, training: bool = False) -> Collector:
+    """Make a collector of episodes of one split of the config's environments; ``training`` penalizes their length."""
     rollout = config.rollout
+    limits = EpisodeLimits(
+        episode_tokens=rollout.episode_tokens,
+        cut_turns=rollout.truncated.turn,
+        penalty=rollout.truncated.penalty if training else 0,
+    )
     return Collector(
         {name: (env.id, {**env.args, "split": split}) for name, env in config.env.played.items()},
         renderer,
-        limits=EpisodeLimits(episode_tokens=rollout.episode_tokens, cut_turns=rollout.truncated.turn),
+        limits=limits,
         concurrency=rollout.concurrency,
         max_fault_rate=rollout.max_fault_rate,
     )

@@ -1,55 +1,26 @@
 """The environment contract: Gymnasium's reset and step, over chat messages; see :class:`ToolEnv`."""
 
-import copy
 import functools
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+from dataclasses import replace
+from inspect import iscoroutine
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import gymnasium
 
-from agentrl.errors import AgentRLError, ConfigError, EnvContractError, InfrastructureError, UnknownNameError
-from agentrl.sandboxes import SandboxError
+from agentrl.errors import AgentRLError, ConfigError, EnvContractError, UnknownNameError
 from agentrl.toolenv import author
+from agentrl.toolenv.calls import answer
 from agentrl.toolenv.dialects import Dialect, get_dialect
+from agentrl.toolenv.episode import Episode
 from agentrl.toolenv.spaces import Messages, Unicode
 from agentrl.toolenv.tasks import TaskSet
-from agentrl.toolenv.tools.function import Tool, ToolContext, ToolError, cut_middle, shown
-from agentrl.types import CutTurn, CutTurns, Message, Task, ToolCall, ToolRun
+from agentrl.toolenv.tools.function import Tool, ToolContext
+from agentrl.toolenv.tools.timed import call_async
+from agentrl.types import CutTurn, Message, Stop, Task
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
-    """The episode so far, as ``reward`` and ``respond`` read it."""
-
-    task: Task
-    """The task being played."""
-    messages: tuple[Message, ...]
-    """The complete conversation, the assistant's turns included."""
-    tool_runs: tuple[ToolRun, ...] = ()
-    """One entry per tool call, in order."""
-    turns: int = 0
-    """How often the assistant has spoken."""
-    cut: Literal["", CutTurns] = ""
-    """How a token limit's cut of the assistant's last turn is treated; empty where that turn was complete."""
-    # Any: whoever puts a value in knows its type, and would have to narrow an object at every use.
-    state: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The tools' ``ToolContext.state``."""
-    parts: Mapping[str, float] | None = None
-    """The parts of the final reward, once the episode is over."""
-    answer: str | None = None
-    """The final answer, once the episode is over, where the environment defines ``answer_of``."""
-
-    @property
-    def final(self) -> str:
-        """The assistant's last text; empty before its first turn, and where a token limit's cut made it no answer."""
-        if self.cut in ("end", "continue"):
-            return ""
-        return next((message["content"] for message in reversed(self.messages) if message["role"] == "assistant"), "")
 
 
 class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
@@ -159,8 +130,11 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         """Return the tasks of ``split``, as a list or a :class:`TaskSet`; called once per instance."""
         raise EnvContractError(f"{self._label('tasks')} is not written: let it return a list of Task for {split!r}")
 
-    def reward(self, episode: Episode) -> Mapping[str, float]:
-        """Grade a finished episode: named parts, weighted by ``reward_weights``."""
+    def reward(self, episode: Episode) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
+        """Grade an episode that has ended: named parts, weighted by ``reward_weights``; may be ``async def``.
+
+        Every end is graded, also where a limit of turns or tokens truncated the episode: ``episode.stop`` says why.
+        """
         raise EnvContractError(f"{self._label('reward')} is not written: let it return parts, as in {{'correct': 1.0}}")
 
     def answer_of(self, episode: Episode) -> str | None:
@@ -288,14 +262,15 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
                 result; the message says what to do.
             InfrastructureError: a tool's sandbox or server failed; the episode says nothing about the agent.
         """
-        episode = self.episode
-        if episode.parts is not None:
+        episode, context = self.episode, self._context
+        if episode.stop is not None:
             raise EnvContractError(f"{type(self).__name__}: the episode is over: call reset")
         if not isinstance(cast(object, action), str):
             raise author.gave(f"the player of {type(self).__name__}", action, "an action is the agent's text, a str")
+        assert context is not None, "reset makes a context before any tool is called"
         cut = action.then if isinstance(action, CutTurn) else ""
         calls = () if cut == "end" else self.dialect.parse(action)
-        answers = [self._answer(call) for call in calls]
+        answers = [answer(call, self.tools, context, self._label("tools")) for call in calls]
         results = tuple(message for message, _ in answers)
         episode = replace(
             episode,
@@ -304,26 +279,56 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
             turns=episode.turns + 1,
             cut=cut,
         )
-        # A turn with a call is never a final answer, however it was cut.
-        terminated = not calls and cut in ("", "answer")
-        truncated = not terminated and (cut == "end" or episode.turns >= self.max_turns)
+        stop = self._stop_after(action, episode, called=bool(calls))
         if calls:
             extra = author.as_messages(self._label("respond"), self._ask_about("respond", episode))
         else:
-            extra = () if terminated or truncated else (Message(role="user", content=self.cut_message),)
-        episode = replace(episode, messages=(*episode.messages, *extra))
+            extra = () if stop else (Message(role="user", content=self.cut_message),)
+        episode = replace(episode, messages=(*episode.messages, *extra), stop=stop)
         paid: Any = self._ask_about("turn_reward", episode)
         reward = self._ask("turn_reward", lambda: float(paid), episode.task)
-        if terminated or truncated:
-            parts = author.as_parts(self._label("reward"), self._ask_about("reward", episode), self.reward_weights)
-            reward += sum(self.reward_weights[name] * value for name, value in parts.items())
-            answer = author.as_answer(self._label("answer_of"), self._ask_about("answer_of", episode))
-            episode = replace(episode, parts=parts, answer=answer)
+        if stop:
+            episode, graded = self._graded(episode)
+            reward += graded
         # Assigned last: where the author's code raised above, the record still shows the turn before.
         self._episode = episode
-        if episode.parts is not None:
+        if stop:
             self._end()
-        return (*results, *extra), reward, terminated, truncated, {"parts": dict(episode.parts or {})}
+        ends = stop is Stop.TERMINATED, stop not in (None, Stop.TERMINATED)
+        return (*results, *extra), reward, *ends, {"parts": dict(episode.parts or {})}
+
+    def truncate(self, stop: Stop) -> float:
+        """End the episode from outside, such as where its tokens are used up, and grade it.
+
+        An episode in which the assistant has not spoken is not graded.
+
+        Returns:
+            The reward.
+
+        Raises:
+            EnvContractError: there is no episode, it is over, or the environment's own code raised.
+        """
+        episode = replace(self.episode, stop=stop)
+        if self.episode.stop is not None:
+            raise EnvContractError(f"{type(self).__name__}: the episode is over: call reset")
+        self._episode, reward = self._graded(episode) if episode.turns else (episode, 0.0)
+        self._end()
+        return reward
+
+    def _stop_after(self, action: str, episode: Episode, *, called: bool) -> Stop | None:
+        # A turn with a call is never a final answer, however it was cut.
+        if not called and episode.cut in ("", "answer"):
+            return Stop.TERMINATED
+        if isinstance(action, CutTurn) and action.then == "end":
+            return action.stop
+        return Stop.TURN_LIMIT if episode.turns >= self.max_turns else None
+
+    def _graded(self, episode: Episode) -> tuple[Episode, float]:
+        """Grade an episode that has ended, and return it with its reward."""
+        parts = author.as_parts(self._label("reward"), self._ask_about("reward", episode), self.reward_weights)
+        final = author.as_answer(self._label("answer_of"), self._ask_about("answer_of", episode))
+        reward = sum(self.reward_weights[name] * value for name, value in parts.items())
+        return replace(episode, parts=parts, answer=final), reward
 
     def close(self) -> None:
         """Release whatever the episode and its tools hold. Safe to call twice."""
@@ -360,41 +365,13 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         """Call a method of the author's with the episode so far, in the episode's thread."""
         context = self._context
         assert context is not None, "reset makes a context before anything is asked about the episode"
-        return self._ask(method, lambda: context.thread.run(lambda: getattr(self, method)(episode)), episode.task)
+
+        def asked() -> object:
+            result = context.thread.run(lambda: getattr(self, method)(episode))
+            # Grading may wait for a judge; the other methods are called too often to wait.
+            return call_async(lambda: result, None).result() if method == "reward" and iscoroutine(result) else result
+
+        return self._ask(method, asked, episode.task)
 
     def _label(self, part: str) -> str:
         return f"{type(self).__name__}.{part}"
-
-    def _answer(self, call: ToolCall) -> tuple[Message, ToolRun]:
-        # Copied before the call: a tool may change its arguments.
-        arguments = copy.deepcopy(dict(call.arguments))
-        began = time.perf_counter()
-        try:
-            content, ok = self._run(call), True
-        except ToolError as error:
-            content, ok = shown(error), False
-        name = author.writable(call.name)
-        message = Message(role="tool", content=author.writable(content), name=name, tool_call_id=call.id)
-        return message, ToolRun(name=name, ok=ok, wall_s=time.perf_counter() - began, arguments=arguments)
-
-    def _run(self, call: ToolCall) -> str:
-        if call.error:
-            raise ToolError(call.error)
-        tool = next((tool for tool in self.tools if tool.name == call.name), None)
-        if tool is None:
-            names = ", ".join(tool.name for tool in self.tools)
-            raise ToolError(f"there is no tool {cut_middle(repr(call.name), 100)}; the tools are: {names}")
-        assert self._context is not None, "reset makes a context before any tool is called"
-        try:
-            content = cast(object, tool.call(call.arguments, self._context))
-        except (AgentRLError, ToolError):
-            raise
-        except SandboxError as error:
-            raise InfrastructureError(f"sandbox failed: {error}") from error
-        except BaseException as error:  # a tool's fault becomes an observation, sys.exit() included
-            if author.is_ctrl_c(error):
-                raise
-            raise ToolError(cut_middle(f"{type(error).__name__}: {shown(error)}", 2000)) from error
-        if isinstance(content, str):
-            return content
-        raise author.gave(self._label(f"tools: {tool.name}.call"), content, "return text")

@@ -13,9 +13,9 @@ from agentrl import algos
 from agentrl.algos.advantages import Terms
 from agentrl.algos.ratios import behaviour_weights, rejection_mask
 from agentrl.batch import Batch
-from agentrl.config import AlgoSettings, Config, RolloutSettings
+from agentrl.config import AlgoSettings, Config
 from agentrl.errors import ConfigError
-from agentrl.types import Stop, Trajectory
+from agentrl.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,26 +55,6 @@ class Scored:
         """Episodes that hold a token to train on [≤ E]."""
         counts = torch.nn.functional.pad(self.in_loss.long().cumsum(0), (1, 0))[self.starts].diff()
         return torch.nonzero(counts > 0)[:, 0]
-
-
-def with_overlong_penalty(rewards: Tensor, episodes: Sequence[Trajectory], rollout: RolloutSettings) -> Tensor:
-    """Subtract a penalty for length from each episode's last reward (DAPO's soft overlong punishment).
-
-    The penalty rises linearly from 0 to 1 over the last ``rollout.truncated.penalty`` tokens that an episode, or its
-    longest turn, may have. For an episode that ran out of tokens it is 1.
-
-    Source: arXiv 2503.14476, equation 13, where an episode is one turn.
-    """
-    penalized, end = rewards.clone(), 0
-    for episode in episodes:
-        end += episode.n_sampled
-        if episode.n_sampled:
-            longest = max(len(segment.token_ids) for segment in episode.sampled)
-            room = min(rollout.turn_tokens - longest, rollout.episode_tokens - episode.longest_row)
-            # The tool output that no longer fitted is not in the record, which may then end before the limit.
-            room = 0 if episode.stop is Stop.TOKEN_LIMIT else room
-            penalized[end - 1] -= max(0.0, 1 - room / rollout.truncated.penalty)
-    return penalized
 
 
 def loss_mask(config: Config, scored: Scored, episodes: Sequence[Trajectory]) -> Tensor:

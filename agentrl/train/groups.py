@@ -246,7 +246,7 @@ def rescored(groups: Sequence[Group], score: Callable[[Batch], TokenStats], roun
 
 def is_silent(group: Group) -> bool:
     """Return True if all episodes of a group have the same return: then comparing them gives no learning signal."""
-    return len({episode.ret for episode in group}) == 1
+    return len({episode.learned_return for episode in group}) == 1
 
 
 async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: int, order: TaskOrder) -> Collected:

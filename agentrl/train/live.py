@@ -69,7 +69,9 @@ class Live:
         self._config, self._parts, self._sources = config, parts, sources
         with ExitStack() as stack:
             stack.callback(parts.engine.close)
-            self._players = stack.enter_context(closing(make_collector(config, parts.renderer, split="train")))
+            self._players = stack.enter_context(
+                closing(make_collector(config, parts.renderer, split="train", training=True))
+            )
             judges = make_collector(config, parts.renderer, split=config.eval.split)
             self._judges = stack.enter_context(closing(judges))
             self.rollouts = make_source(config, sources.train, self._players, parts.engine)

@@ -28,7 +28,6 @@ from agentrl.train.credit import (
     credit,
     loss_mask,
     pool_metrics,
-    with_overlong_penalty,
 )
 from agentrl.train.diagnostics import effective_sample_size
 from agentrl.train.groups import RolloutSource, StepGroups, env_metrics
@@ -164,13 +163,13 @@ class Trainer:
         check_trained_tokens(groups, batch.tokens, batch.in_time(batch.sampled))
         age = self.rollouts.check(groups)
         logp, entropy, sum_sq = (batch.in_time(part) for part in self.learner.score(batch))
-        rewards, sampler_logp = batch.in_time(batch.rewards), batch.in_time(batch.sampler_logp)
+        sampler_logp = batch.in_time(batch.sampler_logp)
         # Tokens of older weights rightly differ. The engine was compared with those weights when it got them.
         same_weights = torch.where(age == 0, sampler_logp, logp)
         disagreement = check_agreement(logp, same_weights, max(self._rounding, self.rollouts.rounding))
         scored = Scored(
             batch=batch,
-            rewards=with_overlong_penalty(rewards, episodes, rollout) if rollout.truncated.penalty else rewards,
+            rewards=batch.in_time(batch.rewards),
             sampler_logp=sampler_logp,
             age=age,
             disagreement=disagreement,

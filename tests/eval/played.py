@@ -73,6 +73,8 @@ def episode(env: ToolEnv, task_id: str, *turns: str, seed: int = 0) -> Trajector
             stop = Stop.TERMINATED if terminated else limit
             break
         segments.append(Segment("tool", ids(observation)))
+    if rewards and env.episode.stop is None:
+        rewards[-1] += env.truncate(stop)
     if stop is Stop.TOKEN_LIMIT:
         segments.pop()  # as where the answer had no room
     played = env.episode

@@ -15,8 +15,9 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.eval.table import Evaluation, summarise
 from agentrl.grading.latex import close_graders
 from agentrl.render.transcript import Transcript
-from agentrl.rollout.collector import Collector, EpisodeLimits
+from agentrl.rollout.collector import Collector
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
+from agentrl.rollout.policy import EpisodeLimits
 
 WRITER = Transcript()
 LEVELS = {"level": [1, 2, 3, 4]}

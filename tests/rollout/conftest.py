@@ -18,8 +18,9 @@ from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import InfrastructureError
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.collector import Collected, Collector, EpisodeLimits
+from agentrl.rollout.collector import Collected, Collector
 from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.policy import EpisodeLimits
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import FunctionTool, ToolContext

@@ -16,7 +16,8 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import InvariantError
 from agentrl.eval.table import summarise
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.collector import Collector, EpisodeLimits
+from agentrl.rollout.collector import Collector
+from agentrl.rollout.policy import EpisodeLimits
 from agentrl.runs.records import read_episodes, write_episodes
 from agentrl.runs.report.pack import why
 from agentrl.toolenv.base import Episode, ToolEnv

@@ -28,8 +28,9 @@ from agentrl.engines.transformers import TransformersEngine
 from agentrl.models.attention import PackedRows
 from agentrl.models.load import ROUNDING
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.collector import Collector, EpisodeLimits
+from agentrl.rollout.collector import Collector
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
+from agentrl.rollout.policy import EpisodeLimits
 from agentrl.sandboxes import SandboxUnavailable
 from agentrl.toolenv.tools.python import shared_sandbox
 from agentrl.train.invariants import check_agreement, check_trained_tokens

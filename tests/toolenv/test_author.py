@@ -99,7 +99,7 @@ def test_a_mistake_of_the_environments_author_is_named(members: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    "method", ["tasks", "open_episode", "respond", "turn_reward", "reward", "answer_of", "close_episode", "gold"]
+    "method", ["tasks", "open_episode", "respond", "turn_reward", "answer_of", "close_episode", "gold"]
 )
 def test_a_method_that_is_async_is_named(method: str) -> None:
     async def asked(*_: object) -> None: ...

@@ -273,7 +273,7 @@ def small(shout: str, one_thread: None, model: Any, tokenizer: Any, tmp_path: Pa
         renderer = Renderer(tokenizer)
         engine = TransformersEngine(copy.deepcopy(model), slots=config.rollout.concurrency, max_length=256)
         parts = Parts(model=copy.deepcopy(model), tokenizer=tokenizer, renderer=renderer, engine=engine)
-        players = make_collector(config, renderer, split=split)
+        players = make_collector(config, renderer, split=split, training=True)
         made.append(Small(config=config, parts=parts, players=players, source=task_source(config, split)))
         return made[-1]
 

@@ -4,6 +4,7 @@ A step's rate and settings are those of the config.
 """
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from agentrl.batch import as_batch
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UnknownNameError
-from agentrl.train.credit import with_overlong_penalty
+from agentrl.rollout.policy import EpisodeLimits
 from agentrl.train.step import check_training_config, learning_rate
 from agentrl.types import Group, Segment, Stop
 
@@ -115,13 +116,12 @@ def test_step_with_every_option_is_that_of_loops(watch: Any, reference: Any, max
     ],
 )
 def test_overlong_costs_by_the_nearer_limit(limit: int, turns: tuple[int, ...], stop: Stop, cost: float) -> None:
-    limits = ("rollout.truncated.penalty=10", "rollout.turn_tokens=20", "rollout.episode_tokens=50")
-    rollout = load_config(overrides=limits).rollout
+    limits = EpisodeLimits(episode_tokens=50, penalty=10)
     begin, *later = (turn((7,) * n) for n in turns)
     episode = trajectory(Segment("prompt", (1,) * 5), begin, Segment("tool", (2,) * limit), *later, stop=stop)
-    before = as_batch([Group((episode,))]).rewards
-    after = with_overlong_penalty(before, [episode], rollout)
-    assert (before - after).tolist() == pytest.approx([0.0] * (sum(turns) - 1) + [cost])
+    assert limits.penalty_of(episode.rows, stop, 20) == pytest.approx(cost)
+    penalized = as_batch([Group((replace(episode, penalty=cost),))])
+    assert penalized.rewards.tolist() == pytest.approx([0.0] * (sum(turns) - 1) + [-cost])
 
 
 def test_a_step_that_masks_everything_updates_nothing(small: Make) -> None:

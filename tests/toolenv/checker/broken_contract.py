@@ -125,7 +125,7 @@ class SaysSurrogates(Good, codes="ARL-E010"):
 class NeverEnds(Good, codes="ARL-E011"):
     def step(self, action: str) -> Any:
         messages, reward, _, _, info = super().step(action)
-        self._episode = replace(self.episode, parts=None)
+        self._episode = replace(self.episode, parts=None, stop=None)
         return messages, reward, False, False, info
 
 

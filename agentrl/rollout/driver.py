@@ -1,0 +1,44 @@
+"""Drivers: whoever plays an episode, with an environment and the policy."""
+
+from typing import Protocol
+
+from agentrl.errors import TokenLimitError
+from agentrl.rollout.policy import Policy
+from agentrl.toolenv.base import ToolEnv
+from agentrl.types import Message, Stop
+
+
+class Driver(Protocol):
+    """Plays episodes, any number at a time."""
+
+    async def play(self, env: ToolEnv, policy: Policy) -> None:
+        """Play the episode of ``policy.spec`` to its end.
+
+        Args:
+            env: an environment of the episode's own, not reset yet; its blocking methods are called by ``policy.run``.
+            policy: samples turns, and takes rewards by ``policy.pay``.
+
+        Raises:
+            InfrastructureError: a sandbox or the engine failed.
+        """
+        ...
+
+
+class StepDriver:
+    """Plays an environment step by step, and shows the policy all messages so far."""
+
+    async def play(self, env: ToolEnv, policy: Policy) -> None:
+        """Play the episode; its end is asked for its grade in each case."""
+        spec = policy.spec
+        messages, _ = await policy.run(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
+        ended = False
+        while not ended:
+            try:
+                action = await policy.turn(messages)
+            except TokenLimitError:
+                policy.pay(await policy.run(env.truncate, Stop.TOKEN_LIMIT))
+                return
+            answer, reward, terminated, truncated, _ = await policy.run(env.step, action)
+            policy.pay(reward)
+            messages = (*messages, Message(role="assistant", content=str(action)), *answer)
+            ended = terminated or truncated
