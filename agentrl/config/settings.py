@@ -32,7 +32,7 @@ def _without_options(names: object) -> object:
     return {name: {} for name in listed} if all(isinstance(name, str) for name in listed) else listed
 
 
-SHORT_FORMS = {"rollout": {"overlap": "mode", "plan": "name"}, "algo": {"correction": "kind"}}
+SHORT_FORMS = {"rollout": {"overlap": "mode", "plan": "name", "driver": "name"}, "algo": {"correction": "kind"}}
 """Tables that may be written as one text, by section, each with the key that the text is the value of."""
 
 
@@ -152,8 +152,6 @@ class TruncatedSettings(_Section):
     turn: CutTurns = "end"
     """How to treat a turn that turn_tokens or episode_tokens cuts off: "end" ends the episode without an answer,
     "answer" takes the turn as the answer, "continue" runs its calls or asks the agent to continue (rollout)."""
-    grade: bool = True
-    """Reward a truncated episode with the environment's grade; false rewards it with 0 (rollout)."""
     mask: bool = False
     """Mask truncated episodes in the updates; they still count in their groups' baselines (trainer)."""
     penalty: Whole = 0
@@ -187,6 +185,15 @@ class PlanSettings(_Section):
     further tasks; their tokens count (trainer)."""
 
 
+class DriverSettings(_Section):
+    """Who plays an episode; ``driver = "step"`` sets the name alone."""
+
+    name: str = "step"
+    """Name of the driver, or ``module:Class`` for your own: "step" plays an environment turn by turn (rollout)."""
+    options: dict[str, Value] = Field(default_factory=dict)
+    """Its own options (rollout)."""
+
+
 class RolloutSettings(_Section):
     """How episodes are collected."""
 
@@ -199,7 +206,9 @@ class RolloutSettings(_Section):
     turn_tokens: Count = 256
     """Most sampled tokens of a turn (rollout)."""
     episode_tokens: Count = 2048
-    """Most tokens of an episode, prompt and tool output included (rollout)."""
+    """Most tokens of an episode, prompt and tool output included; where it has several rows, of each (rollout)."""
+    total_tokens: Whole = 0
+    """Most tokens of all rows of an episode together; 0 for four times episode_tokens (rollout)."""
     concurrency: Count = 64
     """Most episodes at a time, for each actor of a fleet; fewer if the engine's cache is full (rollout)."""
     max_fault_rate: Below1 = 0.01
@@ -207,6 +216,7 @@ class RolloutSettings(_Section):
     truncated: TruncatedSettings = Field(default_factory=TruncatedSettings)
     overlap: OverlapSettings = Field(default_factory=OverlapSettings)
     plan: PlanSettings = Field(default_factory=PlanSettings)
+    driver: DriverSettings = Field(default_factory=DriverSettings)
 
 
 class EngineSettings(_Section):

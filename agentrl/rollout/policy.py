@@ -166,7 +166,7 @@ class Policy:
         """Tokens that a server says it has read and written, of each turn."""
         self._engine, self._renderer, self._sampling, self._player = engine, renderer, sampling, player
         self._rows = list[_GrowingRow]()
-        self._said = dict[_Key, tuple[int, ...]]()
+        self._own_turns = dict[_Key, tuple[int, ...]]()
         """The tokens of each turn, by the message that it became."""
         self._asked = 0
 
@@ -236,7 +236,7 @@ class Policy:
         row.waits = False
         self.rewards.append(0.0)
         self.usages += [done.usage] if done.usage else []
-        self._said[key] = done.token_ids
+        self._own_turns[key] = done.token_ids
         return text
 
     def _row(
@@ -249,7 +249,7 @@ class Policy:
         again = turn is not None and turn.position == len(history)
         start = 0 if turn is None else turn.start if again else turn.end
         renderer = self._renderer if tools is None else self._renderer.describing(tools)
-        new = [] if again else list(_written(renderer, self._said, messages, turn))
+        new = [] if again else list(_written(renderer, self._own_turns, messages, turn))
         room = self._room(start, new)
         if room < 1 and self._rows:
             raise TokenLimitError("the history leaves no room for a turn")
@@ -290,7 +290,7 @@ class Policy:
 
 
 def _written(
-    renderer: Writer, said: Mapping[_Key, tuple[int, ...]], messages: Sequence[Message], turn: _Turn | None
+    renderer: Writer, own_turns: Mapping[_Key, tuple[int, ...]], messages: Sequence[Message], turn: _Turn | None
 ) -> Iterator[Segment]:
     """Write the messages after a turn, or all where there is none; turns of the assistant among them are context."""
     # The history of a row begins with its tools, which are no message.
@@ -305,7 +305,7 @@ def _written(
             return
         spoken, rest = rest[count], rest[count + 1 :]
         answered_by = "tool" if rest and rest[0]["role"] == "tool" else "user"
-        own = said.get(_key(spoken))
+        own = own_turns.get(_key(spoken))
         token_ids = tuple(renderer.turn(spoken["content"], answered_by=answered_by)) if own is None else own
         yield Segment("prompt", token_ids)
 

@@ -27,6 +27,7 @@ from agentrl.toolenv.dialects import NATIVE, resolve_dialect
 
 _TOKENIZER_TASKS = 500
 _FLEETS = {"ray": "agentrl.rollout.ray_fleet:RayFleet"}
+_DRIVERS = {"step": "agentrl.rollout.driver:StepDriver"}
 _Env = TypeVar("_Env", EnvSettings, MixedEnv)
 _NO_TOKENIZER = "give model.path a folder that holds a model, or its name on the Hugging Face hub"
 
@@ -269,6 +270,7 @@ def make_collector(config: Config, renderer: Writer, *, split: str, training: bo
     rollout = config.rollout
     limits = EpisodeLimits(
         episode_tokens=rollout.episode_tokens,
+        total_tokens=rollout.total_tokens,
         cut_turns=rollout.truncated.turn,
         penalty=rollout.truncated.penalty if training else 0,
     )
@@ -276,6 +278,7 @@ def make_collector(config: Config, renderer: Writer, *, split: str, training: bo
         {name: (env.id, {**env.args, "split": split}) for name, env in config.env.played.items()},
         renderer,
         limits=limits,
+        driver=make_named("driver", _DRIVERS, rollout.driver.name, rollout.driver.options),
         concurrency=rollout.concurrency,
         max_fault_rate=rollout.max_fault_rate,
     )

@@ -51,7 +51,7 @@ def policy_of(engine: Any, renderer: Renderer, episode_tokens: int = 2000, total
     return Policy(engine, renderer, spec, Sampling(max_tokens=500), player)
 
 
-def said(text: str) -> Message:
+def assistant(text: str) -> Message:
     return Message(role="assistant", content=text)
 
 
@@ -81,7 +81,7 @@ def test_a_history_that_only_grows_is_one_row(renderer: Renderer) -> None:
     async def play() -> None:
         for number in range(3):
             text = await policy.turn(messages)
-            messages.extend([said(text), tool(str(number), number)])
+            messages.extend([assistant(text), tool(str(number), number)])
 
     asyncio.run(play())
     (row,) = policy.rows()
@@ -95,13 +95,13 @@ def test_rewritten_histories_fork_where_they_part(renderer: Renderer) -> None:
     policy = policy_of(engine, renderer)
 
     async def play() -> None:
-        call = said(await policy.turn(OPENING))
-        answer = said(await policy.turn([*OPENING, call, tool("4")]))
+        call = assistant(await policy.turn(OPENING))
+        answer = assistant(await policy.turn([*OPENING, call, tool("4")]))
         # A branch, the same history once more, one that begins anew with an own turn in it, and a foreign turn.
         assert await policy.turn([*OPENING, call, tool("four")]) == "Other."
         assert await policy.turn([*OPENING, call, tool("4")]) == "Again."
         assert await policy.turn([Message(role="user", content="Summary."), call, tool("4")]) == "Sub."
-        assert await policy.turn([*OPENING, said("Never sampled."), Message(role="user", content="?")]) == "Late."
+        assert await policy.turn([*OPENING, assistant("Never sampled."), Message(role="user", content="?")]) == "Late."
         assert policy.forks == {"branch": 1, "again": 1, "anew": 2}
         assert answer["content"] == ANSWER
 
@@ -138,7 +138,7 @@ def test_any_driver_is_recorded_exactly(renderer: Renderer, seed: int) -> None:
                 ]
             if rng.random() < 0.2:
                 history = [Message(role="user", content=f"Summary {number}."), *history[2:]]
-            histories.append([*history, said(await policy.turn(history)), tool(str(number), number)])
+            histories.append([*history, assistant(await policy.turn(history)), tool(str(number), number)])
 
     asyncio.run(play())
     check(policy, engine.asked)
@@ -166,7 +166,7 @@ def test_rows_and_the_episode_have_limits_of_tokens(renderer: Renderer) -> None:
     async def play() -> None:
         assert await policy.turn(OPENING) == ANSWER
         with pytest.raises(TokenLimitError):
-            await policy.turn([*OPENING, said(ANSWER), Message(role="user", content="long " * 60)])
+            await policy.turn([*OPENING, assistant(ANSWER), Message(role="user", content="long " * 60)])
         other = Message(role="user", content="2+3?")
         assert str(await policy.turn([OPENING[0], other]))
         with pytest.raises(TokenLimitError):
