@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,10 @@ class Forked:
         return self.poll(0)
 
     def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, sig)
+        # No poll, which would take the exit code away from a thread that waits for it.
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -96,7 +99,7 @@ class ForkingPopen(Popen[bytes]):
         options["preexec_fn"]()
         log = options["stdout"].fileno()
         # Not sys.exit: what the parent has begun and has to end, on its stack, is not this process's.
-        os._exit(run_as_python(args[1:], (os.open(os.devnull, os.O_RDONLY), log, log), options.get("env", os.environ)))
+        os._exit(run_as_python(args[1:], (os.open(os.devnull, os.O_RDONLY), log, log), options["env"] or os.environ))
 
 
 def run_as_python(words: Sequence[str], descriptors: Sequence[int], env: Mapping[str, str]) -> int:

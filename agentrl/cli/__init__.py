@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 1)
     except ModuleNotFoundError as error:
         # Only packages of the extras: any other missing module is a bug and keeps its traceback.
-        if error.name not in ("torch", "transformers", "safetensors", "tokenizers", "jinja2"):
+        if error.name not in ("torch", "transformers", "safetensors", "tokenizers", "jinja2", "markupsafe"):
             raise
         return _fail(f"{error.name} is not installed: pip install 'agentrl[train]'", 2)
     except BrokenPipeError:

@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,11 @@ from agentrl.errors import ConfigError
 _SWEEP = """examples:
   agentrl sweep --preset quickstart --vary algo.advantage=otb,otb_loo,group_mean --vary algo.loss=ctpo,gspo,ppo_clip
   agentrl sweep --preset quickstart --vary rollout.group_size=4,8 --seeds 0,1 --out runs/groups --dry-run
-  agentrl sweep my.toml --set env.args.level=2 --vary optim.lr=1e-4,3e-4 --tokens 30000 --jobs 2
-  agentrl sweep --preset quickstart --vary rollout.tasks+rollout.group_size=16+4,8+8 --set eval.every=5 --target 0.9
+  agentrl sweep my.toml --set eval.every=5 --vary rollout.tasks+rollout.group_size=16+4,8+8 --tokens 30000 --jobs 2
 
-All runs of a seed begin with the same warm start and end after the same number of sampled tokens. The table is printed,
-and written to sweep.json and sweep.html in the sweep's folder. The page also has the learning curves in one chart.
-Settings joined by + are varied together: above, the product of tasks and group size stays the same. A sweep can be
-stopped with Ctrl-C, or killed, at any moment. The same command resumes it: it skips finished runs and retries failed
-ones. The exit code is 0 if all runs are done, and 1 if some failed.
+Settings joined by + are varied together. Every run ends after the same number of sampled tokens. The table is printed,
+and written to sweep.html, with the learning curves; sweep.json has each run. A sweep can be stopped with Ctrl-C, or
+killed, at any moment, and the same command resumes it. The exit code is 0 if all runs are done, and 1 if some failed.
 """
 
 
@@ -27,45 +25,42 @@ def add_commands(commands: Any) -> None:
     text = "compare settings: train every pair of values with several seeds"
     sweep = add_command(commands, "sweep", _sweep, text, _SWEEP)
     add_config_arguments(sweep)
-    sweep.add_argument(
-        "--vary", action="append", default=[], metavar="SECTION.KEY=VALUE,VALUE", help="compare these; may be repeated"
-    )
-    sweep.add_argument("--seeds", default="0,1,2", help="seeds; each setting runs once for each (default: 0,1,2)")
+    about = "compare these; may be repeated"
+    sweep.add_argument("--vary", action="append", required=True, metavar="SECTION.KEY=VALUE,VALUE", help=about)
+    sweep.add_argument("--seeds", type=_seeds, default="0,1,2", help="each setting runs once for each (default: 0,1,2)")
     sweep.add_argument("--tokens", type=int, default=60_000, help="sampled tokens of a run (default: 60000)")
-    sweep.add_argument(
-        "--target", type=float, help="also compare the tokens needed for this held-out success, such as 0.9"
-    )
     sweep.add_argument("--out", type=Path, default=Path("runs/sweep"), help="the sweep's folder (default: runs/sweep)")
     sweep.add_argument("--jobs", type=int, default=1, help="how many runs at a time (default: 1)")
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and write nothing")
+
+
+def _seeds(text: str) -> list[int]:
+    return list(dict.fromkeys(map(int, text.split(","))))
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
     check_config(arguments)
     if arguments.jobs < 1:
         raise ConfigError(f"--jobs is {arguments.jobs}: do at least 1 run at a time")
-    from agentrl.eval.sweep.plan import SweepRequest, make_plan
+    from agentrl.eval.sweep import SweepRequest, check_folders, plan_runs, result_of, sweep
 
-    names = ("preset", "config", "overrides", "vary", "seeds", "tokens", "out", "target")
-    request = SweepRequest(**{name: getattr(arguments, name) for name in names})
+    names = ("preset", "config", "overrides", "vary", "seeds", "tokens", "out")
     # The plan comes before the import of PyTorch, so that a mistake in the request is reported at once.
-    plan = make_plan(request)
+    runs = plan_runs(SweepRequest(**{name: getattr(arguments, name) for name in names}))
     load_torch()
-    from agentrl.eval.pages import write_page
-    from agentrl.eval.sweep.table import curves, sections, table
-    from agentrl.eval.sweep.work import Sweep, start_process
     from agentrl.runs.progress import Display
-    from agentrl.train.run import check_run
+    from agentrl.train.run import check_run, settled
 
+    display = Display()
     # All runs are checked before the first begins: a sweep must not fail after hours on settings that never fitted.
-    for run in plan.runs:
+    for run in runs:
         check_run(run.config)
-    sweep = Sweep(plan, arguments.jobs, Display().say, start_process)
+    check_folders(runs, partial(settled, display=display))
     if arguments.dry_run:
-        for run in plan.runs:
-            print(f"{run.name} ({sweep.state(run)}): agentrl {shlex.join(run.words)}")
+        for run in runs:
+            state = "done" if result_of(run) else "resumes" if run.has_begun else "new"
+            print(f"{run.folder.name} ({state}): agentrl {shlex.join(run.words)}")
         return 0
-    sweep.work()
-    write_page(plan.out / "sweep.html", plan.out.name, sections(plan, sweep.ends), curves(plan))
-    print(table(plan, sweep.ends))
-    return int(any(end.exit_code for end in sweep.ends.values()))
+    table, failed = sweep(runs, arguments.jobs, display.say)
+    print(table)
+    return int(failed > 0)

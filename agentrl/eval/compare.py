@@ -7,13 +7,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.config import Config
 from agentrl.errors import UsageError
 from agentrl.eval.episodes import config_of, load
 from agentrl.eval.pages import Section, shared_length, shorten
 from agentrl.eval.paired import Contrast, contrast
 from agentrl.runs.records import EPISODES, Record
-from agentrl.runs.settings import settings_of
+from agentrl.runs.settings import differing
 from agentrl.toolenv.versions import PARTS
 
 _AROUND = 60
@@ -107,7 +106,7 @@ def compare(a: Path, b: Path) -> Comparison:
         where = " and that in ".join(stopped)
         remedy = f"; the evaluation in {where} has not ended: resume it with its command" if stopped else ""
         raise UsageError(f"{error}{remedy}") from error
-    flips = [_flip(pair) for pair in pairs if pair[0].won != pair[1].won]
+    flips = [_flip(*pair) for pair in pairs if pair[0].won != pair[1].won]
     tagged: dict[str, list[Pair]] = defaultdict(list)
     for pair in pairs:
         for tag in pair[0].trajectory.tags:
@@ -117,7 +116,7 @@ def compare(a: Path, b: Path) -> Comparison:
         episodes=len(pairs),
         overall=_contrast(pairs),
         tags={tag: _contrast(some) for tag, some in sorted(tagged.items())},
-        differences=(*_settings(config_of(a), config_of(b)), *_differences(pairs)),
+        differences=(*_settings(a, b), *_differences(pairs)),
         flips=tuple(sorted(flips, key=lambda flip: (flip.winner, flip.task_id))),
     )
 
@@ -216,23 +215,16 @@ def _contrast(pairs: Sequence[Pair]) -> Contrast:
     return contrast(*shares)
 
 
-def _flip(pair: Pair) -> Flip:
-    a, b = pair
-    return Flip(
-        task_id=a.trajectory.task_id,
-        seeds=(a.trajectory.seed, b.trajectory.seed),
-        winner="a" if a.won else "b",
-        parting=parting(a, b),
-    )
+def _flip(a: Record, b: Record) -> Flip:
+    seeds, winner = (a.trajectory.seed, b.trajectory.seed), "a" if a.won else "b"
+    return Flip(task_id=a.trajectory.task_id, seeds=seeds, winner=winner, parting=parting(a, b))
 
 
-def _settings(a: Config | None, b: Config | None) -> Iterator[Difference]:
-    if a is None or b is None:
-        return
-    left, right = settings_of(a), settings_of(b)
-    for name, value in left.items():
-        if value != right[name] and name not in ("run.name", "run.dir"):  # they only locate the run
-            yield Difference(room="config", name=name, a=repr(value), b=repr(right[name]))
+def _settings(*paths: Path) -> list[Difference]:
+    """Return the settings in which two runs differ; none where a path belongs to no run."""
+    configs = [config for path in paths if (config := config_of(path))]
+    rows = differing(*configs) if len(configs) == len(paths) else []
+    return [Difference(room="config", name=name, a=repr(a), b=repr(b)) for name, a, b in rows]
 
 
 def _facts(record: Record) -> Iterator[tuple[str, str, object]]:

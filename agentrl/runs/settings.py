@@ -83,6 +83,13 @@ def _named(settings: BaseModel, data: Mapping[str, Any], prefix: str = "") -> It
             yield f"{prefix}{key}", data[key]
 
 
+def differing(a: Config, b: Config) -> list[tuple[str, Any, Any]]:
+    """List the settings in which two runs differ, with both values, but for name and folder, which only locate them."""
+    left, right = settings_of(a), settings_of(b)
+    keys = [key for key in left if left[key] != right[key] and key not in ("run.name", "run.dir")]
+    return [(key, left[key], right[key]) for key in keys]
+
+
 def read_versions(path: Path) -> dict[str, str]:
     """Read the versions of the software that made the run at ``path``, as ``write_config`` wrote them."""
     return {name: str(value) for name, value in _read_toml(path / "config.toml").get("versions", {}).items()}

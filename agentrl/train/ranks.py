@@ -15,7 +15,6 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ import torch.distributed as dist
 
 from agentrl.config import Config
 from agentrl.errors import ConfigError, InfrastructureError
-from agentrl.processes.parent import end_with_parent
+from agentrl.processes.parent import start_python
 from agentrl.train.sharded import dismiss, serve
 
 _STORE = "AGENTRL_RANKS"
@@ -154,16 +153,10 @@ def _start(config: Config, folder: Path, rank: int) -> subprocess.Popen[bytes]:
     world = config.run.world
     threads = config.run.threads or max(1, len(os.sched_getaffinity(0)) // world)
     variables = {"RANK": rank, "WORLD_SIZE": world, "OMP_NUM_THREADS": threads, _STORE: _address(folder)}
+    env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+    words = ("-c", "from agentrl.train.ranks import follow; follow()")
     with (folder / f"{rank}.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", "from agentrl.train.ranks import follow; follow()"],
-            env={**os.environ, **{name: str(value) for name, value in variables.items()}},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # a terminal's Ctrl-C is for rank 0
-            preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGKILL),
-        )
+        return start_python(words, log, env, signal.SIGKILL)
 
 
 def _lost(followers: Sequence[subprocess.Popen[bytes]], folder: Path) -> str:

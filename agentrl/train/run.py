@@ -44,9 +44,7 @@ def train(config: Config, display: Display, *, numbered: bool = False) -> Path:
     Raises:
         UsageError: something the config names is not there; nothing was written.
     """
-    # Another run's path becomes the path of its last checkpoint, which may change later: the settings written below
-    # then name the weights that this run began with.
-    config = with_dialect(config.updated(model={"path": model_at(config.model.path, display.say)}))
+    config = settled(config, display)
     sources = check_run(config)
     parts = assemble_live(config, sources)
     # The folder comes last, so that whatever fails above leaves none behind.
@@ -54,6 +52,17 @@ def train(config: Config, display: Display, *, numbered: bool = False) -> Path:
     with RunFolder.create(config, numbered=numbered, made_by=made_by) as folder:
         display.say(f"run folder: {folder.path}")
         return _supervise(config, display, folder, parts, lambda run: run.begin())
+
+
+def settled(config: Config, display: Display) -> Config:
+    """Return the settings as a new run writes them: with the dialect of its model and the path of its first weights.
+
+    Another run's path becomes that of its last checkpoint, which may be another one later.
+
+    Raises:
+        UsageError: the model is not there.
+    """
+    return with_dialect(config.updated(model={"path": model_at(config.model.path, display.say)}))
 
 
 def train_on(files: Sequence[Path], config: Config, display: Display, *, numbered: bool = False) -> Path:
@@ -75,8 +84,7 @@ def train_on(files: Sequence[Path], config: Config, display: Display, *, numbere
     if not config.model.path:
         raise ConfigError("saved episodes are of a model's own tokens: set model.path to the one that sampled them")
     # There is no warm start, since no gold player plays: the written settings must not name one.
-    config = config.updated(model={"path": model_at(config.model.path, display.say)}, sft={"steps": 0})
-    config = with_dialect(config)
+    config = settled(config.updated(sft={"steps": 0}), display)
     parts = assemble_saved(files, config)
     label = ", ".join(origin.dialect for origin in parts.rollouts.origins.values())
     with RunFolder.create(config, numbered=numbered, made_by={"dialect": label, **parts.made_by}) as folder:

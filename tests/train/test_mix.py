@@ -14,8 +14,7 @@ from agentrl.config import load_config
 from agentrl.errors import InvariantError, TrajectoryError, UnknownNameError
 from agentrl.eval.command import EvalRequest
 from agentrl.eval.command import run as evaluate
-from agentrl.eval.sweep.plan import SweepRun
-from agentrl.eval.sweep.table import result_of
+from agentrl.eval.sweep import SweepRun, result_of
 from agentrl.runs.folder import read_jsonl
 from agentrl.runs.progress import Display
 from agentrl.runs.records import Record, read_episodes
@@ -104,7 +103,7 @@ def test_two_environments_end_to_end(mixed: OnDisk) -> None:
     page = (run / "report.html").read_text()
     titles = [chart["title"] for chart in blocks(run / "report.html")["charts"]["curve"]]
     assert titles == ["Learning curve: loud", "Learning curve: short"] and "<th>environment</th>" in page
-    swept = result_of(SweepRun(values=None, seed=0, folder=run, words=(), config=mixed()))
+    swept = result_of(SweepRun(settings={}, words=(), config=mixed("run.name=whole")))
     assert swept and swept.tasks == 7 and swept.success == fmean(row["success"] for row in evals[-2:])
     # A run that was stopped after two steps goes on alike.
     other = train(mixed("run.name=stopped", "optim.steps=2"), Display())
