@@ -28,18 +28,10 @@ class Section:
 
 def markdown(title: str, sections: Iterable[Section]) -> str:
     """Write sections as Markdown for a terminal, whose ``Display`` escapes control characters."""
-    lines = [f"# {title}"]
+    parts = [f"# {title}"]
     for section in sections:
-        lines += ["", f"## {section.title}", "", *body(section)]
-    return "\n".join(lines).rstrip()
-
-
-def body(section: Section) -> list[str]:
-    """Return the lines of a section without its heading: the table, then the text."""
-    lines = table(section.head, section.rows).splitlines() if section.head else []
-    for text in section.text:
-        lines += ["", text] if lines else [text]
-    return lines
+        parts += [f"## {section.title}", *([table(section.head, section.rows)] if section.head else []), *section.text]
+    return "\n\n".join(parts)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
 _RESAMPLES = 10_000
-_POWER, _LEVEL = 0.8, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +49,11 @@ def contrast(a: Sequence[float], b: Sequence[float]) -> Contrast:
     d = [after - before for before, after in zip(a, b, strict=True)]
     better, worse = sum(gain > 0 for gain in d), sum(gain < 0 for gain in d)
     low, high = bootstrap(d)
-    n = len(d)
     return Contrast(
-        tasks=n,
-        a=math.fsum(a) / n,
-        b=math.fsum(b) / n,
-        difference=math.fsum(d) / n,
+        tasks=len(d),
+        a=math.fsum(a) / len(d),
+        b=math.fsum(b) / len(d),
+        difference=math.fsum(d) / len(d),
         low=low,
         high=high,
         better=better,
@@ -87,21 +84,6 @@ def bootstrap(values: Sequence[float]) -> tuple[float, float]:
     distinct, counts = np.unique(np.asarray(values, dtype=np.float64), return_counts=True)
     n = len(values)
     drawn = np.random.default_rng(0).multinomial(n, counts / n, size=_RESAMPLES) @ distinct / n
-    return _interval(drawn)
-
-
-def bootstrap_ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% percentile interval of the sum of ``b`` over that of ``a``, drawn in pairs, the same each time.
-
-    Args:
-        a: positive numbers [n].
-        b: those that belong to them [n].
-    """
-    drawn = np.random.default_rng(0).integers(len(a), size=(_RESAMPLES, len(a)))
-    return _interval(np.asarray(b)[drawn].sum(1) / np.asarray(a)[drawn].sum(1))
-
-
-def _interval(drawn: NDArray[np.float64]) -> tuple[float, float]:
     low, high = np.quantile(drawn, (0.025, 0.975))
     return float(low), float(high)
 
@@ -116,5 +98,5 @@ def tasks_needed(d: Sequence[float]) -> int | None:
     delta, psi = math.fsum(d) / len(d), math.fsum(gain * gain for gain in d) / len(d)
     if abs(delta) < 1e-12:
         return None
-    level, power = (NormalDist().inv_cdf(share) for share in (1 - _LEVEL / 2, _POWER))
+    level, power = (NormalDist().inv_cdf(share) for share in (0.975, 0.8))
     return math.ceil((level * math.sqrt(psi) + power * math.sqrt(max(0.0, psi - delta**2))) ** 2 / delta**2)

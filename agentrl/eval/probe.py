@@ -106,7 +106,9 @@ def probe(records: Sequence[Record], *, trusted: bool, say: Callable[[str], None
     except UsageError as error:
         second = False
         notes.append(f"no second grader: {error}")
-    suspects = [*(suspect for case in cases for suspect in _suspects(case, second)), *_constant(cases)]
+    reasons = [(case.record.trajectory, *reason) for case in cases for reason in _reasons(case, second)]
+    suspects = [Suspect(kind=kind, task_id=of.task_id, seed=of.seed, why=why) for of, kind, why in reasons]
+    suspects += _constant(cases)
     order = list(KINDS)
     suspects.sort(key=lambda suspect: (order.index(suspect.kind), suspect.task_id, suspect.seed))
     wins = sum(record.won for record in records)
@@ -153,12 +155,6 @@ def _tasks(
     except UsageError as error:
         notes.append(f"the right answers are not known, so less was looked for: {error}")
         return {}, False
-
-
-def _suspects(case: _Case, second: bool) -> Iterator[Suspect]:
-    trajectory = case.record.trajectory
-    for kind, why in _reasons(case, second):
-        yield Suspect(kind=kind, task_id=trajectory.task_id, seed=trajectory.seed, why=why)
 
 
 def _reasons(case: _Case, second: bool) -> Iterator[tuple[str, str]]:

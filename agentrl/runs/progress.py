@@ -134,11 +134,6 @@ class Bar:
         now = time.monotonic()
         if now - self._reported > self._EVERY_S:
             self._reported = now
-            left = time_left((now - self._began) / (self._done - self._before), self._total - self._done)
+            seconds = (now - self._began) / (self._done - self._before) * (self._total - self._done)
+            left = f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
             self._say(f"{self._name} {self._done}/{self._total}: {note}, {left}")
-
-
-def time_left(each: float, count: float) -> str:
-    """Return in words how long ``count`` more units will take at ``each`` seconds per unit."""
-    seconds = each * count
-    return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
