@@ -47,7 +47,7 @@ run = { threads = 1, deterministic = true }
 env = { id = "toy:test/Toy-v0" }
 model.tiny = { hidden = 16, layers = 1, heads = 2 }
 sft = { steps = 2, tasks = 8, episodes = 4 }
-rollout = { tasks = 2, group_size = 3, turn_tokens = 4, episode_tokens = 96, concurrency = 12, truncated = { turn = "answer" } }
+rollout = { tasks = 2, group_size = 3, turn_tokens = 4, episode_tokens = 96, concurrency = 9, truncated.turn="answer" }
 optim = { lr = 1e-2, max_tokens = 512, schedule = "linear" }
 eval = { tasks = 12 }
 save = { every = 0 }
