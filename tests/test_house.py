@@ -20,7 +20,7 @@ MAX_FILE, MAX_FUNCTION, MIN_TEST_RATIO = 400, 60, 0.8
 
 FLOORS = [
     {"errors", "processes", "sandboxes", "native"},
-    {"segments"},
+    {"segments", "named"},
     {"types"},
     {"render", "grading", "config", "batch", "models"},
     {"toolenv", "engines", "algos"},
@@ -36,7 +36,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 BARRED = {room: {"envs"} for room in ("runs", "eval", "train")} | {"algos": {"batch", "render", "config"}}
 ALONE = {"agentrl.sandboxes", "agentrl.sandboxes.inside"}
 """Packages that import nothing else of ours: the second is all that is sent into a container."""
-TORCH_FREE = FLOORS[0] | {"segments", "types", "render", "grading", "config", "toolenv", "envs", "__init__"}
+TORCH_FREE = FLOORS[0] | {"segments", "named", "types", "render", "grading", "config", "toolenv", "envs", "__init__"}
 """Rooms that import torch nowhere, not even inside a function."""
 LIGHT = TORCH_FREE | {"cli", "__main__"}
 """Rooms that can be imported on the base install."""

@@ -1,7 +1,8 @@
 """The table of algorithms: an algorithm is an advantage function and a loss function, each chosen by name.
 
-A special case is a call with other arguments: ``grpo`` is ``group_mean`` with ``std=True``. Shapes: ``S`` sampled
-tokens of all rows end to end, ``R`` rows, ``starts`` [R+1] the offset of each row, ``group`` [R].
+A special case is a call with other arguments: ``grpo`` is ``group_mean`` with ``std=True``. Wherever a name is wanted,
+``module:name`` stands for a function of the user's own. Shapes: ``S`` sampled tokens of all rows end to end, ``R``
+rows, ``starts`` [R+1] the offset of each row, ``group`` [R].
 
 Example:
     >>> credit = advantage("otb", rewards, energy, starts, group, tail="carry")
@@ -13,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ from agentrl.algos import losses as _losses
 from agentrl.algos.advantages import Terms
 from agentrl.algos.aggregate import AGGREGATES, Aggregate
 from agentrl.algos.losses import LossOut
-from agentrl.errors import ConfigError, UnknownNameError, nearest
+from agentrl.errors import AgentRLError, ConfigError, UnknownNameError, nearest
+from agentrl.named import resolve
 
 __all__ = [
     "ADVANTAGES",
@@ -31,20 +33,26 @@ __all__ = [
     "Algorithm",
     "advantage",
     "aggregation",
+    "algorithm",
     "check_options",
     "loss",
     "pools",
     "terms",
 ]
 
-_Result = TypeVar("_Result")
+Kind = Literal["advantage", "loss"]
+_INPUTS: Mapping[Kind, tuple[str, ...]] = {
+    "advantage": ("rewards", "energy", "starts", "group"),
+    "loss": ("logp", "old_logp", "advantages", "starts"),
+}
+"""What a function may take before its options, by these names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Algorithm(Generic[_Result]):
+class Algorithm:
     """One row of the table."""
 
-    function: Callable[..., _Result]
+    function: Callable[..., Any]
     """The function that computes it."""
     options: Mapping[str, object] = field(default_factory=dict[str, object])
     """Options that differ from the function's own defaults; the caller's options replace them."""
@@ -68,7 +76,7 @@ class Algorithm(Generic[_Result]):
         return tuple(parameter.name for parameter in parameters if parameter.kind is kind)
 
 
-ADVANTAGES: Mapping[str, Algorithm[Tensor]] = MappingProxyType({
+ADVANTAGES: Mapping[str, Algorithm] = MappingProxyType({
     "otb": Algorithm(function=_advantages.otb, terms=_advantages.otb_terms),
     "otb_loo": Algorithm(
         function=_advantages.otb, terms=_advantages.otb_terms, options={"leave_one_out": True}
@@ -88,7 +96,7 @@ ADVANTAGES: Mapping[str, Algorithm[Tensor]] = MappingProxyType({
 })  # fmt: skip
 """Every advantage estimator by its name in a config."""
 
-LOSSES: Mapping[str, Algorithm[LossOut]] = MappingProxyType({
+LOSSES: Mapping[str, Algorithm] = MappingProxyType({
     "ctpo": Algorithm(function=_losses.ctpo),
     "cppo": Algorithm(function=_losses.cppo),
     "ppo_clip": Algorithm(function=_losses.ppo_clip),
@@ -126,26 +134,26 @@ def advantage(
         ConfigError: an option that it does not take.
         ValueError: the energy is missing, or what the estimator itself raises.
     """
-    entry = _entry("advantage", ADVANTAGES, name, options)
-    inputs = {"rewards": rewards, "energy": energy, "starts": starts, "group": group}
-    if energy is None and "energy" in entry.inputs:
+    if energy is None and "energy" in algorithm("advantage", name).inputs:
         raise ValueError(f"advantage {name!r} needs the energy of each token")
-    return entry.function(*(inputs[argument] for argument in entry.inputs), **{**entry.options, **options})
+    return _call("advantage", name, {"rewards": rewards, "energy": energy, "starts": starts, "group": group}, options)
 
 
 def terms(
     name: str, rewards: Tensor, energy: Tensor, starts: Tensor, group: Tensor, **options: object
 ) -> Terms | None:  # fmt: skip
     """Compute the terms of an advantage, called as ``advantage`` is; None without a baseline for each token."""
-    entry = _entry("advantage", ADVANTAGES, name, options)
+    entry = algorithm("advantage", name, options)
+    if entry.terms is None:
+        return None
     # The terms' function has no defaults: those of the estimator's signature are the only ones.
     defaults = entry.function.__kwdefaults__ or {}
-    return entry.terms and entry.terms(rewards, energy, starts, group, **{**defaults, **entry.options, **options})
+    return entry.terms(rewards, energy, starts, group, **{**defaults, **entry.options, **options})
 
 
 def pools(name: str, options: Mapping[str, object]) -> bool:
     """Return True if an advantage takes baselines from the step's other groups, so that a group may be of one row."""
-    return bool({**ADVANTAGES[name].options, **options}.get("pool"))
+    return bool({**algorithm("advantage", name).options, **options}.get("pool"))
 
 
 def loss(
@@ -169,8 +177,9 @@ def loss(
         ConfigError: an option that it does not take, or a value out of range.
         ValueError: shapes that do not fit, or numbers that are not finite.
     """
-    entry = _entry("loss", LOSSES, name, options)
-    return entry.function(logp, old_logp, advantages, starts, **{**entry.options, **options})
+    inputs = {"logp": logp, "old_logp": old_logp, "advantages": advantages, "starts": starts}
+    out = _call("loss", name, inputs, options)
+    return LossOut(*out) if isinstance(out, tuple) else LossOut(out, {})
 
 
 def aggregation(name: str, options: Mapping[str, object]) -> Aggregate:
@@ -187,7 +196,7 @@ def aggregation(name: str, options: Mapping[str, object]) -> Aggregate:
         UnknownNameError: a loss or an aggregation that does not exist.
         ConfigError: an option that the loss does not take.
     """
-    entry = _entry("loss", LOSSES, name, options)
+    entry = algorithm("loss", name, options)
     default = inspect.signature(entry.function).parameters["aggregate"].default
     chosen = {"aggregate": default, **entry.options, **options}["aggregate"]
     # Returning the table's own literal narrows the option's type from object without a cast.
@@ -197,40 +206,91 @@ def aggregation(name: str, options: Mapping[str, object]) -> Aggregate:
     raise UnknownNameError("aggregation", str(chosen), AGGREGATES)
 
 
-def check_options(kind: Literal["advantage", "loss"], name: str, options: Mapping[str, object]) -> None:
-    """Try a config's choice on a single token, so that an invalid one fails before anything has been sampled.
+def algorithm(kind: Kind, name: str, options: Mapping[str, object] = MappingProxyType({})) -> Algorithm:
+    """Return a row of the table, or one for the user's own function.
 
     Args:
         kind: Which part of the table.
-        name: A name of that part.
-        options: The options as the config gives them, without tensors.
+        name: A name of that part, or ``module:name``.
+        options: Options that the function will be called with.
 
     Raises:
-        UnknownNameError: a name or a kind that does not exist.
-        ConfigError: an unknown option, or a value out of range or of the wrong type.
+        UnknownNameError: a name that does not exist.
+        ConfigError: the function can't be imported, does not take what such a function gets, or not one of the options.
     """
-    token, starts = torch.zeros(1), torch.tensor([0, 1])
-    try:
-        if kind == "advantage":
-            if "weights" in options:
-                if options["weights"] not in ENERGY_WEIGHTS:
-                    raise UnknownNameError("energy weight", str(options["weights"]), ENERGY_WEIGHTS)
-                options = {**options, "weights": torch.ones(1)}
-            advantage(name, token, token, starts, starts[:1], **options)
-        else:
-            loss(name, token, token, token, starts, **options)
-    # The functions compare options with numbers first: a text or a list fails in that comparison.
-    except (TypeError, AttributeError) as error:
-        raise ConfigError(f"an option of {kind} {name!r} has a value of the wrong type: {error}") from error
-
-
-def _entry(
-    kind: str, table: Mapping[str, Algorithm[_Result]], name: str, options: Mapping[str, object]
-) -> Algorithm[_Result]:  # fmt: skip
-    if name not in table:
-        raise UnknownNameError(kind, name, table)
-    entry = table[name]
+    entry = resolve(kind, ADVANTAGES if kind == "advantage" else LOSSES, name)
+    if not isinstance(entry, Algorithm):
+        entry = Algorithm(function=entry, compares=False)
+        other = [argument for argument in entry.inputs if argument not in _INPUTS[kind]]
+        # The trainer passes weights, and weighs packs by what the loss averages over.
+        lacking = {"weights", "aggregate"} - {*entry.known_options} if kind == "loss" else ()
+        if other or lacking:
+            fault = f"takes {other[0]!r}" if other else f"has no option {min(lacking)!r}"
+            shape = f"({', '.join(_INPUTS[kind])}, *, {'weights, aggregate, ' * (kind == 'loss')}…)"
+            raise ConfigError(f"{kind} {name!r} {fault}: it must be a function of {shape}, its own options at the end")
     for option in options:
         if option not in entry.known_options:
             raise ConfigError(f"{kind} {name!r} has no option {option!r}; {nearest(option, entry.known_options)}")
     return entry
+
+
+def check_options(kind: Kind, name: str, options: Mapping[str, object]) -> None:
+    """Try a config's choice on five tokens, so that an invalid one fails before anything has been sampled.
+
+    Args:
+        kind: Which part of the table.
+        name: A name of that part, or ``module:name``.
+        options: The options as the config gives them, without tensors.
+
+    Raises:
+        UnknownNameError: a name or a kind that does not exist.
+        ConfigError: an unknown option, a value out of range or of the wrong type, or a function that raises an error
+            or returns anything but a loss or advantages.
+    """
+    # Two groups of two episodes; the members of the second have equal returns, as is common.
+    starts, group = torch.tensor([0, 2, 3, 4, 5]), torch.tensor([0, 0, 1, 1])
+    rewards, ones = torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0]), torch.ones(5)
+    logp = torch.tensor([-1.0, -2.0, -0.5, -0.1, -3.0], requires_grad=True)
+    try:
+        if kind == "advantage":
+            wanted = f"{rewards.dtype} [S], one for each sampled token"
+            if "weights" in options:
+                if options["weights"] not in ENERGY_WEIGHTS:
+                    raise UnknownNameError("energy weight", str(options["weights"]), ENERGY_WEIGHTS)
+                options = {**options, "weights": ones}
+            fault = _fault(advantage(name, rewards, ones, starts, group, **options), rewards)
+        else:
+            wanted = f"a scalar of {logp.dtype} with a gradient by logp, perhaps with a dict of scalars"
+            fault = _loss_fault(loss(name, logp, logp.detach(), rewards - 0.5, starts, weights=ones, **options), logp)
+    except AgentRLError:
+        raise
+    except Exception as error:  # the user's own code may raise anything
+        raise ConfigError(
+            f"{kind} {name!r} fails on a batch of five tokens, as with an option of the wrong type: {error!r}"
+        ) from error
+    if fault:
+        raise ConfigError(f"{kind} {name!r} must return finite numbers, {wanted}, and not {fault}")
+
+
+def _call(kind: Kind, name: str, inputs: Mapping[str, object], options: Mapping[str, object]) -> Any:
+    entry = algorithm(kind, name, options)
+    return entry.function(*(inputs[argument] for argument in entry.inputs), **{**entry.options, **options})
+
+
+def _loss_fault(out: LossOut, logp: Tensor) -> str:
+    """Describe what is wrong with a loss or a metric; empty where nothing is."""
+    if fault := _fault(out.loss, logp.sum()):
+        return fault
+    (gradient,) = torch.autograd.grad(out.loss, logp, allow_unused=True) if out.loss.requires_grad else (None,)
+    if gradient is None or not gradient.isfinite().all():
+        return f"the gradient {gradient}"
+    return next((f"{name}={value}" for name, value in out.metrics.items() if not math.isfinite(float(value))), "")
+
+
+def _fault(result: object, like: Tensor) -> str:
+    """Describe a result that is not finite, or no tensor of the shape and type of ``like``; empty where it is one."""
+    if not isinstance(result, Tensor):
+        return f"a {type(result).__name__}"
+    if (result.shape, result.dtype) != (like.shape, like.dtype):
+        return f"{result.dtype} {list(result.shape)}"
+    return "" if result.isfinite().all() else "nan or inf"

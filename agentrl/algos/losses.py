@@ -42,8 +42,9 @@ class LossOut(NamedTuple):
     loss: Tensor
     """The aggregated loss, a scalar that gradients flow from."""
     metrics: dict[str, Tensor]
-    """Detached scalars over the sampled tokens, none where there is no token: ``clip_fraction`` (the share of tokens
-    with an advantage whose gradient is cut), ``ratio_mean`` and ``log_ratio_abs_max`` (of a single token)."""
+    """Detached means over the sampled tokens, by names of the loss's own. Two have a meaning for all losses:
+    ``clip_fraction``, the share of tokens with an advantage that the loss clips, and ``ratio_mean``, the mean of the
+    ratio that it reads. Without them the trainer reports the share without a gradient, and the tokens' own ratios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +308,6 @@ def _out(inputs: LossInputs, log_ratio: Tensor, surrogate: Tensor, cut: Tensor) 
     metrics = {
         "clip_fraction": (cut & credited).sum() / credited.sum().clamp_min(1),
         "ratio_mean": log_ratio.clamp(max=MAX_LOG_RATIO).exp().mean(),
-        "log_ratio_abs_max": inputs.log_ratio.abs().max(),
     }
     return LossOut(loss, metrics)
 

@@ -83,11 +83,11 @@ def parse_config(data: Mapping[str, Any]) -> Config:
     try:
         config = Config.model_validate(data)
     except pydantic.ValidationError as error:
-        fault, *others = error.errors()
+        faults = error.errors()
         # Where a setting allows several types there is a fault for each: that of the value's own type says most.
-        same = [other for other in others if other["loc"][:2] == fault["loc"][:2]]
-        of_type = [other for other in same if not other["type"].endswith("_type")]
-        raise _explained((of_type or [fault])[0]) from error
+        same = [fault for fault in faults if fault["loc"][:2] == faults[0]["loc"][:2]]
+        of_type = [fault for fault in same if not fault["type"].endswith("_type")]
+        raise _explained((of_type or same)[0]) from error
     if config.env.mix and (config.env.args or config.env.id != EnvSettings().id):
         raise ConfigError("env.mix names the environments: give each its id and args there, and no env.id or env.args")
     for name, env in config.env.played.items():
@@ -201,7 +201,7 @@ def _parsed(override: str) -> dict[str, Any]:
 
 def _explained(fault: Mapping[str, Any]) -> UsageError:
     # The types that pydantic has tried are no parts of the setting's name.
-    name = [str(part) for part in fault["loc"] if "constrained-" not in str(part)]
+    name = [str(part) for part in fault["loc"] if not re.match(r"constrained-|literal\[", str(part))]
     depth = {"env.mix": 3, "rollout.plan": 2}.get(".".join(name[:2]), 1)
     if name[depth:] and name[depth].rpartition("_")[2] in ("args", "options", "to") and len(name) > depth + 2:
         table = ", or a table of these" if name[depth] == "args" else ""

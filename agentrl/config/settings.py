@@ -21,6 +21,7 @@ Below1 = Annotated[float, Field(ge=0, lt=1)]
 RejectionLevel = Literal["token", "sequence", "geometric"]
 Advantage = Literal["otb", "otb_loo", "otb_pooled", "group_mean", "grpo", "rloo", "opo", "ogb", "reinforce_pp", "none"]
 Loss = Literal["ctpo", "cppo", "ppo_clip", "dapo", "gspo", "gspo_token", "cispo", "reinforce"]
+Own = Annotated[str, Field(pattern=":")]
 TinySize = Literal["hidden", "layers", "heads"]
 
 
@@ -223,7 +224,7 @@ class EngineSettings(_Section):
     """The engine, which samples the tokens."""
 
     name: str = "transformers"
-    """Name of the engine (engines)."""
+    """Name of the engine, or ``module:name`` for one of your own (engines)."""
     options: dict[str, Value] = Field(default_factory=dict)
     """Its own options, such as slots, the number of episodes in its key-value cache (engines)."""
 
@@ -249,14 +250,14 @@ class CorrectionSettings(_Section):
 class AlgoSettings(_Section):
     """The algorithm: an advantage function and a loss function."""
 
-    advantage: Advantage = "otb"
-    """The estimator (algos)."""
+    advantage: Advantage | Own = "otb"
+    """The estimator, or ``module:name`` for one of your own (algos)."""
     advantage_options: dict[str, Value | Infinity] = Field(default_factory=dict)
     """Its own options. For OTB, ``weights`` weighs energies by a squared ratio: "old" uses the importance weight
     old/sampler of ``correction``, as OTB's released code does; "cumulative" the product of the ratios θ/sampler, in
     each epoch anew (algos, trainer)."""
-    loss: Loss = "ctpo"
-    """The policy loss (algos)."""
+    loss: Loss | Own = "ctpo"
+    """The policy loss, or ``module:name`` for one of your own (algos)."""
     loss_options: dict[str, Value] = Field(default_factory=dict)
     """Its own options (algos)."""
     rejection: dict[RejectionLevel, Annotated[tuple[float, float], Field(strict=False)]] = Field(default_factory=dict)
@@ -342,9 +343,8 @@ class LogSettings(_Section):
     """The trackers that get metrics, besides the run's JSONL files."""
 
     to: Annotated[dict[str, dict[str, Value]], BeforeValidator(_without_options)] = Field(default_factory=dict)
-    """Any of ``tensorboard``, ``wandb``, ``trackio``, and ``module:function`` for your own function, which is called
-    with each row's numbers by name and its step. A list, or a table with options, such as ``{wandb = {project =
-    "tools"}}`` (loggers)."""
+    """Any of ``tensorboard``, ``wandb``, ``trackio``, and ``module:name`` for your own function. A list, or a table
+    with options, such as ``{wandb = {project = "tools"}}`` (loggers)."""
 
 
 class Config(_Section):

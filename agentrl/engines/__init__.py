@@ -1,12 +1,12 @@
 """Engines sample tokens: one for each name that ``engine.name`` can have, and ``scripted`` for tests and oracles."""
 
-import importlib
 import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agentrl.engines.base import Engine
-from agentrl.errors import ConfigError, UnknownNameError
+from agentrl.errors import ConfigError
+from agentrl.named import check_name, make_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,14 +50,23 @@ def check_cpu_heads(shape: Any) -> None:
 
 
 def make_engine(name: str, model: "PreTrainedModel | None", options: Mapping[str, Any]) -> Engine:
-    """Make the engine that a config chooses; the rest is as for :func:`make_named`.
+    """Make the engine that a config chooses.
 
     Args:
-        name: a name of ``ENGINES``.
+        name: a name of ``ENGINES``, or ``module:name``.
         model: a copy of the policy, which the engine owns; None for ``openai``, whose model is elsewhere.
         options: the engine's own keyword arguments.
+
+    Raises:
+        UnknownNameError: there is no such engine.
+        ConfigError: it can't be imported or made, or breaks the contract of ``Engine``.
     """
-    return make_named("engine", ENGINES, name, options, model)
+    engine = make_named("engine", ENGINES, name, options, model)
+    lacking = [part for part in vars(Engine) if not part.startswith("_") and not hasattr(engine, part)]
+    if lacking:
+        raise ConfigError(f"engine {name!r} made a {type(engine).__name__} without {lacking[0]!r}: Engine in "
+                          "agentrl/engines/base.py is the contract")  # fmt: skip
+    return engine
 
 
 def check_trains(name: str) -> None:
@@ -65,34 +74,8 @@ def check_trains(name: str) -> None:
 
     Raises:
         UnknownNameError: there is no such engine.
-        ConfigError: it only evaluates.
+        ConfigError: its module is not here, or it only evaluates.
     """
-    if name not in ENGINES:
-        raise UnknownNameError("engine", name, ENGINES)
+    check_name("engine", ENGINES, name)
     if name == "openai":
         raise ConfigError("engine 'openai' only evaluates: set engine.name to 'transformers' or 'vllm'")
-
-
-def make_named(what: str, table: Mapping[str, str], name: str, options: Mapping[str, Any], *parts: Any) -> Any:
-    """Make what a config chooses by its name, and import its module.
-
-    Args:
-        what: the section of the config.
-        table: module and class by name.
-        name: a name in ``table``.
-        options: ``options`` of that section: keyword arguments.
-        parts: positional arguments.
-
-    Raises:
-        UnknownNameError: there is no such name.
-        ConfigError: its package is not installed, or it does not take one of the options, or not such a value.
-    """
-    if name not in table:
-        raise UnknownNameError(what, name, table)
-    module, _, kind = table[name].partition(":")
-    try:
-        return getattr(importlib.import_module(module), kind)(*parts, **options)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{what} {name!r} needs {error.name}: pip install 'agentrl[{name}]'") from error
-    except TypeError as error:
-        raise ConfigError(f"{what} {name!r} can't be made with {what}.options: {error}") from error

@@ -10,13 +10,14 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 
 from agentrl.config import Config
 from agentrl.config.settings import EnvSettings, MixedEnv
-from agentrl.engines import check_trains, make_engine, make_named
+from agentrl.engines import check_trains, make_engine
 from agentrl.engines.base import Engine
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import ConfigError, UsageError, first_line
 from agentrl.models.load import cast_copy, load_model, make_repeatable, quiet
 from agentrl.models.lora import add_adapters, base_of, load_adapters, target_names
 from agentrl.models.tiny import make_model, make_tokenizer, tiny_config
+from agentrl.named import make_named
 from agentrl.render.renderer import Renderer, load_tokenizer
 from agentrl.render.transcript import Writer
 from agentrl.rollout.collector import Collector

@@ -2,20 +2,19 @@
 
 import hashlib
 import importlib
-import importlib.util
-import sys
+import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import ConfigError, first_line, nearest
+from agentrl.errors import ConfigError, first_line
+from agentrl.named import check_name, installed, resolve
 
 Row = Mapping[str, float]
-_Logger = tuple[Callable[[Row, int], object], Callable[[], object]]
-"""A function that logs the metrics of a step, and one that closes the logger."""
-_Start = Callable[[Mapping[str, Any], Path, Mapping[str, object]], _Logger]
-"""Starts a logger with its options, for the run in a folder with these settings."""
+Log = Callable[[Row, int], object]
+"""Logs the numbers of a row by their names, and its step; ``close``, where it has one, is called at the run's end."""
 
 
 class Loggers:
@@ -23,8 +22,7 @@ class Loggers:
 
     Args:
         options: keyword arguments by the logger's name. Those of ``tensorboard`` are for ``SummaryWriter``, those of
-            ``wandb`` and ``trackio`` for their ``init``, and those of ``module:function`` for a function of the user's.
-            It is called with each row, a mapping from names to numbers, and its step.
+            ``wandb`` and ``trackio`` for their ``init``, and those of ``module:name`` for a function of the user's.
         run: the run's folder.
         settings: the run's settings by dotted name, for trackers that show them.
         say: prints a line.
@@ -41,17 +39,17 @@ class Loggers:
         say: Callable[[str], None],
     ) -> None:
         self._say = say
-        self._loggers: dict[str, _Logger] = {}
-        for name, start in find_loggers(options).items():
+        self._loggers: dict[str, Log] = {}
+        for name, function in find_loggers(options).items():
             try:
-                self._loggers[name] = start(options[name], run, settings)
+                self._loggers[name] = _begun(function, run, settings, options[name])
             except Exception as error:  # a tracker may fail in any way, such as without its key or its server
                 raise ConfigError(f"logger {name!r} can't be made with log.to.{name}: {first_line(error)}") from error
 
     def log(self, row: Mapping[str, object], step: int, prefix: str = "") -> None:
         """Log the numbers in ``row``, their names preceded by ``prefix``."""
         numbers = {prefix + name: value for name, value in row.items() if isinstance(value, int | float)}
-        for name, (log, _) in [*self._loggers.items()]:
+        for name, log in [*self._loggers.items()]:
             # A tracker's server or a user's function may fail in any way; hours of training must not end with it.
             try:
                 log(numbers, step)
@@ -61,9 +59,10 @@ class Loggers:
 
     def close(self) -> None:
         """Close all loggers, which write their buffered rows."""
-        for name, (_, close) in self._loggers.items():
+        for name, log in self._loggers.items():
             try:
-                close()
+                if hasattr(log, "close"):
+                    log.close()  # pyright: ignore[reportFunctionMemberAccess]
             except Exception as error:
                 self._say(f"warning: the logger {name!r} could not be closed: {error!r}")
         self._loggers.clear()
@@ -73,63 +72,66 @@ def check_loggers(names: Iterable[str]) -> None:
     """Check that the module of each logger is installed, without importing it.
 
     Raises:
-        ConfigError: a name is unknown, or its package is not installed.
+        UnknownNameError: there is no such logger.
+        ConfigError: its package is not installed.
     """
     for name in names:
-        module, colon, _ = name.partition(":")
-        if not colon and name not in _TRACKERS:
-            raise ConfigError(f"there is no logger {name!r}; {nearest(name, _TRACKERS)}")
-        top = module.partition(".")[0]
-        if not top or (top not in sys.modules and importlib.util.find_spec(top) is None):
-            # Python looks in the current folder for `python -m agentrl`, not for an installed command.
-            remedy = "install it, or put its folder into PYTHONPATH" if colon else f"pip install {name}"
-            raise ConfigError(f"log.to names {name!r}, and there is no module {top!r} here: {remedy}")
+        check_name("logger", _TRACKERS, name)
+        if name in _TRACKERS and not installed(name):
+            raise ConfigError(f"logger {name!r} needs {name}: pip install {name}")
 
 
-def find_loggers(names: Iterable[str]) -> dict[str, _Start]:
-    """Import the module of each logger, before a run folder is made.
+def find_loggers(names: Iterable[str]) -> dict[str, Callable[..., Any]]:
+    """Import the function of each logger, before a run folder is made.
 
     Raises:
-        ConfigError: a name is unknown, or its package is not installed.
+        UnknownNameError: there is no such logger.
+        ConfigError: its package is not installed, or it can't be imported or called.
     """
     check_loggers(names)
-    starts: dict[str, _Start] = {}
-    for name in names:
-        module, colon, function = name.partition(":")
-        module, start = (module, _hook) if colon else _TRACKERS[name]
-        try:
-            imported = importlib.import_module(module)
-            starts[name] = partial(start, getattr(imported, function) if colon else imported)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(f"log.to names {name!r}, which can't be imported: {error}") from error
-    return starts
+    return {name: resolve("logger", _TRACKERS, name) for name in names}
 
 
-def _hook(function: Any, options: Mapping[str, Any], run: Path, settings: Mapping[str, object]) -> _Logger:
-    return partial(function, **options), lambda: None
+def _begun(function: Callable[..., Any], run: Path, settings: Mapping[str, object], options: Mapping[str, Any]) -> Log:
+    # A function that wants no folder has nothing to begin: it is called with each row.
+    if "folder" not in inspect.signature(function).parameters:
+        return partial(function, **options)
+    log = function(folder=run, config=settings, **options)
+    if not callable(log):
+        raise TypeError(f"it must return a function of a row's numbers and its step, and not {log!r}")
+    return log
 
 
-def _tensorboard(module: Any, options: Mapping[str, Any], run: Path, settings: Mapping[str, object]) -> _Logger:
-    writer = module.SummaryWriter(**{"log_dir": str(run / "tensorboard"), **options})
-    return lambda row, step: [writer.add_scalar(name, row[name], step) for name in row], writer.close
+@dataclass(frozen=True, slots=True)
+class _Tracker:
+    """A tracker that has begun."""
+
+    log: Log
+    close: Callable[[], object]
+
+    def __call__(self, numbers: Row, step: int) -> None:
+        self.log(numbers, step)
 
 
-def _wandb(module: Any, options: Mapping[str, Any], run: Path, settings: Mapping[str, object]) -> _Logger:
+def _tensorboard(folder: Path, config: Mapping[str, object], **options: Any) -> Log:
+    module: Any = importlib.import_module("torch.utils.tensorboard.writer")
+    writer = module.SummaryWriter(**{"log_dir": str(folder / "tensorboard"), **options})
+    return _Tracker(lambda row, step: [writer.add_scalar(name, row[name], step) for name in row], writer.close)
+
+
+def _wandb(folder: Path, config: Mapping[str, object], **options: Any) -> Log:
     # A resumed run continues the tracker's run of the same id.
-    same_run = {"dir": str(run), "id": hashlib.sha256(bytes(run.resolve())).hexdigest()[:16]}
-    return _trackio(module, {**same_run, **options}, run, settings)
+    same_run = {"dir": str(folder), "id": hashlib.sha256(bytes(folder.resolve())).hexdigest()[:16]}
+    return _trackio(folder, config, tracker="wandb", **{**same_run, **options})
 
 
-def _trackio(module: Any, options: Mapping[str, Any], run: Path, settings: Mapping[str, object]) -> _Logger:
+def _trackio(folder: Path, config: Mapping[str, object], tracker: str = "trackio", **options: Any) -> Log:
     """Start trackio, which has the interface of wandb but finds the run to resume by its name."""
-    about = {"project": "agentrl", "name": run.name, "config": dict(settings), "resume": "allow"}
+    module: Any = importlib.import_module(tracker)
+    about = {"project": "agentrl", "name": folder.name, "config": dict(config), "resume": "allow"}
     module.init(**{**about, **options})
-    return lambda row, step: module.log(dict(row), step=step), module.finish
+    return _Tracker(lambda row, step: module.log(dict(row), step=step), module.finish)
 
 
-_TRACKERS = {
-    "tensorboard": ("torch.utils.tensorboard.writer", _tensorboard),
-    "wandb": ("wandb", _wandb),
-    "trackio": ("trackio", _trackio),
-}
-"""Module and start of each tracker, by its name."""
+_TRACKERS: Mapping[str, Callable[..., Log]] = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
+"""What begins each tracker, by its name: called once with the run's folder, its settings and the tracker's options."""

@@ -117,7 +117,8 @@ ALONE = "set algo.advantage to 'otb_pooled', 'reinforce_pp' or 'none'"
 
 def compares(algo: AlgoSettings) -> bool:
     """Return True if an advantage has no baseline for the one episode of a group."""
-    return algos.ADVANTAGES[algo.advantage].compares and not algos.pools(algo.advantage, algo.advantage_options)
+    pools = algos.pools(algo.advantage, algo.advantage_options)
+    return algos.algorithm("advantage", algo.advantage).compares and not pools
 
 
 def check_credit(config: Config) -> None:

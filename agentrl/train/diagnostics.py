@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from agentrl.algos.losses import LossOut
-from agentrl.algos.ratios import cumulative_log_ratio
+from agentrl.algos.ratios import cumulative_log_ratio, token_log_ratio
 from agentrl.algos.regularizers import k3
 from agentrl.algos.rows import Rows, check_per_token
 
 BINS = 32
 """Bins of t: the k-th holds 2^k ≤ t < 2^(k+1), so episodes may have up to 2^BINS - 1 sampled tokens."""
+
+_SHARED = ("clip_fraction", "ratio_mean")
+"""Metrics that mean the same whatever the loss; those of a loss's own are logged as ``loss/NAME``."""
 
 
 def effective_sample_size(weights: Tensor) -> float:
@@ -96,8 +99,8 @@ class Drift:
     """Moments of S_t, the cumulative log ratio θ/old, in nats [BINS, 3]."""
     cut: Tensor = field(default_factory=lambda: torch.zeros(BINS, 3, dtype=torch.float64))
     """Moments of the indicator that a token's gradient is 0, among tokens with an advantage [BINS, 3]."""
-    sums: Tensor = field(default_factory=lambda: torch.zeros(5, dtype=torch.float64))
-    """Tokens with an advantage, clipped ones among them, all tokens, and the sums of their ratios and of k3 [5]."""
+    means: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+    """By a metric's name the tokens that count in its mean, and the sum over them."""
     largest: float = 0.0
     """Largest |log ratio θ/old| of a single token, in nats."""
 
@@ -107,23 +110,28 @@ class Drift:
         # Without an advantage a token has no gradient anyway: only the others can be called cut off by the loss.
         credited = advantages != 0
         self.shift += position_moments(cumulative_log_ratio(logp, old_logp, starts), starts)
-        self.cut += position_moments(logp.grad == 0, starts, credited)
-        reported = {name: float(value) for name, value in out.metrics.items()}
-        # The loss reports means of its pack; weighed by their counts they add up to means of the step.
-        some, count = int(credited.sum()), len(logp)
+        cut, log_ratio = logp.grad == 0, token_log_ratio(logp, old_logp)
+        self.cut += position_moments(cut, starts, credited)
+        self.largest = max(self.largest, float(log_ratio.abs().max()))
+        some = int(credited.sum())
         # What was sampled was so by *old*, or nearly: from its side k3 is unbiased.
-        kl = float(k3(old_logp, logp).sum())
-        self.sums += torch.tensor([some, some * reported["clip_fraction"], count, count * reported["ratio_mean"], kl])
-        self.largest = max(self.largest, reported["log_ratio_abs_max"])
+        means = {
+            "clip_fraction": (cut & credited).sum() / max(some, 1),
+            "ratio_mean": log_ratio.exp().mean(),
+            "kl_old": k3(old_logp, logp).mean(),
+            **{name if name in _SHARED else f"loss/{name}": value for name, value in out.metrics.items()},
+        }
+        # Means of packs, weighed by their counts, add up to means of the step.
+        for name, value in means.items():
+            count, total = self.means.get(name, (0, 0.0))
+            weight = some if name == "clip_fraction" else len(logp)
+            self.means[name] = count + weight, total + weight * float(value)
 
     def metrics(self) -> dict[str, float]:
-        """Return mean and std of S_t and the clip fraction, overall and by position; the ratios; KL(old‖θ)."""
+        """Return mean and std of S_t and the clip fraction, overall and by position; ratios, KL(old‖θ), ``loss/…``."""
         count, total, squares = self.shift.sum(0).tolist()
-        some, clipped, tokens, ratios, kl = self.sums.tolist()
         return {
-            "clip_fraction": clipped / max(some, 1),
-            "ratio_mean": ratios / tokens,
-            "kl_old": kl / tokens,
+            **{name: total / max(count, 1) for name, (count, total) in self.means.items()},
             "log_ratio_abs_max": self.largest,
             "S_mean": total / count,
             "S_std": _std(count, total, squares),

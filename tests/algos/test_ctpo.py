@@ -35,5 +35,4 @@ def test_ctpo_metrics_are_detached_facts():
     metrics = ctpo(logp, old, credit, starts).metrics
     totals = [0.1, -0.2, 0.2]
     assert float(metrics["ratio_mean"]) == pytest.approx(sum(math.exp(s) for s in totals) / 3)
-    assert float(metrics["log_ratio_abs_max"]) == pytest.approx(0.3)
     assert not any(value.requires_grad for value in metrics.values())

@@ -1,5 +1,6 @@
 """Metrics on their way to trackers: published ones where they are installed, and functions of one's own."""
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.runs.loggers import Loggers, find_loggers
 
 NUMBERS = {"step": 1, "reward_mean": 0.5}
@@ -70,17 +71,39 @@ def test_a_function_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.M
     assert lines == ["warning: the logger 'mine:fail' failed and is dropped: ConnectionError('no server')"]
 
 
+def test_a_function_begins_with_its_folder_and_settings_and_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Mock()
+    begun = list[tuple[Any, ...]]()
+
+    def begin(folder: Path, config: Any, *, tag: str = "none") -> Mock | None:
+        begun.append((folder, config, tag))
+        return log if tag == "a" else None
+
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(begin=begin))
+    loggers, lines = started(tmp_path, **{"mine:begin": {"tag": "a"}})
+    loggers.log(ROW, 1)
+    loggers.close()
+    assert begun == [(tmp_path, {"optim.lr": 0.1}, "a")] and not lines
+    assert log.mock_calls == [call(NUMBERS, 1), call.close()]
+    for options, why in (({}, "must return a function"), ({"tga": 1}, "unexpected keyword argument 'tga'")):
+        with pytest.raises(ConfigError, match=f"logger 'mine:begin' can't be made with log.to.mine:begin: .*{why}"):
+            started(tmp_path, **{"mine:begin": options})
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tensorbord", "there is no logger 'tensorbord'; did you mean 'tensorboard'?"),
-        ("no_such_module:log", "no module 'no_such_module' here: install it, or put its folder into PYTHONPATH"),
-        ("math:no_such_function", "can't be imported: module 'math' has no attribute"),
-        (":log", "there is no module '' here"),
+        ("tensorbord", "no logger is called 'tensorbord'; did you mean 'tensorboard'?"),
+        ("no_such_module:log", "needs no_such_module: install it, or put its folder into PYTHONPATH"),
+        ("math:sqr", "logger 'math:sqr' is not in math; did you mean 'sqrt'?"),
+        (":log", "logger ':log' names nothing of your own: write module:name"),
+        ("math:pi", "logger 'math:pi' is of type float, which can't be called: name a function or a class"),
     ],
 )
 def test_what_is_no_logger_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+    with pytest.raises(UsageError, match=re.escape(message)):
         find_loggers([name])
 
 
