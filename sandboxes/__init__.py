@@ -9,9 +9,9 @@
 ``README.md`` beside this file states the boundary: what is promised and what is not.
 """
 
+import pkgutil
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Literal
 
 from agentrl.sandboxes.base import (
     Cell,
@@ -28,7 +28,11 @@ from agentrl.sandboxes.base import (
     Session,
 )
 
+BACKENDS = ("auto", "local", "docker")
+"""The names of back ends."""
+
 __all__ = [
+    "BACKENDS",
     "Cell",
     "Counters",
     "Files",
@@ -46,7 +50,7 @@ __all__ = [
 
 
 def open_sandbox(
-    backend: Literal["auto", "local", "docker"] = "auto",
+    backend: str = "auto",
     *,
     runtime: str | None = None,
     limits: Limits | None = None,
@@ -57,7 +61,8 @@ def open_sandbox(
 
     Args:
         backend: ``local`` isolates with Linux namespaces, ``docker`` with containers; ``auto`` takes the first of them
-            that this machine offers.
+            that this machine offers. ``module:name`` is a function of your own, called as ``LocalSandbox`` is, which
+            returns a ``Sandbox``.
         runtime: Container runtime of the ``docker`` back end, such as ``runsc``; asks for that back end.
         limits: What each session may use.
         ready: Sessions to keep made in advance; ``None`` lets the back end choose, 0 makes none.
@@ -68,12 +73,20 @@ def open_sandbox(
         SandboxUnavailable: This machine can't isolate programs that way, or a package can't be imported; the message
             names the way out.
         ValueError: There is no such back end, or it has no runtimes, or ``ready`` is negative.
+        ImportError: There is no such module.
+        AttributeError: The module has nothing of that name.
+        TypeError: What it has takes other arguments, or returns no ``Sandbox``.
     """
-    if backend not in ("auto", "local", "docker"):
-        raise ValueError(f"no back end is called {backend!r}; choose auto, local or docker")
-    if runtime is not None and backend == "local":
+    if backend not in BACKENDS and ":" not in backend:
+        raise ValueError(f"no back end is called {backend!r}; choose auto, local or docker, or write module:name")
+    if runtime is not None and backend not in ("auto", "docker"):
         raise ValueError(f"runtime={runtime!r} belongs to the docker back end")
     limits = limits or Limits()
+    if backend not in BACKENDS:
+        own = pkgutil.resolve_name(backend)(limits, ready=ready, packages=packages)
+        if not isinstance(own, Sandbox):
+            raise TypeError(f"{backend} must return a Sandbox of agentrl.sandboxes, and not a {type(own).__name__}")
+        return _with(own, packages)
     if backend == "docker" or runtime is not None:
         return _docker(limits, runtime, ready, packages)
     from agentrl.sandboxes.host.local import LocalSandbox

@@ -89,12 +89,14 @@ def check_envs(config: "Config") -> None:
     """Make each environment once, which reads no data, to check that it exists and takes its arguments.
 
     Raises:
-        UsageError: an environment can't be imported, or there is none of its name.
+        UsageError: an environment or its sandbox can't be imported, or there is none of its name.
         ConfigError: it does not take its arguments.
     """
     from agentrl.toolenv.dialects import NATIVE
     from agentrl.toolenv.registry import make
+    from agentrl.toolenv.tools.python import use_backend
 
+    use_backend(config.env.sandbox)
     for env in config.env.played.values():
         # The native dialect is left out, since only the model's tokenizer defines it.
         make(env.id, **{key: value for key, value in env.args.items() if (key, value) != ("dialect", NATIVE)}).close()

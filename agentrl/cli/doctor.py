@@ -16,11 +16,12 @@ from agentrl.native import Unavailable
 from agentrl.native.build import library
 from agentrl.runs.progress import Display
 from agentrl.runs.settings import versions_of
-from agentrl.sandboxes import Limits, Sandbox, SandboxError, SandboxUnavailable, open_sandbox
+from agentrl.sandboxes import BACKENDS, Limits, Sandbox, SandboxError, SandboxUnavailable, open_sandbox
 from agentrl.sandboxes.docker import engine as docker_engine
 from agentrl.sandboxes.docker.image import IMAGE
 from agentrl.sandboxes.host import requirements
 from agentrl.toolenv.registry import plugins
+from agentrl.toolenv.tools.python import checked_backend
 
 PACKAGES: Final = ("agentrl", "gymnasium", "torch", "transformers", "docker", "rich", "numpy", "sympy")
 """Distributions whose versions are reported; none of them is imported."""
@@ -67,6 +68,13 @@ class Diagnosis:
         """True if at least one back end isolates programs here."""
         return any(backend.ok for backend in self.backends)
 
+    @property
+    def auto(self) -> str:
+        """The back end that ``auto`` takes here, the first that can be opened; empty where none can."""
+        return next(
+            (backend.name for backend in self.backends if backend.name in BACKENDS and not backend.obstacle), ""
+        )
+
     def row(self) -> dict[str, object]:
         """Return plain data for JSON."""
         backends = [
@@ -76,7 +84,7 @@ class Diagnosis:
             for backend in self.backends
         ]
         versions = {"packages": dict(self.packages), "plugins": dict(self.plugins), "decode_step": self.decode_step}
-        return {"ok": self.ok, **versions, "backends": backends}
+        return {"ok": self.ok, "auto": self.auto, **versions, "backends": backends}
 
 
 def versions() -> dict[str, str]:
@@ -84,13 +92,17 @@ def versions() -> dict[str, str]:
     return {"python": f"{platform.python_version()} ({sys.executable})"} | versions_of(PACKAGES)
 
 
-def diagnose(*, sandbox_only: bool, say: Callable[[str], None]) -> Diagnosis:
+def diagnose(*, sandbox: str | None, say: Callable[[str], None]) -> Diagnosis:
     """Look at this machine and test every back end.
 
     Args:
-        sandbox_only: leave out the versions of packages and the plugins.
+        sandbox: a text leaves out the versions of packages and the plugins; a name is a further back end to test.
         say: receives the progress, one line at a time.
+
+    Raises:
+        UsageError: there is no such back end.
     """
+    checked_backend(sandbox or "")
     say("local: looking and testing")
     reports = [examine("local", requirements.facts(), lambda: open_sandbox("local", limits=_LIMITS, ready=1))]
     say("docker: looking and testing")
@@ -100,7 +112,9 @@ def diagnose(*, sandbox_only: bool, say: Callable[[str], None]) -> Diagnosis:
         name = "docker" if runtime is None else f"docker, runtime {runtime}"
         opened = partial(open_sandbox, "docker", runtime=runtime, limits=_LIMITS, ready=1)
         reports.append(examine(name, facts, opened))
-    if sandbox_only:
+    if sandbox:
+        reports.append(examine(sandbox, {}, partial(open_sandbox, sandbox, limits=_LIMITS, ready=1)))
+    if sandbox is not None:
         return Diagnosis(packages={}, backends=tuple(reports))
     return Diagnosis(packages=versions(), backends=tuple(reports), plugins=offers(), decode_step=decode_step())
 
@@ -163,6 +177,7 @@ def show(diagnosis: Diagnosis, display: Display) -> None:
     """Print the diagnosis, a line for each fact."""
     tables = {"versions": [*diagnosis.packages.items()]} if diagnosis.packages else {}
     tables |= {"engine": [("decode step", diagnosis.decode_step)]} if diagnosis.decode_step else {}
+    tables |= {"sandbox": [("auto", diagnosis.auto)]} if diagnosis.auto else {}
     tables |= {"plugins": [*diagnosis.plugins.items()]} if diagnosis.plugins else {}
     tables |= {f"sandbox: {report.name}": _rows(report) for report in diagnosis.backends}
     for title, rows in tables.items():

@@ -11,6 +11,7 @@ _DOCTOR = """examples:
   agentrl doctor
   agentrl doctor --sandbox
   agentrl doctor --sandbox --json
+  agentrl doctor --sandbox mine:sandbox
 """
 _SANDBOX = """examples:
   agentrl sandbox build-image
@@ -20,7 +21,8 @@ _SANDBOX = """examples:
 def add_commands(commands: Any) -> None:
     """Add the commands of this family to argparse's subparsers."""
     doctor = add_command(commands, "doctor", _doctor, "report what works on this machine, and what does not", _DOCTOR)
-    doctor.add_argument("--sandbox", action="store_true", help="test only the sandboxes")
+    only = "test only the sandboxes; with a name, one of your own too"
+    doctor.add_argument("--sandbox", nargs="?", const="", metavar="MODULE:NAME", help=only)
     doctor.add_argument("--json", action="store_true", help="write JSON")
     sandbox = add_command(commands, "sandbox", _sandbox, "prepare the sandboxes of the docker back end", _SANDBOX)
     sandbox.add_argument("action", choices=["build-image"], help="build the image that the docker back end runs")
@@ -31,7 +33,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from agentrl.cli import doctor
     from agentrl.runs.progress import Display
 
-    diagnosis = doctor.diagnose(sandbox_only=arguments.sandbox, say=lambda text: print(text, file=sys.stderr))
+    diagnosis = doctor.diagnose(sandbox=arguments.sandbox, say=lambda text: print(text, file=sys.stderr))
     if arguments.json:
         print(json.dumps(diagnosis.row()))
     else:

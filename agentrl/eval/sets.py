@@ -49,5 +49,6 @@ def short_name(env_id: str) -> str:
 
 
 def _only(config: Config, name: str, env_id: str, args: Mapping[str, object]) -> Config:
-    env = {"id": env_id, "args": dict(args)}
-    return parse_config({**config.model_dump(mode="json"), "env": {"mix": {name: env}} if name else env})
+    played = {"id": env_id, "args": dict(args)}
+    env = {"sandbox": config.env.sandbox, **({"mix": {name: played}} if name else played)}
+    return parse_config({**config.model_dump(mode="json"), "env": env})

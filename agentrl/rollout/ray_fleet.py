@@ -33,7 +33,7 @@ from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec, PlayRequest
 from agentrl.rollout.ray_cluster import cause, check_room, connect, errors, gist, ray
 from agentrl.sandboxes import Counters
-from agentrl.toolenv.tools.python import close_shared_sandbox, sandbox_counters
+from agentrl.toolenv.tools.python import close_shared_sandbox, sandbox_counters, use_backend
 from agentrl.types import Trajectory, flatten
 
 _RAISED = (errors.RayTaskError, errors.UnserializableException)
@@ -52,6 +52,7 @@ class Actor:
     async def start(self, config: Config, model: PreTrainedModel, options: Mapping[str, Any]) -> tuple[bool, float]:
         """Make the engine; return its ``exact`` and ``rounding``."""
         make_repeatable(config.run.deterministic)
+        use_backend(config.env.sandbox)
         # vLLM takes the weights to the GPU in a process of its own.
         device = "cpu" if config.engine.name == "vllm" else config.model.device
         self._engine = make_engine(config.engine.name, model.to(device), options)  # pyright: ignore[reportArgumentType]

@@ -25,6 +25,7 @@ from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import TaskSource
 from agentrl.rollout.policy import EpisodeLimits
 from agentrl.toolenv.dialects import NATIVE, resolve_dialect
+from agentrl.toolenv.tools.python import use_backend
 
 _TOKENIZER_TASKS = 500
 _FLEETS = {"ray": "agentrl.rollout.ray_fleet:RayFleet"}
@@ -255,9 +256,10 @@ def task_mix(config: Config, split: str) -> TaskMix:
     """Make the task source of one split of each of the config's environments.
 
     Raises:
-        UnknownNameError: there is no such environment or split.
-        ConfigError: an environment does not take one of its arguments.
+        UnknownNameError: there is no such environment, split or sandbox.
+        ConfigError: an environment does not take one of its arguments, or its sandbox can't be imported.
     """
+    use_backend(config.env.sandbox)
     envs, rollout = config.env.played, config.rollout
     return TaskMix(
         {name: TaskSource(env.id, env.args, split, name) for name, env in envs.items()},

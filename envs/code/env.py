@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, cast
 
 from agentrl.envs.code.data import SAMPLE, load_splits
@@ -38,6 +39,8 @@ class Code(ToolEnv):
         stop_at_failure: let the first failed test end the grading; ``passed`` then counts the tests before it.
         packages: packages that problems, submissions and the tool may import beside the sandbox's usual ones, such as
             ``["sortedcontainers"]``.
+        sandbox: the back end that runs tool and tests: ``"local"``, ``"docker"`` or ``"module:name"``; empty for that
+            of the run, ``env.sandbox``.
 
     Raises:
         UnknownNameError: there is no such split or dialect.
@@ -61,6 +64,7 @@ class Code(ToolEnv):
         test_timeout: float = 5.0,
         stop_at_failure: bool = False,
         packages: Sequence[str] = (),
+        sandbox: str = "",
     ) -> None:
         super().__init__(split=split, dialect=dialect, max_turns=max_turns)
         if not (timeout > 0 and test_timeout > 0):
@@ -69,9 +73,10 @@ class Code(ToolEnv):
         self.test_timeout = test_timeout
         self.stop_at_failure = stop_at_failure
         self.packages = tuple(packages)
-        self.tools = (PythonTool(timeout=timeout, packages=self.packages),)
+        self.sandbox = sandbox
+        self.tools = (PythonTool(timeout=timeout, packages=self.packages, sandbox=sandbox),)
         if packages:
-            shared_sandbox(packages)  # a package that can't be imported fails now, not at the first grading
+            shared_sandbox(packages, sandbox)  # a package that can't be imported fails now, not at the first grading
 
     @functools.cached_property
     def _splits(self) -> Mapping[str, tuple[Task, ...]]:
@@ -100,7 +105,7 @@ class Code(ToolEnv):
         code = None if self.dialect.parse(episode.final) else submission(episode.final)
         if code is None:
             return dict.fromkeys(self.reward_weights, 0.0)
-        problem = problem_of(episode.task)
+        problem = replace(problem_of(episode.task), sandbox=self.sandbox)
         graded = grade(problem, code, timeout=self.test_timeout, stop_at_failure=self.stop_at_failure)
         return {
             "correct": float(graded.correct),

@@ -70,6 +70,8 @@ class Problem:
     """Seconds of CPU time for each test; None takes the environment's."""
     packages: tuple[str, ...] = ()
     """Packages that the submission may import beside the sandbox's usual ones."""
+    sandbox: str = ""
+    """The back end that runs the tests; empty for the process's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,7 @@ def _judge(problem: Problem, case: Case, code: str, timeout: float) -> Verdict:
 
 def _run(problem: Problem, code: str, timeout: float, *, stdin: str = "", files: Files | None = None) -> Result:
     try:
-        return shared_sandbox(problem.packages).run(code, timeout=timeout, stdin=stdin, files=files)
+        return shared_sandbox(problem.packages, problem.sandbox).run(code, timeout=timeout, stdin=stdin, files=files)
     except SandboxError as error:
         raise InfrastructureError(f"sandbox failed: {error}") from error
 

@@ -27,6 +27,8 @@ class Math(ToolEnv):
         max_turns: how often the assistant may speak; None lets it six times with the tool, and once without.
         tool: whether there is a Python tool, whose state is kept from call to call.
         timeout: seconds of CPU time per call of it.
+        sandbox: the back end that runs it: ``"local"``, ``"docker"`` or ``"module:name"``; empty for that of the run,
+            ``env.sandbox``.
         max_chars: characters of its answer that the model reads; a longer one is cut in the middle.
         data: a file (JSON or JSON lines, packed or not, or Parquet), or the name of a Hugging Face data set; or one for
             each split: ``{"train": …, "test": …}``. None plays the sample.
@@ -54,6 +56,7 @@ class Math(ToolEnv):
         tool: bool = False,
         timeout: float = 5.0,
         max_chars: int = 1000,
+        sandbox: str = "",
         data: str | Mapping[str, str] | None = None,
         data_config: str | None = None,
         data_split: str | Mapping[str, str] | None = None,
@@ -65,7 +68,7 @@ class Math(ToolEnv):
         # Missing packages are an error now, not at the first grading.
         require_math()
         if tool:
-            self.tools = (PythonTool(timeout=timeout, max_chars=max_chars),)
+            self.tools = (PythonTool(timeout=timeout, max_chars=max_chars, sandbox=sandbox),)
             self.instructions = r"Solve the problem, with Python where it helps. Put the final answer in \boxed{}."
         self._source = Source(
             data=text_or_table("data", data),

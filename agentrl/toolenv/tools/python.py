@@ -5,8 +5,9 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 from agentrl.errors import ConfigError, InfrastructureError
+from agentrl.named import resolve
 from agentrl.processes.per_process import PerProcess
-from agentrl.sandboxes import Counters, Result, Sandbox, SandboxError, Session, open_sandbox
+from agentrl.sandboxes import BACKENDS, Counters, Result, Sandbox, SandboxError, Session, open_sandbox
 from agentrl.toolenv.tools.function import MIN_CHARS, ToolContext, ToolError, cut_middle
 
 
@@ -19,20 +20,26 @@ class PythonTool:
         timeout: seconds of CPU time per call.
         max_chars: characters of output that the model reads; a longer output is cut in the middle.
         packages: packages that the code may import beside the sandbox's usual ones.
+        sandbox: the back end, ``"local"``, ``"docker"`` or ``"module:name"``; empty for that of the run.
 
     Raises:
-        ConfigError: ``max_chars`` has no room for the note about the skipped characters.
+        UnknownNameError: there is no such back end.
+        ConfigError: ``max_chars`` has no room for the note about the skipped characters, or the back end can't be
+            imported.
     """
 
     name = "python"
     description = "Run Python code and read what it prints. Variables are kept between calls."
 
-    def __init__(self, *, timeout: float = 5.0, max_chars: int = 1000, packages: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, timeout: float = 5.0, max_chars: int = 1000, packages: Sequence[str] = (), sandbox: str = ""
+    ) -> None:
         if max_chars < MIN_CHARS:
             raise ConfigError(f"the Python tool has max_chars={max_chars}: use at least {MIN_CHARS}")
         self.timeout = timeout
         self.max_chars = max_chars
         self.packages = packages
+        self.sandbox = checked_backend(sandbox)
         self._seed = 0
         self._session: Session | None = None
 
@@ -54,7 +61,7 @@ class PythonTool:
             raise ToolError("python takes one argument, code, a string")
         try:
             if is_first_call := self._session is None:
-                self._session = shared_sandbox(self.packages).session(seed=self._seed)
+                self._session = shared_sandbox(self.packages, self.sandbox).session(seed=self._seed)
             # The first call has no state to roll back to, so it needs no snapshot: a fresh session does as well.
             result = self._session.run(code, timeout=self.timeout, transaction=not is_first_call)
             # The variables are lost: the next call begins anew, in a session without the old files either.
@@ -101,41 +108,79 @@ def _verdict(result: Result, timeout: float) -> str:
     return f"({reasons.get(result.status, f'the program was stopped: {result.status}')})"
 
 
+_backend = "auto"
+
+
+def use_backend(name: str) -> None:
+    """Set the back end of this process's programs, where a tool or grader names none itself.
+
+    Raises:
+        UnknownNameError: there is no such back end.
+        ConfigError: it can't be imported.
+    """
+    # One for the process, as its sandboxes are: environments that know nothing of back ends use it too.
+    global _backend
+    _backend = checked_backend(name)
+
+
+def checked_backend(name: str) -> str:
+    """Return the name of a back end, or the empty one, which stands for the process's.
+
+    Raises:
+        UnknownNameError: there is no such back end.
+        ConfigError: it can't be imported.
+    """
+    if name:
+        resolve("sandbox", dict.fromkeys(BACKENDS), name)
+    return name
+
+
+def _open(backend: str, packages: frozenset[str]) -> Sandbox:
+    try:
+        return open_sandbox(backend, packages=sorted(packages))
+    except TypeError as error:
+        raise ConfigError(f"sandbox {backend!r} can't be opened: {error}") from error
+
+
 # Opening a sandbox is slow: all tools share one, and each episode has a session in it.
-_sandboxes: PerProcess[Sandbox, frozenset[str]] = PerProcess(
-    lambda packages: open_sandbox(packages=sorted(packages)), close=lambda sandbox: sandbox.close()
-)
+_sandboxes: PerProcess[Sandbox, str, frozenset[str]] = PerProcess(_open, close=lambda sandbox: sandbox.close())
 close_shared_sandbox = _sandboxes.close
 """Close the process's sandboxes with every process in them; the next use opens a new one."""
 
 
-def shared_sandbox(packages: Sequence[str] = ()) -> Sandbox:
+def shared_sandbox(packages: Sequence[str] = (), backend: str = "") -> Sandbox:
     """Return the process's sandbox for these packages, which all tools with these packages share.
 
     A forked child has a sandbox of its own.
 
     Args:
         packages: packages that programs may import beside the usual ones.
+        backend: the back end; empty for the process's, which ``env.sandbox`` chooses.
 
     Raises:
         SandboxUnavailable: no back end works on this machine, or a package can't be imported; the message says why.
+        ConfigError: the back end is a function that returns no sandbox.
     """
-    return _sandboxes.get(frozenset(packages))
+    return _sandboxes.get(backend or _backend, frozenset(packages))
 
 
 def backend_of(tools: Iterable[object]) -> str:
     """Name the back end that runs the Python of these tools and its version; empty where none of them runs any.
 
     It opens the sandbox, which their first call would do else.
+
+    Raises:
+        ConfigError: the back end is a function that returns no sandbox.
     """
-    packages = next((tool.packages for tool in tools if isinstance(tool, PythonTool)), None)
-    if packages is None:
+    tool = next((tool for tool in tools if isinstance(tool, PythonTool)), None)
+    if tool is None:
         return ""
     try:
-        sandbox = shared_sandbox(packages)
+        sandbox = shared_sandbox(tool.packages, tool.sandbox)
     except SandboxError:  # the first call says why
         return "none"
-    return " ".join(filter(None, [sandbox.backend, sandbox.version]))
+    own = name if ":" in (name := tool.sandbox or _backend) else ""
+    return " ".join(filter(None, [own, sandbox.backend, sandbox.version]))
 
 
 def sandbox_counters() -> Counters | None:
