@@ -1,6 +1,7 @@
 """Every example of the pages in docs/, run as written; the README has a test of its own."""
 
 import ast
+import io
 import os
 import re
 import subprocess
@@ -8,22 +9,23 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from agentrl import algos
+from agentrl.algos import check_options
 from agentrl.config import load_config, parse_config
 from agentrl.eval.sets import make_sets
-from agentrl.sandboxes import SandboxUnavailable
+from agentrl.runs.folder import read_jsonl
+from agentrl.runs.progress import Display
+from agentrl.sandboxes import Limits, SandboxUnavailable
 from agentrl.toolenv.checker import check_env
 from agentrl.toolenv.tools.mcp import close_sessions
-from agentrl.toolenv.tools.python import shared_sandbox
-from agentrl.train.diagnostics import Drift
+from agentrl.toolenv.tools.python import shared_sandbox, use_backend
 from agentrl.train.live import check_run
+from agentrl.train.run import train
 
 from .forked import Server
+from .train.conftest import TOY
 
 DOCS = Path(__file__).parents[1] / "docs"
 OTHERS = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "sandboxes/README.md", "agentrl/algos/README.md")
@@ -145,25 +147,39 @@ def test_the_commands_of_that_page_run(page_files: Path) -> None:
     assert done.stdout.count("no findings") == script.count(" check-env ")
 
 
-def test_a_loss_of_your_own_keeps_the_contract_of_the_others() -> None:
-    names: dict[str, Any] = {"__name__": "losses"}
-    (text,) = blocks("training.md")
-    exec(compile(text, "training.md", "exec"), names)
-    algorithm = algos.Algorithm(function=names["proximal"])
-    assert algorithm.inputs == algos.LOSSES["reinforce"].inputs
-    assert set(algos.LOSSES["reinforce"].known_options) - {"cap"} <= set(algorithm.known_options)
-    starts, advantages, weights = torch.tensor([0, 2, 3]), torch.tensor([1.0, -1.0, 0.5]), torch.tensor([1.0, 2.0, 1.0])
-    gradients: list[torch.Tensor | None] = []
-    for function in (names["proximal"], algos.LOSSES["ppo_clip"].function):
-        logp = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
-        out = function(logp, logp.detach(), advantages, starts, weights=weights)
-        out.loss.backward()
-        gradients.append(logp.grad)
-        drift = Drift()
-        drift.add(out, logp, logp.detach(), advantages, starts)  # reads the metrics that each loss has
-        assert drift.metrics()["ratio_mean"] == 1.0
-    # At θ = old the penalty is 0, and all policy gradients are one.
-    assert gradients[0] is not None and gradients[1] is not None and torch.equal(gradients[0], gradients[1])
+def test_a_run_of_what_is_your_own(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    one_thread: None,
+    clean_registry: None,
+    require: Callable[[bool, str], None],
+) -> None:
+    (tmp_path / "mine.py").write_text("\n".join(blocks("training.md")), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (settings,) = blocks("training.md", "toml")
+    (tmp_path / "my.toml").write_text(settings, encoding="utf-8")
+    (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
+    few = ("env.id=toy:test/Toy-v0", "eval.tasks=2", "rollout.tasks=2", "rollout.turn_tokens=8", "optim.steps=2")
+    config = load_config(path="my.toml", overrides=[*few, "rollout.cut_turns=answer", "optim.lr=1e-3"])
+    try:
+        run = train(config, Display(io.StringIO()))
+        import mine  # pyright: ignore[reportMissingImports]
+
+        rows = read_jsonl(run / "metrics.jsonl")
+        assert [row["loss/penalty"] > 0 for row in rows] == [True, True], "a step's second update is off-policy"
+        text = (run / "rewards.csv").read_text()
+        assert text == "step,reward,mine:proximal\n" + "".join(f"{row['step']},{row['reward_mean']}\n" for row in rows)
+        assert mine.Counting.sampled > sum(row["sampled_tokens"] for row in rows), "evaluations sample too"
+        check_options("loss", "mine:plain", {})
+        try:
+            assert shared_sandbox().limits.memory_bytes == Limits().memory_bytes // 2
+        except SandboxUnavailable as error:
+            require(False, str(error))
+    finally:
+        use_backend("auto")
+        for module in ("mine", "toy"):
+            sys.modules.pop(module, None)
 
 
 def test_the_mix_is_a_config() -> None:

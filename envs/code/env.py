@@ -39,8 +39,7 @@ class Code(ToolEnv):
         stop_at_failure: let the first failed test end the grading; ``passed`` then counts the tests before it.
         packages: packages that problems, submissions and the tool may import beside the sandbox's usual ones, such as
             ``["sortedcontainers"]``.
-        sandbox: the back end that runs tool and tests: ``"local"``, ``"docker"`` or ``"module:name"``; empty for that
-            of the run, ``env.sandbox``.
+        sandbox: the back end that runs tool and tests; empty for that of the run, ``env.sandbox``.
 
     Raises:
         UnknownNameError: there is no such split or dialect.

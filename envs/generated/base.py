@@ -51,6 +51,7 @@ class GeneratedEnv(ToolEnv):
         level: one of ``levels``, or several of them to take turns evenly.
         tool: whether there is a Python tool.
         timeout: seconds of CPU time per call of it.
+        sandbox: the back end that runs it; empty for that of the run, ``env.sandbox``.
 
     Raises:
         UnknownNameError: there is no such split or dialect.
@@ -69,12 +70,13 @@ class GeneratedEnv(ToolEnv):
         level: int | Sequence[int] = 1,
         tool: bool = True,
         timeout: float = 5.0,
+        sandbox: str = "",
     ) -> None:
         super().__init__(split=split, dialect=dialect, max_turns=max_turns)
         self.chosen = (level,) if isinstance(level, int) else tuple(level)
         if not self.chosen or not set(self.chosen) <= set(self.levels):
             raise ConfigError(f"level is {level!r}: choose from 1 to {max(self.levels)}, or a list of these")
-        self.tools = (PythonTool(timeout=timeout),) if tool else ()
+        self.tools = (PythonTool(timeout=timeout, sandbox=sandbox),) if tool else ()
 
     @abstractmethod
     def make_task(self, split: str, level: int, index: int) -> Task:

@@ -27,8 +27,7 @@ class Math(ToolEnv):
         max_turns: how often the assistant may speak; None lets it six times with the tool, and once without.
         tool: whether there is a Python tool, whose state is kept from call to call.
         timeout: seconds of CPU time per call of it.
-        sandbox: the back end that runs it: ``"local"``, ``"docker"`` or ``"module:name"``; empty for that of the run,
-            ``env.sandbox``.
+        sandbox: the back end that runs it; empty for that of the run, ``env.sandbox``.
         max_chars: characters of its answer that the model reads; a longer one is cut in the middle.
         data: a file (JSON or JSON lines, packed or not, or Parquet), or the name of a Hugging Face data set; or one for
             each split: ``{"train": …, "test": …}``. None plays the sample.

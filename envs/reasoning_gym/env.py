@@ -30,6 +30,7 @@ class ReasoningGym(ToolEnv):
         dialect: how tool calls are written.
         max_turns: how often the assistant may speak.
         tool: whether there is a Python tool.
+        sandbox: the back end that runs it; empty for that of the run, ``env.sandbox``.
         partial: pass on every score of the library, from 0 to 1.
         config: the task's own settings, such as ``min_terms=3``.
 
@@ -50,6 +51,7 @@ class ReasoningGym(ToolEnv):
         dialect: str = "fence",
         max_turns: int = 6,
         tool: bool = False,
+        sandbox: str = "",
         partial: bool = False,
         **config: object,
     ) -> None:
@@ -61,7 +63,7 @@ class ReasoningGym(ToolEnv):
         self.name = name
         self.partial = partial
         self.config = config
-        self.tools = (PythonTool(),) if tool else ()
+        self.tools = (PythonTool(sandbox=sandbox),) if tool else ()
         if config:  # wrong settings are an error now; without any there is no need to start the library yet
             library.question(name, config, split, 0)
 

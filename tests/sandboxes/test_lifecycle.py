@@ -127,7 +127,9 @@ def test_a_dead_zygote_is_replaced_and_its_sessions_go_on(sandbox: Sandbox) -> N
 
 def test_a_back_end_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="no back end is called 'magic'"):
-        open_sandbox("magic")  # pyright: ignore
+        open_sandbox("magic")
+    with pytest.raises(ValueError, match="belongs to the docker back end"):
+        open_sandbox("mine:small", runtime="runsc")
 
 
 def test_readme_example_runs(sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:

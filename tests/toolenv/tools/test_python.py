@@ -1,13 +1,24 @@
 """The python tool: what the model reads back, and what lives how long."""
 
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Sequence
+from types import SimpleNamespace
 
 import pytest
 
-from agentrl.errors import InfrastructureError
+from agentrl.errors import ConfigError, InfrastructureError, UsageError
+from agentrl.sandboxes import Limits, Sandbox, SandboxUnavailable, open_sandbox
+from agentrl.toolenv.registry import make
 from agentrl.toolenv.tools import python as python_tool
 from agentrl.toolenv.tools.function import ToolError
-from agentrl.toolenv.tools.python import PythonTool, backend_of, close_shared_sandbox, sandbox_counters, shared_sandbox
+from agentrl.toolenv.tools.python import (
+    PythonTool,
+    backend_of,
+    close_shared_sandbox,
+    sandbox_counters,
+    shared_sandbox,
+    use_backend,
+)
 
 
 @pytest.fixture
@@ -131,3 +142,62 @@ def test_each_set_of_packages_has_a_sandbox_of_its_own(python: PythonTool) -> No
     assert counters.runs == {"ok": 2, "error": 1}  # one of them looked whether the packages are there
     close_shared_sandbox()
     assert sandbox_counters() is None
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> Generator[list[Sandbox]]:
+    """The sandboxes that the user's own back end has opened; one of its functions opens none."""
+    close_shared_sandbox()
+    opened: list[Sandbox] = []
+
+    def small(limits: Limits, *, ready: int | None, packages: Sequence[str]) -> Sandbox:
+        opened.append(open_sandbox("local", limits=limits, ready=ready, packages=packages))
+        return opened[-1]
+
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(small=small, nothing=lambda limits, **options: None))
+    yield opened
+    use_backend("auto")
+    close_shared_sandbox()
+
+
+def test_a_back_end_of_ones_own_runs_what_names_it(mine: list[Sandbox]) -> None:
+    tool = PythonTool(sandbox="mine:small")
+    assert not mine, "nothing is opened before the first call"
+    assert run(tool, "6 * 7") == "42" and [shared_sandbox((), "mine:small")] == mine
+    assert backend_of([tool]) == f"mine:small {mine[0].backend}"
+    assert shared_sandbox() not in mine
+    use_backend("mine:small")
+    assert shared_sandbox() in mine and backend_of([PythonTool()]).startswith("mine:small ")
+    with pytest.raises(SandboxUnavailable, match="programs can't import no_such_package"):
+        shared_sandbox(["no_such_package"])
+    tool.close()
+
+
+@pytest.mark.parametrize("env_id", ["Code-v0", "Countdown-v0"])
+def test_an_environment_plays_and_grades_in_the_sandbox_that_it_names(env_id: str, mine: list[Sandbox]) -> None:
+    env = make(f"agentrl/{env_id}", sandbox="mine:small")
+    env.reset(seed=0)
+    for turn in env.gold_turns(env.episode.task):
+        env.step(turn)
+    assert env.episode.parts and env.episode.parts["correct"] == 1
+    env.close()
+    assert python_tool._sandboxes.existing() == mine and len(mine) == 1, "no other one was opened"
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("dokcer", "no sandbox is called 'dokcer'; did you mean 'docker'?"),
+        ("nowhere:small", "sandbox 'nowhere:small' needs nowhere: install it"),
+        ("mine:smal", "sandbox 'mine:smal' is not in mine; did you mean 'small'?"),
+    ],
+)
+def test_what_is_no_back_end_is_refused_before_anything_runs(mine: list[Sandbox], name: str, wanted: str) -> None:
+    for attempt in (lambda: PythonTool(sandbox=name), lambda: use_backend(name)):
+        with pytest.raises(UsageError, match=wanted.replace("?", r"\?")):
+            attempt()
+
+
+def test_a_back_end_returns_a_sandbox(mine: list[Sandbox]) -> None:
+    with pytest.raises(ConfigError, match="sandbox 'mine:nothing' can't be opened: mine:nothing must return a Sandbox"):
+        backend_of([PythonTool(sandbox="mine:nothing")])
