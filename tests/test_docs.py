@@ -192,10 +192,11 @@ def test_the_mix_is_a_config() -> None:
 
 def test_the_sets_that_papers_report_are_sets() -> None:
     texts = re.findall(r"--env '(\w+=[^']+)' \\", (DOCS / "evaluation.md").read_text(encoding="utf-8"))
-    sets = make_sets(load_config(preset="quickstart"), texts)
+    sets = make_sets(load_config(preset="quickstart", overrides=["env.sandbox=docker"]), texts)
     sizes = {name: (config.eval.tasks, config.eval.attempts) for name, config in sets.items()}
     assert sizes == {"aime24": (30, 32), "aime25": (30, 32), "amc23": (40, 32), "math500": (500, 4)}
     for name, config in sets.items():
+        assert config.env.sandbox == "docker", "a setting for all environments"
         args = config.env.played[name].args
         assert set(args) == {"data", "data_split"} and set(args["data"]) == set(args["data_split"]) == {"test"}
 

@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agentrl.cli import doctor
 from agentrl.cli.doctor import BackendReport, Diagnosis, examine
+from agentrl.errors import UsageError
 from agentrl.runs.progress import Display
 from agentrl.sandboxes import Limits, Result, Sandbox, SandboxError, SandboxUnavailable, Session
 from agentrl.sandboxes.base import Counters, Health
@@ -92,6 +94,7 @@ LEAKY = replace(GOOD, checks={**GOOD.checks, "host files are hidden": "reached"}
 def test_one_back_end_that_passes_is_enough(backends: tuple[BackendReport, ...], ok: bool) -> None:
     diagnosis = Diagnosis(packages={}, backends=backends)
     assert diagnosis.ok is ok is diagnosis.row()["ok"]
+    assert diagnosis.auto == ("local" if GOOD in backends or LEAKY in backends else "")
     assert json.loads(json.dumps(diagnosis.row()))["packages"] == {}
 
 
@@ -120,12 +123,22 @@ def test_versions_import_nothing() -> None:
 def test_command_tells_what_works(sandbox: Sandbox, command: Command) -> None:
     out, err = command("doctor", "--json")
     report = json.loads(out)
-    assert report["ok"] and report["packages"]["agentrl"] and "local" in err
+    assert report["ok"] and report["packages"]["agentrl"] and "local" in err and report["auto"] == "local"
     local, docker, *_ = report["backends"]  # where gVisor is registered, a third one is Docker with it
     assert (local["name"], docker["name"]) == ("local", "docker")
     assert local["ok"] and local["facts"]["kernel"].startswith("Linux")
     assert len(local["checks"]) == 7
     assert docker["ok"] or docker["obstacle"] or not all(check["passed"] for check in docker["checks"])
+
+
+def test_a_back_end_of_ones_own_is_tested_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda name, *_: replace(GOOD, name=name))
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(naked=Naked))
+    diagnosis = doctor.diagnose(sandbox="mine:naked", say=lambda _: None)
+    assert [report.name for report in diagnosis.backends if "docker" not in report.name] == ["local", "mine:naked"]
+    assert diagnosis.auto == "local" and not diagnosis.packages
+    with pytest.raises(UsageError, match="'mine:nakd' is not in mine; did you mean 'naked'"):
+        doctor.diagnose(sandbox="mine:nakd", say=lambda _: None)
 
 
 def test_docker_that_no_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
