@@ -161,7 +161,7 @@ def test_a_run_of_what_is_your_own(
     (tmp_path / "my.toml").write_text(settings, encoding="utf-8")
     (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
     few = ("env.id=toy:test/Toy-v0", "eval.tasks=2", "rollout.tasks=2", "rollout.turn_tokens=8", "optim.steps=2")
-    config = load_config(path="my.toml", overrides=[*few, "rollout.cut_turns=answer", "optim.lr=1e-3"])
+    config = load_config(path="my.toml", overrides=[*few, "rollout.truncated.turn=answer", "optim.lr=1e-3"])
     try:
         run = train(config, Display(io.StringIO()))
         import mine  # pyright: ignore[reportMissingImports]
