@@ -47,3 +47,14 @@ def shuffled(episode: Trajectory, rng: random.Random) -> Trajectory:
     rows = [episode.rows[number] for number in order]
     moved = [row if row.parent is None else replace(row, parent=order.index(row.parent)) for row in rows]
     return replace(episode, segments=(), rows=tuple(moved))
+
+
+def cut(whole: Trajectory) -> Trajectory:
+    """The same episode in rows: each turn continues the row of the one before, whose tokens it all inherits."""
+    rows, length, own = list[Row](), 0, list[Segment]()
+    for segment in whole.segments:
+        own.append(segment)
+        if segment.trained:
+            rows.append(Row(tuple(own), len(rows) - 1 if rows else None, length))
+            length, own = length + len(rows[-1].token_ids), []
+    return replace(whole, segments=(), rows=tuple(rows))

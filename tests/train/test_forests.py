@@ -16,7 +16,7 @@ from torch import Tensor
 from agentrl.batch import as_batch, collate
 from agentrl.models.load import ROUNDING
 from agentrl.rollout.collected import Clock, Collected
-from agentrl.segments import Row, Segment, complete_rows
+from agentrl.segments import Segment, complete_rows
 from agentrl.train.groups import RolloutSource, StepGroups
 from agentrl.train.learner import Learner
 from agentrl.train.score import score
@@ -24,7 +24,7 @@ from agentrl.train.step import StepResult, Trainer
 from agentrl.types import Group, Origin, Trajectory
 
 from ..algos import reference as slow
-from ..forests import forest, sampled, shuffled, tokens
+from ..forests import cut, forest, sampled, shuffled, tokens
 from .conftest import Make, rewards_in_time, trajectory
 
 CAP, LR, TEMPERATURE = 1.5, 2e-5, 0.7
@@ -215,15 +215,11 @@ def test_a_cut_episode_has_the_gradient_of_the_whole_one_to_the_bit(model: Any) 
     for _ in range(4):
         segments += [sampled(rng), Segment("tool", tokens(rng))]
     whole = trajectory(*segments[:-1], rewards=(0.0, 0.5, 0.0, 1.0))
-    rows, length = [Row(whole.segments[:2])], sum(len(s.token_ids) for s in whole.segments[:2])
-    for begin in range(2, len(whole.segments), 2):
-        rows.append(Row(whole.segments[begin : begin + 2], parent=len(rows) - 1, fork=length))
-        length += len(rows[-1].token_ids)
-    cut = replace(whole, segments=(), rows=tuple(rows))
-    assert len(cut.rows) == 4 and cut.sampled == whole.sampled and cut.token_ids == whole.token_ids
+    in_rows = cut(whole)
+    assert len(in_rows.rows) == 4 and in_rows.sampled == whole.sampled and in_rows.token_ids == whole.token_ids
     other = trajectory(segments[0], sampled(rng), seed=1)
     gradients: list[dict[str, Tensor]] = []
-    for episode in (whole, cut):
+    for episode in (whole, in_rows):
         batch = as_batch([Group((episode, other))])
         double = copy.deepcopy(model).double()
         stats = score(double, batch, temperature=TEMPERATURE, dtype=torch.float64)
