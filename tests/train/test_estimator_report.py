@@ -120,9 +120,7 @@ def test_report_of_a_run(train: Train, here: Path, capsys: pytest.CaptureFixture
 
 def test_episodes_of_several_rows_are_refused(tmp_path: Path) -> None:
     write_episodes(tmp_path / "e.jsonl", [forest(random.Random(0), Segment("prompt", (5,)), 2)], Signs(), ORIGIN)
-    with pytest.raises(
-        UsageError, match="has episodes of several rows, and estimators are compared"
-    ):
+    with pytest.raises(UsageError, match="has episodes of several rows, and estimators are compared"):
         script.groups_of(tmp_path / "e.jsonl", 1)
 
 

@@ -11,12 +11,11 @@ from typing import Any
 import gymnasium
 import pytest
 
-from agentrl.engines.base import Engine, Sampling
-from agentrl.engines.rng import derive_seed
+from agentrl.engines.base import Sampling
 from agentrl.errors import UsageError
-from agentrl.render.transcript import Writer
-from agentrl.rollout import collector
-from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.driver import StepDriver
+from agentrl.rollout.policy import Policy
+from agentrl.runs import assemble
 from agentrl.runs.checkpoint import load_unused
 from agentrl.runs.folder import checkpoints
 from agentrl.runs.records import read_episodes, write_episodes
@@ -24,33 +23,26 @@ from agentrl.segments import Row
 from agentrl.toolenv.base import ToolEnv
 from agentrl.train.run import resume, train, train_on
 from agentrl.train.saved import SavedEpisodes
-from agentrl.types import Segment, Trajectory
+from agentrl.types import Segment
 
 from ..forests import forest
 from .conftest import Make, OnDisk, quiet, rows_of, same_weights
 
 EVERY = ("optim.steps=3", "save.every=1", "save.episodes_every=1", "eval.tasks=1", "run.deterministic=true")
-play_one_row = collector.play_episode
 
 
-async def play_twice(
-    env: ToolEnv, engine: Engine, renderer: Writer, spec: EpisodeSpec, *, sampling: Sampling, player: Any
-) -> Trajectory:
-    """The episode, and before it a turn that nobody continued, in a row behind that of the episode."""
-    played = await play_one_row(env, engine, renderer, spec, sampling=sampling, player=player)
-    opening = played.segments[0].token_ids
-    turn = Sampling(temperature=sampling.temperature, max_tokens=sampling.max_tokens, stop_ids=renderer.stop_ids)
-    done = await engine.generate(opening, turn, seed=derive_seed(spec.seed, "dropped"))
-    dropped = Segment("policy", done.token_ids, done.logprobs, done.version, done.finish == "length", turn=0)
-    numbers = iter(range(1, len(played.segments)))
-    numbered = [replace(part, turn=next(numbers)) if part.trained else part for part in played.segments]
-    rows = (Row(tuple(numbered)), Row((dropped,), 0, len(opening)))
-    return replace(played, segments=(), rows=rows, rewards=(0.25, *played.rewards))
+class Twice(StepDriver):
+    """Plays the environment after a turn that nobody continues: the next turn begins another row."""
+
+    async def play(self, env: ToolEnv, policy: Policy) -> None:
+        messages, _ = await policy.run(env.reset, seed=policy.spec.seed % 2**32, options={"task": policy.spec.task_id})
+        await policy.turn(messages)
+        await super().play(env, policy)
 
 
 @pytest.fixture(autouse=True)
 def twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "play_episode", play_twice)
+    monkeypatch.setitem(assemble._DRIVERS, "step", f"{__name__}:Twice")  # pyright: ignore
 
 
 def files_of(run: Path) -> list[Path]:
