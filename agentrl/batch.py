@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import TrajectoryError
-from agentrl.segments import Row, complete_rows, turn_order
+from agentrl.segments import Row, complete_rows, turn_positions
 from agentrl.types import Group, Trajectory
 
 
@@ -266,13 +266,9 @@ def _sampled_positions(row: Row, trajectory: Trajectory) -> list[int]:
 def _ranks(episodes: Sequence[Trajectory]) -> list[int]:
     """Return the position of each sampled token, in the order of rows, among all in the order of time."""
     ranks: list[int] = []
-    done = 0
     for episode in episodes:
-        lengths = [len(segment.token_ids) for segment in episode.segments if segment.trained]
-        positions = [range(0)] * len(lengths)
-        for turn in turn_order(episode.segments):
-            positions[turn] = range(done, done := done + lengths[turn])
-        ranks.extend(chain.from_iterable(positions))
+        done = len(ranks)
+        ranks += [done + position for _, positions in turn_positions(episode.segments) for position in positions]
     return ranks
 
 

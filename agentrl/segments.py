@@ -134,9 +134,11 @@ def parents_first(rows: Sequence[Row]) -> list[int]:
     """Return the indices of ``rows`` in an order in which each row comes after its parent.
 
     Raises:
-        TrajectoryError: a row continues one that is missing or that continues it, or inherits more tokens than that
-            has, or all rows together are too long.
+        TrajectoryError: the first row continues another one, a row continues one that is missing or that continues it,
+            or inherits more tokens than that has, or all rows together are too long.
     """
+    if rows[0].parent is not None:
+        raise TrajectoryError("the first row of an episode continues another one: put the row with its opening first")
     order, children = list[int](), dict[int, list[int]]()
     for number, row in enumerate(rows):
         (order if row.parent is None else children.setdefault(row.parent, [])).append(number)
@@ -174,3 +176,19 @@ def turn_order(segments: Sequence[Segment]) -> list[int]:
     if numbers and len({*numbers}) < len(turns):
         raise TrajectoryError("each sampled turn of an episode needs a number of its own, or none has one")
     return sorted(range(len(turns)), key=numbers.__getitem__) if numbers else list(range(len(turns)))
+
+
+def turn_positions(segments: Sequence[Segment]) -> list[tuple[int, range]]:
+    """Return each sampled segment's turn, counted from 0 in time, and its tokens' positions among all sampled ones.
+
+    Example:
+        Turns numbered 7 and 3, of two and four tokens, are ``[(1, range(4, 6)), (0, range(0, 4))]``.
+
+    Raises:
+        TrajectoryError: as ``turn_order``.
+    """
+    lengths = [len(segment.token_ids) for segment in segments if segment.trained]
+    turns, done = [(0, range(0))] * len(lengths), 0
+    for turn, index in enumerate(turn_order(segments)):
+        turns[index] = turn, range(done, done := done + lengths[index])
+    return turns

@@ -84,11 +84,14 @@ def tokens(record: Record) -> Iterator[Token]:
 def contrast(records: Iterable[Record]) -> tuple[Record, Record]:
     """Choose a solved and a failed episode of one task: of equally many turns, the pair with the fewest tokens.
 
+    Episodes of several rows are left out: a picture has no room for them.
+
     Raises:
         ValueError: no task has both.
     """
     played: dict[tuple[str, int, bool], Record] = {}
-    for record in sorted(records, key=_length, reverse=True):  # the shortest comes last, and stays
+    single = (record for record in records if len(record.trajectory.rows) == 1)
+    for record in sorted(single, key=_length, reverse=True):  # the shortest comes last, and stays
         played[record.trajectory.task_id, len(record.trajectory.sampled), record.won] = record
     pairs = [(record, played.get((task, turns, False))) for (task, turns, won), record in played.items() if won]
     both = [(solved, failed) for solved, failed in pairs if failed]

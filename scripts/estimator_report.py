@@ -264,9 +264,16 @@ def _episodes_file(run: Path, step: int | None) -> Path:
 
 
 def groups_of(file: Path, least: int) -> list[Group]:
-    """Group the episodes of a file by task; tasks with fewer than ``least`` that have a sampled token are skipped."""
+    """Group the episodes of a file by task; tasks with fewer than ``least`` that have a sampled token are skipped.
+
+    Raises:
+        UsageError: an episode has several rows.
+    """
     tasks: dict[tuple[str, str], list[Trajectory]] = {}
     for record in load(file):
+        if len(record.trajectory.rows) > 1:
+            raise UsageError(f"{str(file)!r} has episodes of several rows, and estimators are compared on episodes of "
+                             "one: name another file")  # fmt: skip
         if record.trajectory.n_sampled:
             tasks.setdefault((record.trajectory.env, record.trajectory.task_id), []).append(record.trajectory)
     return [Group(tuple(rows)) for rows in tasks.values() if len(rows) >= least]

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from agentrl.eval.pages import Section, shared_length, shorten
 from agentrl.eval.paired import Contrast, contrast
 from agentrl.runs.records import EPISODES, Record
 from agentrl.runs.settings import differing
+from agentrl.segments import Row, Segment, turn_positions
 from agentrl.toolenv.versions import PARTS
 
 _AROUND = 60
@@ -29,14 +31,15 @@ Pair = tuple[Record, Record]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """The first token in which two episodes differ."""
+    """The first token in which two episodes differ, in the order of their turns."""
 
     index: int
-    """Its index among all tokens of A, from 0; of B where A has ended."""
+    """Its index among all tokens of A in that order, from 0; of B where A has ended."""
     turn: int
     """The assistant's turn that it is in or after, from 1; 0 in the prompt."""
     source: str
-    """Where A's token comes from: ``prompt``, ``policy``, ``tool`` or ``template``; B's where A has ended."""
+    """Where A's token comes from: ``prompt``, ``policy``, ``tool`` or ``template``; B's where A has ended. ``row``: the
+    two continue with other rows."""
     before: str
     """The end of the text that both have."""
     a: str
@@ -171,22 +174,51 @@ def parting(a: Record, b: Record) -> Parting | None:
 
 
 class _Token(NamedTuple):
-    """A token of an episode, with its position among all tokens."""
+    """A token of an episode, with its position among all tokens; or the heading of a row."""
 
     position: int
-    id: int
+    id: int | str
     text: str
     source: str
     turn: int
 
 
 def _tokens(record: Record) -> Iterator[_Token]:
-    turn, index = 0, 0
-    for segment, pieces in zip(record.trajectory.segments, record.pieces, strict=True):
+    """Yield the tokens in the order of turns, and a row's heading wherever the next ones are of another row."""
+    turn, index, current = 0, 0, 0
+    parts = _in_time(record)
+    # Rows may stand in any order in the file, so they are numbered as they come here.
+    numbers = {row: number for number, row in enumerate(dict.fromkeys(row for _, row, *_ in parts), start=1)}
+    for _, row, segment, pieces in parts:
+        if row != current:
+            current, heading = row, _heading(record.trajectory.rows, row, numbers)
+            yield _Token(index, heading, heading, "row", turn)
         turn += segment.trained
         for token, piece in zip(segment.token_ids, pieces, strict=True):
             yield _Token(index, token, piece, segment.source, turn)
             index += 1
+
+
+def _in_time(record: Record) -> list[tuple[int, int, Segment, tuple[str, ...]]]:
+    """Return the segments in the order of turns, each after a turn and its row, and before its texts."""
+    turns, pieces = iter(turn_positions(record.trajectory.segments)), iter(record.pieces)
+    parts: list[tuple[int, int, Segment, tuple[str, ...]]] = []
+    for number, row in enumerate(record.trajectory.rows):
+        ahead = [next(turns)[0] for segment in row.segments if segment.trained] or [len(record.pieces)]
+        # A row reads what stands before a turn for that turn; what stands after its last one comes with that.
+        for segment in row.segments:
+            parts.append((ahead[0], number, segment, next(pieces)))
+            ahead = ahead[segment.trained :] or ahead
+    return [parts[0], *sorted(parts[1:], key=itemgetter(0))]
+
+
+def _heading(rows: Sequence[Row], row: int, numbers: Mapping[int, int]) -> str:
+    parent, fork = rows[row].parent, rows[row].fork
+    # Whoever inherits no more than its parent inherited continues the row that this came from.
+    while parent is not None and rows[parent].fork >= fork:
+        parent = rows[parent].parent
+    begin = "begins anew" if parent is None else f"continues row {numbers[parent]} after {fork} tokens"
+    return f"[row {numbers[row]}, {begin}]"
 
 
 def _by_task(records: Iterable[Record], several: bool) -> dict[tuple[str, str], list[Record]]:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, FiniteFloat, TypeAdapter, ValidationError
 
 from agentrl.errors import TrajectoryError
 from agentrl.runs.files import NewFile, is_file, is_folder, open_file, replace
-from agentrl.segments import turn_order
+from agentrl.segments import turn_order, turn_positions
 from agentrl.types import Origin, Trajectory, won
 
 SCHEMA = 3
@@ -285,11 +285,7 @@ def _to_json(
     advantages: Sequence[float] | None = None,
     training: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, object]:
-    sampled = [segment for segment in trajectory.segments if segment.trained]
-    slices, done = [slice(0)] * len(sampled), 0
-    for turn in turn_order(sampled):
-        slices[turn] = slice(done, done := done + len(sampled[turn].token_ids))
-    of_turn, segments = iter(slices), list[dict[str, object]]()
+    turns, segments = iter(turn_positions(trajectory.segments)), list[dict[str, object]]()
     for segment in trajectory.segments:
         row: dict[str, object] = {"source": segment.source, "token_ids": segment.token_ids}
         row["pieces"] = [_piece(tokenizer, token) for token in segment.token_ids]
@@ -297,7 +293,8 @@ def _to_json(
             row |= {"logprobs": segment.logprobs, "version": segment.version} | ({"cut": True} if segment.cut else {})
             row |= {"swaps": segment.swaps} if segment.swaps else {}
             row |= {} if segment.turn is None else {"turn": segment.turn}
-            mine = next(of_turn)
+            _, positions = next(turns)
+            mine = slice(positions.start, positions.stop)
             row |= {} if advantages is None else {"advantages": advantages[mine]}
             # More digits would be noise and treble the file.
             numbers = {

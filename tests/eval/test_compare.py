@@ -1,9 +1,13 @@
 """Comparing: what is paired, what is refused, and whether a cause is found under its name."""
 
 import json
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.cli import main
 from agentrl.config import load_config
@@ -11,8 +15,12 @@ from agentrl.errors import UsageError
 from agentrl.eval.compare import Comparison, compare, paired, parting
 from agentrl.eval.episodes import load
 from agentrl.runs.folder import RunFolder
-from agentrl.runs.records import EPISODES
+from agentrl.runs.records import EPISODES, Record
+from agentrl.segments import Row
+from agentrl.types import Segment, Trajectory
 
+from ..forests import forest, shuffled
+from ..runs.origins import ORIGIN
 from .played import Sums, call, play, save
 
 HOSTILE = "\x1b[2J</script><b>|\n| x"
@@ -117,6 +125,50 @@ def test_one_that_goes_on_parts_where_the_other_ends(tmp_path: Path) -> None:
     for left, other, texts in ((a, b, ("", "!")), (b, a, ("!", ""))):
         cut = parting(left, other)
         assert cut is not None and (cut.a, cut.b) == texts and cut.index == len(a.trajectory.token_ids)
+
+
+def recorded(episode: Trajectory) -> Record:
+    texts = tuple(tuple(f"{token} " for token in segment.token_ids) for segment in episode.segments)
+    return Record(trajectory=episode, origin=ORIGIN, pieces=texts)
+
+
+@given(st.integers(0, 2**32), st.integers(2, 7))
+def test_episodes_of_several_rows_part_in_time(seed: int, count: int) -> None:
+    rng = random.Random(seed)
+    episode = forest(rng, Segment("prompt", (5, 6)), count)
+    a = recorded(episode)
+    # Where a row inherits only what its parent inherited, it may as well name that one's parent.
+    parents = [None if row.parent is None else episode.rows[row.parent] for row in episode.rows]
+    named = [replace(row, parent=parent.parent) if parent and parent.fork >= row.fork else row
+             for row, parent in zip(episode.rows, parents, strict=True)]  # fmt: skip
+    same = shuffled(replace(episode, segments=(), rows=tuple(named)), rng)
+    assert parting(a, recorded(same)) is None, "nor does the order of rows mean anything"
+    number = rng.randrange(count)
+    row = episode.rows[number]
+    at = rng.randrange(number == 0, len(row.segments))
+    segment = row.segments[at]
+    spot = rng.randrange(len(segment.token_ids))
+    ids = (*segment.token_ids[:spot], 300, *segment.token_ids[spot + 1 :])
+    segments = (*row.segments[:at], replace(segment, token_ids=ids), *row.segments[at + 1 :])
+    rows = (*episode.rows[:number], replace(row, segments=segments), *episode.rows[number + 1 :])
+    b = recorded(shuffled(replace(episode, segments=(), rows=rows), rng))
+    turn = next(part.turn or 0 for part in row.segments[at:] if part.trained)
+    done = sum((part.turn or 0) < turn for part in episode.sampled)
+    cut = parting(a, b)
+    assert cut is not None and cut.a.startswith(f"{segment.token_ids[spot]} ") and cut.b.startswith("300 ")
+    assert (cut.source, cut.turn) == (segment.source, done + segment.trained)
+
+
+def test_rows_that_begin_elsewhere_part_there() -> None:
+    turns = [Segment("policy", (7,), (-1.0,), 0)] * 2
+    a, b = (
+        recorded(replace(forest(random.Random(0), Segment("prompt", (5, 6)), 1), segments=(), rows=rows))
+        for fork in (1, 2)
+        for rows in [(Row((Segment("prompt", (5, 6)), turns[0])), Row((turns[1],), 0, fork))]
+    )
+    cut = parting(a, b)
+    assert cut is not None and (cut.source, cut.index, cut.turn, cut.before) == ("row", 3, 1, "5 6 7 ")
+    assert cut.a == "[row 2, continues row 1 after 1 tokens]7 " and cut.b == "[row 2, continues row 1 after 2 tokens]7 "
 
 
 def test_hostile_texts_stay_in_their_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

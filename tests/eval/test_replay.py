@@ -14,6 +14,7 @@ from agentrl.cli import main
 from agentrl.errors import InfrastructureError, UsageError
 from agentrl.eval.episodes import load, remake
 from agentrl.eval.replay import Change, Replayed, Tools, replay
+from agentrl.segments import Row
 from agentrl.toolenv.registry import make
 from agentrl.types import CutTurn, CutTurns, Message, Stop
 
@@ -54,6 +55,21 @@ def test_turns_that_were_cut_are_treated_as_they_were(tmp_path: Path) -> None:
     assert [episode.stop for episode in played] == [Stop.TERMINATED, Stop.TERMINATED, Stop.TERMINATED, Stop.TURN_CUT]
     played += replace(played[-1], stop=Stop.TOKEN_LIMIT), play(1, CutTurn(call(1), "continue"))
     assert [episode.change for episode in again(save(tmp_path / "e.jsonl", *played))] == [None] * 6
+
+
+def test_an_episode_whose_history_was_rewritten_is_replayed_by_its_turns(tmp_path: Path) -> None:
+    played = play(1, call(1), CutTurn(call(2), "continue"), "8")
+    prompt, called, answer, cut, result, final = played.segments
+    # The last two turns were sampled after another history, and their rows are not in the order of turns.
+    later = [Row((answer, replace(cut, turn=1)), 0, 3), Row((result, replace(final, turn=2)), 0, 4)]
+    rows = [Row((prompt, replace(called, turn=0))), *reversed(later)]
+    path = save(tmp_path / "e.jsonl", replace(played, segments=(), rows=tuple(rows)))
+    (episode,) = again(path)
+    assert episode.change is None and episode.now == episode.recorded
+    more = replace(called, turn=9)
+    unheard = replace(played, segments=(), rows=(*rows, Row((more,), 0, 2)), rewards=(*played.rewards, 0.0))
+    with pytest.raises(UsageError, match="has 4 turns and 2 tool calls, but messages of 3 and 2: it can't be played"):
+        again(save(tmp_path / "f.jsonl", unheard))
 
 
 def test_programs_run_again_in_a_fresh_sandbox(tmp_path: Path) -> None:

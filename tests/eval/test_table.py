@@ -12,6 +12,8 @@ from agentrl.eval.intervals import interval, wilson
 from agentrl.eval.table import by_tag, majority, pass_at_k, summarise
 from agentrl.types import Group, Segment, Stop, ToolRun, Trajectory
 
+from ..forests import cut
+
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
 def test_pass_at_k_is_the_share_of_subsets_with_a_win(drawn: tuple[int, int, int]) -> None:
@@ -51,6 +53,9 @@ def test_table_of_hand_made_groups() -> None:
         f"success 25.0% (95% CI {table.low:.1%} to {table.high:.1%}) on 2 tasks, pass@2 41.7%, pass@4 50.0%, "
         "1.25 turns, 0.25 tool calls, 0.12 tool errors, 1 truncated, 0 cut turns"
     )
+    in_rows = [Group(tuple(map(cut, group))) for group in groups]
+    assert any(len(played.rows) > 1 for group in in_rows for played in group)
+    assert summarise(in_rows, best_return=1.0, lost=3) == table, "an episode counts once, however many rows it has"
     assert json.loads(json.dumps(table.row()))["pass_at"] == {"1": 0.25, "2": pytest.approx(5 / 12), "4": 0.5}
 
 

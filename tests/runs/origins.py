@@ -21,3 +21,11 @@ class Signs:
     def decode(self, token_ids: int | list[int], **_: Any) -> str:
         assert isinstance(token_ids, list)
         return "".join(map(chr, token_ids))
+
+
+class Numerals:
+    """A tokenizer whose text of a token is its id."""
+
+    def decode(self, token_ids: int | list[int], **_: Any) -> str:
+        assert isinstance(token_ids, list)
+        return "".join(f"{token} " for token in token_ids)

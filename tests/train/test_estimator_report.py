@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ import pytest
 import torch
 
 from agentrl.config import Config
+from agentrl.errors import UsageError
 from agentrl.runs.progress import Display
-from agentrl.types import Group, flatten
+from agentrl.runs.records import write_episodes
+from agentrl.types import Group, Segment, flatten
 
 from ..conftest import load_script
+from ..forests import forest
+from ..runs.origins import ORIGIN, Signs
 from .conftest import Make, Train, logp_of, step, trainer_of
 
 script = load_script("estimator_report")
@@ -111,6 +116,12 @@ def test_report_of_a_run(train: Train, here: Path, capsys: pytest.CaptureFixture
         assert script.main(arguments) == 2
         output = capsys.readouterr()
         assert wanted in output.err and len(output.err.splitlines()) == 1 and not output.out
+
+
+def test_episodes_of_several_rows_are_refused(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "e.jsonl", [forest(random.Random(0), Segment("prompt", (5,)), 2)], Signs(), ORIGIN)
+    with pytest.raises(UsageError, match="has episodes of several rows, and estimators are compared"):
+        script.groups_of(tmp_path / "e.jsonl", 1)
 
 
 def test_a_group_of_no_rows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from agentrl.batch import as_batch, collate
 from agentrl.models.load import ROUNDING
 from agentrl.rollout.collected import Clock, Collected
-from agentrl.segments import Row, Segment, complete_rows
+from agentrl.segments import Segment, complete_rows
 from agentrl.train.groups import RolloutSource, StepGroups
 from agentrl.train.learner import Learner
 from agentrl.train.score import score
@@ -24,6 +24,7 @@ from agentrl.train.step import StepResult, Trainer
 from agentrl.types import Group, Origin, Trajectory
 
 from ..algos import reference as slow
+from ..forests import cut, forest, sampled, shuffled, tokens
 from .conftest import Make, rewards_in_time, trajectory
 
 CAP, LR, TEMPERATURE = 1.5, 2e-5, 0.7
@@ -58,38 +59,6 @@ class Given(RolloutSource):
         return {}
 
 
-def tokens(rng: random.Random, most: int = 5) -> tuple[int, ...]:
-    return tuple(rng.randrange(3, 250) for _ in range(rng.randint(1, most)))
-
-
-def sampled(rng: random.Random, turn: int | None = None) -> Segment:
-    ids = tokens(rng)
-    return Segment("policy", ids, tuple(-5.5 - 3 * rng.random() for _ in ids), 0, turn=turn)
-
-
-def forest(rng: random.Random, opening: Segment, rows: int) -> Trajectory:
-    """An episode whose rows begin anew or fork anywhere, and whose turns were sampled in any order."""
-    made = [Row((opening, sampled(rng), Segment("tool", tokens(rng)), sampled(rng)))]
-    for _ in range(rows - 1):
-        lengths = list(map(len, complete_rows(made)))
-        parent = rng.choice([None, *range(len(made))])
-        context = Segment("prompt" if parent is None else "template", tokens(rng))
-        turns = [sampled(rng), *([Segment("tool", tokens(rng)), sampled(rng)] if rng.random() < 0.5 else [])]
-        if parent is None:
-            made.append(Row((context, *turns)))
-        else:
-            begin = (context,) if rng.random() < 0.7 else ()
-            made.append(Row((*begin, *turns), parent, rng.randint(1, lengths[parent])))
-    count = sum(segment.trained for row in made for segment in row.segments)
-    numbers = iter(rng.sample(range(3 * count), count))
-    numbered = [
-        replace(row, segments=tuple(replace(s, turn=next(numbers)) if s.trained else s for s in row.segments))
-        for row in made
-    ]
-    rewards = tuple(rng.choice([0.0, 0.25, 1.0]) for _ in range(count))
-    return trajectory(rows=tuple(numbered), rewards=rewards, seed=rng.randrange(10**6))
-
-
 def groups_of(model: Any, seed: int, rows: Sequence[Sequence[int]] = ((3, 1, 2), (4, 2, 3))) -> list[Group]:
     """Groups of episodes of so many rows each, with log-probs of the sampler that are the model's and some noise."""
     rng = random.Random(seed)
@@ -111,14 +80,6 @@ def as_sampled(model: Any, episode: Trajectory, rng: random.Random) -> Trajector
         for row in episode.rows
     ]
     return replace(episode, segments=(), rows=tuple(rows))
-
-
-def shuffled(episode: Trajectory, rng: random.Random) -> Trajectory:
-    """The same episode with its rows in another order, except that the first stays."""
-    order = [0, *rng.sample(range(1, len(episode.rows)), len(episode.rows) - 1)]
-    rows = [episode.rows[number] for number in order]
-    moved = [row if row.parent is None else replace(row, parent=order.index(row.parent)) for row in rows]
-    return replace(episode, segments=(), rows=tuple(moved))
 
 
 def logp_of(model: Any, episode: Trajectory) -> Tensor:
@@ -254,15 +215,11 @@ def test_a_cut_episode_has_the_gradient_of_the_whole_one_to_the_bit(model: Any) 
     for _ in range(4):
         segments += [sampled(rng), Segment("tool", tokens(rng))]
     whole = trajectory(*segments[:-1], rewards=(0.0, 0.5, 0.0, 1.0))
-    rows, length = [Row(whole.segments[:2])], sum(len(s.token_ids) for s in whole.segments[:2])
-    for begin in range(2, len(whole.segments), 2):
-        rows.append(Row(whole.segments[begin : begin + 2], parent=len(rows) - 1, fork=length))
-        length += len(rows[-1].token_ids)
-    cut = replace(whole, segments=(), rows=tuple(rows))
-    assert len(cut.rows) == 4 and cut.sampled == whole.sampled and cut.token_ids == whole.token_ids
+    in_rows = cut(whole)
+    assert len(in_rows.rows) == 4 and in_rows.sampled == whole.sampled and in_rows.token_ids == whole.token_ids
     other = trajectory(segments[0], sampled(rng), seed=1)
     gradients: list[dict[str, Tensor]] = []
-    for episode in (whole, cut):
+    for episode in (whole, in_rows):
         batch = as_batch([Group((episode, other))])
         double = copy.deepcopy(model).double()
         stats = score(double, batch, temperature=TEMPERATURE, dtype=torch.float64)

@@ -49,6 +49,9 @@ function findAll(segments, wanted) {
   return segments.flatMap((segment) => [...segment.text.matchAll(words)].map((hit) => ({ segment, start: hit.index, stop: hit.index + hit[0].length })));
 }
 
+const segmentsOf = (texts) => texts.rows.flatMap((row) => row.segments);
+const counted = (size, name) => `${size} ${name}${size === 1 ? "" : "s"}`;
+
 class Column {
   constructor(number, row) {
     Object.assign(this, { number, row, nodes: [], turns: [], sections: [], hits: [], scale: new Map() });
@@ -60,30 +63,59 @@ class Column {
   async fill() {
     [this.texts, this.numbers] = await Promise.all([open(`text-${this.number}`), open(`numbers-${this.number}`)]);
     this.pane.replaceChildren(this.header());
-    let offset = 0, sampled = 0;
-    for (const segment of this.texts.segments) {
-      const trained = segment.source === "policy", { text, count } = segment;
-      segment.pieces = tokens(text, this.numbers.sizes.slice(offset, offset + count));
-      const notes = [`${count} token${count === 1 ? "" : "s"}`];
-      if (trained) notes.push(`reward ${written(segment.reward)}`, `weights ${[segment.version, ...segment.swaps.map((part) => part[1])].map((part) => `v${part}`).join(" → ")}`);
-      if (segment.cut) notes.push(`cut at ${count} tokens`);
-      const title = element("h3", {}, trained ? `policy · turn ${this.turns.length + 1}` : segment.source, ...notes.map((note) => element("span", {}, note)));
-      const body = element("div", { class: "tokens" });
-      const section = element("section", { class: `segment ${segment.source}` }, title, body);
-      this.sections.push(section);
-      if (trained) this.turns.push(section);
-      for (const chunk of chunks(segment, offset, trained ? sampled : -1)) {
-        const node = element("div", { class: "chunk" });
-        node.chunk = chunk;
-        node.style.height = `${Math.ceil(chunk.size / 80) * 1.45}rem`;
-        this.nodes.push(node);
-        body.append(node);
+    let offset = 0;
+    this.texts.rows.forEach(({ segments }, number) => {
+      if (this.texts.rows.length > 1) this.pane.append(...this.heading(number));
+      for (const segment of segments) {
+        this.pane.append(this.section(segment, offset));
+        offset += segment.count;
       }
-      offset += count;
-      sampled += trained ? count : 0;
-      this.pane.append(section);
-    }
+    });
     this.nodes.forEach((node) => this.watch.observe(node));
+  }
+
+  // How a row begins. The tokens that it inherits are shown with their numbers in the row that owns them.
+  heading(number) {
+    const { parent, fork } = this.texts.rows[number];
+    const begin = parent !== null ? `, continues row ${parent + 1} after ${counted(fork, "token")}` : number ? ", begins anew" : "";
+    const title = element("h3", { class: "row" }, `Row ${number + 1}${begin}`);
+    if (parent === null) return [title];
+    const text = element("div", { class: "tokens" });
+    const context = element("details", { class: "context" }, element("summary", {}, `The ${counted(fork, "token")} before it`), text);
+    context.addEventListener("toggle", () => context.open && !text.firstChild && marked(text, this.inherited(number), false));
+    return [title, context];
+  }
+
+  inherited(number) {
+    const { rows } = this.texts, parts = [];
+    let { parent, fork } = rows[number];
+    for (; parent !== null; parent = rows[parent].parent) {
+      const own = rows[parent].segments.flatMap((segment) => segment.pieces);
+      parts.unshift(own.slice(0, Math.max(0, fork - rows[parent].fork)).join(""));
+      fork = Math.min(fork, rows[parent].fork);
+    }
+    return parts.join("");
+  }
+
+  section(segment, offset) {
+    const trained = segment.source === "policy", { text, count: size, turn } = segment;
+    segment.pieces = tokens(text, this.numbers.sizes.slice(offset, offset + size));
+    const notes = [counted(size, "token")];
+    if (trained) notes.push(`reward ${written(segment.reward)}`, `weights ${[segment.version, ...segment.swaps.map((part) => part[1])].map((part) => `v${part}`).join(" → ")}`);
+    if (segment.cut) notes.push(`cut at ${size} tokens`);
+    const title = element("h3", {}, trained ? `policy · turn ${turn + 1}` : segment.source, ...notes.map((note) => element("span", {}, note)));
+    const body = element("div", { class: "tokens" });
+    const section = element("section", { class: `segment ${segment.source}` }, title, body);
+    this.sections.push(section);
+    if (trained) this.turns[turn] = section;
+    for (const chunk of chunks(segment, offset, trained ? segment.sampled : -1)) {
+      const node = element("div", { class: "chunk" });
+      node.chunk = chunk;
+      node.style.height = `${Math.ceil(chunk.size / 80) * 1.45}rem`;
+      this.nodes.push(node);
+      body.append(node);
+    }
+    return section;
   }
 
   header() {
@@ -96,7 +128,8 @@ class Column {
       facts.append(element("div", { class: "answer" }, element("dt", {}, name), shown));
     }
     const parts = Object.entries(this.texts.parts).map(([name, value]) => `${name} ${written(value)}`);
-    const details = { Stop: `${row.stop}: ${row.why}`, Return: written(row.return), Parts: parts.join(", "), Tokens: `${row.sampled} sampled of ${row.tokens}`, Tags: row.tags.join(", ") };
+    const several = this.texts.rows.length > 1 ? ` in ${this.texts.rows.length} rows` : "";
+    const details = { Stop: `${row.stop}: ${row.why}`, Return: written(row.return), Parts: parts.join(", "), Tokens: `${row.sampled} sampled of ${row.tokens}${several}`, Tags: row.tags.join(", ") };
     for (const [name, text] of Object.entries(details)) if (text) facts.append(element("div", {}, element("dt", {}, name), element("dd", {}, text)));
     const outcome = element("span", { class: `outcome ${row.won ? "good" : "bad"}` }, row.won ? "✓ solved" : "✗ failed");
     return element("header", {}, outcome, element("h2", { tabindex: "-1" }, row.task), element("p", {}, [sources[row.source], row.step, attemptOf(row), `seed ${row.seed}`].filter(Boolean).join(", "), " ", element("a", { href: `#episode-${this.number}` }, "link")), facts, ...this.calls());
@@ -161,7 +194,7 @@ class Column {
   }
 
   find(wanted) {
-    this.hits = findAll(this.texts.segments, wanted);
+    this.hits = findAll(segmentsOf(this.texts), wanted);
   }
 
   // Shows a hit, and has its element on the screen.

@@ -8,7 +8,7 @@ const texts = new Map();
 function rowOf(number, index) {
   const row = rows[number], other = rows[row.pair];
   const outcome = (each) => element("b", { class: each.won ? "good" : "bad" }, `${each.won ? "✓" : "✗"} ${written(each.return)}`);
-  const notes = [sources.length > 1 && !other ? sources[row.source] : "", row.env, row.step, attemptOf(row), `${row.turns} turn${row.turns === 1 ? "" : "s"}`, row.errors ? `${row.errors} tool error${row.errors === 1 ? "" : "s"}` : "", row.cut ? "cut" : "", ...row.tags].filter(Boolean).join(" · ");
+  const notes = [sources.length > 1 && !other ? sources[row.source] : "", row.env, row.step, attemptOf(row), counted(row.turns, "turn"), row.errors ? counted(row.errors, "tool error") : "", row.cut ? "cut" : "", ...row.tags].filter(Boolean).join(" · ");
   const outcomeOf = (each) => (each.won ? "solved" : "failed");
   const flip = other && other.won !== row.won;
   const line = element("div", { role: "option", id: `row-${index}`, "aria-selected": String(index === at), "aria-posinset": index + 1, "aria-setsize": shown.length, class: flip ? "flip" : "",
@@ -43,8 +43,8 @@ function matches(row) {
 // What a search looks through.
 async function readText(number) {
   if (texts.has(number)) return;
-  const { segments } = await read(`text-${number}`), { task, tags } = rows[number];
-  texts.set(number, [task, ...tags, ...segments.map((segment) => segment.text)].join("\n").toLowerCase());
+  const text = await read(`text-${number}`), { task, tags } = rows[number];
+  texts.set(number, [task, ...tags, ...segmentsOf(text).map((segment) => segment.text)].join("\n").toLowerCase());
 }
 
 async function filter() {
@@ -88,9 +88,9 @@ function beside(number) {
   return layout === "group" ? rows.map((_, other) => other).filter((other) => group(rows[other])).slice(0, MOST_COLUMNS) : [number];
 }
 
-// What all columns begin with is folded away: where they differ is on the screen.
+// What the first rows of all columns begin with is folded away: where they differ is on the screen.
 function fold() {
-  const episodes = columns.map((column) => column.texts.segments), [reference] = episodes;
+  const episodes = columns.map((column) => column.texts.rows[0].segments), [reference] = episodes;
   const alike = (segment, index) => episodes.every((segments) => segments[index]?.source === segment.source && segments[index].text === segment.text);
   const count = reference.findIndex((segment, index) => !alike(segment, index));
   if (count < 1) return;
@@ -237,7 +237,7 @@ function goToPart(name) {
 
 // Closed sections and chunks that are off the screen are not printed.
 window.addEventListener("beforeprint", () => {
-  document.querySelectorAll("details").forEach((part) => (part.open = true));
+  document.querySelectorAll("details:not(.context)").forEach((part) => (part.open = true));
   columns.forEach((column) => column.nodes.forEach((node) => column.show(node)));
 });
 window.addEventListener("afterprint", () => $("episodes").hidden || show());

@@ -15,6 +15,7 @@ from pathlib import Path
 from agentrl.errors import TrajectoryError
 from agentrl.runs.records import Record, read_episodes
 from agentrl.runs.report.text import number
+from agentrl.segments import turn_positions
 from agentrl.types import Stop, Trajectory
 
 _STOPS = {
@@ -110,16 +111,21 @@ def block(name: str, content: object) -> str:
 
 
 def _texts(record: Record) -> Mapping[str, object]:
-    episode, rewards = record.trajectory, iter(record.trajectory.rewards)
-    segments: list[Mapping[str, object]] = []
-    for segment, pieces in zip(episode.segments, record.pieces, strict=True):
-        row: dict[str, object] = {"source": segment.source, "text": "".join(pieces), "count": len(pieces)}
-        if segment.trained:
-            row |= {"reward": next(rewards), "version": segment.version, "swaps": segment.swaps, "cut": segment.cut}
-        segments.append(row)
+    episode, all_pieces = record.trajectory, iter(record.pieces)
+    turns, rows = iter(turn_positions(episode.segments)), list[Mapping[str, object]]()
+    for row in episode.rows:
+        segments: list[Mapping[str, object]] = []
+        for segment, pieces in zip(row.segments, all_pieces, strict=False):
+            held: dict[str, object] = {"source": segment.source, "text": "".join(pieces), "count": len(pieces)}
+            if segment.trained:
+                turn, positions = next(turns)
+                held |= {"turn": turn, "sampled": positions.start, "reward": episode.rewards[turn]}
+                held |= {"version": segment.version, "swaps": segment.swaps, "cut": segment.cut}
+            segments.append(held)
+        rows.append({"parent": row.parent, "fork": row.fork, "segments": segments})
     tools = [(run.name, bool(run.ok), number(run.wall_s), _as_texts(run.arguments)) for run in episode.tool_runs]
     answers = {"expected": episode.expected, "answer": episode.answer}
-    return {"segments": segments, "tools": tools, "parts": dict(episode.parts), **answers}
+    return {"rows": rows, "tools": tools, "parts": dict(episode.parts), **answers}
 
 
 def _as_texts(arguments: Mapping[str, object]) -> Mapping[str, str]:

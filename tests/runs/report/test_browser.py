@@ -5,16 +5,21 @@ import json
 import math
 import random
 import re
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.eval.pages import Section, write_page
+from agentrl.runs.records import write_episodes
 from agentrl.runs.report import write_report, write_view
 from agentrl.runs.report.charts import Chart, Line
-from agentrl.types import Stop, ToolRun, Trajectory
+from agentrl.segments import complete_rows
+from agentrl.types import Segment, Stop, ToolRun, Trajectory
 
+from ...forests import forest
+from ..origins import ORIGIN, Numerals
 from .browser import FILLED, Browser
 from .conftest import ANSWER, CALL, GUESS, SYSTEM, Play, Save, View
 from .test_report import HOSTILE
@@ -128,6 +133,36 @@ def test_tokens_show_each_number_and_are_walked_by_keys(browser: Browser, play: 
     browser.press("ArrowRight")
     words = browser.ask("notice.textContent")
     assert "cumulative ratio 1.02" in words and "w_t 0.5 · b_t 0.5" in words and words.endswith("clipped")
+
+
+def test_rows_stand_under_headings_and_tokens_keep_their_numbers(browser: Browser, tmp_path: Path) -> None:
+    episode = forest(random.Random(1), Segment("prompt", (5, 6)), 7)
+    write_episodes(tmp_path / "e.jsonl", [episode], Numerals(), ORIGIN, [list(range(episode.n_sampled))])
+    write_view([tmp_path / "e.jsonl"], tmp_path / "v.html")
+    browser.show(tmp_path / "v.html", height=4000)
+    browser.select("mode", "logp")
+    turns = sorted((part for part in episode.segments if part.trained), key=lambda part: part.turn or 0)
+    begins = [0, *accumulate(len(part.token_ids) for part in turns)]
+    expected = [[turns.index(part), str(token), begins[turns.index(part)] + at]
+                for part in episode.segments if part.trained for at, token in enumerate(part.token_ids)]  # fmt: skip
+    number = "columns[0].numbers.advantage[token.sampled]"
+    held = f"[token.closest('.chunk').chunk.segment.turn, token.textContent.trim(), {number}]"
+    assert browser.ask(f"{TOKENS}.map((token) => {held})") == expected
+    titles = browser.ask("columns[0].turns.map((section) => section.querySelector('h3').firstChild.textContent)")
+    assert titles == [f"policy · turn {number}" for number in range(1, len(turns) + 1)]
+    paid = browser.ask("columns[0].turns.map((section) => section.querySelectorAll('h3 span')[1].textContent)")
+    assert paid == [f"reward {reward:g}" for reward in episode.rewards]
+    begun = [f", continues row {row.parent + 1} after {row.fork} token{'s'[: row.fork > 1]}" if row.parent is not None
+             else ", begins anew" for row in episode.rows]  # fmt: skip
+    headings = browser.ask("[...document.querySelectorAll('h3.row')].map(one => one.textContent)")
+    assert headings == [f"Row {number}{how}" for number, how in enumerate(["", *begun[1:]], start=1)]
+    contexts = "[...document.querySelectorAll('.context')]"
+    browser.ask(f"{contexts}.forEach((one) => {{ one.open = true; }})")
+    texts = f"{contexts}.map((one) => one.querySelector('.tokens').textContent)"
+    browser.until(f"{texts}.every(Boolean)")
+    whole = zip(episode.rows, complete_rows(episode.rows), strict=True)
+    inherited = [Numerals().decode(list(ids[: row.fork])) for row, ids in whole if row.fork]
+    assert browser.ask(texts) == inherited and max(map(len, begun)) > 20 and ", begins anew" in begun[1:]
 
 
 def test_group_stands_side_by_side_with_its_baseline(run: Path, browser: Browser) -> None:

@@ -29,7 +29,7 @@ def test_blocks_hold_every_token_and_number_of_the_file(play: Play, save: Save, 
     path = save(tmp_path, 1, play(SYSTEM, CALL, hostile, ANSWER, reward=1.0, stop=Stop.TURN_LIMIT))
     assert write_view([path], tmp_path / "v.html") == 1
     held, (record,) = blocks(tmp_path / "v.html"), read_episodes(path)
-    segments, numbers, played = held["text-0"]["segments"], held["numbers-0"], record.trajectory
+    segments, numbers, played = held["text-0"]["rows"][0]["segments"], held["numbers-0"], record.trajectory
     assert [segment["source"] for segment in segments] == [segment.source for segment in played.segments]
     assert [segment["count"] for segment in segments] == [len(pieces) for pieces in record.pieces]
     # JavaScript counts in UTF-16, and so do the sizes.
