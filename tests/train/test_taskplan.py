@@ -91,13 +91,14 @@ class Delayed(Around):
     """Answers late."""
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.4)
         return await super().generate(prompt_ids, sampling, seed=seed)
 
 
+@pytest.mark.slow
 def test_with_a_lag_no_choice_depends_on_the_clock(small: Make) -> None:
-    settings = ("rollout.overlap=lag", "rollout.max_staleness=2", "optim.steps=6", "run.deterministic=true", *SUCCESS)
+    settings = ("rollout.overlap=lag", "rollout.max_staleness=2", "optim.steps=4", "run.deterministic=true", *SUCCESS)
     runs = [small(*settings), small(*settings)]
     runs[1] = runs[1].on(Delayed(runs[1].parts.engine))
-    played = [[result.trajectories for result in steps_of(run, 6)] for run in runs]
+    played = [[result.trajectories for result in steps_of(run, 4)] for run in runs]
     assert played[0] == played[1]
