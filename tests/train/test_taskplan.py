@@ -21,8 +21,8 @@ from .conftest import Make, step, steps_of, trajectory, turn
 
 SETTINGS = (
     *("env.mix.a.id=test/Shout-v0", "env.mix.a.weight=2.0", "env.mix.b.id=agentrl/Arithmetic-v0"),
-    *("env.mix.b.args={level=[1,2]}", "rollout.tasks=4", "rollout.group_size=2", "rollout.refills=2"),
-    *("rollout.spare=1", "rollout.overlap=inflight", "run.seed=5"),
+    *("env.mix.b.args={level=[1,2]}", "rollout.tasks=4", "rollout.group_size=2", "rollout.plan.refills=2"),
+    *("rollout.overlap.spare=1", "rollout.overlap.mode=inflight", "run.seed=5"),
 )
 UNIFORM = [
     "ab:77996 cd:322033 0:619602 1:739670 ef:661555",
@@ -77,7 +77,7 @@ def test_a_uniform_plan_is_what_it_was_before_there_were_plans(resumed: bool) ->
 
 
 def test_a_run_by_success_goes_on_alike(small: Make) -> None:
-    trainer, later = (small(*SUCCESS, "rollout.refills=1").trainer() for _ in range(2))
+    trainer, later = (small(*SUCCESS, "rollout.plan.refills=1").trainer() for _ in range(2))
     result = step(trainer)
     assert result.metrics["plan/untagged/share"] == 1
     wins = sum(episode.ret == 1 for episode in result.trajectories)
@@ -97,7 +97,13 @@ class Delayed(Around):
 
 @pytest.mark.slow
 def test_with_a_lag_no_choice_depends_on_the_clock(small: Make) -> None:
-    settings = ("rollout.overlap=lag", "rollout.max_staleness=2", "optim.steps=4", "run.deterministic=true", *SUCCESS)
+    settings = (
+        "rollout.overlap.mode=lag",
+        "rollout.overlap.staleness=2",
+        "optim.steps=4",
+        "run.deterministic=true",
+        *SUCCESS,
+    )
     runs = [small(*settings), small(*settings)]
     runs[1] = runs[1].on(Delayed(runs[1].parts.engine))
     played = [[result.trajectories for result in steps_of(run, 4)] for run in runs]
