@@ -161,9 +161,7 @@ def planned(steps: Sequence[RunRow]) -> list[Chart]:
             for (style, stratum), (_, points) in zip(keys, drawn, strict=True)
         ]
         if lines:
-            charts.append(
-                Chart(id=f"plan-{key}", title=title, what=what, keys=keys, lines=lines, within=[1.0], size="middle")
-            )
+            charts.append(Chart(id=f"plan-{key}", title=title, what=what, keys=keys, lines=lines, within=[1.0]))
     return charts
 
 
