@@ -85,10 +85,10 @@ def work(seed: int, folder: Path, rows: RowFile, commit: str, limits: Limits, di
 
 
 def tokens_to(row: Mapping[str, Any], target: float) -> float | None:
-    """Interpolate the tokens until the mean of ``WINDOW`` evaluations is ``target``; None where it never is."""
+    """Interpolate the tokens until the mean of the last ``WINDOW`` evaluations is ``target``; None if it never is."""
     spent = [0, *accumulate(row["tokens"])]
     held_out = [(spent[step], success) for step, _, success in row["held_out"]]
-    windows = [held_out[end - WINDOW : end] for end in range(WINDOW, len(held_out) + 1)]
+    windows = [held_out[max(0, end - WINDOW) : end] for end in range(1, len(held_out) + 1)]
     means = [(fmean(tokens for tokens, _ in part), fmean(success for _, success in part)) for part in windows]
     for (before, low), (after, high) in pairwise(means):
         if low < target <= high:

@@ -33,7 +33,8 @@ def row_of(arm: str, seed: int, tokens: int, *successes: float) -> dict[str, Any
 
 def test_tokens_to_a_success_are_interpolated_between_means_of_three() -> None:
     row = row_of("uniform", 0, 10, 0.1, 0.2, 0.3, 0.4, 0.2, 0.6)
-    # The means are 0.2, 0.3, 0.3 and 0.4, after 20, 40, 60 and 80 tokens.
+    # The means are 0.1, 0.15, 0.2, 0.3, 0.3 and 0.4, after 0, 10, 20, 40, 60 and 80 tokens.
+    assert curriculum.tokens_to(row, 0.14) == pytest.approx(8)
     assert curriculum.tokens_to(row, 0.25) == pytest.approx(30) and curriculum.tokens_to(row, 0.3) == pytest.approx(40)
     assert curriculum.tokens_to(row, 0.35) == pytest.approx(70) and curriculum.tokens_to(row, 0.5) is None
     table = curriculum.table([row, row_of("success", 0, 5, 0.1, 0.2, 0.3, 0.4, 0.2, 0.6), row_of("success", 1, 5, 0.1)])
