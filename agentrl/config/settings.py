@@ -181,9 +181,10 @@ class PlanSettings(_Section):
     """Which tasks a step plays; ``plan = "uniform"`` sets the name alone."""
 
     name: str = "uniform"
-    """Name of the plan that picks the tasks: "uniform" shuffles them (rollout)."""
+    """Name of the plan that picks the tasks: "uniform" shuffles them, "success" prefers those that are solved
+    sometimes; ``module:name`` for your own (rollout)."""
     options: dict[str, Value] = Field(default_factory=dict)
-    """Its own options (rollout)."""
+    """Its own options, such as ``prior``, ``floor`` and ``forget`` of "success" (rollout)."""
     refills: Whole = 0
     """DAPO's dynamic sampling: how often a step replaces groups whose episodes all have the same return by groups of
     further tasks; their tokens count (trainer)."""

@@ -74,12 +74,17 @@ class TaskMix:
             seed: shuffles the order of environments, and of the tasks of each.
         """
         begin = start - start % self._block
-        names = [name for block in range(begin, start + count, self._block) for name in self._order(block, seed)]
-        before, names = names[: start - begin], names[start - begin :][:count]
+        before, names = self.names(start - begin, start=begin, seed=seed), self.names(count, start=start, seed=seed)
         # Each environment continues after the tasks that all blocks and names before took from it.
         passed, wanted = Counter(self.shares(begin)) + Counter(before), Counter(names)
         tasks = {name: iter(self.sources[name].pick(wanted[name], start=passed[name], seed=seed)) for name in wanted}
         return [(name, next(tasks[name])) for name in names]
+
+    def names(self, count: int, *, start: int, seed: int) -> list[str]:
+        """Return the environments of the tasks that ``pick`` returns."""
+        skipped = start % self._block
+        blocks = range(start - skipped, start + count, self._block)
+        return [name for block in blocks for name in self._order(block, seed)][skipped : skipped + count]
 
     def _order(self, begin: int, seed: int) -> Sequence[str]:
         """Return the shuffled names of the block that begins at index ``begin``."""

@@ -23,6 +23,7 @@ from agentrl.rollout.collector import Collector
 from agentrl.rollout.metrics import episode_means
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.taskplan import Choose, make_plan
 from agentrl.segments import Row, Segment
 from agentrl.train.interrupts import computing
 from agentrl.train.invariants import check_agreement, check_tools_are_called, check_versions, check_weights_in_use
@@ -86,6 +87,10 @@ class RolloutSource(Protocol):
         """Take the learner's weights, which are to sample from now on, as ``version``."""
         ...
 
+    def learned(self, groups: Sequence[Group]) -> Mapping[str, float]:
+        """Note all groups of a step that was trained on; return metrics; by default nothing."""
+        return {}
+
     def state(self) -> Mapping[str, object]:
         """Return what a checkpoint keeps of the source, as plain data."""
         ...
@@ -115,7 +120,7 @@ class Collecting(RolloutSource):
     """Number of steps by which the weights that sampled a token may be older than the trainer's."""
 
     def __init__(self, config: Config, mix: TaskMix, collector: Collector, engine: Engine) -> None:
-        self._config, self._mix, self._collector, self._engine = config, mix, collector, engine
+        self._config, self._collector, self._engine = config, collector, engine
         if config.run.deterministic and not engine.exact:
             raise ConfigError(
                 f"run.deterministic needs an engine whose tokens no other request changes, which {config.engine.name} "
@@ -131,19 +136,19 @@ class Collecting(RolloutSource):
         self._silent = {name for name, source in mix.sources.items() if source.has_tools}
         """Environments with tools whose tools were not called yet."""
         self._version = 0
-        self._order = TaskOrder()
+        self._order, self._plan = TaskOrder(), make_plan(config, mix)
 
     async def batch(self, number: int) -> StepGroups:
         """Play the groups of step ``number``."""
-        return self._chosen(await self._exact(await self._play(number)))
+        return self._chosen(await self._exact(await self._play(number, self._plan.pick(number))))
 
-    async def _play(self, number: int, **options: Any) -> Collected:
+    async def _play(self, number: int, choose: Choose, **options: Any) -> Collected:
         """Play the groups of step ``number``; ``options`` are those of ``Collector.collect``."""
 
         def collect(specs: Sequence[Sequence[EpisodeSpec]], enough: int) -> Awaitable[Collected]:
             return self._collector.collect(specs, self._engine, self._sampling, enough=enough, **options)
 
-        return await play_groups(self._config, self._mix, collect, number, self._order)
+        return await play_groups(self._config, collect, number, self._order, choose)
 
     async def _exact(self, collected: Collected) -> Collected:
         """Replace the log-probs of a deterministic run's groups with the trainer's."""
@@ -184,13 +189,18 @@ class Collecting(RolloutSource):
                 if attempt:
                     raise
 
+    def learned(self, groups: Sequence[Group]) -> Mapping[str, float]:
+        """Pass a step's groups on to the plan of tasks."""
+        return self._plan.learned(groups)
+
     def state(self) -> Mapping[str, object]:
         """Return which tasks come next."""
-        return {"order": self._order.state()}
+        return {"order": self._order.state(), "plan": self._plan.state()}
 
     def restore(self, state: Mapping[str, Any], unused: Sequence[Trajectory]) -> None:
         """Continue with the tasks that come next."""
         self._order.restore(state["order"])
+        self._plan.restore(state["plan"])
 
 
 def env_metrics(groups: Sequence[Group], origins: Mapping[str, Origin]) -> dict[str, float]:
@@ -249,7 +259,7 @@ def is_silent(group: Group) -> bool:
     return len({episode.learned_return for episode in group}) == 1
 
 
-async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: int, order: TaskOrder) -> Collected:
+async def play_groups(config: Config, collect: Collect, number: int, order: TaskOrder, choose: Choose) -> Collected:
     """Play ``rollout.group_size`` episodes of each of ``rollout.tasks`` tasks for step ``number``.
 
     ``rollout.overlap.spare`` further groups begin with them, and the slowest groups are cancelled.
@@ -265,23 +275,18 @@ async def play_groups(config: Config, mix: TaskMix, collect: Collect, number: in
     begin, missing = 0, rollout.tasks
     # Where several end in the same moment there may be more than are missing.
     while missing > 0 and len(parts) <= rollout.plan.refills:
-        indices = order.of(number, begin, begin + missing + rollout.overlap.spare)
-        lowest, count = min(indices), max(indices) - min(indices) + 1
-        tasks = mix.pick(count, start=lowest, seed=seed)
+        dealt = order.of(number, begin, begin + missing + rollout.overlap.spare, choose)
         specs = list[list[EpisodeSpec]]()
-        for index in indices:
-            name, task = tasks[index - lowest]
+        for index, env, task_id in dealt:
             seeds = [derive_seed(seed, "episode", index, member) for member in range(rollout.group_size)]
-            specs.append([EpisodeSpec(task_id=task.id, seed=own, env=name) for own in seeds])
+            specs.append([EpisodeSpec(task_id=task_id, seed=own, env=env) for own in seeds])
         played = await collect(specs, missing)
         parts.append(played)
         # A group that was lost is not played again: its fault might come back in every step.
         ended = {group.trajectories[0].seed for group in played.groups}
-        idle = [index for index, (spec, *_) in zip(indices, specs, strict=True) if spec.seed not in ended][
-            played.lost :
-        ]
+        idle = [group for group, (spec, *_) in zip(dealt, specs, strict=True) if spec.seed not in ended][played.lost :]
         order.give_back(number, idle)
-        begin += len(indices) - len(idle)
+        begin += len(dealt) - len(idle)
         missing -= sum(not is_silent(group) for group in played.groups)
     return joined(parts)
 

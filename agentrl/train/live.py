@@ -9,6 +9,7 @@ from agentrl.engines import check_trains
 from agentrl.engines.base import Sampling
 from agentrl.eval.table import Evaluation, plan_episodes, play_tasks, summarise
 from agentrl.rollout.mix import TaskMix
+from agentrl.rollout.taskplan import make_plan
 from agentrl.runs.assemble import Parts, make_collector, task_mix
 from agentrl.runs.loggers import find_loggers
 from agentrl.runs.progress import Display
@@ -43,12 +44,13 @@ def check_run(config: Config) -> Sources:
     """Refuse invalid settings before a model is loaded or anything is written; return the run's tasks.
 
     Raises:
-        UsageError: an option of the algorithm, an environment or one of its splits does not exist, or the warm start
-            has no gold player to learn from.
+        UsageError: an option of the algorithm or the plan, an environment or one of its splits does not exist, or the
+            warm start has no gold player to learn from.
     """
     check_playing(config)
     find_loggers(config.log.to)
     sources = Sources(train=task_mix(config, "train"), held_out=task_mix(config, config.eval.split))
+    make_plan(config, sources.train)
     if config.sft.steps:
         # An environment that has a gold player has one for its first task.
         for source in sources.train.sources.values():

@@ -18,6 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.rollout.collected import Clock, Collected
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.mix import TaskMix
+from agentrl.rollout.taskplan import Choose
 from agentrl.train.groups import Collecting, StepGroups
 from agentrl.train.learner import Learner
 from agentrl.types import Group, Trajectory, flatten
@@ -101,12 +102,13 @@ class Overlapped(Collecting):
     def _begin(self, number: int) -> asyncio.Task[StepGroups]:
         ahead = self._ahead.setdefault(number, _Ahead())
         if ahead.task is None:
-            ahead.task = asyncio.create_task(self._play_ahead(number, ahead))
+            # The plan is asked here and not where the episodes begin: when that is depends on the clock.
+            ahead.task = asyncio.create_task(self._play_ahead(number, ahead, self._plan.pick(number)))
             # Where several fail, the first error is raised. Reading the others keeps asyncio from logging them.
             ahead.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return ahead.task
 
-    async def _play_ahead(self, number: int, ahead: _Ahead) -> StepGroups:
+    async def _play_ahead(self, number: int, ahead: _Ahead, choose: Choose) -> StepGroups:
         episodes_by_seed = dict(ahead.episodes)
         if ahead.counts is not None:
             # A checkpoint has kept all of them. Groups that were lost then stay lost: they are counted, and not played.
@@ -122,7 +124,7 @@ class Overlapped(Collecting):
         def ended(episode: Trajectory) -> None:
             ahead.episodes[episode.seed] = episode
 
-        collected = await self._play(number, played=episodes_by_seed, on_episode=ended)
+        collected = await self._play(number, choose, played=episodes_by_seed, on_episode=ended)
         collected = await self._exact(collected)
         # A checkpoint must keep the episodes with these log-probs.
         ahead.episodes = {episode.seed: episode for episode in flatten(collected.groups)}

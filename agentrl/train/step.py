@@ -117,6 +117,7 @@ class Trainer:
         learn = partial(self._learn, number, played, watch)
         # With overlap the learner works in a thread, since this thread's event loop plays groups of later steps.
         result = learn() if self.config.rollout.overlap.mode == "off" else await run_in_thread(learn)
+        result.metrics.update(self.rollouts.learned(played.collected.groups))
         if learned is not None:
             await learned(result)
         await self.sync(number)

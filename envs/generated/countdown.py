@@ -43,14 +43,7 @@ class Countdown(GeneratedEnv):
 
     def make_task(self, split: str, level: int, index: int) -> Task:
         """Make a puzzle of ``level + 2`` numbers."""
-        puzzle = make_puzzle(split, level, index)
-        numbers = ", ".join(map(str, puzzle.numbers))
-        return Task(
-            id="",
-            prompt=f"Numbers: {numbers}. Target: {puzzle.target}.",
-            answer=write(puzzle.solution)[1:-1],
-            data={"numbers": puzzle.numbers, "target": puzzle.target},
-        )
+        return task_of(make_puzzle(split, level, index))
 
     def is_right(self, task: Task, answer: str) -> bool:
         """Return True if ``answer`` uses the numbers and equals the target."""
@@ -59,6 +52,17 @@ class Countdown(GeneratedEnv):
     def working(self, task: Task) -> Sequence[str]:
         """Evaluate the expression."""
         return [f"print({task.answer})"]
+
+
+def task_of(puzzle: Puzzle) -> Task:
+    """Make the task of a puzzle."""
+    numbers = ", ".join(map(str, puzzle.numbers))
+    return Task(
+        id="",
+        prompt=f"Numbers: {numbers}. Target: {puzzle.target}.",
+        answer=write(puzzle.solution)[1:-1],
+        data={"numbers": puzzle.numbers, "target": puzzle.target},
+    )
 
 
 def solves(answer: str, numbers: Sequence[int], target: int) -> bool:
@@ -88,7 +92,7 @@ def make_puzzle(split: str, level: int, index: int) -> Puzzle:
         level: 1 to 4.
         index: from 0, without end.
     """
-    return draw(split, level, index, lambda rng: _puzzle(rng, level + 2), key_of)
+    return draw(split, level, index, lambda rng: random_puzzle(rng, level + 2), key_of)
 
 
 def key_of(puzzle: Puzzle) -> str:
@@ -96,9 +100,10 @@ def key_of(puzzle: Puzzle) -> str:
     return f"countdown {sorted(puzzle.numbers)} {puzzle.target}"
 
 
-def _puzzle(rng: random.Random, count: int) -> Puzzle:
+def random_puzzle(rng: random.Random, count: int, largest: int = _LARGEST_NUMBER) -> Puzzle:
+    """Draw a puzzle of ``count`` numbers up to ``largest``."""
     while True:
-        numbers = tuple(rng.randrange(1, _LARGEST_NUMBER + 1) for _ in range(count))
+        numbers = tuple(rng.randrange(1, largest + 1) for _ in range(count))
         terms: list[tuple[int, Formula]] = [(number, Fraction(number)) for number in numbers]
         while len(terms) > 1:
             left = terms.pop(rng.randrange(len(terms)))

@@ -30,6 +30,8 @@ from .test_interrupt import lines
 
 SETTINGS = (
     *("env.id=killable:test/Killable-v0", "rollout.tasks=2", "rollout.concurrency=4", "run.deterministic=true"),
+    # A plan that learns, so that its state must survive too.
+    *("rollout.plan=success", "env.args.level=[1,2]"),
     *("env.args.max_turns=2", "optim.steps=6", "eval.tasks=1", "eval.every=2", "save.every=1"),
 )
 KILLABLE = f"""{AUDITED}{JITTERY}

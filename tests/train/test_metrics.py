@@ -51,7 +51,7 @@ def test_parts_and_lengths_are_those_of_the_episodes(small: Make) -> None:
         assert row[f"{name}_tokens_per_second"] * row[f"seconds_{phase}"] == pytest.approx(row[of])
 
 
-@pytest.mark.parametrize("overrides", [(), ALL, ("algo.advantage=otb_pooled",)])
+@pytest.mark.parametrize("overrides", [(), ALL, ("algo.advantage=otb_pooled",), ("rollout.plan.name=success",)])
 def test_every_metric_is_in_the_documentation(small: Make, overrides: tuple[str, ...]) -> None:
     row = step(trainer_of(small(*overrides))[0]).metrics
     names = re.findall(r"`([^` ]+)`", DOCS.read_text(encoding="utf-8"))

@@ -21,6 +21,7 @@ from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import ConfigError, FaultRateError, InfrastructureError
 from agentrl.rollout.collected import Collected
 from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.taskplan import UniformPlan
 from agentrl.toolenv.base import Episode
 from agentrl.toolenv.tasks import TaskList
 from agentrl.train.credit import Scored
@@ -330,7 +331,7 @@ def test_groups_that_end_in_the_same_moment_as_the_last_one_that_was_missing_ask
         # As if all had ended when the first ones were counted.
         return await run.players.collect(specs, run.parts.engine, Sampling(max_tokens=4))
 
-    played = asyncio.run(play_groups(run.config, run.mix, collect, 1, TaskOrder()))
+    played = asyncio.run(play_groups(run.config, collect, 1, TaskOrder(), UniformPlan(run.mix, 0).pick(1)))
     assert asked == [6] and len(played.groups) == 6
 
 

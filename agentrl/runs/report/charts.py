@@ -1,8 +1,10 @@
 """The charts of a page as data, drawn by ``charts.js``: the learning curve, the diagnostics, the seconds by phase."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeAlias
+from urllib.parse import unquote
 
 from agentrl.runs.report.folder import RunRow, series, step_of
 from agentrl.runs.report.text import number, percent
@@ -17,6 +19,14 @@ DIAGNOSTICS = (
     ("logp_diff_max", "Max |Δ log-prob|", "engine against trainer, nats"),
 )
 """Key, title and unit of each small chart."""
+PLANNED = (
+    ("share", "Tasks by kind", "share of the groups that the plan gave to each"),
+    ("success", "Estimated success", "by which the plan weighs each kind of task"),
+)
+"""Last part of the metrics ``plan/STRATUM/…`` of a plan of tasks, title and unit of their charts."""
+STYLES = 6
+"""Styles of lines that differ in colour only."""
+_MOST_STRATA = 12
 PHASES = ("generate", "score", "credit", "update", "sync")
 REWARD = "reward_mean"
 _MOST_BARS = 60
@@ -137,6 +147,22 @@ def diagnostics(steps: Sequence[RunRow]) -> list[Chart]:
         for key, title, what in (*reward, *DIAGNOSTICS)
         if (points := series(steps, key))
     ]
+
+
+def planned(steps: Sequence[RunRow]) -> list[Chart]:
+    """Return two charts of what a plan of tasks chose, a line for each of the first twelve strata; none without any."""
+    charts = list[Chart]()
+    for key, title, what in PLANNED:
+        names = sorted({name for row in steps for name in row if re.fullmatch(f"plan/.+/{key}", name)})[:_MOST_STRATA]
+        drawn = [(name, points) for name in names if (points := series(steps, name))]
+        keys = [(f"run{at % STYLES}", unquote(name[5 : -len(key) - 1])) for at, (name, _) in enumerate(drawn)]
+        lines = [
+            Line(style=style, name=stratum, points=points)
+            for (style, stratum), (_, points) in zip(keys, drawn, strict=True)
+        ]
+        if lines:
+            charts.append(Chart(id=f"plan-{key}", title=title, what=what, keys=keys, lines=lines, within=[1.0]))
+    return charts
 
 
 def seconds_by_phase(steps: Sequence[RunRow]) -> list[Chart]:

@@ -4,14 +4,13 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl.runs.report.charts import DIAGNOSTICS, REWARD, Chart, Line
+from agentrl.runs.report.charts import DIAGNOSTICS, REWARD, STYLES, Chart, Line
 from agentrl.runs.report.folder import RunData, env_of, series
 
 _SUCCESS = ("success", "Success", "on held-out problems")
 _REWARD = (REWARD, "Training reward", "mean over the episodes of a step")
 _OWN = ("run.name", "run.seed")
 """Settings in which the runs of one family may differ."""
-_STYLES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,7 @@ def _chart(groups: Sequence[Family], key: str, title: str, what: str, env: str) 
         mean = [(step, sum(values[step]) / len(runs)) for step in shared]
         band = [(step, min(values[step]), max(values[step])) for step in shared] if len(runs) > 1 else []
         if runs:
-            style = f"run{index % _STYLES}"
+            style = f"run{index % STYLES}"
             lines.append(Line(style=style, name=family.title, points=mean, band=band))
             keys.append((style, f"{family.title}, {len(runs)} run{'s' if len(runs) > 1 else ''}"))
     suffix, of = (f"-{env}", f": {env}") if env else ("", "")

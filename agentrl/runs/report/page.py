@@ -15,7 +15,7 @@ from agentrl.errors import RunFolderError
 from agentrl.runs.files import replace
 from agentrl.runs.progress import Display, as_argument
 from agentrl.runs.records import count_episodes, episode_files
-from agentrl.runs.report.charts import Chart, curve, data, diagnostics, seconds_by_phase, size_of
+from agentrl.runs.report.charts import Chart, curve, data, diagnostics, planned, seconds_by_phase, size_of
 from agentrl.runs.report.curves import compared
 from agentrl.runs.report.folder import RunData, RunRow, env_of, holds_run, read_folder, series, step_of
 from agentrl.runs.report.pack import Packed, block
@@ -140,7 +140,7 @@ def _by_env(run: RunData) -> dict[str, list[RunRow]]:
 
 def _charts(run: RunData) -> dict[str, list[Chart]]:
     curves = [chart for name, rows in _by_env(run).items() for chart in curve(rows, run.steps, name)]
-    return {"curve": curves, "training": [*diagnostics(run.steps), *seconds_by_phase(run.steps)]}
+    return {"curve": curves, "training": [*diagnostics(run.steps), *planned(run.steps), *seconds_by_phase(run.steps)]}
 
 
 def _overview(run: RunData) -> dict[str, object]:

@@ -3,7 +3,7 @@
 import math
 import random
 
-from agentrl.runs.report.charts import Stack, curve, diagnostics, seconds_by_phase
+from agentrl.runs.report.charts import Stack, curve, diagnostics, planned, seconds_by_phase
 
 
 def evals(*rows: tuple[float, float]) -> list[dict[str, object]]:
@@ -53,3 +53,12 @@ def test_seconds_are_averaged_over_at_most_60_bars() -> None:
     noise = random.Random(0)
     (chart,) = seconds_by_phase([{"step": step, "seconds_score": noise.random()} for step in range(5000)])
     assert len(chart.bars) <= 60 and chart.bars[0].span == (0, 83)
+
+
+def test_a_plan_of_tasks_has_a_line_for_each_kind() -> None:
+    rows = [{"step": 1, "plan/level:1/share": 0.25, "plan/level:1/success": 0.5}, {"step": 2, "plan/a%2Fb/share": 1.0}]
+    share, success = planned(rows)
+    assert [(line.name, line.points) for line in share.lines] == [("a/b", [(2, 1.0)]), ("level:1", [(1, 0.25)])]
+    assert [line.points for line in success.lines] == [[(1, 0.5)]] and success.keys == [("run0", "level:1")]
+    assert len(planned([{"step": 1, **{f"plan/{n}/share": 0.1 for n in range(20)}}])[0].lines) == 12
+    assert planned([{"step": 1, "reward_mean": 0.5}]) == []
