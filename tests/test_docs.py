@@ -157,7 +157,7 @@ def test_a_run_of_what_is_your_own(
     (tmp_path / "mine.py").write_text("\n".join(blocks("training.md")), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    (settings,) = blocks("training.md", "toml")
+    (settings,) = (block for block in blocks("training.md", "toml") if "mine:" in block)
     (tmp_path / "my.toml").write_text(settings, encoding="utf-8")
     (tmp_path / "toy.py").write_text(TOY, encoding="utf-8")
     few = ("env.id=toy:test/Toy-v0", "eval.tasks=2", "rollout.tasks=2", "rollout.turn_tokens=8", "optim.steps=2")

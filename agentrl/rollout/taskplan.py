@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from agentrl.config import Config
-from agentrl.engines import make_named
 from agentrl.errors import ConfigError
+from agentrl.named import make_named
 from agentrl.rollout.mix import TaskMix
 from agentrl.types import Group, Task
 
@@ -55,8 +55,7 @@ def make_plan(config: Config, mix: TaskMix) -> TaskPlan:
         ConfigError: it does not take one of ``rollout.plan.options``, or not such a value.
     """
     plan = config.rollout.plan
-    plans = {**PLANS, plan.name: plan.name} if ":" in plan.name else PLANS
-    made = make_named("rollout.plan", plans, plan.name, plan.options, mix, config.run.seed)
+    made = make_named("rollout.plan", PLANS, plan.name, plan.options, mix, config.run.seed)
     if not isinstance(made, TaskPlan):
         raise ConfigError(f"rollout.plan {plan.name!r} makes no plan: make it a subclass of {__name__}.TaskPlan")
     return made
