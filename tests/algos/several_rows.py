@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ Turns = tuple[tuple[int, ...], ...]
 SIZE = 3
 """N."""
 PROMPT = 9
-ANSWER = {(1, END): 7, (1, 1): 8}
+ANSWER: Mapping[tuple[int, ...], int] = {(1, END): 7, (1, 1): 8}
 """What the second row has in place of the first turn."""
 REWARDS: Mapping[Turns, tuple[float, ...]] = {
     ((END,),): (0.5,),
@@ -45,7 +46,7 @@ REWARDS: Mapping[Turns, tuple[float, ...]] = {
     ((1, 1), (1, 1)): (0.25, 1.0),
 }
 """The turns of every episode, and what each is paid; exact in float32, as a batch has rewards."""
-CONTEXTS = [(PROMPT, *answer, *said) for answer in [(), (7,), (8,)] for said in [(), (1,)]]
+CONTEXTS: list[tuple[int, ...]] = [(PROMPT, *answer, *said) for answer in [(), (7,), (8,)] for said in [(), (1,)]]
 """What the policy can read before a token; each has logits of its own."""
 OLD = torch.tensor([[-0.5, 0.8], [0.6, 0.0], [0.0, 1.0], [0.3, -0.4], [0.9, 0.0], [-0.2, 0.5]], dtype=torch.float64)
 """Logits of the policy that samples, [B, 2]."""
@@ -159,7 +160,8 @@ def copied(played: Played, advantage: str, loss: Loss) -> Tensor:
     batch = played.batch
     last = torch.nonzero(pad(batch.episode.diff(), (0, 1), value=1))[:, 0]
     ends, lengths = batch.episode_starts[1:], batch.starts.diff()[last]
-    of_last = torch.cat([torch.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)])
+    pairs = zip(ends.tolist(), lengths.tolist(), strict=True)
+    of_last = torch.cat([torch.arange(end - length, end) for end, length in pairs])
     rewards = torch.zeros_like(played.rewards).index_copy(0, ends - 1, played.returns[last])[of_last]
     offsets = pad(lengths.cumsum(0), (1, 0))
     credit = algos.advantage(advantage, rewards, played.energy[of_last], offsets, batch.episode_group)
@@ -220,7 +222,7 @@ def gradient() -> Tensor:
 def definition(column: str) -> Tensor:
     """E[1/N Σ_i Σ_t −slope_t ∇logp_t] over ordered groups [P], with advantages and slopes of loops over tokens."""
     advantage, name, trained, options = COLUMNS[column]
-    widths = {"low": 100.0, "high": 100.0, "dual": None} if options is WIDE else {}
+    widths: dict[str, Any] = {"low": 100.0, "high": 100.0, "dual": None} if options is WIDE else {}
     logits, total = trained.clone().requires_grad_(), torch.zeros((), dtype=torch.float64)
     pairs = {turns: (logp_of(turns, logits), list(map(float, logp_of(turns, OLD)))) for turns in REWARDS}
     for members in itertools.product(REWARDS, repeat=SIZE):
