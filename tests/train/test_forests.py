@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +19,13 @@ from agentrl.algos import LOSSES
 from agentrl.batch import as_batch, collate
 from agentrl.models.load import ROUNDING
 from agentrl.rollout.collected import Clock, Collected
+from agentrl.runs.checkpoint import load_state, load_unused, save_checkpoint
 from agentrl.segments import Row, Segment, complete_rows
 from agentrl.train.groups import RolloutSource, StepGroups
 from agentrl.train.learner import Learner
+from agentrl.train.overlap import Overlapped
 from agentrl.train.step import StepResult, Trainer
-from agentrl.types import Group, Origin, Trajectory
+from agentrl.types import Group, Origin, Trajectory, flatten
 
 from ..algos import reference as slow
 from .conftest import Make, is_time, rewards_in_time, trajectory
@@ -321,3 +324,38 @@ def cut_before(whole: Trajectory, turns: Sequence[int]) -> Trajectory:
         own.append(segment)
         length += len(segment.token_ids)
     return replace(whole, segments=(), rows=(*rows, Row(tuple(own), len(rows) - 1, fork)))
+
+
+class Forests(Overlapped):
+    """Has groups of episodes of several rows, other ones in each step, in place of those that its collector plays."""
+
+    model: Any
+
+    async def _play(self, number: int, **_: Any) -> Collected:
+        groups = tuple(groups_of(self.model, number))
+        return Collected(groups=groups, faults=0, lost=0, seconds=1.0, clock=Clock(), sandbox={})
+
+
+def test_a_lag_scores_and_a_checkpoint_keeps_episodes_of_several_rows(
+    small: Make, reference: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    run = small("rollout.overlap=lag", "run.deterministic=true", "rollout.tasks=2", "rollout.group_size=3", *SETTINGS)
+    source, resumed = (Forests(run.config, run.mix, run.players, run.parts.engine) for _ in range(2))
+    source.model = reference
+
+    async def go() -> list[list[Trajectory]]:
+        await source.published(run.trainer().learner, 0)
+        await source.batch(1)
+        await asyncio.gather(*(ahead.task for ahead in source._ahead.values() if ahead.task))  # pyright: ignore
+        kept: Any = {"state": {"step": 1, "updates": 4, **source.state()}, "unused": source.unused()}
+        path = tmp_path / "step-000001"
+        save_checkpoint(path, run.parts.model, tokenizer, origins=source.origins, **kept)
+        resumed.restore(load_state(path), load_unused(path))
+        return [flatten((await rollouts.batch(2)).trained) for rollouts in (source, resumed)]
+
+    played, again = asyncio.run(go())
+    assert played == again and max(len(episode.rows) for episode in again) > 2
+    for was, episode in zip(flatten(groups_of(reference, 2)), played, strict=True):
+        scored = [lp for part in episode.sampled for lp in part.logprobs or ()]
+        assert scored == pytest.approx(logp_of(reference, was).tolist(), abs=1e-4), "the trainer's, turn by turn"
+        assert scored != [lp for part in was.sampled for lp in part.logprobs or ()]
