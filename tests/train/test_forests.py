@@ -285,6 +285,10 @@ def test_a_batch_sorts_tokens_in_time_and_back(reference: Any) -> None:
     assert [part.tolist() for part in batch.tokens.split(batch.row_starts.diff().tolist())] == list(map(list, rows))
     packs = collate(groups, max_tokens=36)
     assert torch.cat([pack.tokens for pack in packs]).equal(batch.tokens) and len(packs) > 1
+    owner = torch.arange(len(episodes)).repeat_interleave(batch.episode_starts.diff())
+    held = [set(owner[pack.index].tolist()) for pack in packs]
+    fitting = [n for n, episode in enumerate(episodes) if sum(map(len, complete_rows(episode.rows))) <= 36]
+    assert fitting and all(sum(n in pack for pack in held) == 1 for n in fitting), "a pack ends between two episodes"
 
 
 @pytest.mark.parametrize("cuts", [(2,), (1, 3), (1, 2, 3)])
