@@ -46,7 +46,7 @@ REWARDS: Mapping[Turns, tuple[float, ...]] = {
     ((1, 1), (1, 1)): (0.25, 1.0),
 }
 """The turns of every episode, and what each is paid; exact in float32, as a batch has rewards."""
-CONTEXTS: list[tuple[int, ...]] = [(PROMPT, *answer, *said) for answer in [(), (7,), (8,)] for said in [(), (1,)]]
+CONTEXTS: list[tuple[int, ...]] = [(PROMPT, *answer, *written) for answer in [(), (7,), (8,)] for written in [(), (1,)]]
 """What the policy can read before a token; each has logits of its own."""
 OLD = torch.tensor([[-0.5, 0.8], [0.6, 0.0], [0.0, 1.0], [0.3, -0.4], [0.9, 0.0], [-0.2, 0.5]], dtype=torch.float64)
 """Logits of the policy that samples, [B, 2]."""

@@ -351,9 +351,9 @@ def test_a_lag_scores_and_a_checkpoint_keeps_episodes_of_several_rows(
         await source.published(run.trainer().learner, 0)
         await source.batch(1)
         await asyncio.gather(*(ahead.task for ahead in source._ahead.values() if ahead.task))  # pyright: ignore
-        kept: Any = {"state": {"step": 1, "updates": 4, **source.state()}, "unused": source.unused()}
+        state: Any = {"state": {"step": 1, "updates": 4, **source.state()}, "unused": source.unused()}
         path = tmp_path / "step-000001"
-        save_checkpoint(path, run.parts.model, tokenizer, origins=source.origins, **kept)
+        save_checkpoint(path, run.parts.model, tokenizer, origins=source.origins, **state)
         resumed.restore(load_state(path), load_unused(path))
         return [flatten((await rollouts.batch(2)).trained) for rollouts in (source, resumed)]
 
