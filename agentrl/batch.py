@@ -6,7 +6,7 @@ in the order of its turns, with the offsets of the episodes. No algorithm sees a
 Legend: E episodes, R ≥ E rows, T packed model-input tokens, S sampled tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain, groupby
 
@@ -114,10 +114,11 @@ class Batch:
         Raises:
             TrajectoryError: a row alone is longer than ``max_tokens``.
         """
+        rows = range(len(self)) if rows is None else rows
         lengths, episode = self._checked_lengths(max_tokens, rows), self.episode.tolist()
         packs: list[list[int]] = []
         room = 0
-        for _, grouped in groupby(range(len(self)) if rows is None else rows, key=episode.__getitem__):
+        for _, grouped in groupby(rows, key=episode.__getitem__):
             piece = list(grouped)
             fits = _size(lengths, piece) <= max_tokens
             for part in [piece] if fits else [[row] for row in piece]:
@@ -128,7 +129,7 @@ class Batch:
                     room = max_tokens
                 packs[-1].extend(part)
                 room -= size
-        return [self._select(torch.tensor(pack)) for pack in packs]
+        return [self._select(chosen, self.episode[chosen]) for chosen in map(torch.tensor, packs)]
 
     def balanced(self, max_tokens: int, episodes: Sequence[int]) -> list["Batch"]:
         """Split episodes into few packs that take about equally long, by the sum of their rows' squared lengths.
@@ -143,30 +144,33 @@ class Batch:
             TrajectoryError: a row alone is longer than ``max_tokens``.
         """
         rows_of: dict[int, list[int]] = {}
-        for row, episode in enumerate(self.episode.tolist()):
-            rows_of.setdefault(episode, []).append(row)
-        chosen = [row for episode in episodes for row in rows_of[episode]]
-        lengths, group = self._checked_lengths(max_tokens, chosen), self.episode_group.tolist()
-        pieces: dict[int, list[list[int]]] = {}
-        for episode in episodes:
-            of_group, rows = pieces.setdefault(group[episode], [[]]), rows_of[episode]
-            if of_group[-1] and _size(lengths, [*of_group[-1], *rows]) > max_tokens:
+        # A row without a sampled token, such as a prompt that left no room, has nothing to compute.
+        for row in self.sampled_rows.tolist():
+            rows_of.setdefault(int(self.episode[row]), []).append(row)
+        # An episode may be asked for twice. So the pieces hold positions in ``episodes``.
+        rows = [rows_of.get(episode, []) for episode in episodes]
+        lengths = self._checked_lengths(max_tokens, list(chain.from_iterable(rows)))
+        sizes, costs = ([_size(lengths, own, power) for own in rows] for power in (1, 2))
+        group, pieces = self.episode_group.tolist(), dict[int, list[list[int]]]()
+        for position, episode in enumerate(episodes):
+            of_group = pieces.setdefault(group[episode], [[]])
+            if of_group[-1] and _size(sizes, [*of_group[-1], position]) > max_tokens:
                 of_group.append([])
-            of_group[-1].extend(rows)
-        packs: list[list[int]] = [[] for _ in range(-(-_size(lengths, chosen) // max_tokens))]
+            of_group[-1].append(position)
+        packs: list[list[int]] = [[] for _ in range(-(-sum(sizes) // max_tokens))]
         # Greedy: the most expensive piece comes first, and each goes to the cheapest pack that has room.
-        for piece in sorted(chain.from_iterable(pieces.values()), key=lambda piece: -_size(lengths, piece, 2)):
-            fitting = [pack for pack in packs if not pack or _size(lengths, [*pack, *piece]) <= max_tokens]
+        for piece in sorted(chain.from_iterable(pieces.values()), key=lambda piece: -_size(costs, piece)):
+            fitting = [pack for pack in packs if not pack or _size(sizes, [*pack, *piece]) <= max_tokens]
             if not fitting:
                 packs.append([])
                 fitting = packs[-1:]
-            min(fitting, key=lambda pack: _size(lengths, pack, 2)).extend(piece)
-        position = {row: number for number, row in enumerate(chosen)}
-        return [self._select(torch.tensor(sorted(pack, key=position.__getitem__))) for pack in packs if pack]
+            min(fitting, key=lambda pack: _size(costs, pack)).extend(piece)
+        labels = [[(row, position) for position in sorted(pack) for row in rows[position]] for pack in packs]
+        return [self._select(*torch.tensor(pack).T) for pack in labels if pack]
 
-    def _checked_lengths(self, max_tokens: int, rows: Sequence[int] | None = None) -> list[int]:
+    def _checked_lengths(self, max_tokens: int, rows: Iterable[int]) -> list[int]:
         lengths = self.row_starts.diff().tolist()
-        longest = max(lengths if rows is None else (lengths[row] for row in rows), default=0)
+        longest = max((lengths[row] for row in rows), default=0)
         if longest > max_tokens:
             raise TrajectoryError(
                 f"an episode of {longest} tokens does not fit into max_tokens={max_tokens}: raise it, or lower the "
@@ -174,7 +178,8 @@ class Batch:
             )
         return lengths
 
-    def _select(self, rows: Tensor) -> "Batch":
+    def _select(self, rows: Tensor, episode: Tensor) -> "Batch":
+        """Make a batch of ``rows``, of which those with equal numbers in ``episode`` are of one episode."""
         tokens, row_starts = _gather_rows(self.row_starts, rows)
         sampled, starts = _gather_rows(self.starts, rows)
         # ``sampled`` points into ``tokens``, so it moves by as much as its row moved.
@@ -189,7 +194,7 @@ class Batch:
             group=self.group[rows],
             rewards=self.rewards[sampled],
             sampler_logp=self.sampler_logp[sampled],
-            episode=_numbered(self.episode[rows]),
+            episode=_numbered(episode),
             index=self.index[sampled],
         )
 

@@ -4,7 +4,8 @@ For each task two groups of N rows are drawn that share no row, and every estima
 two agree in is signal, and what they differ in is noise. No row is compared with itself, so neither is too large on
 average, for any estimator. Standard errors are those of the tasks (jackknife).
 
-Legend: K tasks, N rows of a group, S sampled tokens, D width of the projection, E estimators.
+Legend: K tasks, N rows (one episode each) of a group, S sampled tokens, D width of the projection, E estimators. The
+tokens of an episode are in the order of its turns.
 """
 
 import argparse
@@ -63,7 +64,7 @@ class Recorded:
     """Episodes, with energy, weight and gradient of each of their sampled tokens."""
 
     batch: Batch
-    """The rows of K tasks, whole groups together."""
+    """The episodes of K tasks, whole groups together."""
     energy: Tensor
     """Token energy [S]."""
     weights: Tensor
@@ -74,7 +75,7 @@ class Recorded:
     @classmethod
     def of(cls, batch: Batch, logp: Tensor, sum_sq: Tensor, gradients: Tensor) -> "Recorded":
         """From each token's log-prob and Σπ² at the loaded weights [S]."""
-        weights = behaviour_weights(logp, batch.sampler_logp, batch.starts, kind="sequence")
+        weights = behaviour_weights(logp, batch.in_time(batch.sampler_logp), batch.episode_starts, kind="sequence")
         return cls(batch=batch, energy=token_energy(logp, sum_sq), weights=weights, gradients=gradients)
 
 
@@ -130,12 +131,13 @@ def measure(
     with display.phase("gradients", len(batch)) as bar:
         for row in range(len(batch)):
             stats = score(model, batch.split(len(batch.tokens), [row])[0], temperature=config.rollout.temperature)
-            for index, logp_of_token in zip(range(int(batch.starts[row]), len(gradients)), stats.logp, strict=False):
+            in_time = batch.index[int(batch.starts[row]) : int(batch.starts[row + 1])]
+            for index, logp_of_token in zip(in_time, stats.logp, strict=True):
                 gradients[index] = projection(torch.autograd.grad(logp_of_token, parameters, retain_graph=True))
             logp.append(stats.logp.detach())
             sum_sq.append(stats.sum_sq)
             bar.advance(f"{int(batch.starts[row + 1])} of {len(gradients)} tokens")
-    return Recorded.of(batch, torch.cat(logp), torch.cat(sum_sq), gradients)
+    return Recorded.of(batch, batch.in_time(torch.cat(logp)), batch.in_time(torch.cat(sum_sq)), gradients)
 
 
 def compare(recorded: Recorded, arguments: argparse.Namespace, display: Display) -> Measures:
@@ -144,7 +146,7 @@ def compare(recorded: Recorded, arguments: argparse.Namespace, display: Display)
     of_draws: list[Tensor] = []
     with display.phase("draws", arguments.draws) as bar:
         for number in range(arguments.draws):
-            a_rows, b_rows, rest = drawn(recorded.batch.group, arguments.group_size, generator)
+            a_rows, b_rows, rest = drawn(recorded.batch.episode_group, arguments.group_size, generator)
             left = (torch.cat([b_rows, rest]), torch.cat([a_rows, rest]))
             pair, towards = (
                 torch.stack([gradients_of(recorded, rows, estimators, arguments.aggregate) for rows in some])
@@ -192,18 +194,18 @@ def measures(products_mean: Tensor) -> Measures:
 
 def gradients_of(recorded: Recorded, rows: Tensor, estimators: Estimators, aggregate: str) -> Tensor:
     """Compute each task's gradient from some of its rows, by each estimator [E, K, D], float64."""
-    batch = recorded.batch.split(len(recorded.batch.tokens), rows.sort().values.tolist())[0]
-    layout = Rows.of(batch.starts, batch.rewards)
+    (batch,) = recorded.batch.balanced(len(recorded.batch.tokens), rows.sort().values.tolist())
+    index, layout = batch.in_time(batch.index), Rows.of(batch.episode_starts, batch.rewards)
     tasks = int(recorded.batch.group.max()) + 1
-    group = batch.group[layout.row]
+    group = batch.episode_group[layout.row]
     # coefficients divides by the rows of the batch; each task's mean divides by the rows of the task.
-    share = coefficients(aggregate, layout, None) * len(batch) / batch.group.bincount()[group]
-    share *= recorded.weights[batch.index]
+    share = coefficients(aggregate, layout, None) * len(batch.episode_group) / batch.episode_group.bincount()[group]
+    share *= recorded.weights[index]
     credit = torch.stack([_advantages(recorded, batch, *estimator) * share for estimator in estimators.values()])
     sums = torch.zeros(len(estimators), tasks, recorded.gradients.shape[1], dtype=torch.float64)
     for task in range(tasks):
         here = torch.nonzero(group == task)[:, 0]
-        sums[:, task] = credit[:, here] @ recorded.gradients[batch.index[here]].double()
+        sums[:, task] = credit[:, here] @ recorded.gradients[index[here]].double()
     return sums
 
 
@@ -317,8 +319,8 @@ def drawn(group: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor,
 
 
 def _advantages(recorded: Recorded, batch: Batch, name: str, options: Mapping[str, object]) -> Tensor:
-    energy = recorded.energy[batch.index]
-    return algos.advantage(name, batch.rewards, energy, batch.starts, batch.group, **options)
+    energy, rewards = recorded.energy[batch.in_time(batch.index)], batch.in_time(batch.rewards)
+    return algos.advantage(name, rewards, energy, batch.episode_starts, batch.episode_group, **options)
 
 
 def without_each(values: Tensor) -> Tensor:
@@ -335,10 +337,10 @@ def _jackknife(left_out: Tensor) -> Tensor:
 
 def _about(recorded: Recorded, file: Path, weights: Path, arguments: argparse.Namespace) -> str:
     batch = recorded.batch
-    returns = Rows.of(batch.starts, batch.rewards).sum(batch.rewards)
+    returns = Rows.of(batch.episode_starts, batch.rewards).sum(batch.in_time(batch.rewards))
     tasks = int(batch.group.max()) + 1
     return (
-        f"{len(batch)} episodes of {tasks} tasks, {len(batch.sampled)} sampled tokens, mean return "
+        f"{len(batch.episode_group)} episodes of {tasks} tasks, {len(batch.sampled)} sampled tokens, mean return "
         f"{float(returns.mean()):.3f}, from `{file.name}` at the weights `{weights.name}` (ESS of the ratio to those "
         f"that played: {effective_sample_size(recorded.weights):.3f}). {arguments.draws} pairs of groups of "
         f"{arguments.group_size} per task, {arguments.aggregate}; ± is one standard error over tasks. The "

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agentrl.batch import Batch, as_batch, collate
 from agentrl.errors import TrajectoryError
+from agentrl.segments import Row
 from agentrl.types import Group, Segment, Stop, Trajectory, flatten
 
 
@@ -133,18 +134,33 @@ def test_picked_rows_know_where_they_came_from(groups: list[Group], data: st.Dat
 def test_balanced_packs_hold_every_row_once(groups: list[Group], spare: int, shuffle: Any) -> None:
     batch = as_batch(groups)
     lengths, most = batch.row_starts.diff().tolist(), int(batch.row_starts.diff().max()) + spare
-    rows = list(range(len(batch)))
+    rows = batch.sampled_episodes.tolist()
+    assume(rows)
     shuffle.shuffle(rows)
     reference, packs = slowly(groups), batch.balanced(most, rows)
-    assert sorted(str(row) for pack in packs for row in read_back(pack)) == sorted(map(str, reference))
+    assert sorted(str(row) for pack in packs for row in read_back(pack)) == sorted(str(reference[row]) for row in rows)
     for pack in packs:
         assert 0 < len(pack.tokens) <= most
         assert torch.equal(batch.tokens[batch.sampled][pack.index], pack.tokens[pack.sampled])
-    whole_groups = [number for number in set(batch.group.tolist())
+    whole_groups = [number for number in set(batch.group[rows].tolist())
                     if sum(lengths[row] for row in rows if batch.group[row] == number) <= most]  # fmt: skip
     assert all(sum(number in pack.group.tolist() for pack in packs) == 1 for number in whole_groups)
     (together,) = batch.balanced(sum(lengths), rows)
     assert read_back(together) == [reference[row] for row in rows], "one pack keeps the order"
+
+
+def test_an_episode_that_an_update_has_twice_counts_twice() -> None:
+    batch = as_batch(worked_example())
+    (pack,) = batch.balanced(100, [1, 0, 1])
+    assert pack.episode_starts.tolist() == [0, 1, 4, 5] and pack.episode_group.tolist() == [1, 0, 1]
+    assert pack.in_time(pack.tokens[pack.sampled]).tolist() == [24, 20, 21, 23, 24]
+
+
+def test_a_row_that_owns_no_sampled_token_is_in_no_balanced_pack() -> None:
+    rows = (Row((Segment("prompt", (1, 2)), policy(3))), Row((Segment("prompt", (4,) * 50),)))
+    twofold = Trajectory(task_id="t", seed=0, rows=rows, rewards=(1.0,), stop=Stop.TOKEN_LIMIT)
+    (pack,) = as_batch([Group((twofold,))]).balanced(3, [0])
+    assert pack.tokens.tolist() == [1, 2, 3]
 
 
 def test_balanced_packs_cost_alike() -> None:

@@ -1,7 +1,8 @@
 """Advantages: how much better a token did than its group would have.
 
-Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows (one episode each). ``t`` = 1, 2, … is the ordinal of a
-sampled token in its episode. A row with no sampled token takes no part and does not count in its group. All take:
+Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows. A row is one episode: all of its sampled tokens in
+time, whatever pieces the model has read it in (docs/rows.md). ``t`` = 1, 2, … is the ordinal of a token in its row. A
+row with no sampled token takes no part and does not count in its group. All take:
 
     rewards [S]    reward of each token, 0 except on a turn's last one
     energy [S]     token energy ``‖onehot(y) − π‖²`` in [0, 2), as ``head.token_energy`` returns it; OTB and OGB only
@@ -9,8 +10,7 @@ sampled token in its episode. A row with no sampled token takes no part and does
     group [R]      the task instance a row belongs to (any integers, in any order)
 
 They return the advantage of each token [S], summed in float64 and rounded to float32 (float64 for float64 rewards), and
-raise ValueError for shapes that do not fit, numbers that are not finite, and negative energy or weights. Where an
-episode was cut into neighbouring rows, pass the offsets of episodes: its tokens lie end to end.
+raise ValueError for shapes that do not fit, numbers that are not finite, and negative energy or weights.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Policy losses on sampled tokens: CTPO, and what it is compared with.
 
-Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows (one episode each). ``t`` = 1, 2, … counts the sampled
-tokens of an episode through all its turns, and d = logp − old_logp is a token's log ratio. Log-probs are in nats, at
-the sampling temperature. A loss is written as a function of ``LossInputs`` and its own options. It is called with the
-inputs themselves:
+Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows. A row is one episode: all of its sampled tokens in
+time, whatever pieces the model has read it in (docs/rows.md). ``t`` = 1, 2, … counts them through all turns, and
+d = logp − old_logp is a token's log ratio. Log-probs are in nats, at the sampling temperature. A loss is written as a
+function of ``LossInputs`` and its own options. It is called with the inputs themselves:
 
     logp [S]         log-prob of each token under the policy being optimised
     old_logp [S]     log-prob at the start of the batch

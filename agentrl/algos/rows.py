@@ -1,5 +1,7 @@
 """Rows of sampled tokens laid end to end, and exact sums along each row.
 
+A row here is one episode: all of its sampled tokens in time, whatever pieces the model has read it in.
+
 Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows.
 """
 

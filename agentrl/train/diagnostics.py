@@ -1,7 +1,7 @@
 """Diagnostics of a step: the drift of the policy, overall and by position in the episode. No decision reads them.
 
-Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows (one episode each), ``starts`` [R+1] the offset of each
-row. ``t`` = 1, 2, … counts the sampled tokens of an episode through all its turns.
+Shapes: ``S`` sampled tokens of all rows end to end, ``R`` rows, ``starts`` [R+1] the offset of each row. A row is one
+episode, as in ``agentrl/algos``. ``t`` = 1, 2, … counts its sampled tokens through all its turns.
 """
 
 from collections.abc import Sequence

@@ -177,7 +177,7 @@ class Learner:
     def _parts(self, pack: Batch) -> list[Batch]:
         """Split an update's pack where the rows of its one episode are too long together."""
         limit = self._optim.max_tokens
-        return [pack] if len(pack.tokens) <= limit else pack.split(limit, pack.sampled_rows.tolist())
+        return [pack] if len(pack.tokens) <= limit else pack.split(limit)
 
     def _stats(self, model: PreTrainedModel, pack: Batch) -> TokenStats:
         """Score a pack on the model's device, and bring the result to the CPU, where the algorithms work."""

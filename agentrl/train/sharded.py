@@ -119,8 +119,8 @@ class ShardedLearner(Learner):
 
     def packs(self, batch: Batch, episodes: Sequence[int]) -> list[Batch]:
         """Cut episodes of a batch into packs, in any order; one a rank or more. See ``Learner``."""
-        chosen = set(episodes)
-        rows = [row for row, episode in enumerate(batch.episode.tolist()) if episode in chosen]
+        chosen, of_row = set(episodes), batch.episode.tolist()
+        rows = [row for row in batch.sampled_rows.tolist() if of_row[row] in chosen]
         return batch.balanced(self._room(batch, rows), episodes)
 
     def keep_reference(self, model: PreTrainedModel | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import math
 import random
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.config import Config
+from agentrl.config import Config, parse_config
 from agentrl.errors import UsageError
 from agentrl.runs.progress import Display
 from agentrl.runs.records import write_episodes
@@ -20,6 +21,8 @@ from ..conftest import load_script
 from ..forests import forest
 from ..runs.origins import ORIGIN, Signs
 from .conftest import Make, Train, logp_of, step, trainer_of
+from .test_forests import TEMPERATURE, groups_of
+from .test_forests import logp_of as logp_in_time
 
 script = load_script("estimator_report")
 OPTIONS = argparse.Namespace(group_size=2, draws=3, width=10**6, seed=0, aggregate="seq_mean_token_sum")
@@ -49,6 +52,23 @@ def test_gradients_are_those_of_backward_on_each_row(played: Any, reference: Any
         wanted = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, parameters)])
         assert float(gradients[task].norm()) == pytest.approx(float(wanted.norm()), rel=1e-3, abs=1e-5)
         torch.testing.assert_close(gradients[task].float(), wanted, rtol=1e-2, atol=1e-4 * float(wanted.norm()) + 1e-6)
+
+
+def test_an_episode_of_several_rows_has_one_gradient(reference: Any, tmp_path: Path) -> None:
+    reference.save_pretrained(tmp_path)
+    groups = groups_of(reference, 3)
+    config = parse_config({"rollout": {"temperature": TEMPERATURE}})
+    recorded = script.measure(groups, tmp_path, config, OPTIONS, Display())
+    gradients = script.gradients_of(recorded, torch.arange(6), {"rloo": ("rloo", {})}, "seq_mean_token_sum")[0]
+    for group, gradient in zip(groups, gradients, strict=True):
+        loss, returns = torch.zeros(()), [episode.ret for episode in group]
+        for episode in group:
+            logp = logp_in_time(reference, episode)
+            ratio = float(logp.detach().sum()) - sum(lp for part in episode.sampled for lp in part.logprobs or ())
+            others = (sum(returns) - episode.ret) / 2
+            loss = loss + min(math.exp(ratio), 5.0) * (episode.ret - others) * logp.sum() / 3
+        wanted = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(reference.parameters()))])
+        torch.testing.assert_close(gradient.float(), wanted.float(), rtol=1e-2, atol=1e-4 * float(wanted.norm()))
 
 
 def test_projection_keeps_inner_products() -> None:

@@ -66,8 +66,9 @@ def test_where_it_is_good_enough_it_cools_down_and_ends(small: Make) -> None:
 
 @pytest.mark.slow
 def test_likelihood_is_the_mean_over_episodes_of_what_each_has_before_the_update(small: Make, reference: Any) -> None:
-    # Packs of four episodes and of two: a mean over packs would be another.
-    run = small(*TAUGHT, "sft.episodes=6", "sft.steps=90", "sft.lr=1e-2", "optim.max_tokens=260", "sft.temperature=0.7")
+    # Packs of three episodes and of two: a mean over packs would be another.
+    settings = ("sft.steps=90", "sft.lr=1e-2", "optim.max_tokens=260", "sft.temperature=0.7")
+    run = small(*TAUGHT, "sft.tasks=5", "sft.episodes=5", *settings)
     groups, rates, measured, model = oracle(run), list[float](), list[float](), copy.deepcopy(reference)
 
     @torch.no_grad()

@@ -7,6 +7,7 @@ import copy
 import gc
 import math
 import os
+import random
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 from agentrl.algos.head import TokenStats
-from agentrl.batch import Batch
+from agentrl.batch import Batch, as_batch
 from agentrl.config import Config, parse_config
 from agentrl.errors import ConfigError, RunFolderError
 from agentrl.models.attention import NAME
@@ -32,13 +33,16 @@ from agentrl.models.lora import add_adapters, is_adapted
 from agentrl.models.tiny import tiny_config
 from agentrl.train.learner import Learner
 from agentrl.train.sharded import dismiss, make_learner
+from agentrl.types import Group, Segment
 
 from ..forked import Server
+from .test_forests import forest
 from .test_score import OPTIM, batch_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = [[3, 4], [7, 2, 3, 5, 1], [2, 30, 8, 1], [5, 9], [4, 3]]
 PACKS = batch_of(SHAPES).split(45)
+FORESTS = [forest(random.Random(seed), Segment("prompt", (5, 7)), rows) for seed, rows in enumerate((6, 2, 5, 1, 2))]
 
 
 @contextmanager
@@ -105,7 +109,9 @@ def make(model: Any, *, lora: int = 0, saved: Path | None = None, sequence_ranks
 
 def update(learner: Learner, packs: Sequence[Batch] = PACKS) -> float:
     def loss_of(number: int, stats: TokenStats) -> Tensor:
-        return -(stats.logp * torch.linspace(-1, 2, len(stats.logp))).sum() - 0.1 * (number + 1) * stats.entropy.sum()
+        # Each token's slope depends on all others before it in time, as in the losses of algos.
+        so_far = packs[number].in_time(stats.logp).cumsum(0) / 10
+        return (so_far.cos() * torch.linspace(-1, 2, len(so_far))).sum() - 0.1 * (number + 1) * stats.entropy.sum()
 
     return learner.update(list(packs), loss_of, 1e-3)
 
@@ -132,9 +138,8 @@ def gradients(learner: Learner) -> list[Tensor]:
     return [moment for name, moment in sorted(held_by(learner).items()) if name.endswith(".exp_avg")]
 
 
-def told_by(learner: Learner, packs: Sequence[Batch]) -> dict[str, Any]:
+def told_by(learner: Learner, packs: Sequence[Batch], batch: Batch) -> dict[str, Any]:
     """What a trainer asks of a learner."""
-    batch = batch_of(SHAPES)
     if not is_adapted(learner.model):
         learner.keep_reference()
     results: dict[str, Any] = {"before": list(learner.score(batch)), "norm": update(learner, packs)}
@@ -197,7 +202,33 @@ def test_two_ranks_learn_what_one_does(tokenizer: Any, two: None, shape: Any, op
     model = tiny(tokenizer, **shape)
     cut = PACKS if packs > 1 else batch_of(SHAPES).split(99)
     assert len(cut) == packs
-    both, alone = (on(world, lambda: told_by(make(model, **options), cut)) for world in (2, 1))
+    agree(model, cut, batch_of(SHAPES), options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sequence_ranks": 2}, {"gradient_checkpointing": True}, {"lora": 3}, {"lora": 2, "sequence_ranks": 2}],
+)
+def test_two_ranks_learn_from_episodes_of_several_rows_what_one_does(model: Any, two: None, options: Any) -> None:
+    batch = as_batch([Group((episode,)) for episode in FORESTS])
+    long, longer, *short = batch.balanced(OPTIM.max_tokens, range(len(FORESTS)))
+    packs = [long, short[0], longer, *short[1:]]
+    # A rank computes parts of an episode while the other has a single one, or another rank's pack once more.
+    assert [len(pack.split(OPTIM.max_tokens)) for pack in packs] == [2, 1, 2, 1, 1]
+    agree(model, packs, batch, options)
+    # In one pack each episode is whole.
+    whole, cut = (gradients_of(make(model, **options, max_tokens=limit), packs) for limit in (1000, 45))
+    assert apart(whole, cut) < 1e-6
+
+
+def gradients_of(learner: Learner, packs: Sequence[Batch]) -> list[Tensor]:
+    update(learner, packs)
+    return gradients(learner)
+
+
+def agree(model: Any, packs: Sequence[Batch], batch: Batch, options: Any) -> None:
+    both, alone = (on(world, lambda: told_by(make(model, **options), packs, batch)) for world in (2, 1))
     assert both.keys() == alone.keys()
     # Adam takes the sign of a gradient that is nearly 0, and so makes more of rounding.
     for name, wanted in alone.items():
