@@ -70,9 +70,11 @@ class Thinking:
                 continue
             number, part = item
             content = messages[number]["content"]
-            before, _, answer = content.rpartition(_END)
-            opened = self._opened(text, content if before else "")
-            if part == "thought" or (whole != number and (not before or _END in text.removeprefix(opened))):
+            thinking, closed, answer = content.rpartition(_END)
+            opened = self._opened(text, thinking)
+            # Blank thinking has no mark, but an end. Some templates put an empty block in place of thinking.
+            blank = not thinking.removeprefix(_BEGIN).strip() and _END in text.removeprefix(opened)
+            if part == "thought" or (whole != number and (not closed or blank)):
                 whole = number
                 yield from (opened, Shown(number=number, start=0))
             elif whole != number:
