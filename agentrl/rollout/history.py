@@ -1,6 +1,5 @@
 """What the policy is shown of the past: the histories of :class:`agentrl.rollout.driver.StepDriver`."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -10,12 +9,18 @@ from agentrl.rollout.policy import Past, Policy
 from agentrl.types import Message
 
 Messages = tuple[Message, ...]
-_CUT = re.compile(r"\[result of .* cut: [\d,]+ characters\]")
+_LINE = "[result of {name} cut: {length:,} characters]"
 _SUMMARIZE = (
     "Your context is nearly full. Write a summary for yourself: what the task asks, what you have done and found, and "
     "what is left to do. You will see the task and this summary, and nothing else."
 )
 _GO_ON = Message(role="user", content="Go on.")
+
+
+class _Line(str):
+    """What stands for a result that was cut, and is not cut again."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +54,23 @@ class Shorten(Append):
 
     budget: int
     """Most tokens of a row before the next turn."""
+    line: str = _LINE
+    """The line, in which ``name`` is the tool's name and ``length`` how many characters its result had."""
 
     def __post_init__(self) -> None:
         _check(self.budget)
+        try:
+            self.line.format(name="python", length=1)
+        except (AttributeError, LookupError, ValueError) as error:
+            raise ConfigError(f"line = {self.line!r} can't be filled in: use {{name}} and {{length}} alone") from error
 
     async def shown(self, policy: Policy, messages: Messages) -> Messages:
         """Return the messages, with as many results shortened as the budget demands."""
         spoken = max((index for index, message in enumerate(messages) if message["role"] == "assistant"), default=0)
         for index, message in enumerate(messages[:spoken]):
             content = message["content"]
-            line = f"[result of {message.get('name', 'a tool')} cut: {len(content):,} characters]"
-            if message["role"] != "tool" or len(line) >= len(content) or _CUT.fullmatch(content):
+            line = _Line(self.line.format(name=message.get("name", "a tool"), length=len(content)))
+            if message["role"] != "tool" or len(line) >= len(content) or isinstance(content, _Line):
                 continue
             if policy.tokens(messages) <= self.budget:
                 break

@@ -96,7 +96,9 @@ def test_turns_with_blank_thinking_and_without_are_shown_as_the_template_does() 
 
 def test_an_empty_block_in_place_of_thinking_is_the_templates() -> None:
     source = (TEMPLATES / "qwen3.jinja").read_text(encoding="utf-8")
-    changed = source.replace("'<|im_start|>assistant\\n' + said +", "'<|im_start|>assistant\\n<think></think>' + said +")
+    changed = source.replace(
+        "'<|im_start|>assistant\\n' + said +", "'<|im_start|>assistant\\n<think></think>' + said +"
+    )
     assert changed != source
     policy, wanted = play(Renderer(tokenizer_of("qwen3", changed)), TALK, [THOUGHT])
     assert policy.forks == {"thinking": len(TALK) - 1} and "<think></think>42<|im_end|>" in wanted[-1]
