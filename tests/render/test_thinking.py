@@ -1,4 +1,4 @@
-"""Earlier turns without their thinking: rows that spell what the chat template renders, of the tokens that were sampled."""
+"""Earlier turns without their thinking: rows spell what the chat template renders, in tokens that were sampled."""
 
 import asyncio
 import datetime
@@ -38,7 +38,11 @@ def sampled(renderer: Renderer, text: str, answered_by: Any = "user") -> tuple[i
 
 def rendered(renderer: Renderer, messages: Sequence[Message], **options: Any) -> str:
     day = datetime.datetime(2025, 1, 1)
-    rows = [{**m, "tool_call_id": f"call0000{m['tool_call_id'][-1]}"} if m["role"] == "tool" else m for m in messages]
+    numbered = (f"call0000{message.get('tool_call_id', '')[-1:]}" for message in messages)
+    rows = [
+        {**message, **({"tool_call_id": call_id} if message["role"] == "tool" else {})}
+        for message, call_id in zip(messages, numbered, strict=True)
+    ]
     tokenizer: Any = renderer.tokenizer
     return tokenizer.apply_chat_template(
         rows, tokenize=False, add_generation_prompt=True, strftime_now=day.strftime, **options
@@ -140,7 +144,8 @@ def test_a_token_across_the_border_stays_whole_and_is_counted() -> None:
     control = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
     made = byte_tokens(control, "x", ["ab</think>", "</think>42"] * 9, size=275, words=False)
     source = (TEMPLATES / "qwen3.jinja").read_text(encoding="utf-8")
-    renderer = Renderer(PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", chat_template=source))
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", chat_template=source)
+    renderer = Renderer(tokenizer)
     engine = Told([sampled(renderer, "<think>ab</think>42"), sampled(renderer, "42")])
     policy = policy_of(engine, renderer)
 
