@@ -190,6 +190,28 @@ def test_the_mix_is_a_config() -> None:
     assert [*config.env.played] == ["arithmetic", "countdown"]
 
 
+def test_the_driver_of_the_page_forgets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any
+) -> None:
+    (text,) = blocks("drivers.md")
+    (tmp_path / "window.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    summary, window = (tomllib.loads(block) for block in blocks("drivers.md", "toml"))
+    make_collector(parse_config(summary), Renderer(tokenizer), split="train").close()
+    env = {"id": "agentrl/Arithmetic-v0", "args": {"level": 5, "max_turns": 6}}
+    config = parse_config({**window, "env": env})
+    renderer = Renderer(tokenizer)
+    task_set = make(env["id"], split="train", **env["args"])
+    task = task_set.task_set[0]
+    script = tuple(tuple(renderer.turn(turn)) for turn in task_set.gold_turns(task))
+    with closing(make_collector(config, renderer, split="train")) as collector:
+        spec = EpisodeSpec(task_id=task.id, seed=1, script=script)
+        collected = asyncio.run(collector.collect([[spec]], ScriptedEngine(()), Sampling(max_tokens=200)))
+    ((episode,),) = collected.groups
+    # Four turns of which two are shown: the fourth is asked for without the first.
+    assert episode.ret == 1.0 and len(episode.rows) == 2 and episode.forks == {"anew": 1}
+
+
 def test_the_sets_that_papers_report_are_sets() -> None:
     texts = re.findall(r"--env '(\w+=[^']+)' \\", (DOCS / "evaluation.md").read_text(encoding="utf-8"))
     sets = make_sets(load_config(preset="quickstart", overrides=["env.sandbox=docker"]), texts)
