@@ -1,6 +1,7 @@
 """Every example of the pages in docs/, run as written; the README has a test of its own."""
 
 import ast
+import asyncio
 import io
 import os
 import re
@@ -8,17 +9,25 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.algos import check_options
 from agentrl.config import load_config, parse_config
+from agentrl.engines.base import Sampling
+from agentrl.engines.scripted import ScriptedEngine
 from agentrl.eval.sets import make_sets
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.plan import EpisodeSpec
+from agentrl.runs.assemble import make_collector
 from agentrl.runs.folder import read_jsonl
 from agentrl.runs.progress import Display
 from agentrl.sandboxes import Limits, SandboxUnavailable
 from agentrl.toolenv.checker import check_env
+from agentrl.toolenv.registry import make
 from agentrl.toolenv.tools.mcp import close_sessions
 from agentrl.toolenv.tools.python import shared_sandbox, use_backend
 from agentrl.train.live import check_run
@@ -188,6 +197,25 @@ def test_the_mix_is_a_config() -> None:
     config = parse_config(tomllib.loads(text))
     check_run(config)
     assert [*config.env.played] == ["arithmetic", "countdown"]
+
+
+def test_the_driver_of_the_page_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
+    (text,) = blocks("drivers.md")
+    (tmp_path / "window.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    summary, window = (tomllib.loads(block) for block in blocks("drivers.md", "toml"))
+    make_collector(parse_config(summary), Renderer(tokenizer), split="train").close()
+    args: dict[str, Any] = {"level": 5, "max_turns": 6}
+    config = parse_config({**window, "env": {"args": args}})
+    renderer, env = Renderer(tokenizer), make(config.env.id, split="train", **args)
+    task = env.task_set[0]
+    script = tuple(tuple(renderer.turn(turn)) for turn in env.gold_turns(task))
+    with closing(make_collector(config, renderer, split="train")) as collector:
+        spec = EpisodeSpec(task_id=task.id, seed=1, script=script)
+        collected = asyncio.run(collector.collect([[spec]], ScriptedEngine(()), Sampling(max_tokens=200)))
+    ((episode,),) = collected.groups
+    # Four turns of which two are shown: the fourth is asked for without the first.
+    assert episode.ret == 1.0 and len(episode.rows) == 2 and episode.forks == {"anew": 1}
 
 
 def test_the_sets_that_papers_report_are_sets() -> None:

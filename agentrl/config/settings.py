@@ -196,7 +196,7 @@ class DriverSettings(_Section):
     name: str = "step"
     """Name of the driver, or ``module:Class`` for your own: "step" plays an environment turn by turn (rollout)."""
     options: dict[str, Value] = Field(default_factory=dict)
-    """Its own options (rollout)."""
+    """Its own options; of "step" ``history``, which is what the agent is shown of its past (rollout)."""
 
 
 class RolloutSettings(_Section):

@@ -7,9 +7,10 @@ control token stays text.
 Some templates rewrite the past as the conversation continues. They strip the thinking from earlier turns, move the
 system message to the newest question, or add an empty thinking block. The renderer rewrites nothing: prompts and
 sampled tokens stay as they were shown. Every turn is followed by the text that the template writes after the first turn
-of a conversation.
+of a conversation. Only :meth:`Renderer.rewrite` shows the past as the template does.
 """
 
+import bisect
 import functools
 import itertools
 import json
@@ -25,6 +26,7 @@ from typing import Any, Literal, Protocol
 from agentrl.errors import RenderError, UsageError, first_line
 from agentrl.render import harmony
 from agentrl.render.template import ChatTemplate, Piece, Shape, Slot, Template, shapes_of
+from agentrl.render.thinking import Thinking
 from agentrl.render.tokens import IN_TEXT, Owned, TextTokenizer, TextTokens
 from agentrl.segments import Segment, Source
 from agentrl.types import Message
@@ -172,6 +174,7 @@ class Renderer:
         if self._tokens.parts(schemas := json.dumps(list(tools), ensure_ascii=False)) != [schemas]:
             raise RenderError("a tool's schema spells a control token of the tokenizer: change its description")
         self._template = ChatTemplate(tokenizer, template_args or {}, tools)
+        self._thinking = Thinking(self._template)
         closing = self._tokens.parts(self._template.closing)
         self._closing = next((part for part in closing if isinstance(part, int)), None)
         self._lead = self._tokens.parts(self._template.lead)
@@ -215,6 +218,15 @@ class Renderer:
         """The model's other end tokens, as :func:`load_tokenizer` has recorded them."""
         return self.tokenizer.init_kwargs.get(_ENDS, ())
 
+    @property
+    def drops_thinking(self) -> bool:
+        """True if the chat template takes thinking out of earlier turns.
+
+        Raises:
+            RenderError: the template is gpt-oss's, whose thinking is a channel of its own.
+        """
+        return self._thinking.drops
+
     def prompt(self, messages: Sequence[Message]) -> Segment:
         """Render the first prompt, up to where the assistant begins to speak.
 
@@ -224,8 +236,7 @@ class Renderer:
         Raises:
             RenderError: the chat template refuses the messages, or skips, repeats or changes one.
         """
-        pieces = self._cut(self._template.write(shapes_of(messages)))
-        return Segment("prompt", tuple(token for token, _ in self._tokens.write(_filled(pieces, messages), None)))
+        return self._opening(self._template.write(shapes_of(messages)), messages)
 
     def extend(self, turn: Sequence[int], messages: Sequence[Message]) -> list[Segment]:
         """Render what follows a sampled turn: its end, the new messages, and the beginning of the next turn.
@@ -241,9 +252,54 @@ class Renderer:
         Raises:
             RenderError: the chat template refuses the messages, or skips, repeats or changes one.
         """
+        called = bool(turn) and turn[-1] in self._harmony[1:] and bool(messages) and messages[0]["role"] == "tool"
+        return self._following(turn, self._suffix(shapes_of(messages), called), messages)
+
+    def rewrite(self, messages: Sequence[Message], turns: Mapping[int, Sequence[int]]) -> tuple[list[Segment], bool]:
+        """Render a conversation as the chat template does, which may drop the thinking of earlier turns.
+
+        Args:
+            messages: the conversation, up to where the assistant speaks next.
+            turns: the tokens of the assistant's turns, by the index of the message. What is shown of a turn is its own
+                tokens; a token in which that begins stays whole.
+
+        Returns:
+            The segments, all of them context; and True if what is shown of some turn begins inside of a token.
+
+        Raises:
+            RenderError: the chat template refuses the messages, or skips, repeats or changes one.
+        """
+        segments, run, inside = list[Segment](), list[Piece](), False
+        turn: Sequence[int] | None = None
+        for piece in (*self._thinking.write(messages), None):
+            if isinstance(piece, str | Slot):
+                run.append(piece)
+                continue
+            segments += (
+                [self._opening(run, messages)]
+                if turn is None
+                else self._following(turn, self._as_suffix(run), messages)
+            )
+            if piece is not None:
+                run, turn = [], turns[piece.number]
+                start = self._token_at(turn, piece.start)
+                inside |= len(self.text(turn[:start])) < piece.start
+                segments.append(Segment("prompt", tuple(turn[start:])))
+        return segments, inside
+
+    def _token_at(self, turn: Sequence[int], offset: int) -> int:
+        """Return the index of the token in which a character of the turn's text is."""
+        if not offset:
+            return 0
+        length = len(turn) - bool(turn and turn[-1] in self.stop_ids)
+        return bisect.bisect_right(range(length + 1), offset, key=lambda count: len(self.text(turn[:count]))) - 1
+
+    def _opening(self, pieces: Sequence[Piece], messages: Sequence[Message]) -> Segment:
+        written = self._tokens.write(_filled(self._cut(pieces), messages), None)
+        return Segment("prompt", tuple(token for token, _ in written))
+
+    def _following(self, turn: Sequence[int], suffix: _Suffix, messages: Sequence[Message]) -> list[Segment]:
         last = turn[-1] if turn else None
-        called = last in self._harmony[1:] and bool(messages) and messages[0]["role"] == "tool"
-        suffix = self._suffix(shapes_of(messages), called)
         # A turn that was cut off lacks its end-of-turn token, which the template then supplies.
         ended = last == suffix.end or (suffix.closes and last in self.stop_ids)
         pieces = suffix.rest if ended else (suffix.blank, suffix.end, *suffix.rest)
@@ -296,7 +352,10 @@ class Renderer:
         if called:
             rest = self._cut(self._template.after_call(shapes))
             return _Suffix(blank="", end=self._harmony[1], closes=True, rest=rest)
-        parts = self._cut(self._template.after_turn(shapes))
+        return self._as_suffix(self._template.after_turn(shapes))
+
+    def _as_suffix(self, pieces: Sequence[Piece]) -> _Suffix:
+        parts = self._cut(pieces)
         blank = str(parts.pop(0)) if parts and isinstance(parts[0], str) and parts[0].isspace() else ""
         end = parts.pop(0) if parts else None
         if not isinstance(end, int) or not self._ends_a_turn(end):

@@ -1,8 +1,9 @@
 """Drivers: whoever plays an episode, with an environment and the policy."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentrl.errors import TokenLimitError
+from agentrl.rollout.history import make_history
 from agentrl.rollout.policy import Policy
 from agentrl.toolenv.base import ToolEnv
 from agentrl.types import Message, Stop
@@ -25,7 +26,19 @@ class Driver(Protocol):
 
 
 class StepDriver:
-    """Plays an environment step by step, and shows the policy all messages so far."""
+    """Plays an environment step by step.
+
+    Args:
+        history: what the policy is shown of the past: "append", "template", "shorten" or "summarize".
+        options: the history's own, such as ``budget``.
+
+    Raises:
+        UnknownNameError: there is no such history.
+        ConfigError: the history does not take these options.
+    """
+
+    def __init__(self, history: str = "append", **options: Any) -> None:
+        self._history = make_history(history, options)
 
     async def play(self, env: ToolEnv, policy: Policy) -> None:
         """Play the episode; its end is asked for its grade in each case."""
@@ -34,7 +47,8 @@ class StepDriver:
         ended = False
         while not ended:
             try:
-                action = await policy.turn(messages)
+                messages = await self._history.shown(policy, messages)
+                action = await policy.turn(messages, past=self._history.past)
             except TokenLimitError:
                 policy.pay(await policy.run(env.truncate, Stop.TOKEN_LIMIT))
                 return

@@ -12,21 +12,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import TokenLimitError
+from agentrl.render.renderer import Renderer
 from agentrl.render.transcript import Writer
 from agentrl.rollout.collected import Clock
 from agentrl.rollout.gate import Gate
+from agentrl.rollout.growing import GrowingRow, Key, NextTurn, RowTurn, after, shared_tokens
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.segments import Row, Segment
 from agentrl.toolenv.author import ask
 from agentrl.types import CutTurn, CutTurns, Message, Stop
 
-_Key = tuple[object, ...]
-"""A message as a value: equal where two spellings mean the same."""
+Past = Literal["sampled", "template"]
+"""How earlier turns are shown: as they were sampled, or as the chat template writes them, which may drop thinking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,47 +104,6 @@ class Player:
         return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
-    """A sampled turn where it stands in a row."""
-
-    position: int
-    """How many messages of the row come before it."""
-    start: int
-    """How many tokens of the row come before it."""
-    token_ids: tuple[int, ...]
-    """Its tokens."""
-
-    @property
-    def end(self) -> int:
-        """How many tokens the row has up to its end."""
-        return self.start + len(self.token_ids)
-
-
-@dataclass(slots=True, kw_only=True)
-class _GrowingRow:
-    """A row, and the history that its tokens spell."""
-
-    token_ids: list[int]
-    """All tokens, inherited ones included."""
-    history: list[_Key] = field(default_factory=list[_Key])
-    """The tools and messages that they spell, as values."""
-    turns: list[_Turn] = field(default_factory=list[_Turn])
-    """The turns that were sampled in this row."""
-    segments: list[Segment] = field(default_factory=list[Segment])
-    """The row's own segments."""
-    parent: int | None = None
-    """Index of the row that it continues."""
-    fork: int = 0
-    """Number of tokens inherited from there."""
-    waits: bool = False
-    """True while a turn is sampled at its end."""
-
-    def ends_with(self, turn: _Turn | None) -> bool:
-        """Return True if nothing follows ``turn`` in this row."""
-        return turn is not None and not self.waits and turn.end == len(self.token_ids)
-
-
 class Policy:
     """Samples the turns of one episode and records their tokens.
 
@@ -159,18 +120,26 @@ class Policy:
         """The episode's task and seed."""
         self.forks = Counter[str]()
         """How often a row began after the first one, by its cause: ``again`` (the same history once more), ``branch``
-        (another continuation of a turn) or ``anew`` (no turn of the history is at its old place)."""
+        (another continuation of a turn), ``anew`` (no turn of the history is at its old place), ``thinking`` (the chat
+        template shows an earlier turn otherwise than it was sampled), or ``token`` (the same, where that begins
+        inside of a token, which then stays whole)."""
         self.rewards = list[float]()
         """The reward of each turn, in the order of turns."""
         self.usages = list[tuple[int, int]]()
         """Tokens that a server says it has read and written, of each turn."""
         self._engine, self._renderer, self._sampling, self._player = engine, renderer, sampling, player
-        self._rows = list[_GrowingRow]()
-        self._own_turns = dict[_Key, tuple[int, ...]]()
+        self._rows = list[GrowingRow]()
+        self._own_turns = dict[Key, tuple[int, ...]]()
         """The tokens of each turn, by the message that it became."""
         self._asked = 0
 
-    async def turn(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None) -> str:
+    async def turn(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        *,
+        past: Past = "sampled",
+    ) -> str:
         """Sample the assistant's next turn.
 
         Where the messages continue a row's history, so do the tokens. Where they part from it, a new row begins: with
@@ -180,6 +149,7 @@ class Policy:
         Args:
             messages: the history, from the first message on; the assistant's are texts as this method returned them.
             tools: schemas of tools for the chat template to describe; by default the environment's.
+            past: how earlier turns are shown.
 
         Returns:
             The text; a ``CutTurn`` where a limit of tokens ended it.
@@ -189,7 +159,7 @@ class Policy:
             InfrastructureError: the engine failed.
         """
         number, self._asked = self._asked, self._asked + 1
-        row, room = self._row(messages, tools)
+        row, room = self._row(messages, tools, past)
         row.waits = True
         sampling = replace(
             self._sampling, max_tokens=min(room, self._sampling.max_tokens), stop_ids=self._renderer.stop_ids
@@ -207,6 +177,16 @@ class Policy:
         stop = Stop.TOKEN_LIMIT if spent else Stop.TURN_CUT
         return CutTurn(text, self._player.limits.after_cut(spent), stop)
 
+    def tokens(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        *,
+        past: Past = "sampled",
+    ) -> int:
+        """Return how many tokens the row would have before a turn that :meth:`turn` sampled with these arguments."""
+        return self._next(_history(messages, tools), messages, tools, past).tokens
+
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a blocking function, such as ``env.step``, in a thread while other episodes are played."""
         return await self._player.in_thread(function, *args, **kwargs)
@@ -223,8 +203,8 @@ class Policy:
             return (Row(tuple(replace(part, turn=None) if part.trained else part for part in segments)),)
         return tuple(Row(tuple(row.segments), row.parent, row.fork) for row in self._rows)
 
-    def _record(self, row: _GrowingRow, done: Completion) -> str:
-        turn = _Turn(position=len(row.history), start=len(row.token_ids), token_ids=done.token_ids)
+    def _record(self, row: GrowingRow, done: Completion) -> str:
+        turn = RowTurn(position=len(row.history), start=len(row.token_ids), token_ids=done.token_ids)
         cut, number = done.finish == "length", len(self.rewards)
         segment = Segment("policy", done.token_ids, done.logprobs, done.version, cut, done.swaps, turn=number)
         text = self._renderer.text(done.token_ids)
@@ -240,47 +220,90 @@ class Policy:
         return text
 
     def _row(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None
-    ) -> tuple[_GrowingRow, int]:
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None, past: Past
+    ) -> tuple[GrowingRow, int]:
         """Find or begin the row whose tokens spell ``messages``; return the room that is left in it."""
-        history = [("tools", json.dumps(tools)), *map(_key, messages)]
-        parent, turn = self._shared(history)
-        # The same history is to be continued once more: from where the turn began.
-        again = turn is not None and turn.position == len(history)
-        start = 0 if turn is None else turn.start if again else turn.end
-        renderer = self._renderer if tools is None else self._renderer.describing(tools)
-        new = [] if again else list(_written(renderer, self._own_turns, messages, turn))
-        room = self._room(start, new)
+        history = _history(messages, tools)
+        following = self._next(history, messages, tools, past)
+        room = self._room(following)
         if room < 1 and self._rows:
             raise TokenLimitError("the history leaves no room for a turn")
-        if parent is not None and not again and self._rows[parent].ends_with(turn):
-            row = self._rows[parent]
+        if following.row is not None and not following.cause:
+            row = self._rows[following.row]
         else:
-            inherited = [] if parent is None else self._rows[parent].token_ids[:start]
-            row = _GrowingRow(token_ids=inherited, parent=parent, fork=start)
-            self.forks.update([_cause(turn, again=again)] if self._rows else [])
+            inherited = [] if following.row is None else self._rows[following.row].token_ids[: following.start]
+            row = GrowingRow(token_ids=inherited, parent=following.row, fork=following.start)
+            self.forks.update([following.cause] if self._rows else [])
             self._rows.append(row)
-        row.segments += new
-        row.token_ids += [token for segment in new for token in segment.token_ids]
+        row.segments += following.new
+        row.token_ids += [token for segment in following.new for token in segment.token_ids]
         row.history = history
         # The first prompt is recorded also where it is too long: an episode has at least one row.
         if room < 1:
             raise TokenLimitError("the history leaves no room for a turn")
         return row, room
 
-    def _room(self, start: int, new: Sequence[Segment]) -> int:
-        """Return how many tokens may follow ``new`` in a row that begins with ``start`` tokens of another."""
-        limits, count = self._player.limits, sum(len(segment.token_ids) for segment in new)
+    def _next(
+        self,
+        history: Sequence[Key],
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, object]] | None,
+        past: Past,
+    ) -> NextTurn:
+        """Find out where the turn after ``messages`` is to be sampled, and change nothing."""
+        parent, turn = self._shared(history)
+        # The same history is to be continued once more: from where the turn began.
+        again = turn is not None and turn.position == len(history)
+        start = 0 if turn is None else turn.start if again else turn.end
+        ends = parent is not None and not again and self._rows[parent].ends_with(turn)
+        renderer = self._renderer if tools is None else self._renderer.describing(tools)
+        if past == "template" and isinstance(renderer, Renderer) and renderer.drops_thinking:
+            cause = "thinking" if ends else _cause(turn, again=again)
+            return self._as_template(renderer, history, messages, cause)
+        new = [] if again else list(_written(renderer, self._own_turns, messages, turn))
+        return NextTurn(row=parent, start=start, new=new, cause="" if ends else _cause(turn, again=again))
+
+    def _as_template(
+        self, renderer: Renderer, history: Sequence[Key], messages: Sequence[Message], cause: str
+    ) -> NextTurn:
+        """Write the whole history as the chat template does, and find the row that begins most like it."""
+        turns = {
+            index: self._turn_at(history, index + 1) or renderer.turn(message["content"])
+            for index, message in enumerate(messages)
+            if message["role"] == "assistant"
+        }
+        segments, inside = renderer.rewrite(messages, turns)
+        token_ids = [token for segment in segments for token in segment.token_ids]
+        start, ends, parent = 0, False, None
+        for index, row in enumerate(self._rows):
+            shared = shared_tokens(row.token_ids, token_ids)
+            whole = shared == len(row.token_ids) and not row.waits
+            if shared and (shared, whole) > (start, ends):
+                start, ends, parent = shared, whole, index
+        cause = "" if ends else "token" if inside and cause == "thinking" else cause
+        return NextTurn(row=parent, start=start, new=list(after(segments, start)), cause=cause)
+
+    def _turn_at(self, history: Sequence[Key], position: int) -> tuple[int, ...] | None:
+        """Return the tokens of the policy's own turn that stands at ``position`` of a history, if it is one."""
+        for row in self._rows:
+            for turn in row.turns:
+                if turn.position == position and row.history[: position + 1] == history[: position + 1]:
+                    return turn.token_ids
+        return self._own_turns.get(history[position])
+
+    def _room(self, following: NextTurn) -> int:
+        """Return how many tokens the turn may have."""
+        limits = self._player.limits
         recorded = sum(len(row.token_ids) - row.fork for row in self._rows)
         total = limits.total_tokens or 4 * limits.episode_tokens
-        return min(limits.episode_tokens - start - count, total - recorded - count)
+        return min(limits.episode_tokens - following.tokens, total - recorded - following.tokens + following.start)
 
-    def _shared(self, history: Sequence[_Key]) -> tuple[int | None, _Turn | None]:
+    def _shared(self, history: Sequence[Key]) -> tuple[int | None, RowTurn | None]:
         """Return the row and the turn in it up to which ``history`` is the same, or which it ends before.
 
         It is the last such turn; where several rows have one, that of the newest.
         """
-        best: tuple[int | None, _Turn | None] = None, None
+        best: tuple[int | None, RowTurn | None] = None, None
         for index, row in enumerate(self._rows):
             for turn in row.turns:
                 shared = turn.position + (turn.position < len(history))
@@ -290,10 +313,10 @@ class Policy:
 
 
 def _written(
-    renderer: Writer, own_turns: Mapping[_Key, tuple[int, ...]], messages: Sequence[Message], turn: _Turn | None
+    renderer: Writer, own_turns: Mapping[Key, tuple[int, ...]], messages: Sequence[Message], turn: RowTurn | None
 ) -> Iterator[Segment]:
     """Write the messages after a turn, or all where there is none; turns of the assistant among them are context."""
-    # The history of a row begins with its tools, which are no message.
+    # A position counts the tools too, with which a history begins.
     token_ids, rest = (None, messages) if turn is None else (turn.token_ids, messages[turn.position :])
     while True:
         count = next((index for index, message in enumerate(rest) if message["role"] == "assistant"), len(rest))
@@ -310,10 +333,15 @@ def _written(
         yield Segment("prompt", token_ids)
 
 
-def _cause(turn: _Turn | None, *, again: bool) -> str:
+def _history(messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None) -> list[Key]:
+    # The history of a row begins with its tools, which are no message.
+    return [("tools", json.dumps(tools)), *map(_key, messages)]
+
+
+def _cause(turn: RowTurn | None, *, again: bool) -> str:
     return "anew" if turn is None else "again" if again else "branch"
 
 
-def _key(message: Message) -> _Key:
+def _key(message: Message) -> Key:
     text = message["content"] if message["content"].strip() else ""
     return message["role"], text, message.get("name", ""), message.get("tool_call_id", "")
