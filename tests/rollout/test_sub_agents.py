@@ -1,6 +1,7 @@
 """A tool plays turns of the policy that calls it: they are rows of the same episode."""
 
 import asyncio
+import importlib
 import pickle
 import re
 import sys
@@ -67,7 +68,7 @@ def hurries(task: str, context: agentrl.ToolContext) -> str:
 
 @agentrl.tool(timeout=None)
 def rambles(task: str, context: agentrl.ToolContext) -> str:
-    """Ask at length."""
+    """Talk at length."""
     return context.policy.turn(user(f"{task} " * 500))
 
 
@@ -257,10 +258,13 @@ def test_without_a_policy_the_tool_fails_in_words() -> None:
 @pytest.fixture
 def products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_registry: None) -> str:
     """The id of the environment of the page."""
-    (text,) = re.findall(r"^```python\n(# products.py\n.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    (tmp_path / "products.py").write_text(text, encoding="utf-8")
+    section = PAGE.read_text("utf-8").partition("## Sub-agents\n")[2].partition("\n## ")[0]
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "products", raising=False)
+    for text in re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE):
+        name = text.split()[1]
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+        importlib.import_module(name.removesuffix(".py"))
     return "products:me/Products-v0"
 
 
