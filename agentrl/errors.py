@@ -9,6 +9,7 @@
     │   └── RunFolderError         the run folder can't be written, is in use, or holds another run
     ├── EnvContractError           an environment broke its contract
     ├── DialectError               a call that can't be written in a dialect
+    ├── TokenLimitError            a history leaves no room for a turn
     ├── RenderError                a chat template can't be extended without changing earlier tokens
     ├── TrajectoryError            tokens, log-probs and rewards that do not fit together
     ├── InvariantError             training would be wrong: engine and trainer disagree, a ratio is not 1 …

@@ -102,7 +102,10 @@ def _show_tasks(config: "Config", tokenizer: Any) -> None:
         counts = [f"{split.tasks.size or 'endless'} {split.split}" for split in splits]
         share = f", {sources.train.shares(100)[name]}% of a step" if name else ""
         print(f"tasks     {' and '.join(counts)} of {train.env_id}, in the dialect {train.dialect.name}{share}")
-        print(f"prompt    {prompt} tokens, the first; an episode has at most {config.rollout.episode_tokens}")
+        rollout = config.rollout
+        total = rollout.total_tokens or 4 * rollout.episode_tokens
+        most = f"a row has at most {rollout.episode_tokens}, all rows of an episode {total}"
+        print(f"prompt    {prompt} tokens, the first; {most}")
 
 
 def _show(needed: "Needs") -> None:

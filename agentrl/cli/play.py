@@ -12,6 +12,7 @@ from agentrl.errors import ConfigError, EnvContractError
 from agentrl.runs.progress import Display
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.registry import make
+from agentrl.toolenv.tools.context import SubTurn
 from agentrl.types import Message
 
 _HELP = """Write what the agent would write, on as many lines as it takes, and end it with a line that holds only a dot.
@@ -125,7 +126,8 @@ class _Game:
 
     def _gold(self) -> str | None:
         try:
-            turns = self._env.gold_turns(self._env.episode.task)
+            gold = self._env.gold_turns(self._env.episode.task)
+            turns = [turn for turn in gold if not isinstance(turn, SubTurn)]
         except NotImplementedError:
             self._display.say("this environment has no perfect player", "red")
             return None

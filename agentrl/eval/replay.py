@@ -210,7 +210,8 @@ def _check(record: Record) -> None:
     if (spoken, answers) != (len(trajectory.sampled), len(trajectory.tool_runs)):
         raise UsageError(
             f"the episode of task {trajectory.task_id!r} has {len(trajectory.sampled)} turns and "
-            f"{len(trajectory.tool_runs)} tool calls, but messages of {spoken} and {answers}: it can't be played again"
+            f"{len(trajectory.tool_runs)} tool calls, but messages of {spoken} and {answers}: it can't be "
+            "played again, like any episode with turns of sub-agents, which are not among its messages"
         )
 
 

@@ -180,7 +180,8 @@ class Collector:
                 dialect = env.dialect
                 self._renderers[spec.env] = self._renderer.describing(dialect.template_tools, dialect.marks)
             policy = Policy(engine, self._renderers[spec.env], spec, sampling, player)
-            await self._driver.play(env, policy)
+            with policy.sub_agents(env):
+                await self._driver.play(env, policy)
             trajectory = _trajectory(env, policy, self._limits, sampling.max_tokens)
         except BaseException:
             # A broken sandbox goes with its environment, and an error of closing it must not hide the fault.

@@ -8,9 +8,9 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -25,6 +25,8 @@ from agentrl.rollout.growing import GrowingRow, Key, NextTurn, RowTurn, after, s
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.segments import Row, Segment
 from agentrl.toolenv.author import ask
+from agentrl.toolenv.base import ToolEnv
+from agentrl.toolenv.tools.context import SubPolicy
 from agentrl.types import CutTurn, CutTurns, Message, Stop
 
 Past = Literal["sampled", "template"]
@@ -78,8 +80,17 @@ class Player:
     clock: Clock = field(default_factory=Clock)
     """Time spent so far."""
 
-    async def in_thread(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a blocking call of an environment while other episodes run."""
+    async def in_thread(
+        self, on_cancel: Callable[[], None], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run a blocking call of an environment while other episodes run.
+
+        Args:
+            on_cancel: called where the caller is cancelled, to shorten the call.
+            function: the blocking function.
+            args: its arguments.
+            kwargs: its arguments by name.
+        """
 
         def timed() -> tuple[Any, float]:
             began = time.perf_counter()
@@ -95,6 +106,7 @@ class Player:
             # The caller closes the environment next. That must not happen while a thread is still inside of it, even
             # if the caller is cancelled again.
             call.cancel()
+            on_cancel()
             while not done.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([done])
@@ -132,6 +144,9 @@ class Policy:
         self._own_turns = dict[Key, tuple[int, ...]]()
         """The tokens of each turn, by the message that it became."""
         self._asked = 0
+        self._sub_policy = SubPolicy()
+        self._fault: Exception | None = None
+        """What a sub-agent's turn has raised beside a limit of tokens."""
 
     async def turn(
         self,
@@ -189,7 +204,35 @@ class Policy:
 
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a blocking function, such as ``env.step``, in a thread while other episodes are played."""
-        return await self._player.in_thread(function, *args, **kwargs)
+        result = await self._player.in_thread(self._sub_policy.close, function, *args, **kwargs)
+        # Whatever a tool has made of a fault of its sub-agent's turn, the fault says nothing about the agent.
+        if self._fault is not None:
+            raise self._fault
+        return result
+
+    @contextmanager
+    def sub_agents(self, env: ToolEnv) -> Generator[None]:
+        """Let the tools of ``env`` play sub-agents, whose turns are sampled on the event loop that calls this."""
+        loop = asyncio.get_running_loop()
+
+        async def turn(messages: Sequence[Message], tools: Sequence[Mapping[str, object]]) -> str:
+            try:
+                return await self.turn(messages, tools)
+            except TokenLimitError:
+                raise
+            except Exception as error:
+                self._fault = error
+                raise
+
+        env.sub_policy = self._sub_policy = SubPolicy(
+            lambda messages, tools: asyncio.run_coroutine_threadsafe(turn(messages, tools), loop)
+        )
+        try:
+            yield
+        finally:
+            # A tool that ran past its time limit may still play.
+            self._sub_policy.close()
+            env.sub_policy = SubPolicy()
 
     def pay(self, reward: float) -> None:
         """Add a reward to the turn that was sampled last, over all rows; without a turn it is dropped."""
@@ -198,10 +241,15 @@ class Policy:
 
     def rows(self) -> tuple[Row, ...]:
         """Return the rows that were recorded, their turns numbered where there are several rows."""
-        if len(self._rows) == 1:
-            segments = self._rows[0].segments
-            return (Row(tuple(replace(part, turn=None) if part.trained else part for part in segments)),)
-        return tuple(Row(tuple(row.segments), row.parent, row.fork) for row in self._rows)
+        # A turn that was cancelled, as by a tool's time limit, leaves context behind which nothing was sampled.
+        rows = [row for row in self._rows if row.turns] or self._rows[:1]
+        if len(rows) == 1:
+            return (Row(tuple(replace(part, turn=None) if part.trained else part for part in rows[0].segments)),)
+        numbers = {id(row): number for number, row in enumerate(rows)}
+        return tuple(
+            Row(tuple(row.segments), None if row.parent is None else numbers[id(self._rows[row.parent])], row.fork)
+            for row in rows
+        )
 
     def _record(self, row: GrowingRow, done: Completion) -> str:
         turn = RowTurn(position=len(row.history), start=len(row.token_ids), token_ids=done.token_ids)

@@ -16,7 +16,8 @@ from agentrl.toolenv.dialects import Dialect, get_dialect
 from agentrl.toolenv.episode import Episode
 from agentrl.toolenv.spaces import Messages, Unicode
 from agentrl.toolenv.tasks import TaskSet
-from agentrl.toolenv.tools.function import Tool, ToolContext
+from agentrl.toolenv.tools.context import SubPolicy, ToolContext
+from agentrl.toolenv.tools.function import Tool
 from agentrl.toolenv.tools.timed import call_async
 from agentrl.types import CutTurn, Message, Stop, Task
 
@@ -106,6 +107,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         self.tools = author.own_tools(self._label("tools"), type(self).tools, self)
         self.observation_space = Messages()
         self.action_space = Unicode()
+        self.sub_policy = SubPolicy()
+        """Takes turns for sub-agents; whoever plays with a policy sets it before ``reset``."""
         self._tasks: TaskSet | None = None
         self._episode: Episode | None = None
         self._context: ToolContext | None = None
@@ -236,7 +239,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         self._end()
         for tool in self.tools:
             self._ask(f"tools: {tool.name}.open", functools.partial(tool.open, tool_seed), task)
-        context = ToolContext(task=task, seed=tool_seed)
+        context = ToolContext(task=task, seed=tool_seed, policy=self.sub_policy, dialect=self._dialect_name)
         # The default opens nothing, so it needs no thread.
         if type(self).open_episode is not ToolEnv.open_episode:
             self._ask("open_episode", lambda: context.thread.run(lambda: self.open_episode(context), begin=True), task)

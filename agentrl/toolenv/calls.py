@@ -29,7 +29,8 @@ def answer(call: ToolCall, tools: Sequence[Tool], context: ToolContext, source: 
     arguments = copy.deepcopy(dict(call.arguments))
     began = time.perf_counter()
     try:
-        content, ok = _run(call, tools, context, source), True
+        with context.during_call() as own:
+            content, ok = _run(call, tools, own, source), True
     except ToolError as error:
         content, ok = shown(error), False
     name = author.writable(call.name)

@@ -8,6 +8,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
+from agentrl.toolenv.tools.context import SubTurn
 from agentrl.train.learner import Learner
 from agentrl.train.sharded import make_learner
 from agentrl.types import Group, Stop, Task, Trajectory, won
@@ -82,9 +84,11 @@ async def _gold_episodes(
     def script(task: Task) -> tuple[tuple[int, ...], ...]:
         turns = source.gold(task, "the warm start learns", "set sft.steps=0")
         say = functools.partial(renderer.turn, marks=source.dialect.marks)
-        # All turns but the last are answered by a tool, and some templates end a turn by who answers it.
-        calls = [say(turn, answered_by="tool") for turn in turns[:-1]]
-        return tuple(map(tuple, [*calls, *(say(turn) for turn in turns[-1:])]))
+        # Some templates end a turn by who answers it: a tool, except after the last turn, also of a sub-agent.
+        ends = [isinstance(turn, SubTurn) and not isinstance(after, SubTurn) for turn, after in pairwise(turns)]
+        ends[len(turns) - 1 :] = [True]
+        written = [say(turn, answered_by="user" if end else "tool") for turn, end in zip(turns, ends, strict=True)]
+        return tuple(map(tuple, written))
 
     size = source.tasks.size
     count = count if size is None else min(size, count)

@@ -18,6 +18,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -41,7 +42,7 @@ from agentrl.runs.shards import Shards
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import tool
-from agentrl.train import groups
+from agentrl.train import groups, update
 from agentrl.train.run import resume, train
 from agentrl.train.step import Trainer
 from agentrl.types import Task
@@ -187,7 +188,8 @@ def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[[range], None]:
             out = whole(*args, **options)
             return out._replace(loss=out.loss * math.nan) if next(packs) in places else out
 
-        monkeypatch.setattr(algos, "loss", loss)
+        # Only the updates see it: a loss is tried before a run begins.
+        monkeypatch.setattr(update, "algos", SimpleNamespace(**{**vars(algos), "loss": loss}))
 
     return begin
 

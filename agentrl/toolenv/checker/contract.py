@@ -9,6 +9,7 @@ from agentrl.errors import EnvContractError
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker.report import Finding
 from agentrl.toolenv.checker.subject import SEED, Subject, Turn, contrast, difference, short
+from agentrl.toolenv.tools.context import SubTurn
 from agentrl.types import Message
 
 TOLERANCE = 1e-9
@@ -102,9 +103,10 @@ def check_gold(subject: Subject) -> Iterator[Finding]:
                 break
         reached, top = subject.score(turns), subject.env.best_return
         cut_off = bool(turns) and turns[-1].truncated and not turns[-1].terminated
-        if len(turns) != len(actions) or cut_off or reached < top - TOLERANCE:
+        own = sum(not isinstance(action, SubTurn) for action in actions)
+        if len(turns) != own or cut_off or reached < top - TOLERANCE:
             message = (
-                f"Gold scored {reached:g} of {top:g} in {len(turns)} of its {len(actions)} turns of task {task.id!r}"
+                f"Gold scored {reached:g} of {top:g} in {len(turns)} of its {own} turns of task {task.id!r}"
                 f"{', and the turn limit cut it off' if cut_off else ''}."
             )
             yield Finding("ARL-E003", message)

@@ -18,6 +18,7 @@ from agentrl.render.renderer import ChatTokenizer
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker.report import Finding
 from agentrl.toolenv.dialects.sample import sample_arguments
+from agentrl.toolenv.tools.context import SubTurn, scripted
 from agentrl.toolenv.tools.function import Tool
 from agentrl.types import Message, Task
 
@@ -173,14 +174,17 @@ class Subject:
         return self.env.reset(seed=seed, options={"task": task.id})[0]
 
     def turns(self, task: Task, actions: Sequence[str]) -> Iterator[Turn]:
-        """Begin an episode and take ``actions`` lazily, until they or the episode end.
+        """Begin an episode and take ``actions`` lazily, until they or the episode end; sub-agents take their own.
 
         Raises:
             StepRaised: ``step`` raised.
             InfrastructureError: a tool's sandbox or server failed.
         """
+        self.env.sub_policy = scripted(actions)
         self.begin(task)
         for action in actions:
+            if isinstance(action, SubTurn):
+                continue
             turn = self.step(action)
             yield turn
             if turn.over:

@@ -13,6 +13,7 @@ from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker.contract import TOLERANCE
 from agentrl.toolenv.checker.report import Finding
 from agentrl.toolenv.checker.subject import ControlTokens, Subject, Turn, as_sentence, short
+from agentrl.toolenv.tools.context import SubTurn, scripted
 from agentrl.types import Message, Segment, Task
 
 
@@ -123,7 +124,8 @@ def _check_gold(subject: Subject, renderer: Renderer) -> Iterator[Finding]:
         gold = subject.gold(task)
         if gold is None:
             return
-        turns = [_turn(subject.env, renderer, text) for text in gold]
+        subject.env.sub_policy = scripted(gold)
+        turns = [_turn(subject.env, renderer, text) for text in gold if not isinstance(text, SubTurn)]
         _, played = play_in_tokens(subject, renderer, task, turns)
         # Compared with gold in text: where gold fails there too, that is ARL-E003.
         in_tokens, in_text = subject.score(played), subject.score_of(task, gold)

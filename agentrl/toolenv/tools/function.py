@@ -5,17 +5,15 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
-import numpy as np
 import pydantic_core
 
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
 from agentrl.sandboxes import SandboxError
+from agentrl.toolenv.tools.context import ToolContext, ToolError
 from agentrl.toolenv.tools.schema import Signature, read_signature
 from agentrl.toolenv.tools.timed import Overrun, ToolThread, call_async
-from agentrl.types import Task
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """A name that every dialect can write, of a tool or of a dialect."""
@@ -23,32 +21,8 @@ MIN_CHARS = 60
 """The smallest limit of output: the note about the skipped characters needs most of it."""
 
 
-class ToolError(Exception):
-    """A tool could not answer; the model reads the error's text."""
-
-
 class BadArgumentsError(ToolError):
     """The arguments of a call do not fit the tool's schema."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolContext:
-    """The episode that a tool is called in. Every episode of every environment instance has one of its own."""
-
-    task: Task
-    """The task being played."""
-    seed: int
-    """Follows from the seed of the episode."""
-    # Any: whoever puts a value in knows its type, and would have to narrow an object at every use.
-    state: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Whatever tools want to remember until the episode ends; rewards read it as ``episode.state``."""
-    thread: ToolThread = field(default_factory=ToolThread, repr=False, compare=False)
-    """The thread of the episode's sync functions, and of the environment's own methods from ``open_episode`` on."""
-    rng: np.random.Generator = field(init=False)
-    """The tools' source of randomness, seeded with ``seed``."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rng", np.random.default_rng(self.seed))
 
 
 class Tool(Protocol):
