@@ -76,7 +76,9 @@ def test_dry_run_needs_a_config_and_a_tokenizer_but_no_weights_and_no_vllm(
     assert lacking == "missing   engine 'vllm' needs vllm: pip install 'agentrl[vllm]'"
     assert lines[0] == "tasks     2 train and 1 test of agentrl/MathPython-v0, in the dialect fence"
     most = load_config(preset=name).rollout.episode_tokens
-    assert re.fullmatch(rf"prompt    .* tokens, the first; a row has at most {most}, all rows of an episode \d+", lines[1])
+    assert re.fullmatch(
+        rf"prompt    .* tokens, the first; a row has at most {most}, all rows of an episode \d+", lines[1]
+    )
     assert lines[2].startswith("memory ") and f"a step    {rows * most} tokens at most" in lines[-1]
     assert not Path("runs").exists()
 
