@@ -200,7 +200,7 @@ def test_the_mix_is_a_config() -> None:
 
 
 def test_the_driver_of_the_page_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Any) -> None:
-    (text,) = blocks("drivers.md")
+    text, *_ = blocks("drivers.md")
     (tmp_path / "window.py").write_text(text, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     summary, window = (tomllib.loads(block) for block in blocks("drivers.md", "toml"))

@@ -181,7 +181,7 @@ class Collector:
                 self._renderers[spec.env] = self._renderer.describing(dialect.template_tools, dialect.marks)
             policy = Policy(engine, self._renderers[spec.env], spec, sampling, player)
             with policy.sub_agents(env):
-                await self._driver.play(env, policy)
+                await self._driver.play(env, policy, spec)
             trajectory = _trajectory(env, policy, self._limits, sampling.max_tokens)
         except BaseException:
             # A broken sandbox goes with its environment, and an error of closing it must not hide the fault.

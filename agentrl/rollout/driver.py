@@ -4,6 +4,7 @@ from typing import Any, Protocol
 
 from agentrl.errors import TokenLimitError
 from agentrl.rollout.history import make_history
+from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.policy import Policy
 from agentrl.toolenv.base import ToolEnv
 from agentrl.types import Message, Stop
@@ -12,12 +13,13 @@ from agentrl.types import Message, Stop
 class Driver(Protocol):
     """Plays episodes, any number at a time."""
 
-    async def play(self, env: ToolEnv, policy: Policy) -> None:
-        """Play the episode of ``policy.spec`` to its end.
+    async def play(self, env: ToolEnv, policy: Policy, spec: EpisodeSpec) -> None:
+        """Play an episode to its end.
 
         Args:
             env: an environment of the episode's own, not reset yet; its blocking methods are called by ``policy.run``.
             policy: samples turns, and takes rewards by ``policy.pay``.
+            spec: task and seed of the episode.
 
         Raises:
             InfrastructureError: a sandbox or the engine failed.
@@ -40,9 +42,8 @@ class StepDriver:
     def __init__(self, history: str = "append", **options: Any) -> None:
         self._history = make_history(history, options)
 
-    async def play(self, env: ToolEnv, policy: Policy) -> None:
+    async def play(self, env: ToolEnv, policy: Policy, spec: EpisodeSpec) -> None:
         """Play the episode; its end is asked for its grade in each case."""
-        spec = policy.spec
         messages, _ = await policy.run(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
         ended = False
         while not ended:

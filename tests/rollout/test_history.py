@@ -32,7 +32,7 @@ def play(renderer: Renderer, engine: Any, *, budget_of: float = 1.0, tokens: int
         result = [Message(role="tool", content=RESULT)]
         prompt = renderer.prompt(env.reset(options={"task": "calm"})[0]).token_ids
         options["budget"] = int(len(prompt) + budget_of * sum(len(s.token_ids) for s in renderer.extend([], result)))
-    asyncio.run(StepDriver(**options).play(env, policy))
+    asyncio.run(StepDriver(**options).play(env, policy, policy.spec))
     env.close()
     return policy, options.get("budget", tokens)
 
@@ -94,7 +94,7 @@ def test_a_script_has_no_summaries(renderer: Renderer, registered: None) -> None
     script = turns(renderer, LONG, ANSWER)
     env, policy = Sums(), policy_of(ScriptedEngine(script), renderer, 4000)
     policy.spec = type(policy.spec)(task_id="calm", seed=5, script=tuple(map(tuple, script)))
-    asyncio.run(StepDriver("summarize", budget=1).play(env, policy))
+    asyncio.run(StepDriver("summarize", budget=1).play(env, policy, policy.spec))
     env.close()
     assert policy.rewards == [0.25, 1.25] and len(policy.rows()) == 1
 

@@ -21,6 +21,7 @@ from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.driver import StepDriver
+from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.policy import EpisodeLimits, Policy
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.checker import check_env
@@ -99,9 +100,9 @@ class Boss(ToolEnv):
 class Keeps(StepDriver):
     """Keeps what it played last."""
 
-    async def play(self, env: ToolEnv, policy: Policy) -> None:
+    async def play(self, env: ToolEnv, policy: Policy, spec: EpisodeSpec) -> None:
         self.env, self.policy = env, policy
-        await super().play(env, policy)
+        await super().play(env, policy, spec)
 
 
 class Play:

@@ -14,6 +14,7 @@ import pytest
 from agentrl.engines.base import Sampling
 from agentrl.errors import UsageError
 from agentrl.rollout.driver import StepDriver
+from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.policy import Policy
 from agentrl.runs import assemble
 from agentrl.runs.checkpoint import load_unused
@@ -34,10 +35,10 @@ EVERY = ("optim.steps=3", "save.every=1", "save.episodes_every=1", "eval.tasks=1
 class Twice(StepDriver):
     """Plays the environment after a turn that nobody continues: the next turn begins another row."""
 
-    async def play(self, env: ToolEnv, policy: Policy) -> None:
-        messages, _ = await policy.run(env.reset, seed=policy.spec.seed % 2**32, options={"task": policy.spec.task_id})
+    async def play(self, env: ToolEnv, policy: Policy, spec: EpisodeSpec) -> None:
+        messages, _ = await policy.run(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
         await policy.turn(messages)
-        await super().play(env, policy)
+        await super().play(env, policy, spec)
 
 
 @pytest.fixture(autouse=True)
