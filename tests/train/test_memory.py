@@ -224,7 +224,8 @@ def pack(tokens):
     # Rows that begin alike would be computed once.
     tokens = (positions + positions.eq(0).cumsum(0)) % 200
     return Batch(tokens=tokens, positions=positions, row_starts=row_starts, sampled=sampled, starts=starts,
-                 group=torch.arange(len(lengths)), rewards=zeros, sampler_logp=zeros, index=torch.arange(len(sampled)))
+                 group=torch.arange(len(lengths)), episode=torch.arange(len(lengths)), rewards=zeros,
+                 sampler_logp=zeros, index=torch.arange(len(sampled)))
 
 asyncio.run(play())
 if config.lora.rank:
