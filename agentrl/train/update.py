@@ -39,6 +39,8 @@ class Observations:
 class _SeenPack:
     """Inputs and result of a pack's loss, one number per sampled token of the pack in each tensor."""
 
+    index: Tensor
+    """Position of each token among all of the step, in time."""
     out: LossOut
     """The policy loss."""
     logp: Tensor
@@ -96,10 +98,10 @@ class Update:
             check_first_ratio(logp.detach(), old_logp, self._repeatable)
         weights = self._weights[index]
         out = algos.loss(algo.loss, logp, old_logp, advantages, starts, weights=weights, **algo.loss_options)
-        self._seen.append(_SeenPack(out=out, logp=logp, old_logp=old_logp, advantages=advantages))
+        self._seen.append(_SeenPack(index=index, out=out, logp=logp, old_logp=old_logp, advantages=advantages))
         loss = out.loss
         if algo.kl_coef or algo.entropy_coef:
-            loss = loss + self._regularizer(pack, stats)
+            loss = loss + self._regularizer(stats, index, starts)
         self.total += self._shares[number] * float(loss.detach())
         return self._shares[number] * loss
 
@@ -107,17 +109,17 @@ class Update:
         """Add all packs to ``observations``, after the backward passes: before, log-probs have no gradient."""
         for pack, seen in zip(self._packs, self._seen, strict=True):
             observations.drift.add(seen.out, seen.logp, seen.old_logp, seen.advantages, pack.episode_starts)
-            observations.record.add(pack.in_time(pack.index), seen.logp)
+            observations.record.add(seen.index, seen.logp)
             observations.work.add(model, pack)
 
-    def _regularizer(self, pack: Batch, stats: TokenStats) -> Tensor:
+    def _regularizer(self, stats: TokenStats, index: Tensor, starts: Tensor) -> Tensor:
         algo, reference = self._algo, self._scored.reference_logp
         longest = algo.loss_options.get("max_tokens")
         return regularizer(
             stats.logp,
             stats.entropy,
-            pack.episode_starts,
-            reference_logp=None if reference is None else reference[pack.in_time(pack.index)],
+            starts,
+            reference_logp=None if reference is None else reference[index],
             kl_coef=algo.kl_coef,
             entropy_coef=algo.entropy_coef,
             aggregate=self._aggregate,
