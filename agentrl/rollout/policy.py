@@ -326,7 +326,8 @@ class Policy:
         for index, row in enumerate(self._rows):
             shared = shared_tokens(row.token_ids, token_ids)
             whole = shared == len(row.token_ids) and not row.waits
-            if shared and (shared, whole) > (start, ends):
+            # A row without a turn may be left out of the record, so no other may continue it.
+            if row.turns and (shared, whole) > (start, ends):
                 start, ends, parent = shared, whole, index
         cause = "" if ends else "token" if inside and cause == "thinking" else cause
         return NextTurn(row=parent, start=start, new=list(after(segments, start)), cause=cause)
