@@ -44,8 +44,6 @@ class HeadProblem:
     """The sampling temperature."""
     softcap: float | None
     """The bound of the logits before the temperature, or None."""
-    squares: bool = True
-    """True to sum S2; False leaves it 0, for benchmarks of the cost of S2."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -157,8 +155,7 @@ def _add_block(totals: Sums, walk: "_Walk", chunk: slice, tile: slice, block: Te
     # S3 first: its rescaling, (z−m') = (z−m) + Δ, needs S1 under the old maximum.
     s3.copy_((s3 + moved * s1) * shrink + block.mul_(powers).sum(1))
     s1.mul_(shrink).add_(powers.sum(1))
-    if walk.problem.squares:
-        s2.mul_(shrink.square()).add_(powers.square_().sum(1))
+    s2.mul_(shrink.square()).add_(powers.square_().sum(1))
     highest.copy_(top)
 
 

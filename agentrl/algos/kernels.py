@@ -80,7 +80,7 @@ def _logits(
 def walk_span(
     hidden, hidden_row, hidden_step, weight, weight_row, weight_step, bias, targets, partial,
     tokens, vocabulary, depth, span, spans, cap, coldness,
-    HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr, SQUARES: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Walk a block of tokens through a span of the vocabulary: m, S1, S2, S3 and the target's logit, if it is there."""
@@ -111,8 +111,7 @@ def walk_span(
         # Beyond the vocabulary z−m is −∞ and its power 0, whose product would be NaN: hence 0 in its place.
         s3 = (s3 + moved * s1) * shrink + tl.sum(tl.where(inside, above, 0.0) * powers, 1)
         s1 = s1 * shrink + tl.sum(powers, 1)
-        if SQUARES:
-            s2 = s2 * shrink * shrink + tl.sum(powers * powers, 1)
+        s2 = s2 * shrink * shrink + tl.sum(powers * powers, 1)
         highest = top
     # partial is [5, spans, tokens]: no two programs share a cell, so nothing depends on their order.
     at = partial + part * tokens + rows

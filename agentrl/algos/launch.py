@@ -92,7 +92,6 @@ def sums(problem: HeadProblem) -> Sums:
         *(problem.targets.contiguous(), partial),
         *(tokens, vocabulary, problem.hidden.shape[1], span, spans),
         **_options(problem, tile),
-        SQUARES=problem.squares,
     )
     return _together(Sums(*partial))
 

@@ -20,8 +20,6 @@ from measures import Measure, Samples, command_line, measure_table, say, timed, 
 from torch import Tensor
 from torch.nn import functional
 
-from agentrl.algos import blocks
-from agentrl.algos.blocks import HeadProblem
 from agentrl.algos.head import token_stats
 from agentrl.eval.pages import table
 
@@ -102,7 +100,7 @@ def backward(inputs: Inputs, score: Callable[[], Tensor]) -> Call:
 
 
 def times(inputs: Inputs, rounds: int, samples: Samples) -> list[Measure]:
-    """Compare with eager's time, forwards and with the gradients, and time what Σπ² adds."""
+    """Compare with eager's time, forwards and with the gradients."""
     scores: dict[str, Callable[[], Tensor]] = {
         EAGER: lambda: eager(inputs, all_three=False),
         ALL_THREE: lambda: eager(inputs, all_three=True),
@@ -112,7 +110,6 @@ def times(inputs: Inputs, rounds: int, samples: Samples) -> list[Measure]:
     ways |= {f"{name}: forward + backward": backward(inputs, score) for name, score in scores.items()}
     if inputs.hidden.is_cuda and find_spec("liger_kernel") is not None:
         ways[f"{LIGER}: forward + backward"] = backward(inputs, liger(inputs))
-    ways |= {f"one walk with{'' if squares else 'out'} Σπ²": walk(inputs, squares) for squares in (True, False)}
     play(ways, rounds, samples)
     measured: list[Measure] = []
     for part, most in (("forward", 1.05), ("forward + backward", 1.45)):
@@ -121,7 +118,7 @@ def times(inputs: Inputs, rounds: int, samples: Samples) -> list[Measure]:
                 taken = ratio(samples, f"{OURS}: {part}", f"{other}: {part}")
                 target = most if other == EAGER else None
                 measured.append(times_of(f"{part}, beside {other}", taken, target))
-    return [*measured, times_of("Σπ², beside a walk without", ratio(samples, *list(ways)[-2:]), 1.05)]
+    return measured
 
 
 def times_of(name: str, taken: float, most: float | None) -> Measure:
@@ -136,25 +133,6 @@ def liger(inputs: Inputs) -> Callable[[], Tensor]:
 
     loss: Any = LigerFusedLinearCrossEntropyLoss()
     return lambda: loss(inputs.weight, inputs.hidden, inputs.targets)
-
-
-def walk(inputs: Inputs, squares: bool) -> Call:
-    """Return the forward pass's walk over the vocabulary, with or without the sum that only Σπ² needs."""
-    form: Any = blocks
-    if inputs.hidden.is_cuda:
-        from agentrl.algos import launch
-
-        form = launch
-    problem = HeadProblem(
-        hidden=inputs.hidden.detach(),
-        weight=inputs.weight.detach(),
-        bias=None,
-        targets=inputs.targets,
-        temperature=1.0,
-        softcap=None,
-        squares=squares,
-    )
-    return lambda: form.sums(problem)
 
 
 def play(ways: dict[str, Call], rounds: int, samples: Samples) -> None:

@@ -72,7 +72,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(triton, monkeypatch, tmp_pat
 
     kernel, tile = getattr(kernels, name), launch._TILES[torch.bfloat16][0]
     fixed = launch._shape(tile, torch.bfloat16) | dict.fromkeys(ONES.get(name, ONES["walk_span"]), 1)
-    fixed |= {"HAS_CAP": True, "HAS_BIAS": True, "SQUARES": True}
+    fixed |= {"HAS_CAP": True, "HAS_BIAS": True}
     types = {"cap": "fp32", "coldness": "fp32"} | POINTERS | dict.fromkeys(fixed, "constexpr")
     signature = {argument: types.get(argument, "i32") for argument in kernel.arg_names}
     # What a launch finds out by itself: rows begin at multiples of 16 bytes.
