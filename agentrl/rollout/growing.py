@@ -54,6 +54,8 @@ class GrowingRow:
 class NextTurn:
     """Where the next turn is to be sampled."""
 
+    history: list[Key]
+    """The tools and messages that come before it, as values."""
     row: int | None
     """Index of the row that it continues, or that its own row begins like."""
     start: int

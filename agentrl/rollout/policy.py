@@ -31,6 +31,8 @@ from agentrl.types import CutTurn, CutTurns, Message, Stop
 
 Past = Literal["sampled", "template"]
 """How earlier turns are shown: as they were sampled, or as the chat template writes them, which may drop thinking."""
+Tools = Sequence[Mapping[str, object]]
+"""Schemas of tools for the chat template to describe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +150,7 @@ class Policy:
         self._fault: Exception | None = None
         """What a sub-agent's turn has raised beside a limit of tokens."""
 
-    async def turn(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, object]] | None = None,
-        *,
-        past: Past = "sampled",
-    ) -> str:
+    async def turn(self, messages: Sequence[Message], tools: Tools | None = None, *, past: Past = "sampled") -> str:
         """Sample the assistant's next turn.
 
         Where the messages continue a row's history, so do the tokens. Where they part from it, a new row begins: with
@@ -163,7 +159,7 @@ class Policy:
 
         Args:
             messages: the history, from the first message on; the assistant's are texts as this method returned them.
-            tools: schemas of tools for the chat template to describe; by default the environment's.
+            tools: the tools to describe; by default the environment's.
             past: how earlier turns are shown.
 
         Returns:
@@ -192,15 +188,9 @@ class Policy:
         stop = Stop.TOKEN_LIMIT if spent else Stop.TURN_CUT
         return CutTurn(text, self._player.limits.after_cut(spent), stop)
 
-    def tokens(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, object]] | None = None,
-        *,
-        past: Past = "sampled",
-    ) -> int:
+    def tokens(self, messages: Sequence[Message], tools: Tools | None = None, *, past: Past = "sampled") -> int:
         """Return how many tokens the row would have before a turn that :meth:`turn` sampled with these arguments."""
-        return self._next(_history(messages, tools), messages, tools, past).tokens
+        return self._next(messages, tools, past).tokens
 
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a blocking function, such as ``env.step``, in a thread while other episodes are played."""
@@ -215,7 +205,7 @@ class Policy:
         """Let the tools of ``env`` play sub-agents, whose turns are sampled on the event loop that calls this."""
         loop = asyncio.get_running_loop()
 
-        async def turn(messages: Sequence[Message], tools: Sequence[Mapping[str, object]]) -> str:
+        async def turn(messages: Sequence[Message], tools: Tools) -> str:
             try:
                 return await self.turn(messages, tools)
             except TokenLimitError:
@@ -267,12 +257,9 @@ class Policy:
         self._own_turns[key] = done.token_ids
         return text
 
-    def _row(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None, past: Past
-    ) -> tuple[GrowingRow, int]:
+    def _row(self, messages: Sequence[Message], tools: Tools | None, past: Past) -> tuple[GrowingRow, int]:
         """Find or begin the row whose tokens spell ``messages``; return the room that is left in it."""
-        history = _history(messages, tools)
-        following = self._next(history, messages, tools, past)
+        following = self._next(messages, tools, past)
         room = self._room(following)
         if room < 1 and self._rows:
             raise TokenLimitError("the history leaves no room for a turn")
@@ -285,20 +272,16 @@ class Policy:
             self._rows.append(row)
         row.segments += following.new
         row.token_ids += [token for segment in following.new for token in segment.token_ids]
-        row.history = history
+        row.history = following.history
         # The first prompt is recorded also where it is too long: an episode has at least one row.
         if room < 1:
             raise TokenLimitError("the history leaves no room for a turn")
         return row, room
 
-    def _next(
-        self,
-        history: Sequence[Key],
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, object]] | None,
-        past: Past,
-    ) -> NextTurn:
+    def _next(self, messages: Sequence[Message], tools: Tools | None, past: Past) -> NextTurn:
         """Find out where the turn after ``messages`` is to be sampled, and change nothing."""
+        # The history of a row begins with its tools, which are no message.
+        history: list[Key] = [("tools", json.dumps(tools)), *map(_key, messages)]
         parent, turn = self._shared(history)
         # The same history is to be continued once more: from where the turn began.
         again = turn is not None and turn.position == len(history)
@@ -308,12 +291,11 @@ class Policy:
         if past == "template" and isinstance(renderer, Renderer) and renderer.drops_thinking:
             cause = "thinking" if ends else _cause(turn, again=again)
             return self._as_template(renderer, history, messages, cause)
-        new = [] if again else list(_written(renderer, self._own_turns, messages, turn))
-        return NextTurn(row=parent, start=start, new=new, cause="" if ends else _cause(turn, again=again))
+        new = [] if again else list(self._written(renderer, messages, turn))
+        cause = "" if ends else _cause(turn, again=again)
+        return NextTurn(history=history, row=parent, start=start, new=new, cause=cause)
 
-    def _as_template(
-        self, renderer: Renderer, history: Sequence[Key], messages: Sequence[Message], cause: str
-    ) -> NextTurn:
+    def _as_template(self, renderer: Renderer, history: list[Key], messages: Sequence[Message], cause: str) -> NextTurn:
         """Write the whole history as the chat template does, and find the row that begins most like it."""
         turns = {
             index: self._turn_at(history, index + 1) or renderer.turn(message["content"])
@@ -330,7 +312,25 @@ class Policy:
             if row.turns and (shared, whole) > (start, ends):
                 start, ends, parent = shared, whole, index
         cause = "" if ends else "token" if inside and cause == "thinking" else cause
-        return NextTurn(row=parent, start=start, new=list(after(segments, start)), cause=cause)
+        return NextTurn(history=history, row=parent, start=start, new=list(after(segments, start)), cause=cause)
+
+    def _written(self, renderer: Writer, messages: Sequence[Message], turn: RowTurn | None) -> Iterator[Segment]:
+        """Write the messages after a turn, or all where there is none; the assistant's among them are context."""
+        # A position counts the tools too, with which a history begins.
+        token_ids, rest = (None, messages) if turn is None else (turn.token_ids, messages[turn.position :])
+        while True:
+            count = next((index for index, message in enumerate(rest) if message["role"] == "assistant"), len(rest))
+            if token_ids is None:
+                yield renderer.prompt(rest[:count])
+            else:
+                yield from renderer.extend(token_ids, rest[:count])
+            if count == len(rest):
+                return
+            spoken, rest = rest[count], rest[count + 1 :]
+            answered_by = "tool" if rest and rest[0]["role"] == "tool" else "user"
+            own = self._own_turns.get(_key(spoken))
+            token_ids = tuple(renderer.turn(spoken["content"], answered_by=answered_by)) if own is None else own
+            yield Segment("prompt", token_ids)
 
     def _turn_at(self, history: Sequence[Key], position: int) -> tuple[int, ...] | None:
         """Return the tokens of the policy's own turn that stands at ``position`` of a history, if it is one."""
@@ -359,32 +359,6 @@ class Policy:
                 if (best[1] is None or turn.position >= best[1].position) and row.history[:shared] == history[:shared]:
                     best = index, turn
         return best
-
-
-def _written(
-    renderer: Writer, own_turns: Mapping[Key, tuple[int, ...]], messages: Sequence[Message], turn: RowTurn | None
-) -> Iterator[Segment]:
-    """Write the messages after a turn, or all where there is none; turns of the assistant among them are context."""
-    # A position counts the tools too, with which a history begins.
-    token_ids, rest = (None, messages) if turn is None else (turn.token_ids, messages[turn.position :])
-    while True:
-        count = next((index for index, message in enumerate(rest) if message["role"] == "assistant"), len(rest))
-        if token_ids is None:
-            yield renderer.prompt(rest[:count])
-        else:
-            yield from renderer.extend(token_ids, rest[:count])
-        if count == len(rest):
-            return
-        spoken, rest = rest[count], rest[count + 1 :]
-        answered_by = "tool" if rest and rest[0]["role"] == "tool" else "user"
-        own = own_turns.get(_key(spoken))
-        token_ids = tuple(renderer.turn(spoken["content"], answered_by=answered_by)) if own is None else own
-        yield Segment("prompt", token_ids)
-
-
-def _history(messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None) -> list[Key]:
-    # The history of a row begins with its tools, which are no message.
-    return [("tools", json.dumps(tools)), *map(_key, messages)]
 
 
 def _cause(turn: RowTurn | None, *, again: bool) -> str:
