@@ -25,9 +25,9 @@ class Claim:
 def describe(value: object) -> object:
     """``value`` in JSON's types, without losing what kind of value it was.
 
-    Lists and tuples become lists; what JSON lacks becomes a mapping with one key that names it: ``dict`` (pairs, so
-    that keys may be of any type), ``set``, ``int`` (a large one, in hexadecimal), and ``other`` for everything that
-    can't be compared. What has ``tolist``, as arrays do, becomes what that returns.
+    Lists and tuples become lists; what JSON lacks becomes a mapping with one key that names it: ``dict`` (its keys
+    that are no texts are written as JSON), ``set`` (its members sorted), ``int`` (a large one, in hexadecimal), and
+    ``other`` for everything that can't be compared. What has ``tolist``, as arrays do, becomes what that returns.
 
     Raises:
         RecursionError: it is nested too deeply, or contains itself.
@@ -41,9 +41,12 @@ def describe(value: object) -> object:
     if isinstance(value, list | tuple):
         return [describe(item) for item in value]
     if isinstance(value, set | frozenset):
-        return {"set": [describe(item) for item in value]}
+        return {"set": sorted((describe(item) for item in value), key=json.dumps)}
     if isinstance(value, dict):
-        return {"dict": [[describe(key), describe(item)] for key, item in value.items()]}
+        keys = [key if isinstance(key, str) else json.dumps(describe(key)) for key in value]
+        items = dict(zip(keys, map(describe, value.values()), strict=True))
+        # Of 1 and "1" one would be lost.
+        return {"dict": items} if len(items) == len(value) else {"other": "dict"}
     if hasattr(value, "tolist"):
         return describe(cast(Any, value).tolist())
     return {"other": type(value).__name__}

@@ -6,7 +6,6 @@ Python, and none of its objects' methods is called.
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -84,12 +83,15 @@ def same_value(expected: object, claimed: object, tolerance: Tolerance = EXACTLY
             if not isinstance(claimed, list) or len(claimed) != len(expected):
                 return False
             return all(same_value(left, right, tolerance) for left, right in zip(expected, claimed, strict=True))
-        case {"int": number}:
-            return _holds(claimed, "int") and claimed == {"int": number}
-        case {"set": list(items)}:
-            return _holds(claimed, "set") and _written(items) == _written(cast(dict[str, object], claimed)["set"])
-        case {"dict": list(pairs)}:
-            return _holds(claimed, "dict") and _same_pairs(pairs, cast(dict[str, object], claimed)["dict"], tolerance)
+        case {"int": content}:
+            return same_value(content, _content(claimed, "int"))
+        case {"set": content}:
+            return same_value(content, _content(claimed, "set"), tolerance)
+        case {"dict": dict(items)}:
+            others = _content(claimed, "dict")
+            if not isinstance(others, dict) or items.keys() != others.keys():
+                return False
+            return all(same_value(item, others[key], tolerance) for key, item in items.items())
         case _:
             return False
 
@@ -114,30 +116,7 @@ def _same_number(expected: int | float, claimed: object, tolerance: Tolerance) -
         return False
 
 
-def _holds(claimed: object, kind: str) -> bool:
-    return isinstance(claimed, dict) and set(cast(dict[str, object], claimed)) == {kind}
-
-
-def _written(items: object) -> list[str] | None:
-    """Sort the members of a set as JSON; None for anything but a list of members."""
-    return sorted(json.dumps(item) for item in cast(list[object], items)) if isinstance(items, list) else None
-
-
-def _same_pairs(expected: list[object], claimed: object, tolerance: Tolerance) -> bool:
-    left, right = _by_key(expected), _by_key(claimed)
-    if left is None or right is None or set(left) != set(right):
-        return False
-    return all(same_value(value, right[key], tolerance) for key, value in left.items())
-
-
-def _by_key(pairs: object) -> Mapping[str, object] | None:
-    """Turn pairs into a mapping by the keys' JSON; None where they are no pairs or two keys are one."""
-    if not isinstance(pairs, list):
-        return None
-    by_key: dict[str, object] = {}
-    for pair in cast(list[object], pairs):
-        if not isinstance(pair, list) or len(cast(list[object], pair)) != 2:
-            return None
-        key, value = cast(list[object], pair)
-        by_key[key if isinstance(key, str) else json.dumps(key)] = value
-    return by_key if len(by_key) == len(cast(list[object], pairs)) else None
+def _content(claimed: object, kind: str) -> object:
+    """Return what a described value of this kind holds; None where ``claimed`` is none."""
+    described = cast(dict[str, object], claimed) if isinstance(claimed, dict) else {}
+    return described[kind] if [*described] == [kind] else None
