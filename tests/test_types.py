@@ -95,11 +95,6 @@ def test_a_wrong_group_is_refused(members: tuple[Trajectory, ...], message: str)
         Group(members)
 
 
-@pytest.mark.parametrize("stop", Stop)
-def test_only_an_end_is_no_truncation(stop: Stop) -> None:
-    assert stop.truncated == (stop is not Stop.TERMINATED)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -143,8 +143,3 @@ def test_levels_take_turns() -> None:
 def test_other_levels_are_refused(level: Any) -> None:
     with pytest.raises(ConfigError, match="level is"):
         Arithmetic(level=level)
-
-
-def test_the_first_observation_is_short() -> None:
-    observation, _ = Arithmetic().reset(seed=0)
-    assert sum(len(message["content"]) for message in observation) < 100

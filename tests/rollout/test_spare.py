@@ -1,7 +1,7 @@
 """Groups that come too late are cancelled, and episodes wait for room in the engine's cache."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pytest
 
@@ -63,42 +63,22 @@ def test_a_group_that_is_lost_leaves_its_place_to_a_spare_one(make_collector: Ma
     assert collected.lost + collected.cancelled == 1
 
 
-class Cramped(ScriptedEngine):
-    """Says the same in every turn. Has room for 16 requests' tokens; of more, one is computed anew."""
+class Small(ScriptedEngine):
+    """Has a cache for two of the longest episodes."""
 
-    ROOM = 16
-
-    def __init__(self, turn: Sequence[int], *, tells: bool) -> None:
-        super().__init__([turn])
-        self.tells, self.under_way, self.preempted, self.most = tells, 0, 0, 0
+    used = 0.0
 
     @property
-    def cache(self) -> Cache | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        used = min(1.0, self.under_way / self.ROOM)
-        return Cache(tokens=self.ROOM * 100, used=used, preempted=self.preempted) if self.tells else None
-
-    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        self.preempted += self.under_way > self.ROOM
-        for _ in range(30 + seed % 30):
-            await asyncio.sleep(0)
-        self.under_way -= 1
-        self.turns *= 2
-        return await super().generate(prompt_ids, sampling, seed=seed)
+    def cache(self) -> Cache:
+        return Cache(tokens=2 * 2000, used=self.used, preempted=0)
 
 
-@pytest.mark.slow
-def test_as_many_episodes_are_at_play_as_the_engines_cache_holds(make_collector: Make) -> None:
-    def played(tells: bool) -> tuple[Cramped, list[tuple[int, ...]]]:
-        collector = make_collector(concurrency=5 * Cramped.ROOM, max_turns=3)
-        engine = Cramped(collector._renderer.turn(CALL), tells=tells)
-        collected = collect(collector, specs(*["calm"] * 160), engine=engine)
-        return engine, [episode.token_ids for (episode,) in collected.groups]
-
-    (bounded, some), (unbounded, other) = played(True), played(False)
-    assert some == other, "no token depends on it"
-    counts = [(engine.most, engine.preempted) for engine in (bounded, unbounded)]
-    # One would fit whatever its length.
-    assert Cramped.ROOM / 2 < bounded.most < 2 * Cramped.ROOM < unbounded.most, counts
-    assert bounded.preempted < unbounded.preempted / 4, counts
+@pytest.mark.parametrize(("used", "grows"), [(0.9, False), (0.5, True)])
+def test_the_engines_cache_is_asked_before_the_first_episode_and_after_each_turn(
+    make_collector: Make, used: float, grows: bool
+) -> None:
+    collector = make_collector(concurrency=9)
+    engine = Small([collector._renderer.turn(ANSWER)] * 9)
+    engine.used = used
+    assert len(collect(collector, specs(*["slow"] * 9), engine=engine).groups) == 9
+    assert (journal.most_at_once > 2) is grows and journal.made < 9

@@ -26,14 +26,13 @@ from agentrl.engines.rng import derive_seed
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.engines.transformers import TransformersEngine
 from agentrl.models.attention import PackedRows
-from agentrl.models.load import ROUNDING
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.rollout.policy import EpisodeLimits
 from agentrl.sandboxes import SandboxUnavailable
 from agentrl.toolenv.tools.python import shared_sandbox
-from agentrl.train.invariants import check_agreement, check_trained_tokens
+from agentrl.train.invariants import check_trained_tokens
 from agentrl.train.score import score
 from agentrl.types import Group, Segment, Trajectory
 
@@ -137,12 +136,6 @@ def test_tokens_trained_on_are_the_tokens_that_were_sampled(played: Played) -> N
             assert tokens[: len(prompt) + len(completion.token_ids)] == (*prompt, *completion.token_ids)
 
 
-def test_engine_and_trainer_agree_on_what_was_sampled(played: Played, model: Any) -> None:
-    batch = as_batch([Group(played.group.trajectories[:GOLD_SEED])])
-    with torch.no_grad():
-        check_agreement(score(model, batch, temperature=1.0).logp, batch.sampler_logp, ROUNDING[torch.float32])
-
-
 def test_only_sampled_tokens_have_a_gradient_at_the_logits(played: Played, model: Any) -> None:
     batch = as_batch([played.group])
     logits = full_logits(model, batch)
@@ -156,13 +149,6 @@ def test_only_sampled_tokens_have_a_gradient_at_the_logits(played: Played, model
     trained = (logits.grad[batch.sampled - 1] != 0).any(1)
     # Where one member is left of its group and all its reward is behind it, nothing is there to learn.
     assert torch.equal(trained, advantages != 0) and trained.any()
-
-
-def test_the_trainers_own_scoring_gives_that_loss_and_that_gradient(played: Played, model: Any) -> None:
-    """What ``score`` computes without ever making those logits."""
-    batch = as_batch([played.group])
-    logits = full_logits(model, batch)
-    torch.testing.assert_close(score(model, batch, temperature=1.0).logp, sampled_logp(logits, batch))
 
 
 def test_a_tools_words_are_context_for_the_model_and_no_term_of_the_loss(played: Played, model: Any) -> None:
