@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from agentrl import errors
-from agentrl.errors import AgentRLError, InfrastructureError, TrajectoryError, UnknownNameError, UsageError, nearest
+from agentrl.errors import AgentRLError, UnknownNameError, nearest
 
 
 def test_every_exception_is_in_the_drawn_tree() -> None:
@@ -14,12 +14,6 @@ def test_every_exception_is_in_the_drawn_tree() -> None:
     for name, kind in inspect.getmembers(errors, inspect.isclass):
         if issubclass(kind, AgentRLError):
             assert f" {name} " in f"{drawn} ".replace("\n", " \n"), name
-
-
-def test_branches_do_not_mix() -> None:
-    assert issubclass(UnknownNameError, UsageError)
-    assert issubclass(TrajectoryError, ValueError)
-    assert not issubclass(InfrastructureError, UsageError)
 
 
 @pytest.mark.parametrize(

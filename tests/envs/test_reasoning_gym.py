@@ -169,13 +169,18 @@ def test_no_scorer_evaluates_a_call(name: str) -> None:
             assert "__" not in admitted or not any(c.islower() for c in admitted)
 
 
-def test_puzzles_are_scored_by_the_given_numbers() -> None:
-    """The library itself takes other numbers, and 49/2 for 24."""
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("puzzle24", ["6*4*1*1", "9*5-7*3", "(9*8-9*2)/2.2"], "{} = 24"),  # the library takes other numbers, and 49/2 for 24
+        ("coin_flip", ["0", "0.", "{:.4}", "-{}", "nan", ""], "{}"),
+    ],
+)
+def test_the_library_is_too_kind(name: str, wrong: list[str], right: str) -> None:
     for index in range(3):
-        asked = library.question("puzzle24", {}, "train", index)
-        for text in ("6*4*1*1", "9*5-7*3", "(9*8-9*2)/2.2"):
-            assert library.score("puzzle24", {}, asked, text) == 0.0
-        assert library.score("puzzle24", {}, asked, f"{asked.answer} = 24") == 1.0
+        asked = library.question(name, {}, "train", index)
+        scores = [library.score(name, {}, asked, text.format(asked.answer)) for text in [*wrong, right]]
+        assert scores == [*[0.0] * len(wrong), 1.0]
 
 
 def test_halting_is_no_matter_of_saying_anything() -> None:
@@ -213,9 +218,3 @@ def test_our_checker_is_content(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     report = agentrl.check_env(f"reasoning-gym/{name}-v0", tasks=1)
     assert report.ok, report
     assert bool(report.skipped) is (name in NO_GOLD), report
-
-
-def test_the_first_digit_is_no_coin_flip() -> None:
-    asked = library.question("coin_flip", {}, "train", 0)
-    for wrong in ("0", "0.", asked.answer[:4], "-" + asked.answer, "nan", ""):
-        assert library.score("coin_flip", {}, asked, wrong) == 0.0

@@ -4,21 +4,18 @@ import dataclasses
 import pickle
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any, get_args
 
 import gymnasium
 import pytest
 
 import agentrl
-from agentrl.config import load_config
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import InvariantError
 from agentrl.eval.table import summarise
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.policy import EpisodeLimits
-from agentrl.runs.records import read_episodes, write_episodes
 from agentrl.runs.report.pack import why
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
@@ -26,7 +23,6 @@ from agentrl.toolenv.tools.function import tool
 from agentrl.train.invariants import check_tools_are_called
 from agentrl.types import CutTurn, CutTurns, Group, Stop, Task, Trajectory
 
-from ..runs.origins import ORIGIN
 from .conftest import ANSWER, CALL, collect, only, specs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "registered")
@@ -189,14 +185,6 @@ def test_the_record_is_what_was_sampled_and_shown_whatever_was_cut(play: Play, r
         assert len(trajectory.segments) == 2 and trajectory.token_ids[-1] == cut[-2]
 
 
-def test_files_keep_which_turns_were_cut_and_those_of_before_say_none(play: Play, tokenizer: Any, here: Path) -> None:
-    trajectory, path = play(("since", True), (ANSWER, False), then="continue"), here / "it.jsonl"
-    write_episodes(path, [trajectory], tokenizer, ORIGIN)
-    assert [record.trajectory for record in read_episodes(path)] == [trajectory] and trajectory.cut_turns == 1
-    path.write_text(path.read_text().replace(', "cut": true', ""))
-    assert [record.trajectory.cut_turns for record in read_episodes(path)] == [0]
-
-
 def test_tables_count_cut_turns(play: Play) -> None:
     trajectory = play(("since", True), ("so", True), (ANSWER, False), then="continue")
     table = summarise([Group((trajectory, dataclasses.replace(trajectory, seed=2)))], best_return=1.0)
@@ -212,11 +200,6 @@ def test_the_page_says_that_a_turn_was_cut(play: Play) -> None:
 def test_an_agent_whose_calls_were_all_cut_off_is_told_of_it(play: Play) -> None:
     with pytest.raises(InvariantError, match=r"with a larger rollout.turn_tokens: 1 turns were cut off"):
         check_tools_are_called([Group((play((UNCLOSED, True)),))])
-
-
-def test_what_becomes_of_cut_turns_is_a_setting() -> None:
-    assert load_config().rollout.truncated.turn == EpisodeLimits(episode_tokens=9).cut_turns == "end"
-    assert load_config(overrides=["rollout.truncated.turn=continue"]).rollout.truncated.turn == "continue"
 
 
 def test_arithmetic_tells_the_next_step_after_a_cut_turn() -> None:

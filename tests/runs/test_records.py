@@ -61,7 +61,7 @@ def episodes(draw: st.DrawFn) -> Trajectory:
         tokens = tuple(draw(st.lists(points, max_size=5)))
         logprobs = tuple(draw(st.floats(-50, 0)) for _ in tokens)
         swaps = ((len(tokens) - 1, 8),) if len(tokens) > 1 and draw(st.booleans()) else ()
-        sampled = (logprobs, 7, False, swaps) if source == "policy" else ()
+        sampled = (logprobs, 7, draw(st.booleans()), swaps) if source == "policy" else ()
         segments.append(Segment(source, tokens, *sampled))
     turns = sum(segment.trained for segment in segments)
     return Trajectory(
