@@ -70,11 +70,6 @@ class Batch:
         group = torch.zeros(self._episodes, dtype=torch.int64, device=self.group.device)
         return group.scatter(0, self.episode, self.group)
 
-    @property
-    def sampled_episodes(self) -> Tensor:
-        """Episodes that hold a sampled token; one whose prompt left no room for a turn is none of them [≤ E]."""
-        return torch.nonzero(self.episode_starts.diff() > 0)[:, 0]
-
     def in_time(self, values: Tensor) -> Tensor:
         """Sort [S] from the order of rows into that of time: episodes end to end, each in the order of its turns."""
         return values[self._order()]

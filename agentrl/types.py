@@ -251,11 +251,6 @@ class Trajectory:
         return tuple(token for segment in self.segments for token in segment.token_ids)
 
     @property
-    def longest_row(self) -> int:
-        """How many tokens the longest row has, those that it inherits included."""
-        return max(row.fork + len(row.token_ids) for row in self.rows)
-
-    @property
     def n_sampled(self) -> int:
         """How many tokens the policy sampled."""
         return sum(len(segment.token_ids) for segment in self.sampled)

@@ -56,10 +56,7 @@ def cumulative_log_ratio(logp: Tensor, old_logp: Tensor, starts: Tensor) -> Tens
 
     Source: arXiv 2605.07331.
     """
-    check_per_token("logp", logp, logp)
-    check_per_token("old_logp", old_logp, logp)
-    rows = Rows.of(starts, logp)
-    step = token_log_ratio(logp, old_logp)
+    rows, step = _checked_log_ratio(starts, logp=logp, old_logp=old_logp)
     return rows.prefix_sum(step).to(step.dtype)
 
 
@@ -93,10 +90,7 @@ def behaviour_weights(
         raise UnknownNameError("behaviour correction", kind, get_args(CorrectionKind))
     if not (cap > 0 and math.isfinite(cap)):
         raise ConfigError(f"the cap of a behaviour weight must be a positive number, not {cap}")
-    check_per_token("old_logp", old_logp, old_logp)
-    check_per_token("sampler_logp", sampler_logp, old_logp)
-    rows = Rows.of(starts, old_logp)
-    step = token_log_ratio(old_logp, sampler_logp)
+    rows, step = _checked_log_ratio(starts, old_logp=old_logp, sampler_logp=sampler_logp)
     if kind == "none":
         return torch.ones_like(step)
     # The product of a row's token ratios is the importance weight of its complete episode.
@@ -131,10 +125,7 @@ def rejection_mask(
     Source: IcePop (arXiv 2510.18855) for tokens; ``token_k1``, ``seq_sum_k1`` and ``seq_mean_k1`` of verl, which the
     code of OTB and CTPO extends: they bound the inverse, sampler/old.
     """
-    check_per_token("old_logp", old_logp, old_logp)
-    check_per_token("sampler_logp", sampler_logp, old_logp)
-    rows = Rows.of(starts, old_logp)
-    step = token_log_ratio(old_logp, sampler_logp)
+    rows, step = _checked_log_ratio(starts, old_logp=old_logp, sampler_logp=sampler_logp)
     total = rows.sum(step)
     log_ratio = {
         "token": step.double(),
@@ -148,3 +139,11 @@ def rejection_mask(
             raise ConfigError(f"the bounds of a ratio must rise from 0 up, but those of {level!r} are {low} and {high}")
         accepted &= (log_ratio[level] >= (math.log(low) if low else -math.inf)) & (log_ratio[level] <= math.log(high))
     return accepted
+
+
+def _checked_log_ratio(starts: Tensor, **logps: Tensor) -> tuple[Rows, Tensor]:
+    """Check the rows and two named log-probs; return the rows and the log ratios of the first to the second."""
+    newer, older = logps.values()
+    for name, logp in logps.items():
+        check_per_token(name, logp, newer)
+    return Rows.of(starts, newer), token_log_ratio(newer, older)

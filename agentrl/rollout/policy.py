@@ -48,10 +48,6 @@ class EpisodeLimits:
     penalty: int = 0
     """Over so many tokens before a limit the reward falls by up to 1; 0 for no penalty."""
 
-    def after_cut(self, spent: bool) -> CutTurns:
-        """Return how to treat a cut turn; an episode whose tokens are ``spent`` can't continue."""
-        return "end" if spent and self.cut_turns == "continue" else self.cut_turns
-
     def penalty_of(self, rows: Sequence[Row], stop: Stop, turn_tokens: int) -> float:
         """Compute the penalty for length of an episode (DAPO's soft overlong punishment).
 
@@ -185,8 +181,10 @@ class Policy:
             return text
         # A cut turn that has filled the room reached the row's limit, otherwise that of the turn.
         spent = len(done.token_ids) == room
-        stop = Stop.TOKEN_LIMIT if spent else Stop.TURN_CUT
-        return CutTurn(text, self._player.limits.after_cut(spent), stop)
+        then = self._player.limits.cut_turns
+        # An episode whose tokens are spent can't continue.
+        then = "end" if spent and then == "continue" else then
+        return CutTurn(text, then, Stop.TOKEN_LIMIT if spent else Stop.TURN_CUT)
 
     def tokens(self, messages: Sequence[Message], tools: Tools | None = None, *, past: Past = "sampled") -> int:
         """Return how many tokens the row would have before a turn that :meth:`turn` sampled with these arguments."""

@@ -94,7 +94,9 @@ def pool_metrics(algo: AlgoSettings, batch: Batch) -> dict[str, float]:
     """Count the groups that had no other group to take a baseline from, where the advantage pools them: 0 or 1."""
     if not algos.pools(algo.advantage, algo.advantage_options):
         return {}
-    return {"groups_unpooled": int(len(batch.episode_group[batch.sampled_episodes].unique()) == 1)}
+    # An episode whose prompt left no room for a turn gives no other group a baseline.
+    sampled = batch.episode_starts.diff() > 0
+    return {"groups_unpooled": int(len(batch.episode_group[sampled].unique()) == 1)}
 
 
 def _options(algo: AlgoSettings, scored: Scored, logp: Tensor) -> dict[str, object]:

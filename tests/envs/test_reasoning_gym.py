@@ -172,7 +172,8 @@ def test_no_scorer_evaluates_a_call(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "wrong", "right"),
     [
-        ("puzzle24", ["6*4*1*1", "9*5-7*3", "(9*8-9*2)/2.2"], "{} = 24"),  # the library takes other numbers, and 49/2 for 24
+        # The library takes other numbers, and 49/2 for 24.
+        ("puzzle24", ["6*4*1*1", "9*5-7*3", "(9*8-9*2)/2.2"], "{} = 24"),
         ("coin_flip", ["0", "0.", "{:.4}", "-{}", "nan", ""], "{}"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.runs.records import read_episodes, write_episodes
-from agentrl.segments import Row
+from agentrl.segments import Row, complete_rows
 from agentrl.types import Segment, Stop, Trajectory
 
 from ..forests import forest
@@ -87,4 +87,4 @@ def test_a_long_chain_of_rows_is_read(tmp_path: Path) -> None:
     chain = Trajectory(task_id="t", seed=0, rows=rows, rewards=(0.0,) * 5000, stop=Stop.TERMINATED)
     write_episodes(tmp_path / "e.jsonl.zst", [chain], Signs(), ORIGIN)
     (record,) = read_episodes(tmp_path / "e.jsonl.zst")
-    assert record.trajectory == chain and record.trajectory.longest_row == 5001
+    assert record.trajectory == chain and len(complete_rows(record.trajectory.rows)[-1]) == 5001

@@ -20,7 +20,7 @@ from agentrl.runs import assemble
 from agentrl.runs.checkpoint import load_unused
 from agentrl.runs.folder import checkpoints
 from agentrl.runs.records import read_episodes, write_episodes
-from agentrl.segments import Row
+from agentrl.segments import Row, complete_rows
 from agentrl.toolenv.base import ToolEnv
 from agentrl.train.run import resume, train, train_on
 from agentrl.train.saved import SavedEpisodes
@@ -94,7 +94,7 @@ def test_groups_share_their_opening_and_each_row_has_to_fit(
 
     groups = asyncio.run(saved().batch(1)).trained
     assert [list(group) for group in groups] == [played[::2], played[1::2]]
-    longest = max(episode.longest_row for episode in played)
+    longest = max(len(row) for episode in played for row in complete_rows(episode.rows))
     assert longest > max(len(row.token_ids) for episode in played for row in episode.rows)
     limits = f"optim.max_tokens={longest}", f"rollout.episode_tokens={longest}"
     saved(*limits).check_fit(policy)

@@ -161,7 +161,7 @@ def test_an_update_is_that_of_loops_over_rows_and_over_tokens_in_time(
 ) -> None:
     groups = groups_of(reference, seed)
     episodes = [episode for group in groups for episode in group]
-    longest = max(episode.longest_row for episode in episodes)
+    longest = max(len(row) for episode in episodes for row in complete_rows(episode.rows))
     totals = [sum(map(len, complete_rows(episode.rows))) for episode in episodes]
     assert longest <= max_tokens and (max_tokens > 36 or max(totals) > max_tokens), "an episode has to be cut"
     trainer, result, seen, model = updates_of(small, groups, *WINDOW, f"optim.max_tokens={max_tokens}")
