@@ -13,6 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -76,16 +77,11 @@ class Algorithm:
         return tuple(parameter.name for parameter in parameters if parameter.kind is kind)
 
 
+_otb = partial(Algorithm, function=_advantages.otb, terms=_advantages.otb_terms)
 ADVANTAGES: Mapping[str, Algorithm] = MappingProxyType({
-    "otb": Algorithm(function=_advantages.otb, terms=_advantages.otb_terms),
-    "otb_loo": Algorithm(
-        function=_advantages.otb, terms=_advantages.otb_terms, options={"leave_one_out": True}
-    ),
-    "otb_pooled": Algorithm(
-        function=_advantages.otb,
-        terms=_advantages.otb_terms,
-        options={"pool": math.inf, "tail": "carry"},
-    ),
+    "otb": _otb(),
+    "otb_loo": _otb(options={"leave_one_out": True}),
+    "otb_pooled": _otb(options={"pool": math.inf, "tail": "carry"}),
     "group_mean": Algorithm(function=_advantages.group_mean),
     "grpo": Algorithm(function=_advantages.group_mean, options={"std": True}),
     "rloo": Algorithm(function=_advantages.rloo),
