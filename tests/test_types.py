@@ -50,11 +50,6 @@ def test_a_wrong_segment_is_refused(arguments: tuple[Any, ...], message: str) ->
         Segment(*arguments)
 
 
-def test_what_a_trajectory_derives() -> None:
-    episode = trajectory()
-    assert episode.sampled == (TURN, TURN) and episode.token_ids == (1, 2, 3, 4, 5, 6, 4, 5)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -46,12 +46,6 @@ def test_order_is_that_of_a_walk(mix: Mix, weights: list[float], start: int, blo
     assert picked == walked[start:]
 
 
-def test_one_environment_is_no_mix(mix: Mix) -> None:
-    alone = mix(3.0)
-    source = alone.sources["five"]
-    assert [task for _, task in alone.pick(23, start=9, seed=1)] == source.pick(23, start=9, seed=1)
-
-
 def test_seeds_differ_and_first_places_are_no_exception(mix: Mix) -> None:
     mixed = mix(1.0, 3.0, block=4)
     orders = [[name for name, _ in mixed.pick(64, seed=seed)] for seed in (0, 1)]
