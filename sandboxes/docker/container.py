@@ -119,7 +119,7 @@ class Container:
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._fault = ""
-        self._decoder = mux.FrameDecoder(secrets.token_bytes(16))
+        self._key = secrets.token_hex(16)
         self._errors = b""
         self._session: _Endpoint | None = None
         self.alive = True
@@ -136,8 +136,8 @@ class Container:
         self.id = engine.create(spec.image.id, command, _settings(spec), **hard)
         """Its id."""
         order: wire.Message = {
+            **{"t": "settings", "key": self._key},
             **{"limits": dataclasses.asdict(spec.limits), "preload": list(PRELOADED["sympy"])},
-            **{"key": self._decoder.key.hex()},
         }
         try:
             # Attached before the container starts, so that no byte is missed.
@@ -146,7 +146,7 @@ class Container:
             threading.Thread(target=self._listen, name=f"agentrl-{self.id[:12]}", daemon=True).start()
             # Where the container has ended already, the listener knows why.
             with suppress(OSError):
-                self._stream.send(_sources() + mux.frame(mux.CONTROL, wire.pack(order)))
+                self._stream.send(_sources() + wire.pack(order))
             if not self._ready.wait(READY_S):
                 raise SandboxError(f"a container did not start within {READY_S:.0f} seconds")
             if not self.alive:
@@ -167,7 +167,7 @@ class Container:
             SandboxError: The container is gone.
         """
         channel, out, err = map(os.dup, theirs)
-        endpoint = _Endpoint(socket.socket(fileno=channel), {mux.OUT: out, mux.ERR: err})
+        endpoint = _Endpoint(socket.socket(fileno=channel), {"out": out, "err": err})
         with self._lock:
             if not self.alive:
                 endpoint.close()
@@ -175,7 +175,7 @@ class Container:
             self._uses += 1
             self._session = endpoint
         try:
-            self._stream.send(mux.frame(mux.CONTROL, wire.pack({"t": "open"})))
+            self._stream.send(wire.pack({"t": "open"}))
         except OSError as error:
             raise SandboxError(f"the container is gone: {error}") from error
         threading.Thread(target=self._forward, args=(endpoint,), daemon=True).start()
@@ -184,11 +184,11 @@ class Container:
         """Carry the session's bytes into the container until the session ends; then have the container cleaned."""
         with suppress(OSError):
             while data := endpoint.channel.recv(_CHUNK):
-                self._stream.send(mux.frame(mux.CHANNEL, data))
+                self._stream.send(wire.pack(mux.carry("channel", data)))
         endpoint.host_closed = True
         # Where the container is gone, there is nobody to tell.
         with suppress(OSError):
-            self._stream.send(mux.frame(mux.CONTROL, wire.pack({"t": "close"})))
+            self._stream.send(wire.pack({"t": "close"}))
         # A container that does not answer may be busy with what the program left: it serves nobody any more.
         if not endpoint.closed.wait(_WIPE_S):
             with suppress(SandboxError):
@@ -196,18 +196,16 @@ class Container:
 
     def _listen(self) -> None:
         """Carry the container's bytes to the session, until the container ends."""
-        messages = wire.Decoder(wire.MAX_ORDER)
+        decoder = wire.Decoder(wire.MAX_CLAIM)
         try:
-            for kind, payload in self._stream.frames():
-                if kind == STDERR:
-                    self._errors = (self._errors + payload)[-_ERRORS_KEPT:]
+            for stream, data in self._stream.frames():
+                if stream == STDERR:
+                    self._errors = (self._errors + data)[-_ERRORS_KEPT:]
                     continue
-                for part, piece in self._decoder.feed(payload):
-                    if part == mux.CONTROL:
-                        for message in messages.feed(piece):
-                            self._handle_control(message)
-                    elif self._session is not None:
-                        self._session.deliver(part, piece)
+                for message in decoder.feed(data):
+                    if message.get("key") != self._key:
+                        raise wire.WireError("a message that pid 1 did not send")
+                    self._handle(message)
         except (OSError, ValueError, KeyError, wire.WireError) as error:
             # A container may send anything, where a program has broken out of our code: that ends this container only.
             self._fault = self._fault or str(error)
@@ -215,11 +213,14 @@ class Container:
             self._stream.close()
             self._stream_ended()
 
-    def _handle_control(self, message: wire.Message) -> None:
-        if message["t"] == "ready":
+    def _handle(self, message: wire.Message) -> None:
+        if message["t"] in ("channel", "out", "err"):
+            if self._session is not None:
+                self._session.deliver(str(message["t"]), mux.carried(message))
+        elif message["t"] == "ready":
             self._ready.set()
         elif message["t"] == "key":
-            self._decoder.key = bytes.fromhex(str(message["key"]))
+            self._key = str(message["next"])
         elif message["t"] == "fault":
             self._fault = str(message["why"])
         elif message["t"] == "clean":
@@ -257,7 +258,7 @@ class Container:
 class _Endpoint:
     """The container's ends of a session's descriptors."""
 
-    def __init__(self, channel: socket.socket, pipes: dict[bytes, int]) -> None:
+    def __init__(self, channel: socket.socket, pipes: dict[str, int]) -> None:
         self.channel = channel
         self.host_closed = False
         """The host's session has closed."""
@@ -265,10 +266,10 @@ class _Endpoint:
         """Set when the container has let go of the session."""
         self._pipes = pipes
 
-    def deliver(self, kind: bytes, data: bytes) -> None:
+    def deliver(self, kind: str, data: bytes) -> None:
         """Write bytes to the session; drop them where it has closed."""
         with suppress(BrokenPipeError, ConnectionResetError):
-            if kind == mux.CHANNEL:
+            if kind == "channel":
                 self.channel.sendall(data)
             else:
                 while data:

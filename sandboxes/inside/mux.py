@@ -1,73 +1,37 @@
 """Multiplexes the stream between the host and a container's runner: orders, output, and control messages.
 
-A frame is a key, in one direction, then one byte for the kind, the length in four big-endian bytes, and that many
-bytes. The host's side is in :mod:`agentrl.sandboxes.docker.container`. No program is given a descriptor of the stream.
-But gVisor lets a program open those of pid 1 through ``/proc``, so frames to the host carry a key unknown to it.
+Everything travels as the messages of :mod:`agentrl.sandboxes.inside.wire`. Those of type ``channel``, ``out`` and
+``err`` carry a session's bytes; the others begin and end sessions. The host's side is in
+:mod:`agentrl.sandboxes.docker.container`. No program is given a descriptor of the stream. But gVisor lets a program
+open those of pid 1 through ``/proc``, so messages to the host carry a key unknown to it.
 """
 
+import base64
 import os
+import secrets
 import select
-from collections.abc import Iterator
 from typing import Final
 
 from agentrl.sandboxes.inside import wire
 
-CHANNEL: Final = b"c"
-"""Between the host's session and pid 1."""
-OUT: Final = b"o"
-"""The program's standard output."""
-ERR: Final = b"e"
-"""The program's standard error."""
-CONTROL: Final = b"r"
-"""Between the container's host and the runner: messages that begin and end sessions."""
-
-_HEAD: Final = 5
 _CHUNK: Final = 1 << 16
 _FULL: Final = 1 << 20
 _PIPE_CHUNKS: Final = 16
-_LONGEST: Final = 1 << 31
 
 
-def frame(kind: bytes, data: bytes, key: bytes = b"") -> bytes:
-    """Encode one frame."""
-    return key + kind + len(data).to_bytes(4, "big") + data
+def carry(kind: str, data: bytes) -> wire.Message:
+    """Return the message that carries a session's bytes: ``channel``, or the program's output, ``out`` or ``err``."""
+    return {"t": kind, "data": base64.b64encode(data).decode()}
 
 
-class FrameDecoder:
-    """Cuts a stream into pieces of frames, in order, as they come: it buffers no payload."""
+def carried(message: wire.Message) -> bytes:
+    """Return the bytes that a message carries.
 
-    def __init__(self, key: bytes = b"") -> None:
-        self.key = key
-        """Key that the next frame must begin with; a later one is as long."""
-        self._full = len(key) + _HEAD
-        self._head = b""
-        self._kind = b""
-        self._left = 0
-
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Add bytes and yield what they contain: the kind, and the piece.
-
-        Raises:
-            agentrl.sandboxes.inside.wire.WireError: They are no frame, or lack the key.
-        """
-        view = memoryview(data)
-        while view:
-            if not self._left:
-                taken = min(self._full - len(self._head), len(view))
-                self._head, view = self._head + bytes(view[:taken]), view[taken:]
-                if len(self._head) < self._full:
-                    return
-                key, head = self._head[:-_HEAD], self._head[-_HEAD:]
-                self._kind, self._left = head[:1], int.from_bytes(head[1:], "big")
-                self._head = b""
-                if key != self.key:
-                    raise wire.WireError("a frame that pid 1 did not send")
-                if self._kind not in (CHANNEL, OUT, ERR, CONTROL) or self._left > _LONGEST:
-                    raise wire.WireError(f"a frame of kind {self._kind!r} and {self._left} bytes")
-            piece, view = view[: self._left], view[self._left :]
-            self._left -= len(piece)
-            if piece:
-                yield self._kind, bytes(piece)
+    Raises:
+        agentrl.sandboxes.inside.wire.WireError: They are no text.
+        ValueError: The text is not their code.
+    """
+    return base64.b64decode(wire.text(message, "data", wire.MAX_CLAIM) or "", validate=True)
 
 
 class SessionEnded(Exception):
@@ -83,12 +47,11 @@ class Mux:
     def __init__(self, source: int = 0, sink: int = 1) -> None:
         self._source = source
         self._sink = sink
-        self._decoder = FrameDecoder()
-        self._messages = wire.Decoder(wire.MAX_ORDER)
+        self._decoder = wire.Decoder(wire.MAX_CLAIM)
         self._outbox = bytearray()
-        self._pipes: dict[int, bytes] = {}
-        self.key = b""
-        """Begins every frame to the host; the host chooses the first one."""
+        self._pipes: dict[int, str] = {}
+        self.key = ""
+        """Part of every message to the host, which chooses the first one."""
         os.set_blocking(sink, False)
 
     def fileno(self) -> int:
@@ -99,7 +62,7 @@ class Mux:
         """Make the pipes of a session's program and return the ends that it writes to."""
         self._pipes.clear()
         writers: list[int] = []
-        for kind in (OUT, ERR):
+        for kind in ("out", "err"):
             reader, writer = os.pipe()
             os.set_blocking(reader, False)
             self._pipes[reader] = kind
@@ -120,11 +83,11 @@ class Mux:
         """
         while True:
             data = b""
-            for kind, piece in self._read(size):
-                if kind == CHANNEL:
-                    data += piece
-                elif any(message["t"] == "close" for message in self._messages.feed(piece)):
+            for message in self._read(size):
+                if message["t"] == "close":
                     raise SessionEnded
+                if message["t"] == "channel":
+                    data += carried(message)
             if data:
                 return data
 
@@ -132,16 +95,17 @@ class Mux:
         """Wait for control messages; bytes of a session that has ended are dropped."""
         messages: list[wire.Message] = []
         while not messages:
-            for kind, piece in self._read(_CHUNK):
-                if kind == CONTROL:
-                    messages += self._messages.feed(piece)
+            messages = [message for message in self._read(_CHUNK) if message["t"] != "channel"]
         return messages
 
-    def _read(self, size: int) -> Iterator[tuple[bytes, bytes]]:
+    def _read(self, size: int) -> list[wire.Message]:
         data = os.read(self._source, size)
         if not data:
             os._exit(0)  # the host is gone, and every process here goes with pid 1
         return self._decoder.feed(data)
+
+    def _send(self, message: wire.Message) -> None:
+        self._outbox += wire.pack({"key": self.key, **message})
 
     def sendall(self, data: bytes) -> None:
         """Send bytes to the host's session, after the output that came before them."""
@@ -150,18 +114,20 @@ class Mux:
             for _ in range(_PIPE_CHUNKS):
                 if not self._forward(reader):
                     break
-        self._outbox += frame(CHANNEL, data, self.key)
+        # In pieces, so that the host need not wait for a long message to see that it lacks the key.
+        for start in range(0, len(data), _CHUNK):
+            self._send(carry("channel", data[start : start + _CHUNK]))
         self._push()
 
     def send_control(self, message: wire.Message) -> None:
         """Send a control message and wait until the host has taken everything."""
-        self._outbox += frame(CONTROL, wire.pack(message), self.key)
+        self._send(message)
         self.flush()
 
     def rotate_key(self) -> None:
         """Change the key, and send the new one under the old."""
-        key = os.urandom(len(self.key))
-        self._outbox += frame(CONTROL, wire.pack({"t": "key", "key": key.hex()}), self.key)
+        key = secrets.token_hex(16)
+        self._send({"t": "key", "next": key})
         self.key = key
 
     def flush(self) -> None:
@@ -193,7 +159,7 @@ class Mux:
         except BlockingIOError:
             return False
         if data:
-            self._outbox += frame(self._pipes[reader], data, self.key)
+            self._send(carry(self._pipes[reader], data))
         return bool(data)
 
     def _push(self) -> None:

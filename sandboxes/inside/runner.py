@@ -55,7 +55,7 @@ def _receive_settings(mux: Mux) -> tuple[Limits, list[str]]:
     limits, preload = message["limits"], message["preload"]
     if not isinstance(limits, dict) or not isinstance(preload, list):
         raise wire.WireError("the first message is not the settings")
-    mux.key = bytes.fromhex(wire.text(message, "key", 100) or "")
+    mux.key = wire.text(message, "key", 100) or ""
     return Limits(**limits), [str(name) for name in preload]
 
 

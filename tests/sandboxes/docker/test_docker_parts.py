@@ -5,38 +5,61 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agentrl.sandboxes import SandboxUnavailable, open_sandbox
+from agentrl.sandboxes import Limits, SandboxError, SandboxUnavailable, open_sandbox
 from agentrl.sandboxes.docker import engine as docker_engine
 from agentrl.sandboxes.docker import image as docker_image
+from agentrl.sandboxes.docker.container import Container, ContainerSpec
 from agentrl.sandboxes.inside import boot, mux, runner, wire
 
-KINDS = st.sampled_from([mux.CHANNEL, mux.OUT, mux.ERR, mux.CONTROL])
 ROOT = Path(__file__).parents[3]
 
 
-@given(st.lists(st.tuples(KINDS, st.binary(max_size=40))), st.binary(max_size=16), st.integers(1, 9))
-def test_frames_come_out_as_they_went_in(frames: list[tuple[bytes, bytes]], key: bytes, size: int) -> None:
-    stream = b"".join(mux.frame(kind, data, key) for kind, data in frames)
-    decoder, pieces = mux.FrameDecoder(key), list[tuple[bytes, bytes]]()
-    for start in range(0, len(stream), size):
-        pieces += decoder.feed(stream[start : start + size])
-    for kind in (mux.CHANNEL, mux.OUT, mux.ERR, mux.CONTROL):
-        expected = b"".join(data for its_kind, data in frames if its_kind == kind)
-        assert b"".join(piece for its_kind, piece in pieces if its_kind == kind) == expected
+class Impostor:
+    """An engine, and the stream to its only container, which does not say what pid 1 would say."""
+
+    def __init__(self, sent: bytes) -> None:
+        self.sent, self.removed = sent, False
+
+    def create(self, *_: object, **__: object) -> str:
+        return "container"
+
+    def attach(self, container: str) -> "Impostor":
+        return self
+
+    def frames(self) -> Iterator[tuple[int, bytes]]:
+        yield 1, self.sent
+
+    def remove(self, container: str) -> None:
+        self.removed = True
+
+    def start(self, *_: object) -> None:
+        return
+
+    send = close = start
 
 
 @pytest.mark.parametrize(
-    "forged", [mux.frame(mux.CHANNEL, b"x"), b"k" * 16 + b"?" + bytes(4), b"k" * 16 + b"c\xff\xff\xff\xff"]
+    ("sent", "why"),
+    [
+        (wire.pack({"t": "ready"}), "pid 1 did not send"),
+        (wire.pack({"t": "ready", "key": "guessed"}), "pid 1 did not send"),
+        (b"\xff" * 8, "longer than"),
+    ],
 )
-def test_a_frame_that_pid_1_did_not_send_is_refused(forged: bytes) -> None:
-    with pytest.raises(wire.WireError):
-        list(mux.FrameDecoder(b"k" * 16).feed(forged + bytes(40)))
+def test_a_message_that_pid_1_did_not_send_ends_the_container(sent: bytes, why: str) -> None:
+    image = docker_engine.Image(id="", python="", environment={})
+    spec = ContainerSpec(image=image, runtime=None, limits=Limits(), cpus=1)
+    engine: Any = Impostor(sent)
+    with pytest.raises(SandboxError, match=why):
+        Container(engine, spec, Mock())
+    assert engine.removed
 
 
 def between() -> tuple[mux.Mux, int, int]:
@@ -45,28 +68,28 @@ def between() -> tuple[mux.Mux, int, int]:
     return mux.Mux(source, sink), host, reader
 
 
+def messages(reader: int) -> list[wire.Message]:
+    """What a mux has sent."""
+    return wire.Decoder(1 << 20).feed(os.read(reader, 1 << 20))
+
+
 def test_a_mux_that_parts_from_a_copy_of_itself_changes_its_key() -> None:
     ours, _, reader = between()
-    decoder = mux.FrameDecoder(b"k" * 16)
-    ours.key = b"k" * 16
+    ours.key = "k"
     ours.rotate_key()
     ours.send_control({"t": "ready"})
-    (message,) = wire.Decoder(1 << 10).feed(
-        b"".join(piece for _, piece in decoder.feed(os.read(reader, 16 + 5 + 4 + 61)))
-    )
-    decoder.key = bytes.fromhex(str(message["key"]))
-    assert decoder.key == ours.key != b"k" * 16
-    assert list(decoder.feed(os.read(reader, 1 << 10))) == [(mux.CONTROL, wire.pack({"t": "ready"}))]
+    assert len(ours.key) == 32
+    assert messages(reader) == [{"key": "k", "t": "key", "next": ours.key}, {"key": ours.key, "t": "ready"}]
 
 
 def test_the_mux_sends_output_before_the_answer_that_came_after_it() -> None:
     ours, _, reader = between()
     out, err = ours.open_pipes()
     os.write(out, b"out")
-    os.write(err, b"err")
+    os.write(err, b"\xff")
     ours.sendall(b"answer")
-    frames = list(mux.FrameDecoder().feed(os.read(reader, 1000)))
-    assert frames == [(mux.OUT, b"out"), (mux.ERR, b"err"), (mux.CHANNEL, b"answer")]
+    sent = [(message["t"], mux.carried(message)) for message in messages(reader)]
+    assert sent == [("out", b"out"), ("err", b"\xff"), ("channel", b"answer")]
 
 
 def test_the_mux_does_not_block_on_a_host_that_reads_nothing() -> None:
@@ -80,14 +103,15 @@ def test_the_mux_does_not_block_on_a_host_that_reads_nothing() -> None:
 
 def test_the_mux_tells_the_end_of_a_session() -> None:
     ours, host, _ = between()
-    os.write(host, mux.frame(mux.CHANNEL, b"order")[:3])
-    os.write(host, mux.frame(mux.CHANNEL, b"order")[3:])
+    order = wire.pack(mux.carry("channel", b"order"))
+    os.write(host, order[:9])
+    os.write(host, order[9:])
     assert ours.recv(1000) == b"order"
-    os.write(host, mux.frame(mux.CONTROL, wire.pack({"t": "close"})))
+    os.write(host, wire.pack({"t": "close"}))
     with pytest.raises(mux.SessionEnded):
         ours.recv(1000)
-    os.write(host, mux.frame(mux.CONTROL, wire.pack({"t": "open"})) + mux.frame(mux.CONTROL, wire.pack({"t": "close"})))
-    assert [word["t"] for word in ours.receive_control()] == ["open", "close"]
+    os.write(host, order + wire.pack({"t": "open"}) + wire.pack({"t": "close"}))
+    assert [message["t"] for message in ours.receive_control()] == ["open", "close"]
 
 
 def test_the_first_lines_run_what_they_are_sent() -> None:

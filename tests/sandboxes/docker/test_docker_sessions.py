@@ -43,15 +43,16 @@ def test_a_session_closed_at_once_leaves_its_container_usable(sandbox: Sandbox) 
 
 # Finds the key of the stream in what it has inherited from pid 1, and answers the host in its place.
 FORGED = """
-import json, sys
+import base64, json, sys
 outer = sys._getframe()
 while not hasattr(outer.f_locals.get("self"), "_host"):
     outer = outer.f_back
-key = outer.f_locals["self"]._host.key
-answer = json.dumps(ANSWER).encode()
-data = len(answer).to_bytes(4, "big") + answer
+def pack(message):
+    data = json.dumps(message).encode()
+    return len(data).to_bytes(4, "big") + data
+forged = {"key": outer.f_locals["self"]._host.key, "t": "channel", "data": base64.b64encode(pack(ANSWER)).decode()}
 with open("/proc/1/fd/1", "wb", buffering=0) as stream:
-    stream.write(key + b"c" + len(data).to_bytes(4, "big") + data)
+    stream.write(pack(forged))
 while True: pass
 """
 ANSWER = {
