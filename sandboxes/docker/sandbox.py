@@ -1,41 +1,21 @@
 """The ``docker`` back end: every session in a hardened container that was started in advance."""
 
 import os
-import threading
 import weakref
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Final
 
 from agentrl.sandboxes.base import Health, Limits, SandboxError, SandboxUnavailable
 from agentrl.sandboxes.docker.container import Container, ContainerSpec
 from agentrl.sandboxes.docker.engine import DockerEngine, connect, is_gone
 from agentrl.sandboxes.docker.image import IMAGE
+from agentrl.sandboxes.docker.pool import ContainerPool
 from agentrl.sandboxes.docker.session import ContainerWorker, DockerSession
-from agentrl.sandboxes.host.pool import ReadyPool
 from agentrl.sandboxes.host.profiles import Profile
 from agentrl.sandboxes.host.sessions import WorkerSandbox
 
 _CORES: Final = 2
-
-
-class ContainerPool(ReadyPool[Container]):
-    """Keeps containers warm, so that a session need not wait for one to start."""
-
-    def __init__(self, engine: DockerEngine, spec: ContainerSpec, size: int, slots: threading.Semaphore) -> None:
-        """Start nothing; see :class:`ReadyPool`."""
-        super().__init__(size, slots)
-        self._engine, self._spec = engine, spec
-
-    def start(self) -> None:
-        """Start them all in the background and wait until one is ready.
-
-        Raises:
-            SandboxError: None can be started.
-        """
-        self.give_back(self.take(), True)
-
-    def _make(self) -> Container:
-        return Container(self._engine, self._spec, self.give_back)
 
 
 class DockerSandbox(WorkerSandbox):
@@ -67,10 +47,11 @@ class DockerSandbox(WorkerSandbox):
             spec = _spec(engine, image, runtime, limits)
             _remove_leftovers(engine)
             self.version = f"{runtime or 'default runtime'}, image {spec.image.id.removeprefix('sha256:')[:12]}"
-            self._pool = ContainerPool(engine, spec, self._size, self.slots)
+            self._pool = ContainerPool(partial(Container, engine, spec), self._size, self.slots)
             self._end = weakref.finalize(self, _end, self._pool, engine, os.getpid())
             undo.callback(self.close)
-            self._pool.start()
+            # The others start in the background.
+            self._pool.give_back(self._pool.take(), True)
             undo.pop_all()
 
     def take(self, profile: Profile, *, fresh: bool = False) -> ContainerWorker:

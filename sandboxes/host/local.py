@@ -1,37 +1,19 @@
 """The ``local`` back end: every session in its own Linux namespaces on this machine, no daemon and no root needed."""
 
 import importlib.util
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from agentrl.sandboxes.base import Health, Limits, SandboxClosed, SandboxError
 from agentrl.sandboxes.host import requirements
-from agentrl.sandboxes.host.pool import ReadyPool
 from agentrl.sandboxes.host.profiles import PRELOADED, Profile
 from agentrl.sandboxes.host.sessions import WorkerSandbox
 from agentrl.sandboxes.host.worker import Worker
 from agentrl.sandboxes.host.zygote import Zygote
 
 
-class ZygoteWorker(Worker):
-    """A session's processes, forked from a zygote; it has no seed yet, which comes with the first order."""
-
-    def __init__(self, limits: Limits, zygote: Zygote) -> None:
-        """Have the zygote fork them, without waiting until they are ready.
-
-        Raises:
-            SandboxError: The zygote is gone, or there are too many descriptors.
-        """
-        super().__init__(limits, zygote.open)
-        self._zygote = zygote
-
-    @property
-    def alive(self) -> bool:
-        """The zygote and the other end live; for a session that nobody uses."""
-        # The sessions of a zygote that has died look alive until the kernel has killed them.
-        return self._zygote.alive() and super().alive
-
-
-class ZygotePool(ReadyPool[ZygoteWorker]):
+class ZygotePool:
     """An import profile's zygote, which starts when it is first needed and after its death, and its ready sessions."""
 
     def __init__(self, limits: Limits, preload: tuple[str, ...], size: int, packages: Sequence[str] = ()) -> None:
@@ -43,20 +25,46 @@ class ZygotePool(ReadyPool[ZygoteWorker]):
             size: Sessions to keep ready; 0 makes each when it is asked for.
             packages: Packages that programs may import beside the usual ones.
         """
-        super().__init__(size)
-        self._limits, self._preload, self._packages = limits, preload, packages
+        self._limits, self._preload, self._size, self._packages = limits, preload, size, packages
+        self._lock = threading.Lock()
+        self._ready: list[Worker] = []
         self._zygote: Zygote | None = None
+        self._closed = False
 
     def start(self) -> None:
-        """Start the zygote, unless it runs, and fill the pool.
+        """Start the zygote, unless it runs, and make the sessions to keep ready.
 
         Raises:
             SandboxUnavailable: This machine forbids it; the message names the way out.
             SandboxClosed: It was closed.
         """
-        with self._changed:
+        with self._lock:
             self._running()
-            self.fill()
+            self._fill()
+
+    def take(self, *, fresh: bool = False) -> Worker:
+        """Take a ready session, or make one; ``fresh`` takes none that was made before this call.
+
+        Raises:
+            SandboxClosed: It was closed.
+            SandboxError: None can be made.
+        """
+        with self._lock:
+            self._running()
+            while self._ready and not fresh:
+                worker = self._ready.pop(0)
+                if worker.alive:
+                    break
+                worker.dispose()
+            else:
+                worker = self._make()
+            self._fill()
+            return worker
+
+    @property
+    def ready(self) -> int:
+        """Number of sessions that are ready."""
+        return len(self._ready)
 
     @property
     def state(self) -> str:
@@ -74,29 +82,41 @@ class ZygotePool(ReadyPool[ZygoteWorker]):
 
     def close(self) -> None:
         """End the zygote with every session that it made, and wait for that. Closing twice is allowed."""
-        super().close()
-        with self._changed:
-            zygote, self._zygote = self._zygote, None
-        if zygote is not None:
-            zygote.close()
+        with self._lock:
+            self._closed = True
+            self._end()
 
-    def _make(self) -> ZygoteWorker:
+    def _end(self) -> None:
+        for worker in self._ready:
+            worker.dispose()
+        self._ready.clear()
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+
+    def _fill(self) -> None:
+        # Whoever needs the session that can't be made hears of it.
+        with suppress(SandboxError):
+            while len(self._ready) < self._size:
+                self._ready.append(self._make())
+
+    def _make(self) -> Worker:
         zygote = self._running()
         try:
-            return ZygoteWorker(self._limits, zygote)
+            return Worker(self._limits, zygote.open)
         except SandboxError:
             # A zygote that lives has sessions: a new one would end them.
             if zygote.alive():
                 raise
-            return ZygoteWorker(self._limits, self._running())
+            return Worker(self._limits, self._running().open)
 
     def _running(self) -> Zygote:
         """Return the zygote; start one where none lives."""
         if self._closed:
             raise SandboxClosed("this sandbox is closed")
+        # Its sessions look alive until the kernel has killed them.
         if self._zygote is not None and not self._zygote.alive():
-            self._zygote.close()
-            self._zygote = None
+            self._end()
         self._zygote = self._zygote or Zygote(self._limits, self._preload, self._packages)
         return self._zygote
 

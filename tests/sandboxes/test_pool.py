@@ -14,9 +14,9 @@ import pytest
 
 from agentrl.sandboxes import Limits, SandboxError
 from agentrl.sandboxes.base import SandboxClosed
+from agentrl.sandboxes.docker.pool import ContainerPool
 from agentrl.sandboxes.host import zygote
 from agentrl.sandboxes.host.local import LocalSandbox
-from agentrl.sandboxes.host.pool import ReadyPool
 
 from .conftest import await_ready, below, pid_ones
 
@@ -117,7 +117,7 @@ def test_closing_wakes_a_call_that_waits_for_a_core() -> None:
 
 
 class Slow:
-    """A member that takes a moment to make, as a container does."""
+    """What takes a moment to make, as a container does."""
 
     alive, made = True, 0.0
 
@@ -125,28 +125,27 @@ class Slow:
         self.alive = False
 
 
-class SlowPool(ReadyPool[Slow]):
-    made, fails = 0, False
+def test_containers_take_time_to_make_and_come_back() -> None:
+    made: list[Slow] = []
+    fails = False
 
-    def _make(self) -> Slow:
+    def make(_: object) -> Any:
         time.sleep(0.02)
-        if self.fails:
+        if fails:
             raise SandboxError("no engine")
-        self.made += 1
-        return Slow()
+        made.append(Slow())
+        return made[-1]
 
-
-def test_members_that_take_time_to_make_come_back() -> None:
-    pool = SlowPool(2, threading.Semaphore(2))
+    pool = ContainerPool(make, 2, threading.Semaphore(2))
     with ThreadPoolExecutor(5) as threads:
-        members = list(threads.map(lambda _: pool.take(), range(5)))
-    assert len(set(members)) == pool.made == 5, "one for each caller that waits"
+        members: list[Any] = list(threads.map(lambda _: pool.take(), range(5)))
+    assert len(set(members)) == len(made) == 5, "one for each caller that waits"
     for member, usable in zip(members, (True, False, True, True, True), strict=True):
         pool.give_back(member, usable)
     assert [member.alive for member in members] == [True, False, True, False, False], "two are kept"
     members[0].alive = False
     assert pool.take() is members[2]
-    pool.fails = True
+    fails = True
     with pytest.raises(SandboxError, match="no engine"):
         while True:
             pool.take()
