@@ -56,12 +56,7 @@ class DockerSandbox(WorkerSandbox):
 
     def take(self, profile: Profile, *, fresh: bool = False) -> ContainerWorker:
         """Take a container; see :meth:`WorkerSandbox.take`. All of them have everything imported."""
-        container = self._pool.take(fresh=fresh)
-        try:
-            return ContainerWorker(self.limits, container)
-        except SandboxError:
-            # The container ended between two sessions. A fresh one shows whether the engine is gone.
-            return ContainerWorker(self.limits, self._pool.take(fresh=True))
+        return ContainerWorker(self.limits, self._pool.take(fresh=fresh))
 
     def health(self) -> Health:
         """Return whether containers can be started; see :meth:`Sandbox.health`."""

@@ -60,9 +60,9 @@ class ContainerWorker(Worker):
 class DockerSession(WorkerSession):
     """A session in one container; another container takes over where the kernel ended that one."""
 
-    def __init__(self, sandbox: WorkerSandbox, seed: int, *, fresh: bool = False) -> None:
+    def __init__(self, sandbox: WorkerSandbox, seed: int) -> None:
         """Note the seed; a container is taken with the first cell."""
-        super().__init__(sandbox, seed, fresh=fresh)
+        super().__init__(sandbox, seed)
         self._results: list[Result] = []
 
     def _record(self, cell: Cell, result: Result) -> None:

@@ -50,14 +50,14 @@ class ZygotePool:
             SandboxError: None can be made.
         """
         with self._lock:
-            self._running()
+            zygote = self._running()
             while self._ready and not fresh:
                 worker = self._ready.pop(0)
                 if worker.alive:
                     break
                 worker.dispose()
             else:
-                worker = self._make()
+                worker = Worker(self._limits, zygote.open)
             self._fill()
             return worker
 
@@ -98,17 +98,7 @@ class ZygotePool:
         # Whoever needs the session that can't be made hears of it.
         with suppress(SandboxError):
             while len(self._ready) < self._size:
-                self._ready.append(self._make())
-
-    def _make(self) -> Worker:
-        zygote = self._running()
-        try:
-            return Worker(self._limits, zygote.open)
-        except SandboxError:
-            # A zygote that lives has sessions: a new one would end them.
-            if zygote.alive():
-                raise
-            return Worker(self._limits, self._running().open)
+                self._ready.append(Worker(self._limits, self._running().open))
 
     def _running(self) -> Zygote:
         """Return the zygote; start one where none lives."""

@@ -42,9 +42,7 @@ _LOSE_STATE: Final = Cell(code="import os\nos._exit(1)", transaction=False)
 class WorkerSession(Session):
     """One pid 1 with its program, taken when the first cell shows which modules it needs."""
 
-    def __init__(
-        self, sandbox: "WorkerSandbox", seed: int, *, turn: "threading.Lock | None" = None, fresh: bool = False
-    ) -> None:
+    def __init__(self, sandbox: "WorkerSandbox", seed: int, *, turn: "threading.Lock | None" = None) -> None:
         """Note the seed; ``turn`` is shared by a session and its forks, of which one runs at a time."""
         # First what __del__ needs: the next lines may raise.
         self._open = False
@@ -52,7 +50,8 @@ class WorkerSession(Session):
         sandbox.count_opened()
         self._sandbox = sandbox
         self._seed = seed
-        self._fresh = fresh
+        self._fresh = False
+        """Its next worker may be none that was made before."""
         self._open = True
         self._lock = threading.RLock()
         self._turn = turn or threading.Lock()
@@ -76,12 +75,11 @@ class WorkerSession(Session):
             try:
                 result = self._attempt(cell, order)
             except WorkerDied:
-                # A one-shot program: its caller opens another session for it.
-                if cell.final:
-                    raise
+                result = None
+            # The machine may have killed a one-shot program once; twice it is the program's doing.
+            if result is None or (cell.final and result.signal == signal.SIGKILL):
                 result = self._rerun(cell)
-            if not cell.final:
-                self._record(cell, result)
+            self._record(cell, result)
             return result
 
     def _order(self, cell: Cell) -> wire.Message:
@@ -107,7 +105,9 @@ class WorkerSession(Session):
             SandboxError: A cell of the history fails as well, so the machinery is to blame.
         """
         self._sandbox.meter.rerun()
+        # A second death is the program's doing only in a worker that the cause of the first can't have reached.
         self._fresh = True
+        self._drop_worker()
         try:
             for past in self._history:
                 again = self._attempt(past, self._order(past))
@@ -184,8 +184,8 @@ class WorkerSession(Session):
         if was_open:
             self._sandbox.count_closed()
             # Wakes a thread that is in a call; that thread closes the descriptors then.
-            if self._worker is not None:
-                self._worker.shut()
+            if (worker := self._worker) is not None:
+                worker.shut()
             self._dispose()
 
     def _dispose(self) -> None:
@@ -215,26 +215,28 @@ class WorkerSession(Session):
     def _start_worker(self, profile: Profile) -> Worker:
         """Return the session's worker, once its processes are ready."""
         if self._worker is not None and self._worker.spent:
-            self._worker.dispose()
-            self._worker = None
-        # A session that was made in advance may have died: no code of the program has run, so another serves as well.
+            self._drop_worker()
+        # What was made in advance may have died: no code of the program has run, so another serves as well.
         for last in (False, True):
-            if self._worker is None:
-                self._worker = self._sandbox.take(profile, fresh=self._fresh)
             try:
+                worker = self._worker = self._worker or self._sandbox.take(profile, fresh=self._fresh or last)
                 if not self._open:
                     raise SandboxClosed("this session was closed during the call")
-                self._worker.await_started()
-                return self._worker
+                worker.await_started()
+                return worker
             except SandboxError as error:
-                self._worker.dispose()
+                self._drop_worker()
                 if not self._open:
                     raise SandboxClosed("this session was closed during the call") from error
                 if last:
                     self.close()
                     raise
-                self._worker = None
         raise AssertionError("the loop returns or raises")
+
+    def _drop_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.dispose()
+            self._worker = None
 
     def _ask(
         self, worker: Worker, order: wire.Message, asked: float, descriptors: tuple[int, ...] = ()
@@ -251,8 +253,7 @@ class WorkerSession(Session):
                     self.close()
                 if not was_open:
                     raise SandboxClosed("this session was closed during the call") from error
-                worker.dispose()
-                self._worker = None
+                self._drop_worker()
                 raise
             except BaseException:
                 # After Ctrl-C, for instance, the answer is still to come, and would be taken for the next order's.
@@ -324,21 +325,8 @@ class WorkerSandbox(Sandbox):
     ) -> Result:
         """Run one program in a fresh session; see :meth:`Sandbox.run`."""
         cell = Cell(code=code, timeout=timeout, transaction=False, stdin=stdin, files=files or {}, final=True)
-        return self.meter.measure(lambda: self._run(cell, seed))
-
-    def _run(self, cell: Cell, seed: int) -> Result:
-        for attempt in (1, 2):
-            # A second death is the program's doing only in a session that the cause of the first can't have reached.
-            with self.session_class(self, seed, fresh=attempt == 2) as session:
-                try:
-                    result = session.execute(cell)
-                except WorkerDied:
-                    result = Result(status="crash", state="lost", backend=self.backend)
-            # A dead worker or a killed program may be the machine's doing once; twice it is the program's.
-            if attempt == 2 or (result.status, result.signal) not in (("crash", None), ("killed", signal.SIGKILL)):
-                return replace(result, attempts=attempt)
-            self.meter.rerun()
-        raise AssertionError("the second attempt returns")
+        with self.session(seed) as session:
+            return self.meter.measure(lambda: session.execute(cell))
 
     def counters(self) -> Counters:
         """Return what this sandbox has done so far."""
