@@ -124,12 +124,6 @@ class Counters:
     """Runs by what the caller waited, ``queue_s`` and ``wall_s`` together: bucket i holds those of at most
     ``LATENCY_BOUNDS_S[i]`` and more than the bound before it; one last bucket holds the rest. [17]"""
 
-    @property
-    def fault_rate(self) -> float:
-        """Faults among all calls, 0 to 1; 0 where there was no call."""
-        calls = self.faults + sum(self.runs.values())
-        return self.faults / calls if calls else 0.0
-
     def __add__(self, other: "Counters") -> "Counters":
         """Return what two sandboxes have done together."""
         latency = tuple(map(int.__add__, self.latency, other.latency))
@@ -150,10 +144,6 @@ class Health:
     """Sessions in use now."""
     ready: int
     """Sessions made in advance that wait for a program."""
-    faults: int
-    """``Counters.faults``."""
-    fault_rate: float
-    """``Counters.fault_rate``."""
     detail: str
     """The fault, or what runs, for people to read."""
 

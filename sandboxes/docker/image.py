@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Final, Literal
+from typing import IO, Final
 
 from agentrl.sandboxes.base import SandboxError
 from agentrl.sandboxes.docker import engine as docker_engine
@@ -39,33 +39,27 @@ _NO_REGISTRY: Final = re.compile(
 )
 
 
-def build_image(
-    base: Literal["auto", "registry", "host"] = "auto", tag: str = IMAGE, packages: Sequence[str] = ()
-) -> str:
-    """Build the image and return its id.
+def build_image(packages: Sequence[str] = ()) -> str:
+    """Build the image from the Dockerfile, or from this machine's Python where no registry can be reached.
 
     Args:
-        base: ``registry`` builds the Dockerfile; ``host`` takes this machine's Python; ``auto`` takes the first, and
-            the second only where no registry can be reached.
-        tag: Name of the image.
-        packages: Packages that programs may import beside the usual ones: ``registry`` asks pip for them, ``host``
-            takes those that are installed here.
+        packages: Packages that programs may import beside the usual ones: pip gets them for the Dockerfile, else they
+            are those that are installed here.
+
+    Returns:
+        Its id.
 
     Raises:
         SandboxUnavailable: No engine can be reached.
         SandboxError: The build failed.
-        ValueError: There is no such base.
     """
-    if base not in ("auto", "registry", "host"):
-        raise ValueError(f"no base is called {base!r}; choose auto, registry or host")
     with docker_engine.connect() as engine:
-        if base != "host":
-            try:
-                return _from_registry(engine, tag, packages)
-            except SandboxError as error:
-                if base == "registry" or not _NO_REGISTRY.search(str(error)):
-                    raise
-        return _from_host(engine, tag, packages)
+        try:
+            return _from_registry(engine, IMAGE, packages)
+        except SandboxError as error:
+            if not _NO_REGISTRY.search(str(error)):
+                raise
+        return from_host(engine, IMAGE, packages)
 
 
 def _from_registry(engine: docker_engine.DockerEngine, tag: str, packages: Sequence[str]) -> str:
@@ -78,7 +72,12 @@ def _from_registry(engine: docker_engine.DockerEngine, tag: str, packages: Seque
     return engine.image(tag).id
 
 
-def _from_host(engine: docker_engine.DockerEngine, tag: str, packages: Sequence[str]) -> str:
+def from_host(engine: docker_engine.DockerEngine, tag: str, packages: Sequence[str]) -> str:
+    """Build an image from this machine's Python and return its id.
+
+    Raises:
+        SandboxError: The engine failed.
+    """
     with tempfile.TemporaryDirectory(prefix="agentrl-image-") as scratch:
         plan = rootfs.plan(scratch, packages)
         with open(os.path.join(scratch, "image.tar"), "w+b") as file:

@@ -333,16 +333,8 @@ class WorkerSandbox(Sandbox):
         return self.meter.snapshot()
 
     def _health(self, *, ok: bool, ready: int, detail: str) -> Health:
-        counted = self.counters()
-        return Health(
-            ok=ok and not self.closed,
-            backend=self.backend,
-            sessions=self._sessions,
-            ready=ready,
-            faults=counted.faults,
-            fault_rate=counted.fault_rate,
-            detail=detail,
-        )
+        ok = ok and not self.closed
+        return Health(ok=ok, backend=self.backend, sessions=self._sessions, ready=ready, detail=detail)
 
     def close(self) -> None:
         """Open no more sessions; each back end ends those that are open."""

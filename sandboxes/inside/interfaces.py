@@ -49,21 +49,24 @@ class HostChannel(Protocol):
         ...
 
 
-class SessionManager(Protocol):
-    """Forks and ends sessions, and knows which processes of the shared pid namespace belong to another session."""
+class SessionManager:
+    """Forks and ends sessions, and knows which processes of the shared pid namespace belong to another session.
 
-    def other_pids(self, session: object) -> frozenset[int]:
-        """Return the processes of all other sessions."""
-        ...
+    This one is for a session that is alone in its container: it has no forks, and the container's runner ends it.
+    """
 
-    def end_session(self, session: object) -> None:
-        """End a session that the host let go of."""
-        ...
+    def other_pids(self) -> frozenset[int]:
+        """Return the processes of all sessions but the active one."""
+        return frozenset()
 
-    def request_fork(self, session: object, channel: ProgramChannel) -> bool:
-        """Order the program on the other end to copy itself, and return whether it can read the order."""
-        ...
+    def end_session(self) -> None:
+        """End the active session, which the host let go of."""
+        raise AssertionError("a session that is alone is ended by its container's runner")
 
-    def complete_fork(self, session: object, pid: int, *, pristine: bool) -> str | None:
+    def request_fork(self, channel: ProgramChannel) -> bool:
+        """Order the active session's program to copy itself, and return whether it can read the order."""
+        raise AssertionError("a session that is alone can't be forked")
+
+    def complete_fork(self, pid: int, *, pristine: bool) -> str | None:
         """Make a session out of the stopped copy ``pid``; return why that is impossible, or ``None``."""
-        ...
+        raise AssertionError("a session that is alone can't be forked")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from agentrl.sandboxes.inside import kernel, processes, program, seccomp, wire, zygote
-from agentrl.sandboxes.inside.interfaces import SessionSetup
+from agentrl.sandboxes.inside.interfaces import SessionManager, SessionSetup
 from agentrl.sandboxes.inside.limits import Limits
 from agentrl.sandboxes.inside.mux import Mux, SessionEnded
 from agentrl.sandboxes.inside.supervisor import POLL_MS, Supervisor
@@ -72,7 +72,7 @@ def _serve(mux: Mux, limits: Limits) -> set[object]:
         inside=None,
         spawned=mux.rotate_key,
     )
-    supervisor = Supervisor(mux, setup)
+    supervisor = Supervisor(mux, setup, SessionManager())
     try:
         supervisor.spawn()
         while True:

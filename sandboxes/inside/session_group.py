@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from agentrl.sandboxes.inside import wire
-from agentrl.sandboxes.inside.interfaces import SessionSetup
+from agentrl.sandboxes.inside.interfaces import SessionManager, SessionSetup
 from agentrl.sandboxes.inside.program_channel import ProgramChannel
 from agentrl.sandboxes.inside.scratch import ScratchStore
 from agentrl.sandboxes.inside.supervisor import POLL_MS, Supervisor
@@ -66,8 +66,8 @@ class _Entry:
     """Its processes, all stopped; empty for the active session."""
 
 
-class SessionGroup:
-    """All sessions of one pid namespace; the :class:`SessionManager` of each."""
+class SessionGroup(SessionManager):
+    """All sessions of one pid namespace, and the manager of each."""
 
     def __init__(self, setup: SessionSetup, prepare: Callable[[], int]) -> None:
         """Take over the first session's socket; ``prepare`` makes the file systems and opens a writable ``/proc``."""
@@ -83,7 +83,7 @@ class SessionGroup:
         """Supervise until the host has let go of every session."""
         try:
             self._setup = replace(self._setup, proc=self._prepare())
-            self._active = supervisor = Supervisor(self._first_host, self._setup, manager=self)
+            self._active = supervisor = Supervisor(self._first_host, self._setup, self)
             self._entries[supervisor] = _Entry(host=self._first_host, setup=self._setup, index=0)
             supervisor.spawn()
             while True:
@@ -119,7 +119,7 @@ class SessionGroup:
 
     def _keep_stopped(self) -> None:
         # The active session's program may try to wake the others' processes, which nobody would watch then.
-        for pid in frozenset[int]().union(*(entry.suspended for entry in self._entries.values())):
+        for pid in self.other_pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
@@ -135,23 +135,22 @@ class SessionGroup:
         self._active = supervisor
         supervisor.resume()
 
-    def other_pids(self, session: object) -> frozenset[int]:
-        """Return the processes of all other sessions, which are suspended."""
-        others = (entry.suspended for supervisor, entry in self._entries.items() if supervisor is not session)
-        return frozenset[int]().union(*others)
+    def other_pids(self) -> frozenset[int]:
+        """Return the processes of all sessions but the active one."""
+        return frozenset[int]().union(*(entry.suspended for entry in self._entries.values()))
 
-    def _check_active(self, session: object) -> Supervisor:
-        assert self._active is not None and self._active is session, "only the active session gets orders"
+    def _active_session(self) -> Supervisor:
+        assert self._active is not None, "only the active session gets orders"
         return self._active
 
-    def end_session(self, session: object) -> None:
+    def end_session(self) -> None:
         """End the active session; with the last one everything ends."""
-        supervisor = self._check_active(session)
         # The kernel kills every process of the namespace with its pid 1, and unmounts its folders.
         if len(self._entries) == 1:
             os._exit(0)
-        supervisor.end()
-        entry = self._entries.pop(supervisor)
+        active = self._active_session()
+        active.end()
+        entry = self._entries.pop(active)
         entry.host.close()
         for descriptor in (entry.setup.out, entry.setup.err):
             os.close(descriptor)
@@ -159,23 +158,21 @@ class SessionGroup:
             self._scratch.drop(entry.index)
         self._active = None
 
-    def request_fork(self, session: object, channel: ProgramChannel) -> bool:
+    def request_fork(self, channel: ProgramChannel) -> bool:
         """Order the active session's program to copy itself, and return whether it can read the order."""
-        supervisor = self._check_active(session)
         self._cancel_fork()
-        descriptors = self._entries[supervisor].host.take_descriptors()
+        descriptors = self._entries[self._active_session()].host.take_descriptors()
         if len(descriptors) != 3:
             raise OSError("an order to fork came without its descriptors")
         self._pending_fork = (forked := ProgramChannel(), descriptors)
         return channel.send_fds({"t": "fork"}, [forked.program_end, *descriptors[1:]])
 
-    def complete_fork(self, session: object, pid: int, *, pristine: bool) -> str | None:
+    def complete_fork(self, pid: int, *, pristine: bool) -> str | None:
         """Make a session out of the stopped copy ``pid``, with a copy of the active session's scratch folders."""
-        supervisor = self._check_active(session)
         assert self._pending_fork is not None, "a copy was requested before"
         channel, descriptors = self._pending_fork
         # What the active session left running must not write while its folders are copied.
-        supervisor.suspend()
+        self._active_session().suspend()
         try:
             # A session that is never forked needs no store, which costs a mount and dozens of folders.
             if self._scratch is None:
@@ -189,7 +186,7 @@ class SessionGroup:
         self._pending_fork = None
         host = HostSocket(descriptors[0])
         setup = replace(self._setup, channel=descriptors[0], out=descriptors[1], err=descriptors[2])
-        forked = Supervisor(host, setup, manager=self, channel=channel)
+        forked = Supervisor(host, setup, self, channel=channel)
         self._entries[forked] = _Entry(host=host, setup=setup, index=index, suspended=frozenset({pid}))
         forked.attach(pid, pristine=pristine)
         return None

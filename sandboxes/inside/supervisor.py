@@ -28,19 +28,14 @@ class Supervisor:
     """The state machine of one session: starting, idle, waking, copying, forking, or running a cell."""
 
     def __init__(
-        self,
-        host: HostChannel,
-        setup: SessionSetup,
-        *,
-        manager: SessionManager | None = None,
-        channel: ProgramChannel | None = None,
+        self, host: HostChannel, setup: SessionSetup, manager: SessionManager, *, channel: ProgramChannel | None = None
     ) -> None:
         """Take over the host's channel; :meth:`spawn` or :meth:`attach` gives the session its program.
 
         Args:
             host: Where orders come from.
             setup: Descriptors and settings of the session.
-            manager: Of the session's forks; ``None`` where it is alone in its pid namespace and can't be forked.
+            manager: Of the sessions in its pid namespace.
             channel: To the program, where that runs already.
         """
         self._host = host
@@ -74,8 +69,7 @@ class Supervisor:
         """Handle the events that have come."""
         program = self._program
         if self._host.fileno() in ready and not self._read_orders():
-            assert self._manager is not None, "a session that is alone is ended by its container's runner"
-            self._manager.end_session(self)
+            self._manager.end_session()
             return
         # Claims before the exit: a result that was written just before the program ended still counts.
         if self._program.is_ready(ready):
@@ -91,7 +85,7 @@ class Supervisor:
         processes.signal_every(signal.SIGSTOP)
         self._frozen = True
         self._account.pause(self._excluded())
-        return frozenset(processes.list_pids(self._others()))
+        return frozenset(processes.list_pids(self._manager.other_pids()))
 
     def resume(self) -> None:
         """Account for the session again, and recover where its program was killed while it was suspended."""
@@ -108,7 +102,7 @@ class Supervisor:
 
     def end(self) -> None:
         """Kill the session's processes and close its descriptors."""
-        self._end_all_but(self._others())
+        self._end_all_but(self._manager.other_pids())
         self.close()
 
     def close(self) -> None:
@@ -132,12 +126,9 @@ class Supervisor:
         self._phase, self._deadline_s = phase, seconds
         self._clock.start()
 
-    def _others(self) -> frozenset[int]:
-        return frozenset() if self._manager is None else self._manager.other_pids(self)
-
     def _excluded(self) -> frozenset[int]:
         """Return the processes that are not the running program's: its snapshot, and the other sessions'."""
-        return self._others() | ({self._snapshot.pid} if self._snapshot.pid else frozenset())
+        return self._manager.other_pids() | ({self._snapshot.pid} if self._snapshot.pid else frozenset())
 
     def _end_all_but(self, keep: frozenset[int]) -> None:
         if not processes.end_all(keep):
@@ -185,10 +176,9 @@ class Supervisor:
         """Send the program an order, or first have it make the snapshot that the order needs."""
         order = cell.order
         if order["t"] == "fork":
-            assert self._manager is not None, "a session that is alone can't be forked"
             self._pending = None
             self._enter("forking", _REPLY_S)
-            if not self._manager.request_fork(self, self._program):
+            if not self._manager.request_fork(self._program):
                 self._fork_made(0, "its program can't be sent the order to copy itself")
             return
         # A pristine program needs no snapshot, since a fresh one is the same; one with threads can't be copied.
@@ -275,9 +265,7 @@ class Supervisor:
         self._become_idle()
 
     def _fork_made(self, pid: int, why: str) -> None:
-        refused: str | None = why
-        if self._manager is not None and self._is_copy(pid):
-            refused = self._manager.complete_fork(self, pid, pristine=self._pristine)
+        refused = self._manager.complete_fork(pid, pristine=self._pristine) if self._is_copy(pid) else why
         self._host.sendall(wire.pack({"t": "done", "refused": refused}))
         self._become_idle()
 
@@ -323,7 +311,7 @@ class Supervisor:
     def _watch(self) -> None:
         if self._announced and self._clock.heartbeat_due():
             self._host.sendall(wire.pack({"t": "waiting"}))
-        processes.reap({self._program.pid, self._snapshot.pid} | self._others())
+        processes.reap({self._program.pid, self._snapshot.pid} | self._manager.other_pids())
         # A fresh program has run nothing of the session yet, and what the next cell owes is charged once.
         cell, copying = self._cell or self._pending, self._phase in ("copying", "forking")
         charged = self._cell is not None or (self._phase != "starting" and self._overdrawn is None)
@@ -359,7 +347,7 @@ class Supervisor:
         state = self._recover(lost=self._lost or not cell.order["transaction"], final=bool(cell.order["final"]))
         # Now everything that the cell started has been reaped, and its CPU time is known.
         if not cell.order["final"]:
-            ended["cpu"] = self._account.usage(self._others()).cpu_s
+            ended["cpu"] = self._account.usage(self._manager.other_pids()).cpu_s
         self._answer({**ended, **outcome, "state": state})
 
     def _recover_between_cells(self) -> None:
@@ -369,7 +357,7 @@ class Supervisor:
     def _recover(self, *, lost: bool, final: bool = False) -> str:
         """Continue with the snapshot or with a fresh program, and return the state of the variables."""
         keep = 0 if lost else self._snapshot.pid
-        self._end_all_but(self._others() | {keep})
+        self._end_all_but(self._manager.other_pids() | {keep})
         channel = self._snapshot.take() if keep else None
         self._snapshot.drop()
         self._program.close()

@@ -44,7 +44,7 @@ class Naked(Sandbox):
         return Counters()
 
     def health(self) -> Health:
-        return Health(ok=True, backend="naked", sessions=0, ready=0, faults=0, fault_rate=0.0, detail="")
+        return Health(ok=True, backend="naked", sessions=0, ready=0, detail="")
 
     def close(self) -> None:
         self.closed = True

@@ -42,7 +42,7 @@ def test_only_faults_are_faults(error: type[SandboxError], faults: int) -> None:
     with pytest.raises(error):
         meter.measure(fail)
     counted = meter.snapshot()
-    assert counted.faults == counted.fault_rate == faults and counted.runs == {}
+    assert counted.faults == faults and counted.runs == {}
 
 
 def test_a_sandbox_counts_cells_and_programs(sandbox: Sandbox) -> None:
@@ -80,6 +80,6 @@ def test_a_dead_zygote_is_counted_and_seen_until_it_is_replaced(sandbox: Sandbox
             time.sleep(0.01)
         counted = own.counters()
         assert "plain zygote dead" in own.health().detail
-        assert (counted.faults, counted.fault_rate) == (1, 1 / (1 + sum(counted.runs.values())))
+        assert counted.faults == 1
         assert own.run("1 + 1").value == "2"
-        assert own.health().ok and own.health().faults == 1
+        assert own.health().ok

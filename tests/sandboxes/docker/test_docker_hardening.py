@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.sandboxes import Limits, Sandbox
 from agentrl.sandboxes.docker.container import ContainerSpec, hardening
 from agentrl.sandboxes.docker.engine import DockerEngine, Image, owner
-from agentrl.sandboxes.docker.image import build_image
+from agentrl.sandboxes.docker.image import from_host
 from agentrl.sandboxes.docker.sandbox import DockerSandbox
 
 
@@ -50,7 +50,7 @@ def test_each_container_has_its_own_user(sandbox: Sandbox) -> None:
 def test_the_image_is_built_from_this_machines_python(engine: DockerEngine) -> None:
     # The engine may serve another run of the tests as well.
     tag = f"agentrl-sandbox:test-{os.getpid()}"
-    build_image("host", tag=tag, packages=["sortedcontainers"])
+    from_host(engine, tag, ["sortedcontainers"])
     try:
         image = engine.image(tag)
         assert image.python.startswith("/")

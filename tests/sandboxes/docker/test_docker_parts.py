@@ -198,11 +198,6 @@ def test_the_dockerfile_pins_what_the_constraints_pin() -> None:
     assert len(pinned) == 4 and all(pins[name] == version for name, version in pinned.items())
 
 
-def test_there_are_two_bases() -> None:
-    with pytest.raises(ValueError, match="no base is called 'moon'"):
-        docker_image.build_image("moon")  # pyright: ignore[reportArgumentType]
-
-
 def test_sources_are_all_there() -> None:
     from agentrl.sandboxes.docker.container import _sources
 
