@@ -1,12 +1,14 @@
 """Hardens, starts and ends one container, and carries its session's bytes over the stream to the runner in it."""
 
 import dataclasses
+import io
 import itertools
 import os
 import secrets
 import socket
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -84,7 +86,8 @@ def _settings(spec: ContainerSpec) -> dict[str, Any]:
     user = _USERS[next(_next_user) % len(_USERS)]
     return {
         "user": f"{user}:{user}",
-        "environment": {**spec.image.environment, **launcher.fixed_environment(spec.image.python)},
+        # The engine adds the image's own.
+        "environment": launcher.fixed_environment(spec.image.python),
         "entrypoint": [],
         "working_dir": "/",
         "hostname": "sandbox",
@@ -93,11 +96,14 @@ def _settings(spec: ContainerSpec) -> dict[str, Any]:
 
 
 def _sources() -> bytes:
-    """Return our modules as ``boot.py`` reads them: the length, then JSON."""
-    folder = Path(boot.__file__).parent
-    names = {f"{boot.__package__}.{path.stem}": path for path in folder.glob("*.py") if path.stem != "__init__"}
-    package = {"agentrl": "", "agentrl.sandboxes": "", f"{boot.__package__}": ""}
-    return wire.pack({**package, **{name: path.read_text() for name, path in names.items()}})
+    """Return our modules as ``boot.py`` reads them: the length, then an archive."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for package in ("agentrl", "agentrl/sandboxes"):
+            file.writestr(f"{package}/__init__.py", "")
+        for path in Path(boot.__file__).parent.glob("*.py"):
+            file.writestr(f"agentrl/sandboxes/inside/{path.name}", path.read_bytes())
+    return len(archive.getvalue()).to_bytes(4, "big") + archive.getvalue()
 
 
 class Container:

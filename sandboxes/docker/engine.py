@@ -38,8 +38,6 @@ class Image:
     """Its digest."""
     python: str
     """Where its interpreter is; empty in an image that ``build_image`` has not made."""
-    environment: dict[str, str]
-    """Its environment variables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +107,8 @@ class DockerEngine(Closing):
                 raise SandboxUnavailable(
                     f"the Docker engine has no image called {tag}: build it with `{command}`", remedy=command
                 ) from error
-        settings = inspected["Config"] or {}
-        pairs = (line.partition("=") for line in settings.get("Env") or [])
-        python = (settings.get("Labels") or {}).get(PYTHON_LABEL, "")
-        return Image(id=inspected["Id"], python=python, environment={name: value for name, _, value in pairs})
+        labels = (inspected["Config"] or {}).get("Labels") or {}
+        return Image(id=inspected["Id"], python=labels.get(PYTHON_LABEL, ""))
 
     def build(self, folder: Path, tag: str, **args: str) -> Iterator[dict[str, Any]]:
         """Build the Dockerfile in a folder, with these arguments, and yield the engine's messages meanwhile."""

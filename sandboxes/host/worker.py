@@ -39,8 +39,6 @@ class Worker:
             SandboxError: There are too many descriptors, or they can't be sent.
         """
         self._limits = limits
-        self.made = time.monotonic()
-        """When it was made, by the monotonic clock [seconds]."""
         self._decoder = wire.Decoder(wire.MAX_ORDER)
         try:
             self._channel, remote = socket.socketpair()

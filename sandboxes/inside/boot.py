@@ -4,14 +4,9 @@ Its text is given to the interpreter as ``python -c``, so it imports nothing of 
 container is always the code of the host that made it, whatever its image, and programs find none of it on disk.
 """
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import json
+import importlib
 import os
 import sys
-from collections.abc import Sequence
-from types import ModuleType
 
 
 def read_exactly(size: int) -> bytes:
@@ -25,36 +20,16 @@ def read_exactly(size: int) -> bytes:
     return data
 
 
-class SourceFinder(importlib.abc.InspectLoader, importlib.abc.MetaPathFinder):
-    """Imports modules from the sources that the host sent."""
-
-    def __init__(self, sources: dict[str, str]) -> None:
-        self._sources = sources
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Find a module among the sources; a module with modules below it is a package."""
-        if fullname not in self._sources:
-            return None
-        return importlib.util.spec_from_loader(fullname, self, is_package=self.is_package(fullname))
-
-    def is_package(self, fullname: str) -> bool:
-        """Return whether other modules are below this one."""
-        return any(name.startswith(f"{fullname}.") for name in self._sources)
-
-    def get_source(self, fullname: str) -> str:
-        """Return a module's text."""
-        return self._sources[fullname]
-
-
 def main() -> None:
     """Read the modules and start the runner, which never returns."""
     size = int.from_bytes(read_exactly(4), "big")
-    finder = SourceFinder(json.loads(read_exactly(size)))
-    sys.meta_path.insert(0, finder)
-    runner = importlib.import_module("agentrl.sandboxes.inside.runner")
-    sys.meta_path.remove(finder)
+    with open(os.memfd_create("modules"), "wb") as archive:
+        archive.write(read_exactly(size))
+        archive.flush()
+        path = f"/proc/self/fd/{archive.fileno()}"
+        sys.path.insert(0, path)
+        runner = importlib.import_module("agentrl.sandboxes.inside.runner")
+        sys.path.remove(path)
     runner.main()
 
 

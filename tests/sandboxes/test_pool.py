@@ -53,16 +53,6 @@ def test_too_many_descriptors_under_way_end_no_session(monkeypatch: pytest.Monke
         assert (session.run("x").value, session.run("x").attempts) == ("1", 1)
 
 
-def test_ready_sessions_are_seeded_as_they_are_taken() -> None:
-    draw = "import random\nrandom.random()"
-    with LocalSandbox(Limits(), ready=2) as pooled, LocalSandbox(Limits(), ready=0) as fresh:
-        await_ready(pooled, 2)
-        for seed in (1, 2, 1):
-            assert pooled.run(draw, seed=seed).value == fresh.run(draw, seed=seed).value
-        names = "import os, sys\n(os.getpid(), sorted(sys.modules) == sorted(set(sys.modules)), os.listdir('/tmp'))"
-        assert pooled.run(names).value == fresh.run(names).value
-
-
 def test_closing_while_others_take_raises_and_leaves_nothing() -> None:
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     own = LocalSandbox(Limits(), ready=2)

@@ -35,7 +35,7 @@ def test_what_the_engine_was_told(engine: DockerEngine, own: Callable[..., Sandb
 
 
 def test_gvisor_has_room_for_its_own_threads() -> None:
-    image = Image(id="", python="", environment={})
+    image = Image(id="", python="")
     spec = ContainerSpec(image=image, runtime="runsc", limits=Limits(), cpus=1)
     assert hardening(spec)["pids_limit"] == 1024
     assert hardening(replace(spec, runtime=None))["pids_limit"] == 64

@@ -66,6 +66,7 @@ def test_close_leaves_no_container_and_no_descriptor(engine: DockerEngine) -> No
         opened.run("1")
         assert of(engine, owner()) - before
     assert of(engine, owner()) == before
+    assert (opened.health().ok, opened.health().detail) == (False, "closed")
     session.close()
     with pytest.raises(SandboxError, match="closed"):
         opened.run("1")
@@ -210,19 +211,6 @@ def test_a_container_that_ends_while_a_program_runs_is_tried_once_more(
     result = sandbox.run("import time\ntime.sleep(0.8)\n6 * 7")
     assert (result.status, result.value, result.attempts) == ("ok", "42", 2)
     assert sandbox.counters().reruns == 1
-
-
-def test_health_and_counters(own: Callable[..., Sandbox]) -> None:
-    sandbox = own()
-    sandbox.run("1")
-    with sandbox.session() as session:
-        session.run("1 / 0")
-        assert sandbox.health().sessions == 1
-    health = sandbox.health()
-    assert (health.ok, health.backend, health.sessions, sandbox.counters().faults) == (True, "docker", 0, 0)
-    assert sandbox.counters().runs == {"ok": 1, "error": 1}
-    sandbox.close()
-    assert not sandbox.health().ok and sandbox.health().detail == "closed"
 
 
 def test_what_is_missing_is_named(engine: DockerEngine) -> None:

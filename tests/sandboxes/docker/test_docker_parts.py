@@ -1,6 +1,5 @@
 """The parts that need no engine: framing, the first lines in a container, wiping, and who owns what."""
 
-import json
 import os
 import socket
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 from agentrl.sandboxes import Limits, SandboxError, SandboxUnavailable, open_sandbox
 from agentrl.sandboxes.docker import engine as docker_engine
 from agentrl.sandboxes.docker import image as docker_image
-from agentrl.sandboxes.docker.container import Container, ContainerSpec
+from agentrl.sandboxes.docker.container import Container, ContainerSpec, _sources
 from agentrl.sandboxes.inside import boot, mux, runner, wire
 
 ROOT = Path(__file__).parents[3]
@@ -54,7 +53,7 @@ class Impostor:
     ],
 )
 def test_a_message_that_pid_1_did_not_send_ends_the_container(sent: bytes, why: str) -> None:
-    image = docker_engine.Image(id="", python="", environment={})
+    image = docker_engine.Image(id="", python="")
     spec = ContainerSpec(image=image, runtime=None, limits=Limits(), cpus=1)
     engine: Any = Impostor(sent)
     with pytest.raises(SandboxError, match=why):
@@ -114,12 +113,18 @@ def test_the_mux_tells_the_end_of_a_session() -> None:
     assert [message["t"] for message in ours.receive_control()] == ["open", "close"]
 
 
-def test_the_first_lines_run_what_they_are_sent() -> None:
-    runner_text = "import agentrl.sandboxes.other as o\ndef main():\n    print(o.x, flush=True)"
-    sources = dict.fromkeys(("agentrl", "agentrl.sandboxes", "agentrl.sandboxes.inside"), "")
-    sent = wire.pack({**sources, f"{boot.__package__}.runner": runner_text, "agentrl.sandboxes.other": "x = 'sent'"})
+def test_the_first_lines_run_what_they_are_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(boot, "__file__", str(tmp_path / "boot.py"))
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "other.py").write_text("x = 'sent'")
+    (tmp_path / "runner.py").write_text(
+        "import sys\nimport agentrl.sandboxes.inside.other as o\n"
+        "def main():\n    print(o.x, *(path for path in sys.path if '/fd/' in path), flush=True)"
+    )
+    sent = _sources() + b"rest"
+    monkeypatch.undo()
     command = [sys.executable, "-I", "-S", "-c", Path(boot.__file__).read_text()]
-    done = subprocess.run(command, input=sent + b"rest", capture_output=True, cwd="/")
+    done = subprocess.run(command, input=sent, capture_output=True, cwd="/")
     assert (done.stdout, done.stderr, done.returncode) == (b"sent\n", b"", 0)
 
 
@@ -196,11 +201,3 @@ def test_the_dockerfile_pins_what_the_constraints_pin() -> None:
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     pinned = dict(word.split("==") for word in text.split() if "==" in word)
     assert len(pinned) == 4 and all(pins[name] == version for name, version in pinned.items())
-
-
-def test_sources_are_all_there() -> None:
-    from agentrl.sandboxes.docker.container import _sources
-
-    sent = json.loads(_sources()[4:])
-    inside = {f"agentrl.sandboxes.inside.{name}" for name in ("runner", "seccomp")}
-    assert {"agentrl", "agentrl.sandboxes", *inside} <= set(sent)
