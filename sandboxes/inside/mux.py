@@ -60,7 +60,6 @@ class Mux:
 
     def open_pipes(self) -> tuple[int, int]:
         """Make the pipes of a session's program and return the ends that it writes to."""
-        self._pipes.clear()
         writers: list[int] = []
         for kind in ("out", "err"):
             reader, writer = os.pipe()

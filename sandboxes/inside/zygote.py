@@ -98,12 +98,8 @@ def _open_session(control: socket.socket, limits: Limits, instructions: bytes, c
     try:
         child = _clone_as(user)
     except OSError as error:
-        fault: wire.Message = {"t": "fault", "why": f"no new namespaces: {error}", "errno": error.errno}
-        with socket.socket(fileno=channel) as answer:
-            answer.sendall(wire.pack(fault))
-        os.close(out)
-        os.close(err)
-        return True
+        child = -1
+        os.write(channel, wire.pack({"t": "fault", "why": f"no new namespaces: {error}", "errno": error.errno}))
     if child == 0:
         # A session must not use the control socket, nor keep it open: by it the host sees that the zygote has ended.
         for descriptor in close:

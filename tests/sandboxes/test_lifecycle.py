@@ -108,20 +108,30 @@ def test_ctrl_c_does_not_reach_the_sandbox(own: Sandbox) -> None:
     assert own.run("1 + 1").value == "2"
 
 
-def test_a_dead_zygote_is_replaced_and_its_sessions_go_on(sandbox: Sandbox) -> None:
+def test_a_dead_zygote_is_seen_counted_and_replaced(sandbox: Sandbox) -> None:
     shared = pid_ones("zygote")
-    with open_sandbox("local") as own:
+
+    def kill() -> None:
         (mine,) = pid_ones("zygote") - shared
+        os.kill(mine, signal.SIGKILL)
+        # Pid 1 of a namespace ends after everything in it.
+        while alive({mine}):
+            time.sleep(0.01)
+        assert not own.health().ok and "plain zygote dead" in own.health().detail
+
+    with open_sandbox("local") as own:
         with own.session() as session:
             session.run("x = 1")
-            os.kill(mine, signal.SIGKILL)
-            # Pid 1 of a namespace ends after everything in it.
-            while alive({mine}):
-                time.sleep(0.01)
+            assert own.health().ok and "plain zygote running" in own.health().detail
+            kill()
             again = session.run("x")  # in a fresh worker, where the cells before it ran again
-            assert (again.value, again.attempts) == ("1", 2)
+            assert (again.value, again.attempts, own.health().ok) == ("1", 2, True)
+            kill()
+            with pytest.raises(SandboxError):
+                session.fork()
+        assert (own.counters().faults, own.counters().reruns) == (1, 1)
         assert own.run("1 + 1").value == "2"
-        assert len(pid_ones("zygote") - shared - {mine}) == 1
+        assert own.health().ok and len(pid_ones("zygote") - shared) == 1
     assert pid_ones("zygote") == shared
 
 

@@ -41,22 +41,28 @@ def mutate(file: str, old: str, new: str, **more: object) -> object:
     return script.Mutation(**{"name": "m", "defence": "d", "watch": ("works_hello",), "patches": (patch,), **more})
 
 
-def test_a_set_up_that_fails_is_a_fault_and_never_an_exit_of_the_program(sandbox: Sandbox) -> None:
-    broken = mutate("inside/program.py", "    os.chdir(program_files.HOME)\n", "    os.chdir('/nowhere')\n")
-    seen = script.play(["works_hello"], broken)
-    assert "SandboxError" in seen.noticed["(does not start)"] and seen.held == ()
-
-
-def test_a_copy_that_does_not_even_import_is_noticed() -> None:
-    seen = script.play(["works_hello"], mutate("inside/limits.py", "MIB = 1 << 20", "MIB = = 1"))
-    assert "SyntaxError" in seen.noticed["(died)"]
-
-
-def test_a_copy_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "PATIENCE_S", 0.5)
-    endless = "while True: __import__('time').sleep(9)"
-    seen = script.play(["works_hello"], mutate("inside/limits.py", "MIB = 1 << 20", endless))
-    assert "no end after" in seen.noticed["(hung)"]
+@pytest.mark.parametrize(
+    ("file", "old", "new", "kind", "why"),
+    [
+        # A set-up that fails is a fault, and never an exit of the program.
+        (
+            "program",
+            "    os.chdir(program_files.HOME)\n",
+            "    os.chdir('/nowhere')\n",
+            "(does not start)",
+            "SandboxError",
+        ),
+        ("limits", "MIB = 1 << 20", "MIB = = 1", "(died)", "SyntaxError"),
+        ("limits", "MIB = 1 << 20", "while True: __import__('time').sleep(9)", "(hung)", "no end after"),
+    ],
+)
+def test_a_copy_that_does_not_work_is_noticed(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str, kind: str, why: str
+) -> None:
+    if kind == "(hung)":
+        monkeypatch.setattr(script, "PATIENCE_S", 0.5)
+    seen = script.play(["works_hello"], mutate(f"inside/{file}.py", old, new))
+    assert why in seen.noticed[kind] and seen.held == ()
 
 
 def test_every_mutation_fits_the_code_and_is_watched_by_cases_that_exist_and_end() -> None:
