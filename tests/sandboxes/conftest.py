@@ -12,6 +12,19 @@ from agentrl.sandboxes import Sandbox, Session
 
 from ..conftest import load_script
 
+HOST = """
+import sys, time
+from agentrl.sandboxes import open_sandbox
+sandbox = open_sandbox(sys.argv[1], ready=2)
+session = sandbox.session()
+session.run("import subprocess\\nsubprocess.Popen(['sleep', '600'])")
+while not sandbox.health().ready:  # one that was made and not started yet stays for the next sandbox to remove
+    time.sleep(0.05)
+print("up", flush=True)
+time.sleep(600)
+"""
+"""A process with a sandbox of the back end that its argument names, a session in it, and a program in that."""
+
 
 @pytest.fixture
 def session(sandbox: Sandbox) -> Iterator[Session]:

@@ -14,17 +14,7 @@ import pytest
 
 from agentrl.sandboxes import Sandbox, SandboxError, open_sandbox
 
-from .conftest import alive, below, pid_ones
-
-HOST = """
-import sys, time
-from agentrl.sandboxes import open_sandbox
-sandbox = open_sandbox()
-session = sandbox.session()
-session.run("import subprocess\\nsubprocess.Popen(['sleep', '600'])")
-print("up", flush=True)
-time.sleep(600)
-"""
+from .conftest import HOST, alive, below, pid_ones
 
 
 @pytest.fixture
@@ -89,7 +79,7 @@ def test_closing_the_sandbox_wakes_every_call(sandbox: Sandbox) -> None:
 @pytest.mark.slow
 def test_everything_dies_with_the_host(own: Sandbox) -> None:
     root = Path(__file__).parents[2]
-    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True, cwd=root)
+    host = subprocess.Popen([sys.executable, "-c", HOST, "local"], stdout=subprocess.PIPE, text=True, cwd=root)
     with host:
         assert host.stdout is not None and host.stdout.readline() == "up\n"
         made = below(host.pid)

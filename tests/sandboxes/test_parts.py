@@ -1,9 +1,7 @@
-"""The parts that need no namespaces: messages, output capture, the system call filter, the plan of the file system."""
+"""The parts that need no namespaces: messages, output capture, the system call filter."""
 
-import json
 import socket
 import struct
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.sandboxes.host.capture import Capture
-from agentrl.sandboxes.inside import rootfs, seccomp, wire
+from agentrl.sandboxes.inside import seccomp, wire
 
 JSON = st.dictionaries(st.text(), st.none() | st.integers(-(10**18), 10**18) | st.text(), max_size=4)
 
@@ -27,27 +25,11 @@ def test_messages_survive_any_cutting(messages: list[dict[str, object]], step: i
     assert decoded == messages
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        *(struct.pack(">I", 101) + b"{}", b"\xff" * 8, struct.pack(">I", 2) + b"[]", struct.pack(">I", 2) + b"{]"),
-        *(struct.pack(">I", 1) + b"\xff", struct.pack(">I", 100) + b"[" * 100),
-    ],
-)
-def test_what_is_no_message_is_refused(data: bytes) -> None:
-    with pytest.raises(wire.WireError):
-        wire.Decoder(100).feed(data)
-
-
 def test_fields_are_taken_strictly() -> None:
-    claim: wire.Message = {"s": "x\ud800", "n": 3, "none": None, "flag": True, "huge": 1 << 64, "list": []}
-    assert wire.text(claim, "s", 10) == "x\\ud800"
-    assert (wire.text(claim, "none", 10), wire.number(claim, "none"), wire.number(claim, "n")) == (None, None, 3)
-    wrong: list[Any] = [
-        *((wire.number, claim, key) for key in ("s", "flag", "huge", "missing")),
-        (wire.real, {"s": "1"}, "s"),
-    ]
-    wrong += [(wire.text, claim, key, 10) for key in ("n", "list", "missing")] + [(wire.text, {"s": "x" * 11}, "s", 10)]
+    """Beside what programs of the conformance suite try."""
+    assert wire.text({"s": "x\ud800"}, "s", 10) == "x\\ud800"
+    wrong: list[Any] = [(wire.text, {}, "s", 10), (wire.number, {}, "n"), (wire.real, {}, "r")]
+    wrong += [(wire.real, {"r": "1"}, "r")]
     for read, *arguments in wrong:
         with pytest.raises(wire.WireError):
             read(*arguments)
@@ -122,13 +104,3 @@ def test_filter(where: str, name: str) -> None:
     for call in FILTERED[where][name]:
         assert run_filter(program, arch, *call) == VERDICTS[verdict]
         assert run_filter(program, 0x40000003, *call) == KILL  # the 32-bit calls of i386
-
-
-def test_plan_names_little_of_the_host(tmp_path: Path) -> None:
-    plan = rootfs.plan(str(tmp_path))
-    places = {path for _, path in plan["binds"]}
-    assert not {path for path in places if path.startswith(("/home", "/root", "/var", "/etc/p"))}
-    assert json.loads(json.dumps(plan))["python"] == plan["python"]
-    masked = [Path(folder).name for folder in plan["masks"]]
-    assert {"src", "etc"} <= set(masked) <= {"site-packages", "dist-packages", "src", "etc"}
-    assert Path(sys.executable).exists() and plan["python"].startswith(("/opt/python/", "/usr/"))

@@ -63,3 +63,8 @@ def test_ok_has_output_and_value(sandbox: Sandbox) -> None:
     assert (result.exc_type, result.traceback, result.exit_code, result.signal) == (None, None, None, None)
     assert (result.truncated, result.attempts, result.backend) == (False, 1, "local")
     assert 0 < result.cpu_s < 2 and result.wall_s > 0 and result.queue_s > 0 and result.max_rss > 1 << 20
+
+
+def test_a_program_that_is_killed_is_tried_once_more(sandbox: Sandbox) -> None:
+    killed = sandbox.run("import os\nos.kill(os.getpid(), 9)")
+    assert (killed.status, killed.signal, killed.attempts) == ("killed", 9, 2)

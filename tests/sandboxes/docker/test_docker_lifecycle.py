@@ -20,18 +20,9 @@ from agentrl.sandboxes.docker.engine import OWNER_LABEL, DockerEngine, is_gone, 
 from agentrl.sandboxes.docker.image import IMAGE
 from agentrl.sandboxes.docker.sandbox import DockerSandbox
 
+from ..conftest import HOST
+
 ROOT = Path(__file__).parents[3]
-HOST = """
-import sys, time
-from agentrl.sandboxes import open_sandbox
-sandbox = open_sandbox("docker", ready=2)
-session = sandbox.session()
-session.run("import subprocess\\nsubprocess.Popen(['sleep', '600'])")
-while not sandbox.health().ready:  # one that was made and not started yet stays for the next sandbox to remove
-    time.sleep(0.05)
-print("up", flush=True)
-time.sleep(600)
-"""
 LOSER = """
 from agentrl.sandboxes import SandboxError, open_sandbox
 sandbox = open_sandbox("docker", ready=1)
@@ -76,7 +67,7 @@ def test_close_leaves_no_container_and_no_descriptor(engine: DockerEngine) -> No
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_containers_end_with_the_host(engine: DockerEngine, number: signal.Signals) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", HOST], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+        [sys.executable, "-c", HOST, "docker"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
     ) as host:
         assert host.stdout is not None and host.stdout.readline() == b"up\n"
         name = owner(host.pid)
