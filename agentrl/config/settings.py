@@ -67,19 +67,9 @@ class RunSettings(_Section):
     deterministic: bool = False
     """Make a resumed run end in the same bytes as an uninterrupted one: use repeatable kernels only, and the trainer's
     log-probs instead of the engine's, whose rounding may depend on timing (trainer)."""
-    ranks: Count | Annotated[tuple[Count, Count], Field(strict=False)] = 1
-    """Processes, each with a GPU of its own where there are GPUs, over which the trained weights are sharded. With
-    ``[8, 2]`` groups of 2 share the tokens of a pack, for long episodes (trainer)."""
-
-    @property
-    def world(self) -> int:
-        """Number of ranks."""
-        return self.ranks if isinstance(self.ranks, int) else self.ranks[0]
-
-    @property
-    def sequence_ranks(self) -> int:
-        """Number of ranks that share a pack's tokens."""
-        return 1 if isinstance(self.ranks, int) else self.ranks[1]
+    ranks: Count = 1
+    """Processes, each with a GPU of its own where there are GPUs, over which the trained weights are sharded
+    (trainer)."""
 
 
 class MixedEnv(_Section):

@@ -9,7 +9,7 @@ m tokens over n.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,14 +44,6 @@ class How:
     """The c of scores that are c·tanh(s/c), as Gemma 2's are."""
 
 
-class AttentionPlan(Protocol):
-    """The attention pattern of the packed tokens of one forward pass."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
-        """Attention of one layer: ``query`` [T, H, D], ``key`` and ``value`` [T, K, D] to [T, H, D]."""
-        ...
-
-
 class PackedRows:
     """Rows laid end to end, each attending causally to itself only: in C where that can be, and elsewhere by PyTorch.
 
@@ -70,7 +62,10 @@ class PackedRows:
         self._bucketed: BucketedRows | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
-        """Attend, in C or by PyTorch, whose results differ by rounding."""
+        """Attend, in C or by PyTorch, whose results differ by rounding.
+
+        One layer: ``query`` [T, H, D], ``key`` and ``value`` [T, K, D] to [T, H, D].
+        """
         if computes(query.device, query.dtype):
             self._native = self._native or NativeRows(*self._rows)
             return self._native.attend(query, key, value, scale=how.scale, window=how.window, softcap=how.softcap)

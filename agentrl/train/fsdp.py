@@ -16,24 +16,16 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch
-from agentrl.models.ulysses import TokenShare
-from agentrl.train.score import score_share
-
-PackPart = tuple[Tensor, TokenStats]
-"""Which of a pack's sampled tokens a rank has, and their statistics."""
+from agentrl.train.score import score
 
 
-def shard(model: Any, device: str, dtype: torch.dtype, sequence_ranks: int) -> None:
-    """Shard a model over all ranks, and add a method ``score_pack`` that computes a ``PackPart`` with the shards."""
+def shard(model: Any, device: str, dtype: torch.dtype) -> None:
+    """Shard a model over all ranks, and add a method ``score_pack`` that scores a pack with the shards."""
     backend = "gloo"
     if device == "cuda":
         backend = "nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", dist.get_rank())))
     mesh = DeviceMesh.from_group(_group_of_all(dist.group.WORLD, backend), device)
-    share = None
-    if sequence_ranks > 1:
-        group: Any = dist.new_subgroups(sequence_ranks, backend=backend)[0]
-        share = TokenShare(group)
     # Weights, gradients and optimizer are float32; only weights that are gathered for a computation have ``dtype``.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     made: dict[nn.Parameter, nn.Parameter] = {}
@@ -43,8 +35,8 @@ def shard(model: Any, device: str, dtype: torch.dtype, sequence_ranks: int) -> N
         # exchanged or loaded.
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
 
-    def score_pack(self: PreTrainedModel, pack: Batch, temperature: float) -> PackPart:
-        return score_share(self, pack, temperature=temperature, dtype=dtype, share=share)
+    def score_pack(self: PreTrainedModel, pack: Batch, temperature: float) -> TokenStats:
+        return score(self, pack, temperature=temperature, dtype=dtype)
 
     # Weights are gathered for a forward pass only, and scoring reads the head's weight itself: so FSDP2 must take it
     # for a forward pass.
@@ -80,12 +72,6 @@ def _materialize(module: nn.Module, device: str, made: dict[nn.Parameter, nn.Par
 
 def _empty(weight: Tensor, device: str) -> nn.Parameter:
     return nn.Parameter(torch.empty_like(weight, device=device), requires_grad=weight.requires_grad)
-
-
-def on_cpu(part: PackPart) -> PackPart:
-    """Copy a part to the CPU, without gradients."""
-    own, stats = part
-    return own.cpu(), TokenStats(*(tensor.detach().cpu() for tensor in stats))
 
 
 def full(tensor: Any) -> Tensor:

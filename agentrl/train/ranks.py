@@ -40,11 +40,9 @@ def check_ranks(config: Config) -> None:
     Raises:
         ConfigError: a setting is invalid.
     """
-    ranks, started = config.run.world, _world()
+    ranks, started = config.run.ranks, _world()
     if started > 1 and started != ranks:
         raise ConfigError(f"{started} processes were started together, as torchrun does: set run.ranks={started}")
-    if ranks % config.run.sequence_ranks:
-        raise ConfigError(f"run.ranks=[{ranks}, {config.run.sequence_ranks}]: the second must divide the first")
     if ranks > 1 and ":" in config.model.device:
         raise ConfigError(f"each rank has a GPU of its own: set model.device='cuda', not {config.model.device!r}")
 
@@ -62,21 +60,21 @@ def ranks(config: Config) -> Generator[None]:
         ConfigError: there are fewer GPUs than ranks.
         InfrastructureError: another rank has ended.
     """
-    if config.run.world == 1:
+    if config.run.ranks == 1:
         yield
         return
-    if config.model.device == "cuda" and _world() == 1 and torch.cuda.device_count() < config.run.world:
-        raise ConfigError(f"run.ranks={config.run.world} needs a GPU each, and {torch.cuda.device_count()} are here")
+    if config.model.device == "cuda" and _world() == 1 and torch.cuda.device_count() < config.run.ranks:
+        raise ConfigError(f"run.ranks={config.run.ranks} needs a GPU each, and {torch.cuda.device_count()} are here")
     with tempfile.TemporaryDirectory(prefix="agentrl-ranks-") as folder:
         followers: list[subprocess.Popen[bytes]] = []
         try:
             if _world() == 1:
-                followers += (_start(config, Path(folder), rank) for rank in range(1, config.run.world))
-                while not all((Path(folder) / f"{rank}.ready").exists() for rank in range(1, config.run.world)):
+                followers += (_start(config, Path(folder), rank) for rank in range(1, config.run.ranks))
+                while not all((Path(folder) / f"{rank}.ready").exists() for rank in range(1, config.run.ranks)):
                     if any(follower.poll() is not None for follower in followers):
                         raise RuntimeError("a rank ended while it was started")
                     time.sleep(_POLL_S)
-            _join_with(followers, _address(Path(folder)), config.run.world)
+            _join_with(followers, _address(Path(folder)), config.run.ranks)
             yield
             dismiss()
         except RuntimeError as error:
@@ -150,7 +148,7 @@ def _join_with(followers: Sequence[subprocess.Popen[bytes]], address: str, world
 
 def _start(config: Config, folder: Path, rank: int) -> subprocess.Popen[bytes]:
     """Start a rank, which logs to a file in ``folder``."""
-    world = config.run.world
+    world = config.run.ranks
     threads = config.run.threads or max(1, len(os.sched_getaffinity(0)) // world)
     variables = {"RANK": rank, "WORLD_SIZE": world, "OMP_NUM_THREADS": threads, _STORE: _address(folder)}
     env = {**os.environ, **{name: str(value) for name, value in variables.items()}}

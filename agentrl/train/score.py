@@ -15,17 +15,14 @@ from transformers import PreTrainedModel
 
 from agentrl.algos.head import TokenStats, token_stats
 from agentrl.batch import Batch
-from agentrl.models.attention import AttentionPlan, PackedRows
+from agentrl.models.attention import PackedRows
 from agentrl.models.logits import logit_divisor, softcap_of
-from agentrl.models.ulysses import TokenShare
 
 _T = TypeVar("_T")
 
 
-def hidden_states(
-    model: PreTrainedModel, batch: Batch, *, dtype: torch.dtype = torch.float32, share: TokenShare | None = None
-) -> tuple[Tensor, Tensor]:
-    """Compute the hidden states that predict the batch's sampled tokens, in ``dtype``.
+def hidden_states(model: PreTrainedModel, batch: Batch, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Compute the hidden states that predict the batch's sampled tokens [S, d], in ``dtype``.
 
     Tokens that rows share up to where they fork, such as a group's prompt, are computed once.
 
@@ -33,28 +30,18 @@ def hidden_states(
         model: loaded by ``load_model``.
         batch: rows of any number.
         dtype: of the computation.
-        share: this rank's share of the tokens, where other ranks that call this too have the rest.
-
-    Returns:
-        Which sampled tokens this rank has, all of them without a ``share`` [S], and their hidden states [S, d].
     """
     computed, source, rows = _once(batch)
-    # The hidden state before a token predicts it. Before a row's first sampled token it is the hidden state of the
-    # prompt's last token, which may have been computed in another row.
-    places, first_computed = source[batch.sampled - 1], 0
-    plan: AttentionPlan = rows
-    if share is not None:
-        plan = share.plan(rows, len(computed))
-        computed, first_computed = share.part(computed)
-    own = torch.nonzero((places >= first_computed) & (places < first_computed + len(computed)))[:, 0]
     options: dict[str, Any] = {
         "input_ids": batch.tokens[computed][None],
         "position_ids": batch.positions[computed][None],
         "use_cache": False,
-        "agentrl_plan": plan,
+        "agentrl_plan": rows,
     }
     out: Any = computing_in(dtype, model, lambda: model.base_model(**options))
-    return own, out.last_hidden_state[0].index_select(0, places[own] - first_computed)
+    # The hidden state before a token predicts it. Before a row's first sampled token it is the hidden state of the
+    # prompt's last token, which may have been computed in another row.
+    return out.last_hidden_state[0].index_select(0, source[batch.sampled - 1])
 
 
 def computing_in(dtype: torch.dtype, model: PreTrainedModel, work: Callable[[], _T]) -> _T:
@@ -144,18 +131,11 @@ def score(
     Returns:
         Three float32 tensors [S]; log-prob and entropy carry gradients where grad mode is on.
     """
-    return score_share(model, batch, temperature=temperature, dtype=dtype)[1]
-
-
-def score_share(
-    model: PreTrainedModel, batch: Batch, *, temperature: float, dtype: torch.dtype, share: TokenShare | None = None
-) -> tuple[Tensor, TokenStats]:
-    """Score the sampled tokens that this rank has of a ``share``, and return which they are."""
     head: Any = model.get_output_embeddings()
-    own, hidden = hidden_states(model, batch, dtype=dtype, share=share)
+    hidden = hidden_states(model, batch, dtype=dtype)
     # The head divides logits by one number: the temperature times the scale that the model itself divides by.
-    return own, token_stats(
-        hidden, head.weight.to(dtype), batch.tokens[batch.sampled[own]],
+    return token_stats(
+        hidden, head.weight.to(dtype), batch.tokens[batch.sampled],
         temperature=temperature * logit_divisor(model), bias=None if head.bias is None else head.bias.to(dtype),
         softcap=softcap_of(model),
     )  # fmt: skip

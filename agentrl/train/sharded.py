@@ -3,7 +3,7 @@
 Rank 0 runs all the rest of the program too: it plays, decides, and computes losses of the log-probs of all ranks. The
 others follow: they wait for calls of the methods below, do their part of each, and know no algorithm.
 
-Legend: W ranks, P of which share a pack's tokens; D = W/P packs are computed at a time.
+Legend: W ranks, each with a pack at a time.
 """
 
 import gc
@@ -23,9 +23,9 @@ from transformers import PreTrainedModel
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch
 from agentrl.config import Config, OptimSettings
-from agentrl.errors import ConfigError, RunFolderError
+from agentrl.errors import RunFolderError
 from agentrl.models.lora import merged, without_adapters
-from agentrl.train.fsdp import PackPart, full, on_cpu, shard, skeleton_of
+from agentrl.train.fsdp import full, shard, skeleton_of
 from agentrl.train.learner import Gradients, Learner, LossOf, descend, loss_gradients
 
 _T = TypeVar("_T")
@@ -60,10 +60,8 @@ def make_learner(
     Optimizer and temperature are those of the rollouts' policy by default.
     """
     optim, temperature = optim or config.optim, temperature or config.rollout.temperature
-    if not dist.is_initialized():
-        return Learner(model, optim, temperature=temperature, dtype=config.model.dtype)
-    ranks = config.run.sequence_ranks
-    return ShardedLearner(model, optim, sequence_ranks=ranks, temperature=temperature, dtype=config.model.dtype)
+    kind = ShardedLearner if dist.is_initialized() else Learner
+    return kind(model, optim, temperature=temperature, dtype=config.model.dtype)
 
 
 class ShardedLearner(Learner):
@@ -75,25 +73,16 @@ class ShardedLearner(Learner):
     Args:
         model: complete on rank 0, where it has no weights of its own until ``close``; a skeleton on the others.
         optim: as of ``Learner``.
-        sequence_ranks: ranks that share the tokens of a pack.
         device: type of device that the ranks compute on; that of ``model`` by default.
         how: temperature and dtype, as of ``Learner``.
 
     Raises:
-        ConfigError: the ranks can't share the model's heads evenly, or it can't compute activations again.
+        ConfigError: the model can't compute activations again.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        optim: OptimSettings,
-        *,
-        sequence_ranks: int = 1,
-        device: str | None = None,
-        **how: Any,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, optim: OptimSettings, *, device: str | None = None, **how: Any) -> None:
         device = device or model.device.type
-        self._rank, self._world, self._share = dist.get_rank(), dist.get_world_size(), sequence_ranks
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._copies: dict[str, list[Tensor]] = {}
         """Shards of frozen copies of the trained weights, by the copy's name."""
         # Two threads of rank 0 may call: one that learns, and one that scores what was played meanwhile.
@@ -101,15 +90,9 @@ class ShardedLearner(Learner):
         self._losses: tuple[LossOf, Sequence[Batch]] | None = None
         self._full, skeleton = model, model
         if self._rank == 0:
-            heads = model.config.get_text_config().num_attention_heads
-            if heads % sequence_ranks:
-                raise ConfigError(
-                    f"the {sequence_ranks} ranks of run.ranks that share tokens must divide {heads} heads"
-                )
-            options = {"optim": optim, "sequence_ranks": sequence_ranks, "device": device, **how}
-            order = _New(skeleton_of(model), options)
+            order = _New(skeleton_of(model), {"optim": optim, "device": device, **how})
             skeleton = _scatter([order] * self._world).skeleton
-        shard(skeleton, device, getattr(torch, how["dtype"]), sequence_ranks)
+        shard(skeleton, device, getattr(torch, how["dtype"]))
         super().__init__(skeleton, optim, **how)
         self._all = list(skeleton.parameters())
         for index, weight in enumerate(model.parameters() if self._rank == 0 else ()):
@@ -177,19 +160,19 @@ class ShardedLearner(Learner):
         packs = batch.split(self._room(batch, rows), rows)
         results = self._on_each(ShardedLearner._forward, [(copy, own) for own in self._dealt(packs)])
         assert results is not None, "rank 0 gets those of all ranks"
-        stats = [stats for turn in zip(*results, strict=True) for _, stats in self._joined(turn)][: len(packs)]
+        stats = [stats for turn in zip(*results, strict=True) for stats in turn][: len(packs)]
         return TokenStats(*(torch.cat(part) for part in zip(*stats, strict=True)))
 
     # The methods from here on run on every rank.
 
-    def _forward(self, copy: str, packs: Sequence[Batch]) -> list[list[PackPart]] | None:
+    def _forward(self, copy: str, packs: Sequence[Batch]) -> list[list[TokenStats]] | None:
         """Score this rank's packs under a copy of the weights, or without one; returns all ranks' results on rank 0."""
         others = self._copies.get(copy, [])
         # Where adapters are trained, the frozen model without them is the reference, of which there is no copy.
         with torch.no_grad(), without_adapters(self.model) if copy and not others else nullcontext():
             self._exchange(others)
             try:
-                return self._gathered([on_cpu(self._own(pack)) for pack in packs])
+                return self._gathered([self._stats(self.model, pack) for pack in packs])
             finally:
                 self._exchange(others)
 
@@ -206,33 +189,30 @@ class ShardedLearner(Learner):
             parts += [parts[-1]] * (count - len(parts))
             # Activations of a single part are kept. Several would not fit into memory, and are computed again.
             with nullcontext() if count == 1 else torch.no_grad():
-                scored = [self._own(part) for part in parts]
+                scored = [self._stats(self.model, part) for part in parts]
             # The loss is computed on rank 0, from all ranks' log-probs; only its gradient by them comes back.
-            gathered = self._gathered([on_cpu(part) for part in scored])
+            gathered = self._gathered([TokenStats(*(tensor.detach() for tensor in stats)) for stats in scored])
             gradients = _scatter(None if gathered is None else self._upstream(turn, gathered))
-            for part, (_, stats), by in zip(parts, scored, gradients, strict=True):
-                own = stats if count == 1 else self._own(part)[1]
-                descend(own, by)
+            for part, stats, by in zip(parts, scored, gradients, strict=True):
+                descend(stats if count == 1 else self._stats(self.model, part), by)
         return self._step(rate)
 
-    def _upstream(self, turn: int, scored: Sequence[Sequence[PackPart]]) -> list[list[Gradients]]:
+    def _upstream(self, turn: int, scored: Sequence[Sequence[TokenStats]]) -> list[list[Gradients]]:
         """Compute the losses of a turn's packs, and for each rank and part their gradients by its tokens."""
         assert self._losses is not None
         loss_of, packs = self._losses
-        answers: list[list[Gradients]] = [[] for _ in scored]
-        joined = [list(self._joined(part)) for part in zip(*scored, strict=True)]
-        for within in range(self._world // self._share):
-            number, parts = turn * (self._world // self._share) + within, [part[within] for part in joined]
+        answers: list[list[Gradients]] = []
+        for number, parts in enumerate(scored, turn * self._world):
             # All ranks must take part in a turn: a rank without a pack computes another's, and one with fewer parts its
             # last one again, with a gradient of 0.
             real = len(self._parts(packs[number])) if number < len(packs) else 0
-            gradients = loss_gradients(loss_of, number, [stats for _, stats in parts[:real]]) if real else []
-            for position, (owns, _) in enumerate(parts):
-                by_logp, by_entropy = gradients[position] if position < real else (None, None)
-                for rank, own in enumerate(owns, within * self._share):
-                    # FSDP2 takes the mean of the ranks' gradients, and the loss needs their sum: hence the factor W.
-                    of_logp = torch.zeros(len(own)) if by_logp is None else self._world * by_logp[own]
-                    answers[rank].append((of_logp, None if by_entropy is None else self._world * by_entropy[own]))
+            gradients = loss_gradients(loss_of, number, parts[:real]) if real else []
+            # FSDP2 takes the mean of the ranks' gradients, and the loss needs their sum: hence the factor W.
+            answer: list[Gradients] = [
+                (self._world * by_logp, None if by_entropy is None else self._world * by_entropy)
+                for by_logp, by_entropy in gradients
+            ]
+            answers.append(answer + [(torch.zeros_like(part.logp), None) for part in parts[real:]])
         return answers
 
     def _begin_weights(self) -> None:
@@ -295,9 +275,10 @@ class ShardedLearner(Learner):
         weight: Any = (self._copies[copy] if copy else self._all)[index]
         weight.to_local().copy_(values)
 
-    def _own(self, pack: Batch) -> PackPart:
-        model: Any = self.model
-        return model.score_pack(pack.to(model.device), self._temperature)
+    def _stats(self, model: PreTrainedModel, pack: Batch) -> TokenStats:
+        sharded: Any = model
+        stats: TokenStats = sharded.score_pack(pack.to(model.device), self._temperature)
+        return TokenStats(*(part.cpu() for part in stats))
 
     # The methods from here on let rank 0 call the others.
 
@@ -321,22 +302,14 @@ class ShardedLearner(Learner):
     def _room(self, batch: Batch, rows: Sequence[int]) -> int:
         """Compute the tokens of a pack such that there are packs for all ranks."""
         lengths = batch.row_starts.diff()[list(rows)]
-        fair = -(-int(lengths.sum()) * self._share // self._world)
+        fair = -(-int(lengths.sum()) // self._world)
         return min(self._optim.max_tokens, fair + int(lengths.max()))
 
     def _dealt(self, packs: Sequence[Batch]) -> list[list[Batch]]:
         """Deal packs to ranks in turns; in the last turn, ranks that are left without a pack get the smallest."""
-        each = self._world // self._share
         smallest = min(packs, key=lambda pack: len(pack.tokens))
-        filled = [*packs, *[smallest] * (-len(packs) % each)]
-        return [filled[rank // self._share :: each] for rank in range(self._world)]
-
-    def _joined(self, parts: Sequence[PackPart]) -> Iterator[tuple[list[Tensor], TokenStats]]:
-        """Join the ranks' parts of each pack of a turn: yields each rank's tokens, and the pack's statistics."""
-        for begin in range(0, self._world, self._share):
-            owns, stats = zip(*parts[begin : begin + self._share], strict=True)
-            order = torch.cat(owns).argsort()
-            yield list(owns), TokenStats(*(torch.cat(part)[order] for part in zip(*stats, strict=True)))
+        filled = [*packs, *[smallest] * (-len(packs) % self._world)]
+        return [filled[rank :: self._world] for rank in range(self._world)]
 
     def _gathered(self, own: _T) -> list[_T] | None:
         """Gather the ranks' objects on rank 0; None on the others."""

@@ -61,7 +61,7 @@ def full_stats(model: Any, batch: Batch, temperature: float) -> TokenStats:
 
 def test_only_the_places_before_sampled_tokens_meet_the_vocabulary(model: Any) -> None:
     batch = batch_of(SHAPES)
-    _, hidden = hidden_states(model, batch)
+    hidden = hidden_states(model, batch)
     assert hidden.shape == (len(batch.sampled), model.config.hidden_size)
     assert len(batch.sampled) == sum(length for shape in SHAPES for length in shape[1::2]) < len(batch.tokens)
 

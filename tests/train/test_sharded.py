@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch, as_batch
 from agentrl.config import Config, parse_config
-from agentrl.errors import ConfigError, RunFolderError
+from agentrl.errors import RunFolderError
 from agentrl.models.attention import NAME
 from agentrl.models.lora import add_adapters, is_adapted
 from agentrl.models.tiny import tiny_config
@@ -85,13 +85,13 @@ def tiny(tokenizer: Any, **shape: Any) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
 
 
-def config_of(ranks: list[int], *, dtype: str = "float32", **options: Any) -> Config:
+def config_of(*, dtype: str = "float32", **options: Any) -> Config:
     """The settings of a learner."""
-    config = parse_config({"run": {"ranks": ranks}, "model": {"dtype": dtype}, "rollout": {"temperature": 0.7}})
+    config = parse_config({"run": {"ranks": 2}, "model": {"dtype": dtype}, "rollout": {"temperature": 0.7}})
     return config.model_copy(update={"optim": OPTIM.model_copy(update={"weight_decay": 0.1, **options})})
 
 
-def make(model: Any, *, lora: int = 0, saved: Path | None = None, sequence_ranks: int = 1, **options: Any) -> Learner:
+def make(model: Any, *, lora: int = 0, saved: Path | None = None, **options: Any) -> Learner:
     """A learner of a copy, of adapters if these have a rank; it goes on from what was saved, if anything was."""
     own = copy.deepcopy(model)
     if lora:
@@ -101,7 +101,7 @@ def make(model: Any, *, lora: int = 0, saved: Path | None = None, sequence_ranks
                 weight.data = torch.linspace(-0.1, 0.1, weight.numel()).view_as(weight)
     if saved:
         own.load_state_dict(torch.load(saved / "model"), strict=False)
-    learner = make_learner(config_of([2, sequence_ranks], **options), own)
+    learner = make_learner(config_of(**options), own)
     if saved:
         learner.load(saved / "optimizer")
     return learner
@@ -190,12 +190,9 @@ def two(server: Server, three: Any) -> Generator[None]:
     [
         ({}, {}, 3),
         ({}, {}, 1),
-        ({}, {"sequence_ranks": 2}, 3),
         ({"tie_word_embeddings": False}, {"gradient_checkpointing": True}, 3),
-        ({"tie_word_embeddings": False, "num_key_value_heads": 1}, {"sequence_ranks": 2}, 1),
-        ({"num_key_value_heads": 1}, {"sequence_ranks": 2, "gradient_checkpointing": True}, 1),
         ({}, {"lora": 3}, 3),
-        ({"tie_word_embeddings": False}, {"lora": 1, "sequence_ranks": 2, "gradient_checkpointing": True}, 1),
+        ({"tie_word_embeddings": False}, {"lora": 1, "gradient_checkpointing": True}, 1),
     ],
 )
 def test_two_ranks_learn_what_one_does(tokenizer: Any, two: None, shape: Any, options: Any, packs: int) -> None:
@@ -206,10 +203,7 @@ def test_two_ranks_learn_what_one_does(tokenizer: Any, two: None, shape: Any, op
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"sequence_ranks": 2}, {"gradient_checkpointing": True}, {"lora": 3}, {"lora": 2, "sequence_ranks": 2}],
-)
+@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}, {"lora": 3}])
 def test_two_ranks_learn_from_episodes_of_several_rows_what_one_does(model: Any, two: None, options: Any) -> None:
     batch = as_batch([Group((episode,)) for episode in FORESTS])
     long, longer, *short = batch.balanced(OPTIM.max_tokens, range(len(FORESTS)))
@@ -296,7 +290,7 @@ def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, two
 @pytest.mark.slow
 def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any, two: None) -> None:
     own = copy.deepcopy(model)
-    learner = make_learner(config_of([2, 1]), own)
+    learner = make_learner(config_of(), own)
     assert all(weight.isnan().all() and weight.untyped_storage().nbytes() <= 8 for weight in own.parameters())
     update(learner)
     trained = {name: weight.clone() for name, weight in learner.weights()}
@@ -332,8 +326,3 @@ def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: A
 
     before, norm, after, later = on(world, work)
     assert not math.isfinite(norm) and apart(after, before) == 0 < apart(later, after)
-
-
-def test_heads_that_cannot_be_dealt(model: Any, two: None) -> None:
-    with pytest.raises(ConfigError, match=r"^the 3 ranks of run.ranks that share tokens must divide 4 heads$"):
-        make(model, sequence_ranks=3)
