@@ -4,20 +4,21 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from agentrl.config import Config
 from agentrl.errors import InvariantError
 from agentrl.models.lora import base_of
-from agentrl.runs.assemble import adapt, adapters_base
+from agentrl.runs.assemble import Policy, adapt, adapters_base
 from agentrl.runs.checkpoint import load_optimizer, load_reference, load_state, load_unused, prune, save_checkpoint
 from agentrl.runs.folder import RunFolder, read_jsonl
 from agentrl.runs.loggers import Loggers
 from agentrl.runs.progress import Display
 from agentrl.runs.records import write_episodes
 from agentrl.runs.settings import kept_settings, settings_of
-from agentrl.train.assembly import RunParts
+from agentrl.train.groups import RolloutSource
 from agentrl.train.live import Live
 from agentrl.train.sharded import make_learner
 from agentrl.train.step import StepResult, Trainer
@@ -28,6 +29,21 @@ _SKIPPED_STEPS = 3
 """Steps in a row without a finite gradient after which a run stops."""
 _NO_SIGNAL = 1e-6
 """Mean |advantage| that is rounding only: a baseline computed from equal rewards may miss them by as little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParts:
+    """The parts that a run is made of."""
+
+    policy: Policy
+    """The model that is trained, and its tokenizer."""
+    rollouts: RolloutSource
+    """The source of the groups of each step."""
+    live: Live | None = None
+    """The environments; None where all episodes were played before."""
+    made_by: dict[str, str]
+    """Names of the code whose bits the run's follow from: ``update`` computes attention in updates and scores,
+    ``decode_step`` the steps of the embedded engine."""
 
 
 class Run:

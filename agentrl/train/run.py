@@ -10,22 +10,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from agentrl.config import Config
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, RunFolderError
 from agentrl.models.lora import base_of
-from agentrl.runs.assemble import with_dialect
+from agentrl.models.native import name_of
+from agentrl.runs.assemble import Policy, assemble, load_policy, with_dialect
 from agentrl.runs.checkpoint import load_state, model_at, newest, prune
 from agentrl.runs.files import replace
 from agentrl.runs.folder import RunFolder, changed, checkpoints
+from agentrl.runs.loggers import find_loggers
 from agentrl.runs.progress import Display
 from agentrl.runs.report import write_report
 from agentrl.runs.settings import kept_settings, read_versions, write_config
-from agentrl.train.assembly import RunParts, assemble_live, assemble_saved
 from agentrl.train.interrupts import Interrupts
-from agentrl.train.live import check_run
-from agentrl.train.loop import Run
+from agentrl.train.live import Live, Sources, check_run
+from agentrl.train.loop import Run, RunParts
 from agentrl.train.ranks import ranks
-from agentrl.train.step import schedule_note
+from agentrl.train.saved import SavedEpisodes
+from agentrl.train.step import check_training_config, schedule_note
 
 _Work = Callable[[Run], Coroutine[object, object, None]]
 
@@ -46,7 +50,7 @@ def train(config: Config, display: Display, *, numbered: bool = False) -> Path:
     """
     config = settled(config, display)
     sources = check_run(config)
-    parts = assemble_live(config, sources)
+    parts = _assemble_live(config, sources)
     # The folder comes last, so that whatever fails above leaves none behind.
     made_by = {"dialect": sources.train.label, **parts.made_by}
     with RunFolder.create(config, numbered=numbered, made_by=made_by) as folder:
@@ -85,7 +89,7 @@ def train_on(files: Sequence[Path], config: Config, display: Display, *, numbere
         raise ConfigError("saved episodes are of a model's own tokens: set model.path to the one that sampled them")
     # There is no warm start, since no gold player plays: the written settings must not name one.
     config = settled(config.updated(sft={"steps": 0}), display)
-    parts = assemble_saved(files, config)
+    parts = _assemble_saved(files, config)
     label = ", ".join(origin.dialect for origin in parts.rollouts.origins.values())
     with RunFolder.create(config, numbered=numbered, made_by={"dialect": label, **parts.made_by}) as folder:
         display.say(f"run folder: {folder.path}")
@@ -121,9 +125,9 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
         begun_with = last and Path(base_of(last) or last)
         files = [Path(file) for file in state.get("episodes", ())]
         if files:
-            parts = assemble_saved(files, config, begun_with)
+            parts = _assemble_saved(files, config, begun_with)
         else:
-            parts = assemble_live(config, check_run(config), begun_with)
+            parts = _assemble_live(config, check_run(config), begun_with)
         versions = read_versions(path)
         resumed = f"going on with {path} after step {state['step']}"
         display.say(resumed if last else f"beginning {path} again: no checkpoint yet")
@@ -150,6 +154,33 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
         return _supervise(config, display, folder, parts, work)
 
 
+def _assemble_live(config: Config, sources: Sources, path: Path | None = None) -> RunParts:
+    """Assemble a run that plays its episodes; the model is ``model.path``, or the checkpoint at ``path``."""
+    parts = assemble(config, sources.train, path, fleet=True)
+    live, step = Live(config, parts, sources), getattr(parts.engine, "step", "")
+    made_by = ({"decode_step": step} if step else {}) | _attention_of(config, parts)
+    return RunParts(policy=parts, rollouts=live.rollouts, live=live, made_by=made_by)
+
+
+def _assemble_saved(files: Sequence[Path], config: Config, path: Path | None = None) -> RunParts:
+    """Assemble a run on saved episodes; the model is ``model.path``, or the checkpoint at ``path``.
+
+    Raises:
+        UsageError: the episodes do not fit the settings or the model.
+        TrajectoryError: a file holds anything but episodes.
+    """
+    check_training_config(config)
+    find_loggers(config.log.to)
+    rollouts = SavedEpisodes(files, config)
+    policy = load_policy(config, path=path)
+    rollouts.check_fit(policy)
+    return RunParts(policy=policy, rollouts=rollouts, made_by=_attention_of(config, policy))
+
+
+def _attention_of(config: Config, policy: Policy) -> dict[str, str]:
+    return {"update": name_of(policy.model.device, getattr(torch, config.model.dtype))}
+
+
 def _check_unchanged(config: Config, trained_with: Mapping[str, Any], path: Path) -> None:
     """Compare the folder's settings with those of the checkpoint, since config.toml is a file that people edit.
 
@@ -165,8 +196,8 @@ def _check_unchanged(config: Config, trained_with: Mapping[str, Any], path: Path
 
 def _supervise(config: Config, display: Display, folder: RunFolder, parts: RunParts, work: _Work) -> Path:
     """Do the work of a run; if it is stopped or loses its infrastructure, save a checkpoint. Write its report."""
-    if parts.decode_step.startswith("PyTorch, since"):
-        display.say(f"tokens are sampled by {parts.decode_step}")
+    if (step := parts.made_by.get("decode_step", "")).startswith("PyTorch, since"):
+        display.say(f"tokens are sampled by {step}")
     with Interrupts() as interrupts, ranks(config), ExitStack() as stack:
         run = Run(config, display, folder, parts, stack)
         try:
