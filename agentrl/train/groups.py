@@ -162,7 +162,11 @@ class Collecting(RolloutSource):
         return replace(collected, groups=groups)
 
     def _chosen(self, collected: Collected) -> StepGroups:
-        return StepGroups(collected=collected, trained=_chosen(collected.groups, self._config.rollout.tasks))
+        """Choose ``rollout.tasks`` groups in order; silent ones, the first of them, only where others are too few."""
+        groups = collected.groups
+        ranked = sorted(range(len(groups)), key=lambda index: is_silent(groups[index]))
+        trained = [groups[index] for index in sorted(ranked[: self._config.rollout.tasks])]
+        return StepGroups(collected=collected, trained=trained)
 
     def check(self, groups: Sequence[Group]) -> Tensor:
         """Check that the groups' weights are not too old, and that the first groups call tools where there are any."""
@@ -289,9 +293,3 @@ async def play_groups(config: Config, collect: Collect, number: int, order: Task
         begin += len(dealt) - len(idle)
         missing -= sum(not is_silent(group) for group in played.groups)
     return joined(parts)
-
-
-def _chosen(groups: Sequence[Group], count: int) -> Sequence[Group]:
-    """Choose ``count`` groups in order; silent ones, the first of them, only where there are not enough others."""
-    ranked = sorted(range(len(groups)), key=lambda index: is_silent(groups[index]))
-    return [groups[index] for index in sorted(ranked[:count])]

@@ -8,7 +8,7 @@ Legend: W ranks, each with a pack at a time.
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -32,15 +32,6 @@ _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 _TOGETHER = 2**26
 """Numbers of weights after which the weights that were gathered so far are handed over, before more are gathered."""
-
-
-class _New(NamedTuple):
-    """Rank 0's order to make a learner."""
-
-    skeleton: PreTrainedModel
-    """The model without its weights."""
-    options: Mapping[str, Any]
-    """Keyword arguments of ``ShardedLearner``."""
 
 
 class _Call(NamedTuple):
@@ -90,8 +81,8 @@ class ShardedLearner(Learner):
         self._losses: tuple[LossOf, Sequence[Batch]] | None = None
         self._full, skeleton = model, model
         if self._rank == 0:
-            order = _New(skeleton_of(model), {"optim": optim, "device": device, **how})
-            skeleton = _scatter([order] * self._world).skeleton
+            order = partial(ShardedLearner, skeleton_of(model), optim, device=device, **how)
+            (skeleton, _) = _scatter([order] * self._world).args
         shard(skeleton, device, getattr(torch, how["dtype"]))
         super().__init__(skeleton, optim, **how)
         self._all = list(skeleton.parameters())
@@ -322,13 +313,10 @@ def serve() -> None:
     """Follow rank 0's orders until it dismisses this rank."""
     learner: ShardedLearner | None = None
     while (order := _scatter(None)) is not None:
-        match order:
-            case _New(skeleton, options):
-                learner = ShardedLearner(skeleton, **options)
-            case _Call(method, arguments):
-                method(learner, *arguments)
-            case _:
-                raise TypeError(f"rank 0 has sent {order!r}")
+        if isinstance(order, _Call):
+            order.method(learner, *order.arguments)
+        else:
+            learner = order()
 
 
 def dismiss() -> None:

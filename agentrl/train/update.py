@@ -35,22 +35,6 @@ class Observations:
     """Tokens and operations that the updates have computed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SeenPack:
-    """Inputs and result of a pack's loss, one number per sampled token of the pack in each tensor."""
-
-    index: Tensor
-    """Position of each token among all of the step, in time."""
-    out: LossOut
-    """The policy loss."""
-    logp: Tensor
-    """Log-prob under θ; the backward pass leaves the gradient of the policy loss on it."""
-    old_logp: Tensor
-    """Log-prob under *old*."""
-    advantages: Tensor
-    """Advantage."""
-
-
 class Update:
     """The losses of one gradient step, pack by pack.
 
@@ -70,7 +54,8 @@ class Update:
         self._aggregate: Aggregate = algos.aggregation(algo.loss, algo.loss_options)
         # Packs differ in rows and tokens: weighed by these shares their gradients add up to the minibatch's own.
         self._shares = pack_shares(self._aggregate, [pack.episode_starts for pack in packs])
-        self._seen: list[_SeenPack] = []
+        self._seen: list[tuple[LossOut, Tensor]] = []
+        """The policy loss of each pack, and its tokens' log-probs, on which the backward pass leaves their gradient."""
         self.total = 0.0
         """The loss of the packs so far, regularizers included."""
 
@@ -98,7 +83,7 @@ class Update:
             check_first_ratio(logp.detach(), old_logp, self._repeatable)
         weights = self._weights[index]
         out = algos.loss(algo.loss, logp, old_logp, advantages, starts, weights=weights, **algo.loss_options)
-        self._seen.append(_SeenPack(index=index, out=out, logp=logp, old_logp=old_logp, advantages=advantages))
+        self._seen.append((out, logp))
         loss = out.loss
         if algo.kl_coef or algo.entropy_coef:
             loss = loss + self._regularizer(stats, index, starts)
@@ -107,9 +92,11 @@ class Update:
 
     def observe(self, observations: Observations, model: PreTrainedModel) -> None:
         """Add all packs to ``observations``, after the backward passes: before, log-probs have no gradient."""
-        for pack, seen in zip(self._packs, self._seen, strict=True):
-            observations.drift.add(seen.out, seen.logp, seen.old_logp, seen.advantages, pack.episode_starts)
-            observations.record.add(seen.index, seen.logp)
+        for pack, (out, logp) in zip(self._packs, self._seen, strict=True):
+            index = pack.in_time(pack.index)
+            old_logp = self._scored.old_logp[index]
+            observations.drift.add(out, logp, old_logp, self._scored.advantages[index], pack.episode_starts)
+            observations.record.add(index, logp)
             observations.work.add(model, pack)
 
     def _regularizer(self, stats: TokenStats, index: Tensor, starts: Tensor) -> Tensor:
