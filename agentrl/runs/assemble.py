@@ -126,7 +126,7 @@ def load_policy(config: Config, tokenizer: Any = None, path: str | Path | None =
     make_repeatable(config.run.deterministic)
     weights = path or config.model.path
     tokenizer = tokenizer or load_tokenizer(weights, _NO_TOKENIZER)
-    device = _device(config.model.device)
+    device = check_device(config.model.device)
     if weights:
         model = load_model(weights, device=device)
     else:
@@ -287,7 +287,12 @@ def make_collector(config: Config, renderer: Writer, *, split: str, training: bo
     )
 
 
-def _device(name: str) -> str:
+def check_device(name: str) -> str:
+    """Return the name of a PyTorch device.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
     # Only a computation shows that a device works: a valid name may belong to a device that is not usable here.
     try:
         torch.zeros(1, device=name).item()

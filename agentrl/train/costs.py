@@ -23,8 +23,9 @@ from agentrl.engines.base import Sampling
 from agentrl.models.attention import NAME
 from agentrl.models.linear import use_fast_linear
 from agentrl.models.load import cast_copy
-from agentrl.models.lora import add_adapters, merge
+from agentrl.models.lora import merge
 from agentrl.models.norm import use_fast_norms
+from agentrl.runs.assemble import adapt
 from agentrl.train.metrics import pass_flops
 from agentrl.train.sharded import make_learner
 from agentrl.types import Group, Segment, Stop, Trajectory
@@ -69,9 +70,8 @@ def measure(config: Config, shape: PreTrainedConfig, device: str, lengths: tuple
         lengths: all tokens of an episode, and the sampled ones.
     """
     plain = config.updated(optim={"gradient_checkpointing": False})
-    single, double = (saved_bytes(plain, _small(shape, layers, device)) / _TOKENS for layers in (1, 2))
-    model = _small(shape, 2, device)
-    _adapt(config, model)
+    single, double = (saved_bytes(plain, _small(config, shape, layers, device)) / _TOKENS for layers in (1, 2))
+    model = _small(config, shape, 2, device)
     learner = make_learner(config, model)
     # The wider the model, the fewer tokens.
     weights = sum(weight.numel() for weight in model.parameters())
@@ -97,7 +97,6 @@ def trains_adapters(config: Config) -> bool:
 
 def saved_bytes(config: Config, model: PreTrainedModel, tokens: int = _TOKENS) -> int:
     """Count the bytes of activations that autograd keeps of a pack's forward pass for its backward pass."""
-    _adapt(config, model)
     matrices = [tuple(weight.shape) for weight in model.parameters() if weight.ndim > 1]
     # Weights and their casts do not grow with a pack's tokens, and are counted elsewhere.
     weights = {*matrices, *(shape[::-1] for shape in matrices)}
@@ -148,13 +147,8 @@ def _seconds(run: Callable[[], object]) -> float:
     return min(timeit.repeat(run, repeat=2, number=1))
 
 
-def _adapt(config: Config, model: PreTrainedModel) -> None:
-    if trains_adapters(config):
-        lora = config.lora
-        add_adapters(model, rank=lora.rank, alpha=lora.alpha, targets=lora.targets, base="", seed=0)
-
-
-def _small(shape: PreTrainedConfig, layers: int, device: str) -> PreTrainedModel:
+def _small(config: Config, shape: PreTrainedConfig, layers: int, device: str) -> PreTrainedModel:
+    """Make a small model, with adapters where a run trains nothing else."""
     cut: Any = copy.deepcopy(shape)
     text = cut.get_text_config()
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = layers, min(_VOCABULARY, text.vocab_size), None
@@ -163,4 +157,6 @@ def _small(shape: PreTrainedConfig, layers: int, device: str) -> PreTrainedModel
     model: Any = AutoModelForCausalLM.from_config(cut, dtype=torch.float32, attn_implementation=NAME)
     use_fast_linear(model)
     use_fast_norms(model)
+    if trains_adapters(config):
+        adapt(config, model, base="", saved=None)
     return model.to(device)

@@ -26,7 +26,7 @@ from agentrl.models.cache import SHORT, padded_keys
 from agentrl.models.lora import target_names
 from agentrl.models.native import computes
 from agentrl.rollout.mix import TaskMix
-from agentrl.runs.assemble import make_collector, make_renderer
+from agentrl.runs.assemble import check_device, make_collector, make_renderer
 from agentrl.train.costs import Costs, batch_of, measure, trains_adapters, work
 from agentrl.train.sft import oracle_episodes
 from agentrl.types import Trajectory, flatten
@@ -91,7 +91,10 @@ def needs(config: Config, shape: PreTrainedConfig, limit: int | None = None, gol
         ConfigError: an option of the engine is no number.
     """
     process = _resident()
-    here = _is_here(config.model.device)
+    try:
+        here = bool(check_device(config.model.device))
+    except ConfigError:
+        here = False
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     longest = config.rollout.episode_tokens
@@ -271,14 +274,6 @@ def _halved(value: int, least: int) -> list[int]:
     while value > least:
         values.append(value := max(least, value // 2))
     return values
-
-
-def _is_here(device: str) -> bool:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        return False
-    return True
 
 
 def _limit(device: str) -> int:

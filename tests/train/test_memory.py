@@ -42,10 +42,10 @@ def test_activations_of_another_model_and_a_longer_pack_are_foretold(more: list[
     config = small("model.tiny.layers=5", *more)
     layers, shape = config.model.tiny["layers"], model_config(config, tokenizer)
     costs = measure(config, shape, "cpu", (64, 32))
-    saved = saved_bytes(config, _small(shape, layers, "cpu"), 487)
+    saved = saved_bytes(config, _small(config, shape, layers, "cpu"), 487)
     assert 487 * (layers * costs.layer + costs.rest) == pytest.approx(saved, rel=0.02)
     again = config.updated(optim={"gradient_checkpointing": True})
-    inputs = saved_bytes(again, _small(shape, layers, "cpu"), 487)
+    inputs = saved_bytes(again, _small(config, shape, layers, "cpu"), 487)
     size = 2 if "model.dtype=bfloat16" in more else 4
     assert costs.recomputes and 487 * (layers * 32 * size + costs.rest) == pytest.approx(inputs, rel=0.2)
     assert inputs < 0.7 * saved or layers == 1
@@ -109,7 +109,7 @@ def test_step_by_hand(tokenizer: Any) -> None:
     longest, gold = needs(config, shape), needs(config, shape, gold=Gold(tokens=40, sampled=10, seconds=0.5))
     assert (longest.tokens, longest.expected, gold.tokens, gold.expected) == (16 * 64, 16 * 64, 16 * 64, 16 * 40)
     assert longest.memory == gold.memory, "memory is for the longest episodes"
-    model = _small(shape, 3, "cpu")
+    model = _small(config, shape, 3, "cpu")
     group, token = work(model, batch_of(8, 40, 10)), work(model, batch_of(1, 2, 1))
     score = 2e-9 * group
     # Three quarters of the tokens are read, and 160 are sampled by 4 rows at a time.
