@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import io
+import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from agentrl.rollout.plan import TaskSource
 from agentrl.runs.assemble import Parts, make_collector, task_mix, task_source
 from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.progress import Display
+from agentrl.segments import complete_rows
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import tool
@@ -217,13 +219,18 @@ def step(trainer: Trainer, number: int = 1) -> StepResult:
 
 
 def log_probs_of(model: Any, episode: Trajectory, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probs of all tokens wherever one was sampled [n, V], and which it was [n], from transformers' own attention
-    on this row alone."""
-    tokens = torch.tensor(episode.token_ids)
-    trained = torch.tensor([segment.trained for segment in episode.segments for _ in segment.token_ids])
-    places = torch.nonzero(trained)[:, 0]
-    logits = model(tokens[None]).logits[0, places - 1].float()
-    return torch.log_softmax(logits / temperature, dim=-1), tokens[places]
+    """Log-probs of all tokens wherever one was sampled [n, V], and which it was [n], turns in time, from transformers'
+    own attention on each row alone."""
+    turns: list[tuple[int, Tensor, tuple[int, ...]]] = []
+    for row, ids in zip(episode.rows, complete_rows(episode.rows), strict=True):
+        logits, begin = model(torch.tensor(ids)[None]).logits[0].float(), row.fork
+        for segment in row.segments:
+            end = begin + len(segment.token_ids)
+            if segment.trained:
+                turns.append((segment.turn or 0, logits[begin - 1 : end - 1], ids[begin:end]))
+            begin = end
+    _, logits, tokens = zip(*sorted(turns, key=lambda turn: turn[0]), strict=True)
+    return torch.log_softmax(torch.cat(logits) / temperature, dim=-1), torch.tensor([*itertools.chain(*tokens)])
 
 
 def logp_of(model: Any, episode: Trajectory, temperature: float = 1.0) -> Tensor:

@@ -22,7 +22,6 @@ from ..forests import forest
 from ..runs.origins import ORIGIN, Signs
 from .conftest import Make, Train, logp_of, step, trainer_of
 from .test_forests import TEMPERATURE, groups_of
-from .test_forests import logp_of as logp_in_time
 
 script = load_script("estimator_report")
 OPTIONS = argparse.Namespace(group_size=2, draws=3, width=10**6, seed=0, aggregate="seq_mean_token_sum")
@@ -63,7 +62,7 @@ def test_an_episode_of_several_rows_has_one_gradient(reference: Any, tmp_path: P
     for group, gradient in zip(groups, gradients, strict=True):
         loss, returns = torch.zeros(()), [episode.ret for episode in group]
         for episode in group:
-            logp = logp_in_time(reference, episode)
+            logp = logp_of(reference, episode, TEMPERATURE)
             ratio = float(logp.detach().sum()) - sum(lp for part in episode.sampled for lp in part.logprobs or ())
             others = (sum(returns) - episode.ret) / 2
             loss = loss + min(math.exp(ratio), 5.0) * (episode.ret - others) * logp.sum() / 3

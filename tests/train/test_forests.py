@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -27,15 +26,14 @@ from agentrl.train.overlap import Overlapped
 from agentrl.train.step import StepResult, Trainer
 from agentrl.types import Group, Origin, Trajectory, flatten
 
-from ..algos import reference as slow
 from ..forests import forest, sampled, shuffled, tokens
-from .conftest import Make, is_time, rewards_in_time, trajectory
+from .conftest import Make, energy_of, is_time, logp_of, rewards_in_time, trajectory
+from .test_whole_step import CAP, TEMPERATURE, Pool, Slow, Update, check_update
 
-CAP, LR, TEMPERATURE = 1.5, 2e-5, 0.7
 WIDTHS = {"low": 0.05, "high": 0.1, "dual": 0.1}
 SETTINGS = (
-    *("algo.advantage=otb", "algo.correction=sequence", f"algo.correction.cap={CAP}"),
-    *("optim.minibatches=2", "optim.epochs=2", f"optim.lr={LR}", f"rollout.temperature={TEMPERATURE}"),
+    *("algo.advantage=otb", "algo.advantage_options.tail=carry", f"algo.correction.cap={CAP}"),
+    *("optim.minibatches=2", "optim.epochs=2", "optim.lr=2e-5", f"rollout.temperature={TEMPERATURE}"),
     *("rollout.episode_tokens=36", "rollout.turn_tokens=36"),
 )
 WINDOW = [f"algo.loss_options.clip_{side}={width}" for side, width in WIDTHS.items()]
@@ -76,7 +74,7 @@ def groups_of(model: Any, seed: int, rows: Sequence[Sequence[int]] = ((3, 1, 2),
 
 
 def as_sampled(model: Any, episode: Trajectory, rng: random.Random) -> Trajectory:
-    numbers = logp_of(model, episode).tolist()
+    numbers = logp_of(model, episode, TEMPERATURE).tolist()
     by_turn: dict[int | None, tuple[float, ...]] = {}
     for part in episode.sampled:
         by_turn[part.turn] = tuple(min(0.0, numbers.pop(0) + rng.gauss(0, 0.2)) for _ in part.token_ids)
@@ -85,29 +83,6 @@ def as_sampled(model: Any, episode: Trajectory, rng: random.Random) -> Trajector
         for row in episode.rows
     ]
     return replace(episode, segments=(), rows=tuple(rows))
-
-
-def logp_of(model: Any, episode: Trajectory) -> Tensor:
-    """Log-probs of an episode's sampled tokens in time [n], each row by itself through transformers' own attention."""
-    return distributions(model, episode)[0]
-
-
-def distributions(model: Any, episode: Trajectory) -> tuple[Tensor, Tensor]:
-    """Log-probs [n] and energies [n] of an episode's sampled tokens in time."""
-    parts: list[tuple[int, Tensor, Tensor]] = []
-    for row, ids in zip(episode.rows, complete_rows(episode.rows), strict=True):
-        all_logp = torch.log_softmax(model(torch.tensor(ids)[None]).logits[0].double() / TEMPERATURE, dim=-1)
-        begin = row.fork
-        for segment in row.segments:
-            end = begin + len(segment.token_ids)
-            if segment.trained:
-                logp, chosen = all_logp[begin - 1 : end - 1], torch.tensor(ids[begin:end])
-                one_hot = torch.nn.functional.one_hot(chosen, logp.shape[1])
-                energy = (one_hot - logp.detach().exp()).square().sum(1)
-                parts.append((segment.turn or 0, logp.gather(1, chosen[:, None])[:, 0], energy))
-            begin = end
-    parts.sort(key=lambda part: part[0])
-    return torch.cat([part[1] for part in parts]), torch.cat([part[2] for part in parts])
 
 
 class Norm(nn.Module):
@@ -165,36 +140,23 @@ def test_an_update_is_that_of_loops_over_rows_and_over_tokens_in_time(
     totals = [sum(map(len, complete_rows(episode.rows))) for episode in episodes]
     assert longest <= max_tokens and (max_tokens > 36 or max(totals) > max_tokens), "an episode has to be cut"
     trainer, result, seen, model = updates_of(small, groups, *WINDOW, f"optim.max_tokens={max_tokens}")
-    with torch.no_grad():
-        pairs = [distributions(model, episode) for episode in episodes]
-    old, energy = ([part.tolist() for part in parts] for parts in zip(*pairs, strict=True))
-    credit = slow.otb([rewards_in_time(e) for e in episodes], energy, [e.task_id for e in episodes])
+    ours, pool = Slow(model, result), Pool()
+    old, credit = ours.all_logp(), ours.credit(by_ratio=False)
     for mine, theirs in zip(result.advantages, credit, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4)
-    sampler = [[lp for part in episode.sampled for lp in part.logprobs or ()] for episode in episodes]
-    weight = [min(math.exp(math.fsum(o) - math.fsum(s)), CAP) for o, s in zip(old, sampler, strict=True)]
+    # The energy of a turn that several rows hold counts once, where it was sampled.
+    for numbers, episode in zip(result.record.by_episode(), episodes, strict=True):
+        own = energy_of(model, episode, TEMPERATURE).cumsum(0)
+        assert numbers["realized_energy"] == pytest.approx(own.tolist(), rel=1e-4)
     halves = halves_of(trainer, len(episodes))
     assert len(seen) == len(halves) == 4
-    # The energy of a turn that several rows hold counts once, where it was sampled.
-    for numbers, own in zip(result.record.by_episode(), energy, strict=True):
-        assert numbers["realized_energy"] == pytest.approx(list(itertools.accumulate(own)), rel=1e-4)
-    shifts, norms = list[float](), list[float]()
+    norms = list[float]()
     for (weights, gradient), rows in zip(seen, halves, strict=True):
-        model.load_state_dict(weights, strict=False)
-        model.zero_grad(set_to_none=True)
-        for row in rows:
-            logp = logp_of(model, episodes[row])
-            steps = [a - b for a, b in zip(logp.tolist(), old[row], strict=True)]
-            shifts += itertools.accumulate(steps)
-            _, (slopes,) = slow.ctpo([steps], [credit[row]], **WIDTHS)
-            share = weight[row] / (len(rows) * len(steps))
-            (logp * torch.tensor([share * slope for slope in slopes])).sum().backward()
-        wanted = {name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None}
-        norm = math.sqrt(sum(float(part.square().sum()) for part in wanted.values()))
-        norms.append(norm)
-        for name, part in wanted.items():
-            torch.testing.assert_close(gradient[name], part, rtol=2e-3, atol=2e-5 * max(1.0, norm), msg=name)
-    assert min(norms) > 0.1 and max(map(abs, shifts)) > WIDTHS["low"], "a window that nothing leaves shows nothing"
+        update = Update(packs=[rows], weights=weights, gradient=gradient)
+        how = ours.weights(old, "sequence"), pool, "seq_mean_token_mean"
+        norms.append(check_update(ours, update, old, credit, *how, widths=WIDTHS, most=math.inf)[1])
+    pool.check(result.metrics)
+    assert min(norms) > 0.1 and max(map(abs, pool.shift)) > WIDTHS["low"], "a window that nothing leaves shows nothing"
 
 
 def halves_of(trainer: Trainer, count: int) -> list[list[int]]:
@@ -322,5 +284,6 @@ def test_a_lag_scores_and_a_checkpoint_keeps_episodes_of_several_rows(
     assert played == again and max(len(episode.rows) for episode in again) > 2
     for was, episode in zip(flatten(groups_of(reference, 2)), played, strict=True):
         scored = [lp for part in episode.sampled for lp in part.logprobs or ()]
-        assert scored == pytest.approx(logp_of(reference, was).tolist(), abs=1e-4), "the trainer's, turn by turn"
+        wanted = logp_of(reference, was, TEMPERATURE).tolist()
+        assert scored == pytest.approx(wanted, abs=1e-4), "the trainer's, turn by turn"
         assert scored != [lp for part in was.sampled for lp in part.logprobs or ()]
