@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium
 import pytest
 
 from agentrl.engines.base import Sampling
@@ -16,13 +15,12 @@ from agentrl.errors import UsageError
 from agentrl.rollout.driver import StepDriver
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.policy import Policy
-from agentrl.runs import assemble
 from agentrl.runs.checkpoint import load_unused
 from agentrl.runs.folder import checkpoints
 from agentrl.runs.records import read_episodes, write_episodes
 from agentrl.segments import Row, complete_rows
 from agentrl.toolenv.base import ToolEnv
-from agentrl.train.run import resume, train, train_on
+from agentrl.train.run import resume, train
 from agentrl.train.saved import SavedEpisodes
 from agentrl.types import Segment
 
@@ -41,21 +39,15 @@ class Twice(StepDriver):
         await super().play(env, policy, spec)
 
 
-@pytest.fixture(autouse=True)
-def twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(assemble._DRIVERS, "step", f"{__name__}:Twice")  # pyright: ignore
-
-
-def files_of(run: Path) -> list[Path]:
-    return sorted((run / "episodes").iterdir())
+TWICE = f"rollout.driver={__name__}:Twice"
 
 
 @pytest.mark.slow
 def test_kept_and_saved_episodes_of_several_rows_are_those_that_were_played(on_disk: OnDisk) -> None:
-    run = train(on_disk("run.name=lag", "rollout.overlap=lag", *EVERY), quiet())
+    run = train(on_disk("run.name=lag", "rollout.overlap=lag", TWICE, *EVERY), quiet())
     unused = load_unused(checkpoints(run)[1])
     assert len(unused) == 12 and all(len(episode.rows) == 2 for episode in unused)
-    trained = [record.trajectory for record in read_episodes(files_of(run)[1])]
+    trained = [record.trajectory for record in read_episodes(run / "episodes" / "step-000002.jsonl.zst")]
     assert unused == trained, "with the log-probs that they were trained with"
     cut = shutil.copytree(run, run.with_name("cut"))
     for path in checkpoints(cut)[2:]:
@@ -63,19 +55,6 @@ def test_kept_and_saved_episodes_of_several_rows_are_those_that_were_played(on_d
     resume(cut, quiet())
     assert rows_of(cut) == rows_of(run) and len(rows_of(run)) == 3 and same_weights(run, cut)
     assert all(row["turns_mean"] == 2 and row["grad_norm"] > 0 for row in rows_of(run))
-
-
-@pytest.mark.slow
-def test_saved_episodes_of_several_rows_teach_what_the_run_learned(on_disk: OnDisk) -> None:
-    run = train(on_disk("run.name=played", *EVERY), quiet())
-    gymnasium.registry.pop("test/Shout-v0")
-    config = on_disk("run.name=again", f"model.path={checkpoints(run)[0]}", *EVERY)
-    again = train_on(files_of(run), config, quiet())
-    rows = rows_of(again)
-    assert rows == [{key: value for key, value in row.items() if key in rows[0]} for row in rows_of(run)]
-    assert same_weights(run, again)
-    for mine, theirs in zip(files_of(run), files_of(again), strict=True):
-        assert list(read_episodes(mine)) == list(read_episodes(theirs)), "with the same numbers of each token"
 
 
 def test_groups_share_their_opening_and_each_row_has_to_fit(

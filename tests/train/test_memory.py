@@ -130,7 +130,10 @@ def test_gold_is_played_in_the_real_environment(tokenizer: Any) -> None:
     assert play_gold(without, task_mix(without, "train"), tokenizer) is None
 
 
-@pytest.mark.usefixtures("costs")
+WIDE = "model.tiny.hidden=256"
+CROWDED = "rollout.concurrency=4000"
+
+
 @pytest.mark.parametrize(
     ("less", "overrides", "wanted"),
     [
@@ -138,39 +141,30 @@ def test_gold_is_played_in_the_real_environment(tokenizer: Any) -> None:
         (10, [], "optimizer is the first that does not fit; all fits with optim.max_tokens=4096"),
         (370_000, [], "is the first that does not fit; all fits with optim.max_tokens=512"),
         (430_000, [], "all fits with optim.max_tokens=64 and rollout.concurrency=2"),
-        (10, ["rollout.concurrency=4000"], "engine's cache is the first that does not fit; all fits with rollout.con"),
+        (10, [CROWDED], "engine's cache is the first that does not fit; all fits with rollout.con"),
         (2_000_000, [], "and all does not even with optim.max_tokens=64 and rollout.concurrency=1: take a"),
+        # What is learned changes last.
+        (10, [WIDE], "all fits with optim.gradient_checkpointing=true"),
+        (20_000_000, [WIDE], "all fits with optim.gradient_checkpointing=true and optim.max_tokens=4096"),
+        (90_000_000, [WIDE], "concurrency=1: train adapters beside frozen weights, which fit with lora.rank=16, or ta"),
+        (120_000_000, [WIDE], "rollout.concurrency=1: take a smaller model"),
     ],
 )
-def test_what_does_not_fit_and_what_makes_it_fit(less: int, overrides: list[str], wanted: str, tokenizer: Any) -> None:
+def test_what_does_not_fit_and_what_makes_it_fit(
+    less: int, overrides: list[str], wanted: str, tokenizer: Any, costs: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = small(*overrides)
+    if WIDE in overrides:
+        monkeypatch.setattr(memory, "measure", lambda *_: replace(COSTS, layer=2000.0, recomputes=True))
     shape = model_config(config, tokenizer)
     total = needs(config, shape).total
-    if overrides:
+    if CROWDED in overrides:
         less = total - sum(list(needs(config, shape).memory.values())[:4]) + less
     remedy = needs(config, shape, total - less).remedy
     assert wanted in remedy if wanted else remedy == ""
     if "all fits with" in remedy:
         changed = small(*overrides, *remedy.partition("all fits with ")[2].split(" and "))
         assert needs(changed, shape, total - less).remedy == "", "the settings that it names do it"
-
-
-@pytest.mark.parametrize(
-    ("less", "wanted"),
-    [
-        (10, "all fits with optim.gradient_checkpointing=true"),
-        (20_000_000, "all fits with optim.gradient_checkpointing=true and optim.max_tokens=4096"),
-        (90_000_000, "concurrency=1: train adapters beside frozen weights, which fit with lora.rank=16, or take"),
-        (120_000_000, "rollout.concurrency=1: take a smaller model"),
-    ],
-)
-def test_what_is_learned_changes_last(
-    less: int, wanted: str, tokenizer: Any, costs: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = small("model.tiny.hidden=256")
-    monkeypatch.setattr(memory, "measure", lambda *_: replace(COSTS, layer=2000.0, recomputes=True))
-    shape = model_config(config, tokenizer)
-    assert needs(config, shape, needs(config, shape).total - less).remedy.find(wanted) > 0
 
 
 @pytest.mark.usefixtures("costs")

@@ -39,6 +39,7 @@ from agentrl.train.sharded import make_learner
 from agentrl.train.step import Trainer
 
 from .conftest import OnDisk, quiet, rows_of, same_weights, step
+from .test_forest_runs import TWICE
 
 EVERY = ("optim.steps=3", "optim.schedule=linear", "save.every=1", "save.episodes_every=1", "eval.tasks=1")
 Row = dict[str, Any]
@@ -61,7 +62,7 @@ def again(run: Path, *overrides: str, files: list[Path] | None = None) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [(), ("algo.kl_coef=0.1", "optim.epochs=2")])
+@pytest.mark.parametrize("settings", [(), ("algo.kl_coef=0.1", "optim.epochs=2"), ("run.deterministic=true", TWICE)])
 def test_updates_are_those_of_the_run_bit_by_bit(on_disk: OnDisk, settings: tuple[str, ...]) -> None:
     run = train(on_disk("run.name=played", *EVERY, *settings), quiet())
     gymnasium.registry.pop("test/Shout-v0")  # nothing is to be played
@@ -70,6 +71,7 @@ def test_updates_are_those_of_the_run_bit_by_bit(on_disk: OnDisk, settings: tupl
     assert [row["step"] for row in rows] == [1, 2, 3] and all(row["grad_norm"] > 0 for row in rows)
     # Only what was measured while playing is missing.
     assert all(key.startswith("sandbox_") for row in whole for key in row.keys() - rows[0].keys())
+    assert {row["rows_mean"] for row in rows} == {2 if TWICE in settings else 1}
     assert rows == [{key: value for key, value in row.items() if key in rows[0]} for row in whole]
     assert same_weights(run, other) and not (other / "evals.jsonl").exists()
     assert (other / "report.html").exists() and read_config(other).sft.steps == 0
