@@ -5,7 +5,6 @@ docs/metrics.md names them all. No decision reads them.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import Any
 from urllib.parse import quote
@@ -97,25 +96,6 @@ def _lengths(tokens: list[int]) -> dict[str, float]:
     ranks = {percent: ceil(percent * len(ranked) / 100) for percent in (50, 99)}
     mean = {"episode_tokens_mean": sum(ranked) / len(ranked)}
     return mean | {f"episode_tokens_p{percent}": ranked[rank - 1] for percent, rank in ranks.items()}
-
-
-@dataclass(slots=True)
-class Work:
-    """Tokens and operations of a step's updates."""
-
-    tokens: int = 0
-    """Tokens of all packs, prompts and tool output included."""
-    flops: float = 0.0
-    """Floating-point operations that a forward and a backward pass need; 0 for a mixture of experts."""
-
-    def add(self, model: PreTrainedModel, pack: Batch) -> None:
-        """Count an update's pack."""
-        self.tokens += len(pack.tokens)
-        self.flops += pass_flops(model, pack)
-
-    def metrics(self) -> dict[str, float]:
-        """Return both, the second where it is known."""
-        return {"trained_tokens": self.tokens} | ({"update_flops": self.flops} if self.flops else {})
 
 
 def pass_flops(model: PreTrainedModel, pack: Batch) -> float:

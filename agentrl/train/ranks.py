@@ -70,10 +70,6 @@ def ranks(config: Config) -> Generator[None]:
         try:
             if _world() == 1:
                 followers += (_start(config, Path(folder), rank) for rank in range(1, config.run.ranks))
-                while not all((Path(folder) / f"{rank}.ready").exists() for rank in range(1, config.run.ranks)):
-                    if any(follower.poll() is not None for follower in followers):
-                        raise RuntimeError("a rank ended while it was started")
-                    time.sleep(_POLL_S)
             _join_with(followers, _address(Path(folder)), config.run.ranks)
             yield
             dismiss()
@@ -93,11 +89,9 @@ def ranks(config: Config) -> Generator[None]:
 
 def follow() -> None:
     """Serve as the rank that the environment variables name, until rank 0 dismisses it."""
-    rank, address = int(os.environ["RANK"]), os.environ.get(_STORE, "env://")
-    if address != "env://":
-        Path(address.removeprefix("file://")).with_name(f"{rank}.ready").touch()
+    rank = int(os.environ["RANK"])
     try:
-        _join(address, rank, _world())
+        _join(os.environ.get(_STORE, "env://"), rank, _world())
         # Ctrl-C and SIGTERM are for rank 0, which needs all ranks to save the run.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

@@ -220,7 +220,7 @@ class Trainer:
         if not done:
             return always
         means = {name: sum(row[name] for row in done) / len(done) for name in done[0]}
-        return means | observations.drift.metrics() | observations.work.metrics() | always
+        return means | observations.metrics() | always
 
     def _minibatches(self, episodes: Tensor, number: int) -> list[list[list[int]]]:
         """Shuffle episodes for each pass of step ``number`` and cut them into minibatches, none of which is empty."""

@@ -19,11 +19,11 @@ from agentrl.config import AlgoSettings
 from agentrl.train.credit import Scored
 from agentrl.train.diagnostics import Drift
 from agentrl.train.invariants import check_first_ratio, check_logp
-from agentrl.train.metrics import Work
+from agentrl.train.metrics import pass_flops
 from agentrl.train.tokens import TokenRecord
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Observations:
     """What a step keeps of its updates."""
 
@@ -31,8 +31,15 @@ class Observations:
     """What the first update of each token has made of it."""
     drift: Drift = field(default_factory=Drift)
     """Distance of the policy from *old*."""
-    work: Work = field(default_factory=Work)
-    """Tokens and operations that the updates have computed."""
+    tokens: int = 0
+    """Tokens of all packs, prompts and tool output included."""
+    flops: float = 0.0
+    """Floating-point operations that a forward and a backward pass need; 0 for a mixture of experts."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the step's metrics of its updates; operations where they are known."""
+        flops = {"update_flops": self.flops} if self.flops else {}
+        return self.drift.metrics() | {"trained_tokens": self.tokens} | flops
 
 
 class Update:
@@ -97,7 +104,8 @@ class Update:
             old_logp = self._scored.old_logp[index]
             observations.drift.add(out, logp, old_logp, self._scored.advantages[index], pack.episode_starts)
             observations.record.add(index, logp)
-            observations.work.add(model, pack)
+            observations.tokens += len(pack.tokens)
+            observations.flops += pass_flops(model, pack)
 
     def _regularizer(self, stats: TokenStats, index: Tensor, starts: Tensor) -> Tensor:
         algo, reference = self._algo, self._scored.reference_logp
