@@ -206,12 +206,12 @@ def trajectory(*segments: Segment, **changed: Any) -> Trajectory:
     return Trajectory(**{**plain, **changed})
 
 
-def trainer_of(run: Small) -> tuple[Trainer, list[dict[str, Tensor]]]:
-    """A trainer, and the gradient of each of its updates."""
+def trainer_of(run: Small) -> tuple[Trainer, list[tuple[dict[str, Tensor], dict[str, Tensor]]]]:
+    """A trainer, and for each of its updates the weights before it and the gradient."""
     trainer = run.trainer()
-    gradients: list[dict[str, Tensor]] = []
-    trainer.learner.optimizer.register_step_pre_hook(lambda *_: gradients.append(run.gradients()))
-    return trainer, gradients
+    updates: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
+    trainer.learner.optimizer.register_step_pre_hook(lambda *_: updates.append((run.weights(), run.gradients())))
+    return trainer, updates
 
 
 def step(trainer: Trainer, number: int = 1) -> StepResult:

@@ -198,8 +198,8 @@ def test_an_update_without_a_finite_gradient_is_left_out(small: Make, diverging:
     def ended(places: range) -> tuple[dict[str, Any], dict[str, torch.Tensor], int, Trainer]:
         diverging(places)
         run = small("optim.max_tokens=100000")
-        trainer, gradients = trainer_of(run)
-        return step(trainer).metrics, run.weights(), len(gradients), trainer
+        trainer, updates = trainer_of(run)
+        return step(trainer).metrics, run.weights(), len(updates), trainer
 
     (metrics, weights, steps, _), (plain, whole, *_) = ended(range(1, 2)), ended(range(0))
     assert (metrics["updates_skipped"], plain["updates_skipped"], steps) == (1, 0, 1)

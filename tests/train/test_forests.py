@@ -27,7 +27,7 @@ from agentrl.train.step import StepResult, Trainer
 from agentrl.types import Group, Origin, Trajectory, flatten
 
 from ..forests import forest, sampled, shuffled, tokens
-from .conftest import Make, energy_of, is_time, logp_of, rewards_in_time, trajectory
+from .conftest import Make, energy_of, is_time, logp_of, rewards_in_time, step, trainer_of, trajectory
 from .test_whole_step import CAP, TEMPERATURE, Pool, Slow, Update, check_update
 
 WIDTHS = {"low": 0.05, "high": 0.1, "dual": 0.1}
@@ -108,14 +108,8 @@ def updates_of(
                 module.__class__ = Norm
     before = copy.deepcopy(run.parts.model)
     before.set_attn_implementation("eager")
-    trainer = replace_source(run.trainer(), groups)
-    seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
-
-    def keep(*_: Any) -> None:
-        seen.append((run.weights(), run.gradients()))
-
-    trainer.learner.optimizer.register_step_pre_hook(keep)
-    return trainer, asyncio.run(trainer.step(1)), seen, before
+    trainer, seen = trainer_of(run)
+    return trainer, step(replace_source(trainer, groups)), seen, before
 
 
 def replace_source(trainer: Trainer, groups: Sequence[Group]) -> Trainer:

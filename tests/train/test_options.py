@@ -125,9 +125,9 @@ def test_overlong_costs_by_the_nearer_limit(limit: int, turns: tuple[int, ...], 
 
 
 def test_a_step_that_masks_everything_updates_nothing(small: Make) -> None:
-    trainer, gradients = trainer_of(small('rollout.truncated={mask=true,turn="end"}', "algo.kl_coef=0.1"))
+    trainer, updates = trainer_of(small('rollout.truncated={mask=true,turn="end"}', "algo.kl_coef=0.1"))
     metrics = step(trainer).metrics
-    assert not gradients and trainer.updates == 0 and "loss" not in metrics
+    assert not updates and trainer.updates == 0 and "loss" not in metrics
     assert metrics["tokens_masked"] == metrics["sampled_tokens"] and metrics["advantage_abs"] == 0
     assert metrics["kl_reference"] == 0, "the policy is its own reference before it learns"
 
@@ -158,9 +158,9 @@ def test_same_seed_same_step_and_another_seed_another(small: Make) -> None:
 # 12 rows: more minibatches than rows leave some of them empty.
 @pytest.mark.parametrize(("minibatches", "updates"), [(1, 1), (50, 12)])
 def test_updates_after_the_first_meet_ratios_other_than_one(small: Make, minibatches: int, updates: int) -> None:
-    trainer, gradients = trainer_of(small(f"optim.minibatches={minibatches}", "optim.lr=1e-3"))
+    trainer, seen = trainer_of(small(f"optim.minibatches={minibatches}", "optim.lr=1e-3"))
     metrics = step(trainer).metrics
-    assert len(gradients) == trainer.updates == updates
+    assert len(seen) == trainer.updates == updates
     assert (metrics["log_ratio_abs_max"] < 1e-4) is (abs(metrics["ratio_mean"] - 1) < 1e-5) is (updates == 1)
 
 
