@@ -12,8 +12,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -140,9 +139,8 @@ class NewFile:
         self._folder = None
 
 
-@contextmanager
-def new_file(path: Path) -> Generator[BinaryIO]:
-    """Write a file that replaces ``path`` when the block ends; nothing changes where the block fails.
+def replace(path: Path, data: bytes) -> None:
+    """Replace a file's contents atomically; nothing changes where that fails.
 
     Raises:
         OSError: it can't be written.
@@ -150,21 +148,11 @@ def new_file(path: Path) -> Generator[BinaryIO]:
     new = NewFile(path)
     try:
         with new.stream:
-            yield new.stream
+            new.stream.write(data)
             new.commit()
     except BaseException:
         new.discard()
         raise
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Replace a file's contents atomically.
-
-    Raises:
-        OSError: it can't be written.
-    """
-    with new_file(path) as stream:
-        stream.write(data)
 
 
 def delete_unfinished(folder: Path) -> None:
