@@ -6,7 +6,6 @@ Installed parts do not prove that a back end works: it runs programs that try wh
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
@@ -20,7 +19,6 @@ from agentrl.sandboxes import BACKENDS, Limits, Sandbox, SandboxError, SandboxUn
 from agentrl.sandboxes.docker import engine as docker_engine
 from agentrl.sandboxes.docker.image import IMAGE
 from agentrl.sandboxes.host import requirements
-from agentrl.toolenv.registry import plugins
 from agentrl.toolenv.tools.python import checked_backend
 
 PACKAGES: Final = ("agentrl", "gymnasium", "torch", "transformers", "docker", "rich", "numpy", "sympy")
@@ -58,8 +56,6 @@ class Diagnosis:
     """Versions of Python and of the packages that agentrl can use; ``not installed`` for a missing one."""
     backends: tuple[BackendReport, ...]
     """One report for each sandbox back end."""
-    plugins: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The environments' ids of each plugin, or its problem."""
     decode_step: str = ""
     """Whether C or PyTorch computes the embedded engine's steps here; empty where it was not tested."""
 
@@ -83,7 +79,7 @@ class Diagnosis:
             | {"ok": backend.ok}
             for backend in self.backends
         ]
-        versions = {"packages": dict(self.packages), "plugins": dict(self.plugins), "decode_step": self.decode_step}
+        versions = {"packages": dict(self.packages), "decode_step": self.decode_step}
         return {"ok": self.ok, "auto": self.auto, **versions, "backends": backends}
 
 
@@ -96,7 +92,7 @@ def diagnose(*, sandbox: str | None, say: Callable[[str], None]) -> Diagnosis:
     """Look at this machine and test every back end.
 
     Args:
-        sandbox: a text leaves out the versions of packages and the plugins; a name is a further back end to test.
+        sandbox: a text leaves out the versions of packages; a name is a further back end to test.
         say: receives the progress, one line at a time.
 
     Raises:
@@ -116,7 +112,7 @@ def diagnose(*, sandbox: str | None, say: Callable[[str], None]) -> Diagnosis:
         reports.append(examine(sandbox, {}, partial(open_sandbox, sandbox, limits=_LIMITS, ready=1)))
     if sandbox is not None:
         return Diagnosis(packages={}, backends=tuple(reports))
-    return Diagnosis(packages=versions(), backends=tuple(reports), plugins=offers(), decode_step=decode_step())
+    return Diagnosis(packages=versions(), backends=tuple(reports), decode_step=decode_step())
 
 
 def decode_step() -> str:
@@ -125,14 +121,6 @@ def decode_step() -> str:
         return f"in C, {library().digest}"
     except Unavailable as why:
         return f"by PyTorch, several times as slow: {why}"
-
-
-def offers() -> dict[str, str]:
-    """Load every plugin, and map each to its ids or its problem."""
-    with redirect_stdout(sys.stderr):  # a plugin's prints must not mix with our JSON
-        return {
-            f"{plugin.name} of {plugin.distribution}": plugin.problem or ", ".join(plugin.ids) for plugin in plugins()
-        }
 
 
 def docker_facts() -> tuple[dict[str, str], set[str]]:
@@ -178,7 +166,6 @@ def show(diagnosis: Diagnosis, display: Display) -> None:
     tables = {"versions": [*diagnosis.packages.items()]} if diagnosis.packages else {}
     tables |= {"engine": [("decode step", diagnosis.decode_step)]} if diagnosis.decode_step else {}
     tables |= {"sandbox": [("auto", diagnosis.auto)]} if diagnosis.auto else {}
-    tables |= {"plugins": [*diagnosis.plugins.items()]} if diagnosis.plugins else {}
     tables |= {f"sandbox: {report.name}": _rows(report) for report in diagnosis.backends}
     for title, rows in tables.items():
         display.say(title, "bold")
