@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -94,51 +93,18 @@ def _play(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     from agentrl.config import parse_env
-    from agentrl.toolenv.checker import check_env
+    from agentrl.runs.progress import Display
+    from agentrl.toolenv.checker import CHECKS, check_env
 
-    progress = CheckProgress()
     env_id, options = parse_env(arguments.env)
-    report = check_env(
-        env_id,
-        arguments=options,
-        tasks=arguments.tasks,
-        dialect=arguments.dialect,
-        tokenizer=arguments.tokenizer,
-        say=progress.begin,
-        on_turn=progress.turn,
-    )
+    with Display().phase("checking", len(CHECKS)) as bar:
+        report = check_env(
+            env_id,
+            arguments=options,
+            tasks=arguments.tasks,
+            dialect=arguments.dialect,
+            tokenizer=arguments.tokenizer,
+            say=bar.advance,
+        )
     print(json.dumps(report.row()) if arguments.json else report)
     return 0 if report.ok else 1
-
-
-class CheckProgress:
-    """Reports a check's progress on standard error; a short check reports none."""
-
-    # Seconds without any report, then between two reports while turns are played.
-    _QUIET_S = 2.0
-    _EVERY_S = 10.0
-
-    def __init__(self) -> None:
-        self._began = self._reported = time.monotonic()
-        self._what, self._turns, self._share = "", 0, 0.0
-
-    def begin(self, what: str) -> None:
-        """Note that another check begins."""
-        self._what = what
-        if time.monotonic() - self._began > self._QUIET_S:
-            self._report()
-
-    def turn(self, share: float) -> None:
-        """Note that another turn was played, and the share of all turns that were played by now."""
-        self._turns, self._share = self._turns + 1, share
-        if time.monotonic() - self._reported > self._EVERY_S:
-            self._report()
-
-    def _report(self) -> None:
-        from agentrl.runs.report.text import duration
-
-        self._reported = time.monotonic()
-        seconds = self._reported - self._began
-        played = f"{self._turns} turns played in {seconds:.0f} s"
-        left = f", about {duration(seconds * (1 / self._share - 1))} left" if self._share else ""
-        print(f"checking {self._what}; {played}{left} …", file=sys.stderr)

@@ -26,7 +26,7 @@ __all__ = ["CODES", "Fault", "Finding", "Report", "check_env"]
 _SHOWN = 3
 """Most findings of one code that a report lists: the first ones are enough."""
 # Tools are tried early: a tool that always times out (ARL-E024) ends the check before the many plays that follow.
-_CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[Check, ...] = (
     tasks.check_tasks,
     tasks.check_splits,
     tasks.check_spec,
@@ -60,7 +60,6 @@ def check_env(
     dialect: str | None = None,
     tokenizer: str | Path | ControlTokens | None = None,
     say: Callable[[str], None] = lambda _: None,
-    on_turn: Callable[[float], None] = lambda _: None,
 ) -> Report:
     """Play an environment with hostile, careless and perfect turns, and report contract violations.
 
@@ -72,8 +71,7 @@ def check_env(
         dialect: how tool calls are written; the environment's own choice by default, and for an instance its own.
             ``native`` is the form that the tokenizer's chat template writes.
         tokenizer: a tokenizer, or the folder or hub name of one, to check tokens with as well.
-        say: receives each check's name, number and the number of checks before it begins, as in ``"turns, 7 of 22"``.
-        on_turn: called after every turn that is played, with the share of all turns that were played by then, about.
+        say: receives each check's name before it begins, as in ``"turns"``.
 
     Raises:
         UnknownNameError: there is no such id or dialect.
@@ -94,11 +92,11 @@ def check_env(
     try:
         if unplayable := tools.unplayable(made):
             return Report(findings=tuple(unplayable))
-        subject, findings = _subject(made, tasks, loaded, _counted(on_turn, tasks, len(made.tools))), list[Finding]()
+        subject, findings = _subject(made, tasks, loaded), list[Finding]()
         if isinstance(subject, Finding):
             return Report(findings=(subject,))
-        for number, check in enumerate(_CHECKS, start=1):
-            say(f"{_name(check)}, {number} of {len(_CHECKS)}")
+        for check in CHECKS:
+            say(_name(check))
             findings += _guarded(check, subject)
             if any(finding.code == "ARL-E024" for finding in findings):
                 subject.skipped.append("all other checks: each call would take the tool's whole time.")
@@ -117,23 +115,14 @@ def _made(env_id: str, arguments: Mapping[str, Any], dialect: str | None, tokeni
     return make(env_id, **arguments)
 
 
-def _counted(on_turn: Callable[[float], None], tasks: int, tools: int) -> Callable[[], None]:
-    """Return what to call after each turn. Environments with 0 to 3 tools play as many turns, within an eighth."""
-    expected = 165 + 21 * tasks + tools * (52 + 20 * tasks)
-    played = itertools.count(1)
-    return lambda: on_turn(min(next(played) / expected, 1.0))
-
-
-def _subject(
-    env: ToolEnv, count: int, tokenizer: ControlTokens | None, on_turn: Callable[[], None]
-) -> Subject | Finding:
+def _subject(env: ToolEnv, count: int, tokenizer: ControlTokens | None) -> Subject | Finding:
     try:
         tasks = tuple(itertools.islice(env.task_set, count))
     except Exception as error:  # an environment under check may raise anything
         return raised(error, "Making its tasks")
     if not tasks:
         return Finding("ARL-E000", f"Its split {env.split!r} has no task.")
-    subject = Subject(env=env, tasks=tasks, tokenizer=tokenizer, on_turn=on_turn)
+    subject = Subject(env=env, tasks=tasks, tokenizer=tokenizer)
     if env.spec is None:
         subject.skipped.append("what takes a second instance, shared state and leaks: this one was not built by make.")
     return subject

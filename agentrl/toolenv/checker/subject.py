@@ -145,8 +145,6 @@ class Subject:
     """The tasks that it is checked on."""
     tokenizer: ControlTokens | None = None
     """Writes the messages as tokens; None where tokens are not checked."""
-    on_turn: Callable[[], None] = lambda: None
-    """Called after every turn that is played."""
     skipped: list[str] = dataclasses.field(default_factory=list[str])
     """A sentence for each thing that could not be checked, with the reason; checks append to it."""
     _scores: dict[tuple[str, tuple[str, ...]], float] = dataclasses.field(init=False, default_factory=dict, repr=False)
@@ -203,7 +201,6 @@ class Subject:
             raise
         except (Exception, SystemExit) as error:  # an environment under check may raise anything
             raise StepRaised(f"step raised {error!r} on the text {short(action)}") from error
-        self.on_turn()
         return Turn(
             # Copied, since the environment may change a message later.
             messages=copy.deepcopy(messages),
