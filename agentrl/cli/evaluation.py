@@ -63,7 +63,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     options = {name: value for name in _ENGINE if (value := getattr(arguments, name)) is not None}
     overrides = tuple(_overrides(arguments))
     request = EvalRequest(**chosen, envs=tuple(arguments.envs), engine_options=options, overrides=overrides)
-    config, path = read_settings(request)
+    config, _ = read_settings(request)
     sets = make_sets(config, request.envs)
     for settings in sets.values():
         check_envs(settings)
@@ -78,7 +78,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     from agentrl.eval.results import as_text
     from agentrl.runs.progress import Display, visible
 
-    results = evaluation.run(request, Display(), (config, path))
+    results = evaluation.run(request, Display())
     if arguments.json:
         rows = {result.name: result.overall.row() for result in results}
         print(json.dumps(rows.get("", rows)))

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -31,13 +30,12 @@ _DECIDES = ("model.template_args", "model.dtype", "rollout.truncated.turn", "rol
 _PACKAGES = ("agentrl", "torch", "transformers", "vllm", "openai")
 
 
-def run(request: EvalRequest, display: Display, settings: tuple[Config, str] | None = None) -> list[SetResult]:
+def run(request: EvalRequest, display: Display) -> list[SetResult]:
     """Evaluate what ``request`` names; episodes that its folder already holds are not played again.
 
     Args:
         request: names what to evaluate, and how.
         display: shows progress.
-        settings: result of ``read_settings``, where the caller has read them already.
 
     Raises:
         UsageError: there is no run, checkpoint or model; a checkpoint is damaged; the folder can't be written or is of
@@ -46,7 +44,7 @@ def run(request: EvalRequest, display: Display, settings: tuple[Config, str] | N
         FaultRateError: too many tasks were lost to infrastructure faults.
         KeyboardInterrupt: a person pressed Ctrl-C; the message says what is saved.
     """
-    base, path = settings or read_settings(request)
+    base, path = read_settings(request)
     model = model_at(path, display.say) if path else ""
     # Loading a model takes long, so everything that can be refused without it is checked before.
     with ExitStack() as stack:
@@ -127,21 +125,19 @@ class _Sets:
         wanted = {(spec.task_id, spec.seed) for group in specs for spec in group}
         done = [episode for episode in self.done if episode.env == name and (episode.task_id, episode.seed) in wanted]
         wins = [won(episode, source.best_return) for episode in done]
-        tokens, unsaved = 0, list[Trajectory]()
+        unsaved = list[Trajectory]()
         for _ in done:
             bar.advance()
 
         def ended(episode: Trajectory) -> None:
-            nonlocal tokens
             unsaved.append(episode)
             # Nothing is written while no episode had room for a turn: the same command may come with a higher limit.
             while episode.sampled and unsaved:
                 self.add(unsaved.pop(0))
             wins.append(won(episode, source.best_return))
-            tokens += episode.written
             bar.advance(f"success {sum(wins) / len(wins):.1%} so far")
 
-        began, sampling = time.perf_counter(), _sampling(config)
+        sampling = _sampling(config)
         with closing(make_collector(config, self.agent.renderer, split=config.eval.split)) as collector:
             played = await play_tasks(collector, self.agent.engine, specs, sampling, done=done, on_episode=ended)
         for episode in unsaved:
@@ -153,14 +149,7 @@ class _Sets:
                 f"warning: {played.silent} episodes{name and f' of {name}'} count as failed, since their prompts left "
                 f"no room for a turn in rollout.episode_tokens={config.rollout.episode_tokens}"
             )
-        return SetResult(
-            name=name,
-            origin=source.origin(sampling),
-            played=played,
-            seconds=time.perf_counter() - began,
-            new=len(wins) - len(done),
-            new_tokens=tokens,
-        )
+        return SetResult(name=name, origin=source.origin(sampling), played=played)
 
 
 def _source(config: Config) -> TaskSource:

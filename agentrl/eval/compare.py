@@ -231,8 +231,8 @@ def _by_task(records: Iterable[Record], several: bool) -> dict[tuple[str, str], 
 
 def _in_order(a: Sequence[Record], b: Sequence[Record]) -> Sequence[Sequence[Record]]:
     seed: Callable[[Record], int] = lambda record: record.trajectory.seed
-    if None not in (record.attempt for record in (*a, *b)):
-        return [sorted(side, key=lambda record: record.attempt or 0) for side in (a, b)]
+    if None not in (record.trajectory.attempt for record in (*a, *b)):
+        return [sorted(side, key=lambda record: record.trajectory.attempt or 0) for side in (a, b)]
     # Episodes are written as they end, so their order says little: equal seeds say which belong together.
     in_seeds = [sorted(side, key=seed) for side in (a, b)]
     return in_seeds if [*map(seed, in_seeds[0])] == [*map(seed, in_seeds[1])] else [a, b]

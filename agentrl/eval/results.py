@@ -22,7 +22,6 @@ HEAD = (
     *("calls", "errors", "cut", "truncated", "lost"),
 )
 _TASKS = ("set", "task", "tags", "success", "mean return", "expected answer", "given answers")
-_EPISODES = ("set", "task", "attempt", "outcome", "return", "turns", "tokens", "end", "expected answer", "given answer")
 _MOST_ROWS = 1000
 """Rows of a table on the page, which has to stay quick."""
 _MOST_SIGNS = 120
@@ -39,12 +38,6 @@ class SetResult:
     """The origin that its episodes record."""
     played: PlayedTasks
     """Its episodes."""
-    seconds: float
-    """Wall time in this process."""
-    new: int
-    """Episodes that were played in this process."""
-    new_tokens: int
-    """Tokens that the agent wrote in them."""
 
     @property
     def overall(self) -> Evaluation:
@@ -85,12 +78,6 @@ class SetResult:
                 }
                 for group in groups
             ],
-            "this_process": {
-                "seconds": self.seconds,
-                "episodes": self.new,
-                "faults": self.played.faults,
-                "tokens_per_second": self.new_tokens / self.seconds if self.new else 0.0,
-            },
         }
 
 
@@ -151,12 +138,10 @@ def write_results(folder: Path, results: Sequence[SetResult], about: Mapping[str
     faults = "Episodes that an infrastructure fault ended are retried; tasks lost to faults are skipped."
     refused = [sentence for result in results for sentence in result.played.refused]
     tasks = [row for result in results for row in _tasks(result)]
-    episodes = [row for result in results for row in _episodes(result)]
-    view = f"All of them, token by token: agentrl view {as_argument(folder)}"
+    view = f"All episodes, token by token: agentrl view {as_argument(folder)}"
     sections = [
         _section("Results", [rates, faults, *refused], HEAD, _rows(results)),
         _section("Tasks", [*_cut(tasks), view], _TASKS, tasks[:_MOST_ROWS]),
-        _section("Episodes", [*_cut(episodes), view], _EPISODES, episodes[:_MOST_ROWS]),
         Section(title="How it was played", head=["", ""], rows=_how(results, about)),
     ]
     write_page(folder / "report.html", str(about["target"]), sections)
@@ -186,20 +171,6 @@ def _tasks(result: SetResult) -> list[tuple[str, ...]]:
         answer = shorten(", ".join(answers), _MOST_SIGNS)
         rows.append((result.name, group.task_id, tags, wins, f"{mean:.3g}", expected, answer))
     return rows
-
-
-def _episodes(result: SetResult) -> list[tuple[str, ...]]:
-    """Return a row for each episode."""
-    return [
-        (
-            *(result.name, episode.task_id, str(episode.attempt)),
-            "solved" if won(episode, result.origin.best_return) else "failed",
-            *(f"{episode.ret:.3g}", str(len(episode.sampled)), str(episode.written), episode.stop.value),
-            *(shorten(answer, _MOST_SIGNS) for answer in (episode.expected, episode.answer or "")),
-        )
-        for group in result.played.groups
-        for episode in group
-    ]
 
 
 def _how(results: Sequence[SetResult], about: Mapping[str, object]) -> list[tuple[str, str]]:

@@ -105,8 +105,6 @@ class PlayedTasks:
     """The tasks with all of their attempts."""
     lost: int
     """Tasks skipped because of infrastructure faults, or because a server refuses them."""
-    faults: int
-    """Attempts at an episode that such a fault ended."""
     refused: Sequence[str] = ()
     """Episodes that a server refuses to continue, a sentence each."""
     silent: int = 0
@@ -157,9 +155,7 @@ async def play_tasks(
             f"no episode had room for a turn: their prompts have {min(prompts)} tokens or more, and "
             "rollout.episode_tokens allows no more in all; raise it with --set rollout.episode_tokens=…"
         )
-    return PlayedTasks(
-        groups=groups, lost=len(specs) - len(groups), faults=new.faults, refused=refused, silent=len(prompts)
-    )
+    return PlayedTasks(groups=groups, lost=len(specs) - len(groups), refused=refused, silent=len(prompts))
 
 
 def summarise(groups: Sequence[Group], *, best_return: float, lost: int = 0) -> Evaluation:

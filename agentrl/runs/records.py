@@ -85,11 +85,6 @@ class Record:
         """True if the episode succeeded."""
         return won(self.trajectory, self.origin.best_return)
 
-    @property
-    def attempt(self) -> int | None:
-        """Which attempt at its task it is in an evaluation; None elsewhere."""
-        return self.trajectory.attempt
-
 
 def write_episodes(
     path: Path,

@@ -1,4 +1,4 @@
-"""An evaluation's page: tasks and episodes with their answers, and how they were played, in words."""
+"""An evaluation's page: tasks with their answers, and how they were played, in words."""
 
 import html
 import re
@@ -30,8 +30,8 @@ def attempts(task: int, *answers: str) -> Group:
 
 def page(folder: Path, groups: Sequence[Group], **played: Any) -> str:
     folder.mkdir(exist_ok=True)
-    episodes = PlayedTasks(groups=list(groups), lost=0, faults=0, **played)
-    result = SetResult(name="", origin=origin(), played=episodes, seconds=1.0, new=0, new_tokens=0)
+    episodes = PlayedTasks(groups=list(groups), lost=0, **played)
+    result = SetResult(name="", origin=origin(), played=episodes)
     write_results(folder, [result], ABOUT)
     return (folder / "report.html").read_text(encoding="utf-8")
 
@@ -43,7 +43,7 @@ def lines(text: str, title: str) -> list[list[str]]:
     return [[html.unescape(cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)] for row in rows]
 
 
-def test_page_lists_tasks_and_episodes_and_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_lists_tasks_and_no_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     groups = [attempts(1, "8", "8", "9"), attempts(2, "<b>", "1", "1")]
     text = page(Path("my evals"), groups, refused=["task 'x', attempt 0: the server refuses the request: filtered"])
@@ -54,9 +54,6 @@ def test_page_lists_tasks_and_episodes_and_no_python(tmp_path: Path, monkeypatch
         ["train:2", "0 of 3", "0", "9", "1 (2 times), <b>"],
         ["train:1", "2 of 3", "0.667", "8", "8 (2 times), 9"],
     ]
-    head, *episodes = lines(text, "Episodes")
-    assert head[:3] == ["task", "attempt", "outcome"] and len(episodes) == 6
-    assert episodes[3] == ["train:2", "0", "failed", "0", "1", "3", "terminated", "9", "<b>"]
     how = dict(lines(text, "How it was played")[1:])
     assert how["model.dtype"] == "float32" and how["versions"] == "agentrl 1, torch 2" and how["seed"] == "3"
     assert how["model.template_args"] == "enable_thinking False" and "test/Sums-v0" in how["set"]
@@ -65,7 +62,7 @@ def test_page_lists_tasks_and_episodes_and_no_python(tmp_path: Path, monkeypatch
     assert re.search(r'<td class="short">66.7%|<td class="short">33.3% \(', text), "an interval is on one line"
 
 
-def test_long_answers_and_many_episodes_are_cut(tmp_path: Path) -> None:
+def test_long_answers_and_many_tasks_are_cut(tmp_path: Path) -> None:
     text = page(tmp_path, [attempts(at % 8, "9" * 200) for at in range(1200)])
-    assert len(lines(text, "Tasks")) == len(lines(text, "Episodes")) == 1001
+    assert len(lines(text, "Tasks")) == 1001
     assert "These are the first 1,000 of 1,200." in text and "9" * 120 not in text and "9" * 119 + "…" in text
