@@ -8,10 +8,11 @@ from pathlib import Path
 
 from curves import figure
 from markupsafe import Markup
+from plot import tag
 
 from agentrl import read_episodes
 from agentrl.runs.records import Record, step_files
-from agentrl.runs.report.text import tag, visible
+from agentrl.runs.report.text import visible
 
 EXAMPLES = """examples:
   for seed in 0 1 2 3 4 5 6 7 8 9; do agentrl train --preset quickstart --set run.seed=$seed --name seed-$seed; done

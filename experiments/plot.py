@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from axes import Frame, Point, ticks
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from agentrl.runs.report.text import brief, tag
+from agentrl.runs.report.text import brief, visible
 
 HUES = ("#1f5fbf", "#b4560b", "#0b7a6b", "#7a3fb8", "#b8860b", "#a8341f", "#4a5568", "#c2417c", "#5b8c2a")
 """Of the first lines; more of them begin again, dashed."""
@@ -135,6 +135,24 @@ class Chart:
         self._keys.append(tag("g", sign, tag("text", name, x=24, y=4), transform=f"translate({x:.1f} {y:.1f})"))
 
 
+def tag(name: str, *inside: object, **attributes: object) -> Markup:
+    """Return an HTML or SVG element; its contents are made visible and escaped, unless they are markup.
+
+    Args:
+        name: the element's name.
+        inside: its texts and elements.
+        attributes: a name may end in ``_``, as ``class_``; fractions are written with one decimal.
+
+    Example:
+        >>> tag("text", "<", class_="tick", x=2.54)
+        Markup('<text class="tick" x="2.5">&lt;</text>')
+    """
+    names = {key: key.rstrip("_").replace("_", "-") for key in attributes}
+    values = {key: f"{value:.1f}" if isinstance(value, float) else value for key, value in attributes.items()}
+    written = "".join(f' {names[key]}="{_escaped(value)}"' for key, value in values.items())
+    return Markup(f"<{name}{written}>{''.join(map(_escaped, inside))}</{name}>")
+
+
 def hue(number: int) -> str:
     """Return the colour of a line's number."""
     return HUES[number % len(HUES)]
@@ -142,3 +160,7 @@ def hue(number: int) -> str:
 
 def _dash(number: int) -> str:
     return "none" if number < len(HUES) else "5 3"
+
+
+def _escaped(text: object) -> Markup:
+    return escape(visible(text))

@@ -1,8 +1,8 @@
 """Write text and numbers for the page: everything is escaped, and nothing is invisible.
 
 Episodes hold whatever a model or a tool wrote. Here control characters, bidirectional marks, zero-width and unassigned
-characters become visible signs, and the rest is escaped for HTML. Only ``tag`` and ``marked`` make ``Markup`` of text;
-the templates escape all other values. Not covered: look-alike letters, and combining marks piled on one letter.
+characters become visible signs, and the rest is escaped for HTML. Only ``marked`` makes ``Markup`` of text; the
+templates escape all other values. Not covered: look-alike letters, and combining marks piled on one letter.
 """
 
 import markupsafe
@@ -22,24 +22,6 @@ def visible(text: object) -> str:
     if isinstance(text, Markup):
         return text
     return "".join(char if char.isprintable() else _sign(char) for char in str(text))
-
-
-def tag(name: str, *inside: object, **attributes: object) -> Markup:
-    """Return an HTML or SVG element; its contents are made visible and escaped, unless they are markup.
-
-    Args:
-        name: the element's name.
-        inside: its texts and elements.
-        attributes: a name may end in ``_``, as ``class_``; fractions are written with one decimal.
-
-    Example:
-        >>> tag("text", "<", class_="tick", x=2.54)
-        Markup('<text class="tick" x="2.5">&lt;</text>')
-    """
-    names = {key: key.rstrip("_").replace("_", "-") for key in attributes}
-    values = {key: f"{value:.1f}" if isinstance(value, float) else value for key, value in attributes.items()}
-    written = "".join(f' {names[key]}="{_escaped(value)}"' for key, value in values.items())
-    return Markup(f"<{name}{written}>{''.join(map(_escaped, inside))}</{name}>")
 
 
 def marked(text: str) -> Markup:
@@ -92,8 +74,4 @@ def _sign(char: str) -> str:
 
 def _mark(char: str) -> Markup:
     breaks = {"\n": "↵", "\t": "⇥"}
-    return tag("i", breaks.get(char, _sign(char)), class_="sign") + (char if char in breaks else "")
-
-
-def _escaped(text: object) -> Markup:
-    return markupsafe.escape(visible(text))
+    return Markup('<i class="sign">{}</i>{}').format(breaks.get(char, _sign(char)), char if char in breaks else "")
