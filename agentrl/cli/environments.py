@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,12 @@ _NEW = """examples:
   agentrl new my_env
   agentrl new word_games --dir ~/code/word-games --namespace jo
 """
+_NEXT = """{env_id} is in {folder}; continue with:
+  cd {folder}
+  pip install -e .
+  agentrl play {env_id}
+  agentrl check-env {env_id}
+  agentrl train train.toml --name first"""
 _LIST = """examples:
   agentrl list
   agentrl list agentrl/Arithmetic-v0
@@ -61,7 +68,9 @@ def add_commands(commands: Any) -> None:
 def _new(arguments: argparse.Namespace) -> int:
     from agentrl.cli.scaffold import create
 
-    print(create(arguments.name, folder=arguments.dir, namespace=arguments.namespace).next_steps)
+    folder = arguments.dir or Path(arguments.name)
+    env_id, quoted = create(arguments.name, folder, arguments.namespace), shlex.quote(str(folder))
+    print(_NEXT.format(env_id=env_id, folder=quoted))
     return 0
 
 

@@ -4,10 +4,8 @@ import importlib.util
 import keyword
 import os
 import re
-import shlex
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -30,37 +28,16 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _TAKEN = ("agentrl", "test", "tests")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """A package that was written."""
-
-    folder: Path
-    """Its folder."""
-    env_id: str
-    """The id of its environment."""
-
-    @property
-    def next_steps(self) -> str:
-        """The commands to type next."""
-        return "\n".join(
-            [
-                f"{self.env_id} is in {shlex.quote(str(self.folder))}; continue with:",
-                f"  cd {shlex.quote(str(self.folder))}",
-                "  pip install -e .",
-                f"  agentrl play {self.env_id}",
-                f"  agentrl check-env {self.env_id}",
-                "  agentrl train train.toml --name first",
-            ]
-        )
-
-
-def create(name: str, *, folder: Path | None = None, namespace: str = "me") -> Package:
+def create(name: str, folder: Path, namespace: str = "me") -> str:
     """Write a package whose environment can be played, checked and trained on as it is.
 
     Args:
         name: the package's name: lower-case letters, digits and underscores.
-        folder: a new or an empty folder to write to; ``name`` by default.
+        folder: a new or an empty folder to write to.
         namespace: the beginning of the environment's id.
+
+    Returns:
+        The id of the environment.
 
     Raises:
         UsageError: a name is not allowed, or the folder can't be written; nothing was written then.
@@ -71,7 +48,6 @@ def create(name: str, *, folder: Path | None = None, namespace: str = "me") -> P
         raise UsageError(
             f"the namespace {namespace[:_MAX_NAME]!r} won't do: use letters, digits, - and _, and not agentrl's own"
         )
-    folder = Path(name) if folder is None else folder
     words = {"name": name, "kind": kind, "id": f"{namespace}/{kind}-v0", "project": name.replace("_", "-")}
     templates = Path(__file__).parents[1] / "templates" / "new"
     texts = {
@@ -79,7 +55,7 @@ def create(name: str, *, folder: Path | None = None, namespace: str = "me") -> P
         for source, target in _FILES.items()
     }
     _write(folder, texts)
-    return Package(folder=folder, env_id=words["id"])
+    return words["id"]
 
 
 def _check_name(name: str, kind: str) -> None:

@@ -44,7 +44,7 @@ def test_what_is_written(here: Path, command: Command) -> None:
 @pytest.mark.slow
 def test_every_package_is_tidy_and_keeps_the_contract(here: Path) -> None:
     names = ("my_env", "a", "x1_2__y", "mapping", "task", "tool_env", "list_envs", "sequence")
-    made = {f"{name}:{create(name, namespace='Some-1').env_id}": name for name in names}
+    made = {f"{name}:{create(name, Path(name), 'Some-1')}": name for name in names}
     settings = ["--isolated", "--line-length", "120", "--quiet"]
     for command in (["check", *settings, "--select", "E,F,I,UP,B"], ["format", *settings, "--check"]):
         python("-W", "error", "-m", "ruff", *command, *names)
@@ -60,8 +60,9 @@ for env_id, folder in {made}.items():
 
 @pytest.mark.slow
 def test_its_own_tests_pass(here: Path) -> None:
+    create("my_env", here / "my_env")
     tests = ("-W", "error", "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider")
-    assert "3 passed" in python(*tests, folder=create("my_env").folder).stdout
+    assert "3 passed" in python(*tests, folder=here / "my_env").stdout
 
 
 BAD = (
@@ -85,8 +86,9 @@ FOLDERS = ("file/in/it", "a\x1bb", "x" * 300, "null\x00")
 )
 def test_what_will_not_do(wrong: dict[str, Any], message: str, here: Path) -> None:
     (here / "file").write_text("")
+    options: dict[str, Any] = {"name": "my_env", "folder": here / "new"}
     with pytest.raises(UsageError, match=message) as caught:
-        create(**{"name": "my_env", "folder": here / "new"} | wrong)
+        create(**options | wrong)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400
     assert [path.name for path in here.iterdir()] == ["file"]
 
@@ -95,28 +97,28 @@ def test_what_will_not_do(wrong: dict[str, Any], message: str, here: Path) -> No
 def test_any_name_is_written_or_refused(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     folder = tmp_path_factory.mktemp("names")
     try:
-        made = create(name, folder=folder / "new")
+        env_id = create(name, folder / "new")
     except UsageError:
         assert not list(folder.iterdir())
         return
-    assert re.fullmatch(r"me/[A-Z][A-Za-z0-9]*-v0", made.env_id)
-    for path in made.folder.rglob("*.py"):
+    assert re.fullmatch(r"me/[A-Z][A-Za-z0-9]*-v0", env_id)
+    for path in folder.rglob("*.py"):
         ast.parse(path.read_text())
-    for path in made.folder.rglob("*.toml"):
+    for path in folder.rglob("*.toml"):
         tomllib.loads(path.read_text())
 
 
 def test_a_folder_that_is_there(here: Path) -> None:
     (here / "my_env").mkdir()
-    assert create("my_env").folder == Path("my_env"), "an empty folder will do"
+    create("my_env", Path("my_env"))  # an empty folder will do
     before = files(here)
     with pytest.raises(UsageError, match="'my_env' exists already and is no empty folder"):
-        create("my_env")
+        create("my_env", Path("my_env"))
     (here / "file").write_text("")
     (here / "link").symlink_to("nowhere")
     for taken in ("file", "link", "my_env/tests"):
         with pytest.raises(UsageError, match="exists already"):
-            create("other", folder=Path(taken))
+            create("other", Path(taken))
     assert files(here) == sorted([*before, "file"]) and (here / "link").is_symlink()
 
 
@@ -132,7 +134,7 @@ def test_disk_that_fills_up_leaves_nothing(here: Path) -> None:
         "import resource, signal\nfrom pathlib import Path\nfrom agentrl.errors import UsageError\n"
         "from agentrl.cli.scaffold import create\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))\n"
-        "try:\n    create('my_env')\nexcept UsageError as error:\n    print(error)\n"
+        "try:\n    create('my_env', Path('my_env'))\nexcept UsageError as error:\n    print(error)\n"
     )
     done = python("-W", "error", "-B", "-c", code)
     assert done.stdout == "the folder 'my_env' can't be written: File too large\n", done.stderr

@@ -18,9 +18,9 @@ from .offers import offer
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of installed packages: what ``agentrl new`` writes, as pip installs it."""
     folder = tmp_path_factory.mktemp("installed")
-    made = create("my_env", folder=folder / "source")
+    create("my_env", source := folder / "source")
     options = ["--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--target", str(folder / "site")]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(made.folder)], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True)
     return folder / "site"
 
 
